@@ -1,0 +1,159 @@
+"""Every exception that hvdrecover raises.
+
+::
+
+    HvdrecoverError
+    ├── ConfigError                 a setting, option or environment variable has no usable value
+    ├── StateError                  something handed to a State cannot be part of a commit
+    │   ├── UnsupportedValueError   a plain object that JSON can't hold
+    │   └── UnsupportedTensorError  a tensor whose kind or dtype safetensors can't hold
+    ├── CheckpointError             everything about durable commits
+    │   ├── StorageError            the storage refused, failed or is away
+    │   ├── ForeignRootError        the checkpoint root holds files that are not ours
+    │   ├── CorruptCheckpointError  one commit is damaged: truncated, altered, incomplete or nonsense
+    │   ├── FormatVersionError      a commit was written by a newer hvdrecover
+    │   ├── NoUsableCommitError     the root has commits, and not one of them verifies
+    │   ├── MismatchError           a commit's tensors or objects don't fit the model, optimizer or state
+    │   ├── FencedError             a later generation has claimed the root
+    │   └── FlushTimeoutError       a commit did not become durable in time
+    ├── RecoveryError               the ranks could not agree on a state to go on from
+    └── InstallError                Horovod could not be built or installed
+        └── EditError               a named edit of Horovod's source no longer applies
+
+An error's message says what happened, to what, and what to do. The facts are attributes as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class HvdrecoverError(Exception):
+    """Base class of all errors of hvdrecover."""
+
+
+class ConfigError(HvdrecoverError, ValueError):
+    """A setting has no usable value.
+
+    Attributes:
+        name: the option, argument or environment variable.
+    """
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(f"{name}: {problem}")
+        self.name = name
+
+
+class StateError(HvdrecoverError):
+    """Something handed to a State cannot be part of a commit.
+
+    Attributes:
+        path: where it is, such as ``state.history[3]`` or ``model.encoder.weight``.
+    """
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"{path}: {problem}")
+        self.path = path
+
+
+class UnsupportedValueError(StateError, TypeError):
+    """A plain object that JSON can't hold."""
+
+
+class UnsupportedTensorError(StateError, TypeError):
+    """A tensor whose kind or dtype safetensors can't hold."""
+
+
+class CheckpointError(HvdrecoverError):
+    """Base class of everything that can go wrong with durable commits.
+
+    Attributes:
+        url: the checkpoint root, or the path below it, that the error is about.
+    """
+
+    def __init__(self, url: str, problem: str) -> None:
+        super().__init__(f"{url}: {problem}")
+        self.url = url
+
+
+class StorageError(CheckpointError, OSError):
+    """The storage refused, failed or is away; the cause is chained."""
+
+
+class ForeignRootError(CheckpointError):
+    """The checkpoint root holds files that are not ours; nothing was touched."""
+
+
+class CorruptCheckpointError(CheckpointError):
+    """One commit is damaged: truncated, altered, incomplete or nonsense."""
+
+
+class FormatVersionError(CheckpointError):
+    """A commit was written in a format newer than this hvdrecover reads."""
+
+
+class NoUsableCommitError(CheckpointError):
+    """The root has commits, and not one of them verifies.
+
+    Attributes:
+        reasons: commit name to the reason why it can't be used.
+    """
+
+    def __init__(self, url: str, reasons: Mapping[str, str]) -> None:
+        listing = "".join(f"\n  {name}: {reason}" for name, reason in reasons.items())
+        super().__init__(
+            url,
+            f"none of its {len(reasons)} commits can be used, and training will not silently start afresh."
+            f"{listing}\nRepair or copy back one of them, or name another checkpoint root to start from nothing.",
+        )
+        self.reasons = dict(reasons)
+
+
+class MismatchError(CheckpointError):
+    """A commit's tensors or objects don't fit the model, optimizer or state.
+
+    Attributes:
+        differences: one line each: the tensor's or attribute's name and what differs.
+    """
+
+    def __init__(self, url: str, differences: list[str]) -> None:
+        listing = "".join(f"\n  {line}" for line in differences)
+        super().__init__(
+            url,
+            f"the commit does not fit this training state:{listing}\n"
+            "Restore the old definition, or pass Checkpoint(..., strict=False) to load what fits.",
+        )
+        self.differences = differences
+
+
+class FencedError(CheckpointError):
+    """A later generation has claimed the root; this process must stop writing to it."""
+
+
+class FlushTimeoutError(CheckpointError, TimeoutError):
+    """A commit did not become durable in time; the write goes on."""
+
+
+class RecoveryError(HvdrecoverError):
+    """The ranks could not agree on a state to go on from."""
+
+
+class InstallError(HvdrecoverError):
+    """Horovod could not be built or installed; the message holds the remedy."""
+
+
+class EditError(InstallError):
+    """A named edit of Horovod's source no longer applies.
+
+    Attributes:
+        edit: the edit's name.
+        file: the file in Horovod's source tree.
+    """
+
+    def __init__(self, edit: str, file: str, found: int) -> None:
+        super().__init__(
+            f"edit '{edit}' no longer applies: its text occurs {found} times in {file}, and must occur once. "
+            "This Horovod source is not the version that hvdrecover was written for."
+        )
+        self.edit = edit
+        self.file = file
