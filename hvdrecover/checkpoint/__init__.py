@@ -1,0 +1,1 @@
+"""Durable commits: framework-neutral bytes, manifests and storage."""

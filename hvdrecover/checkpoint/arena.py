@@ -1,0 +1,38 @@
+"""Host memory that holds a file exactly as it will lie on disk."""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdrecover.checkpoint.layout import Layout
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def allocate(nbytes: int) -> Bytes:
+    """Page-aligned zeroed memory, a uint8 array of shape ``[nbytes]``."""
+    return np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), dtype=np.uint8)[:nbytes]
+
+
+class Arena:
+    """The bytes of one safetensors file in page-aligned memory.
+
+    Attributes:
+        layout: where each tensor lies.
+        buffer: the whole file, header included; a uint8 array of shape ``[layout.nbytes]``.
+    """
+
+    def __init__(self, layout: Layout, buffer: Bytes | None = None) -> None:
+        self.layout = layout
+        if buffer is None:
+            buffer = allocate(layout.nbytes)
+            buffer[: len(layout.header)] = np.frombuffer(layout.header, dtype=np.uint8)
+        self.buffer = buffer
+
+    def bytes_of(self, name: str) -> Bytes:
+        """The bytes of one tensor, as a writable view."""
+        start = self.layout.offsets[name]
+        return self.buffer[start : start + self.layout.by_name[name].nbytes]

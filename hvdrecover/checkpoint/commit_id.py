@@ -1,0 +1,38 @@
+"""The identity and the order of commits."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_NAME = re.compile(r"g(\d{4,9})-c(\d{8,18})")
+
+
+@dataclass(frozen=True, order=True)
+class CommitId:
+    """A commit's place in the run; later generations come after earlier ones.
+
+    Attributes:
+        generation: how often the ranks had met when the commit was made; 0 before they first have.
+        commit: how many commits had been made since the run began.
+    """
+
+    generation: int
+    commit: int
+
+    @property
+    def name(self) -> str:
+        """The commit's folder below the checkpoint root, such as ``g0003-c00000120``."""
+        return f"g{self.generation:04d}-c{self.commit:08d}"
+
+    @classmethod
+    def parse(cls, name: str) -> CommitId | None:
+        """The commit whose folder has this name, or None if no commit's folder has."""
+        match = _NAME.fullmatch(name)
+        if match is None:
+            return None
+        commit = cls(int(match[1]), int(match[2]))
+        return commit if commit.name == name else None
+
+    def __str__(self) -> str:
+        return self.name

@@ -1,0 +1,159 @@
+"""The safetensors format: which tensor lies where in a file.
+
+A file is an 8-byte little-endian length, a JSON header of that length, and the tensors' bytes without gaps.
+Format: https://github.com/huggingface/safetensors#format. The header is padded with spaces, as the format
+allows, so that the bytes begin on a page: a file can then be handed to the disk as it lies in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+PAGE = 4096
+MAX_HEADER = 100_000_000  # the limit that safetensors' own reader sets
+
+ITEM_BYTES = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "U16": 2,
+    "I16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "U32": 4,
+    "I32": 4,
+    "F32": 4,
+    "U64": 8,
+    "I64": 8,
+    "F64": 8,
+    "C64": 8,
+}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, dtype (a key of `ITEM_BYTES`) and shape of one tensor."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the tensor takes."""
+        return ITEM_BYTES[self.dtype] * math.prod(self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each tensor of a file lies.
+
+    Attributes:
+        specs: the tensors in the order of their bytes.
+        header: everything before the tensors' bytes.
+    """
+
+    specs: tuple[TensorSpec, ...]
+    header: bytes
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        """Each tensor's first byte, counted from the start of the file."""
+        offsets, position = {}, len(self.header)
+        for spec in self.specs:
+            offsets[spec.name] = position
+            position += spec.nbytes
+        return offsets
+
+    @cached_property
+    def by_name(self) -> dict[str, TensorSpec]:
+        """The tensors by name."""
+        return {spec.name: spec for spec in self.specs}
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the file in bytes."""
+        return len(self.header) + sum(spec.nbytes for spec in self.specs)
+
+
+def plan(specs: Sequence[TensorSpec]) -> Layout:
+    """Lay tensors out: widest dtypes first, so that each is aligned; otherwise in the given order."""
+    ordered = tuple(sorted(specs, key=lambda spec: -ITEM_BYTES[spec.dtype]))
+    entries: dict[str, Any] = {}
+    position = 0
+    for spec in ordered:
+        end = position + spec.nbytes
+        entries[spec.name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [position, end]}
+        position = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    padded = text + b" " * (-(8 + len(text)) % PAGE)
+    return Layout(ordered, len(padded).to_bytes(8, "little") + padded)
+
+
+def header_size(prefix: bytes, file_size: int) -> int:
+    """The number of bytes before the tensors, from a file's first 8 bytes.
+
+    Raises:
+        ValueError: the length can't be.
+    """
+    if len(prefix) < 8:
+        raise ValueError("the file is shorter than a safetensors header")
+    length = int.from_bytes(prefix[:8], "little")
+    if length > MAX_HEADER or 8 + length > file_size:
+        raise ValueError(f"the header claims {length} bytes in a file of {file_size}")
+    return 8 + length
+
+
+def parse(header: bytes, file_size: int) -> Layout:
+    """Read a header and check that its tensors fill the rest of the file exactly.
+
+    Args:
+        header: the file's bytes up to the first tensor.
+        file_size: the size of the file in bytes.
+
+    Raises:
+        ValueError: the header is not JSON, or describes overlapping, missing, oversized or unknown tensors.
+    """
+    try:
+        entries = json.loads(header[8:])
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the header is not JSON: {error}") from error
+    if not isinstance(entries, dict):
+        raise ValueError("the header is not a JSON object")
+    entries.pop("__metadata__", None)
+    found = [_entry(name, entry) for name, entry in entries.items()]
+    found.sort(key=lambda item: (item[1], item[2]))
+    position = 0
+    for spec, start, end in found:
+        if start != position or end - start != spec.nbytes:
+            raise ValueError(f"tensor '{spec.name}' does not lie where the one before it ends")
+        position = end
+    if len(header) + position != file_size:
+        raise ValueError(f"the tensors end at byte {len(header) + position} of {file_size}")
+    return Layout(tuple(spec for spec, _, _ in found), header)
+
+
+def _entry(name: str, entry: Any) -> tuple[TensorSpec, int, int]:
+    """One tensor of a header: its spec, first byte and end, the latter two counted from the header's end."""
+    if not isinstance(entry, dict):
+        raise ValueError(f"tensor '{name}' is not a JSON object")
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if dtype not in ITEM_BYTES:
+        raise ValueError(f"tensor '{name}' has the unknown dtype {dtype!r}")
+    if not _is_counts(shape) or not _is_counts(offsets) or len(offsets) != 2:
+        raise ValueError(f"tensor '{name}' has a shape or offsets that are no lists of counts")
+    return TensorSpec(name, dtype, tuple(shape)), offsets[0], offsets[1]
+
+
+def _is_counts(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)

@@ -1,0 +1,132 @@
+"""The manifest: what makes a folder of files a commit.
+
+A JSON object with the fields of `Manifest`, and ``digest``: the xxh3-128 of the same object without it, with
+sorted keys and no spaces. It is written last, so a commit exists if and only if its manifest validates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.errors import CorruptCheckpointError, FormatVersionError
+
+FORMAT = 1
+FILE_NAME = "MANIFEST.json"
+_DATA_FILE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.safetensors")
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One data file: its name, size in bytes and xxh3-128 in hexadecimal."""
+
+    name: str
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything about a commit but its tensors.
+
+    Attributes:
+        generation: see `CommitId`.
+        commit: see `CommitId`.
+        time: when it was written, in seconds since the Unix epoch.
+        writer: host, pid and rank of the process that wrote it.
+        world_size: number of ranks when the commit was made.
+        versions: of the framework, Horovod and hvdrecover.
+        files: the data files.
+        state: what `hvdrecover.elastic.snapshot.Snapshot` keeps beside tensors: components' structure, plain
+            objects, sample cursors, seed and generator states.
+        dataset: fingerprint of the training data, or None.
+        finished: whether the training function had returned.
+    """
+
+    generation: int
+    commit: int
+    time: float
+    writer: dict[str, Any]
+    world_size: int
+    versions: dict[str, str]
+    files: tuple[FileEntry, ...]
+    state: dict[str, Any]
+    dataset: dict[str, Any] | None = None
+    finished: bool = False
+
+    @property
+    def id(self) -> CommitId:
+        """The commit's identity."""
+        return CommitId(self.generation, self.commit)
+
+
+def digest(data: Any) -> str:
+    """The xxh3-128 of bytes or of a buffer, in hexadecimal."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def dumps(manifest: Manifest) -> bytes:
+    """The manifest as the bytes of its file."""
+    fields = {"format": FORMAT, **dataclasses.asdict(manifest)}
+    return json.dumps({**fields, "digest": digest(_canonical(fields))}, sort_keys=True, indent=1).encode()
+
+
+def loads(data: bytes, url: str, expected: CommitId) -> Manifest:
+    """Read a manifest and check it.
+
+    Args:
+        data: the file's bytes.
+        url: what to call it in an error.
+        expected: the commit whose folder it lies in.
+
+    Raises:
+        CorruptCheckpointError: it is truncated, altered or nonsense.
+        FormatVersionError: it is of a newer format.
+    """
+    try:
+        fields = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CorruptCheckpointError(url, f"the manifest is not JSON ({error})") from error
+    if not isinstance(fields, dict):
+        raise CorruptCheckpointError(url, "the manifest is not a JSON object")
+    version = fields.get("format")
+    if type(version) is int and version > FORMAT:
+        raise FormatVersionError(
+            url, f"written in format {version}; this hvdrecover reads up to {FORMAT}. Upgrade hvdrecover to read it."
+        )
+    claimed = fields.pop("digest", None)
+    if claimed != digest(_canonical(fields)):
+        raise CorruptCheckpointError(url, "the manifest's digest does not match its content")
+    try:
+        manifest = _build(fields)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptCheckpointError(url, f"the manifest is malformed ({error!r})") from error
+    if manifest.id != expected:
+        raise CorruptCheckpointError(url, f"the manifest is that of {manifest.id}")
+    return manifest
+
+
+def _canonical(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _build(fields: dict[str, Any]) -> Manifest:
+    files = tuple(FileEntry(**entry) for entry in fields["files"])
+    for file in files:
+        if not _DATA_FILE.fullmatch(file.name):
+            raise ValueError(f"{file.name!r} is not the name of a data file")
+        if type(file.size) is not int or file.size < 0 or not _DIGEST.fullmatch(file.digest):
+            raise ValueError(f"the size or digest of {file.name} can't be")
+    if len({file.name for file in files}) != len(files):
+        raise ValueError("a data file is listed twice")
+    if not isinstance(fields["state"], dict):
+        raise TypeError("state is not an object")
+    names = {field.name for field in dataclasses.fields(Manifest)}
+    return Manifest(**{**{name: fields[name] for name in names}, "files": files})

@@ -1,0 +1,33 @@
+"""Decisions about durable commits, as pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.settings import Checkpoint
+
+
+def is_due(settings: Checkpoint, commits_since: int, seconds_since: float) -> bool:
+    """Whether a commit should be made durable.
+
+    Args:
+        settings: the user's wishes.
+        commits_since: commits since the last durable one, this one included.
+        seconds_since: seconds since the last durable one was begun; ``inf`` when there is none.
+    """
+    if settings.every_commits is None and settings.every_seconds is None:
+        return True
+    by_count = settings.every_commits is not None and commits_since >= settings.every_commits
+    by_time = settings.every_seconds is not None and seconds_since >= settings.every_seconds
+    return by_count or by_time
+
+
+def expired(commits: Sequence[CommitId], keep: int) -> list[CommitId]:
+    """The complete commits that may be deleted: all but the newest ``keep``, oldest first."""
+    return sorted(commits)[:-keep]
+
+
+def retry_delay(attempt: int, *, first: float = 0.5, cap: float = 30.0) -> float:
+    """Seconds to wait before the ``attempt``-th retry (from 1): doubled each time, up to ``cap``."""
+    return min(cap, first * 2.0 ** (attempt - 1))

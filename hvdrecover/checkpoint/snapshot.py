@@ -1,0 +1,35 @@
+"""One commit in host memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.commit_id import CommitId
+
+
+@dataclass
+class Snapshot:
+    """Everything that a job needs to go back to one commit.
+
+    Attributes:
+        id: which commit this is.
+        arenas: a safetensors file for each attribute of the state that holds tensors, by attribute name.
+        state: all else, as plain JSON values; see `hvdrecover.elastic.state`.
+        world_size: number of ranks when the commit was made.
+        versions: of the framework, Horovod and hvdrecover.
+        finished: whether the training function had returned.
+    """
+
+    id: CommitId
+    arenas: dict[str, Arena]
+    state: dict[str, Any]
+    world_size: int
+    versions: dict[str, str]
+    finished: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all files in bytes."""
+        return sum(arena.layout.nbytes for arena in self.arenas.values())

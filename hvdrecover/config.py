@@ -1,0 +1,89 @@
+"""What the environment says, read once into a frozen dataclass.
+
+This is the only module that reads environment variables; a test holds the others to it.
+
+======================== ==========================================================================
+``HVDRECOVER_CHECKPOINT`` checkpoint root of states that are made without ``checkpoint=``
+``HVDRECOVER_EVENTS``     folder for event files, one per process; created when missing
+``HVDRECOVER_LOG``        ``debug``, ``info`` (default), ``warning`` or ``error``
+======================== ==========================================================================
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvdrecover.errors import ConfigError
+
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+
+# Each launcher tells its processes their place in the job by at least one of these.
+_LAUNCHER_VARIABLES = (
+    "HOROVOD_RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "PMIX_RANK",
+    "PMI_RANK",
+    "MPI_LOCALRANKID",
+    "MV2_COMM_WORLD_RANK",
+    "JSM_NAMESPACE_RANK",
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one process.
+
+    Attributes:
+        checkpoint: checkpoint root for states that name none, or None.
+        events: folder for this process's event file, or None to write none.
+        log: level of the lines that go to the terminal.
+        elastic: whether ``horovodrun`` started this process as part of an elastic job.
+        launched: whether any launcher (``horovodrun``, ``mpirun``, ``srun`` with PMI, …) started it.
+        controller_chosen: whether Horovod's controller has been chosen by the user or a launcher.
+        host: the name of this host as Horovod knows it.
+    """
+
+    checkpoint: str | None
+    events: Path | None
+    log: str
+    elastic: bool
+    launched: bool
+    controller_chosen: bool
+    host: str
+
+
+def read(environ: Mapping[str, str] | None = None) -> Config:
+    """Read the settings of this process.
+
+    Raises:
+        ConfigError: a variable has a value that it can't have.
+    """
+    env = os.environ if environ is None else environ
+    log = env.get("HVDRECOVER_LOG", "info").lower()
+    if log not in _LOG_LEVELS:
+        raise ConfigError("HVDRECOVER_LOG", f"'{log}' is not a log level; use one of {', '.join(_LOG_LEVELS)}")
+    events = env.get("HVDRECOVER_EVENTS")
+    return Config(
+        checkpoint=env.get("HVDRECOVER_CHECKPOINT") or None,
+        events=Path(events) if events else None,
+        log=log,
+        elastic=env.get("HOROVOD_ELASTIC") == "1",
+        launched=any(name in env for name in _LAUNCHER_VARIABLES),
+        controller_chosen="HOROVOD_CONTROLLER" in env,
+        host=env.get("HOROVOD_HOSTNAME") or socket.gethostname(),
+    )
+
+
+def choose_controller(config: Config) -> None:
+    """Let a process that no launcher started run alone, without MPI.
+
+    Horovod prefers MPI, and ``MPI_Init`` aborts a process that ``mpirun`` did not start unless the MPI
+    installation can find its own files. Must be called before ``hvd.init()``.
+    """
+    if not config.launched and not config.controller_chosen:
+        os.environ["HOROVOD_CONTROLLER"] = "gloo"
+        os.environ["HOROVOD_CPU_OPERATIONS"] = "gloo"

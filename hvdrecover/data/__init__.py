@@ -1,0 +1,1 @@
+"""Sample order: which rank sees which sample when, and what has been seen."""

@@ -1,0 +1,128 @@
+"""The attributes of a State: what is copied at a commit, and what a commit is loaded into."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.values import Json
+from hvdrecover.data.order import SampleOrder
+from hvdrecover.elastic.components import capture, rebuild
+from hvdrecover.elastic.interfaces import Framework
+from hvdrecover.errors import ConfigError, CorruptCheckpointError, MismatchError
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Contents:
+    """The tracked attributes of one State.
+
+    Components (models, optimizers, whatever has ``state_dict`` and ``load_state_dict``) are loaded in place.
+    Samplers give their cursor. All else is a plain object, which is replaced by a copy.
+
+    Args:
+        framework: the adapter.
+        values: attribute name to value.
+        reserved: names that an attribute can't have.
+
+    Raises:
+        ConfigError: an attribute has a reserved or unusable name.
+    """
+
+    def __init__(self, framework: Framework, values: Mapping[str, Any], reserved: set[str]) -> None:
+        for name in values:
+            if name in reserved or name.startswith("_") or not _NAME.fullmatch(name):
+                raise ConfigError(
+                    f"state.{name}", "an attribute of a state can't have this name; choose another ASCII name"
+                )
+        self._framework = framework
+        self.values = dict(values)
+
+    @property
+    def orders(self) -> dict[str, SampleOrder]:
+        """The sample orders of all samplers, by attribute name."""
+        return {name: value.order for name, value in self.values.items() if _is_sampler(value)}
+
+    def positions(self) -> dict[str, tuple[int, int]]:
+        """Each sampler's epoch and cursor."""
+        return {name: (order.epoch, order.done) for name, order in self.orders.items()}
+
+    def capture(self, reuse: Mapping[str, Arena]) -> tuple[dict[str, Json], dict[str, Arena]]:
+        """Copy all attributes; see `hvdrecover.elastic.components.capture`.
+
+        Returns:
+            ``attributes`` and ``samplers`` as JSON, and the arenas.
+        """
+        trees = {
+            name: self._framework.tree(value) if self._framework.is_component(value) else value
+            for name, value in self.values.items()
+            if not _is_sampler(value)
+        }
+        structure, arenas = capture(self._framework, trees, reuse)
+        samplers = {name: order.state_dict() for name, order in self.orders.items()}
+        return {"attributes": structure, "samplers": samplers}, arenas
+
+    def load(self, state: Mapping[str, Json], arenas: Mapping[str, Arena], where: str, *, strict: bool) -> list[str]:
+        """Load what `capture` gave into the attributes.
+
+        Args:
+            state: the JSON part.
+            arenas: the tensors.
+            where: what to call the commit in an error.
+            strict: whether all must fit; if not, what doesn't is left as it is.
+
+        Returns:
+            A line for each difference; empty if all fits.
+
+        Raises:
+            MismatchError: ``strict``, and something doesn't fit. Nothing was loaded.
+            CorruptCheckpointError: the structure of the commit is nonsense. Nothing was loaded.
+        """
+        try:
+            trees = {
+                name: rebuild(self._framework, structure, arenas.get(name), own=self._keeps(name))
+                for name, structure in state["attributes"].items()
+            }
+            cursors = dict(state["samplers"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptCheckpointError(where, f"the structure of the commit can't be read: {error}") from error
+        differences = self._missing({*trees, *cursors})
+        fitting: dict[str, Any] = {}
+        for name in trees.keys() & self.values.keys():
+            if self._framework.is_component(self.values[name]):
+                fitting[name], found = self._framework.fit(name, self.values[name], trees[name])
+                differences += found
+            else:
+                fitting[name] = trees[name]
+        if strict and differences:
+            raise MismatchError(where, sorted(differences))
+        self._apply(fitting, cursors)
+        return sorted(differences)
+
+    def _missing(self, stored: set[str]) -> list[str]:
+        mine = set(self.values)
+        return [
+            *(f"{name}: in the commit, but not an attribute of this state" for name in stored - mine),
+            *(f"{name}: an attribute of this state, but not in the commit" for name in mine - stored),
+        ]
+
+    def _apply(self, fitting: Mapping[str, Any], cursors: Mapping[str, Any]) -> None:
+        for name, tree in fitting.items():
+            if self._framework.is_component(self.values[name]):
+                self._framework.load(self.values[name], tree)
+            else:
+                self.values[name] = tree
+        for name, order in self.orders.items():
+            if name in cursors:
+                order.load_state_dict(cursors[name], name)
+
+    def _keeps(self, name: str) -> bool:
+        """Whether an attribute keeps the very tensors that it is loaded from."""
+        value = self.values.get(name)
+        return not (self._framework.is_component(value) and self._framework.copies_on_load(value))
+
+
+def _is_sampler(value: Any) -> bool:
+    return isinstance(getattr(value, "order", None), SampleOrder)

@@ -1,0 +1,53 @@
+"""Horovod's elastic machinery, the part that is the same for all frameworks.
+
+Horovod is imported when a function is called, so that importing this module costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from typing import Any, Literal
+
+Fault = Literal["peers", "hosts"]
+
+
+def version() -> str:
+    """The version of the installed Horovod, with the local label that tells builds apart."""
+    return metadata.version("horovod")
+
+
+def fault_of(error: BaseException) -> Fault | None:
+    """What an error that ended a training function means.
+
+    Returns:
+        ``peers`` if a collective failed because ranks were lost, ``hosts`` if hosts have come or gone without
+        a loss, None if it is an error of the user's own.
+    """
+    from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+
+    if isinstance(error, HostsUpdatedInterrupt):
+        return "hosts"
+    return "peers" if isinstance(error, HorovodInternalError) else None
+
+
+def hosts_updated() -> Exception:
+    """The exception that says that hosts have come or gone."""
+    from horovod.common.exceptions import HostsUpdatedInterrupt
+
+    interrupt: Exception = HostsUpdatedInterrupt(False)
+    return interrupt
+
+
+@contextmanager
+def notifications(state: Any) -> Iterator[None]:
+    """Have Horovod's driver tell a state when hosts come or go, by ``state.on_hosts_updated``."""
+    from horovod.common.elastic import notification_manager
+
+    notification_manager.init()
+    notification_manager.register_listener(state)
+    try:
+        yield
+    finally:
+        notification_manager.remove_listener(state)

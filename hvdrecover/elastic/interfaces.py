@@ -1,0 +1,106 @@
+"""What the core asks of a framework and of Horovod; each adapter supplies both.
+
+Lifecycle: `World.init` and `World.shutdown` alternate; all else of `World` is called in between, by all ranks
+in the same order. `Framework` may be called at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdrecover.checkpoint.arena import Arena, Bytes
+from hvdrecover.checkpoint.layout import TensorSpec
+
+Tensor = Any
+Component = Any
+Tree = Any
+"""Nested containers of plain values and tensors, such as a ``state_dict()``."""
+
+
+class Framework(Protocol):
+    """Facts about a framework: its tensors, its components and its random generators.
+
+    Attributes:
+        name: ``torch`` or ``tensorflow``.
+    """
+
+    name: str
+
+    def versions(self) -> dict[str, str]:
+        """Versions of the framework and of Horovod."""
+
+    def is_tensor(self, value: Any) -> bool:
+        """Whether a value is a tensor of this framework."""
+
+    def is_component(self, value: Any) -> bool:
+        """Whether a value holds training state of its own: a model, an optimizer, a scheduler, …."""
+
+    def spec(self, tensor: Tensor, name: str) -> TensorSpec:
+        """Dtype and shape of a tensor.
+
+        Raises:
+            UnsupportedTensorError: safetensors can't hold it.
+        """
+
+    def views(self, arena: Arena) -> dict[str, Tensor]:
+        """A tensor over each tensor's bytes in an arena; no copies."""
+
+    def clone(self, tensor: Tensor) -> Tensor:
+        """A tensor of its own memory."""
+
+    def copy_out(self, tensors: Sequence[Tensor], views: Sequence[Tensor]) -> None:
+        """Copy tensors into views of an arena; done on return."""
+
+    def tree(self, component: Component) -> Tree:
+        """The component's state; its tensors may share the component's memory."""
+
+    def fit(self, name: str, component: Component, tree: Tree) -> tuple[Tree, list[str]]:
+        """Compare a stored tree with a component.
+
+        Returns:
+            The part of the tree that fits, and a line for each difference.
+        """
+
+    def copies_on_load(self, component: Component) -> bool:
+        """Whether `load` copies tensors; if not, it is handed tensors that the component may keep."""
+
+    def load(self, component: Component, tree: Tree) -> None:
+        """Load a tree that fits into a component."""
+
+    def draw_seed(self) -> int:
+        """A number below 2**63 from the global generator."""
+
+    def seed(self, derive: Callable[[str], int]) -> None:
+        """Seed every global generator with ``derive(its name)``, a number below 2**63."""
+
+    def generators(self) -> Any:
+        """The states of all global generators, as plain values and numpy arrays."""
+
+    def set_generators(self, states: Any) -> None:
+        """Set what `generators` gave; generators that this process lacks are left out."""
+
+
+class World(Protocol):
+    """The ranks of the job and the collectives that recovery needs."""
+
+    def rank(self) -> int:
+        """This process's rank."""
+
+    def size(self) -> int:
+        """Number of ranks."""
+
+    def init(self) -> None:
+        """Meet the other ranks."""
+
+    def shutdown(self) -> None:
+        """Part from the other ranks."""
+
+    def allgather(self, values: Sequence[int], name: str) -> npt.NDArray[np.int64]:
+        """Everybody's values, as int64 of shape ``[size, len(values)]``."""
+
+    def broadcast(self, buffer: Bytes, root: int, name: str) -> None:
+        """Fill ``buffer``, a uint8 array of the same length on all ranks, with the root's, in place."""

@@ -1,0 +1,434 @@
+"""The state of a training job: committed, rolled back, handed to new ranks and made durable."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from hvdrecover import config as configs
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.reader import load_newest
+from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.storage import open_storage, redact
+from hvdrecover.checkpoint.store import Store
+from hvdrecover.clock import SYSTEM_CLOCK, Clock
+from hvdrecover.elastic import recovery
+from hvdrecover.elastic.contents import Contents
+from hvdrecover.elastic.durability import Durability
+from hvdrecover.elastic.horovod import hosts_updated
+from hvdrecover.elastic.interfaces import Framework, World
+from hvdrecover.elastic.randomness import Generators, Randomness
+from hvdrecover.elastic.recovery import Agreement, Source
+from hvdrecover.errors import HvdrecoverError, RecoveryError
+from hvdrecover.events import Events
+from hvdrecover.version import __version__
+
+SETTLE_SECONDS = 60.0  # how long a training function that failed waits for the write in flight
+
+
+class State:
+    """Everything that a job must not lose.
+
+    Attributes given by name become attributes of the state. Models, optimizers and whatever else has
+    ``state_dict`` and ``load_state_dict`` are tracked in place, elastic samplers give their cursor, and all
+    other values are plain objects that JSON must be able to hold (`hvdrecover.checkpoint.values`).
+
+    Args:
+        framework: facts about the framework.
+        world: the ranks.
+        checkpoint: a `Checkpoint`, or just its URL; None takes ``HVDRECOVER_CHECKPOINT``, and without that
+            nothing is written.
+        rng: ``"reseed"`` seeds all global generators anew at every commit, which makes a resumed run equal to
+            an undisturbed one; ``"store"`` leaves them alone and stores their states instead.
+        config: the process's settings.
+        clock: where times come from.
+        attributes: what to track.
+
+    Raises:
+        ConfigError: a setting has no usable value, or an attribute's name is taken.
+        UnsupportedValueError: a plain object that JSON can't hold.
+        UnsupportedTensorError: a tensor that safetensors can't hold.
+    """
+
+    _contents: Contents
+
+    def __init__(
+        self,
+        framework: Framework,
+        world: World,
+        *,
+        checkpoint: Checkpoint | str | None = None,
+        rng: Randomness = "reseed",
+        config: configs.Config | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        attributes: dict[str, Any],
+    ) -> None:
+        self._config = config or configs.read()
+        root = checkpoint or self._config.checkpoint
+        self._settings = root if isinstance(root, Checkpoint) or root is None else Checkpoint(root)
+        self._framework = framework
+        self._world = world
+        self._clock = clock
+        self._random = Generators(framework, rng)
+        self._job = ""
+        self._versions = {**framework.versions(), "hvdrecover": __version__}
+        self._events = Events(self._config.events, self._config.host, clock)
+        self._host_messages: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._reset_callbacks: list[Callable[[], None]] = []
+        self._durability: Durability | None = None
+        self._contents = Contents(framework, attributes, reserved=set(dir(type(self))))
+        for order in self._contents.orders.values():
+            order.on_iterate = self._iteration_begins
+        self._snapshot: Snapshot | None = None
+        self._spare: Snapshot | None = None
+        self._committed_positions = self._contents.positions()
+        self._capture(CommitId(0, 0))
+
+    # -- attributes ------------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        # Only called for what is not found otherwise, so tracked attributes live in one place.
+        contents = self.__dict__.get("_contents")
+        if contents is not None and name in contents.values:
+            return contents.values[name]
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        contents = self.__dict__.get("_contents")
+        if contents is not None and name in contents.values:
+            contents.values[name] = value
+        else:
+            object.__setattr__(self, name, value)
+
+    @property
+    def last_commit(self) -> CommitId:
+        """The newest commit in this rank's memory; generation 0 before the first `sync`."""
+        return self._snapshot.id if self._snapshot else CommitId(0, 0)
+
+    @property
+    def last_durable(self) -> CommitId | None:
+        """The newest commit that this rank has made durable; None on all ranks but 0."""
+        return self._durability.writer.last_durable if self._durability else None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run's training function has returned, in this start or an earlier one."""
+        return self._snapshot is not None and self._snapshot.finished
+
+    # -- Horovod's verbs -------------------------------------------------------------------------------
+
+    def commit(self, durable: bool = False) -> None:
+        """Make a point that the job can go back to; then see whether hosts have come or gone.
+
+        Args:
+            durable: make this very commit durable, even if none is due. It is written in the background;
+                `flush` waits for it. If an earlier write is in flight, that one is waited for first.
+
+        Raises:
+            HostsUpdatedInterrupt: hosts have come or gone; `run` handles it.
+            UnsupportedValueError: a plain object that JSON can't hold.
+            FencedError: another job has taken the checkpoint root.
+        """
+        if self._settings is not None and self._world.size() > 1:
+            self._random.gather(self._world)
+        self.save()
+        if self._snapshot is not None and (durability := self._durable_side()) is not None:
+            durability.offer(self._snapshot, ask=durable)
+        self.check_host_updates()
+
+    def save(self) -> None:
+        """Make a commit in this rank's memory only, without a word to the others."""
+        last = self.last_commit
+        commit = CommitId(last.generation, last.commit + 1)
+        snapshot = self._capture(commit)
+        if self._joined:
+            self._random.committed(snapshot.state["random"], commit.commit, self._world.rank())
+        self._events.emit("commit", generation=commit.generation, commit=commit.commit)
+
+    def restore(self) -> None:
+        """Go back to the newest commit in this rank's memory.
+
+        Raises:
+            RecoveryError: a commit was interrupted while it was being made, so memory holds none.
+        """
+        if self._snapshot is None:
+            raise RecoveryError("memory holds no commit: the last one was interrupted; sync() fetches one")
+        self._load(self._snapshot, strict=True)
+
+    def sync(self) -> None:
+        """Bring all ranks to one commit; see `agree`."""
+        self.agree()
+
+    def agree(self) -> Source:
+        """Bring all ranks to one commit: the newest in anybody's memory, else the newest durable one.
+
+        The rank that holds it sends its present state under that commit's number. If there is no commit at
+        all, rank 0 sends its initial state.
+
+        Returns:
+            Where the state came from.
+
+        Raises:
+            CheckpointError: rank 0 could not load a durable commit.
+            RecoveryError: the same, on the other ranks.
+        """
+        started = self._clock.monotonic()
+        self._events.rank = self._world.rank()
+        election = recovery.publish(self._world, self._snapshot.id if self._snapshot else None)
+        if self._world.rank() == election.root:
+            agreement = self._lead(election)
+        else:
+            agreement = recovery.receive(self._world, election.root)
+            self._job = agreement.job
+            self._load(agreement.snapshot, strict=self._strict or agreement.source != "durable")
+        self._adopt(agreement)
+        self._report_sync(agreement, self._clock.monotonic() - started)
+        return agreement.source
+
+    def check_host_updates(self) -> None:
+        """See whether hosts have come or gone; all ranks find the same.
+
+        Raises:
+            HostsUpdatedInterrupt: they have; `run` handles it.
+        """
+        if not self._config.elastic:
+            return
+        updates = 0
+        while not self._host_messages.empty():
+            updates |= self._host_messages.get()
+        if self._world.allgather([updates], "hvdrecover.updates").any():
+            raise hosts_updated()
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
+        """Add functions to call whenever the ranks have met again, before they agree on a state.
+
+        They are also called when a durable commit is resumed with another number of ranks.
+        """
+        self._reset_callbacks.extend(callbacks)
+
+    def on_hosts_updated(self, timestamp: float, update: int) -> None:
+        """Called by Horovod, on a thread of its own, when hosts have come (2) or gone (1)."""
+        self._host_messages.put(int(update))
+
+    def meet_again(self, reason: BaseException) -> None:
+        """Part from the other ranks and meet those that are there; called by `run` after a fault.
+
+        Raises:
+            ValueError: Horovod could not be initialised again.
+        """
+        self._events.emit("reset", reason=f"{type(reason).__name__}: {reason}")
+        self._world.shutdown()
+        while not self._host_messages.empty():
+            self._host_messages.get()  # the meeting takes note of all changes up to now, and of none after it
+        self._world.init()
+
+    def on_reset(self) -> None:
+        """Called by `run` when the ranks have met again."""
+        self._place_samplers()
+        for callback in self._reset_callbacks:
+            callback()
+
+    # -- durability ------------------------------------------------------------------------------------
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until the newest commit is durable; on ranks other than 0 there is nothing to wait for.
+
+        Args:
+            timeout: seconds to wait; None waits for as long as it takes.
+
+        Raises:
+            FlushTimeoutError: the time is over; the write goes on.
+            StorageError: the commit could not be written.
+            FencedError: another job has taken the checkpoint root.
+        """
+        if self._snapshot is not None and (durability := self._durable_side()) is not None:
+            durability.flush(self._snapshot, timeout)
+
+    def finish(self) -> None:
+        """Mark the run finished with a last durable commit; returns when it is durable, on all ranks.
+
+        Raises:
+            CheckpointError: it could not be made durable.
+            RecoveryError: the same, on ranks other than 0.
+        """
+        if self._settings is None:
+            return
+        if not self.finished:
+            self.save()
+            if self._snapshot is not None:
+                self._snapshot.finished = True
+        failure: HvdrecoverError | None = None
+        try:
+            self.flush()
+        except HvdrecoverError as error:
+            failure = error
+        failed = self._world.allgather([failure is not None], "hvdrecover.finish").any()
+        if failure is not None:
+            raise failure
+        if failed:
+            raise RecoveryError("rank 0 could not make the last commit durable; its error says why")
+        commit = self.last_commit
+        message = f"finished at commit {commit.commit}; {self._root()} holds the result"
+        self._announce("finished", message, generation=commit.generation, commit=commit.commit)
+
+    def say_finished(self) -> None:
+        """Tell the user that there is nothing left to do."""
+        message = (
+            f"this run was finished at commit {self.last_commit.commit}, and its state is restored; "
+            "to train anew, name another checkpoint root"
+        )
+        self._announce("finished", message, generation=self.last_commit.generation, commit=self.last_commit.commit)
+
+    def settle(self) -> None:
+        """Let the write that is in flight come to an end; for the way out of a training function that failed."""
+        if self._durability is not None:
+            self._durability.writer.stop()
+            with contextlib.suppress(HvdrecoverError):
+                self._durability.writer.wait(SETTLE_SECONDS)
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    @property
+    def _joined(self) -> bool:
+        """Whether this rank has agreed on a state with the others; a state can be made before they have met."""
+        return self._job != ""
+
+    def _capture(self, commit: CommitId, *, finished: bool = False) -> Snapshot:
+        """Copy the present state into memory under a commit's identity."""
+        current = self._snapshot
+        target = current
+        if current is not None and self._durability and self._durability.writer.in_flight is current:
+            target, self._spare = self._spare, current
+        self._snapshot = None  # an interrupted copy must not pass for a commit
+        rank, size = (self._world.rank(), self._world.size()) if self._joined else (0, 1)
+        state, arenas = self._contents.capture(target.arenas if target else {})
+        state["random"] = self._random.capture(rank)
+        self._snapshot = Snapshot(commit, arenas, state, size, self._versions, finished)
+        self._committed_positions = self._contents.positions()
+        return self._snapshot
+
+    def _load(self, snapshot: Snapshot, *, strict: bool) -> None:
+        where = f"{self._root()}/{snapshot.id}" if self._settings else f"commit {snapshot.id}"
+        for line in self._contents.load(snapshot.state, snapshot.arenas, where, strict=strict):
+            self._announce("not_loaded", f"not loaded from {where}: {line}", level=logging.WARNING, what=line)
+        self._committed_positions = self._contents.positions()
+        if self._joined:
+            self._place_samplers()
+            self._resume_randomness(snapshot)
+
+    def _lead(self, election: recovery.Election) -> Agreement:
+        """On the root: decide what all go on from, and send it."""
+        try:
+            agreement = self._choose(election)
+        except Exception as error:
+            recovery.send_failure(self._world, election.root, error)
+            raise
+        recovery.send(self._world, election.root, agreement)
+        return agreement
+
+    def _choose(self, election: recovery.Election) -> Agreement:
+        if election.newest is not None:
+            # A new generation: a rank that was left behind may hold, or be writing, another commit of this number.
+            newest = CommitId(election.newest.generation + 1, election.newest.commit)
+            return Agreement(self._capture(newest, finished=self.finished), "memory", self._job)
+        self._job = uuid.uuid4().hex
+        generation, stored = 1, None
+        if self._settings is not None:
+            store = self._open_store(self._settings)
+            generation = store.claim_next()
+            stored = load_newest(store)
+        if stored is None:
+            self._random.draw_seed()
+            return Agreement(self._capture(CommitId(generation, 0)), "initial", self._job)
+        stored.id = CommitId(generation, stored.id.commit)
+        self._load(stored, strict=self._strict)
+        return Agreement(stored, "durable", self._job)
+
+    def _adopt(self, agreement: Agreement) -> None:
+        self._snapshot = agreement.snapshot
+        self._spare = None
+        self._job = agreement.job
+        self._place_samplers()
+        if self._durability is not None and self._world.rank() != 0:
+            self._durability.writer.stop()
+            self._durability = None
+        resized = agreement.snapshot.world_size != self._world.size()
+        if agreement.source == "durable" and resized and self._reset_callbacks:
+            self.on_reset()
+            self._capture(agreement.snapshot.id, finished=agreement.snapshot.finished)
+        self._resume_randomness(agreement.snapshot)
+
+    def _resume_randomness(self, snapshot: Snapshot) -> None:
+        self._random.resume(snapshot.state["random"], snapshot.id.commit, self._world.rank())
+
+    def _iteration_begins(self) -> None:
+        """Right at a commit, making an iterator must not move the streams.
+
+        A data loader draws from the global generator when its iterator is made. An undisturbed run made it
+        before the commit, a resumed one makes it after.
+        """
+        if self._joined and self._snapshot is not None and self._contents.positions() == self._committed_positions:
+            self._resume_randomness(self._snapshot)
+        for name, order in self._contents.orders.items():
+            if self._joined and (order.padding or order.dropped):
+                self._events.emit("tail", sampler=name, **order.tail_report())
+
+    def _durable_side(self) -> Durability | None:
+        if self._settings is None or self._world.rank() != 0:
+            return None
+        if self._durability is None:
+            self._open_store(self._settings)
+        return self._durability
+
+    def _open_store(self, settings: Checkpoint) -> Store:
+        store = Store(
+            open_storage(settings.url),
+            keep=settings.keep,
+            job=self._job,
+            host=self._config.host,
+            events=self._events,
+            clock=self._clock,
+        )
+        self._durability = Durability(settings, store, self._world.rank(), self._clock)
+        return store
+
+    @property
+    def _strict(self) -> bool:
+        return self._settings is None or self._settings.strict
+
+    def _root(self) -> str:
+        return redact(self._settings.url) if self._settings else ""
+
+    def _place_samplers(self) -> None:
+        for order in self._contents.orders.values():
+            order.place(self._world.rank(), self._world.size())
+
+    # -- reports ---------------------------------------------------------------------------------------
+
+    def _announce(self, kind: str, message: str, *, level: int = logging.INFO, **facts: Any) -> None:
+        """An event on every rank; a line on the terminal from rank 0 only."""
+        self._events.emit(kind, message if self._world.rank() == 0 else None, level=level, **facts)
+
+    def _report_sync(self, agreement: Agreement, seconds: float) -> None:
+        snapshot, size = agreement.snapshot, self._world.size()
+        ranks = f"{size} rank{'s' if size > 1 else ''}"
+        before = f"it was {snapshot.world_size}" if snapshot.world_size != size else "as before"
+        message = {
+            "initial": f"starting from the beginning on {ranks}",
+            "durable": f"resumed from commit {snapshot.id.commit} at {self._root()} on {ranks} ({before})",
+            "memory": f"going on from commit {snapshot.id.commit} in memory on {ranks}",
+        }[agreement.source]
+        self._announce(
+            "sync",
+            f"{message}; {seconds:.2f} s",
+            source=agreement.source,
+            generation=snapshot.id.generation,
+            commit=snapshot.id.commit,
+            size=size,
+            seconds=seconds,
+        )

@@ -1,0 +1,88 @@
+"""What happened, as one line of JSON for programs and one line of text for people.
+
+An event line holds ``time`` (seconds since the Unix epoch), ``kind``, ``host``, ``pid``, ``rank`` and the
+facts of its kind:
+
+============== =========================================================================================
+``start``      ``size``: a training function begins
+``sync``       ``source`` (memory, durable, initial), ``generation``, ``commit``, ``size``, ``seconds``
+``commit``     ``generation``, ``commit``: a commit is in host memory
+``durable``    ``generation``, ``commit``, ``bytes``, ``seconds``: a commit is complete at the root
+``write_failed`` ``generation``, ``commit``, ``error``, ``attempt``: a durable write failed
+``skipped``    ``commit``, ``reason``: a durable commit was passed over when reading
+``reset``      ``reason``: the ranks are about to meet again
+``tail``       ``sampler``, ``epoch``, ``padding``, ``dropped``: how an epoch's last batch was evened out
+``finished``   ``generation``, ``commit``: the run is over
+============== =========================================================================================
+
+Writing an event never raises and never blocks on anything but a local append.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from hvdrecover.clock import SYSTEM_CLOCK, Clock
+from hvdrecover.config import Config
+
+logger = logging.getLogger("hvdrecover")
+
+
+class Events:
+    """The event log of one process.
+
+    Args:
+        folder: where to append ``HOST-PID.jsonl``; None writes no file.
+        host: the host's name.
+        clock: where the times come from.
+    """
+
+    def __init__(self, folder: Path | None, host: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._folder = folder
+        self._host = host
+        self._clock = clock
+        self._descriptor: int | None = None
+        self.rank = 0
+
+    def emit(self, kind: str, message: str | None = None, *, level: int = logging.INFO, **facts: Any) -> None:
+        """Record one event; ``message``, if given, is the line for people."""
+        if message is not None:
+            logger.log(level, message)
+        if self._folder is None:
+            return
+        line = {
+            "time": self._clock.now(),
+            "kind": kind,
+            "host": self._host,
+            "pid": os.getpid(),
+            "rank": self.rank,
+            **facts,
+        }
+        try:
+            os.write(self._open(self._folder), (json.dumps(line, default=str) + "\n").encode())
+        except OSError as error:
+            self._folder = None
+            logger.warning("events: %s; no further events are written", error)
+
+    def _open(self, folder: Path) -> int:
+        if self._descriptor is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"{self._host}-{os.getpid()}.jsonl"
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        return self._descriptor
+
+
+def show_on_terminal(config: Config) -> None:
+    """Print hvdrecover's lines on stderr, unless the program has set up logging itself."""
+    logger.setLevel(config.log.upper())
+    if logger.handlers or logging.getLogger().handlers:
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("hvdrecover: %(message)s"))
+    logger.addHandler(handler)
+    logger.propagate = False

@@ -1,0 +1,1 @@
+"""Runnable examples, part of the package so that an installed copy has them too."""

@@ -1,0 +1,166 @@
+"""Facts about torch: its tensors, modules, optimizers and random generators."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.layout import TensorSpec
+from hvdrecover.elastic import horovod
+from hvdrecover.elastic.interfaces import Tree
+from hvdrecover.errors import UnsupportedTensorError
+from hvdrecover.torch import optimizer as optimizers
+
+_DTYPES = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.uint16: "U16",
+    torch.int16: "I16",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.uint32: "U32",
+    torch.int32: "I32",
+    torch.float32: "F32",
+    torch.uint64: "U64",
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+}
+_BY_CODE = {code: dtype for dtype, code in _DTYPES.items()}
+
+
+class TorchFramework:
+    """The torch side of the core; see `hvdrecover.elastic.interfaces.Framework`."""
+
+    name = "torch"
+
+    def versions(self) -> dict[str, str]:
+        """Versions of torch and of Horovod."""
+        return {"torch": str(torch.__version__), "horovod": horovod.version()}
+
+    def is_tensor(self, value: Any) -> bool:
+        """Whether a value is a torch tensor."""
+        return isinstance(value, torch.Tensor)
+
+    def is_component(self, value: Any) -> bool:
+        """Whether a value has ``state_dict`` and ``load_state_dict``."""
+        return not isinstance(value, type) and all(
+            callable(getattr(value, verb, None)) for verb in ("state_dict", "load_state_dict")
+        )
+
+    def spec(self, tensor: torch.Tensor, name: str) -> TensorSpec:
+        """Dtype and shape of a tensor.
+
+        Raises:
+            UnsupportedTensorError: it is sparse, quantized, on the meta device, or of a dtype that safetensors lacks.
+        """
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta or tensor.dtype not in _DTYPES:
+            kind = f"{tensor.dtype}, {tensor.layout}, {tensor.device}"
+            raise UnsupportedTensorError(
+                name, f"a tensor of this kind ({kind}) can't be part of a commit; make it a dense tensor of a plain dtype"
+            )
+        return TensorSpec(name, _DTYPES[tensor.dtype], tuple(tensor.shape))
+
+    def views(self, arena: Arena) -> dict[str, torch.Tensor]:
+        """A tensor over each tensor's bytes in an arena; no copies."""
+        return {spec.name: _view(arena, spec) for spec in arena.layout.specs}
+
+    def clone(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of its own memory."""
+        return tensor.detach().clone()
+
+    def copy_out(self, tensors: Sequence[torch.Tensor], views: Sequence[torch.Tensor]) -> None:
+        """Copy tensors into views of an arena; done on return."""
+        if tensors:
+            with torch.no_grad():
+                torch._foreach_copy_(list(views), list(tensors))
+
+    def tree(self, component: Any) -> Tree:
+        """The component's ``state_dict``."""
+        state = component.state_dict()
+        # A module's is an OrderedDict with metadata about versions of its layers, which loading does not need.
+        return dict(state) if isinstance(component, torch.nn.Module) else state
+
+    def fit(self, name: str, component: Any, tree: Tree) -> tuple[Tree, list[str]]:
+        """The part of a tree that fits a component, and a line for each difference."""
+        if isinstance(component, torch.nn.Module):
+            return self._fit_module(name, component, tree)
+        if isinstance(component, torch.optim.Optimizer):
+            return optimizers.fit(name, component, tree)
+        return tree, []
+
+    def copies_on_load(self, component: Any) -> bool:
+        """Modules copy into their parameters; everything else may keep what it is given."""
+        return isinstance(component, torch.nn.Module)
+
+    def load(self, component: Any, tree: Tree) -> None:
+        """Load a tree that fits into a component."""
+        if isinstance(component, torch.nn.Module):
+            component.load_state_dict(tree, strict=False)
+        elif isinstance(component, torch.optim.Optimizer):
+            optimizers.load(component, tree)
+        else:
+            component.load_state_dict(tree)
+
+    def draw_seed(self) -> int:
+        """A number below 2**63 from torch's global generator."""
+        return int(torch.randint(2**63 - 1, ()).item())
+
+    def seed(self, derive: Callable[[str], int]) -> None:
+        """Seed Python's, numpy's and torch's global generators."""
+        random.seed(derive("python"))
+        seed = derive("numpy")
+        np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
+        torch.default_generator.manual_seed(derive("torch"))
+        # On a machine whose devices are not in use, torch.manual_seed would queue work for when they are.
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(derive("cuda"))
+
+    def generators(self) -> Any:
+        """The states of the global generators."""
+        return {
+            "python": random.getstate(),
+            "numpy": np.random.get_state(legacy=False),
+            "torch": torch.get_rng_state().numpy(),
+            "cuda": [state.numpy() for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_initialized() else [],
+        }
+
+    def set_generators(self, states: Any) -> None:
+        """Set what `generators` gave."""
+        random.setstate(states["python"])
+        np.random.set_state(states["numpy"])
+        torch.set_rng_state(torch.from_numpy(states["torch"]))
+        if torch.cuda.is_initialized():
+            for device, state in enumerate(states["cuda"][: torch.cuda.device_count()]):
+                torch.cuda.set_rng_state(torch.from_numpy(state), device)
+
+    def _fit_module(self, name: str, module: torch.nn.Module, tree: Tree) -> tuple[Tree, list[str]]:
+        mine = dict(module.state_dict())
+        differences = [f"{name}.{key}: in the commit, but not in the model" for key in tree.keys() - mine.keys()]
+        differences += [f"{name}.{key}: in the model, but not in the commit" for key in mine.keys() - tree.keys()]
+        fitting = {}
+        for key in tree.keys() & mine.keys():
+            stored, present = tree[key], mine[key]
+            if self.is_tensor(present) and self.is_tensor(stored):
+                theirs, ours = self.spec(stored, key), self.spec(present, key)
+                if theirs != ours:
+                    differences.append(f"{name}.{key}: {theirs} in the commit, {ours} in the model")
+                    continue
+            fitting[key] = stored
+        return fitting, differences
+
+
+def _view(arena: Arena, spec: TensorSpec) -> torch.Tensor:
+    dtype = _BY_CODE[spec.dtype]
+    if spec.nbytes == 0:
+        return torch.empty(spec.shape, dtype=dtype)
+    count = spec.nbytes // dtype.itemsize
+    return torch.frombuffer(arena.buffer, dtype=dtype, count=count, offset=arena.layout.offsets[spec.name]).view(spec.shape)

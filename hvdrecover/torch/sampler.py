@@ -1,0 +1,116 @@
+"""A sampler that knows which samples the job has done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from typing import Any
+
+import horovod.torch as hvd
+import torch.utils.data
+
+from hvdrecover.data.order import SampleOrder, Tail
+from hvdrecover.errors import ConfigError
+
+_PIECE = 4096  # indices turned into Python ints at a time
+
+
+class ElasticSampler(torch.utils.data.Sampler[int]):
+    """Deals the samples of an epoch out to the ranks, and deals the rest out anew when ranks come or go.
+
+    Track it by a `TorchState`, call `record_batch` after each batch and `set_epoch` for each epoch. What is
+    left of an epoch after a commit is then gone through exactly once, whatever happens in between. An
+    iteration goes on from the cursor, so a data loader may prefetch at will.
+
+    Args:
+        dataset: anything of a constant length.
+        shuffle: whether each epoch has an order of its own.
+        seed: seed of the shuffling; the same on all ranks.
+        tail: ``"pad"`` repeats samples so that the last round is full on all ranks, ``"drop"`` leaves it out.
+
+    Attributes:
+        order: the sample order and the cursor.
+
+    Raises:
+        ConfigError: the data set has no length, or an unknown ``tail``.
+    """
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0, tail: Tail = "pad") -> None:
+        super().__init__()
+        try:
+            length = len(dataset)
+        except TypeError as error:
+            raise ConfigError("dataset", f"a {type(dataset).__name__} has no length, so it can't be dealt out") from error
+        self.dataset = dataset
+        self.order = SampleOrder(length, shuffle=shuffle, seed=seed, tail=tail)
+        if hvd.is_initialized():
+            self.reset()
+
+    def __iter__(self) -> Iterator[int]:
+        # A generator, so that this runs when the first index is asked for: after a data loader has drawn its
+        # own seed from the global generator.
+        indices = self.order.begin()
+        if self.order.on_iterate is not None:
+            self.order.on_iterate()
+        for start in range(0, len(indices), _PIECE):
+            yield from indices[start : start + _PIECE].tolist()
+
+    def __len__(self) -> int:
+        return self.order.rounds
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Note that every rank has done a batch.
+
+        Args:
+            batch_idx: not used; Horovod's sampler takes it too.
+            batch_size: samples in one rank's batch.
+        """
+        self.order.record(batch_size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to an epoch. Naming the epoch under way changes nothing, so that a resumed one goes on."""
+        self.order.set_epoch(epoch)
+
+    def reset(self) -> None:
+        """Take this process's present place among the ranks."""
+        self.order.place(hvd.rank(), hvd.size())
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch, and how many of its samples all ranks together have done."""
+        return self.order.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to where `state_dict` was taken, at this process's present place among the ranks."""
+        self.order.load_state_dict(state_dict)
+        if hvd.is_initialized():
+            self.reset()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under way."""
+        return self.order.epoch
+
+    @property
+    def processed_num(self) -> int:
+        """How many samples of this epoch all ranks together have done."""
+        return self.order.done
+
+    @property
+    def remaining_indices(self) -> list[int]:
+        """The samples of this epoch that no rank has done, in order."""
+        indices: list[int] = self.order.remaining().tolist()
+        return indices
+
+    @property
+    def rank(self) -> int:
+        """This process's place among the ranks."""
+        return self.order.rank
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of ranks that the samples are dealt out to."""
+        return self.order.size
+
+    @property
+    def padding(self) -> int:
+        """How many samples the ranks together repeat at the end of this epoch."""
+        return self.order.padding

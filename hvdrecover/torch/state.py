@@ -1,0 +1,46 @@
+"""The state of a torch training job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.elastic.randomness import Randomness
+from hvdrecover.elastic.state import State
+from hvdrecover.torch.framework import TorchFramework
+from hvdrecover.torch.world import TorchWorld
+
+
+class TorchState(State):
+    """A `State` of torch modules, optimizers, schedulers, samplers and plain objects.
+
+    Args:
+        model: a module, or None.
+        optimizer: an optimizer, wrapped by ``hvd.DistributedOptimizer`` or not, or None.
+        checkpoint: a `Checkpoint` or its URL; None takes ``HVDRECOVER_CHECKPOINT``, and without that nothing
+            is written.
+        rng: ``"reseed"`` or ``"store"``; see `hvdrecover.elastic.randomness`.
+        attributes: more modules, optimizers, samplers and anything else to track, by name.
+
+    Raises:
+        ConfigError: a setting has no usable value, or an attribute's name is taken.
+        UnsupportedValueError: a plain object that JSON can't hold.
+        UnsupportedTensorError: a tensor that safetensors can't hold.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        optimizer: Any = None,
+        *,
+        checkpoint: Checkpoint | str | None = None,
+        rng: Randomness = "reseed",
+        **attributes: Any,
+    ) -> None:
+        super().__init__(
+            TorchFramework(),
+            TorchWorld(),
+            checkpoint=checkpoint,
+            rng=rng,
+            attributes={"model": model, "optimizer": optimizer, **attributes},
+        )
