@@ -1,0 +1,7 @@
+"""``python -m hvdrecover`` is the command ``hvdrecover``."""
+
+import sys
+
+from hvdrecover.cli import main
+
+sys.exit(main())

@@ -1,0 +1,76 @@
+"""The command ``hvdrecover``: arguments in, exit codes out.
+
+Each subcommand is a function that imports what it needs, so that the command line answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from hvdrecover.errors import HvdrecoverError
+from hvdrecover.version import __version__
+
+
+def _install_horovod(arguments: argparse.Namespace) -> int:
+    from hvdrecover.install import install_horovod
+
+    installed = install_horovod(rebuild=arguments.rebuild)
+    if installed.wheel is None:
+        message = f"Horovod {installed.version} is already installed."
+    else:
+        origin = "built now" if installed.built else "from the cache"
+        message = f"Horovod {installed.version} is installed ({origin}: {installed.wheel})."
+    sys.stdout.write(message + "\n")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hvdrecover",
+        description="Recovery for Horovod: durable commits, and jobs that are hard to kill.",
+    )
+    parser.add_argument("--version", action="version", version=f"hvdrecover {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    install = commands.add_parser(
+        "install-horovod",
+        help="build Horovod for this environment and install it",
+        description="Build Horovod for this environment's Python, PyTorch, TensorFlow and MPI, and install "
+        "it. A wheel that was built before is taken from the cache. HOROVOD_* variables steer the build: "
+        "HOROVOD_GPU_OPERATIONS=NCCL, HOROVOD_WITHOUT_MPI=1 and so on.",
+    )
+    install.add_argument(
+        "--rebuild", action="store_true", help="compile anew, whatever is installed or cached"
+    )
+    install.set_defaults(run=_install_horovod)
+    return parser
+
+
+def _report(error: HvdrecoverError) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    message = Text.assemble(("hvdrecover: ", "bold red"), str(error))
+    Console(stderr=True, highlight=False).print(message, soft_wrap=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: the arguments; by default those of this process.
+
+    Returns:
+        The exit code: 0, 1 after an error of hvdrecover, or 130 when interrupted.
+    """
+    arguments = _parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except HvdrecoverError as error:
+        _report(error)
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("hvdrecover: interrupted\n")
+        return 130

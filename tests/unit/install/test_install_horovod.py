@@ -1,0 +1,101 @@
+"""The installation as a whole, as far as it goes without a network and a compiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvdrecover import cli
+from hvdrecover.errors import InstallError
+from hvdrecover.install import horovod, wheel_cache
+from hvdrecover.install.environment import Frameworks, Mpi, describe
+
+SWITCHES = {"HOROVOD_WITHOUT_TENSORFLOW": "1", "HOROVOD_WITHOUT_MPI": "1"}
+
+
+def add_distribution(site: Path, name: str, version: str) -> None:
+    folder = site / f"{name}-{version}.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def test_an_environment_that_has_the_build_is_left_alone(tmp_path: Path) -> None:
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
+    variables |= SWITCHES | {"PYTHONPATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    version = wheel_cache.version(describe(variables, Frameworks("9.9", None), Mpi("none")))
+    add_distribution(tmp_path, "torch", "9.9")
+    add_distribution(tmp_path, "horovod", version)
+    program = (
+        "import sys; from hvdrecover.cli import main; status = main(['install-horovod']); "
+        "assert not {'torch', 'tensorflow', 'horovod', 'rich'} & sys.modules.keys(); sys.exit(status)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"Horovod {version} is already installed.\n"
+    assert not (tmp_path / "cache").exists()
+
+
+def test_an_error_is_one_message_and_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOROVOD_WITHOUT_PYTORCH", "1")
+    monkeypatch.setenv("HOROVOD_WITHOUT_TENSORFLOW", "1")
+    assert cli.main(["install-horovod"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("hvdrecover: the environment ") and err.count("\n") == 1
+    assert "neither PyTorch nor TensorFlow" in err
+
+
+def test_an_interrupt_is_exit_code_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hvdrecover.install.install_horovod", interrupt)
+    assert cli.main(["install-horovod"]) == 130
+    assert capsys.readouterr().err == "hvdrecover: interrupted\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["no-such-command"]])
+def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert "usage: hvdrecover" in capsys.readouterr().err
+
+
+def answer(**facts: object) -> list[str]:
+    return ["noise\n", horovod._PROBE_MARK + json.dumps(facts) + "\n", "more noise\n"]
+
+
+def test_an_answer_as_expected_passes() -> None:
+    lines = answer(version="1+x", gloo=True, mpi=False, nccl=False)
+    horovod.check_answer("horovod.torch", lines, "1+x", gloo=True, mpi=False)
+
+
+@pytest.mark.parametrize(
+    ("lines", "complaint"),
+    [
+        (answer(version="1", gloo=True, mpi=False), r"version is '1' instead of '1\+x'"),
+        (answer(version="1+x", gloo=False, mpi=False), "gloo is False instead of True"),
+        (answer(version="1+x", gloo=True, mpi=True), "mpi is True instead of False"),
+        (["no answer\n"], "version is None"),
+    ],
+)
+def test_any_other_answer_is_an_error(lines: list[str], complaint: str) -> None:
+    with pytest.raises(InstallError, match=complaint):
+        horovod.check_answer("horovod.torch", lines, "1+x", gloo=True, mpi=False)

@@ -1,0 +1,180 @@
+"""Running commands: the log, the progress, and the explanation of a failure."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.errors import InstallError
+from hvdrecover.install.process import Runner, relevant_tail, remedy_for
+from hvdrecover.install.progress import PlainProgress, percent_of, show_progress
+
+
+def plain() -> tuple[PlainProgress, list[str]]:
+    lines: list[str] = []
+    return PlainProgress(lines.append, clock=lambda: 0.0), lines
+
+
+def run(folder: Path, script: str) -> list[str]:
+    with Runner(folder / "logs" / "build.log", plain()[0]) as runner:
+        return runner.run("Doing it", ["/bin/sh", "-c", script], environ=os.environ)
+
+
+def test_output_is_returned_and_logged(tmp_path: Path) -> None:
+    assert run(tmp_path, "echo one; echo two >&2") == ["one\n", "two\n"]
+    log = (tmp_path / "logs" / "build.log").read_text()
+    assert "$ /bin/sh -c 'echo one; echo two >&2'\none\ntwo\n" in log
+
+
+def test_a_failure_shows_why_and_names_the_log(tmp_path: Path) -> None:
+    with pytest.raises(InstallError) as caught:
+        run(tmp_path, "echo 'fatal error: no such header'; exit 3")
+    message = str(caught.value)
+    assert message.startswith("Doing it: failed (exit status 3).\n  | fatal error: no such header\n")
+    assert str(tmp_path / "logs" / "build.log") in message
+
+
+def test_a_program_that_is_not_there_is_an_install_error(tmp_path: Path) -> None:
+    with Runner(tmp_path / "log", plain()[0]) as runner:
+        with pytest.raises(InstallError, match="no-such-program can't be run"):
+            runner.run("Doing it", ["/no-such-program"], environ=os.environ)
+
+
+def test_an_interruption_ends_all_that_was_started(tmp_path: Path) -> None:
+    progress, _ = plain()
+
+    class Interrupting:
+        step, finish = progress.step, progress.finish
+
+        def watch(self, line: str) -> None:
+            self.child = int(line)
+            raise KeyboardInterrupt
+
+    watcher = Interrupting()
+    with Runner(tmp_path / "log", watcher) as runner:
+        with pytest.raises(KeyboardInterrupt):
+            runner.run("Doing it", ["/bin/sh", "-c", "sleep 60 & echo $!; wait"], environ=os.environ)
+    deadline = time.monotonic() + 10
+    while alive(watcher.child) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not alive(watcher.child)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_sigterm_ends_the_command_and_is_put_back(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with Runner(tmp_path / "log", plain()[0]) as runner:
+        with pytest.raises(SystemExit) as caught:
+            runner.run(
+                "Doing it", ["/bin/sh", "-c", f"kill -TERM {os.getpid()}; sleep 60"], environ=os.environ
+            )
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_excerpt_begins_at_the_first_error_without_noise() -> None:
+    lines = [
+        "[  3%] Building CXX object a.cc.o\n",
+        "cd /build && /usr/bin/c++ -Werror: a.cc\n",
+        "/usr/bin/c++ -DX=error: a.cc\n",
+        "a.cc:1: warning: meh\n",
+        "/src/a.cc:10:5: error: 'x' was not declared\n",
+        "   10 | x = 1;\n",
+        "make[2]: Entering directory '/build'\n",
+        "make: *** [a.cc.o] Error 1\n",
+    ]
+    excerpt = ["/src/a.cc:10:5: error: 'x' was not declared", "   10 | x = 1;", "make: *** [a.cc.o] Error 1"]
+    assert relevant_tail(lines) == excerpt
+    assert relevant_tail(lines, 2) == excerpt[:2]
+
+
+def test_the_excerpt_without_an_error_is_the_end() -> None:
+    lines = [f"line {number}\n" for number in range(50)]
+    assert relevant_tail(lines, 3) == ["line 47", "line 48", "line 49"]
+    assert len(relevant_tail(["x" * 5000])[0]) == 200
+
+
+def test_known_failures_have_a_remedy() -> None:
+    assert (
+        "memory"
+        in (remedy_for(["c++: fatal error: Killed signal terminated program cc1plus\n"]) or "").lower()
+    )
+    assert "HOROVOD_WITHOUT_MPI" in (
+        remedy_for(["x\n", "Could NOT find MPI (missing: MPI_CXX_FOUND)\n"]) or ""
+    )
+    assert remedy_for(["something else\n"]) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "percent"),
+    [
+        ("[  0%] Building x", 0),
+        ("[ 45%] Linking y", 45),
+        ("[100%] Built target z", 100),
+        ("a [ 45%] b", None),
+    ],
+)
+def test_percentages_are_read(line: str, percent: int | None) -> None:
+    assert percent_of(line) == percent
+
+
+def test_plain_progress_says_little() -> None:
+    now = 0.0
+    lines: list[str] = []
+    progress = PlainProgress(lines.append, clock=lambda: now)
+    progress.step("Compiling")
+    for percent in range(101):
+        now = 2.5 * percent
+        progress.watch(f"[{percent:3}%] Building something")
+    progress.finish()
+    progress.finish()
+    assert lines[0] == "Compiling ..."
+    assert lines[1] == "Compiling: 10 % after 25 s"
+    assert lines[-1] == "Compiling: done in 250.0 s"
+    assert len(lines) == 2 + 10
+
+
+def test_plain_progress_breaks_a_long_silence() -> None:
+    now = 0.0
+    lines: list[str] = []
+    progress = PlainProgress(lines.append, clock=lambda: now)
+    progress.step("Compiling")
+    for line in ("[ 93%] Building", "a warning", "another"):
+        now += 45
+        progress.watch(line)
+    assert lines[1:] == ["Compiling: 93 % after 45 s", "Compiling: 93 % after 135 s"]
+
+
+def test_progress_without_a_terminal_is_plain_lines() -> None:
+    stream = io.StringIO()
+    with show_progress(stream) as progress:
+        progress.step("One")
+        progress.finish()
+    assert stream.getvalue().splitlines()[0] == "One ..."
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_progress_on_a_terminal_is_a_bar() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    with show_progress(stream) as progress:
+        progress.step("One")
+        progress.watch("[ 45%] Building")
+        progress.finish()
+    assert "One" in stream.getvalue()
+    assert sys.stderr is not stream
