@@ -27,22 +27,22 @@ def capture(
         Each tree's structure as JSON, and an arena for each tree that holds tensors, by attribute name.
 
     Raises:
-        UnsupportedTensorError: a tensor that safetensors can't hold.
-        UnsupportedValueError: a value that JSON can't hold.
+        UnsupportedTensorError: a tensor that safetensors can't hold. Nothing was copied.
+        UnsupportedValueError: a value that JSON can't hold. Nothing was copied.
     """
     structure: dict[str, Json] = {}
     arenas: dict[str, Arena] = {}
+    found: dict[str, dict[str, Tensor]] = {}
     for name, tree in trees.items():
         structure[name], tensors = _take_apart(framework, name, tree)
-        if not tensors:
-            continue
-        planned = layout.plan([framework.spec(tensor, key) for key, tensor in tensors.items()])
-        arena = reuse.get(name)
-        if arena is None or arena.layout != planned:
-            arena = Arena(planned)
-        views = framework.views(arena)
+        if tensors:
+            planned = layout.plan([framework.spec(tensor, key) for key, tensor in tensors.items()])
+            arena = reuse.get(name)
+            arenas[name] = arena if arena is not None and arena.layout == planned else Arena(planned)
+            found[name] = tensors
+    for name, tensors in found.items():  # only now, when all that can be refused has been
+        views = framework.views(arenas[name])
         framework.copy_out(list(tensors.values()), [views[key] for key in tensors])
-        arenas[name] = arena
     return structure, arenas
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hvdrecover.checkpoint.arena import Arena
@@ -26,19 +27,34 @@ class Contents:
         framework: the adapter.
         values: attribute name to value.
         reserved: names that an attribute can't have.
+        on_iterate: called when an iteration of a sampler begins; see `hvdrecover.data.order.SampleOrder`.
 
     Raises:
         ConfigError: an attribute has a reserved or unusable name.
     """
 
-    def __init__(self, framework: Framework, values: Mapping[str, Any], reserved: set[str]) -> None:
-        for name in values:
+    def __init__(
+        self,
+        framework: Framework,
+        values: Mapping[str, Any],
+        reserved: set[str],
+        on_iterate: Callable[[], None] | None = None,
+    ) -> None:
+        self._framework = framework
+        self._on_iterate = on_iterate
+        self.values: dict[str, Any] = {}
+        for name, value in values.items():
             if name in reserved or name.startswith("_") or not _NAME.fullmatch(name):
                 raise ConfigError(
                     f"state.{name}", "an attribute of a state can't have this name; choose another ASCII name"
                 )
-        self._framework = framework
-        self.values = dict(values)
+            self.put(name, value)
+
+    def put(self, name: str, value: Any) -> None:
+        """Set an attribute."""
+        self.values[name] = value
+        if _is_sampler(value):
+            value.order.on_iterate = self._on_iterate
 
     @property
     def orders(self) -> dict[str, SampleOrder]:
@@ -64,7 +80,9 @@ class Contents:
         samplers = {name: order.state_dict() for name, order in self.orders.items()}
         return {"attributes": structure, "samplers": samplers}, arenas
 
-    def load(self, state: Mapping[str, Json], arenas: Mapping[str, Arena], where: str, *, strict: bool) -> list[str]:
+    def load(
+        self, state: Mapping[str, Json], arenas: Mapping[str, Arena], where: str, *, strict: bool
+    ) -> list[str]:
         """Load what `capture` gave into the attributes.
 
         Args:
@@ -87,19 +105,16 @@ class Contents:
             }
             cursors = dict(state["samplers"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CorruptCheckpointError(where, f"the structure of the commit can't be read: {error}") from error
-        differences = self._missing({*trees, *cursors})
-        fitting: dict[str, Any] = {}
-        for name in trees.keys() & self.values.keys():
-            if self._framework.is_component(self.values[name]):
-                fitting[name], found = self._framework.fit(name, self.values[name], trees[name])
-                differences += found
-            else:
-                fitting[name] = trees[name]
+            raise CorruptCheckpointError(
+                where, f"the structure of the commit can't be read: {error}"
+            ) from error
+        fitting, misfits = self._fit_trees(trees)
+        places, misplaced = self._fit_cursors(cursors)
+        differences = sorted([*self._missing({*trees, *cursors}), *misfits, *misplaced])
         if strict and differences:
-            raise MismatchError(where, sorted(differences))
-        self._apply(fitting, cursors)
-        return sorted(differences)
+            raise MismatchError(where, differences)
+        self._apply(fitting, places)
+        return differences
 
     def _missing(self, stored: set[str]) -> list[str]:
         mine = set(self.values)
@@ -107,6 +122,39 @@ class Contents:
             *(f"{name}: in the commit, but not an attribute of this state" for name in stored - mine),
             *(f"{name}: an attribute of this state, but not in the commit" for name in mine - stored),
         ]
+
+    def _fit_trees(self, trees: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        fitting: dict[str, Any] = {}
+        differences: list[str] = []
+        for name in trees.keys() & self.values.keys():
+            value, tree = self.values[name], trees[name]
+            stateful = self._framework.is_component(value)
+            if _is_sampler(value) or (stateful and tree is None):
+                differences.append(
+                    f"{name}: a {type(tree).__name__} in the commit, a {type(value).__name__} in this state"
+                )
+            elif not stateful:
+                fitting[name] = tree
+            else:
+                fitting[name], found = self._framework.fit(name, value, tree)
+                differences += found
+        return fitting, differences
+
+    def _fit_cursors(self, cursors: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        fitting: dict[str, Any] = {}
+        differences: list[str] = []
+        for name in cursors.keys() & self.values.keys():
+            value = self.values[name]
+            if not _is_sampler(value):
+                differences.append(f"{name}: a sampler in the commit, a {type(value).__name__} in this state")
+                continue
+            try:
+                copy.copy(value.order).load_state_dict(cursors[name], name)
+            except MismatchError as error:
+                differences += error.differences
+            else:
+                fitting[name] = cursors[name]
+        return fitting, differences
 
     def _apply(self, fitting: Mapping[str, Any], cursors: Mapping[str, Any]) -> None:
         for name, tree in fitting.items():

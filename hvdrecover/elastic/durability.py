@@ -41,7 +41,9 @@ class Durability:
         """
         self._commits_since += 1
         seconds = math.inf if self._begun is None else self._clock.monotonic() - self._begun
-        if not ask and (self.writer.in_flight is not None or not is_due(self._settings, self._commits_since, seconds)):
+        if not ask and (
+            self.writer.in_flight is not None or not is_due(self._settings, self._commits_since, seconds)
+        ):
             return
         self._submit_after_current(snapshot, None)
 

@@ -1,16 +1,16 @@
 """The random streams of a job.
 
-With ``"reseed"``, each rank seeds its generators at every commit with numbers derived from the run's seed, the
-commit and the rank. So a commit stores one number, a rank that lost its memory goes on with the very stream
-it had, and a rank that joins has one of its own. With ``"store"``, the user's own streams go on through
-commits; each rank's states are part of a commit, and a rank whose states are not is seeded as above.
+With ``"reseed"``, each rank seeds its generators at every commit with numbers derived from the run's seed,
+the commit and the rank. So a commit stores one number, a rank that lost its memory goes on with the very
+stream it had, and a rank that joins has one of its own. With ``"store"``, the user's own streams go on
+through commits; each rank's states are part of a commit, and a rank whose states are not is seeded as above.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from hvdrecover.checkpoint import values
 from hvdrecover.checkpoint.values import Json
@@ -48,7 +48,9 @@ class Generators:
 
     def __init__(self, framework: Framework, mode: Randomness) -> None:
         if mode not in ("reseed", "store"):
-            raise ConfigError("rng", f"'{mode}' is not a way to treat random generators; use 'reseed' or 'store'")
+            raise ConfigError(
+                "rng", f"'{mode}' is not a way to treat random generators; use 'reseed' or 'store'"
+            )
         self._framework = framework
         self._store = mode == "store"
         self._gathered: dict[str, Json] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import queue
 import uuid
@@ -24,7 +25,7 @@ from hvdrecover.elastic.horovod import hosts_updated
 from hvdrecover.elastic.interfaces import Framework, World
 from hvdrecover.elastic.randomness import Generators, Randomness
 from hvdrecover.elastic.recovery import Agreement, Source
-from hvdrecover.errors import HvdrecoverError, RecoveryError
+from hvdrecover.errors import HvdrecoverError, RecoveryError, StateError
 from hvdrecover.events import Events
 from hvdrecover.version import __version__
 
@@ -81,9 +82,7 @@ class State:
         self._host_messages: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._reset_callbacks: list[Callable[[], None]] = []
         self._durability: Durability | None = None
-        self._contents = Contents(framework, attributes, reserved=set(dir(type(self))))
-        for order in self._contents.orders.values():
-            order.on_iterate = self._iteration_begins
+        self._contents = Contents(framework, attributes, set(dir(type(self))), self._iteration_begins)
         self._snapshot: Snapshot | None = None
         self._spare: Snapshot | None = None
         self._committed_positions = self._contents.positions()
@@ -101,7 +100,7 @@ class State:
     def __setattr__(self, name: str, value: Any) -> None:
         contents = self.__dict__.get("_contents")
         if contents is not None and name in contents.values:
-            contents.values[name] = value
+            contents.put(name, value)
         else:
             object.__setattr__(self, name, value)
 
@@ -143,8 +142,8 @@ class State:
 
     def save(self) -> None:
         """Make a commit in this rank's memory only, without a word to the others."""
-        last = self.last_commit
-        commit = CommitId(last.generation, last.commit + 1)
+        # Counted from the last attempt: the other ranks count one that was interrupted here as well.
+        commit = CommitId(self._attempt.generation, self._attempt.commit + 1)
         snapshot = self._capture(commit)
         if self._joined:
             self._random.committed(snapshot.state["random"], commit.commit, self._world.rank())
@@ -185,7 +184,7 @@ class State:
         else:
             agreement = recovery.receive(self._world, election.root)
             self._job = agreement.job
-            self._load(agreement.snapshot, strict=self._strict or agreement.source != "durable")
+            self._load(agreement.snapshot, strict=True)
         self._adopt(agreement)
         self._report_sync(agreement, self._clock.monotonic() - started)
         return agreement.source
@@ -282,10 +281,11 @@ class State:
             f"this run was finished at commit {self.last_commit.commit}, and its state is restored; "
             "to train anew, name another checkpoint root"
         )
-        self._announce("finished", message, generation=self.last_commit.generation, commit=self.last_commit.commit)
+        commit = self.last_commit
+        self._announce("finished", message, generation=commit.generation, commit=commit.commit)
 
     def settle(self) -> None:
-        """Let the write that is in flight come to an end; for the way out of a training function that failed."""
+        """Let the write in flight come to an end; for the way out of a training function that failed."""
         if self._durability is not None:
             self._durability.writer.stop()
             with contextlib.suppress(HvdrecoverError):
@@ -295,31 +295,40 @@ class State:
 
     @property
     def _joined(self) -> bool:
-        """Whether this rank has agreed on a state with the others; a state can be made before they have met."""
+        """Whether this rank has agreed on a state with the others; it can be made before they have met."""
         return self._job != ""
 
     def _capture(self, commit: CommitId, *, finished: bool = False) -> Snapshot:
         """Copy the present state into memory under a commit's identity."""
-        current = self._snapshot
-        target = current
-        if current is not None and self._durability and self._durability.writer.in_flight is current:
-            target, self._spare = self._spare, current
+        held = self._snapshot, self._spare
+        target = self._snapshot
+        if target is not None and self._durability and self._durability.writer.in_flight is target:
+            target, self._spare = self._spare, target
+        self._attempt = commit
         self._snapshot = None  # an interrupted copy must not pass for a commit
         rank, size = (self._world.rank(), self._world.size()) if self._joined else (0, 1)
-        state, arenas = self._contents.capture(target.arenas if target else {})
-        state["random"] = self._random.capture(rank)
+        random = self._random.capture(rank)
+        try:
+            state, arenas = self._contents.capture(target.arenas if target else {})
+        except StateError:  # nothing was copied
+            self._snapshot, self._spare = held
+            raise
+        state["random"] = random
         self._snapshot = Snapshot(commit, arenas, state, size, self._versions, finished)
         self._committed_positions = self._contents.positions()
         return self._snapshot
 
-    def _load(self, snapshot: Snapshot, *, strict: bool) -> None:
-        where = f"{self._root()}/{snapshot.id}" if self._settings else f"commit {snapshot.id}"
-        for line in self._contents.load(snapshot.state, snapshot.arenas, where, strict=strict):
+    def _load(self, snapshot: Snapshot, *, strict: bool, where: str | None = None) -> bool:
+        """Load a commit; return whether all of it did fit."""
+        where = where or f"commit {snapshot.id}"
+        differences = self._contents.load(snapshot.state, snapshot.arenas, where, strict=strict)
+        for line in differences:
             self._announce("not_loaded", f"not loaded from {where}: {line}", level=logging.WARNING, what=line)
         self._committed_positions = self._contents.positions()
         if self._joined:
             self._place_samplers()
             self._resume_randomness(snapshot)
+        return not differences
 
     def _lead(self, election: recovery.Election) -> Agreement:
         """On the root: decide what all go on from, and send it."""
@@ -333,7 +342,7 @@ class State:
 
     def _choose(self, election: recovery.Election) -> Agreement:
         if election.newest is not None:
-            # A new generation: a rank that was left behind may hold, or be writing, another commit of this number.
+            # A new generation: a rank left behind may hold, or be writing, another commit of this number.
             newest = CommitId(election.newest.generation + 1, election.newest.commit)
             return Agreement(self._capture(newest, finished=self.finished), "memory", self._job)
         self._job = uuid.uuid4().hex
@@ -342,15 +351,28 @@ class State:
             store = self._open_store(self._settings)
             generation = store.claim_next()
             stored = load_newest(store)
+        if stored is None and self._snapshot is None:
+            raise RecoveryError(
+                "no commit is left: the last one was interrupted on all ranks, and none is durable"
+            )
         if stored is None:
             self._random.draw_seed()
             return Agreement(self._capture(CommitId(generation, 0)), "initial", self._job)
+        where = f"{self._root()}/{stored.id}"
         stored.id = CommitId(generation, stored.id.commit)
-        self._load(stored, strict=self._strict)
+        if not self._load(stored, strict=self._strict, where=where):
+            stored = self._completed(stored)
         return Agreement(stored, "durable", self._job)
+
+    def _completed(self, stored: Snapshot) -> Snapshot:
+        """A commit that fits in part, completed by what this rank has, so that all ranks get the same."""
+        present = self._capture(stored.id, finished=stored.finished)
+        state = {**present.state, "random": stored.state["random"]}
+        return dataclasses.replace(present, state=state, world_size=stored.world_size)
 
     def _adopt(self, agreement: Agreement) -> None:
         self._snapshot = agreement.snapshot
+        self._attempt = agreement.snapshot.id
         self._spare = None
         self._job = agreement.job
         self._place_samplers()
@@ -372,14 +394,19 @@ class State:
         A data loader draws from the global generator when its iterator is made. An undisturbed run made it
         before the commit, a resumed one makes it after.
         """
-        if self._joined and self._snapshot is not None and self._contents.positions() == self._committed_positions:
+        if (
+            self._joined
+            and self._snapshot is not None
+            and self._contents.positions() == self._committed_positions
+        ):
             self._resume_randomness(self._snapshot)
         for name, order in self._contents.orders.items():
             if self._joined and (order.padding or order.dropped):
-                self._events.emit("tail", sampler=name, **order.tail_report())
+                facts: dict[str, Any] = order.tail_report()
+                self._events.emit("tail", sampler=name, **facts)
 
     def _durable_side(self) -> Durability | None:
-        if self._settings is None or self._world.rank() != 0:
+        if self._settings is None or not self._joined or self._world.rank() != 0:
             return None
         if self._durability is None:
             self._open_store(self._settings)

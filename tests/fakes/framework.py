@@ -1,0 +1,218 @@
+"""A framework without a framework: numpy arrays are its tensors, and one counter is its random generator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.layout import TensorSpec
+from hvdrecover.data.order import SampleOrder, Tail
+from hvdrecover.errors import UnsupportedTensorError
+
+Array = npt.NDArray[Any]
+
+_CODES = {"float64": "F64", "float32": "F32", "int64": "I64", "uint8": "U8", "bool": "BOOL"}
+_DTYPES = {code: np.dtype(name) for name, code in _CODES.items()}
+_STEP = 0x9E3779B97F4A7C15
+
+
+class FakeGenerator:
+    """A random generator whose whole state is one int, so that streams are easy to compare.
+
+    It is splitmix64: each draw adds a constant, so a state also tells how often it was drawn from.
+    """
+
+    def __init__(self, state: int = 1) -> None:
+        self.state = state
+
+    def draw(self) -> int:
+        """A number below 2**64."""
+        self.state = (self.state + _STEP) % 2**64
+        mixed = ((self.state ^ (self.state >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) % 2**64
+        return mixed ^ (mixed >> 31)
+
+    def uniform(self) -> float:
+        """A number in [0, 1)."""
+        return self.draw() / 2**64
+
+
+class FakeModel:
+    """Named weights; like a torch module it copies what it is loaded from."""
+
+    def __init__(self, **weights: Any) -> None:
+        self.weights: dict[str, Array] = {name: np.array(value) for name, value in weights.items()}
+
+    def state_dict(self) -> dict[str, Array]:
+        return dict(self.weights)
+
+    def load_state_dict(self, tree: Mapping[str, Array]) -> None:
+        for name, value in tree.items():
+            self.weights[name][...] = value
+
+
+class FakeOptimizer:
+    """SGD with momentum. Like torch's, it makes arrays at the first step and keeps those it is given."""
+
+    def __init__(self, model: FakeModel, rate: float = 0.1, momentum: float = 0.9) -> None:
+        self.model = model
+        self.rate = rate
+        self.momentum = momentum
+        self.velocity: dict[str, Array] = {}
+
+    def step(self, gradients: Mapping[str, Array]) -> None:
+        for name, gradient in gradients.items():
+            velocity = self.velocity.setdefault(name, np.zeros_like(self.model.weights[name]))
+            velocity *= self.momentum
+            velocity += gradient
+            self.model.weights[name] -= self.rate * velocity
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"velocity": dict(self.velocity), "rate": self.rate}
+
+    def load_state_dict(self, tree: Mapping[str, Any]) -> None:
+        self.velocity = dict(tree["velocity"])
+        self.rate = tree["rate"]
+
+
+class FakeSchedule:
+    """A component without tensors."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, tree: Mapping[str, int]) -> None:
+        self.steps = tree["steps"]
+
+
+class FakeSampler:
+    """What an adapter's elastic sampler is to the core: something with an ``order``."""
+
+    def __init__(self, length: int, *, seed: int = 0, shuffle: bool = True, tail: Tail = "pad") -> None:
+        self.order = SampleOrder(length, shuffle=shuffle, seed=seed, tail=tail)
+
+    def __iter__(self) -> Iterator[int]:
+        indices = self.order.begin()
+        if self.order.on_iterate is not None:
+            self.order.on_iterate()
+        yield from indices.tolist()
+
+
+class FakeLoader:
+    """Draws a base seed from the global generator when its iterator is made, as torch's loader does."""
+
+    def __init__(self, sampler: FakeSampler, batch_size: int, generator: FakeGenerator) -> None:
+        self.sampler = sampler
+        self.batch_size = batch_size
+        self.generator = generator
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.generator.draw()
+        batch: list[int] = []
+        for index in self.sampler:
+            batch.append(index)
+            if len(batch) == self.batch_size:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
+
+
+class FakeFramework:
+    """The fake framework's side of the core; see `hvdrecover.elastic.interfaces.Framework`.
+
+    Args:
+        seed: what the user seeded the global generator with.
+
+    Attributes:
+        generator: the process's global generator.
+        tear: how many more arrays can be copied before `copy_out` breaks, once; None is no limit.
+        torn: how often `copy_out` broke.
+    """
+
+    name = "fake"
+
+    def __init__(self, seed: int = 1) -> None:
+        self.generator = FakeGenerator(seed)
+        self.tear: int | None = None
+        self.torn = 0
+
+    def versions(self) -> dict[str, str]:
+        return {"fake": "1.0"}
+
+    def is_tensor(self, value: Any) -> bool:
+        return isinstance(value, np.ndarray)
+
+    def is_component(self, value: Any) -> bool:
+        return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+    def spec(self, tensor: Array, name: str) -> TensorSpec:
+        if tensor.dtype.name not in _CODES:
+            raise UnsupportedTensorError(name, f"an array of {tensor.dtype} can't be part of a commit")
+        return TensorSpec(name, _CODES[tensor.dtype.name], tensor.shape)
+
+    def views(self, arena: Arena) -> dict[str, Array]:
+        return {
+            spec.name: arena.bytes_of(spec.name).view(_DTYPES[spec.dtype]).reshape(spec.shape)
+            for spec in arena.layout.specs
+        }
+
+    def clone(self, tensor: Array) -> Array:
+        return tensor.copy()
+
+    def copy_out(self, tensors: Sequence[Array], views: Sequence[Array]) -> None:
+        for tensor, view in zip(tensors, views, strict=True):
+            if self.tear == 0:
+                self.tear = None
+                self.torn += 1
+                raise RuntimeError("the device is gone")
+            if self.tear is not None:
+                self.tear -= 1
+            view[...] = tensor
+
+    def tree(self, component: Any) -> Any:
+        return component.state_dict()
+
+    def fit(self, name: str, component: Any, tree: Any) -> tuple[Any, list[str]]:
+        if not isinstance(component, FakeModel):
+            return tree, []
+        mine = component.weights
+        differences = [
+            f"{name}.{key}: in the commit, but not in the model" for key in tree.keys() - mine.keys()
+        ]
+        differences += [
+            f"{name}.{key}: in the model, but not in the commit" for key in mine.keys() - tree.keys()
+        ]
+        fitting = {}
+        for key in tree.keys() & mine.keys():
+            stored, present = self.spec(tree[key], key), self.spec(mine[key], key)
+            if stored == present:
+                fitting[key] = tree[key]
+            else:
+                differences.append(f"{name}.{key}: {stored} in the commit, {present} in the model")
+        return fitting, differences
+
+    def copies_on_load(self, component: Any) -> bool:
+        return isinstance(component, FakeModel)
+
+    def load(self, component: Any, tree: Any) -> None:
+        component.load_state_dict(tree)
+
+    def draw_seed(self) -> int:
+        return self.generator.draw() >> 1
+
+    def seed(self, derive: Callable[[str], int]) -> None:
+        self.generator.state = derive("fake")
+
+    def generators(self) -> Any:
+        return {"fake": self.generator.state}
+
+    def set_generators(self, states: Any) -> None:
+        self.generator.state = states["fake"]

@@ -1,0 +1,136 @@
+"""Checkpoint roots in memory, that can be slow, fail, and are cut off from a process that was killed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from hvdrecover.checkpoint.arena import Bytes
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.manifest import FILE_NAME
+from hvdrecover.errors import StorageError
+from tests.fakes.world import HANG_SECONDS, FakeWorld, current_world
+
+
+@dataclass
+class FakeRoot:
+    """What one checkpoint root holds.
+
+    Attributes:
+        files: path to content.
+        gate: writes of data files wait for it.
+        at_the_gate: set while a write waits.
+        failures: how many of the next writes of data files fail; used once each and counted down.
+        attempts: how many writes of data files there were.
+        published: the commits whose manifest was published, in that order.
+    """
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    gate: threading.Event = field(default_factory=threading.Event)
+    at_the_gate: threading.Event = field(default_factory=threading.Event)
+    failures: int = 0
+    attempts: int = 0
+    published: list[CommitId] = field(default_factory=list)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    def commits(self) -> list[CommitId]:
+        """The complete commits, oldest first."""
+        folders = [path.split("/")[0] for path in self.files if path.endswith(f"/{FILE_NAME}")]
+        return sorted(commit for folder in folders if (commit := CommitId.parse(folder)))
+
+    def claims(self) -> list[str]:
+        """The names of the claims."""
+        return sorted(path for path in self.files if path.startswith("claims/"))
+
+
+class FakeRoots:
+    """All checkpoint roots, by URL; `open` stands for ``open_storage``."""
+
+    def __init__(self) -> None:
+        self.by_url: dict[str, FakeRoot] = {}
+
+    def __getitem__(self, url: str) -> FakeRoot:
+        return self.by_url.setdefault(url, FakeRoot())
+
+    def open(self, url: str) -> FakeStorage:
+        """One process's access to a root."""
+        return FakeStorage(url, self[url], current_world())
+
+
+class FakeStorage:
+    """One process's access to a root; see `hvdrecover.checkpoint.storage.Storage`.
+
+    When the process is killed, every thread of it that comes here ends.
+    """
+
+    def __init__(self, url: str, root: FakeRoot, process: FakeWorld | None) -> None:
+        self.url = url
+        self._root = root
+        self._process = process
+
+    def names(self, folder: str = "") -> list[str]:
+        prefix = f"{folder}/" if folder else ""
+        with self._files() as files:
+            below = [path.removeprefix(prefix) for path in files if path.startswith(prefix)]
+        return sorted({path.split("/")[0] for path in below})
+
+    def size(self, path: str) -> int | None:
+        with self._files() as files:
+            return len(files[path]) if path in files else None
+
+    def read(self, path: str) -> bytes:
+        with self._files() as files:
+            return files[path]
+
+    def read_into(self, path: str, buffer: Bytes) -> int:
+        data = self.read(path)
+        memoryview(buffer)[:] = data
+        return len(data)
+
+    def write(self, path: str, buffer: Bytes) -> None:
+        self._root.attempts += 1
+        self._wait_at_the_gate()
+        with self._files() as files:
+            if self._root.failures:
+                self._root.failures -= 1
+                raise StorageError(self.url, "the disk is full")
+            files[path] = buffer.tobytes()
+
+    def publish(self, path: str, data: bytes) -> None:
+        folder, _, name = path.rpartition("/")
+        with self._files() as files:
+            files[path] = data
+            if name == FILE_NAME and (commit := CommitId.parse(folder)):
+                self._root.published.append(commit)
+
+    def create(self, path: str, data: bytes) -> bool:
+        with self._files() as files:
+            return files.setdefault(path, data) is data
+
+    def remove(self, path: str) -> None:
+        with self._files() as files:
+            files.pop(path, None)
+
+    def delete(self, folder: str) -> None:
+        with self._files() as files:
+            for path in [path for path in files if path.startswith(f"{folder}/")]:
+                del files[path]
+
+    @contextmanager
+    def _files(self) -> Iterator[dict[str, bytes]]:
+        """The files of the root, for one thread at a time."""
+        if self._process is not None:
+            self._process.check_alive()
+        with self._root.lock:
+            yield self._root.files
+
+    def _wait_at_the_gate(self) -> None:
+        if not self._root.gate.is_set():
+            self._root.at_the_gate.set()
+            assert self._root.gate.wait(HANG_SECONDS), "the test never opened the gate"
+            self._root.at_the_gate.clear()

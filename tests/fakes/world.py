@@ -1,0 +1,450 @@
+"""A Horovod job without Horovod: every rank is a thread, and faults are data.
+
+`FakeJob` starts the ranks and stands for the elastic driver; each rank has a `FakeWorld`, through which it
+meets the others and communicates. Nothing can hang: a rank that waits too long, or for ranks that do
+something else, fails the test with a message that says who is where.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from horovod.common.exceptions import HorovodInternalError
+
+HANG_SECONDS = 20.0  # far more than any rank ever needs
+
+Action = Literal["kill", "kill_after", "kill_all", "cut", "change"]
+Replacement = Literal["none", "in_place", "appended"]
+Status = Literal["runs", "returned", "failed", "killed", "left"]
+
+_current = threading.local()
+
+
+class Killed(SystemExit):
+    """Ends a thread as SIGKILL ends a process: no handler of errors sees it, and nobody hears of it."""
+
+
+class Left(SystemExit):
+    """Ends the thread of a rank that the driver has taken out of the job."""
+
+
+@dataclass
+class Fault:
+    """Something that happens when a rank comes to a collective; used once.
+
+    Attributes:
+        rank: the rank that it happens to.
+        collective: how the collective's name begins.
+        nth: at which of that rank's visits it happens, counted from 1.
+        action: ``kill`` ends the rank before the collective and ``kill_after`` after it has come through;
+            ``kill_all`` ends all ranks; ``cut`` lets the collective come through on the others only;
+            ``change`` adds and removes hosts, and nothing is lost.
+        replacement: the place of the process that is started for a killed one.
+        add: how many ranks a change adds.
+        remove: the ranks that a change removes.
+        visits: how often the rank has come to the collective.
+        fired: whether it has happened.
+    """
+
+    rank: int
+    collective: str
+    nth: int = 1
+    action: Action = "kill"
+    replacement: Replacement = "none"
+    add: int = 0
+    remove: tuple[int, ...] = ()
+    visits: int = 0
+    fired: bool = False
+
+    def visit(self, rank: int, name: str) -> bool:
+        """Count a visit; return whether the fault happens now."""
+        if self.fired or rank != self.rank or not name.startswith(self.collective):
+            return False
+        self.visits += 1
+        self.fired = self.visits == self.nth
+        return self.fired
+
+
+def fail_at(
+    rank: int, collective: str, nth: int = 1, *, action: Action = "kill", replacement: Replacement = "none"
+) -> Fault:
+    """A rank is lost."""
+    return Fault(rank, collective, nth, action, replacement)
+
+
+def change_at(rank: int, collective: str, nth: int = 1, *, add: int = 0, remove: Sequence[int] = ()) -> Fault:
+    """Hosts come or go, and the driver tells all ranks just before this one's collective."""
+    return Fault(rank, collective, nth, "change", add=add, remove=tuple(remove))
+
+
+@dataclass
+class _Slot:
+    """One collective: what each rank brought to it."""
+
+    signature: tuple[Any, ...]
+    name: str
+    entries: dict[int, Any] = field(default_factory=dict)
+
+
+@dataclass
+class _Ring:
+    """The ranks that have met."""
+
+    members: list[FakeWorld]
+    slots: dict[int, _Slot] = field(default_factory=dict)
+    broken: bool = False
+
+
+@dataclass
+class Outcome:
+    """How a rank ended.
+
+    Attributes:
+        world: the rank.
+        status: ``returned``, ``failed``, ``killed`` or ``left``.
+        result: what it returned.
+        error: what it raised.
+    """
+
+    world: FakeWorld
+    status: Status
+    result: Any = None
+    error: BaseException | None = None
+
+
+class FakeWorld:
+    """One rank; see `hvdrecover.elastic.interfaces.World`.
+
+    Attributes:
+        place: ranks are numbered in the order of their places.
+        newcomer: whether the process was started after the job.
+        status: how it is.
+        told: where to tell of changes of hosts: ``state.on_hosts_updated``.
+        visits: how many collectives it has come to.
+        meetings: how often it has met the others.
+    """
+
+    def __init__(self, job: FakeJob, place: float, *, newcomer: bool) -> None:
+        self.job = job
+        self.place = place
+        self.newcomer = newcomer
+        self.status: Status = "runs"
+        self.told: list[Callable[[float, int], None]] = []
+        self.visits = 0
+        self.meetings = 0
+        self._ring: _Ring | None = None
+        self._place_in_ring = 0
+        self._position = 0
+        self._doomed = False
+        self._leaving = False
+        self._where = "nowhere yet"
+
+    # -- World ---------------------------------------------------------------------------------------------
+
+    def rank(self) -> int:
+        self._present()
+        return self._place_in_ring
+
+    def size(self) -> int:
+        return len(self._present().members)
+
+    def init(self) -> None:
+        with self.job.condition:
+            if self._ring is not None:
+                raise RuntimeError("init() without a shutdown() before it")
+            self._where = "init()"
+            self.job.meet()
+            self._wait(lambda: self._ring is not None or self._leaving)
+            if self._leaving:
+                self._end("left")
+                raise Left
+            self.meetings += 1
+
+    def shutdown(self) -> None:
+        with self.job.condition:
+            self._break_ring()
+            self._ring = None
+
+    def allgather(self, values: Sequence[int], name: str) -> npt.NDArray[np.int64]:
+        row = np.array(values, dtype=np.int64)
+        rows = self._exchange(("allgather", len(row)), name, row)
+        return np.stack(rows)
+
+    def broadcast(self, buffer: npt.NDArray[np.uint8], root: int, name: str) -> None:
+        mine = buffer.copy() if self.rank() == root else None
+        entries = self._exchange(("broadcast", root, len(buffer)), name, mine)
+        buffer[...] = entries[root]
+
+    # -- what a training function needs ----------------------------------------------------------------------
+
+    def allreduce(self, array: npt.NDArray[Any], name: str = "gradient") -> npt.NDArray[Any]:
+        """The sum over all ranks, in the order of ranks, so that it is the same to the last bit."""
+        entries = self._exchange(("allreduce", array.shape), name, array.copy())
+        total: npt.NDArray[Any] = entries[0].copy()
+        for entry in entries[1:]:
+            total += entry
+        return total
+
+    def here(self, name: str) -> None:
+        """A point that is no collective, for faults to happen at."""
+        with self.job.condition:
+            self._present()
+            self._meet_faults(name)
+
+    def check_alive(self) -> None:
+        """For the threads of this rank: end with it.
+
+        Raises:
+            Killed: the rank was killed.
+        """
+        if self._doomed or self.status == "killed":
+            raise Killed
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _exchange(self, signature: tuple[Any, ...], name: str, payload: Any) -> list[Any]:
+        with self.job.condition:
+            ring = self._present()
+            self._where = f"{signature[0]} '{name}'"
+            self.visits += 1
+            cut, end = self._meet_faults(name)
+            if ring.broken:
+                raise HorovodInternalError(f"{name}: a rank was lost")
+            slot = ring.slots.setdefault(self._position, _Slot((*signature, name), name))
+            if slot.signature != (*signature, name):
+                self.job.fail(
+                    f"rank {self.rank()} is in {(*signature, name)}, others are in {slot.signature}"
+                )
+            self._position += 1
+            slot.entries[self._place_in_ring] = payload
+            self.job.condition.notify_all()
+            self._wait(lambda: len(slot.entries) == len(ring.members) or ring.broken or self._deserted(ring))
+            if len(slot.entries) < len(ring.members):
+                raise HorovodInternalError(f"{name}: a rank was lost")
+            if end is not None:
+                self.job.kill(self, end.replacement)
+            if cut:
+                self._break_ring()
+                raise HorovodInternalError(f"{name}: cut off")
+            self._where = "its own code"
+            return [slot.entries[rank] for rank in range(len(ring.members))]
+
+    def _meet_faults(self, name: str) -> tuple[bool, Fault | None]:
+        """Let faults happen; return whether to be cut off, and the fault that kills after the collective."""
+        self.check_alive()
+        cut, end = False, None
+        for fault in self.job.faults:
+            if not fault.visit(self._place_in_ring, name):
+                continue
+            if fault.action == "kill":
+                self.job.kill(self, fault.replacement)
+            elif fault.action == "kill_all":
+                self.job.kill_all(self)
+            elif fault.action == "kill_after":
+                end = fault
+            elif fault.action == "cut":
+                cut = True
+            else:
+                self.job.change(self._present().members, fault.add, fault.remove)
+        return cut, end
+
+    def _present(self) -> _Ring:
+        if self._ring is None:
+            raise RuntimeError("not initialised: init() has not been called")
+        return self._ring
+
+    def _deserted(self, ring: _Ring) -> bool:
+        gone = [str(rank) for rank, member in enumerate(ring.members) if member.status == "returned"]
+        if gone:
+            self.job.fail(
+                f"rank {self._place_in_ring} is in {self._where}; rank {', '.join(gone)} has returned"
+            )
+        return False
+
+    def _wait(self, until: Callable[[], bool]) -> None:
+        done = self.job.condition.wait_for(
+            lambda: until() or self._doomed or self.job.failure is not None, HANG_SECONDS
+        )
+        if not done:
+            self.job.fail("the job hangs")
+        self.check_alive()
+        if self.job.failure is not None:
+            raise AssertionError(self.job.failure)
+
+    def _break_ring(self) -> None:
+        if self._ring is not None:
+            self._ring.broken = True
+            self.job.condition.notify_all()
+
+    def _end(self, status: Status) -> None:
+        with self.job.condition:
+            self.status = status
+            self._where = "the past"
+            if status != "returned":
+                self._break_ring()
+            self.job.meet()
+            self.job.condition.notify_all()
+
+    def describe(self) -> str:
+        """Who and where it is, for messages."""
+        return f"rank {self._place_in_ring} (place {self.place:g}, {self.status}) is in {self._where}"
+
+
+class FakeJob:
+    """The ranks of one job and the driver that watches over them.
+
+    Args:
+        main: what every process runs, given its world; it must call ``world.init()``, as a script calls
+            ``hvd.init()``.
+        size: how many ranks to start.
+        faults: what goes wrong.
+
+    Attributes:
+        failure: why the test fails, if it does: ranks that don't fit together, or hang.
+    """
+
+    def __init__(self, main: Callable[[FakeWorld], Any], size: int, faults: Sequence[Fault] = ()) -> None:
+        self.condition = threading.Condition(threading.RLock())
+        self.faults = list(faults)
+        self.failure: str | None = None
+        self._main = main
+        self._members: list[FakeWorld] = []
+        self._outcomes: list[Outcome] = []
+        self._threads: list[threading.Thread] = []
+        for place in range(size):
+            self._members.append(FakeWorld(self, place, newcomer=False))
+
+    def run(self) -> list[Outcome]:
+        """Run to the end.
+
+        Returns:
+            How the ranks ended: those that returned first, by rank, then the others.
+
+        Raises:
+            AssertionError: ranks did not fit together, or hung, or a fault never happened.
+        """
+        for member in list(self._members):
+            self._start(member)
+        for thread in self._threads:  # grows while we wait
+            thread.join(HANG_SECONDS * 2)
+        if self.failure is not None:
+            raise AssertionError(self.failure)
+        alive = [member.describe() for member in self._members if member.status == "runs"]
+        assert not alive, f"still running: {alive}"
+        idle = [fault for fault in self.faults if not fault.fired]
+        assert not idle, f"never happened: {idle}"
+        return sorted(self._outcomes, key=lambda outcome: (outcome.status != "returned", outcome.world.place))
+
+    def results(self) -> list[Any]:
+        """Run to the end, and return what the ranks returned, by rank. An error of any rank is raised."""
+        outcomes = self.run()
+        for outcome in outcomes:
+            if outcome.error is not None:
+                raise outcome.error
+        return [outcome.result for outcome in outcomes if outcome.status == "returned"]
+
+    # -- called by the ranks, which hold the condition -------------------------------------------------------
+
+    def meet(self) -> None:
+        """Let the ranks meet if all that are there are waiting for it."""
+        there = [member for member in self._members if member.status == "runs" and not member._leaving]
+        if self.failure is not None or any(member._ring is not None for member in there):
+            return
+        if not there or any(member._where != "init()" for member in there):
+            return
+        ring = _Ring(sorted(there, key=lambda member: member.place))
+        for rank, member in enumerate(ring.members):
+            member._ring, member._place_in_ring, member._position = ring, rank, 0
+            member._where = "its own code"
+        self.condition.notify_all()
+
+    def kill(self, member: FakeWorld, replacement: Replacement) -> None:
+        """End a rank, and start a process in its stead.
+
+        Raises:
+            Killed: always.
+        """
+        member._doomed = True
+        if replacement != "none":
+            place = member.place if replacement == "in_place" else self._next_place()
+            self._join(place)
+        member._end("killed")
+        raise Killed
+
+    def kill_all(self, member: FakeWorld) -> None:
+        """End all ranks, wherever they are.
+
+        Raises:
+            Killed: always.
+        """
+        for other in self._members:
+            other._doomed = other._doomed or other.status == "runs"
+        member._end("killed")
+        raise Killed
+
+    def change(self, ring: Sequence[FakeWorld], add: int, remove: Sequence[int]) -> None:
+        """Add and remove ranks, and tell those that are there."""
+        for rank in remove:
+            ring[rank]._leaving = True
+        for _ in range(add):
+            self._join(self._next_place())
+        for member in ring:
+            for tell in member.told:
+                tell(0.0, 1 if remove else 2)
+
+    def fail(self, reason: str) -> None:
+        """Give the test up.
+
+        Raises:
+            AssertionError: always.
+        """
+        if self.failure is None:
+            self.failure = "; ".join([reason, *(member.describe() for member in self._members)])
+        self.condition.notify_all()
+        raise AssertionError(self.failure)
+
+    def _next_place(self) -> float:
+        return max(member.place for member in self._members) + 1
+
+    def _join(self, place: float) -> None:
+        member = FakeWorld(self, place, newcomer=True)
+        self._members.append(member)
+        self._start(member)
+
+    def _start(self, member: FakeWorld) -> None:
+        thread = threading.Thread(
+            target=self._live, args=(member,), name=f"place-{member.place:g}", daemon=True
+        )
+        self._threads.append(thread)
+        thread.start()
+
+    def _live(self, member: FakeWorld) -> None:
+        _current.world = member
+        outcome = Outcome(member, "returned")
+        try:
+            outcome.result = self._main(member)
+        except Killed:
+            outcome.status = "killed"
+        except Left:
+            outcome.status = "left"
+        except BaseException as error:
+            outcome.status, outcome.error = "failed", error
+        self._outcomes.append(outcome)
+        member._end(outcome.status)
+
+
+def alone(*faults: Fault) -> FakeWorld:
+    """The world of a job of one rank, whose process is the test itself. Not initialised yet."""
+    job = FakeJob(lambda world: None, 1, faults)
+    _current.world = job._members[0]
+    return job._members[0]
+
+
+def current_world() -> FakeWorld | None:
+    """The rank that the calling thread is."""
+    return getattr(_current, "world", None)

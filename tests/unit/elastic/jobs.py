@@ -1,0 +1,95 @@
+"""What the tests of the elastic core build their jobs of."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.config import Config
+from hvdrecover.elastic.randomness import Randomness
+from hvdrecover.elastic.state import State
+from tests.fakes.framework import FakeFramework
+from tests.fakes.world import FakeJob, FakeWorld, Fault
+
+URL = "fake://root"
+
+CONFIG = Config(
+    checkpoint=None,
+    events=None,
+    log="info",
+    elastic=True,
+    launched=True,
+    controller_chosen=True,
+    host="host",
+)
+STATIC = dataclasses.replace(CONFIG, elastic=False)
+
+
+class StillClock:
+    """Time passes only when somebody waits for it, or says so."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def now(self) -> float:
+        return self.seconds
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def wait(self, event: threading.Event, timeout: float) -> bool:
+        self.seconds += timeout
+        return event.is_set()
+
+
+class Process:
+    """What one process of a job has.
+
+    Args:
+        world: its place in the job.
+        seed: what the user seeds the global generator with.
+    """
+
+    def __init__(self, world: FakeWorld, *, seed: int = 1) -> None:
+        self.world = world
+        self.framework = FakeFramework(seed)
+        self.generator = self.framework.generator
+        self.clock = StillClock()
+
+    def state(
+        self,
+        checkpoint: Checkpoint | str | None = None,
+        *,
+        rng: Randomness = "reseed",
+        config: Config = CONFIG,
+        **attributes: Any,
+    ) -> State:
+        state = State(
+            self.framework,
+            self.world,
+            checkpoint=checkpoint,
+            rng=rng,
+            config=config,
+            clock=self.clock,
+            attributes=attributes,
+        )
+        self.world.told.append(state.on_hosts_updated)
+        return state
+
+
+def initialised(body: Callable[[Process], Any], *, seed: int = 1) -> Callable[[FakeWorld], Any]:
+    """A script: initialise, then the body."""
+
+    def main(world: FakeWorld) -> Any:
+        world.init()
+        return body(Process(world, seed=seed))
+
+    return main
+
+
+def on_ranks(size: int, body: Callable[[Process], Any], faults: Sequence[Fault] = ()) -> list[Any]:
+    """Run a body on all ranks of a job to its end; return what the ranks returned, by rank."""
+    return FakeJob(initialised(body), size, faults).results()

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.errors import ConfigError, UnsupportedTensorError, UnsupportedValueError
+from tests.fakes.framework import FakeModel, FakeSampler, FakeSchedule
+from tests.fakes.root import FakeRoots
+from tests.unit.elastic.jobs import CONFIG, Process
+
+
+def test_attributes_are_read_by_name(process: Process) -> None:
+    model = FakeModel(w=[1.0])
+    state = process.state(model=model, epoch=3)
+    assert state.model is model
+    assert state.epoch == 3
+
+
+def test_attributes_are_set_by_name(process: Process) -> None:
+    state = process.state(epoch=0)
+    state.epoch += 2
+    state.save()
+    state.epoch = 7
+    state.restore()
+    assert state.epoch == 2
+
+
+def test_other_attributes_are_not_tracked(process: Process) -> None:
+    state = process.state(epoch=0)
+    state.note = "mine"
+    state.save()
+    state.note = "changed"
+    state.restore()
+    assert state.note == "changed"
+
+
+def test_a_missing_attribute_is_named(process: Process) -> None:
+    with pytest.raises(AttributeError, match="'State' object has no attribute 'epohc'"):
+        _ = process.state(epoch=0).epohc
+
+
+@pytest.mark.parametrize("name", ["commit", "sync", "last_commit", "finished", "on_hosts_updated"])
+def test_a_name_that_the_state_uses_itself_is_refused(process: Process, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"state\.{name}: "):
+        process.state(**{name: 1})
+
+
+@pytest.mark.parametrize("name", ["_private", "größe", "a-b", "1st", ""])
+def test_a_name_that_can_not_be_a_file_is_refused(process: Process, name: str) -> None:
+    with pytest.raises(ConfigError, match="can't have this name"):
+        process.state(**{name: 1})
+
+
+def test_an_unknown_way_to_treat_generators_is_refused(process: Process) -> None:
+    with pytest.raises(ConfigError, match="'restart' is not a way"):
+        process.state(rng="restart")  # type: ignore[arg-type]
+
+
+def test_a_value_that_json_can_not_hold_is_named_when_the_state_is_made(process: Process) -> None:
+    with pytest.raises(UnsupportedValueError, match=r"state\.scheduler: .*function"):
+        process.state(scheduler=lambda epoch: 0.1)
+
+
+def test_a_value_that_json_can_not_hold_is_named_when_it_is_committed(process: Process) -> None:
+    state = process.state(settings={"a": [1]})
+    state.sync()
+    state.settings["a"].append(lambda: 1)
+    with pytest.raises(UnsupportedValueError, match=r"state\.settings\['a'\]\[1\]: "):
+        state.commit()
+
+
+def test_a_tensor_that_safetensors_can_not_hold_is_named(process: Process) -> None:
+    with pytest.raises(UnsupportedTensorError, match=r"w: an array of complex128"):
+        process.state(model=FakeModel(w=[1j]))
+
+
+def test_a_replaced_component_is_the_one_that_is_committed(process: Process) -> None:
+    state = process.state(model=FakeModel(w=[1.0]))
+    state.sync()
+    state.model = FakeModel(w=[5.0])
+    state.save()
+    state.model.weights["w"][...] = 6.0
+    state.restore()
+    assert state.model.weights["w"].tolist() == [5.0]
+
+
+def test_a_component_without_tensors_is_loaded_in_place(process: Process) -> None:
+    schedule = FakeSchedule()
+    state = process.state(schedule=schedule)
+    schedule.steps = 4
+    state.save()
+    schedule.steps = 9
+    state.restore()
+    assert state.schedule is schedule
+    assert schedule.steps == 4
+
+
+def test_a_replaced_sampler_is_placed_and_watched_like_the_first(process: Process) -> None:
+    state = process.state(sampler=FakeSampler(4))
+    state.sync()
+    state.sampler = FakeSampler(8)
+    state.commit()
+    streams = process.generator.state
+    process.generator.draw()
+    next(iter(state.sampler))
+    assert process.generator.state == streams
+
+
+def test_a_plain_none_can_stand_for_a_component(process: Process) -> None:
+    state = process.state(model=None)
+    state.save()
+    state.restore()
+    assert state.model is None
+
+
+def test_the_checkpoint_url_may_come_from_the_configuration(process: Process) -> None:
+    state = process.state(config=dataclasses.replace(CONFIG, checkpoint="fake://configured"), epoch=0)
+    state.sync()
+    state.commit()
+    state.flush()
+    assert state.last_durable == state.last_commit
+
+
+def test_a_url_that_is_given_comes_before_the_configured_one(process: Process, roots: FakeRoots) -> None:
+    configured = dataclasses.replace(CONFIG, checkpoint="fake://configured")
+    state = process.state(Checkpoint("fake://given"), config=configured, epoch=0)
+    state.sync()
+    state.commit()
+    state.flush()
+    assert roots["fake://given"].commits() == [state.last_commit]
+    assert not roots["fake://configured"].files

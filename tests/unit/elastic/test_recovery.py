@@ -1,0 +1,139 @@
+"""The protocol by which ranks agree on a commit, message by message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from horovod.common.exceptions import HorovodInternalError
+
+from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.layout import TensorSpec, plan
+from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.elastic import recovery
+from hvdrecover.elastic.recovery import Agreement, Election, elect
+from hvdrecover.errors import RecoveryError
+from tests.fakes.world import FakeJob, FakeWorld, Fault, fail_at
+
+
+def on_ranks(size: int, body: Callable[[FakeWorld], Any], *faults: Fault) -> list[Any]:
+    def main(world: FakeWorld) -> Any:
+        world.init()
+        return body(world)
+
+    return FakeJob(main, size, faults).results()
+
+
+def snapshot_of(*weights: float) -> Snapshot:
+    arena = Arena(plan([TensorSpec("w", "F64", (len(weights),))]))
+    arena.bytes_of("w").view(np.float64)[...] = weights
+    state = {"attributes": {"model": {"w": {"$tensor": "w"}}, "epoch": 3}, "samplers": {}}
+    return Snapshot(CommitId(2, 5), {"model": arena}, state, 4, {"fake": "1.0"}, finished=True)
+
+
+NONE = CommitId(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("published", "expected"),
+    [
+        ([NONE], Election(0, None)),
+        ([NONE, NONE, NONE], Election(0, None)),
+        ([CommitId(0, 7), NONE], Election(0, None)),
+        ([NONE, CommitId(1, 0)], Election(1, CommitId(1, 0))),
+        ([CommitId(1, 4), CommitId(1, 5), CommitId(1, 4)], Election(1, CommitId(1, 5))),
+        ([CommitId(1, 5), CommitId(1, 5)], Election(0, CommitId(1, 5))),
+        ([CommitId(1, 900), CommitId(2, 3), NONE], Election(1, CommitId(2, 3))),
+    ],
+)
+def test_the_newest_commit_wins_whoever_holds_it(published: list[CommitId], expected: Election) -> None:
+    assert elect(published) == expected
+
+
+def test_all_ranks_elect_the_same() -> None:
+    def body(world: FakeWorld) -> Election:
+        return recovery.publish(world, CommitId(1, 10 - world.rank()) if world.rank() else None)
+
+    assert on_ranks(3, body) == [Election(1, CommitId(1, 9))] * 3
+
+
+def test_a_snapshot_arrives_whole() -> None:
+    def body(world: FakeWorld) -> Agreement:
+        if world.rank() == 1:
+            agreement = Agreement(snapshot_of(1.5, -2.5), "memory", "job-1")
+            recovery.send(world, 1, agreement)
+            return agreement
+        return recovery.receive(world, 1)
+
+    for agreement in on_ranks(3, body):
+        assert (agreement.source, agreement.job) == ("memory", "job-1")
+        snapshot = agreement.snapshot
+        assert (snapshot.id, snapshot.world_size, snapshot.finished) == (CommitId(2, 5), 4, True)
+        assert (snapshot.state, snapshot.versions) == (snapshot_of(0, 0).state, {"fake": "1.0"})
+        assert (
+            snapshot.arenas["model"].buffer.tobytes()
+            == snapshot_of(1.5, -2.5).arenas["model"].buffer.tobytes()
+        )
+
+
+def test_a_large_snapshot_goes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "_PIECE", 1000)
+    weights = [float(number) for number in range(2000)]
+
+    def body(world: FakeWorld) -> tuple[list[float], int]:
+        snapshot = snapshot_of(*weights)
+        if world.rank() == 0:
+            recovery.send(world, 0, Agreement(snapshot, "durable", "job"))
+        else:
+            snapshot = recovery.receive(world, 0).snapshot
+        return snapshot.arenas["model"].bytes_of("w").view(np.float64).tolist(), world.visits
+
+    pieces = -(-snapshot_of(*weights).nbytes // 1000)
+    assert on_ranks(2, body) == [(weights, pieces + 2)] * 2
+
+
+def test_a_snapshot_without_tensors_needs_no_buffers() -> None:
+    def body(world: FakeWorld) -> dict[str, Arena]:
+        snapshot = Snapshot(CommitId(1, 0), {}, {}, 1, {})
+        if world.rank() == 0:
+            recovery.send(world, 0, Agreement(snapshot, "initial", "job"))
+            return {}
+        return recovery.receive(world, 0).snapshot.arenas
+
+    assert on_ranks(2, body) == [{}, {}]
+
+
+def test_a_failure_of_the_root_reaches_the_others_with_its_reason() -> None:
+    def body(world: FakeWorld) -> str:
+        if world.rank() == 2:
+            recovery.send_failure(world, 2, OSError("the disk is gone"))
+            return ""
+        with pytest.raises(RecoveryError) as caught:
+            recovery.receive(world, 2)
+        return str(caught.value)
+
+    messages = on_ranks(3, body)
+    assert messages[0] == messages[1] == "rank 2 has no state to go on from. OSError: the disk is gone"
+
+
+@pytest.mark.parametrize("collective", ["header.length", "header", "snapshot"])
+def test_a_root_that_dies_while_sending_is_noticed(collective: str) -> None:
+    def body(world: FakeWorld) -> None:
+        if world.rank() == 0:
+            recovery.send(world, 0, Agreement(snapshot_of(1.0), "memory", "job"))
+        else:
+            with pytest.raises(HorovodInternalError):
+                recovery.receive(world, 0)
+
+    on_ranks(3, body, fail_at(0, f"hvdrecover.{collective}"))
+
+
+def test_values_of_different_lengths_are_gathered() -> None:
+    def body(world: FakeWorld) -> list[Any]:
+        return recovery.gather_json(world, {"rank": "x" * 50 * world.rank(), "ü": None}, "values")
+
+    expected = [{"rank": "x" * 50 * rank, "ü": None} for rank in range(3)]
+    assert on_ranks(3, body) == [expected] * 3

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.errors import MismatchError, RecoveryError, UnsupportedValueError
+from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
+from tests.fakes.root import FakeRoots
+from tests.unit.elastic.jobs import URL, Process
+
+
+def test_restore_before_any_commit_gives_the_values_of_construction(process: Process) -> None:
+    state = process.state(model=FakeModel(w=[1.0, 2.0]), history=[1], epoch=0)
+    state.model.weights["w"] += 5
+    state.history.append(2)
+    state.epoch = 9
+    state.restore()
+    assert state.model.weights["w"].tolist() == [1.0, 2.0]
+    assert (state.history, state.epoch) == ([1], 0)
+
+
+def test_a_list_that_is_mutated_after_a_commit_rolls_back(process: Process) -> None:
+    state = process.state(history=[])
+    state.sync()
+    state.history.append({"loss": [1.0]})
+    state.commit()
+    state.history[0]["loss"].append(2.0)
+    state.history.append(3)
+    state.restore()
+    assert state.history == [{"loss": [1.0]}]
+
+
+def test_a_commit_can_be_restored_more_than_once(process: Process) -> None:
+    state = process.state(history=[1], best=np.array([1.0]))
+    state.sync()
+    for _ in range(2):
+        state.history.append(2)
+        state.best += 1
+        state.restore()
+        assert state.history == [1]
+        assert state.best.tolist() == [1.0]
+
+
+def test_training_on_after_a_restore_does_not_change_the_commit(process: Process) -> None:
+    model = FakeModel(w=[1.0])
+    optimizer = FakeOptimizer(model)
+    state = process.state(model=model, optimizer=optimizer)
+    state.sync()
+    optimizer.step({"w": np.array([1.0])})
+    state.commit()
+    after = (model.weights["w"].copy(), optimizer.velocity["w"].copy())
+    for _ in range(2):
+        state.restore()
+        optimizer.step({"w": np.array([3.0])})
+    state.restore()
+    assert (model.weights["w"], optimizer.velocity["w"]) == after
+
+
+def test_a_sampler_goes_back_to_its_cursor(process: Process) -> None:
+    sampler = FakeSampler(10)
+    state = process.state(sampler=sampler)
+    state.sync()
+    sampler.order.set_epoch(2)
+    sampler.order.record(4)
+    state.commit()
+    sampler.order.record(4)
+    sampler.order.set_epoch(3)
+    state.restore()
+    assert (sampler.order.epoch, sampler.order.done) == (2, 4)
+
+
+def test_commits_are_numbered_from_the_first_meeting_on(process: Process) -> None:
+    state = process.state(epoch=0)
+    assert state.last_commit == CommitId(0, 0)
+    state.sync()
+    numbers = [state.last_commit]
+    for verb in (state.commit, state.save, state.commit):
+        verb()
+        numbers.append(state.last_commit)
+    assert numbers == [CommitId(1, 0), CommitId(1, 1), CommitId(1, 2), CommitId(1, 3)]
+
+
+def test_saves_before_the_first_meeting_do_not_count(process: Process) -> None:
+    state = process.state(epoch=0)
+    state.epoch = 1
+    state.save()
+    state.sync()
+    assert state.last_commit == CommitId(1, 0)
+    assert state.epoch == 1
+
+
+def test_nothing_is_written_without_a_checkpoint_root(process: Process, roots: FakeRoots) -> None:
+    state = process.state(epoch=0)
+    state.sync()
+    state.commit(durable=True)
+    state.flush()
+    state.finish()
+    assert roots.by_url == {}
+    assert state.last_durable is None
+
+
+def test_nothing_is_written_before_the_ranks_have_met(process: Process, roots: FakeRoots) -> None:
+    state = process.state(URL, epoch=0)
+    state.commit(durable=True)
+    state.flush()
+    assert roots[URL].files == {}
+
+
+def test_a_save_that_is_torn_leaves_no_commit(process: Process) -> None:
+    state = process.state(model=FakeModel(w=[1.0], v=[2.0]))
+    state.sync()
+    process.framework.tear = 1
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        state.commit()
+    assert state.last_commit == CommitId(0, 0)
+    with pytest.raises(RecoveryError, match="sync"):
+        state.restore()
+
+
+def test_the_commit_after_a_torn_one_is_whole_and_in_step_with_the_other_ranks(process: Process) -> None:
+    state = process.state(model=FakeModel(w=[1.0], v=[2.0]))
+    state.sync()
+    state.commit()
+    process.framework.tear = 1
+    with pytest.raises(RuntimeError):
+        state.commit()
+    state.commit()
+    assert state.last_commit == CommitId(1, 3)
+    state.model.weights["w"] += 1
+    state.restore()
+    assert state.model.weights["w"].tolist() == [1.0]
+
+
+def test_a_value_that_can_not_be_committed_does_not_spoil_the_last_commit(process: Process) -> None:
+    state = process.state(model=FakeModel(w=[1.0]), box=None)
+    state.sync()
+    state.model.weights["w"][...] = 2.0
+    state.box = object()
+    with pytest.raises(UnsupportedValueError):
+        state.commit()
+    assert state.last_commit == CommitId(1, 0)
+    state.restore()
+    assert (state.model.weights["w"].tolist(), state.box) == ([1.0], None)
+
+
+def test_restoring_into_another_model_names_what_differs_and_loads_nothing(process: Process) -> None:
+    state = process.state(model=FakeModel(w=[1.0], v=[1.0]), epoch=0)
+    state.sync()
+    state.model = FakeModel(w=[5.0, 5.0], u=[5.0])
+    state.epoch = 5
+    with pytest.raises(MismatchError) as caught:
+        state.restore()
+    assert caught.value.differences == [
+        "model.u: in the model, but not in the commit",
+        "model.v: in the commit, but not in the model",
+        "model.w: F64[1] in the commit, F64[2] in the model",
+    ]
+    assert (state.model.weights["w"].tolist(), state.epoch) == ([5.0, 5.0], 5)
