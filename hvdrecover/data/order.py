@@ -34,20 +34,30 @@ def permutation(length: int, seed: int, epoch: int) -> Indices:
     return order
 
 
-def share(left: Indices, rank: int, size: int, tail: Tail) -> Indices:
-    """A rank's part of the samples that are left, equally long on all ranks.
+def share(order: Indices, start: int, rank: int, size: int, tail: Tail) -> Indices:
+    """A rank's part of the samples from ``start`` on, equally long on all ranks.
+
+    A last round that is not full is filled up from the start of the epoch's order. Where this pass over the
+    epoch began must not matter: a resumed epoch ends like an undisturbed one, with the same samples repeated.
 
     Args:
-        left: the samples that are left, in order.
+        order: the epoch's samples, int64 of shape ``[length]``.
+        start: the first that is left.
         rank: the rank.
         size: number of ranks.
-        tail: how to deal with a last round that is not full: repeat samples from the start of ``left``
-            (``pad``) or leave it out (``drop``).
+        tail: fill a last round that is not full up (``pad``), or leave it out (``drop``).
     """
-    rounds = len(left) // size if tail == "drop" else math.ceil(len(left) / size)
-    if rounds == 0:
-        return left[:0]
-    return left[np.arange(rank, rounds * size, size) % len(left)]
+    positions = np.arange(start + rank, start + rounds(len(order) - start, size, tail) * size, size)
+    return order[positions % max(1, len(order))]
+
+
+def rounds(left: int, size: int, tail: Tail) -> int:
+    """How many samples each of ``size`` ranks gets of ``left`` samples."""
+    return left // size if tail == "drop" else math.ceil(left / size)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and int(value) >= 0
 
 
 class SampleOrder:
@@ -65,7 +75,7 @@ class SampleOrder:
         on_iterate: called when an iteration begins, after what the data loader itself draws from generators.
 
     Raises:
-        ConfigError: a negative length, or an unknown ``tail``.
+        ConfigError: a negative length, a seed that is no integer, or an unknown ``tail``.
     """
 
     def __init__(self, length: int, *, shuffle: bool = True, seed: int = 0, tail: Tail = "pad") -> None:
@@ -73,9 +83,11 @@ class SampleOrder:
             raise ConfigError("dataset", f"its length is {length}")
         if tail not in ("pad", "drop"):
             raise ConfigError("tail", f"'{tail}' is not a way to end an epoch; use 'pad' or 'drop'")
+        if not isinstance(seed, int | np.integer):
+            raise ConfigError("seed", f"{seed!r} is not an integer")
         self.length = length
-        self.shuffle = shuffle
-        self.seed = seed
+        self.shuffle = bool(shuffle)
+        self.seed = int(seed)  # a numpy integer would not go into JSON
         self.tail: Tail = tail
         self.epoch = 0
         self.done = 0
@@ -90,9 +102,15 @@ class SampleOrder:
         self._begin()
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch. Naming the epoch under way changes nothing, so that a resumed one goes on."""
+        """Go to an epoch. Naming the epoch under way changes nothing, so that a resumed one goes on.
+
+        Raises:
+            ConfigError: a negative epoch.
+        """
+        if not _is_count(epoch):
+            raise ConfigError("epoch", f"{epoch!r} is not a number from 0 on")
         if epoch != self.epoch:
-            self.epoch, self.done = epoch, 0
+            self.epoch, self.done = int(epoch), 0
             self._begin()
 
     def record(self, count: int) -> None:
@@ -103,13 +121,12 @@ class SampleOrder:
         """
         if count < 0:
             raise ConfigError("batch_size", f"{count} samples can't have been done")
-        self.done = min(self.length, self.done + count * self.size)
+        self.done = min(self.length, self.done + int(count) * self.size)
 
     @property
     def rounds(self) -> int:
         """How many samples this rank was given when the iteration, or its place, was last begun."""
-        left = self.length - self._start
-        return left // self.size if self.tail == "drop" else math.ceil(left / self.size)
+        return rounds(self.length - self._start, self.size, self.tail)
 
     @property
     def padding(self) -> int:
@@ -127,7 +144,7 @@ class SampleOrder:
 
     def remaining(self) -> Indices:
         """The samples that no rank has done: int64, in order."""
-        return self._left(self.done)
+        return self._order()[self.done :]
 
     def begin(self) -> Indices:
         """Begin an iteration: this rank's samples from the cursor on.
@@ -139,36 +156,45 @@ class SampleOrder:
             self.done = 0
         self._iterated = True
         self._start = self.done
-        return share(self._left(self.done), self.rank, self.size, self.tail)
+        return share(self._order(), self.done, self.rank, self.size, self.tail)
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor, and what it counts in."""
-        return {"epoch": self.epoch, "processed_num": self.done, "length": self.length, "seed": self.seed}
+        return {"epoch": self.epoch, "processed_num": self.done, **self._counts_in()}
 
     def load_state_dict(self, state: dict[str, Any], name: str = "sampler") -> None:
         """Go to a cursor.
 
         Args:
-            state: what `state_dict` gave; ``length`` and ``seed`` may be missing.
+            state: what `state_dict` gave; all but ``epoch`` and ``processed_num`` may be missing.
             name: what the sampler is called in an error.
 
         Raises:
             MismatchError: the data set has another length, or the order another seed, than when it was saved.
+                Nothing was changed.
         """
-        for fact, mine in (("length", self.length), ("seed", self.seed)):
-            if state.get(fact, mine) != mine:
-                raise MismatchError(
-                    name, [f"{name}: the commit's cursor counts in a data set of {fact} {state[fact]}, not {mine}"]
-                )
+        differences = [
+            f"{name}: the commit's cursor counts in an order of {fact} {state[fact]}, not {mine}"
+            for fact, mine in self._counts_in().items()
+            if state.get(fact, mine) != mine
+        ]
+        if not (_is_count(state.get("epoch")) and _is_count(state.get("processed_num"))):
+            differences.append(f"{name}: the commit holds {state}, which is no cursor")
+        if differences:
+            raise MismatchError(name, differences)
         self.epoch = int(state["epoch"])
         self.done = min(self.length, int(state["processed_num"]))
         self._begin()
+
+    def _counts_in(self) -> dict[str, Any]:
+        """What the cursor counts in; in another order of samples it would mean nothing."""
+        return {"length": self.length, "shuffle": self.shuffle, "seed": self.seed}
 
     def _begin(self) -> None:
         self._start = self.done
         self._iterated = False
 
-    def _left(self, start: int) -> Indices:
+    def _order(self) -> Indices:
         if self.shuffle:
-            return permutation(self.length, self.seed, self.epoch)[start:]
-        return np.arange(start, self.length, dtype=np.int64)
+            return permutation(self.length, self.seed, self.epoch)
+        return np.arange(self.length, dtype=np.int64)

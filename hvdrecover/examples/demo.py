@@ -1,0 +1,152 @@
+"""The main job, killed twice: a real ``horovodrun`` with two workers, SIGKILL, and what it cost.
+
+Run it by ``scripts/demo``, or ``python -m hvdrecover.examples.demo`` where hvdrecover and Horovod are installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from hvdrecover.errors import HvdrecoverError
+from hvdrecover.examples.digits_run import TRAINING_SAMPLES, DigitsRun, elastic
+from hvdrecover.launch.job import Job, kill
+
+EPOCHS = 15
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What one fault cost.
+
+    Attributes:
+        name: what was killed.
+        workers: number of workers before and after.
+        before: the last commit before it.
+        after: the commit that training went on from.
+        seconds: from the kill to the end of the next training step.
+        repeated: samples that had been trained on after that commit, and were again.
+    """
+
+    name: str
+    workers: tuple[int, int]
+    before: int
+    after: int
+    seconds: float
+    repeated: int
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the demo; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m hvdrecover.examples.demo", description=__doc__)
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave logs, events and commits in this new folder")
+    options = parser.parse_args(arguments)
+    console = Console(highlight=False)
+    folder = Path(tempfile.mkdtemp(prefix="hvdrecover-demo-"))
+    try:
+        return _demo(folder, console)
+    except HvdrecoverError as error:
+        console.print(f"the demo failed: {error}", style="red", markup=False)
+        return 1
+    finally:
+        if options.keep:
+            shutil.copytree(folder, options.keep)
+        shutil.rmtree(folder)
+
+
+def _demo(folder: Path, console: Console) -> int:
+    # Two names of this host, so that Horovod sees two hosts: it gives up a host on which a worker failed.
+    hosts = folder / "hosts"
+    hosts.write_text("localhost:1\n127.0.0.1:1\n")
+    clean = DigitsRun(folder / "clean", EPOCHS, "--step-seconds", "0.01")
+    killed = DigitsRun(folder / "killed", EPOCHS, "--step-seconds", "0.01")
+    console.print(f"1. training {EPOCHS} epochs of digits with 2 workers, undisturbed …")
+    clean.finish(clean.start(elastic(hosts)))
+    console.print(f"   test accuracy {clean.accuracy():.1%}")
+    faults = _train_with_faults(killed, elastic(hosts), console)
+    _show(console, faults, clean, killed)
+    problems = _problems(killed, clean)
+    for problem in problems:
+        console.print(f"NOT AS PROMISED: {problem}", style="red")
+    return 1 if problems else 0
+
+
+def _train_with_faults(run: DigitsRun, launcher: list[str], console: Console) -> list[Fault]:
+    console.print("2. training the same again …")
+    job = run.start(launcher)
+    try:
+        batch = run.wait_for(job, lambda batch: batch.epoch == 4 and batch.commit % 9 == 4)
+        console.print(f"   epoch {batch.epoch}: SIGKILL to the worker of rank 0; the other one goes on …")
+        one = _measure(job, run, "one worker", lambda: kill(run.process_of(rank=0)))
+        batch = run.wait_for(job, lambda batch: batch.epoch == 9 and batch.commit % 9 == 4)
+        console.print(f"   epoch {batch.epoch}: SIGKILL to the launcher and all workers; starting the job again …")
+        started = time.time()
+        job.kill()
+        job = run.start(launcher)
+        whole = _measure(job, run, "the whole job", lambda: None, started)
+        run.finish(job)
+    finally:
+        job.kill()
+    return [one, whole]
+
+
+def _measure(job: Job, run: DigitsRun, name: str, strike: Callable[[], None], started: float | None = None) -> Fault:
+    """Strike, unless it has happened at ``started``, and wait for the next training step."""
+    if started is None:
+        started = time.time()
+        strike()
+    last = max((b for b in run.batches() if b.time <= started), key=lambda b: (b.generation, b.commit))
+    following = run.wait_for(job, lambda batch: batch.generation > last.generation, after=started)
+    start = run.generations()[following.generation]
+    lost = [batch for batch in run.batches() if batch.generation <= last.generation and batch.commit >= start]
+    return Fault(
+        name=name,
+        workers=(last.size, following.size),
+        before=last.commit,
+        after=start,
+        seconds=following.time - started,
+        repeated=sum(len(batch.indices) for batch in lost),
+    )
+
+
+def _problems(killed: DigitsRun, clean: DigitsRun) -> list[str]:
+    problems = []
+    for epoch in range(EPOCHS):
+        seen = killed.samples(epoch)
+        if len(seen) != TRAINING_SAMPLES:
+            problems.append(f"epoch {epoch}: {TRAINING_SAMPLES - len(seen)} samples are in no committed batch")
+        if seen.total() - TRAINING_SAMPLES > 1:  # one is padding: an odd number, dealt out to two workers
+            problems.append(f"epoch {epoch}: {seen.total() - TRAINING_SAMPLES} samples are committed twice")
+    if killed.accuracy() < clean.accuracy() - 0.03:
+        problems.append("the run with faults ended less accurate than the undisturbed one")
+    return problems
+
+
+def _show(console: Console, faults: list[Fault], clean: DigitsRun, killed: DigitsRun) -> None:
+    table = Table()
+    for heading in ("SIGKILL of", "workers", "last commit", "went on from", "next step", "repeated"):
+        table.add_column(heading, justify="left" if heading == "SIGKILL of" else "right")
+    for fault in faults:
+        workers = f"{fault.workers[0]} → {fault.workers[1]}"
+        table.add_row(
+            fault.name, workers, str(fault.before), str(fault.after), f"{fault.seconds:.1f} s", f"{fault.repeated} samples"
+        )
+    console.print(table)
+    padding = sum(killed.samples(epoch).total() - TRAINING_SAMPLES for epoch in range(EPOCHS))
+    console.print(
+        f"test accuracy: {killed.accuracy():.1%} with these faults, {clean.accuracy():.1%} without\n"
+        f"committed samples: {EPOCHS} epochs × {TRAINING_SAMPLES}, each once, and {padding} as padding"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

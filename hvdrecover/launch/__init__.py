@@ -1,0 +1,1 @@
+"""Starting jobs and watching over them; no framework is imported here."""

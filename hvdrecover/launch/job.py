@@ -1,0 +1,107 @@
+"""A whole job as a child: started, watched, and ended without leaving a process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hvdrecover.errors import HvdrecoverError
+
+_MARK = "HVDRECOVER_JOB"
+
+
+class Job:
+    """A launcher such as ``horovodrun`` and all that it starts on this host.
+
+    Every process of the job is known by a mark in its environment, which a launcher hands on to its workers;
+    so even those that have left the launcher's process group are found.
+
+    Args:
+        command: the launcher and its arguments.
+        log: file that takes the output of all processes.
+        environ: variables on top of this process's own.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path, environ: Mapping[str, str] | None = None) -> None:
+        self.log = log
+        self._mark = f"{_MARK}={uuid.uuid4().hex}"
+        name, value = self._mark.split("=")
+        with log.open("ab") as output:
+            self._launcher = subprocess.Popen(
+                list(command),
+                env={**os.environ, **(environ or {}), name: value},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def running(self) -> bool:
+        """Whether the launcher runs."""
+        return self._launcher.poll() is None
+
+    def processes(self) -> list[int]:
+        """The ids of the job's processes on this host, launcher included; none that has exited."""
+        mark = self._mark.encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    marked = mark in (entry / "environ").read_bytes().split(b"\0")
+                except OSError:
+                    continue
+                if marked and _is_alive(entry):
+                    found.append(int(entry.name))
+        return found
+
+    def wait(self, timeout: float) -> int:
+        """Wait until the launcher exits.
+
+        Args:
+            timeout: seconds to wait.
+
+        Returns:
+            The launcher's exit code.
+
+        Raises:
+            HvdrecoverError: it still runs; the message holds the end of the log.
+        """
+        try:
+            return self._launcher.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise HvdrecoverError(f"the job still runs after {timeout} s; its log ends with\n{self.tail()}") from None
+
+    def kill(self) -> None:
+        """SIGKILL the launcher and everything that it started; return when all of it is gone."""
+        while processes := self.processes():
+            for process in processes:
+                kill(process)
+            self._launcher.poll()
+            time.sleep(0.01)
+        self._launcher.wait()
+
+    def tail(self, lines: int = 25) -> str:
+        """The end of the log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def kill(process: int) -> None:
+    """SIGKILL a process, if it still exists."""
+    try:
+        os.kill(process, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _is_alive(process: Path) -> bool:
+    """Whether a folder of /proc is that of a process that is no zombie."""
+    try:
+        return (process / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

@@ -1,0 +1,52 @@
+"""Real jobs: started here, and gone at the end of each test, whatever happened in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.examples.digits_run import DigitsRun, static
+from hvdrecover.launch.job import Job
+
+Start = Callable[..., Job]
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers share two cores; and sums are the same only with the same number of threads."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name in [name for name in os.environ if name.startswith("HVDRECOVER_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a `DigitsRun`, and ends what is left of it after the test."""
+    jobs: list[Job] = []
+
+    def start_run(run: DigitsRun, launcher: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Job:
+        jobs.append(run.start(launcher, environ))
+        return jobs[-1]
+
+    yield start_run
+    for job in jobs:
+        job.kill()
+
+
+@pytest.fixture(scope="session", params=["adamw", "sgd"])
+def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, DigitsRun]:
+    """The optimizer, and a finished run of two workers that nothing happened to."""
+    run = DigitsRun(tmp_path_factory.mktemp("undisturbed"), 3, "--optimizer", request.param)
+    run.finish(run.start(static(2), {"OMP_NUM_THREADS": "1"}))
+    return request.param, run
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Path:
+    """A host file that names this host twice, so that Horovod sees two hosts."""
+    path = tmp_path / "hosts"
+    path.write_text("localhost:1\n127.0.0.1:1\n")
+    return path

@@ -1,0 +1,62 @@
+"""A script for ``horovod.torch.elastic`` runs unchanged but for its import."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.examples.digits_run import PATIENCE, elastic, static
+from hvdrecover.launch.job import Job, kill
+
+SCRIPT = Path(__file__).with_name("scripts") / "horovod_elastic.py"
+
+
+@pytest.fixture
+def jobs() -> Iterator[list[Job]]:
+    started: list[Job] = []
+    yield started
+    for job in started:
+        job.kill()
+
+
+def report(job: Job) -> dict[str, object]:
+    assert job.wait(PATIENCE) == 0, job.tail()
+    return json.loads(re.findall(r"report (\{.*\})", job.log.read_text())[0])
+
+
+@pytest.mark.parametrize("module", ["horovod.torch.elastic", "hvdrecover.torch"])
+def test_undisturbed_it_does_what_horovods_does(module: str, jobs: list[Job], tmp_path: Path) -> None:
+    jobs.append(Job([*static(2), sys.executable, str(SCRIPT)], tmp_path / "log", {"ELASTIC": module}))
+    expected = {"result": "trained", "seen": 3 * 240, "resets": [], "rate": pytest.approx(2), "epoch": 2}
+    assert report(jobs[0]) == expected
+
+
+def test_without_a_checkpoint_root_it_survives_rank_0_and_writes_nothing(
+    jobs: list[Job], hosts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+    launcher = elastic(hosts)
+    monkeypatch.chdir(folder)
+    settings = {"ELASTIC": "hvdrecover.torch", "HOROVOD_GLOO_TIMEOUT_SECONDS": "10"}
+    job = Job([*launcher, sys.executable, str(SCRIPT)], tmp_path / "log", settings)
+    jobs.append(job)
+    kill(process_of_rank_0_in_epoch_1(job))
+    found = report(job)
+    assert found == {"result": "trained", "seen": 3 * 240, "resets": [1], "rate": pytest.approx(1), "epoch": 2}
+    assert list(folder.iterdir()) == []
+
+
+def process_of_rank_0_in_epoch_1(job: Job) -> int:
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline and job.running:
+        if found := re.findall(r"progress (\d+) 0 1 ", job.log.read_text()):
+            return int(found[0])
+        time.sleep(0.05)
+    raise AssertionError(job.tail())

@@ -1,0 +1,58 @@
+"""Ranks are lost and hosts come and go under a running ``horovodrun``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.examples.digits_run import DigitsRun, elastic
+from hvdrecover.launch.job import kill
+from tests.integration.conftest import Start
+from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_other_rank_goes_on_when_one_is_killed(rank: int, start: Start, hosts: Path, tmp_path: Path) -> None:
+    run = DigitsRun(tmp_path / "run", 3, *SLOW)
+    job = start(run, elastic(hosts))
+    batch = run.wait_for(job, lambda batch: batch.epoch == 1 and batch.size == 2 and batch.commit >= 12)
+    survivor = run.process_of(1 - rank)
+    kill(run.process_of(rank))
+    after = run.wait_for(job, lambda other: other.generation > batch.generation)
+    run.finish(job)
+    assert (after.pid, after.size) == (survivor, 1)
+    assert 0 <= run.generations()[2] - batch.commit <= 1  # nothing older than the last commit
+    assert "memory" in run.log
+    assert_each_sample_once(run, padding=1)
+
+
+def test_a_host_that_joins_and_one_that_leaves_cost_no_step(start: Start, hosts: Path, tmp_path: Path) -> None:
+    hosts.write_text("localhost:1\n")
+    run = DigitsRun(tmp_path / "run", 5, "--step-seconds", "0.05")
+    job = start(run, elastic(hosts, workers=1))
+    run.wait_for(job, lambda batch: batch.commit >= 3)
+    hosts.write_text("localhost:1\n127.0.0.1:1\n")
+    run.wait_for(job, lambda batch: batch.size == 2 and batch.commit >= 10)
+    hosts.write_text("127.0.0.1:1\n")
+    run.wait_for(job, lambda batch: batch.generation >= 3 and batch.size == 1)
+    run.finish(job)
+    sizes = [batch.size for batch in run.batches()]
+    assert sizes[0] == 1 and 2 in sizes and sizes[-1] == 1
+    assert len(run.committed()) == len(run.batches())  # no batch was thrown away
+    assert_each_sample_once(run, padding=1)
+
+
+def test_all_hosts_replaced_at_once_the_durable_commit_carries_the_job_over(
+    start: Start, hosts: Path, tmp_path: Path
+) -> None:
+    hosts.write_text("localhost:1\n")
+    run = DigitsRun(tmp_path / "run", 3, *SLOW)
+    job = start(run, elastic(hosts, workers=1))
+    run.wait_for(job, lambda batch: batch.commit >= 8)
+    hosts.write_text("127.0.0.1:1\n")
+    job.wait(timeout=90)  # Horovod gives up
+    job.kill()
+    run.finish(start(run, elastic(hosts, workers=1)))
+    assert run.generations()[max(run.generations())] >= 8
+    assert_each_sample_once(run, padding=1)

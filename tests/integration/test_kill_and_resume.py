@@ -1,0 +1,89 @@
+"""The whole job is killed; started again, it ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import torch
+
+from hvdrecover.examples.digits_run import TRAINING_SAMPLES, DigitsRun, elastic, static
+from hvdrecover.launch.job import Job
+from tests.integration.conftest import Start
+
+SLOW = ("--step-seconds", "0.02")  # so that a kill comes where the test wants it
+
+
+def assert_same_weights(one: DigitsRun, other: DigitsRun) -> None:
+    mine, theirs = torch.load(one.weights), torch.load(other.weights)
+    assert list(mine["model"]) == list(theirs["model"])
+    for name, tensor in mine["model"].items():
+        assert torch.equal(tensor, theirs["model"][name]), name
+    for index, entries in mine["optimizer"]["state"].items():
+        for name, value in entries.items():
+            assert torch.equal(value, theirs["optimizer"]["state"][index][name]), (index, name)
+    assert mine["accuracy"] == theirs["accuracy"]
+
+
+def assert_each_sample_once(run: DigitsRun, *, padding: int) -> None:
+    for epoch in range(run.epochs):
+        seen = run.samples(epoch)
+        assert set(seen) == set(range(TRAINING_SAMPLES))
+        assert seen.total() - TRAINING_SAMPLES <= padding
+
+
+def kill_in_epoch(run: DigitsRun, job: Job, epoch: int, commits: int) -> None:
+    """Kill all of a job a few commits after an epoch has begun."""
+    first = run.wait_for(job, lambda batch: batch.epoch == epoch)
+    run.wait_for(job, lambda batch: batch.epoch == epoch and batch.commit >= first.commit + commits)
+    job.kill()
+
+
+def test_resumed_in_mid_epoch_it_is_bitwise_equal(
+    undisturbed: tuple[str, DigitsRun], start: Start, tmp_path: Path
+) -> None:
+    optimizer, clean = undisturbed
+    run = DigitsRun(tmp_path, clean.epochs, "--optimizer", optimizer, *SLOW)
+    kill_in_epoch(run, start(run, static(2)), epoch=1, commits=3)
+    assert not run.weights.exists()
+    run.finish(start(run, static(2)))
+    assert 0 < run.generations()[2] < 27
+    assert "resumed from commit" in run.log
+    assert_same_weights(run, clean)
+    assert_each_sample_once(run, padding=1)
+
+
+def test_resumed_twice_with_prefetching_loaders_it_is_bitwise_equal(
+    undisturbed: tuple[str, DigitsRun], start: Start, tmp_path: Path
+) -> None:
+    optimizer, clean = undisturbed
+    run = DigitsRun(tmp_path, clean.epochs, "--optimizer", optimizer, "--loader-workers", "1", *SLOW)
+    kill_in_epoch(run, start(run, static(2)), epoch=0, commits=2)
+    kill_in_epoch(run, start(run, static(2)), epoch=2, commits=1)
+    run.finish(start(run, static(2)))
+    assert set(run.generations()) == {1, 2, 3}
+    assert_same_weights(run, clean)
+    assert_each_sample_once(run, padding=1)
+
+
+def test_a_finished_run_returns_at_once(undisturbed: tuple[str, DigitsRun], start: Start) -> None:
+    _, run = undisturbed
+    before = len(run.batches())
+    weights = run.weights.read_bytes()
+    run.finish(start(run, static(2)))
+    assert "this run was finished" in run.log
+    assert len(run.batches()) == before
+    assert run.weights.read_bytes() == weights
+
+
+def test_ctrl_c_leaves_nothing_that_a_later_start_trips_over(start: Start, hosts: Path, tmp_path: Path) -> None:
+    run = DigitsRun(tmp_path / "run", 3, *SLOW)
+    job = start(run, elastic(hosts))
+    run.wait_for(job, lambda batch: batch.commit >= 4)
+    for process in job.processes():  # a terminal sends SIGINT to all of the foreground
+        os.kill(process, signal.SIGINT)
+    job.wait(timeout=60)
+    assert job.processes() == []
+    run.finish(start(run, elastic(hosts)))
+    assert_each_sample_once(run, padding=1)
