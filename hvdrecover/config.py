@@ -63,9 +63,11 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         ConfigError: a variable has a value that it can't have.
     """
     env = os.environ if environ is None else environ
-    log = env.get("HVDRECOVER_LOG", "info").lower()
+    log = (env.get("HVDRECOVER_LOG") or "info").lower()
     if log not in _LOG_LEVELS:
-        raise ConfigError("HVDRECOVER_LOG", f"'{log}' is not a log level; use one of {', '.join(_LOG_LEVELS)}")
+        raise ConfigError(
+            "HVDRECOVER_LOG", f"'{log}' is not a log level; use one of {', '.join(_LOG_LEVELS)}"
+        )
     events = env.get("HVDRECOVER_EVENTS")
     return Config(
         checkpoint=env.get("HVDRECOVER_CHECKPOINT") or None,

@@ -26,10 +26,21 @@ An error's message says what happened, to what, and what to do. The facts are at
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 
 class HvdrecoverError(Exception):
     """Base class of all errors of hvdrecover."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By default an error is remade from its message alone; these take other arguments, and have facts.
+        return _remake, (type(self), self.args), vars(self)
+
+
+def _remake(kind: type[HvdrecoverError], args: tuple[Any, ...]) -> HvdrecoverError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    return error
 
 
 class ConfigError(HvdrecoverError, ValueError):
@@ -104,7 +115,7 @@ class NoUsableCommitError(CheckpointError):
         super().__init__(
             url,
             f"none of its {len(reasons)} commits can be used, and training will not silently start afresh."
-            f"{listing}\nRepair or copy back one of them, or name another checkpoint root to start from nothing.",
+            f"{listing}\nRepair or copy back one of them, or name another checkpoint root to start anew.",
         )
         self.reasons = dict(reasons)
 

@@ -9,6 +9,9 @@ facts of its kind:
 ``commit``     ``generation``, ``commit``: a commit is in host memory
 ``durable``    ``generation``, ``commit``, ``bytes``, ``seconds``: a commit is complete at the root
 ``write_failed`` ``generation``, ``commit``, ``error``, ``attempt``: a durable write failed
+``leftover``   ``commit``: what a writer that was killed left behind is removed
+``not_deleted`` ``error``: a commit that retention no longer keeps could not be deleted
+``not_loaded`` ``what``: with ``strict=False``, a part of a commit that does not fit
 ``skipped``    ``commit``, ``reason``: a durable commit was passed over when reading
 ``reset``      ``reason``: the ranks are about to meet again
 ``tail``       ``sampler``, ``epoch``, ``padding``, ``dropped``: how an epoch's last batch was evened out
@@ -64,8 +67,13 @@ class Events:
             **facts,
         }
         try:
-            os.write(self._open(self._folder), (json.dumps(line, default=str) + "\n").encode())
-        except OSError as error:
+            text = json.dumps(line, default=str, skipkeys=True)
+        except (TypeError, ValueError, RecursionError) as error:
+            logger.warning("events: an event of kind %s can't be written: %s", kind, error)
+            return
+        try:
+            os.write(self._open(self._folder), f"{text}\n".encode())
+        except (OSError, ValueError) as error:
             self._folder = None
             logger.warning("events: %s; no further events are written", error)
 

@@ -1,0 +1,106 @@
+import inspect
+import pickle
+
+import pytest
+
+from hvdrecover import errors
+from hvdrecover.errors import (
+    CheckpointError,
+    ConfigError,
+    EditError,
+    FencedError,
+    FlushTimeoutError,
+    HvdrecoverError,
+    MismatchError,
+    NoUsableCommitError,
+    StorageError,
+    UnsupportedValueError,
+)
+
+EXAMPLES = [
+    ConfigError("keep", "0 is less than 1"),
+    UnsupportedValueError("state.history[3]", "a lambda"),
+    StorageError("file:///data", "the disk is full"),
+    FencedError("file:///data", "generation 4 has claimed it"),
+    FlushTimeoutError("file:///data", "not durable after 3 s"),
+    NoUsableCommitError("file:///data", {"g0001-c00000001": "truncated"}),
+    MismatchError("file:///data", ["model.weight: F32[2], not F32[3]"]),
+    EditError("reserve-resize", "gloo_controller.cc", 0),
+]
+
+
+def the_classes():
+    found = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind)}
+    return {name: kind for name, kind in found.items() if issubclass(kind, HvdrecoverError)}
+
+
+def tree_of_docstring():
+    """Each class in the docstring's tree, with its parent."""
+    parents, path = {}, {}
+    for line in errors.__doc__.splitlines():
+        words = line.strip(" │├└─").split()
+        if words and words[0].endswith("Error"):
+            depth = line.index(words[0]) // 4
+            path[depth] = words[0]
+            parents[words[0]] = path.get(depth - 1)
+    return parents
+
+
+def test_the_tree_in_the_docstring_is_the_tree_of_classes():
+    of_classes = {}
+    for name, kind in the_classes().items():
+        parent = next(base for base in kind.__bases__ if issubclass(base, Exception))
+        of_classes[name] = parent.__name__ if issubclass(parent, HvdrecoverError) else None
+    documented = {
+        name: None if name == "HvdrecoverError" else base for name, base in tree_of_docstring().items()
+    }
+    assert documented == of_classes
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_an_error_survives_the_way_to_another_process(error):
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert str(copy) == str(error)
+    assert vars(copy) == vars(error)
+
+
+def test_a_message_begins_with_what_it_is_about():
+    assert str(ConfigError("keep", "0 is less than 1")) == "keep: 0 is less than 1"
+    assert str(StorageError("s3://bucket/run", "gone")) == "s3://bucket/run: gone"
+    assert str(UnsupportedValueError("state.log", "a file")) == "state.log: a file"
+
+
+def test_facts_are_attributes():
+    assert ConfigError("keep", "").name == "keep"
+    assert StorageError("s3://bucket/run", "").url == "s3://bucket/run"
+    assert UnsupportedValueError("state.log", "").path == "state.log"
+    assert MismatchError("url", ["a", "b"]).differences == ["a", "b"]
+    assert NoUsableCommitError("url", {"c": "why"}).reasons == {"c": "why"}
+
+
+def test_errors_can_be_caught_as_their_builtin_kind():
+    assert issubclass(StorageError, OSError)
+    assert issubclass(ConfigError, ValueError)
+    assert issubclass(UnsupportedValueError, TypeError)
+    assert issubclass(FlushTimeoutError, TimeoutError)
+    assert issubclass(StorageError, CheckpointError)
+
+
+def test_no_usable_commit_lists_every_commit_and_says_what_to_do():
+    text = str(NoUsableCommitError("url", {"g0002-c00000002": "truncated", "g0001-c00000001": "altered"}))
+    assert "none of its 2 commits" in text
+    assert "\n  g0002-c00000002: truncated\n  g0001-c00000001: altered\n" in text
+    assert "another checkpoint root" in text
+
+
+def test_a_mismatch_lists_every_difference_and_names_strict():
+    text = str(MismatchError("url", ["weight: F32[2]", "bias: F64[3]"]))
+    assert "\n  weight: F32[2]\n  bias: F64[3]\n" in text
+    assert "strict=False" in text
+
+
+def test_an_edit_that_no_longer_applies_says_which():
+    text = str(EditError("reserve-resize", "gloo_controller.cc", 2))
+    assert "'reserve-resize'" in text
+    assert "2 times in gloo_controller.cc" in text
