@@ -22,12 +22,16 @@ import functools
 import math
 import operator
 import pathlib
+import re
 import sys
+import types
+import typing
 import zoneinfo
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hvdrecover.errors import UnsupportedValueError
 
@@ -35,8 +39,11 @@ Json = Any
 Leaf = Callable[[Any, str], Json]
 """Encodes what it knows, given the value and its path, and returns `NotImplemented` for the rest."""
 Resolve = Callable[[str, Any], Any]
-"""Turns ``("$tag", payload)`` of a `Leaf` back into a value; raises KeyError for a tag that it doesn't know."""
+"""Turns ``("$tag", payload)`` of a `Leaf` back into a value; raises KeyError for a tag it doesn't know."""
 
+_PLAIN_DTYPE = re.compile(r"[<>|=]?[biufcSUMm]\d*(\[\w+\])?")
+_MAX_DEPTH = 100  # keeps clear of Python's recursion limit, also when decoding
+_MAX_INT_BITS = 2048  # Python refuses to read or write integers of more than 4300 decimal digits
 _REMEDY = (
     "Keep it as a dict, list or dataclass of plain values, give it state_dict() and load_state_dict(), "
     "or leave it out of the state and make it inside the training function."
@@ -63,12 +70,18 @@ def _encode(value: Any, path: str, leaf: Leaf | None, outer: tuple[int, ...]) ->
     if leaf is not None and (encoded := leaf(value, path)) is not NotImplemented:
         return encoded
     kind = type(value)
-    if value is None or kind in (bool, int, str):
+    if value is None or kind in (bool, str):
         return value
+    if kind is int:
+        return value if value.bit_length() <= _MAX_INT_BITS else {"$int": hex(value)}
     if kind is float:
         return value if math.isfinite(value) else {"$float": repr(value)}
     if id(value) in outer:
-        raise UnsupportedValueError(path, f"the {kind.__name__} contains itself, which JSON can't hold. {_REMEDY}")
+        raise UnsupportedValueError(
+            path, f"the {kind.__name__} contains itself, which JSON can't hold. {_REMEDY}"
+        )
+    if len(outer) == _MAX_DEPTH:
+        raise UnsupportedValueError(path, f"it lies more than {_MAX_DEPTH} containers deep. {_REMEDY}")
     outer = (*outer, id(value))
 
     def inner(item: Any, where: str) -> Json:
@@ -82,7 +95,8 @@ def _encode(value: Any, path: str, leaf: Leaf | None, outer: tuple[int, ...]) ->
         if matches(value):
             return {tag: pack(value, path, inner)}
     raise UnsupportedValueError(
-        path, f"a {kind.__module__}.{kind.__qualname__} can't be part of a commit: JSON can't hold it. {_REMEDY}"
+        path,
+        f"a {kind.__module__}.{kind.__qualname__} can't be part of a commit: JSON can't hold it. {_REMEDY}",
     )
 
 
@@ -92,8 +106,15 @@ def _encode_dict(value: dict[Any, Any], inner: Callable[[Any, str], Json]) -> Js
     return {"$dict": _pairs(value, inner)}
 
 
+def _repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:  # an object's own, or an integer of too many digits
+        return f"<{type(value).__name__}>"
+
+
 def _pairs(value: Any, inner: Callable[[Any, str], Json]) -> list[Json]:
-    return [[inner(key, f" key {key!r}"), inner(item, f"[{key!r}]")] for key, item in value.items()]
+    return [[inner(key, f" key {_repr(key)}"), inner(item, f"[{_repr(key)}]")] for key, item in value.items()]
 
 
 def _items(value: Any, path: str, inner: Callable[[Any, str], Json]) -> list[Json]:
@@ -102,27 +123,67 @@ def _items(value: Any, path: str, inner: Callable[[Any, str], Json]) -> list[Jso
 
 def _members(value: Any, path: str, inner: Callable[[Any, str], Json]) -> list[Json]:
     # A set's own order differs from process to process; commits of equal states should be equal.
-    return sorted((inner(item, f" member {item!r}") for item in value), key=repr)
+    return sorted((inner(item, f" member {_repr(item)}") for item in value), key=repr)
 
 
 def _numpy(value: Any, path: str, inner: Callable[[Any, str], Json]) -> list[Json]:
     array = np.asarray(value)
-    if array.dtype.kind not in "biufcSUMm":
-        raise UnsupportedValueError(path, f"a numpy array of dtype {array.dtype} can't be part of a commit. {_REMEDY}")
+    if not _PLAIN_DTYPE.fullmatch(array.dtype.str):
+        raise UnsupportedValueError(
+            path, f"a numpy array of dtype {array.dtype} can't be part of a commit. {_REMEDY}"
+        )
     data = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
     return [array.dtype.str, list(array.shape), data, isinstance(value, np.generic)]
 
 
+def _enum(value: Any, path: str, inner: Callable[[Any, str], Json]) -> list[Json]:
+    # Flags of no known bit have no name.
+    name = value._name_ if value._name_ is not None else str(value._value_)
+    return [_class_name(type(value), path), name]
+
+
+def _named_tuple(value: Any, path: str, inner: Callable[[Any, str], Json]) -> list[Json]:
+    return [_class_name(type(value), path), _items(value, path, inner)]
+
+
 def _dataclass(value: Any, path: str, inner: Callable[[Any, str], Json]) -> list[Json]:
-    fields = {
-        field.name: inner(getattr(value, field.name), f".{field.name}") for field in dataclasses.fields(value)
+    kind = type(value)
+    name = _class_name(kind, path)
+    try:
+        object.__new__(kind)
+    except TypeError as error:
+        raise UnsupportedValueError(
+            path, f"a dataclass derived from a built-in type can't be remade. {_REMEDY}"
+        ) from error
+    fields: dict[str, Json] = {}
+    for field in dataclasses.fields(value):
+        try:
+            item = getattr(value, field.name)
+        except AttributeError as error:
+            raise UnsupportedValueError(
+                f"{path}.{field.name}", "the field has no value. Give it a default."
+            ) from error
+        fields[field.name] = inner(item, f".{field.name}")
+    # What __post_init__ or a cached property put beside the fields: __post_init__ isn't called when decoding.
+    others = {
+        key: inner(item, f".{key}")
+        for key, item in getattr(value, "__dict__", {}).items()
+        if key not in fields
     }
-    return [_class_name(type(value), path), fields]
+    return [name, fields, others]
 
 
 def _datetime(value: Any, path: str, inner: Callable[[Any, str], Json]) -> list[Json]:
-    zone = value.tzinfo.key if isinstance(value.tzinfo, zoneinfo.ZoneInfo) else None
-    return [value.isoformat(), zone, value.fold]
+    """A datetime or time: ISO format, name of the zone if it has one, fold."""
+    if value.tzinfo is None or type(value.tzinfo) is datetime.timezone:
+        return [value.isoformat(), None, value.fold]
+    zone = value.tzinfo.key if type(value.tzinfo) is zoneinfo.ZoneInfo else None
+    if zone is None:
+        raise UnsupportedValueError(
+            path,
+            f"the time zone {value.tzinfo!r} can't be part of a commit. Use zoneinfo.ZoneInfo or timezone.",
+        )
+    return [value.replace(tzinfo=None).isoformat(), zone, value.fold]
 
 
 def _class_name(kind: type, path: str) -> str:
@@ -139,10 +200,15 @@ def _find_class(name: str) -> Any:
     module_name, _, qualname = name.partition(":")
     found: Any = sys.modules.get(module_name)
     for part in qualname.split("."):
-        if found is None:
-            return None
-        found = vars(found).get(part)
+        found = _attributes(found).get(part)
     return found if isinstance(found, type) else None
+
+
+def _attributes(holder: Any) -> Mapping[str, Any]:
+    """What a module or a class defines; looked up so that a lazy module or a metaclass does not notice."""
+    if issubclass(type(holder), types.ModuleType):
+        return typing.cast(dict[str, Any], object.__getattribute__(holder, "__dict__"))
+    return type.__getattribute__(holder, "__dict__") if issubclass(type(holder), type) else {}
 
 
 def _is_named_tuple(value: Any) -> bool:
@@ -151,13 +217,9 @@ def _is_named_tuple(value: Any) -> bool:
 
 _KINDS: tuple[tuple[Callable[[Any], bool], str, Callable[..., Json]], ...] = (
     # Before the types that they are subclasses of: np.float64 is a float, an IntEnum is an int.
-    (lambda v: isinstance(v, np.generic | np.ndarray), "$numpy", _numpy),
-    (lambda v: isinstance(v, enum.Enum), "$enum", lambda v, p, _: [_class_name(type(v), p), v.name or ""]),
-    (
-        _is_named_tuple,
-        "$namedtuple",
-        lambda v, p, inner: [_class_name(type(v), p), _items(v, p, inner)],
-    ),
+    (lambda v: isinstance(v, np.generic) or type(v) is np.ndarray, "$numpy", _numpy),
+    (lambda v: isinstance(v, enum.Enum), "$enum", _enum),
+    (_is_named_tuple, "$namedtuple", _named_tuple),
     (
         lambda v: dataclasses.is_dataclass(v) and not isinstance(v, type),
         "$dataclass",
@@ -175,11 +237,11 @@ _KINDS: tuple[tuple[Callable[[Any], bool], str, Callable[..., Json]], ...] = (
     (lambda v: type(v) is collections.Counter, "$counter", lambda v, _, inner: _pairs(v, inner)),
     (lambda v: type(v) is bytes, "$bytes", lambda v, *_: base64.b64encode(v).decode()),
     (lambda v: type(v) is complex, "$complex", lambda v, *_: [repr(v.real), repr(v.imag)]),
-    (lambda v: isinstance(v, pathlib.Path), "$path", lambda v, *_: str(v)),
-    (lambda v: isinstance(v, pathlib.PurePosixPath), "$purepath", lambda v, *_: str(v)),
+    (lambda v: type(v) is type(pathlib.Path()), "$path", lambda v, *_: str(v)),
+    (lambda v: type(v) is pathlib.PurePosixPath, "$purepath", lambda v, *_: str(v)),
     (lambda v: type(v) is datetime.datetime, "$datetime", _datetime),
     (lambda v: type(v) is datetime.date, "$date", lambda v, *_: v.isoformat()),
-    (lambda v: type(v) is datetime.time, "$time", lambda v, *_: v.isoformat()),
+    (lambda v: type(v) is datetime.time, "$time", _datetime),
     (
         lambda v: type(v) is datetime.timedelta,
         "$timedelta",
@@ -198,82 +260,133 @@ def decode(value: Json, resolve: Resolve | None = None) -> Any:
     Raises:
         ValueError: an unknown tag, a malformed payload, or a class that this program doesn't define.
     """
+    try:
+        return _decode(value, resolve)
+    except RecursionError as error:
+        raise ValueError("the value is nested too deeply") from error
+
+
+def _decode(value: Json, resolve: Resolve | None) -> Any:
     if isinstance(value, list):
-        return [decode(item, resolve) for item in value]
+        return [_decode(item, resolve) for item in value]
     if not isinstance(value, dict):
         return value
     tag = next(iter(value), "")
     if not tag.startswith("$"):
-        return {key: decode(item, resolve) for key, item in value.items()}
+        return {key: _decode(item, resolve) for key, item in value.items()}
+    if len(value) != 1:
+        raise ValueError(f"a malformed {tag}: there is more than the tag")
     try:
         if tag in _UNPACK:
-            return _UNPACK[tag](value[tag], lambda item: decode(item, resolve))
+            return _UNPACK[tag](value[tag], lambda item: _decode(item, resolve))
         if resolve is not None:
             return resolve(tag, value[tag])
-    except (KeyError, TypeError, IndexError, OverflowError, AttributeError, zoneinfo.ZoneInfoNotFoundError) as error:
+    except (LookupError, TypeError, ArithmeticError, AttributeError, OSError, ImportError) as error:
         raise ValueError(f"a malformed {tag}: {error!r}") from error
     raise ValueError(f"an unknown kind of value, {tag}")
 
 
+def _unpack_list(payload: Any, inner: Callable[[Any], Any]) -> list[Any]:
+    if not isinstance(payload, list):
+        raise TypeError(f"{payload!r} is not a list")
+    return [inner(item) for item in payload]
+
+
+def _unpack_pairs(payload: Any, inner: Callable[[Any], Any]) -> list[tuple[Any, Any]]:
+    return [(inner(key), inner(item)) for key, item in payload]
+
+
+def _unpack_bytes(payload: Any) -> bytes:
+    return base64.b64decode(payload, validate=True)
+
+
 def _unpack_numpy(payload: Any, inner: Callable[[Any], Any]) -> Any:
-    dtype = np.dtype(str(payload[0]))
-    if dtype.kind not in "biufcSUMm":
-        raise ValueError(f"the dtype {dtype} is not plain")
-    array = np.frombuffer(base64.b64decode(payload[2]), dtype=dtype).reshape(payload[1]).copy()
-    return array[()] if payload[3] else array
+    name, shape, data, scalar = payload
+    if not _PLAIN_DTYPE.fullmatch(name):
+        raise ValueError(f"the dtype {name} is not plain")
+    dtype = np.dtype(name)
+    # Not frombuffer: an empty string has items of no bytes, which it refuses.
+    content = _unpack_bytes(data)
+    array: npt.NDArray[Any] = np.ndarray(shape, dtype, content).copy()
+    if array.nbytes != len(content) or array.shape != tuple(shape):
+        raise ValueError(f"{len(content)} bytes do not fill the shape {shape}")
+    return array[()] if scalar else array
 
 
 def _unpack_enum(payload: Any, inner: Callable[[Any], Any]) -> Any:
-    kind = _require(payload[0], lambda kind: issubclass(kind, enum.Enum))
-    # A combination of flags is named after its parts: "READ|WRITE"; the empty one has no name.
-    parts = [kind.__members__[name] for name in payload[1].split("|")] if payload[1] else [kind(0)]
+    kind_name, name = payload
+    kind = _require(kind_name, lambda kind: issubclass(kind, enum.Enum))
+    members = kind.__members__
+    if name in members or not issubclass(kind, enum.Flag):
+        return members[name]
+    # Flags together are named after their parts, with a number for unknown bits: "READ|WRITE", "READ|8", "0".
+    parts = (members[part] if part in members else kind(int(part)) for part in name.split("|"))
     return functools.reduce(operator.or_, parts)
 
 
 def _unpack_dataclass(payload: Any, inner: Callable[[Any], Any]) -> Any:
-    kind = _require(payload[0], dataclasses.is_dataclass)
+    name, values, others = payload
+    kind = _require(name, dataclasses.is_dataclass)
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    if unknown := values.keys() - fields.keys():
+        raise ValueError(f"the class {name} has no field '{min(unknown)}' any more, which the commit has")
     made = object.__new__(kind)
-    for field in dataclasses.fields(kind):
-        object.__setattr__(made, field.name, inner(payload[1][field.name]))
+    for key, field in fields.items():
+        if key not in values and field.default is dataclasses.MISSING:
+            raise ValueError(
+                f"the class {name} has a field '{key}', which the commit lacks; give it a default"
+            )
+        object.__setattr__(made, key, inner(values[key]) if key in values else field.default)
+    for key, item in others.items():
+        made.__dict__[key] = inner(item)
     return made
 
 
 def _unpack_named_tuple(payload: Any, inner: Callable[[Any], Any]) -> Any:
-    kind = _require(payload[0], lambda kind: issubclass(kind, tuple) and hasattr(kind, "_fields"))
-    return tuple.__new__(kind, inner(payload[1]))
+    name, values = payload
+    kind = _require(name, lambda kind: issubclass(kind, tuple) and hasattr(kind, "_fields"))
+    if len(values) != len(kind._fields):
+        raise ValueError(
+            f"the named tuple {name} has {len(kind._fields)} fields, and the commit has {len(values)}"
+        )
+    return tuple.__new__(kind, _unpack_list(values, inner))
 
 
 def _require(name: str, fits: Callable[[type], bool]) -> Any:
     kind = _find_class(name)
     if kind is None or not fits(kind):
-        raise ValueError(f"this program does not define the class {name}; import or define it before resuming")
+        raise ValueError(
+            f"this program does not define the class {name}; import or define it before resuming"
+        )
     return kind
 
 
-def _unpack_datetime(payload: Any, inner: Callable[[Any], Any]) -> datetime.datetime:
-    made = datetime.datetime.fromisoformat(payload[0]).replace(fold=payload[2])
-    return made if payload[1] is None else made.replace(tzinfo=zoneinfo.ZoneInfo(payload[1]))
+def _unpack_datetime(kind: Any, payload: Any) -> Any:
+    text, zone, fold = payload
+    made = kind.fromisoformat(text).replace(fold=fold)
+    return made if zone is None else made.replace(tzinfo=zoneinfo.ZoneInfo(zone))
 
 
 _UNPACK: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
+    "$int": lambda p, _: int(p, 16),
     "$float": lambda p, _: float(p),
     "$numpy": _unpack_numpy,
     "$enum": _unpack_enum,
     "$namedtuple": _unpack_named_tuple,
     "$dataclass": _unpack_dataclass,
-    "$tuple": lambda p, inner: tuple(inner(p)),
-    "$set": lambda p, inner: set(inner(p)),
-    "$frozenset": lambda p, inner: frozenset(inner(p)),
-    "$deque": lambda p, inner: collections.deque(inner(p[0]), p[1]),
-    "$dict": lambda p, inner: {inner(key): inner(item) for key, item in p},
-    "$ordereddict": lambda p, inner: collections.OrderedDict((inner(key), inner(item)) for key, item in p),
-    "$counter": lambda p, inner: collections.Counter({inner(key): inner(item) for key, item in p}),
-    "$bytes": lambda p, _: base64.b64decode(p),
+    "$tuple": lambda p, inner: tuple(_unpack_list(p, inner)),
+    "$set": lambda p, inner: set(_unpack_list(p, inner)),
+    "$frozenset": lambda p, inner: frozenset(_unpack_list(p, inner)),
+    "$deque": lambda p, inner: collections.deque(_unpack_list(p[0], inner), p[1]),
+    "$dict": lambda p, inner: dict(_unpack_pairs(p, inner)),
+    "$ordereddict": lambda p, inner: collections.OrderedDict(_unpack_pairs(p, inner)),
+    "$counter": lambda p, inner: collections.Counter(dict(_unpack_pairs(p, inner))),
+    "$bytes": lambda p, _: _unpack_bytes(p),
     "$complex": lambda p, _: complex(float(p[0]), float(p[1])),
     "$path": lambda p, _: pathlib.Path(p),
     "$purepath": lambda p, _: pathlib.PurePosixPath(p),
-    "$datetime": _unpack_datetime,
+    "$datetime": lambda p, _: _unpack_datetime(datetime.datetime, p),
     "$date": lambda p, _: datetime.date.fromisoformat(p),
-    "$time": lambda p, _: datetime.time.fromisoformat(p),
+    "$time": lambda p, _: _unpack_datetime(datetime.time, p),
     "$timedelta": lambda p, _: datetime.timedelta(*p),
 }

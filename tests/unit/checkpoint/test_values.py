@@ -1,0 +1,683 @@
+import collections
+import contextlib
+import dataclasses
+import datetime
+import enum
+import json
+import math
+import pathlib
+import sys
+import types
+import zoneinfo
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdrecover.checkpoint.values import decode, encode
+from hvdrecover.errors import UnsupportedValueError
+
+
+class Phase(enum.Enum):
+    WARMUP = "warmup"
+    TRAIN = "train"
+    LEARN = "train"  # an alias
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Mode(enum.StrEnum):
+    FAST = "fast"
+
+
+class Access(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+class Bits(enum.IntFlag):
+    ONE = 1
+    TWO = 2
+
+
+Odd = enum.Enum("Odd", {"a|b": 1, "name_": 2})
+
+
+class Point(NamedTuple):
+    x: int
+    y: Any = None
+
+
+Pair = collections.namedtuple("Pair", "left right")
+
+
+@dataclasses.dataclass
+class Schedule:
+    rate: float
+    history: list[Any] = dataclasses.field(default_factory=list)
+    inner: Any = None
+
+    class Kind(enum.Enum):
+        COSINE = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    name: str
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    a: int
+    b: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FrozenSlotted:
+    a: int
+
+
+@dataclasses.dataclass
+class Busy:
+    """Its construction must be noticed."""
+
+    value: int
+    made = 0
+
+    def __post_init__(self):
+        Busy.made += 1
+        self.double = 2 * self.value
+
+
+@dataclasses.dataclass
+class Unset:
+    later: int = dataclasses.field(init=False)
+
+
+@dataclasses.dataclass
+class IsAList(list):
+    name: str = "x"
+
+
+class Custom:
+    pass
+
+
+def round_trip(value):
+    return decode(json.loads(json.dumps(encode(value, "state.x"), allow_nan=False)))
+
+
+def same(a, b):
+    """Equality of values and types, all the way down; NaN equals itself, -0.0 is not 0.0."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, np.ndarray | np.generic):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, float):
+        return repr(a) == repr(b)
+    if isinstance(a, complex):
+        return repr(a.real) == repr(b.real) and repr(a.imag) == repr(b.imag)
+    if isinstance(a, dict):
+        pairs = zip(a.items(), b.items(), strict=True)
+        return len(a) == len(b) and all(
+            same(x, y) for one, other in pairs for x, y in zip(one, other, strict=True)
+        )
+    if isinstance(a, list | tuple | collections.deque):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    if dataclasses.is_dataclass(a):
+        return same(
+            [getattr(a, field.name) for field in dataclasses.fields(a)],
+            [getattr(b, field.name) for field in dataclasses.fields(b)],
+        )
+    return a == b
+
+
+BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
+PLAIN = [
+    None,
+    True,
+    False,
+    0,
+    -(2**70),
+    10**5000,
+    -(10**5000),
+    0.0,
+    -0.0,
+    0.1,
+    5e-324,
+    sys.float_info.max,
+    math.inf,
+    -math.inf,
+    math.nan,
+    1 + 2j,
+    complex(-0.0, math.nan),
+    complex(math.inf, -math.inf),
+    "",
+    "text",
+    "ünï \U0001f600",
+    "\ud800",
+    "a\0b",
+    b"",
+    bytes(range(256)),
+    [],
+    [1, [2, [3]]],
+    (),
+    (1, (2, [3])),
+    {},
+    {"b": 1, "a": 2, " ": 3, "Z": 4},
+    {1: "a", None: "b", (1, 2): "c", 2.5: "d", False: 0},
+    {"$tuple": [1]},
+    {"a": 1, "$b": 2},
+    {b"k": {frozenset({1}): 2}},
+    set(),
+    {1, "a", (2, 3)},
+    frozenset({1, 2}),
+    collections.deque([1, 2], maxlen=2),
+    collections.deque(),
+    collections.OrderedDict([("b", 1), ("a", 2), (3, 4)]),
+    collections.Counter("abca"),
+    pathlib.Path("/data/run"),
+    pathlib.Path("relative/ü"),
+    pathlib.PurePosixPath("a/b"),
+    datetime.date(2024, 2, 29),
+    datetime.datetime(2024, 1, 2, 3, 4, 5, 678),
+    datetime.datetime(1, 1, 1),
+    datetime.datetime(2024, 1, 2, tzinfo=datetime.UTC),
+    datetime.datetime(2024, 1, 2, tzinfo=datetime.timezone(datetime.timedelta(hours=-3, seconds=7))),
+    datetime.datetime(2024, 6, 2, 12, tzinfo=BERLIN),
+    datetime.datetime(1800, 6, 2, 12, tzinfo=BERLIN),
+    datetime.time(1, 2, 3, 4),
+    datetime.time(1, tzinfo=datetime.UTC),
+    datetime.time(1, tzinfo=BERLIN),
+    datetime.timedelta(days=-3, seconds=4, microseconds=5),
+    Phase.TRAIN,
+    Phase.LEARN,
+    Level.LOW,
+    Mode.FAST,
+    Access.READ,
+    Access.READ | Access.WRITE,
+    Access(0),
+    Bits.ONE | Bits.TWO,
+    Bits(0),
+    Bits(1 | 8),
+    Bits(8),
+    ~Bits.ONE,
+    Odd["a|b"],
+    Odd["name_"],
+    Schedule.Kind.COSINE,
+    Point(1),
+    Point(1, Point(2, [3])),
+    Pair("l", (1,)),
+    Schedule(0.1),
+    Schedule(0.1, [1, (2,)], Frozen("f")),
+    Frozen("f"),
+    Slotted(1, (2, 3)),
+    FrozenSlotted(1),
+]
+ARRAYS = [
+    *(np.arange(6).reshape(2, 3).astype(dtype) for dtype in ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")),
+    *(np.array([1.5, -0.0, np.nan, np.inf]).astype(dtype) for dtype in ("f2", "f4", "f8", "c8", "c16")),
+    np.array([1.1], dtype=np.longdouble),
+    np.array([True, False]),
+    np.array([1, 2], dtype=">i4"),
+    np.array([1.5], dtype=">f8"),
+    np.array(3),
+    np.array([]),
+    np.zeros((0, 3), dtype="f4"),
+    np.zeros((2, 0), dtype="u1"),
+    np.array(["a", "", "ünï"]),
+    np.array([], dtype="U"),
+    np.array([b"a", b""]),
+    np.array(["2024-01-02", "NaT"], dtype="M8[D]"),
+    np.array(["2024-01-02T03:04:05"], dtype=">M8[25s]"),
+    np.array([1, 2], dtype="m8[ns]"),
+    np.asfortranarray(np.arange(6).reshape(2, 3)),
+    np.arange(10)[::3],
+    np.broadcast_to(np.arange(3), (2, 3)),
+    np.bool_(True),
+    np.int64(-1),
+    np.float16(0.1),
+    np.float64(0.1),
+    np.complex64(1 + 2j),
+    np.str_("text"),
+    np.str_(""),
+    np.bytes_(b"x"),
+    np.datetime64("2024-01-02", "D"),
+    np.datetime64("NaT"),
+    np.timedelta64(5, "ms"),
+]
+
+
+@pytest.mark.parametrize(
+    "value", PLAIN, ids=lambda value: f"{type(value).__name__}-{hash(str(type(value))) % 97}"
+)
+def test_a_value_comes_back_equal_and_of_its_type(value):
+    assert same(round_trip(value), value)
+
+
+@pytest.mark.parametrize("value", ARRAYS, ids=lambda value: f"{value.dtype.str}{list(value.shape)}")
+def test_a_numpy_value_comes_back_bit_for_bit(value):
+    assert same(round_trip(value), value)
+
+
+def test_every_type_of_the_table_also_goes_inside_every_container():
+    hashable = [value for value in PLAIN if isinstance(value, collections.abc.Hashable)]
+    hashable = [value for value in hashable if value == value and not isinstance(value, Slotted)]
+    keys = {}
+    for value in hashable:
+        try:
+            keys[value] = [value]
+        except TypeError:  # a tuple that holds a list
+            continue
+    assert len(keys) > 40
+    assert same(round_trip(keys), keys)
+    assert same(round_trip(collections.deque(PLAIN)), collections.deque(PLAIN))
+
+
+def test_maxlen_comes_back():
+    assert round_trip(collections.deque([1], maxlen=7)).maxlen == 7
+    assert round_trip(collections.deque([1])).maxlen is None
+
+
+def test_a_zone_comes_back_with_its_rules_and_fold():
+    early = datetime.datetime(2024, 10, 27, 2, 30, tzinfo=BERLIN)
+    late = early.replace(fold=1)
+    assert [round_trip(moment).utcoffset() for moment in (early, late)] == [
+        datetime.timedelta(hours=2),
+        datetime.timedelta(hours=1),
+    ]
+    assert round_trip(late).fold == 1
+    assert round_trip(early).tzinfo is BERLIN
+    assert round_trip(datetime.time(1, fold=1, tzinfo=BERLIN)).tzinfo is BERLIN
+
+
+def test_the_order_of_a_dict_is_kept():
+    value = {"z": 1, "a": {"y": 2, "b": 3}, 5: 4}
+    assert list(round_trip(value)) == ["z", "a", 5]
+    assert list(round_trip(value)["a"]) == ["y", "b"]
+
+
+def test_equal_sets_are_encoded_alike():
+    names = [f"name{index}" for index in range(50)]
+    assert encode(set(names), "x") == encode({*names[25:], *names[:25]}, "x")
+
+
+def test_containers_are_fresh_and_arrays_writable():
+    inner, array = [1], np.arange(3)
+    value = {"a": inner, "b": inner, "c": array}
+    copy = round_trip(value)
+    copy["a"].append(2)
+    copy["c"][0] = 7
+    assert (inner, copy["b"], array[0]) == ([1], [1], 0)
+
+
+def test_one_encoding_decoded_twice_shares_nothing():
+    encoded = encode({"a": [1], "b": np.arange(2)}, "x")
+    one, other = decode(encoded), decode(encoded)
+    one["a"].append(2)
+    one["b"][0] = 9
+    assert (other["a"], other["b"].tolist()) == ([1], [0, 1])
+
+
+def test_what_post_init_put_beside_the_fields_comes_back_without_calling_it():
+    busy = Busy(2)
+    before = Busy.made
+    copy = round_trip(busy)
+    assert (copy.value, copy.double, Busy.made) == (2, 4, before)
+
+
+def test_a_field_with_a_default_may_be_missing_in_the_commit():
+    encoded = encode(Schedule(0.5, [1], 2), "x")
+    del encoded["$dataclass"][1]["inner"]
+    assert decode(encoded) == Schedule(0.5, [1], None)
+
+
+def test_a_field_without_a_default_that_is_missing_is_named():
+    encoded = encode(Schedule(0.5), "x")
+    del encoded["$dataclass"][1]["rate"]
+    with pytest.raises(ValueError, match="Schedule has a field 'rate', which the commit lacks"):
+        decode(encoded)
+
+
+def test_a_field_that_the_class_no_longer_has_is_named():
+    encoded = encode(Schedule(0.5), "x")
+    encoded["$dataclass"][1]["momentum"] = 0.9
+    with pytest.raises(ValueError, match="Schedule has no field 'momentum' any more"):
+        decode(encoded)
+
+
+def a_list_in_itself():
+    value = [1]
+    value.append({"deep": value})
+    return value
+
+
+def local_class():
+    class Local(enum.Enum):
+        A = 1
+
+    return Local.A
+
+
+def deep(levels):
+    value = []
+    for _ in range(levels):
+        value = (value,)
+    return value
+
+
+class SomewhereElse(datetime.tzinfo):
+    def utcoffset(self, moment):
+        return datetime.timedelta(0)
+
+
+class MyList(list):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (lambda: 0, "function"),
+        (len, "builtin"),
+        (types, "module"),
+        (Custom, "type"),
+        (Schedule, "type"),
+        (Custom(), "Custom"),
+        (MyList(), "MyList"),
+        (object(), "object"),
+        (np.array([None, 1]), "dtype object"),
+        (np.array([(1, 2)], dtype="i4,i4"), "dtype"),
+        (np.ma.masked_array([1, 2], [True, False]), "MaskedArray"),
+        (collections.defaultdict(list), "defaultdict"),
+        (a_list_in_itself(), "contains itself"),
+        (local_class(), "can't be found by its name"),
+        (Unset(), "later"),
+        (IsAList(), "built-in type"),
+        (datetime.datetime(2024, 1, 1, tzinfo=SomewhereElse()), "time zone"),
+        (deep(200), "deep"),
+        (iter([]), "list_iterator"),
+    ],
+    ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
+)
+def test_what_cannot_be_kept_is_named_with_a_remedy(value, kind):
+    with pytest.raises(UnsupportedValueError) as caught:
+        encode({"a": [0, value]}, "state.config")
+    assert caught.value.path.startswith("state.config['a'][1]")
+    assert kind in str(caught.value)
+    assert any(word in str(caught.value) for word in ("Keep it", "Define it", "Use ", "Give it"))
+
+
+def test_an_open_file_is_named(tmp_path):
+    with (
+        (tmp_path / "log").open("w") as file,
+        pytest.raises(UnsupportedValueError, match=r"state\.log: a _io\."),
+    ):
+        encode(file, "state.log")
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ([0, 0, 0, object()], "state.history[3]"),
+        ({"a": {"b": object()}}, "state.history['a']['b']"),
+        ({1: object()}, "state.history[1]"),
+        ({(1, 2): [object()]}, "state.history[(1, 2)][0]"),
+        ((object(),), "state.history[0]"),
+        (collections.deque([1, object()]), "state.history[1]"),
+        (collections.OrderedDict(a=object()), "state.history['a']"),
+        (Schedule(0.1, [0, object()]), "state.history.history[1]"),
+        (Point(1, object()), "state.history[1]"),
+        (Slotted(1, ({"k": object()},)), "state.history.b[0]['k']"),
+    ],
+)
+def test_the_path_leads_to_the_culprit(value, path):
+    with pytest.raises(UnsupportedValueError) as caught:
+        encode(value, "state.history")
+    assert caught.value.path == path
+    assert str(caught.value).startswith(f"{path}: a builtins.object can't be part of a commit")
+
+
+def test_the_path_names_keys_and_members():
+    with pytest.raises(UnsupportedValueError, match=r"state\.x key <"):
+        encode({Custom(): 1}, "state.x")
+    with pytest.raises(UnsupportedValueError, match=r"state\.x member <"):
+        encode({Custom()}, "state.x")
+
+
+def test_one_object_in_two_places_is_no_cycle():
+    shared = [1]
+    assert round_trip([shared, shared, {"a": shared}]) == [[1], [1], {"a": [1]}]
+
+
+def test_what_can_be_encoded_can_be_decoded():
+    assert round_trip(deep(99)) == deep(99)
+
+
+def test_a_leaf_encodes_what_it_knows_and_resolve_brings_it_back():
+    def leaf(value, path):
+        return {"$custom": path} if isinstance(value, Custom) else NotImplemented
+
+    encoded = encode({"a": [Custom()], "b": 1}, "state.x", leaf)
+    assert encoded == {"a": [{"$custom": "state.x['a'][0]"}], "b": 1}
+    assert decode(encoded, lambda tag, payload: (tag, payload)) == {
+        "a": [("$custom", "state.x['a'][0]")],
+        "b": 1,
+    }
+
+
+def test_a_leaf_comes_before_everything_else():
+    assert encode((1, 2), "x", lambda value, path: "mine") == "mine"
+
+
+def test_a_tag_that_nobody_knows_is_a_value_error():
+    with pytest.raises(ValueError, match=r"unknown kind of value, \$custom"):
+        decode({"$custom": 1})
+
+    def resolve(tag, payload):
+        raise KeyError(tag)
+
+    with pytest.raises(ValueError, match=r"\$custom"):
+        decode({"$custom": 1}, resolve)
+
+
+HERE = __name__
+HOSTILE = [
+    {"$float": []},
+    {"$float": "one"},
+    {"$int": 5},
+    {"$int": "zz"},
+    {"$complex": ["1"]},
+    {"$complex": 3},
+    {"$bytes": "!!!"},
+    {"$bytes": 3},
+    {"$tuple": "abc"},
+    {"$tuple": 3},
+    {"$tuple": {"a": 1}},
+    {"$set": [[1]]},
+    {"$set": None},
+    {"$frozenset": [{}]},
+    {"$deque": [[1], "x"]},
+    {"$deque": [[1], -1]},
+    {"$deque": []},
+    {"$dict": [[1]]},
+    {"$dict": [[[], 1]]},
+    {"$dict": {"a": 1}},
+    {"$ordereddict": 1},
+    {"$counter": [[1, 2, 3]]},
+    {"$path": 3},
+    {"$purepath": []},
+    {"$date": "tomorrow"},
+    {"$date": 3},
+    {"$time": ["25:00", None, 0]},
+    {"$time": "01:00"},
+    {"$timedelta": ["a"]},
+    {"$timedelta": [10**30]},
+    {"$timedelta": 1},
+    {"$datetime": ["2024-13-01", None, 0]},
+    {"$datetime": ["2024-01-01", None, 7]},
+    {"$datetime": ["2024-01-01", "Europe", 0]},
+    {"$datetime": ["2024-01-01", "../../etc/passwd", 0]},
+    {"$datetime": ["2024-01-01", "No/Where", 0]},
+    {"$datetime": ["2024-01-01", 3, 0]},
+    {"$datetime": []},
+    {"$enum": []},
+    {"$enum": [3, "A"]},
+    {"$enum": ["", "A"]},
+    {"$enum": [f"{HERE}:Phase", "NONE"]},
+    {"$enum": [f"{HERE}:Phase", ""]},
+    {"$enum": [f"{HERE}:Phase", []]},
+    {"$enum": [f"{HERE}:Access", "READ|NONE"]},
+    {"$enum": [f"{HERE}:Access", "64"]},
+    {"$enum": [f"{HERE}:Schedule", "A"]},
+    {"$enum": ["os:system", "ls"]},
+    {"$enum": ["subprocess:Popen", "ls"]},
+    {"$enum": [f"{HERE}:Missing.Phase", "A"]},
+    {"$enum": [f"{HERE}:HERE.upper", "A"]},
+    {"$dataclass": [f"{HERE}:Custom", {}, {}]},
+    {"$dataclass": [f"{HERE}:Schedule", {}, {}]},
+    {"$dataclass": [f"{HERE}:Schedule", 3, {}]},
+    {"$dataclass": [f"{HERE}:Schedule", {"rate": 1, "history": [], "inner": 2}, []]},
+    {"$dataclass": [f"{HERE}:Slotted", {"a": 1, "b": 2}, {"c": 3}]},
+    {"$dataclass": [f"{HERE}:IsAList", {}, {}]},
+    {"$dataclass": [f"{HERE}:Schedule"]},
+    {"$namedtuple": [f"{HERE}:Point", [1, 2, 3]]},
+    {"$namedtuple": [f"{HERE}:Point", "ab"]},
+    {"$namedtuple": [f"{HERE}:Phase", [1]]},
+    {"$namedtuple": ["builtins:tuple", [1]]},
+    {"$numpy": []},
+    {"$numpy": ["O", [1], "AAAAAAAAAAA=", False]},
+    {"$numpy": ["i4,(", [1], "AAAAAA==", False]},
+    {"$numpy": ["i4,i4", [1], "AAAAAAAAAAA=", False]},
+    {"$numpy": ["(2,)i4", [1], "AAAAAAAAAAA=", False]},
+    {"$numpy": ["<f4", [2], "AAAAAA==", False]},
+    {"$numpy": ["<f4", [1], "AAAAAAAAAAA=", False]},
+    {"$numpy": ["<f4", [-1], "AAAAAA==", False]},
+    {"$numpy": ["<f4", [2**62, 2**62], "AAAAAA==", False]},
+    {"$numpy": ["<f4", [10**30], "AAAAAA==", False]},
+    {"$numpy": ["<f4", "x", "AAAAAA==", False]},
+    {"$numpy": ["<f3", [1], "AAAA", False]},
+    {"$numpy": ["<f99999999999999999999", [1], "AAAA", False]},
+    {"$numpy": ["<M8[parsec]", [1], "AAAAAAAAAAA=", False]},
+    {"$numpy": [None, [1], "AAAAAA==", False]},
+    {"$numpy": ["<f4", [1] * 100, "AAAAAA==", False]},
+    {"$tuple": [1], "other": 2},
+    {"$": 1},
+]
+
+
+@pytest.mark.parametrize("payload", HOSTILE, ids=lambda payload: json.dumps(payload)[:60])
+def test_a_hostile_payload_gives_a_value_error(payload):
+    with pytest.raises(ValueError):
+        decode({"a": [payload]})
+
+
+def test_deep_nesting_gives_a_value_error():
+    value = 1
+    for _ in range(100_000):
+        value = [value]
+    with pytest.raises(ValueError, match="nested too deeply"):
+        decode(value)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.text(max_size=3) | st.sampled_from(sorted({next(iter(p)) for p in HOSTILE})), inner, max_size=3
+        )
+        | st.builds(
+            lambda tag, payload: {tag: payload},
+            st.sampled_from(sorted({next(iter(p)) for p in HOSTILE})),
+            inner,
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@given(json_values)
+def test_whatever_the_payload_nothing_but_a_value_error_comes_out(payload):
+    with contextlib.suppress(ValueError):
+        decode(payload)
+
+
+def test_decoding_never_imports(monkeypatch):
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    with pytest.raises(ValueError, match=r"does not define the class colorsys:Space"):
+        decode({"$enum": ["colorsys:Space", "RGB"]})
+    assert "colorsys" not in sys.modules
+
+
+def test_decoding_wakes_no_lazy_module(monkeypatch):
+    class Lazy(types.ModuleType):
+        def __getattribute__(self, name):
+            raise AssertionError(f"touched {name}")
+
+    module = Lazy("lazy_module_of_a_test")
+    module_with_getattr = types.ModuleType("getattr_module_of_a_test")
+    module_with_getattr.__getattr__ = lambda name: Phase
+    monkeypatch.setitem(sys.modules, "lazy_module_of_a_test", module)
+    monkeypatch.setitem(sys.modules, "getattr_module_of_a_test", module_with_getattr)
+    for name in ("lazy_module_of_a_test", "getattr_module_of_a_test"):
+        with pytest.raises(ValueError, match="does not define the class"):
+            decode({"$enum": [f"{name}:Phase", "TRAIN"]})
+
+
+def test_decoding_calls_no_constructor(monkeypatch):
+    def forbidden(*args, **kwargs):
+        raise AssertionError("called")
+
+    encoded = json.loads(json.dumps(encode([Busy(1), Frozen("x"), Point(1), Phase.TRAIN], "x")))
+    for kind in (Busy, Frozen, Point):
+        monkeypatch.setattr(kind, "__new__", forbidden)
+    monkeypatch.setattr(Busy, "__init__", forbidden)
+    monkeypatch.setattr(Busy, "__post_init__", forbidden)
+    monkeypatch.setattr(Frozen, "__init__", forbidden)
+    monkeypatch.setattr(Phase, "_missing_", forbidden)
+    busy, frozen, point, phase = decode(encoded)
+    assert (busy.value, frozen.name, point.x, phase) == (1, "x", 1, Phase.TRAIN)
+
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.complex_numbers()
+    | st.text(max_size=8)
+    | st.binary(max_size=8)
+    | st.dates()
+    | st.datetimes()
+    | st.times()
+    | st.timedeltas()
+    | st.sampled_from([*Phase, *Level, *Mode, Access.READ | Access.WRITE, Point(1), Frozen("f")])
+)
+hashables = st.recursive(
+    scalars.filter(lambda value: value == value),
+    lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3),
+    max_leaves=4,
+)
+trees = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        | st.dictionaries(hashables, inner, max_size=3)
+        | st.sets(hashables, max_size=3)
+        | st.builds(Schedule, st.floats(), st.lists(inner, max_size=2), inner)
+        | st.builds(collections.deque, st.lists(inner, max_size=3))
+    ),
+    max_leaves=12,
+)
+
+
+@given(trees)
+def test_any_tree_comes_back(value):
+    assert same(round_trip(value), value)
