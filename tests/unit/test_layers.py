@@ -1,0 +1,177 @@
+"""DESIGN section 2: imports point downward only."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hvdrecover
+
+PACKAGE = Path(hvdrecover.__file__).parent
+LAYERS = {
+    "errors": 0,
+    "events": 0,
+    "config": 0,
+    "clock": 0,
+    "version": 0,
+    "checkpoint": 1,
+    "discovery": 1,
+    "data": 1,
+    "install": 1,
+    "elastic": 2,
+    "torch": 3,
+    "tensorflow": 3,
+    "launch": 4,
+    "cli": 5,
+    "__main__": 5,
+    "__init__": 5,
+    "examples": 5,
+}
+FRAMEWORKS = {"torch", "tensorflow", "keras"}
+ADAPTERS = {"torch", "tensorflow"}
+MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+
+
+def topic(module):
+    """The folder or top-level module that a file belongs to."""
+    return module.split("/")[0].removesuffix(".py")
+
+
+def tree(module):
+    return ast.parse((PACKAGE / module).read_text())
+
+
+def imports(module):
+    """Absolute names of all that a module imports, also inside functions."""
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative import"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def topics_imported_by(module):
+    """The topics of hvdrecover that a module imports."""
+    topics = {topic(other) for other in MODULES}
+    parts = (name.split(".") for name in imports(module) if name.startswith("hvdrecover."))
+    return {part[1] for part in parts} & topics
+
+
+def test_the_modules_are_found():
+    assert {"errors.py", "checkpoint/store.py", "elastic/state.py", "torch/state.py"} <= set(MODULES)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_has_a_layer(module):
+    assert topic(module) in LAYERS
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_downward_only(module):
+    mine = topic(module)
+    upward = {other for other in topics_imported_by(module) if other != mine and LAYERS[other] > LAYERS[mine]}
+    assert not upward
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_topics_of_one_layer_do_not_import_each_other(module):
+    mine = topic(module)
+    beside = {
+        other for other in topics_imported_by(module) if other != mine and LAYERS[other] == LAYERS[mine]
+    }
+    assert LAYERS[mine] in (0, 5) or not beside
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if LAYERS[topic(module)] == 0])
+def test_the_lowest_layer_imports_the_standard_library_only(module):
+    outside = {name.split(".")[0] for name in imports(module)} - {"hvdrecover"} - set(sys.stdlib_module_names)
+    assert not outside
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_only_adapters_and_examples_import_a_framework(module):
+    used = {name.split(".")[0] for name in imports(module)} & FRAMEWORKS
+    assert topic(module) in ADAPTERS | {"examples"} or not used
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_only_adapters_examples_and_the_bridge_import_horovod(module):
+    used = "horovod" in {name.split(".")[0] for name in imports(module)}
+    assert topic(module) in ADAPTERS | {"examples"} or module == "elastic/horovod.py" or not used
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if topic(module) in ADAPTERS])
+def test_adapters_never_import_each_other_or_the_other_framework(module):
+    others = ADAPTERS - {topic(module)}
+    assert not others & set(topics_imported_by(module))
+    assert not others & {name.split(".")[0] for name in imports(module)}
+    assert not {f"horovod.{other}" for other in others} & set(imports(module))
+
+
+def names_of_os_used(module):
+    """What a module uses of ``os``, but for an environment that it hands on: ``{**os.environ, ...}``."""
+    nodes = list(ast.walk(tree(module)))
+    handed_on = {
+        id(value)
+        for node in nodes
+        if isinstance(node, ast.Dict)
+        for key, value in zip(node.keys, node.values, strict=True)
+        if key is None
+    }
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "os" and id(node) not in handed_on:
+            yield node.attr
+    yield from (name.removeprefix("os.") for name in imports(module) if name.startswith("os."))
+
+
+@pytest.mark.parametrize(
+    "module", [module for module in MODULES if topic(module) not in ("install", "examples")]
+)
+def test_only_config_reads_environment_variables(module):
+    readers = {"environ", "environb", "getenv", "getenvb"}
+    assert module == "config.py" or not readers & set(names_of_os_used(module))
+
+
+def test_importing_the_package_imports_neither_a_framework_nor_horovod():
+    program = (
+        "import sys, hvdrecover, hvdrecover.elastic.run\n"
+        "print(sorted({'torch', 'tensorflow', 'keras', 'horovod'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def names_in_all(module):
+    for node in tree(module).body:
+        if isinstance(node, ast.Assign) and any(getattr(t, "id", "") == "__all__" for t in node.targets):
+            return ast.literal_eval(node.value)
+    return None
+
+
+EXPORTING = [module for module in MODULES if names_in_all(module) is not None]
+
+
+def test_the_modules_that_export_are_found():
+    assert {"__init__.py", "torch/__init__.py"} <= set(EXPORTING)
+
+
+@pytest.mark.parametrize("module", EXPORTING)
+def test_every_all_is_sorted_without_duplicates(module):
+    names = names_in_all(module)
+    # Constants, then classes, then the rest, as ruff sorts them.
+    assert names == sorted(set(names), key=lambda name: (not name.isupper(), not name[0].isupper(), name))
+
+
+@pytest.mark.parametrize("module", EXPORTING)
+def test_every_name_in_all_exists(module):
+    if topic(module) in ADAPTERS:
+        pytest.importorskip(topic(module))
+        pytest.importorskip("horovod")
+    parts = ("hvdrecover", *Path(module).with_suffix("").parts)
+    imported = importlib.import_module(".".join(parts).removesuffix(".__init__"))
+    assert [name for name in names_in_all(module) if not hasattr(imported, name)] == []
