@@ -72,6 +72,11 @@ class Generators:
         self._gathered = {}
         return {"seed": self.seed, "states": states}
 
+    def kept(self, sent: Mapping[str, Json], rank: int) -> dict[str, Json]:
+        """A commit that another rank has sent, and that this one held itself: it keeps its own streams."""
+        states = {**sent["states"], str(rank): self._states()} if self._store else {}
+        return {"seed": sent["seed"], "states": states}
+
     def committed(self, kept: Mapping[str, Json], commit: int, rank: int) -> None:
         """After a commit: begin its stream."""
         if not self._store:

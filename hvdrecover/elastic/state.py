@@ -133,12 +133,16 @@ class State:
             UnsupportedValueError: a plain object that JSON can't hold.
             FencedError: another job has taken the checkpoint root.
         """
-        if self._settings is not None and self._world.size() > 1:
-            self._random.gather(self._world)
-        self.save()
+        self._save_for_all()
         if self._snapshot is not None and (durability := self._durable_side()) is not None:
             durability.offer(self._snapshot, ask=durable)
         self.check_host_updates()
+
+    def _save_for_all(self) -> None:
+        """Make a commit in memory that holds all that a durable one must."""
+        if self._settings is not None and self._world.size() > 1:
+            self._random.gather(self._world)
+        self.save()
 
     def save(self) -> None:
         """Make a commit in this rank's memory only, without a word to the others."""
@@ -178,11 +182,15 @@ class State:
         """
         started = self._clock.monotonic()
         self._events.rank = self._world.rank()
-        election = recovery.publish(self._world, self._snapshot.id if self._snapshot else None)
+        mine = self._snapshot.id if self._snapshot else None
+        election = recovery.publish(self._world, mine)
         if self._world.rank() == election.root:
             agreement = self._lead(election)
         else:
             agreement = recovery.receive(self._world, election.root)
+            if agreement.source == "initial" or (agreement.source == "memory" and mine == election.newest):
+                sent = agreement.snapshot.state["random"]
+                agreement.snapshot.state["random"] = self._random.kept(sent, self._world.rank())
             self._job = agreement.job
             self._load(agreement.snapshot, strict=True)
         self._adopt(agreement)
@@ -258,7 +266,7 @@ class State:
         if self._settings is None:
             return
         if not self.finished:
-            self.save()
+            self._save_for_all()
             if self._snapshot is not None:
                 self._snapshot.finished = True
         failure: HvdrecoverError | None = None

@@ -65,7 +65,7 @@ class FakeRoots:
 class FakeStorage:
     """One process's access to a root; see `hvdrecover.checkpoint.storage.Storage`.
 
-    When the process is killed, every thread of it that comes here ends.
+    Once the process is killed, nothing that its threads do reaches the root.
     """
 
     def __init__(self, url: str, root: FakeRoot, process: FakeWorld | None) -> None:
@@ -124,8 +124,10 @@ class FakeStorage:
     @contextmanager
     def _files(self) -> Iterator[dict[str, bytes]]:
         """The files of the root, for one thread at a time."""
-        if self._process is not None:
-            self._process.check_alive()
+        if self._process is not None and self._process.dead:
+            if current_world() is self._process:
+                self._process.check_alive()
+            raise StorageError(self.url, "this process was killed")
         with self._root.lock:
             yield self._root.files
 

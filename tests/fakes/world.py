@@ -196,13 +196,18 @@ class FakeWorld:
             self._present()
             self._meet_faults(name)
 
+    @property
+    def dead(self) -> bool:
+        """Whether the rank was killed; its thread may not have noticed."""
+        return self._doomed or self.status == "killed"
+
     def check_alive(self) -> None:
-        """For the threads of this rank: end with it.
+        """End if the rank was killed.
 
         Raises:
-            Killed: the rank was killed.
+            Killed: it was.
         """
-        if self._doomed or self.status == "killed":
+        if self.dead:
             raise Killed
 
     # -- inside ----------------------------------------------------------------------------------------------
