@@ -42,8 +42,11 @@ def run(function: Callable[..., Result]) -> Callable[..., Result | None]:
 
 def _loop(train: Callable[[], Result], state: State, *, elastic: bool) -> Result | None:
     result: Result | None = None
+    reason: BaseException | None = None
     while True:
         try:
+            if reason is not None:
+                _meet_again(state, reason)
             source = state.agree()
             if state.finished and source == "durable":
                 state.say_finished()
@@ -52,13 +55,13 @@ def _loop(train: Callable[[], Result], state: State, *, elastic: bool) -> Result
                 result = train()
             state.finish()
             return result
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             fault = fault_of(error)
             if fault is None or not elastic:
                 state.settle()
                 raise
             _keep_or_roll_back(state, fault)
-            _meet_again(state, error)
+            reason = error
 
 
 def _keep_or_roll_back(state: State, fault: Fault) -> None:
@@ -69,7 +72,7 @@ def _keep_or_roll_back(state: State, fault: Fault) -> None:
         state.restore()
 
 
-def _meet_again(state: State, reason: Exception) -> None:
+def _meet_again(state: State, reason: BaseException) -> None:
     try:
         state.meet_again(reason)
     except ValueError as error:  # what hvd.init() raises when it fails
