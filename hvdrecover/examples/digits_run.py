@@ -86,7 +86,7 @@ class DigitsRun:
         command = [*launcher, sys.executable, "-m", "hvdrecover.examples.torch_digits"]
         command += ["--epochs", str(self.epochs), "--checkpoint", str(self.root), "--save", str(self.weights)]
         command += ["--ledger", str(self.folder / "ledger"), *self._options]
-        settings = {"HVDRECOVER_EVENTS": str(self.folder / "events"), "HOROVOD_GLOO_TIMEOUT_SECONDS": "10"}
+        settings = {"HVDRECOVER_EVENTS": str(self.folder / "events")}
         # As in an activated environment: horovodrun looks for mpirun on the path.
         settings["PATH"] = os.pathsep.join([os.fspath(Path(sys.executable).parent), os.environ["PATH"]])
         return Job(command, self.folder / "log.txt", {**settings, **_ROOT_MAY_USE_MPI, **(environ or {})})

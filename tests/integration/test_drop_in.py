@@ -44,8 +44,7 @@ def test_without_a_checkpoint_root_it_survives_rank_0_and_writes_nothing(
     folder.mkdir()
     launcher = elastic(hosts)
     monkeypatch.chdir(folder)
-    settings = {"ELASTIC": "hvdrecover.torch", "HOROVOD_GLOO_TIMEOUT_SECONDS": "10"}
-    job = Job([*launcher, sys.executable, str(SCRIPT)], tmp_path / "log", settings)
+    job = Job([*launcher, sys.executable, str(SCRIPT)], tmp_path / "log", {"ELASTIC": "hvdrecover.torch"})
     jobs.append(job)
     kill(process_of_rank_0_in_epoch_1(job))
     found = report(job)
