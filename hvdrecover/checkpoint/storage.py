@@ -5,9 +5,12 @@ Paths are relative to the checkpoint root and use ``/``. Every failure of the st
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
+import stat
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +19,13 @@ from typing import Any, Protocol
 import fsspec
 
 from hvdrecover.checkpoint.arena import Bytes
-from hvdrecover.errors import ConfigError, StorageError
+from hvdrecover.errors import ConfigError, HvdrecoverError, StorageError
 
-_CREDENTIALS = re.compile(r"(?<=://)[^/@]*@")
+# A user and password, also if the password has a '@' or a '/' in it (but a port is no password); a query.
+_CREDENTIALS = re.compile(r"(?<=://)(?:[^/\s]*@|[^/\s@:]*:(?!\d+/)[^\s@]*@)")
+_QUERY = re.compile(r"(://[^\s?]*)\?\S*")
+_TEMPORARY = ".hvdrecover-"
+_NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
 class Storage(Protocol):
@@ -63,20 +70,23 @@ def open_storage(url: str) -> Storage:
 
     Raises:
         ConfigError: no file system is known for the URL, or a package that it needs is not installed.
+        StorageError: a server that has to be connected to can't be reached.
     """
-    try:
-        filesystem, path = fsspec.core.url_to_fs(url)
-    except (ValueError, ImportError) as error:
-        raise ConfigError("checkpoint", f"'{redact(url)}' can't be opened: {error}") from error
+    shown = redact(url)
+    with _failures(shown, "", "open the storage"):
+        try:
+            filesystem, path = fsspec.core.url_to_fs(url)
+        except (ValueError, ImportError) as error:
+            raise ConfigError("checkpoint", f"'{shown}' can't be opened: {redact(str(error))}") from error
     protocols = filesystem.protocol if isinstance(filesystem.protocol, tuple) else (filesystem.protocol,)
     if "file" in protocols:
         return LocalStorage(Path(path).absolute())
-    return RemoteStorage(filesystem, path.rstrip("/"), redact(url).rstrip("/"))
+    return RemoteStorage(filesystem, path.rstrip("/"), shown.rstrip("/"))
 
 
 def redact(url: str) -> str:
-    """The URL without a user name or password."""
-    return _CREDENTIALS.sub("", url)
+    """A URL, or a text with URLs, without user names, passwords and queries, which may hold tokens."""
+    return _QUERY.sub(r"\1", _CREDENTIALS.sub("", url))
 
 
 @contextmanager
@@ -84,7 +94,7 @@ def _failures(url: str, path: str, action: str) -> Iterator[None]:
     """Turn what the file system raises into a `StorageError`."""
     try:
         yield
-    except StorageError:
+    except HvdrecoverError:
         raise
     except Exception as error:
         reason = redact(str(error)) or type(error).__name__
@@ -103,17 +113,20 @@ class LocalStorage:
         """Names directly below a folder, sorted; empty if there is no such folder."""
         with _failures(self.url, folder, "list the folder"):
             try:
-                return sorted(os.listdir(self._root / folder))
+                found = [entry.name for entry in (self._root / folder).iterdir()]
             except FileNotFoundError:
                 return []
+            # What a process that was killed left of a `publish` is nobody's business.
+            return sorted(name for name in found if not name.startswith(_TEMPORARY))
 
     def size(self, path: str) -> int | None:
         """A file's size in bytes, or None if there is no such file."""
         with _failures(self.url, path, "look at the file"):
             try:
-                return (self._root / path).stat().st_size
+                status = (self._root / path).stat()
             except (FileNotFoundError, NotADirectoryError):
                 return None
+            return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def read(self, path: str) -> bytes:
         """A small file's content."""
@@ -131,7 +144,7 @@ class LocalStorage:
             target = self._root / path
             self._make_folder(target.parent)
             with target.open("wb", buffering=0) as file:
-                _write_all(file, memoryview(buffer))
+                _write_all(file, buffer.data)
                 os.fsync(file.fileno())
             _sync_folder(target.parent)
 
@@ -139,28 +152,29 @@ class LocalStorage:
         """Write a small file that is durable on return, and is there either whole or not at all."""
         with _failures(self.url, path, "write the file"):
             target = self._root / path
-            temporary = self._write_aside(target, data)
-            temporary.replace(target)
+            with self._written_aside(target, data) as temporary:
+                temporary.replace(target)
             _sync_folder(target.parent)
 
     def create(self, path: str, data: bytes) -> bool:
         """Like `publish`, unless the file exists: then change nothing and return False."""
         with _failures(self.url, path, "create the file"):
             target = self._root / path
-            temporary = self._write_aside(target, data)
             try:
-                os.link(temporary, target)  # unlike a rename, fails if the target exists
+                with self._written_aside(target, data) as temporary:
+                    _link(temporary, target, data)
             except FileExistsError:
                 return False
-            finally:
-                temporary.unlink()
             _sync_folder(target.parent)
             return True
 
     def remove(self, path: str) -> None:
         """Delete a file, if it exists."""
         with _failures(self.url, path, "delete the file"):
-            (self._root / path).unlink(missing_ok=True)
+            try:
+                (self._root / path).unlink()
+            except (FileNotFoundError, NotADirectoryError):
+                return
             _sync_folder((self._root / path).parent)
 
     def delete(self, folder: str) -> None:
@@ -172,14 +186,17 @@ class LocalStorage:
                 return
             _sync_folder((self._root / folder).parent)
 
-    def _write_aside(self, target: Path, data: bytes) -> Path:
+    @contextmanager
+    def _written_aside(self, target: Path, data: bytes) -> Iterator[Path]:
+        """A temporary file beside a target; gone at the end, unless renamed."""
         self._make_folder(target.parent)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        return temporary
+        # Not named after the process: two containers on a shared file system may have the same number.
+        temporary = target.with_name(_TEMPORARY + uuid.uuid4().hex)
+        try:
+            _write_new(temporary, data)
+            yield temporary
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def _make_folder(self, folder: Path) -> None:
         """Make a folder, and the entries that lead to it durable."""
@@ -204,20 +221,24 @@ class RemoteStorage:
     def names(self, folder: str = "") -> list[str]:
         """Names directly below a folder, sorted; empty if there is no such folder."""
         with _failures(self.url, folder, "list the folder"):
+            self._fs.invalidate_cache()
             try:
-                found = self._fs.ls(self._path(folder), detail=False, refresh=True)
+                found = self._fs.ls(self._path(folder), detail=False)
             except FileNotFoundError:
                 return []
-            return sorted(name.rstrip("/").rsplit("/", 1)[-1] for name in found)
+            # An object store may list the folder among its content.
+            paths = {name.strip("/") for name in found} - {self._path(folder).strip("/")}
+            return sorted(path.rsplit("/", 1)[-1] for path in paths)
 
     def size(self, path: str) -> int | None:
         """A file's size in bytes, or None if there is no such file."""
         with _failures(self.url, path, "look at the file"):
+            self._fs.invalidate_cache()
             try:
-                size: int | None = self._fs.size(self._path(path))
-            except FileNotFoundError:
+                info = self._fs.info(self._path(path))
+            except (FileNotFoundError, NotADirectoryError):
                 return None
-            return size
+            return int(info["size"]) if info["type"] == "file" else None
 
     def read(self, path: str) -> bytes:
         """A small file's content."""
@@ -235,7 +256,7 @@ class RemoteStorage:
         with _failures(self.url, path, "write the file"):
             self._fs.makedirs(self._path(path).rsplit("/", 1)[0], exist_ok=True)
             with self._fs.open(self._path(path), "wb") as file:
-                _write_all(file, memoryview(buffer))
+                _write_all(file, buffer.data)
 
     def publish(self, path: str, data: bytes) -> None:
         """Write a small file that is durable on return, and is there either whole or not at all."""
@@ -247,8 +268,13 @@ class RemoteStorage:
         """Like `publish`, unless the file exists: then change nothing and return False."""
         if self.size(path) is not None:
             return False
-        self.publish(path, data)
-        return True
+        with _failures(self.url, path, "create the file"):
+            self._fs.makedirs(self._path(path).rsplit("/", 1)[0], exist_ok=True)
+            try:
+                self._fs.pipe_file(self._path(path), data, mode="create")
+            except FileExistsError:
+                return False
+            return True
 
     def remove(self, path: str) -> None:
         """Delete a file, if it exists."""
@@ -262,13 +288,14 @@ class RemoteStorage:
         """Delete a folder and all below it, if it exists."""
         with _failures(self.url, folder, "delete the folder"):
             try:
+                self._fs.invalidate_cache()
                 self._fs.rm(self._path(folder), recursive=True)
             except FileNotFoundError:
                 return
 
 
 def _fill(file: Any, buffer: Bytes) -> int:
-    view, filled = memoryview(buffer), 0
+    view, filled = buffer.data, 0
     while filled < len(view):
         count = file.readinto(view[filled:])
         if not count:
@@ -279,7 +306,26 @@ def _fill(file: Any, buffer: Bytes) -> int:
 
 def _write_all(file: Any, view: memoryview) -> None:
     while view:
-        view = view[file.write(view[: 1 << 26]) :]
+        piece = view[: 1 << 26]
+        written = file.write(piece)
+        view = view[len(piece) if written is None else written :]  # paramiko says nothing, and writes all
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _link(temporary: Path, target: Path, data: bytes) -> None:
+    """Give a file a second name; unlike a rename, this fails if there is such a name."""
+    try:
+        os.link(temporary, target)
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        _write_new(target, data)  # as exclusive, but a crash may leave a part of it
 
 
 def _sync_folder(folder: Path) -> None:

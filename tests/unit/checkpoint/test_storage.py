@@ -1,0 +1,413 @@
+import contextlib
+import errno
+import os
+import threading
+import uuid
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+
+from hvdrecover.checkpoint.storage import LocalStorage, RemoteStorage, open_storage, redact
+from hvdrecover.errors import ConfigError, HvdrecoverError, StorageError
+
+
+@pytest.fixture(params=["local", "memory"])
+def storage(request, tmp_path):
+    if request.param == "local":
+        yield open_storage(str(tmp_path / "root"))
+        return
+    path = f"/{uuid.uuid4().hex}"
+    yield open_storage(f"memory:/{path}/root")
+    with contextlib.suppress(FileNotFoundError):
+        fsspec.filesystem("memory").rm(path, recursive=True)
+
+
+def buffer(data):
+    return np.frombuffer(data, dtype=np.uint8)
+
+
+# -- the contract --------------------------------------------------------------------------------------
+
+
+def test_a_root_that_is_not_there_is_empty(storage):
+    assert storage.names() == []
+    assert storage.names("claims") == []
+    assert storage.size("claims/g0001.json") is None
+
+
+def test_looking_makes_nothing(storage):
+    storage.names()
+    storage.size("x")
+    storage.remove("folder/x")
+    storage.delete("folder")
+    assert storage.names() == []
+
+
+@pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 1000])
+def test_what_was_written_is_read(storage, data):
+    storage.write("folder/file", buffer(data))
+    storage.publish("folder/small", data)
+    into = np.zeros(len(data), dtype=np.uint8)
+    assert storage.read_into("folder/file", into) == len(data)
+    assert into.tobytes() == data
+    assert storage.read("folder/small") == data
+    assert storage.size("folder/file") == storage.size("folder/small") == len(data)
+
+
+def test_names_are_those_directly_below_and_sorted(storage):
+    for path in ("b/2", "b/1", "a/deep/er/3", "c"):
+        storage.publish(path, b"")
+    assert storage.names() == ["a", "b", "c"]
+    assert storage.names("b") == ["1", "2"]
+    assert storage.names("a") == ["deep"]
+    assert storage.names("a/deep") == ["er"]
+    assert storage.names("nowhere") == []
+
+
+def test_a_shorter_file_replaces_a_longer_one_whole(storage):
+    storage.write("f", buffer(b"long content"))
+    storage.write("f", buffer(b"short"))
+    storage.publish("g", b"long content")
+    storage.publish("g", b"short")
+    assert (storage.read("f"), storage.read("g")) == (b"short", b"short")
+
+
+def test_read_into_tells_how_much_there_was(storage):
+    storage.write("f", buffer(b"12345"))
+    longer, shorter = np.zeros(8, dtype=np.uint8), np.zeros(3, dtype=np.uint8)
+    assert storage.read_into("f", longer) == 5
+    assert longer.tobytes() == b"12345\0\0\0"
+    assert storage.read_into("f", shorter) == 3
+    assert shorter.tobytes() == b"123"
+
+
+def test_create_is_for_files_that_are_not_there(storage):
+    assert storage.create("claims/g0001.json", b"mine") is True
+    assert storage.create("claims/g0001.json", b"theirs") is False
+    assert storage.read("claims/g0001.json") == b"mine"
+    assert storage.names("claims") == ["g0001.json"]
+
+
+def test_remove_takes_one_file_and_minds_none(storage):
+    storage.publish("a/1", b"")
+    storage.publish("a/2", b"")
+    storage.remove("a/1")
+    storage.remove("a/1")
+    storage.remove("nowhere/1")
+    assert storage.names("a") == ["2"]
+
+
+def test_delete_takes_a_folder_and_all_below(storage):
+    for path in ("a/1", "a/deep/2", "b/3"):
+        storage.publish(path, b"")
+    storage.delete("a")
+    storage.delete("a")
+    assert storage.names() == ["b"]
+    assert storage.size("a/1") is None
+
+
+def test_a_folder_has_no_size(storage):
+    storage.publish("a/b/c", b"")
+    assert storage.size("a/b") is None
+
+
+def test_reading_what_is_not_there_is_a_storage_error_that_names_it(storage):
+    storage.publish("a/1", b"")
+    for read in (storage.read, lambda path: storage.read_into(path, np.zeros(1, dtype=np.uint8))):
+        with pytest.raises(StorageError) as caught:
+            read("a/2")
+        assert caught.value.url == f"{storage.url}/a/2"
+        assert str(caught.value).startswith(f"{storage.url}/a/2: could not read the file: ")
+        assert caught.value.__cause__ is not None
+
+
+def test_a_root_that_is_a_file_is_a_storage_error(storage):
+    storage.publish("file", b"content")
+    below = open_storage(f"{storage.url}/file")
+    with pytest.raises(StorageError):
+        below.names()
+        below.create("claims/g0001.json", b"")
+    with pytest.raises(StorageError):
+        below.write("g0001-c00000001/model.safetensors", buffer(b"x"))
+    assert storage.read("file") == b"content"
+
+
+def test_another_opening_sees_what_was_done(storage):
+    other = open_storage(storage.url)
+    other.names()
+    storage.publish("a/1", b"x")
+    assert (other.names(), other.names("a"), other.size("a/1")) == (["a"], ["1"], 1)
+
+
+# -- URLs ----------------------------------------------------------------------------------------------
+
+
+def test_a_path_and_a_file_url_are_local(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    urls = {
+        open_storage(url).url for url in (str(tmp_path / "r"), f"file://{tmp_path}/r", f"{tmp_path}/r/", "r")
+    }
+    assert urls == {f"file://{tmp_path}/r"}
+    assert isinstance(open_storage("r"), LocalStorage)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_protocol_is_a_config_error():
+    with pytest.raises(
+        ConfigError, match=r"checkpoint: 'carrierpigeon://loft/run' can't be opened"
+    ) as caught:
+        open_storage("carrierpigeon://loft/run")
+    assert caught.value.name == "checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("s3://bucket/run", "s3://bucket/run"),
+        ("s3://bucket/run@v2/x", "s3://bucket/run@v2/x"),
+        ("sftp://user@host/run", "sftp://host/run"),
+        ("sftp://user:secret@host:22/run", "sftp://host:22/run"),
+        ("sftp://user:se@cret@host/run", "sftp://host/run"),
+        ("s3://KEY:secret/with/slashes@bucket/run", "s3://bucket/run"),
+        ("sftp://host:22/run@v2", "sftp://host:22/run@v2"),
+        ("https://host/run?sig=secret&x=1", "https://host/run"),
+        ("simplecache::s3://KEY:secret@bucket/run", "simplecache::s3://bucket/run"),
+        ("could not reach sftp://user:secret@host/run: refused", "could not reach sftp://host/run: refused"),
+        ("/data/user@host/run", "/data/user@host/run"),
+    ],
+)
+def test_credentials_are_taken_out(url, shown):
+    assert redact(url) == shown
+
+
+class Broken:
+    """A remote file system that is away, and says what it was asked with."""
+
+    protocol = "broken"
+
+    def __getattr__(self, name):
+        def fail(*args, **kwargs):
+            raise ConnectionError("broken://user:secret@host is away")
+
+        return fail
+
+
+def test_every_failure_of_a_file_system_is_a_storage_error_without_credentials():
+    storage = RemoteStorage(Broken(), "/run", "broken://host/run")
+    calls = [
+        lambda: storage.names(),
+        lambda: storage.size("x"),
+        lambda: storage.read("x"),
+        lambda: storage.read_into("x", np.zeros(1, dtype=np.uint8)),
+        lambda: storage.write("x", buffer(b"1")),
+        lambda: storage.publish("x", b"1"),
+        lambda: storage.create("x", b"1"),
+        lambda: storage.remove("x"),
+        lambda: storage.delete("x"),
+    ]
+    for call in calls:
+        with pytest.raises(StorageError, match="is away") as caught:
+            call()
+        assert "secret" not in str(caught.value)
+        assert caught.value.url.startswith("broken://host/run")
+
+
+@pytest.mark.parametrize("error", [ConnectionError, RuntimeError, PermissionError])
+def test_a_server_that_cannot_be_reached_is_a_storage_error(monkeypatch, error):
+    def connect(url):
+        raise error("no route to sftp://user:secret@host")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", connect)
+    with pytest.raises(StorageError) as caught:
+        open_storage("sftp://user:secret@host/run")
+    assert str(caught.value) == "sftp://host/run: could not open the storage: no route to sftp://host"
+
+
+def test_a_missing_package_is_a_config_error_without_credentials(monkeypatch):
+    def connect(url):
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", connect)
+    with pytest.raises(ConfigError, match=r"'s3://bucket/run' can't be opened: Install s3fs"):
+        open_storage("s3://KEY:secret@bucket/run")
+
+
+class Sftp(fsspec.AbstractFileSystem):
+    """What is peculiar to fsspec's file system for SFTP: `ls` takes no options, and writes return nothing."""
+
+    protocol = "sftp-like"
+    cachable = False
+
+    def __init__(self):
+        super().__init__()
+        self.memory = fsspec.filesystem("memory")
+
+    def ls(self, path, detail=False):
+        return self.memory.ls(path, detail=detail)
+
+    def info(self, path):
+        return self.memory.info(path)
+
+    def makedirs(self, path, exist_ok=False):
+        self.memory.makedirs(path, exist_ok=exist_ok)
+
+    def open(self, path, mode="rb"):
+        file = self.memory.open(path, mode)
+        write = file.write
+
+        def silent(data):
+            write(data)
+
+        with contextlib.suppress(AttributeError):
+            file.write = silent
+        return file
+
+
+def test_a_file_system_like_sftp_works():
+    root = f"/{uuid.uuid4().hex}"
+    storage = RemoteStorage(Sftp(), root, "sftp://host/root")
+    try:
+        storage.write("a/file", buffer(b"content"))
+        assert (storage.names(), storage.names("a"), storage.size("a/file")) == (["a"], ["file"], 7)
+        assert storage.create("a/new", b"1") is True
+        assert storage.create("a/new", b"2") is False
+    finally:
+        fsspec.filesystem("memory").rm(root, recursive=True)
+
+
+def test_an_object_store_that_lists_the_folder_itself_shows_its_content_only():
+    class Marked:
+        def invalidate_cache(self):
+            pass
+
+        def ls(self, path, detail):
+            return ["bucket/run/", "bucket/run/claims/", "bucket/run/g0001-c00000001"]
+
+    assert RemoteStorage(Marked(), "bucket/run", "s3://bucket/run").names() == ["claims", "g0001-c00000001"]
+
+
+# -- the local file system -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def local(tmp_path):
+    return LocalStorage(tmp_path)
+
+
+def files_below(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def test_nothing_temporary_is_left(local, tmp_path):
+    local.publish("a/1", b"x")
+    local.create("a/2", b"x")
+    local.create("a/2", b"y")
+    local.write("a/3", buffer(b"x"))
+    assert files_below(tmp_path) == ["a/1", "a/2", "a/3"]
+
+
+def no_space(*args):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("action", ["publish", "create"])
+def test_a_full_disk_leaves_the_old_file_and_nothing_temporary(local, tmp_path, monkeypatch, action):
+    local.publish("a/1", b"old")
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(StorageError, match=r"No space left on device"):
+        getattr(local, action)("a/1", b"new")
+    assert files_below(tmp_path) == ["a/1"]
+    assert local.read("a/1") == b"old"
+
+
+def test_what_a_killed_process_left_is_neither_listed_nor_in_the_way(local, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        # Killed in the middle of a publish: no clean-up runs.
+        patched.setattr(type(tmp_path), "unlink", lambda self, missing_ok=False: None)
+        patched.setattr(type(tmp_path), "replace", no_space)
+        with pytest.raises(StorageError):
+            local.publish("claims/g0001.json", b"half")
+    assert len(files_below(tmp_path)) == 1
+    assert local.names("claims") == []
+    assert local.create("claims/g0001.json", b"whole") is True
+    assert (local.names("claims"), local.read("claims/g0001.json")) == (["g0001.json"], b"whole")
+    local.delete("claims")
+    assert files_below(tmp_path) == []
+
+
+def test_one_of_many_threads_creates_a_file_and_its_content_is_whole(local):
+    for round_ in range(20):
+        start = threading.Barrier(8)
+        winners = []
+
+        def compete(name, start=start, winners=winners, round_=round_):
+            start.wait()
+            if local.create(f"claims/{round_}", name * 1000):
+                winners.append(name)
+
+        threads = [threading.Thread(target=compete, args=(bytes([65 + index]),)) for index in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(winners) == 1
+        assert local.read(f"claims/{round_}") == winners[0] * 1000
+    assert len(local.names("claims")) == 20
+
+
+def test_readers_of_a_file_that_is_published_anew_see_a_whole_one(local):
+    local.publish("f", b"a" * 10_000)
+    seen, done = set(), threading.Event()
+
+    def read():
+        while not done.is_set():
+            seen.add(local.read("f"))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for letter in b"bcdefghij" * 10:
+        local.publish("f", bytes([letter]) * 10_000)
+    done.set()
+    reader.join()
+    assert {(len(content), len(set(content))) for content in seen} == {(10_000, 1)}
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_create_is_exclusive_on_file_systems_without_hard_links(local, tmp_path, monkeypatch, code):
+    def link(*args):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", link)
+    assert local.create("a/1", b"mine") is True
+    assert local.create("a/1", b"theirs") is False
+    assert local.read("a/1") == b"mine"
+    assert files_below(tmp_path) == ["a/1"]
+
+
+def test_an_unwritable_root_is_a_storage_error_that_says_why(local, monkeypatch):
+    def denied(*args, **kwargs):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "mkdir", denied)
+    with pytest.raises(StorageError, match=r"could not create the file: .*Permission denied") as caught:
+        local.create("claims/g0001.json", b"")
+    assert isinstance(caught.value, HvdrecoverError)
+
+
+def test_files_and_their_folders_are_synced_before_a_write_returns(local, tmp_path, monkeypatch):
+    synced = []
+    fsync = os.fsync
+
+    def note(descriptor):
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    local.write("new/file", buffer(b"x"))
+    assert synced == [str(tmp_path), str(tmp_path / "new" / "file"), str(tmp_path / "new")]
+    synced.clear()
+    local.publish("new/small", b"x")
+    assert synced[0].startswith(str(tmp_path / "new" / ".hvdrecover-"))
+    assert synced[1:] == [str(tmp_path / "new")]
