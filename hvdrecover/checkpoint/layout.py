@@ -12,10 +12,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeGuard
 
 PAGE = 4096
 MAX_HEADER = 100_000_000  # the limit that safetensors' own reader sets
+_MAX_DIMENSIONS = 64  # numpy's and torch's limit
 
 ITEM_BYTES = {
     "BOOL": 1,
@@ -87,7 +88,13 @@ class Layout:
 
 
 def plan(specs: Sequence[TensorSpec]) -> Layout:
-    """Lay tensors out: widest dtypes first, so that each is aligned; otherwise in the given order."""
+    """Lay tensors out: widest dtypes first, so that each is aligned; otherwise in the given order.
+
+    Raises:
+        ValueError: two tensors have the same name, a name that the format reserves, or too many names.
+    """
+    if len({"__metadata__", *(spec.name for spec in specs)}) != len(specs) + 1:
+        raise ValueError("tensors need names of their own, other than '__metadata__'")
     ordered = tuple(sorted(specs, key=lambda spec: -ITEM_BYTES[spec.dtype]))
     entries: dict[str, Any] = {}
     position = 0
@@ -97,6 +104,8 @@ def plan(specs: Sequence[TensorSpec]) -> Layout:
         position = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     padded = text + b" " * (-(8 + len(text)) % PAGE)
+    if len(padded) > MAX_HEADER:
+        raise ValueError(f"the names of {len(specs)} tensors take more than {MAX_HEADER} bytes")
     return Layout(ordered, len(padded).to_bytes(8, "little") + padded)
 
 
@@ -148,12 +157,14 @@ def _entry(name: str, entry: Any) -> tuple[TensorSpec, int, int]:
     if not isinstance(entry, dict):
         raise ValueError(f"tensor '{name}' is not a JSON object")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if dtype not in ITEM_BYTES:
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise ValueError(f"tensor '{name}' has the unknown dtype {dtype!r}")
     if not _is_counts(shape) or not _is_counts(offsets) or len(offsets) != 2:
         raise ValueError(f"tensor '{name}' has a shape or offsets that are no lists of counts")
     return TensorSpec(name, dtype, tuple(shape)), offsets[0], offsets[1]
 
 
-def _is_counts(value: Any) -> bool:
-    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+def _is_counts(value: Any) -> TypeGuard[list[int]]:
+    if not isinstance(value, list) or len(value) > _MAX_DIMENSIONS:
+        return False
+    return all(type(item) is int and 0 <= item < 2**63 for item in value)

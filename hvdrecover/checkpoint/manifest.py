@@ -1,7 +1,8 @@
 """The manifest: what makes a folder of files a commit.
 
-A JSON object with the fields of `Manifest`, and ``digest``: the xxh3-128 of the same object without it, with
-sorted keys and no spaces. It is written last, so a commit exists if and only if its manifest validates.
+A JSON object with the fields of `Manifest`, and ``digest``: the xxh3-128 of the same object without it and
+without spaces. Keys keep their order, which matters in a user's dict. The manifest is written last, so a
+commit exists if and only if its manifest validates.
 """
 
 from __future__ import annotations
@@ -21,6 +22,18 @@ FORMAT = 1
 FILE_NAME = "MANIFEST.json"
 _DATA_FILE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.safetensors")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
+_KINDS: dict[str, tuple[type, ...]] = {
+    "generation": (int,),
+    "commit": (int,),
+    "time": (float, int),
+    "writer": (dict,),
+    "world_size": (int,),
+    "versions": (dict,),
+    "files": (list,),
+    "state": (dict,),
+    "dataset": (dict, type(None)),
+    "finished": (bool,),
+}
 
 
 @dataclass(frozen=True)
@@ -75,7 +88,7 @@ def digest(data: Any) -> str:
 def dumps(manifest: Manifest) -> bytes:
     """The manifest as the bytes of its file."""
     fields = {"format": FORMAT, **dataclasses.asdict(manifest)}
-    return json.dumps({**fields, "digest": digest(_canonical(fields))}, sort_keys=True, indent=1).encode()
+    return json.dumps({**fields, "digest": digest(_canonical(fields))}, indent=1).encode()
 
 
 def loads(data: bytes, url: str, expected: CommitId) -> Manifest:
@@ -96,12 +109,13 @@ def loads(data: bytes, url: str, expected: CommitId) -> Manifest:
         raise CorruptCheckpointError(url, f"the manifest is not JSON ({error})") from error
     if not isinstance(fields, dict):
         raise CorruptCheckpointError(url, "the manifest is not a JSON object")
-    version = fields.get("format")
-    if type(version) is int and version > FORMAT:
+    claimed, version = fields.pop("digest", None), fields.get("format")
+    newer = type(version) is int and version > FORMAT
+    # A newer format may make its digest in another way. Ours with just the number altered is damage, though.
+    if newer and claimed != digest(_canonical({**fields, "format": FORMAT})):
         raise FormatVersionError(
-            url, f"written in format {version}; this hvdrecover reads up to {FORMAT}. Upgrade hvdrecover to read it."
+            url, f"it is of format {version}, and this hvdrecover reads up to {FORMAT}; upgrade hvdrecover"
         )
-    claimed = fields.pop("digest", None)
     if claimed != digest(_canonical(fields)):
         raise CorruptCheckpointError(url, "the manifest's digest does not match its content")
     try:
@@ -114,10 +128,15 @@ def loads(data: bytes, url: str, expected: CommitId) -> Manifest:
 
 
 def _canonical(fields: dict[str, Any]) -> bytes:
-    return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def _build(fields: dict[str, Any]) -> Manifest:
+    if type(fields["format"]) is not int or fields["format"] != FORMAT:
+        raise ValueError(f"there is no format {fields['format']!r}")
+    for name, kind in _KINDS.items():
+        if type(fields[name]) not in kind:
+            raise TypeError(f"{name} is not of the right type")
     files = tuple(FileEntry(**entry) for entry in fields["files"])
     for file in files:
         if not _DATA_FILE.fullmatch(file.name):
@@ -126,7 +145,5 @@ def _build(fields: dict[str, Any]) -> Manifest:
             raise ValueError(f"the size or digest of {file.name} can't be")
     if len({file.name for file in files}) != len(files):
         raise ValueError("a data file is listed twice")
-    if not isinstance(fields["state"], dict):
-        raise TypeError("state is not an object")
     names = {field.name for field in dataclasses.fields(Manifest)}
     return Manifest(**{**{name: fields[name] for name in names}, "files": files})

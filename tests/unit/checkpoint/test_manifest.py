@@ -1,0 +1,206 @@
+import dataclasses
+import json
+
+import pytest
+
+from hvdrecover.checkpoint import manifest as manifests
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.manifest import FileEntry, Manifest, digest
+from hvdrecover.errors import CorruptCheckpointError, FormatVersionError
+
+HERE = CommitId(3, 120)
+EXAMPLE = Manifest(
+    generation=3,
+    commit=120,
+    time=1700000000.25,
+    writer={"host": "node-7", "pid": 42, "rank": 0},
+    world_size=4,
+    versions={"torch": "2.13.0"},
+    files=(FileEntry("model.safetensors", 4096, "0" * 32), FileEntry("optimizer.safetensors", 0, "f" * 32)),
+    state={"attributes": {"b": 1, "a": {"$tuple": [1.5, None, True]}, "ü": "\U0001f600"}},
+    dataset={"length": 10},
+    finished=True,
+)
+
+
+def read(data, expected=HERE):
+    return manifests.loads(data, "url", expected)
+
+
+def signed(fields):
+    """A manifest of any fields with the digest that goes with them."""
+    return json.dumps(
+        {**fields, "digest": digest(json.dumps(fields, separators=(",", ":")).encode())}
+    ).encode()
+
+
+def fields_of(manifest=EXAMPLE):
+    fields = json.loads(manifests.dumps(manifest))
+    del fields["digest"]
+    return fields
+
+
+def test_a_manifest_comes_back():
+    assert read(manifests.dumps(EXAMPLE)) == EXAMPLE
+    assert read(manifests.dumps(EXAMPLE)).id == HERE
+
+
+def test_the_defaults_come_back():
+    plain = dataclasses.replace(EXAMPLE, files=(), dataset=None, finished=False)
+    assert read(manifests.dumps(plain)) == plain
+
+
+def test_the_order_of_a_users_dict_is_kept():
+    found = read(manifests.dumps(EXAMPLE))
+    assert list(found.state["attributes"]) == ["b", "a", "ü"]
+
+
+def test_the_digest_vouches_for_the_order_of_keys():
+    text = manifests.dumps(dataclasses.replace(EXAMPLE, state={"x": {"first": 1, "other": 1}}))
+    swapped = text.replace(b"first", b"OTHER").replace(b"other", b"first").replace(b"OTHER", b"other")
+    with pytest.raises(CorruptCheckpointError):
+        read(swapped)
+
+
+def test_the_helper_of_these_tests_signs_as_the_manifest_does():
+    assert read(signed(fields_of())) == EXAMPLE
+
+
+def test_every_flipped_bit_is_found_or_harmless():
+    small = manifests.dumps(dataclasses.replace(EXAMPLE, writer={}, versions={}, state={"x": 1.5}))
+    original = read(small)
+    for index in range(len(small)):
+        for bit in range(8):
+            flipped = bytearray(small)
+            flipped[index] ^= 1 << bit
+            try:
+                found = read(bytes(flipped))
+            except (CorruptCheckpointError, FormatVersionError):
+                continue
+            assert found == original, f"bit {bit} of byte {index}"
+
+
+def test_a_flipped_bit_in_the_format_is_damage_and_no_newer_format():
+    altered = manifests.dumps(EXAMPLE).replace(b'"format": 1', b'"format": 3')
+    with pytest.raises(CorruptCheckpointError, match="digest"):
+        read(altered)
+
+
+def test_every_truncation_is_found():
+    text = manifests.dumps(EXAMPLE)
+    for length in range(len(text)):
+        with pytest.raises(CorruptCheckpointError):
+            read(text[:length])
+
+
+@pytest.mark.parametrize("extra", [b"x", b"{}", b"\0"])
+def test_something_after_the_end_is_found(extra):
+    with pytest.raises(CorruptCheckpointError):
+        read(manifests.dumps(EXAMPLE) + extra)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"format": 2},
+        {"format": 99, "generation": 3, "digest": "of another kind"},
+        {"format": 2, "digest": {"blake3": "…"}},
+    ],
+)
+def test_a_newer_format_says_so_and_to_upgrade(fields):
+    with pytest.raises(
+        FormatVersionError, match=rf"format {fields['format']}.*reads up to 1; upgrade hvdrecover"
+    ):
+        read(json.dumps(fields).encode())
+
+
+@pytest.mark.parametrize("version", [0, -1, True, 1.0, "1", None, [1]])
+def test_a_format_that_never_was_is_nonsense(version):
+    with pytest.raises(CorruptCheckpointError):
+        read(signed({**fields_of(), "format": version}))
+
+
+def test_the_manifest_of_another_commit_is_refused():
+    with pytest.raises(CorruptCheckpointError, match="the manifest is that of g0003-c00000120"):
+        read(manifests.dumps(EXAMPLE), CommitId(3, 121))
+
+
+NAMES = [
+    "../model.safetensors",
+    "/etc/passwd",
+    "/etc/x.safetensors",
+    "a/b.safetensors",
+    "..",
+    "model",
+    ".safetensors",
+    "model.safetensors\n",
+    "model.safetensors/..",
+    "mo\\del.safetensors",
+    "MANIFEST.json",
+    "",
+    None,
+    3,
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_outside_the_commits_folder_is_refused(name):
+    entry = {"name": name, "size": 0, "digest": "0" * 32}
+    with pytest.raises(CorruptCheckpointError):
+        read(signed({**fields_of(), "files": [entry]}))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"name": "a.safetensors", "size": -1, "digest": "0" * 32},
+        {"name": "a.safetensors", "size": True, "digest": "0" * 32},
+        {"name": "a.safetensors", "size": 1.0, "digest": "0" * 32},
+        {"name": "a.safetensors", "size": 1, "digest": "0" * 31},
+        {"name": "a.safetensors", "size": 1, "digest": "G" * 32},
+        {"name": "a.safetensors", "size": 1, "digest": None},
+        {"name": "a.safetensors", "size": 1},
+        {"name": "a.safetensors", "size": 1, "digest": "0" * 32, "more": 1},
+        "a.safetensors",
+        None,
+    ],
+)
+def test_a_nonsensical_file_is_refused(entry):
+    with pytest.raises(CorruptCheckpointError, match="malformed"):
+        read(signed({**fields_of(), "files": [entry]}))
+
+
+def test_a_file_listed_twice_is_refused():
+    entry = {"name": "a.safetensors", "size": 0, "digest": "0" * 32}
+    with pytest.raises(CorruptCheckpointError, match="listed twice"):
+        read(signed({**fields_of(), "files": [entry, entry]}))
+
+
+@pytest.mark.parametrize("name", sorted(field.name for field in dataclasses.fields(Manifest)))
+def test_a_missing_field_is_found(name):
+    fields = fields_of()
+    del fields[name]
+    with pytest.raises(CorruptCheckpointError, match="malformed"):
+        read(signed(fields))
+
+
+@pytest.mark.parametrize("name", sorted(field.name for field in dataclasses.fields(Manifest)))
+def test_a_field_of_another_type_is_found(name):
+    with pytest.raises(CorruptCheckpointError, match="malformed"):
+        read(signed({**fields_of(), name: "text"}))
+
+
+def test_a_field_of_a_later_minor_version_is_no_harm():
+    assert read(signed({**fields_of(), "note": "new"})) == EXAMPLE
+
+
+@pytest.mark.parametrize("text", [b"", b"null", b"[]", b"3", b"\xff\xfe", b"[" * 100_000, b"{" * 50])
+def test_what_is_no_manifest_at_all_is_corrupt(text):
+    with pytest.raises(CorruptCheckpointError):
+        read(text)
+
+
+def test_an_error_names_the_file():
+    with pytest.raises(CorruptCheckpointError) as caught:
+        manifests.loads(b"", "file:///data/g0003-c00000120/MANIFEST.json", HERE)
+    assert str(caught.value).startswith("file:///data/g0003-c00000120/MANIFEST.json: ")
