@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_NAME = re.compile(r"g(\d{4,9})-c(\d{8,18})")
+_NAME = re.compile(r"g([0-9]{4,9})-c([0-9]{8,18})")
 
 
 @dataclass(frozen=True, order=True)

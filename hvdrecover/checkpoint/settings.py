@@ -34,12 +34,24 @@ class Checkpoint:
     strict: bool = True
 
     def __post_init__(self) -> None:
+        if not isinstance(self.url, str | os.PathLike) or not isinstance(os.fspath(self.url), str):
+            raise ConfigError("checkpoint", f"{self.url!r} is no path or URL")
         object.__setattr__(self, "url", os.fspath(self.url))
-        if not self.url:
+        if not self.url.strip():
             raise ConfigError("checkpoint", "the URL is empty; name a folder or an fsspec URL")
-        if self.every_commits is not None and self.every_commits < 1:
-            raise ConfigError("every_commits", f"{self.every_commits} is less than 1")
-        if self.every_seconds is not None and not self.every_seconds > 0:
-            raise ConfigError("every_seconds", f"{self.every_seconds} is not more than 0")
-        if self.keep < 1:
-            raise ConfigError("keep", f"{self.keep} is less than 1; the newest commit is always kept")
+        if self.every_commits is not None and not (
+            type(self.every_commits) is int and self.every_commits >= 1
+        ):
+            raise ConfigError("every_commits", f"{self.every_commits!r} is not a number of commits from 1 on")
+        if self.every_seconds is not None and not (_is_number(self.every_seconds) and self.every_seconds > 0):
+            raise ConfigError("every_seconds", f"{self.every_seconds!r} is not a number above 0")
+        if type(self.keep) is not int or self.keep < 1:
+            raise ConfigError(
+                "keep", f"{self.keep!r} is not a number from 1 on; the newest commit is always kept"
+            )
+        if type(self.strict) is not bool:
+            raise ConfigError("strict", f"{self.strict!r} is neither True nor False")
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float)

@@ -1,0 +1,142 @@
+"""Commit identities, settings and policies: pure values and functions."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+import hvdrecover
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.policy import expired, is_due, retry_delay
+from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("commit", "name"),
+    [
+        (CommitId(3, 120), "g0003-c00000120"),
+        (CommitId(0, 0), "g0000-c00000000"),
+        (CommitId(12345, 1234567890), "g12345-c1234567890"),
+    ],
+)
+def test_a_commit_and_its_folder(commit, name):
+    assert (commit.name, str(commit), CommitId.parse(name)) == (name, name, commit)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "g3-c120",
+        "g0003-c120",
+        "g00003-c00000120",
+        "g0003-c000000120",
+        "G0003-c00000120",
+        "g0003-c00000120 ",
+        "g0003-c00000120\n",
+        "xg0003-c00000120",
+        "g0003_c00000120",
+        "g-003-c00000120",
+        "g000\N{ARABIC-INDIC DIGIT THREE}-c00000120",
+        "claims",
+    ],
+)
+def test_no_other_name_is_a_commits(name):
+    assert CommitId.parse(name) is None
+
+
+def test_commits_are_ordered_by_generation_first():
+    assert sorted([CommitId(2, 5), CommitId(10, 1), CommitId(1, 900), CommitId(2, 40)]) == [
+        CommitId(1, 900),
+        CommitId(2, 5),
+        CommitId(2, 40),
+        CommitId(10, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("every_commits", "every_seconds", "commits_since", "seconds_since", "due"),
+    [
+        (None, None, 1, 0.0, True),
+        (10, None, 9, math.inf, False),
+        (10, None, 10, 0.0, True),
+        (10, None, 11, 0.0, True),
+        (1, None, 1, 0.0, True),
+        (None, 60.0, 1000, 59.9, False),
+        (None, 60.0, 1, 60.0, True),
+        (None, 60.0, 1, math.inf, True),
+        (10, 60.0, 9, 59.9, False),
+        (10, 60.0, 10, 0.0, True),
+        (10, 60.0, 1, 61.0, True),
+    ],
+)
+def test_when_a_commit_is_due(every_commits, every_seconds, commits_since, seconds_since, due):
+    settings = Checkpoint("/data", every_commits=every_commits, every_seconds=every_seconds)
+    assert is_due(settings, commits_since, seconds_since) is due
+
+
+def test_all_but_the_newest_expire_oldest_first():
+    commits = [CommitId(1, 3), CommitId(1, 1), CommitId(2, 1), CommitId(1, 2)]
+    assert expired(commits, 2) == [CommitId(1, 1), CommitId(1, 2)]
+    assert expired(commits, 1) == [CommitId(1, 1), CommitId(1, 2), CommitId(1, 3)]
+    assert expired(commits, 4) == []
+    assert expired(commits, 9) == []
+    assert expired([], 1) == []
+
+
+def test_retries_wait_twice_as_long_each_time_up_to_a_cap():
+    assert [retry_delay(attempt) for attempt in range(1, 9)] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert retry_delay(3, first=1.0, cap=3.0) == 3.0
+
+
+@pytest.mark.parametrize("url", ["/data/run", "file:///data", "s3://bucket/run", Path("/data/run")])
+def test_a_checkpoint_takes_a_path_or_a_url(url):
+    assert Checkpoint(url).url == str(url)
+
+
+def test_the_defaults():
+    settings = Checkpoint("/data")
+    assert (settings.every_commits, settings.every_seconds, settings.keep, settings.strict) == (
+        None,
+        None,
+        3,
+        True,
+    )
+    assert hvdrecover.Checkpoint is Checkpoint
+
+
+def test_settings_cannot_be_changed():
+    with pytest.raises(AttributeError):
+        Checkpoint("/data").keep = 5
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("checkpoint", {"url": ""}),
+        ("checkpoint", {"url": "  "}),
+        ("checkpoint", {"url": None}),
+        ("checkpoint", {"url": 3}),
+        ("checkpoint", {"url": b"/data"}),
+        ("every_commits", {"every_commits": 0}),
+        ("every_commits", {"every_commits": -1}),
+        ("every_commits", {"every_commits": 1.5}),
+        ("every_commits", {"every_commits": "10"}),
+        ("every_commits", {"every_commits": True}),
+        ("every_seconds", {"every_seconds": 0}),
+        ("every_seconds", {"every_seconds": -1.0}),
+        ("every_seconds", {"every_seconds": math.nan}),
+        ("every_seconds", {"every_seconds": "60"}),
+        ("keep", {"keep": 0}),
+        ("keep", {"keep": 1.5}),
+        ("keep", {"keep": None}),
+        ("keep", {"keep": True}),
+        ("strict", {"strict": "no"}),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named(name, settings):
+    with pytest.raises(ConfigError) as caught:
+        Checkpoint(**{"url": "/data", **settings})
+    assert caught.value.name == name
+    assert str(caught.value).startswith(f"{name}: ")
