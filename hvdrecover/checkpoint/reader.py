@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 
-from hvdrecover.checkpoint import layout, manifest as manifests
+from hvdrecover.checkpoint import layout
+from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint.arena import Arena, allocate
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import FileEntry
@@ -13,11 +14,14 @@ from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.store import QUARANTINE, Store
 from hvdrecover.errors import CorruptCheckpointError, NoUsableCommitError, StorageError
 
+_LOST = "its commits are gone from the root"
+
 
 def load_newest(store: Store) -> Snapshot | None:
     """Read the newest commit that verifies.
 
-    Broken commits on the way are marked as quarantined, each with one line that says why.
+    Broken commits on the way are marked as quarantined, each with one line that says why. One that is marked
+    is verified again: if it has been repaired, the mark is taken away.
 
     Returns:
         The commit, or None if the root has never held a durable one.
@@ -33,13 +37,16 @@ def load_newest(store: Store) -> Snapshot | None:
             _skip(store, commit, "it has no manifest, so it was never completed")
             continue
         try:
-            return read_commit(store, commit)
+            snapshot = read_commit(store, commit)
         except CorruptCheckpointError as error:
-            reasons[commit.name] = str(error).removeprefix(f"{error.url}: ")
+            reasons[commit.name] = str(error).removeprefix(f"{store.url}/{commit.name}/")
             _quarantine(store, commit, reasons[commit.name])
+            continue
+        store.storage.remove(f"{commit.name}/{QUARANTINE}")
+        _report_lost(store, commit)
+        return snapshot
     if not reasons:
-        lost = [generation for generation in store.claims() if store.read_claim(generation).acknowledged]
-        reasons = {f"generation {generation}": "its commits are gone from the root" for generation in lost}
+        reasons = {f"generation {generation}": _LOST for generation in _lost(store, 0)}
     if reasons:
         raise NoUsableCommitError(store.url, reasons)
     return None
@@ -54,11 +61,14 @@ def read_commit(store: Store, commit: CommitId) -> Snapshot:
         StorageError: the storage failed.
     """
     url = f"{store.url}/{commit.name}"
+    if not store.is_complete(commit):
+        raise CorruptCheckpointError(f"{url}/{manifests.FILE_NAME}", "the file is missing")
     text = store.storage.read(f"{commit.name}/{manifests.FILE_NAME}")
     manifest = manifests.loads(text, f"{url}/{manifests.FILE_NAME}", commit)
+    files = {entry.name.removesuffix(".safetensors"): entry for entry in manifest.files}
     return Snapshot(
         id=commit,
-        arenas={entry.name.removesuffix(".safetensors"): _read_file(store, commit, entry) for entry in manifest.files},
+        arenas={name: _read_file(store, commit, entry) for name, entry in files.items()},
         state=manifest.state,
         world_size=manifest.world_size,
         versions=manifest.versions,
@@ -84,11 +94,25 @@ def _read_file(store: Store, commit: CommitId, entry: FileEntry) -> Arena:
         raise CorruptCheckpointError(url, str(error)) from error
 
 
+def _lost(store: Store, since: int) -> list[int]:
+    """The generations after ``since`` that had commits once, and have none now; newest first."""
+    there = {commit.generation for commit in store.commits() if store.is_complete(commit)}
+    later = [generation for generation in store.claims() if generation > since and generation not in there]
+    return [generation for generation in later if store.read_claim(generation).acknowledged]
+
+
+def _report_lost(store: Store, found: CommitId) -> None:
+    for generation in _lost(store, found.generation):
+        name = f"generation {generation}"
+        message = f"{store.url}: going back to {found}, because of {name}: {_LOST}"
+        store.events.emit("skipped", message, level=logging.WARNING, commit=name, reason=_LOST)
+
+
 def _quarantine(store: Store, commit: CommitId, reason: str) -> None:
     _skip(store, commit, reason)
     note = json.dumps({"time": store.clock.now(), "reason": reason}).encode()
     try:
-        if store.storage.size(f"{commit.name}/{QUARANTINE}") is None:
+        if not store.is_quarantined(commit):
             store.storage.publish(f"{commit.name}/{QUARANTINE}", note)
     except StorageError as error:
         store.events.emit("write_failed", str(error), level=logging.WARNING, commit=commit.name)

@@ -13,8 +13,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +27,12 @@ from hvdrecover.checkpoint.policy import expired
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.clock import Clock
-from hvdrecover.errors import FencedError, ForeignRootError
+from hvdrecover.errors import FencedError, ForeignRootError, StorageError
 from hvdrecover.events import Events
 
 CLAIMS = "claims"
 QUARANTINE = "QUARANTINE.json"
-_CLAIM = re.compile(r"g(\d{4,9})\.json")
+_CLAIM = re.compile(r"g([0-9]{4,9})\.json")
 _OF_THE_FILE_SYSTEM = {"lost+found"}
 
 
@@ -61,7 +63,9 @@ class Store:
         clock: where times come from.
     """
 
-    def __init__(self, storage: Storage, *, keep: int, job: str, host: str, events: Events, clock: Clock) -> None:
+    def __init__(
+        self, storage: Storage, *, keep: int, job: str, host: str, events: Events, clock: Clock
+    ) -> None:
         self.storage = storage
         self.events = events
         self.clock = clock
@@ -84,16 +88,15 @@ class Store:
 
     def claims(self) -> list[int]:
         """The claimed generations, newest first."""
-        matches = (_CLAIM.fullmatch(name) for name in self.storage.names(CLAIMS))
-        return sorted((int(match[1]) for match in matches if match), reverse=True)
+        return _claims_among(self.storage.names(CLAIMS))
 
     def read_claim(self, generation: int) -> Claim:
-        """One claim; one that can't be read is nobody's."""
+        """One claim. One that is damaged is nobody's, and may have had commits."""
         try:
             fields = json.loads(self.storage.read(_claim_path(generation)))
             return Claim(generation, str(fields["job"]), bool(fields["acknowledged"]))
-        except (ValueError, KeyError, TypeError):
-            return Claim(generation, "", False)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return Claim(generation, "", True)
 
     def check_is_ours(self) -> None:
         """Make sure that the root is empty or a checkpoint root.
@@ -101,12 +104,15 @@ class Store:
         Raises:
             ForeignRootError: it holds files of another kind.
         """
-        names = set(self.storage.names()) - _OF_THE_FILE_SYSTEM
-        if names and CLAIMS not in names:
+        names = set(self.storage.names()) - _OF_THE_FILE_SYSTEM - {CLAIMS}
+        claims = self.storage.names(CLAIMS)
+        foreign = {name for name in names if CommitId.parse(name) is None}
+        foreign |= {f"{CLAIMS}/{name}" for name in claims}
+        if foreign and not _claims_among(claims):
             raise ForeignRootError(
                 self.url,
-                f"this folder holds files that hvdrecover did not write (such as '{min(names)}'), and was left "
-                "untouched. Name an empty or a new folder as the checkpoint root.",
+                f"this folder holds files that hvdrecover did not write (such as '{min(foreign)}'), and was "
+                "left untouched. Name an empty or a new folder as the checkpoint root.",
             )
 
     def claim_next(self) -> int:
@@ -135,7 +141,8 @@ class Store:
         if self._claimed == generation:
             return
         newest = next(iter(self.claims()), 0)
-        if newest and (newest >= generation or self.read_claim(newest).job != self._job):
+        ours = newest in (0, self._claimed) or self.read_claim(newest).job == self._job
+        if newest >= generation or not ours:
             raise self._fenced(newest)
         if not self._create_claim(generation):
             raise self._fenced(generation)
@@ -149,6 +156,9 @@ class Store:
         """
         folder = snapshot.id.name
         self.claim(snapshot.id.generation)
+        self._check_is_newest(snapshot.id.generation)
+        # Left by an attempt that failed after it had been published, it would vouch for half-written files.
+        self.storage.remove(f"{folder}/{manifests.FILE_NAME}")
         files = []
         for name, arena in snapshot.arenas.items():
             file = f"{name}.safetensors"
@@ -165,9 +175,7 @@ class Store:
             state=snapshot.state,
             finished=snapshot.finished,
         )
-        newest = next(iter(self.claims()), 0)
-        if newest > snapshot.id.generation:
-            raise self._fenced(newest)
+        self._check_is_newest(snapshot.id.generation)
         self.storage.publish(f"{folder}/{manifests.FILE_NAME}", manifests.dumps(manifest))
         self._acknowledge(snapshot.id.generation)
         self._prune(snapshot.id)
@@ -176,6 +184,15 @@ class Store:
         """Whether a commit has a manifest, valid or not."""
         return self.storage.size(f"{commit.name}/{manifests.FILE_NAME}") is not None
 
+    def is_quarantined(self, commit: CommitId) -> bool:
+        """Whether a commit has been found broken."""
+        return self.storage.size(f"{commit.name}/{QUARANTINE}") is not None
+
+    def _check_is_newest(self, generation: int) -> None:
+        newest = next(iter(self.claims()), 0)
+        if newest > generation:
+            raise self._fenced(newest)
+
     def _acknowledge(self, generation: int) -> None:
         """Note once in the claim that commits exist, so that their loss can't pass for an empty root."""
         if self._acknowledged != generation:
@@ -183,27 +200,39 @@ class Store:
             self._acknowledged = generation
 
     def _prune(self, newest: CommitId) -> None:
-        if self._complete is None:
-            self._complete = {commit for commit in self.commits() if self.is_complete(commit)}
-        self._complete.add(newest)
-        for commit in expired(sorted(self._complete), self._keep):
-            if self.storage.size(f"{commit.name}/{QUARANTINE}") is None:
+        try:
+            if self._complete is None:
+                self._complete = {commit for commit in self.commits() if self._counts(commit)}
+            self._complete.add(newest)
+            for commit in expired(sorted(self._complete), self._keep):
                 self._discard(commit)
-            self._complete.discard(commit)
+                self._complete.discard(commit)
+        except StorageError as error:
+            self._not_deleted(error)  # the new commit is durable all the same
+
+    def _counts(self, commit: CommitId) -> bool:
+        """Whether retention counts a commit; a quarantined one is left to the user."""
+        return self.is_complete(commit) and not self.is_quarantined(commit)
 
     def _collect_leftovers(self, generation: int) -> None:
         """Delete what earlier generations began to write and never completed."""
         for commit in self.commits():
-            if commit.generation < generation and not self.is_complete(commit):
-                self.events.emit(
-                    "leftover", f"{self.url}: removing {commit}, which was never completed", commit=commit.name
-                )
+            if commit.generation >= generation or self.is_complete(commit) or self.is_quarantined(commit):
+                continue
+            message = f"{self.url}: removing {commit}, which was never completed"
+            self.events.emit("leftover", message, level=logging.WARNING, commit=commit.name)
+            try:
                 self._discard(commit)
+            except StorageError as error:
+                self._not_deleted(error)
 
     def _discard(self, commit: CommitId) -> None:
         # Without its manifest a folder is no commit, so a crash in between leaves nothing half-deleted.
         self.storage.remove(f"{commit.name}/{manifests.FILE_NAME}")
         self.storage.delete(commit.name)
+
+    def _not_deleted(self, error: StorageError) -> None:
+        self.events.emit("not_deleted", str(error), level=logging.WARNING, error=str(error))
 
     def _create_claim(self, generation: int) -> bool:
         created = self.storage.create(_claim_path(generation), self._claim_text(acknowledged=False))
@@ -224,10 +253,20 @@ class Store:
     def _fenced(self, newest: int) -> FencedError:
         return FencedError(
             self.url,
-            f"generation {newest} has claimed this checkpoint root, so this process belongs to a job that was "
-            "replaced and must stop. If two jobs were started on one root on purpose, give each its own.",
+            f"generation {newest} has claimed this checkpoint root, so this process belongs to a job that "
+            "was replaced and must stop. If two jobs share one root on purpose, give each its own.",
         )
 
 
+def _claims_among(names: Iterable[str]) -> list[int]:
+    """The generations whose claims have these names, newest first."""
+    found = {int(match[1]): match[0] for match in map(_CLAIM.fullmatch, names) if match}
+    return sorted((claim for claim, name in found.items() if name == _claim_name(claim)), reverse=True)
+
+
+def _claim_name(generation: int) -> str:
+    return f"g{generation:04d}.json"
+
+
 def _claim_path(generation: int) -> str:
-    return f"{CLAIMS}/g{generation:04d}.json"
+    return f"{CLAIMS}/{_claim_name(generation)}"

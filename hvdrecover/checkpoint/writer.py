@@ -53,8 +53,13 @@ class BackgroundWriter:
             raise RuntimeError("a write is in flight")
         self._error = None
         self._snapshot = snapshot
+        thread = threading.Thread(target=self._run, args=(snapshot,), name="hvdrecover-writer", daemon=True)
         self._idle.clear()
-        threading.Thread(target=self._run, args=(snapshot,), name="hvdrecover-writer", daemon=True).start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads
+            self._failed(snapshot.id, error, ATTEMPTS, logging.WARNING)
+            self._idle.set()
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until nothing is in flight.
@@ -70,7 +75,8 @@ class BackgroundWriter:
         if not self._idle.wait(timeout):
             commit = self._snapshot.id.name if self._snapshot else "the commit"
             raise FlushTimeoutError(
-                self._store.url, f"{commit} is not durable after {timeout} s; the write goes on. Wait again or longer."
+                self._store.url,
+                f"{commit} is not durable after {timeout} s; the write goes on. Wait again or longer.",
             )
         if self._error is not None:
             raise self._error
@@ -111,8 +117,10 @@ class BackgroundWriter:
                 return
 
     def _failed(self, commit: CommitId, error: Exception, attempt: int, level: int) -> None:
-        known = isinstance(error, HvdrecoverError)
-        self._error = error if known else StorageError(self._store.url, f"writing {commit} failed: {error!r}")
+        if not isinstance(error, HvdrecoverError):
+            cause, error = error, StorageError(self._store.url, f"writing {commit} failed: {error!r}")
+            error.__cause__ = cause
+        self._error = error
         self._store.events.emit(
             "write_failed",
             f"commit {commit.commit} is not durable (attempt {attempt} of {ATTEMPTS}): {error}",

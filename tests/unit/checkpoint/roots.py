@@ -1,0 +1,167 @@
+"""Checkpoint roots, stores and snapshots for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import fsspec
+import numpy as np
+
+from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.layout import TensorSpec, plan
+from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.storage import Storage, open_storage
+from hvdrecover.checkpoint.store import Store
+from tests.fakes.clock import FakeClock
+
+
+class Recorder:
+    """Events that are only noted, as pairs of a kind and its facts."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[str, dict[str, Any]]] = []
+
+    def emit(self, kind: str, message: str | None = None, *, level: int = 0, **facts: Any) -> None:
+        self.noted.append((kind, {"message": message, "level": level, **facts}))
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [facts for found, facts in self.noted if found == kind]
+
+
+class Killed(BaseException):
+    """The process is killed; nothing in it can catch this."""
+
+
+class Wrapped:
+    """A storage whose mutating calls can be made to fail.
+
+    Attributes:
+        calls: the mutating calls that were begun, as ``verb path``.
+        plan: what the next mutating calls raise, in order; None lets one through. Used once each.
+        kill_at: number of the mutating call, from 0, in which the process is killed; None for never.
+        after: whether it is killed at the end of that call instead of its start.
+    """
+
+    def __init__(self, inner: Storage) -> None:
+        self.inner = inner
+        self.url = inner.url
+        self.calls: list[str] = []
+        self.plan: list[Exception | None] = []
+        self.kill_at: int | None = None
+        self.after = False
+        self.names, self.size = inner.names, inner.size
+        self.read, self.read_into = inner.read, inner.read_into
+
+    def _mutate(self, verb: str, path: str, *args: Any) -> Any:
+        number = len(self.calls)
+        self.calls.append(f"{verb} {path}")
+        if number == self.kill_at and not self.after:
+            self._half_do(verb, path, *args)
+            raise Killed
+        if self.plan and (error := self.plan.pop(0)) is not None:
+            raise error
+        result = getattr(self.inner, verb)(path, *args)
+        if number == self.kill_at:
+            raise Killed
+        return result
+
+    def _half_do(self, verb: str, path: str, *args: Any) -> None:
+        if verb == "write":
+            self.inner.write(path, args[0][: len(args[0]) // 2])
+        if verb == "delete":
+            for name in self.inner.names(path)[:1]:
+                self.inner.remove(f"{path}/{name}")
+
+    def write(self, path: str, buffer: Any) -> None:
+        self._mutate("write", path, buffer)
+
+    def publish(self, path: str, data: bytes) -> None:
+        self._mutate("publish", path, data)
+
+    def create(self, path: str, data: bytes) -> bool:
+        created: bool = self._mutate("create", path, data)
+        return created
+
+    def remove(self, path: str) -> None:
+        self._mutate("remove", path)
+
+    def delete(self, folder: str) -> None:
+        self._mutate("delete", folder)
+
+
+class Gate:
+    """A storage whose data files wait until `open` is set; `reached` says that one waits."""
+
+    def __init__(self, inner: Storage) -> None:
+        self._inner = inner
+        self.open = threading.Event()
+        self.reached = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def write(self, path: str, buffer: Any) -> None:
+        self.reached.set()
+        assert self.open.wait(30)
+        self._inner.write(path, buffer)
+
+
+@contextlib.contextmanager
+def memory_root() -> Iterator[Storage]:
+    path = f"/{uuid.uuid4().hex}"
+    try:
+        yield open_storage(f"memory:/{path}/root")
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            fsspec.filesystem("memory").rm(path, recursive=True)
+
+
+def make_store(storage: Any, *, job: str = "job", keep: int = 3, clock: FakeClock | None = None) -> Store:
+    return Store(storage, keep=keep, job=job, host="host", events=Recorder(), clock=clock or FakeClock())
+
+
+def make_snapshot(generation: int, commit: int, *, finished: bool = False) -> Snapshot:
+    """A commit whose every byte tells which commit it is of."""
+    arenas = {}
+    for name, count in (("model", 1000), ("optimizer", 7)):
+        arena = Arena(plan([TensorSpec("weight", "F32", (count,)), TensorSpec("empty", "U8", (0,))]))
+        values = np.arange(count, dtype="f4") + commit + 1000 * generation
+        arena.bytes_of("weight")[:] = values.view(np.uint8)
+        arenas[name] = arena
+    return Snapshot(
+        id=CommitId(generation, commit),
+        arenas=arenas,
+        state={"attributes": {"z": commit, "a": {"$tuple": [generation]}}},
+        world_size=2,
+        versions={"torch": "2.13.0"},
+        finished=finished,
+    )
+
+
+def assert_is(found: Snapshot | None, expected: Snapshot) -> None:
+    """The very commit, bit for bit."""
+    assert found is not None
+    assert (found.id, found.state, found.world_size) == (expected.id, expected.state, expected.world_size)
+    assert (found.versions, found.finished) == (expected.versions, expected.finished)
+    assert list(found.state["attributes"]) == list(expected.state["attributes"])
+    assert found.arenas.keys() == expected.arenas.keys()
+    for name, arena in expected.arenas.items():
+        assert found.arenas[name].layout == arena.layout
+        assert found.arenas[name].buffer.tobytes() == arena.buffer.tobytes()
+
+
+def content(storage: Storage, folder: str = "") -> dict[str, bytes]:
+    """Every file of a root."""
+    found = {}
+    for name in storage.names(folder):
+        path = f"{folder}/{name}" if folder else name
+        if storage.size(path) is None:
+            found.update(content(storage, path))
+        else:
+            found[path] = storage.read(path)
+    return found

@@ -1,0 +1,289 @@
+import dataclasses
+import json
+import logging
+import tracemalloc
+
+import pytest
+
+from hvdrecover.checkpoint import manifest as manifests
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.manifest import FILE_NAME
+from hvdrecover.checkpoint.reader import load_newest, read_commit
+from hvdrecover.checkpoint.store import QUARANTINE
+from hvdrecover.errors import CorruptCheckpointError, FormatVersionError, NoUsableCommitError, StorageError
+from tests.fakes.clock import FakeClock
+from tests.unit.checkpoint.roots import assert_is, content, make_snapshot, make_store
+
+OLDER, NEWEST = "g0001-c00000001", "g0001-c00000002"
+MODEL = f"{NEWEST}/model.safetensors"
+MANIFEST = f"{NEWEST}/{FILE_NAME}"
+
+
+@pytest.fixture
+def store(root):
+    """A root with two commits."""
+    store = make_store(root, clock=FakeClock(start=50.0))
+    store.claim_next()
+    for commit in (1, 2):
+        store.write(make_snapshot(1, commit), rank=0)
+    return store
+
+
+def truncate(storage, path):
+    storage.publish(path, storage.read(path)[:-1])
+
+
+def empty(storage, path):
+    storage.publish(path, b"")
+
+
+def lengthen(storage, path):
+    storage.publish(path, storage.read(path) + b"\0")
+
+
+def flip(storage, path):
+    data = bytearray(storage.read(path))
+    data[len(data) // 2] ^= 1
+    storage.publish(path, bytes(data))
+
+
+def flip_last(storage, path):
+    data = bytearray(storage.read(path))
+    data[-1] ^= 0x80
+    storage.publish(path, bytes(data))
+
+
+def lose(storage, path):
+    storage.remove(path)
+
+
+DAMAGES = {
+    "a truncated file": (
+        truncate,
+        MODEL,
+        "model.safetensors: the file has 8095 bytes, and the manifest says 8096",
+    ),
+    "an empty file": (empty, MODEL, "model.safetensors: the file has 0 bytes"),
+    "a longer file": (lengthen, MODEL, "model.safetensors: the file has 8097 bytes"),
+    "a flipped bit": (flip, MODEL, "model.safetensors: the file's content does not match"),
+    "a flipped bit at the end": (flip_last, MODEL, "model.safetensors: the file's content does not match"),
+    "a missing file": (lose, MODEL, "model.safetensors: the file is missing"),
+    "a missing small file": (
+        lose,
+        f"{NEWEST}/optimizer.safetensors",
+        "optimizer.safetensors: the file is missing",
+    ),
+    "a truncated manifest": (truncate, MANIFEST, "MANIFEST.json: the manifest is not JSON"),
+    "an empty manifest": (empty, MANIFEST, "MANIFEST.json: the manifest is not JSON"),
+    "a flipped bit in the manifest": (flip, MANIFEST, "MANIFEST.json: the manifest"),
+}
+
+
+@pytest.mark.parametrize(("damage", "path", "reason"), DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_broken_commit_is_walked_back_over_with_a_line_that_says_why(store, damage, path, reason):
+    damage(store.storage, path)
+    assert_is(load_newest(store), make_snapshot(1, 1))
+    (skipped,) = store.events.of("skipped")
+    assert (skipped["commit"], skipped["level"]) == (NEWEST, logging.WARNING)
+    assert skipped["reason"].startswith(reason)
+    assert skipped["message"] == f"{store.url}: skipping {NEWEST}: {skipped['reason']}"
+
+
+@pytest.mark.parametrize(("damage", "path", "reason"), DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_broken_commit_is_quarantined_with_the_reason_and_nothing_is_deleted(store, damage, path, reason):
+    damage(store.storage, path)
+    before = content(store.storage)
+    load_newest(store)
+    after = content(store.storage)
+    note = json.loads(after.pop(f"{NEWEST}/{QUARANTINE}"))
+    assert note["time"] == 50.0
+    assert note["reason"].startswith(reason)
+    assert after == before
+
+
+def test_a_commit_without_its_manifest_is_walked_back_over(store):
+    lose(store.storage, MANIFEST)
+    assert_is(load_newest(store), make_snapshot(1, 1))
+    assert "never completed" in store.events.of("skipped")[0]["reason"]
+
+
+def test_several_broken_commits_are_each_reported(store):
+    store.write(make_snapshot(1, 3), rank=0)
+    flip(store.storage, MODEL)
+    lose(store.storage, "g0001-c00000003/model.safetensors")
+    assert_is(load_newest(store), make_snapshot(1, 1))
+    assert [skipped["commit"] for skipped in store.events.of("skipped")] == ["g0001-c00000003", NEWEST]
+
+
+def test_a_good_root_is_read_without_a_word_and_without_a_change(store):
+    before = content(store.storage)
+    assert_is(load_newest(store), make_snapshot(1, 2))
+    assert store.events.of("skipped") == []
+    assert content(store.storage) == before
+
+
+def test_a_quarantined_commit_that_is_still_broken_is_reported_again_and_keeps_its_note(store):
+    flip(store.storage, MODEL)
+    load_newest(store)
+    note = store.storage.read(f"{NEWEST}/{QUARANTINE}")
+    later = make_store(store.storage, clock=FakeClock(start=99.0))
+    assert_is(load_newest(later), make_snapshot(1, 1))
+    assert len(later.events.of("skipped")) == 1
+    assert later.storage.read(f"{NEWEST}/{QUARANTINE}") == note
+
+
+def test_a_quarantined_commit_that_was_repaired_is_used_and_a_normal_commit_again(store):
+    whole = store.storage.read(MODEL)
+    flip(store.storage, MODEL)
+    load_newest(store)
+    store.storage.publish(MODEL, whole)
+    later = make_store(store.storage)
+    assert_is(load_newest(later), make_snapshot(1, 2))
+    assert not later.is_quarantined(CommitId(1, 2))
+
+
+def test_a_note_that_cannot_be_written_does_not_stop_the_walk(store, monkeypatch):
+    flip(store.storage, MODEL)
+
+    def refuse(path, data):
+        raise StorageError(path, "read-only")
+
+    monkeypatch.setattr(store.storage, "publish", refuse)
+    assert_is(load_newest(store), make_snapshot(1, 1))
+    assert store.events.of("write_failed")[0]["commit"] == NEWEST
+
+
+def test_every_commit_broken_is_an_error_that_lists_each_and_why(store):
+    flip(store.storage, MODEL)
+    lose(store.storage, f"{OLDER}/optimizer.safetensors")
+    with pytest.raises(NoUsableCommitError, match="will not silently start afresh") as caught:
+        load_newest(store)
+    assert list(caught.value.reasons) == [NEWEST, OLDER]
+    assert caught.value.reasons[OLDER] == "optimizer.safetensors: the file is missing"
+    assert f"\n  {OLDER}: optimizer.safetensors: the file is missing" in str(caught.value)
+    assert f"\n  {NEWEST}: model.safetensors: the file's content" in str(caught.value)
+
+
+def test_the_same_error_again_at_the_next_start(store):
+    for name in (NEWEST, OLDER):
+        truncate(store.storage, f"{name}/{FILE_NAME}")
+    for _ in range(2):
+        again = make_store(store.storage)
+        again.claim_next()
+        with pytest.raises(NoUsableCommitError) as caught:
+            load_newest(again)
+        assert list(caught.value.reasons) == [NEWEST, OLDER]
+
+
+@pytest.mark.parametrize("start", [False, True], ids=["at once", "at the next start"])
+@pytest.mark.parametrize("lost", ["folders", "manifests"])
+def test_commits_that_are_gone_are_an_error_and_no_fresh_start(store, lost, start):
+    for name in (NEWEST, OLDER):
+        store.storage.delete(name) if lost == "folders" else store.storage.remove(f"{name}/{FILE_NAME}")
+    reader = make_store(store.storage)
+    if start:
+        reader.claim_next()
+    with pytest.raises(NoUsableCommitError, match="generation 1: its commits are gone"):
+        load_newest(reader)
+
+
+def test_a_claim_that_cannot_be_read_is_no_fresh_start_either(store):
+    store.storage.publish("claims/g0001.json", b"\0")
+    for name in (NEWEST, OLDER):
+        store.storage.delete(name)
+    with pytest.raises(NoUsableCommitError, match="generation 1"):
+        load_newest(store)
+
+
+def test_going_back_to_an_earlier_generation_because_a_later_ones_commits_are_gone_is_said(store):
+    store.write(make_snapshot(4, 3), rank=0)
+    store.storage.delete("g0004-c00000003")
+    later = make_store(store.storage)
+    later.claim_next()
+    assert_is(load_newest(later), make_snapshot(1, 2))
+    (skipped,) = later.events.of("skipped")
+    assert (skipped["commit"], skipped["reason"]) == ("generation 4", "its commits are gone from the root")
+
+
+def test_a_generation_that_never_had_a_commit_is_not_mentioned(store):
+    store.claim(2)
+    assert_is(load_newest(store), make_snapshot(1, 2))
+    assert store.events.of("skipped") == []
+
+
+def test_an_empty_root_has_no_commit(root):
+    store = make_store(root)
+    assert load_newest(store) is None
+    store.claim_next()
+    assert load_newest(store) is None
+
+
+def test_only_a_commit_that_was_never_completed_is_a_fresh_start_with_a_warning(root):
+    make_store(root).claim_next()
+    root.publish(MODEL, b"half")
+    at_once, next_start = make_store(root), make_store(root)
+    assert load_newest(at_once) is None
+    (skipped,) = at_once.events.of("skipped")
+    assert (skipped["level"], "never completed" in skipped["message"]) == (logging.WARNING, True)
+    next_start.claim_next()
+    assert load_newest(next_start) is None
+    assert [leftover["level"] for leftover in next_start.events.of("leftover")] == [logging.WARNING]
+
+
+def test_a_newer_format_is_an_error_and_not_walked_back_over(store):
+    store.storage.publish(MANIFEST, json.dumps({"format": 2, "digest": "of another kind"}).encode())
+    before = content(store.storage)
+    with pytest.raises(FormatVersionError, match="upgrade hvdrecover") as caught:
+        load_newest(store)
+    assert caught.value.url == f"{store.url}/{MANIFEST}"
+    assert content(store.storage) == before
+
+
+def rewrite_manifest(store, **changes):
+    found = manifests.loads(store.storage.read(MANIFEST), "", CommitId(1, 2))
+    store.storage.publish(MANIFEST, manifests.dumps(dataclasses.replace(found, **changes)))
+    return found
+
+
+def test_a_manifest_that_claims_a_huge_file_takes_no_memory(store):
+    files = rewrite_manifest(store).files
+    rewrite_manifest(store, files=tuple(dataclasses.replace(file, size=2**50) for file in files))
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptCheckpointError, match=f"the manifest says {2**50}"):
+            read_commit(store, CommitId(1, 2))
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_with_the_right_digest_and_a_nonsensical_header_is_corrupt(store):
+    for text in (b"", b"1234567", (2**60).to_bytes(8, "little"), b"\x02" + b"\0" * 7 + b"[]"):
+        store.storage.publish(MODEL, text)
+        file = manifests.FileEntry("model.safetensors", len(text), manifests.digest(text))
+        rewrite_manifest(store, files=(file,))
+        with pytest.raises(CorruptCheckpointError) as caught:
+            read_commit(store, CommitId(1, 2))
+        assert caught.value.url == f"{store.url}/{MODEL}"
+
+
+def test_a_commit_in_the_folder_of_another_is_corrupt(store):
+    for name in ("model.safetensors", "optimizer.safetensors", FILE_NAME):
+        store.storage.publish(f"g0001-c00000007/{name}", store.storage.read(f"{NEWEST}/{name}"))
+    assert_is(load_newest(store), make_snapshot(1, 2))
+    assert "the manifest is that of g0001-c00000002" in store.events.of("skipped")[0]["reason"]
+
+
+def test_a_commit_that_is_not_there_is_corrupt(store):
+    with pytest.raises(CorruptCheckpointError, match=r"MANIFEST\.json: the file is missing"):
+        read_commit(store, CommitId(9, 9))
+
+
+def test_a_storage_that_fails_is_no_broken_commit(store, monkeypatch):
+    def away(path, buffer):
+        raise StorageError(path, "the network is down")
+
+    monkeypatch.setattr(store.storage, "read_into", away)
+    with pytest.raises(StorageError, match="network"):
+        load_newest(store)
+    assert not store.is_quarantined(CommitId(1, 2))

@@ -1,0 +1,428 @@
+import json
+import logging
+
+import pytest
+
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.manifest import FILE_NAME
+from hvdrecover.checkpoint.reader import load_newest, read_commit
+from hvdrecover.checkpoint.storage import LocalStorage
+from hvdrecover.checkpoint.store import QUARANTINE
+from hvdrecover.errors import FencedError, ForeignRootError, StorageError
+from tests.fakes.clock import FakeClock
+from tests.unit.checkpoint.roots import Killed, Wrapped, assert_is, content, make_snapshot, make_store
+
+
+def write_all(store, *snapshots):
+    for snapshot in snapshots:
+        store.write(snapshot, rank=0)
+
+
+# -- claims --------------------------------------------------------------------------------------------
+
+
+def test_the_first_claim_is_generation_1(root):
+    assert make_store(root).claim_next() == 1
+    assert root.names("claims") == ["g0001.json"]
+
+
+def test_each_start_claims_the_next_generation(root):
+    assert [make_store(root, job=job).claim_next() for job in "abc"] == [1, 2, 3]
+
+
+def test_a_claim_is_later_than_all_claims_and_commits(root):
+    store = make_store(root)
+    store.claim_next()
+    store.claim(7)
+    assert make_store(root).claim_next() == 8
+    root.publish(f"g0030-c00000001/{FILE_NAME}", b"broken, but there")
+    assert make_store(root).claim_next() == 31
+
+
+def test_a_claim_says_whose_it_is(root):
+    store = make_store(root, job="mine", clock=FakeClock(start=5.0))
+    store.claim_next()
+    claim = store.read_claim(1)
+    assert (claim.generation, claim.job, claim.acknowledged) == (1, "mine", False)
+    assert json.loads(root.read("claims/g0001.json")).items() >= {"host": "host", "time": 5.0}.items()
+
+
+def test_a_claim_that_is_lost_to_another_store_goes_on_to_the_next(root):
+    late = make_store(root, job="late")
+    late.claims = lambda: []  # it looks before the other one claims
+    early = make_store(root, job="early")
+    assert early.claim_next() == 1
+    assert late.claim_next() == 2
+    assert [make_store(root).read_claim(generation).job for generation in (1, 2)] == ["early", "late"]
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"3", b"{}", b"\xff", b'{"job": "x"}', b"[" * 100_000])
+def test_a_damaged_claim_is_nobodys_and_may_have_had_commits(root, text):
+    root.publish("claims/g0004.json", text)
+    store = make_store(root)
+    claim = store.read_claim(4)
+    assert (claim.job, claim.acknowledged) == ("", True)
+    assert store.claim_next() == 5
+
+
+def test_only_files_named_like_claims_are_claims(root):
+    make_store(root).claim_next()
+    for name in ("g2.json", "g00003.json", "g0004.json.bak", "x0005.json", "notes"):
+        root.publish(f"claims/{name}", b"{}")
+    assert make_store(root).claims() == [1]
+
+
+# -- whose root ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"thesis.tex": b"text"},
+        {"photos/1.jpg": b"jpg", "photos/2.jpg": b"jpg"},
+        {"g1-c1/model.safetensors": b"almost ours"},
+        {"claims/2024/insurance.pdf": b"not those claims"},
+        {"claims/insurance.json": b"{}"},
+        {"g0001-c00000001/model.safetensors": b"ours", "thesis.tex": b"but this is not"},
+        {".hidden": b""},
+    ],
+)
+def test_a_foreign_root_is_refused_and_left_byte_for_byte(root, files):
+    for path, data in files.items():
+        root.publish(path, data)
+    wrapped = Wrapped(root)
+    with pytest.raises(ForeignRootError, match=r"left untouched\. Name an empty or a new folder") as caught:
+        make_store(wrapped).claim_next()
+    assert any(path.split("/")[0] in str(caught.value) for path in files)
+    assert content(root) == files
+    assert wrapped.calls == []
+
+
+def test_what_a_fresh_file_system_brings_along_is_tolerated(root):
+    root.publish("lost+found/x", b"")
+    assert make_store(root).claim_next() == 1
+
+
+def test_a_note_beside_our_own_files_is_tolerated(root):
+    make_store(root).claim_next()
+    root.publish("README", b"the run of May")
+    assert make_store(root).claim_next() == 2
+    assert root.read("README") == b"the run of May"
+
+
+def test_a_start_that_died_before_its_first_claim_is_no_obstacle(tmp_path):
+    (tmp_path / "claims").mkdir()
+    (tmp_path / "claims" / ".hvdrecover-1234").write_bytes(b"half a cl")
+    assert make_store(LocalStorage(tmp_path)).claim_next() == 1
+
+
+def test_a_commit_that_was_copied_to_a_new_root_can_be_started_from(root, tmp_path):
+    store = make_store(root)
+    store.claim_next()
+    write_all(store, make_snapshot(1, 5))
+    for path in content(root):
+        if path.startswith("claims/"):
+            root.remove(path)
+    fresh = make_store(root)
+    assert fresh.claim_next() == 2
+    assert_is(load_newest(fresh), make_snapshot(1, 5))
+
+
+# -- writing -------------------------------------------------------------------------------------------
+
+
+def test_what_was_written_is_read_back_bit_for_bit(root):
+    store = make_store(root)
+    store.claim_next()
+    snapshot = make_snapshot(1, 5, finished=True)
+    write_all(store, snapshot)
+    assert_is(read_commit(make_store(root), CommitId(1, 5)), snapshot)
+    assert_is(load_newest(make_store(root)), snapshot)
+
+
+def test_a_commit_without_tensors_is_a_commit(root):
+    snapshot = make_snapshot(1, 5)
+    snapshot.arenas.clear()
+    write_all(make_store(root), snapshot)
+    assert_is(load_newest(make_store(root)), snapshot)
+
+
+def test_the_manifest_is_written_last_and_says_who_wrote_it(root):
+    wrapped = Wrapped(root)
+    store = make_store(wrapped, clock=FakeClock(start=7.5))
+    store.claim_next()
+    wrapped.calls.clear()
+    store.write(make_snapshot(1, 5), rank=3)
+    assert [call for call in wrapped.calls if "g0001-c00000005" in call][-3:] == [
+        "write g0001-c00000005/model.safetensors",
+        "write g0001-c00000005/optimizer.safetensors",
+        f"publish g0001-c00000005/{FILE_NAME}",
+    ]
+    fields = json.loads(root.read(f"g0001-c00000005/{FILE_NAME}"))
+    assert (fields["time"], fields["writer"]["rank"], fields["writer"]["host"]) == (7.5, 3, "host")
+    assert fields["world_size"] == 2
+
+
+def test_commits_are_listed_newest_first_and_other_names_left_out(root):
+    store = make_store(root)
+    store.claim_next()
+    write_all(store, make_snapshot(1, 9), make_snapshot(1, 10))
+    root.publish("g0002-c00000001/x", b"")
+    root.publish("other/x", b"")
+    assert store.commits() == [CommitId(2, 1), CommitId(1, 10), CommitId(1, 9)]
+    assert [store.is_complete(commit) for commit in store.commits()] == [False, True, True]
+
+
+def test_the_first_commit_of_a_generation_is_acknowledged_once(root):
+    wrapped = Wrapped(root)
+    store = make_store(wrapped)
+    store.claim_next()
+    write_all(store, make_snapshot(1, 1), make_snapshot(1, 2))
+    assert wrapped.calls.count("publish claims/g0001.json") == 1
+    assert store.read_claim(1).acknowledged
+    write_all(store, make_snapshot(2, 3))
+    assert [store.read_claim(generation).acknowledged for generation in (1, 2)] == [True, True]
+
+
+def test_a_second_attempt_never_alters_files_under_a_manifest(root):
+    wrapped = Wrapped(root)
+    store = make_store(wrapped)
+    store.claim_next()
+    wrapped.plan = [None, None, None, None, StorageError("url", "acknowledging failed")]
+    with pytest.raises(StorageError, match="acknowledging"):
+        write_all(store, make_snapshot(1, 1))
+    assert store.is_complete(CommitId(1, 1))
+    wrapped.calls.clear()
+    write_all(store, make_snapshot(1, 1))
+    verbs = [call for call in wrapped.calls if call.startswith(("remove", "write", "publish g"))]
+    assert verbs[0] == f"remove g0001-c00000001/{FILE_NAME}"
+    assert verbs[-1] == f"publish g0001-c00000001/{FILE_NAME}"
+    assert_is(load_newest(make_store(root)), make_snapshot(1, 1))
+
+
+# -- retention -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_the_newest_are_kept(root, keep):
+    store = make_store(root, keep=keep)
+    store.claim_next()
+    write_all(store, *(make_snapshot(1, commit) for commit in range(1, 7)))
+    assert store.commits() == [CommitId(1, commit) for commit in range(6, 6 - keep, -1)]
+
+
+def test_retention_goes_on_over_generations_and_starts(root):
+    write_all(make_store(root, keep=2), make_snapshot(1, 1), make_snapshot(1, 2))
+    later = make_store(root, keep=2, job="later")
+    generation = later.claim_next()
+    write_all(later, make_snapshot(generation, 3))
+    assert later.commits() == [CommitId(2, 3), CommitId(1, 2)]
+
+
+def test_quarantined_commits_are_neither_deleted_nor_counted(root):
+    write_all(make_store(root, keep=9), *(make_snapshot(1, commit) for commit in (1, 2, 3)))
+    root.publish(f"g0001-c00000003/{QUARANTINE}", b"{}")
+    store = make_store(root, keep=2)
+    store.claim_next()
+    write_all(store, make_snapshot(2, 4))
+    assert store.commits() == [CommitId(2, 4), CommitId(1, 3), CommitId(1, 2)]
+    write_all(store, make_snapshot(2, 5), make_snapshot(2, 6))
+    assert store.commits() == [CommitId(2, 6), CommitId(2, 5), CommitId(1, 3)]
+
+
+def test_foreign_files_are_never_touched(root):
+    store = make_store(root, keep=1)
+    store.claim_next()
+    foreign = {"README": b"1", "notes/x": b"2", "g1-c1/y": b"3", "claims/z": b"4"}
+    for path, data in foreign.items():
+        root.publish(path, data)
+    write_all(store, make_snapshot(1, 1), make_snapshot(1, 2))
+    make_store(root).claim_next()
+    assert content(root).items() >= foreign.items()
+
+
+def test_a_commit_that_cannot_be_deleted_is_reported_and_the_new_one_stands(root):
+    wrapped = Wrapped(root)
+    store = make_store(wrapped, keep=1)
+    store.claim_next()
+    write_all(store, make_snapshot(1, 1))
+    # remove of the own manifest, two data files, manifest; then the old commit's manifest
+    wrapped.plan = [None, None, None, None, StorageError("url", "read-only")]
+    write_all(store, make_snapshot(1, 2))
+    assert [facts["level"] for facts in store.events.of("not_deleted")] == [logging.WARNING]
+    assert_is(load_newest(make_store(root)), make_snapshot(1, 2))
+    write_all(store, make_snapshot(1, 3))
+    assert store.commits() == [CommitId(1, 3)]
+
+
+# -- leftovers -----------------------------------------------------------------------------------------
+
+
+def test_what_was_never_completed_is_collected_at_the_next_start(root):
+    write_all(make_store(root), make_snapshot(1, 1))
+    root.publish("g0001-c00000002/model.safetensors", b"half")
+    store = make_store(root)
+    store.claim_next()
+    assert store.commits() == [CommitId(1, 1)]
+    (leftover,) = store.events.of("leftover")
+    assert leftover["commit"] == "g0001-c00000002"
+    assert "never completed" in leftover["message"]
+
+
+def test_a_quarantined_commit_without_a_manifest_is_no_leftover(root):
+    make_store(root).claim_next()
+    root.publish("g0001-c00000002/model.safetensors", b"half")
+    root.publish(f"g0001-c00000002/{QUARANTINE}", b"{}")
+    store = make_store(root)
+    store.claim_next()
+    assert store.commits() == [CommitId(1, 2)]
+
+
+def test_a_leftover_that_cannot_be_deleted_does_not_stop_the_start(root):
+    root.publish("g0001-c00000002/model.safetensors", b"half")
+    wrapped = Wrapped(root)
+    wrapped.plan = [None, StorageError("url", "read-only")]
+    store = make_store(wrapped)
+    assert store.claim_next() == 2
+    assert len(store.events.of("not_deleted")) == 1
+
+
+# -- fencing -------------------------------------------------------------------------------------------
+
+
+def test_an_older_jobs_write_is_fenced_and_publishes_nothing(root):
+    old, new = make_store(root, job="old"), make_store(root, job="new")
+    old.claim_next()
+    write_all(old, make_snapshot(1, 1))
+    new.claim_next()
+    with pytest.raises(FencedError, match="generation 2 has claimed") as caught:
+        write_all(old, make_snapshot(1, 2))
+    assert caught.value.url == root.url
+    assert not old.is_complete(CommitId(1, 2))
+    assert_is(load_newest(new), make_snapshot(1, 1))
+
+
+def test_a_claim_during_the_write_fences_it_before_the_manifest(root):
+    class Overtaken(Wrapped):
+        def write(self, path, buffer):
+            super().write(path, buffer)
+            make_store(root, job="new").claim_next()
+
+    old = make_store(Overtaken(root), job="old")
+    old.claim_next()
+    with pytest.raises(FencedError):
+        write_all(old, make_snapshot(1, 2))
+    assert not old.is_complete(CommitId(1, 2))
+
+
+def test_an_older_job_cannot_claim_a_later_generation(root):
+    old, new = make_store(root, job="old"), make_store(root, job="new")
+    old.claim_next()
+    new.claim_next()
+    for generation in (2, 3, 9):
+        with pytest.raises(FencedError):
+            old.claim(generation)
+    assert old.claims() == [2, 1]
+
+
+def test_the_same_job_goes_on_to_later_generations(root):
+    first_rank_0, next_rank_0 = make_store(root), make_store(root)
+    first_rank_0.claim_next()
+    write_all(first_rank_0, make_snapshot(1, 1))
+    write_all(next_rank_0, make_snapshot(2, 2))
+    write_all(next_rank_0, make_snapshot(2, 3))
+    write_all(next_rank_0, make_snapshot(5, 4))
+    assert_is(load_newest(make_store(root)), make_snapshot(5, 4))
+
+
+def test_the_same_jobs_older_generation_is_fenced(root):
+    left_behind, rank_0 = make_store(root), make_store(root)
+    left_behind.claim_next()
+    write_all(rank_0, make_snapshot(2, 2))
+    with pytest.raises(FencedError):
+        write_all(left_behind, make_snapshot(1, 3))
+    assert not left_behind.is_complete(CommitId(1, 3))
+
+
+def test_two_processes_of_one_job_cannot_both_write_one_generation(root):
+    one, other = make_store(root), make_store(root)
+    write_all(one, make_snapshot(2, 2))
+    with pytest.raises(FencedError):
+        write_all(other, make_snapshot(2, 3))
+
+
+def test_a_claim_of_ours_that_was_damaged_does_not_fence_us(root):
+    store = make_store(root)
+    store.claim_next()
+    root.publish("claims/g0001.json", b"")
+    store.claim(2)
+    assert store.claims() == [2, 1]
+
+
+# -- being killed --------------------------------------------------------------------------------------
+
+
+def life(storage, written):
+    """One start of a job: claims, loads, writes three commits; notes those that were acknowledged."""
+    store = make_store(storage, keep=2, job=f"job of {id(storage)}")
+    generation = store.claim_next()
+    newest = load_newest(store)
+    first = newest.id.commit + 1 if newest else 1
+    for commit in range(first, first + 3):
+        snapshot = make_snapshot(generation, commit)
+        store.write(snapshot, rank=0)
+        written.append(snapshot)
+
+
+def a_used_root(root, written):
+    life(root, written)
+    root.publish("g0001-c00000009/model.safetensors", b"a leftover to collect")
+
+
+CALLS_OF_A_LIFE = 23
+
+
+def test_the_number_of_calls_that_the_next_test_goes_through(root):
+    a_used_root(root, [])
+    wrapped = Wrapped(root)
+    life(wrapped, [])
+    assert len(wrapped.calls) == CALLS_OF_A_LIFE
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("number", range(CALLS_OF_A_LIFE))
+def test_a_kill_at_any_call_loses_nothing_that_was_acknowledged(root, number, after):
+    written = []
+    a_used_root(root, written)
+    wrapped = Wrapped(root)
+    wrapped.kill_at, wrapped.after = number, after
+    with pytest.raises(Killed):
+        life(wrapped, written)
+
+    store = make_store(root, keep=2, job="the next start")
+    generation = store.claim_next()
+    assert generation > max(commit.generation for commit in store.commits())
+    found = load_newest(store)
+    assert found.id >= written[-1].id
+    assert_is(found, make_snapshot(found.id.generation, found.id.commit))
+    assert store.events.of("skipped") == []
+    assert all(store.is_complete(commit) for commit in store.commits())
+    write_all(store, make_snapshot(generation, 100))
+    assert len(store.commits()) == 2
+    assert_is(load_newest(make_store(root)), make_snapshot(generation, 100))
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_a_kill_before_the_first_commit_leaves_a_root_that_can_be_started(root, number):
+    wrapped = Wrapped(root)
+    wrapped.kill_at = number
+    written = []
+    with pytest.raises(Killed):
+        life(wrapped, written)
+    store = make_store(root, job="the next start")
+    store.claim_next()
+    found = load_newest(store)
+    if written or found is not None:
+        assert_is(found, make_snapshot(found.id.generation, found.id.commit))
+    write_all(store, make_snapshot(9, 100))
+    assert_is(load_newest(make_store(root)), make_snapshot(9, 100))
