@@ -47,6 +47,8 @@ class Fault:
         replacement: the place of the process that is started for a killed one.
         add: how many ranks a change adds.
         remove: the ranks that a change removes.
+        ahead: whether the added ranks come before all others.
+        optional: whether the test may end without it.
         visits: how often the rank has come to the collective.
         fired: whether it has happened.
     """
@@ -58,6 +60,8 @@ class Fault:
     replacement: Replacement = "none"
     add: int = 0
     remove: tuple[int, ...] = ()
+    ahead: bool = False
+    optional: bool = False
     visits: int = 0
     fired: bool = False
 
@@ -77,9 +81,17 @@ def fail_at(
     return Fault(rank, collective, nth, action, replacement)
 
 
-def change_at(rank: int, collective: str, nth: int = 1, *, add: int = 0, remove: Sequence[int] = ()) -> Fault:
+def change_at(
+    rank: int,
+    collective: str,
+    nth: int = 1,
+    *,
+    add: int = 0,
+    remove: Sequence[int] = (),
+    ahead: bool = False,
+) -> Fault:
     """Hosts come or go, and the driver tells all ranks just before this one's collective."""
-    return Fault(rank, collective, nth, "change", add=add, remove=tuple(remove))
+    return Fault(rank, collective, nth, "change", add=add, remove=tuple(remove), ahead=ahead)
 
 
 @dataclass
@@ -255,7 +267,7 @@ class FakeWorld:
             elif fault.action == "cut":
                 cut = True
             else:
-                self.job.change(self._present().members, fault.add, fault.remove)
+                self.job.change(self._present().members, fault)
         return cut, end
 
     def _present(self) -> _Ring:
@@ -341,7 +353,7 @@ class FakeJob:
             raise AssertionError(self.failure)
         alive = [member.describe() for member in self._members if member.status == "runs"]
         assert not alive, f"still running: {alive}"
-        idle = [fault for fault in self.faults if not fault.fired]
+        idle = [fault for fault in self.faults if not fault.fired and not fault.optional]
         assert not idle, f"never happened: {idle}"
         return sorted(self._outcomes, key=lambda outcome: (outcome.status != "returned", outcome.world.place))
 
@@ -392,15 +404,15 @@ class FakeJob:
         member._end("killed")
         raise Killed
 
-    def change(self, ring: Sequence[FakeWorld], add: int, remove: Sequence[int]) -> None:
+    def change(self, ring: Sequence[FakeWorld], fault: Fault) -> None:
         """Add and remove ranks, and tell those that are there."""
-        for rank in remove:
+        for rank in fault.remove:
             ring[rank]._leaving = True
-        for _ in range(add):
-            self._join(self._next_place())
+        for _ in range(fault.add):
+            self._join(min(member.place for member in ring) - 1 if fault.ahead else self._next_place())
         for member in ring:
             for tell in member.told:
-                tell(0.0, 1 if remove else 2)
+                tell(0.0, 1 if fault.remove else 2)
 
     def fail(self, reason: str) -> None:
         """Give the test up.

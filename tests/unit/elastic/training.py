@@ -29,6 +29,8 @@ class Training:
         flush: wait for each commit to be durable, so that a kill finds it so.
         batches: all batches that were trained on, by all ranks.
         starts: generation to the commit that it went on from.
+        job: how many jobs came before this one. A generation that was agreed on but never written is used
+            again by the next job, so ``batches`` and ``starts`` count 1000 generations to each job.
         calls: how often the training function was called, on all ranks together.
     """
 
@@ -44,6 +46,7 @@ class Training:
     batches: list[Batch] = field(default_factory=list)
     starts: dict[int, int] = field(default_factory=dict)
     calls: int = 0
+    job: int = 0
 
     def __call__(self, world: FakeWorld) -> Any:
         return initialised(self._script)(world)
@@ -69,7 +72,7 @@ class Training:
 
     def _train(self, process: Process, state: State) -> None:
         self.calls += 1
-        self.starts[state.last_commit.generation] = state.last_commit.commit
+        self.starts[self._generation(state)] = state.last_commit.commit
         loader = FakeLoader(state.sampler, self.batch_size, process.generator)
         while state.epoch < self.epochs:
             state.sampler.order.set_epoch(state.epoch)
@@ -93,10 +96,11 @@ class Training:
                 state.flush()
 
     def _note(self, world: FakeWorld, state: State, batch: list[int]) -> None:
-        last = state.last_commit
-        self.batches.append(
-            Batch(0.0, 0, world.rank(), world.size(), last.generation, last.commit, state.epoch, tuple(batch))
-        )
+        after = self._generation(state), state.last_commit.commit
+        self.batches.append(Batch(0.0, 0, world.rank(), world.size(), *after, state.epoch, tuple(batch)))
+
+    def _generation(self, state: State) -> int:
+        return 1000 * self.job + state.last_commit.generation
 
 
 def _gradients(process: Process, model: FakeModel, batch: list[int]) -> np.ndarray[Any, Any]:
