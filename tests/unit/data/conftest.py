@@ -1,0 +1,3 @@
+from tests.fakes.examples import use_the_same_examples_everywhere
+
+use_the_same_examples_everywhere()

@@ -1,0 +1,368 @@
+import collections
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvdrecover.data.order import SampleOrder, permutation, share
+from hvdrecover.errors import ConfigError, MismatchError
+
+# -- the permutation -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("length", "seed", "epoch", "order"),
+    [
+        (10, 0, 0, [6, 1, 0, 5, 3, 8, 7, 9, 2, 4]),
+        (10, 0, 1, [7, 3, 5, 0, 1, 4, 6, 8, 9, 2]),
+        (10, 1, 0, [1, 0, 9, 8, 6, 3, 7, 4, 2, 5]),
+        (7, 2**64 - 1, 3, [4, 6, 5, 3, 1, 2, 0]),
+        (7, -1, 3, [4, 6, 5, 3, 1, 2, 0]),
+        (5, 2**40, 2, [0, 1, 3, 4, 2]),
+        (1, 0, 0, [0]),
+        (0, 0, 0, []),
+    ],
+)
+def test_the_order_never_changes(length, seed, epoch, order):
+    # A commit's cursor counts in it: another order would make resumed runs see samples twice or never.
+    assert permutation(length, seed, epoch).tolist() == order
+
+
+def test_the_order_of_a_longer_epoch_never_changes():
+    order = permutation(1000, 42, 7)
+    assert order[:8].tolist() == [519, 932, 514, 366, 440, 26, 79, 63]
+    assert int((order * np.arange(1000)).sum()) == 250203552
+
+
+@given(st.integers(0, 300), st.integers(-(2**70), 2**70), st.integers(0, 2**40))
+def test_an_order_holds_every_sample_once(length, seed, epoch):
+    order = permutation(length, seed, epoch)
+    assert (order.dtype, sorted(order.tolist())) == (np.int64, list(range(length)))
+
+
+def test_orders_differ_by_epoch_and_by_seed():
+    orders = {tuple(permutation(50, seed, epoch).tolist()) for seed in range(10) for epoch in range(10)}
+    assert len(orders) == 100
+
+
+def test_an_order_cannot_be_spoilt_for_others():
+    with pytest.raises(ValueError, match="read-only"):
+        permutation(10, 0, 0)[0] = 9
+
+
+def test_the_global_generator_neither_matters_nor_moves():
+    np.random.seed(1)
+    before = np.random.get_state()[1].tolist()
+    permutation.cache_clear()
+    first = permutation(20, 3, 4).tolist()
+    assert np.random.get_state()[1].tolist() == before
+    np.random.seed(2)
+    permutation.cache_clear()
+    assert permutation(20, 3, 4).tolist() == first
+
+
+# -- sharing -------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 60), st.data(), st.integers(1, 9), st.sampled_from(["pad", "drop"]))
+def test_shares_are_equally_long_and_cover_what_is_left(length, data, size, tail):
+    start = data.draw(st.integers(0, length))
+    order = permutation(length, 0, 0)
+    shares = [share(order, start, rank, size, tail).tolist() for rank in range(size)]
+    assert len({len(one) for one in shares}) == 1
+    dealt = [sample for round_ in zip(*shares, strict=True) for sample in round_]
+    left = order[start:].tolist()
+    if tail == "drop":
+        assert dealt == left[: len(left) // size * size]
+    else:
+        assert dealt[: len(left)] == left
+        assert len(dealt) - len(left) == -len(left) % size
+        assert set(dealt) <= set(order.tolist())
+
+
+def test_padding_does_not_depend_on_where_a_pass_began():
+    order = np.arange(10)
+    ends = {tuple(share(order, start, rank, 4, "pad")[-1] for rank in range(4)) for start in (0, 4, 8)}
+    assert ends == {(8, 9, 0, 1)}
+
+
+def test_fewer_samples_than_ranks():
+    assert [share(np.arange(2), 0, rank, 5, "pad").tolist() for rank in range(5)] == [[0], [1], [0], [1], [0]]
+    assert [share(np.arange(2), 0, rank, 5, "drop").tolist() for rank in range(5)] == [[]] * 5
+    assert [share(np.arange(0), 0, rank, 5, "pad").tolist() for rank in range(5)] == [[]] * 5
+
+
+# -- exactly once --------------------------------------------------------------------------------------
+
+
+class Job:
+    """Ranks that train an epoch, and keep a list of what is committed."""
+
+    def __init__(self, length, size, *, shuffle=True, tail="pad", exact=True):
+        self.make = lambda: SampleOrder(length, shuffle=shuffle, seed=5, tail=tail)
+        self.orders, self.exact = [], exact
+        self.report = {"epoch": 0, "padding": 0, "dropped": 0}
+        self.committed, self.pending = [], []
+        self.state = json.dumps(self.make().state_dict())
+        self.meet(size)
+
+    def meet(self, size):
+        """Ranks that know nothing but the committed state take their places and begin."""
+        self.pending = []
+        self.orders = [self.make() for _ in range(size)]
+        for rank, order in enumerate(self.orders):
+            order.load_state_dict(json.loads(self.state))
+            order.place(rank, size)
+        self.begin()
+
+    def begin(self):
+        self.left = [order.begin().tolist() for order in self.orders]
+        if len(self.orders[0].remaining()):
+            self.report = self.orders[0].tail_report()
+
+    def step(self, batch):
+        """One batch on all ranks; the last may be smaller, which users may or may not care to record."""
+        for rank, order in enumerate(self.orders):
+            done = self.left[rank][:batch]
+            self.pending += done
+            del self.left[rank][:batch]
+            order.record(len(done) if self.exact else batch)
+
+    def commit(self):
+        states = [order.state_dict() for order in self.orders]
+        assert all(state == states[0] for state in states)
+        self.state = json.dumps(states[0])
+        self.committed += self.pending
+        self.pending = []
+
+    def resize(self, size):
+        """Hosts come or go without a loss: what is done is kept."""
+        self.commit()
+        self.meet(size)
+
+    @property
+    def over(self):
+        return not self.left[0]
+
+
+events = st.lists(
+    st.one_of(
+        st.tuples(st.just("step"), st.integers(1, 5)),
+        st.tuples(st.just("commit"), st.just(0)),
+        st.tuples(st.just("kill"), st.integers(1, 6)),
+        st.tuples(st.just("resize"), st.integers(1, 6)),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 60), st.integers(1, 6), *[st.booleans()] * 2, st.sampled_from(["pad", "drop"]), events)
+def test_every_sample_is_in_exactly_one_committed_batch(length, size, shuffle, exact, tail, events):
+    job = Job(length, size, shuffle=shuffle, tail=tail, exact=exact)
+    for event, number in events:
+        if event == "step" and not job.over:
+            job.step(number)
+        elif event == "commit":
+            job.commit()
+        elif event == "kill":
+            job.meet(number)
+        elif event == "resize":
+            job.resize(number)
+    while not job.over:
+        job.step(3)
+    job.commit()
+
+    counted = collections.Counter(job.committed)
+    padding, dropped = sum(counted.values()) - len(counted), length - len(counted)
+    assert job.report == {"epoch": 0, "padding": padding, "dropped": dropped}
+    assert (padding if tail == "drop" else dropped) == 0
+    assert max(padding, dropped) < 6
+
+
+def test_a_resumed_epoch_goes_on_where_the_committed_one_stopped():
+    undisturbed, killed = Job(20, 2), Job(20, 2)
+    for job in (undisturbed, killed):
+        job.step(3)
+        job.commit()
+    killed.step(3)
+    killed.meet(2)
+    assert killed.left == undisturbed.left
+
+
+# -- the cursor ----------------------------------------------------------------------------------------
+
+
+def test_without_shuffling_samples_come_in_their_own_order():
+    order = SampleOrder(6, shuffle=False)
+    assert order.begin().tolist() == [0, 1, 2, 3, 4, 5]
+    order.place(1, 2)
+    assert order.begin().tolist() == [1, 3, 5]
+
+
+def test_record_counts_for_all_ranks_and_stops_at_the_end():
+    order = SampleOrder(10, shuffle=False)
+    order.place(0, 3)
+    order.record(2)
+    assert (order.done, order.remaining().tolist()) == (6, [6, 7, 8, 9])
+    order.record(2)
+    assert (order.done, order.remaining().tolist()) == (10, [])
+
+
+def test_naming_the_epoch_under_way_keeps_the_cursor_and_another_one_resets_it():
+    order = SampleOrder(10)
+    order.set_epoch(3)
+    order.record(4)
+    order.set_epoch(3)
+    assert (order.epoch, order.done) == (3, 4)
+    order.set_epoch(4)
+    assert (order.epoch, order.done) == (4, 0)
+    assert order.begin().tolist() == permutation(10, 0, 4).tolist()
+
+
+def test_an_iteration_goes_on_from_the_cursor():
+    order = SampleOrder(10, shuffle=False)
+    order.begin()
+    order.record(4)
+    assert order.begin().tolist() == [4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("tail", ["pad", "drop"])
+def test_a_new_pass_without_set_epoch_starts_over(tail):
+    order = SampleOrder(5, shuffle=False, tail=tail)
+    order.place(0, 2)
+    first = order.begin().tolist()
+    order.record(len(first))
+    assert order.begin().tolist() == first
+    assert order.done == 0
+
+
+@pytest.mark.parametrize(("tail", "done"), [("pad", 5), ("drop", 4), ("drop", 5)])
+def test_a_restored_cursor_at_the_end_yields_nothing_once(tail, done):
+    order = SampleOrder(5, shuffle=False, tail=tail)
+    order.place(0, 2)
+    order.load_state_dict({"epoch": 2, "processed_num": done})
+    assert order.begin().tolist() == []
+    assert len(order.begin()) == (3 if tail == "pad" else 2)
+
+
+def test_a_restored_cursor_at_the_end_and_the_next_epoch():
+    order = SampleOrder(5)
+    order.load_state_dict({"epoch": 2, "processed_num": 5})
+    order.set_epoch(2)
+    assert order.begin().tolist() == []
+    order.set_epoch(3)
+    assert order.begin().tolist() == permutation(5, 0, 3).tolist()
+
+
+@pytest.mark.parametrize(
+    ("length", "size", "done", "tail", "rounds", "padding", "dropped"),
+    [
+        (10, 3, 0, "pad", 4, 2, 0),
+        (10, 3, 0, "drop", 3, 0, 1),
+        (9, 3, 0, "pad", 3, 0, 0),
+        (9, 3, 0, "drop", 3, 0, 0),
+        (10, 3, 6, "pad", 2, 2, 0),
+        (10, 3, 6, "drop", 1, 0, 1),
+        (2, 5, 0, "pad", 1, 3, 0),
+        (2, 5, 0, "drop", 0, 0, 2),
+        (0, 5, 0, "pad", 0, 0, 0),
+        (10, 3, 10, "pad", 0, 0, 0),
+    ],
+)
+def test_how_the_end_of_an_epoch_is_evened_out(length, size, done, tail, rounds, padding, dropped):
+    order = SampleOrder(length, tail=tail)
+    order.load_state_dict({"epoch": 0, "processed_num": done})
+    order.place(0, size)
+    assert (order.rounds, order.padding, order.dropped) == (rounds, padding, dropped)
+    assert len(order.begin()) == rounds
+
+
+def test_the_figures_are_those_of_the_pass_and_not_of_the_cursor():
+    order = SampleOrder(10)
+    order.place(0, 3)
+    order.begin()
+    order.record(3)
+    assert (order.rounds, order.padding) == (4, 2)
+
+
+# -- state ---------------------------------------------------------------------------------------------
+
+
+def test_a_state_goes_through_json_and_comes_back():
+    order = SampleOrder(np.int64(10).item(), seed=np.int64(7))
+    order.set_epoch(np.int64(2))
+    order.record(np.int64(4))
+    other = SampleOrder(10, seed=7)
+    other.load_state_dict(json.loads(json.dumps(order.state_dict())))
+    assert (other.epoch, other.done) == (2, 4)
+    assert other.state_dict() == order.state_dict()
+    assert other.begin().tolist() == order.begin().tolist()
+
+
+def test_horovods_minimal_state_is_enough():
+    order = SampleOrder(10)
+    order.load_state_dict({"epoch": 1, "processed_num": 6})
+    assert (order.epoch, order.done, len(order.begin())) == (1, 6, 4)
+
+
+def test_a_cursor_beyond_the_end_is_at_the_end():
+    order = SampleOrder(10)
+    order.load_state_dict({"epoch": 1, "processed_num": 12})
+    assert order.done == 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"length": 11}, "train: the commit's cursor counts in an order of length 11, not 10"),
+        ({"seed": 1}, "train: the commit's cursor counts in an order of seed 1, not 0"),
+        ({"shuffle": False}, "train: the commit's cursor counts in an order of shuffle False, not True"),
+        ({"processed_num": -1}, "which is no cursor"),
+        ({"processed_num": "4"}, "which is no cursor"),
+        ({"epoch": -1}, "which is no cursor"),
+        ({"epoch": None}, "which is no cursor"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(changes, line):
+    order = SampleOrder(10)
+    order.record(3)
+    with pytest.raises(MismatchError) as caught:
+        order.load_state_dict({**order.state_dict(), "epoch": 4, "processed_num": 5, **changes}, "train")
+    assert len(caught.value.differences) == 1
+    assert line in caught.value.differences[0]
+    assert (order.epoch, order.done) == (0, 3)
+
+
+def test_a_state_without_a_cursor_is_refused():
+    with pytest.raises(MismatchError):
+        SampleOrder(10).load_state_dict({})
+
+
+# -- bad input -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("dataset", lambda: SampleOrder(-1)),
+        ("tail", lambda: SampleOrder(1, tail="wrap")),
+        ("seed", lambda: SampleOrder(1, seed=1.5)),
+        ("seed", lambda: SampleOrder(1, seed=None)),
+        ("epoch", lambda: SampleOrder(1).set_epoch(-1)),
+        ("epoch", lambda: SampleOrder(1).set_epoch(1.5)),
+        ("batch_size", lambda: SampleOrder(1).record(-1)),
+    ],
+)
+def test_what_cannot_be_is_a_config_error_that_names_it(name, make):
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert caught.value.name == name
+
+
+def test_an_empty_data_set_has_nothing_to_deal_out():
+    order = SampleOrder(0)
+    order.place(1, 3)
+    assert order.begin().tolist() == order.begin().tolist() == []
