@@ -1,0 +1,74 @@
+"""Checkpoints that earlier versions wrote must keep loading."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from hvdrecover.checkpoint.reader import load_newest
+from hvdrecover.checkpoint.storage import LocalStorage
+from hvdrecover.checkpoint.values import decode
+from hvdrecover.data.order import SampleOrder
+from tests.unit.checkpoint import golden
+from tests.unit.checkpoint.roots import make_store
+from tests.unit.checkpoint.test_values import same
+
+FORMAT_1 = Path(__file__).parents[2] / "golden" / "format-1"
+
+
+@pytest.fixture
+def loaded(tmp_path):
+    shutil.copytree(FORMAT_1, tmp_path / "root")
+    return load_newest(make_store(LocalStorage(tmp_path / "root")))
+
+
+def test_its_facts(loaded):
+    assert loaded.id == golden.ID
+    assert (loaded.world_size, loaded.finished, loaded.versions["torch"]) == (4, True, "2.13.0")
+    assert loaded.state["random"] == {"seed": 42, "states": {}}
+
+
+def test_its_tensors(loaded):
+    assert loaded.arenas.keys() == golden.TENSORS.keys()
+    for name, tensors in golden.TENSORS.items():
+        layout = loaded.arenas[name].layout
+        assert {spec.name: (spec.dtype, spec.shape) for spec in layout.specs} == {
+            key: (dtype, array.shape) for key, (dtype, array) in tensors.items()
+        }
+        for key, (_, array) in tensors.items():
+            assert loaded.arenas[name].bytes_of(key).tobytes() == array.tobytes()
+
+
+def test_its_objects(loaded):
+    objects = decode(loaded.state["attributes"]["objects"])
+    assert list(objects) == list(golden.OBJECTS)
+    assert [key for key, value in golden.OBJECTS.items() if not same(objects[key], value)] == []
+
+
+def test_its_sample_cursor(loaded):
+    order = SampleOrder(1000, seed=7)
+    order.load_state_dict(loaded.state["samplers"]["sampler"])
+    assert (order.epoch, order.done) == (2, 64)
+
+
+def test_safetensors_reads_its_files():
+    found = safetensors.numpy.load_file(FORMAT_1 / "g0001-c00000120" / "model.safetensors")
+    assert np.array_equal(found["layer.weight"], golden.TENSORS["model"]["layer.weight"][1])
+
+
+def test_it_can_be_gone_on_from(tmp_path):
+    shutil.copytree(FORMAT_1, tmp_path / "root")
+    store = make_store(LocalStorage(tmp_path / "root"), job="new")
+    assert store.claim_next() == 2
+    later = golden.snapshot()
+    later.id = type(later.id)(2, 121)
+    store.write(later, rank=0)
+    assert load_newest(store).id == later.id
+
+
+def test_todays_writer_still_writes_the_same_tensor_files(tmp_path):
+    golden.write(tmp_path / "root")
+    for file in FORMAT_1.rglob("*.safetensors"):
+        assert (tmp_path / "root" / file.relative_to(FORMAT_1)).read_bytes() == file.read_bytes()
