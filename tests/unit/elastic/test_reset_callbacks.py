@@ -11,7 +11,7 @@ from hvdrecover.elastic.run import run
 from hvdrecover.elastic.state import State
 from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
 from tests.fakes.world import FakeJob, Fault, change_at, fail_at
-from tests.unit.elastic.jobs import URL, Process, initialised
+from tests.unit.elastic.jobs import URL, Process, initialised, on_ranks
 
 
 @dataclass
@@ -31,6 +31,11 @@ class Scaling:
         return FakeJob(initialised(self._script), size, faults).results()
 
     def _script(self, process: Process) -> float:
+        state = self.made(process)
+        run(lambda state: self._train(process, state))(state)
+        return float(state.optimizer.rate)
+
+    def made(self, process: Process) -> State:
         model = FakeModel(w=0.0)
         state = process.state(
             self.checkpoint,
@@ -41,8 +46,7 @@ class Scaling:
         )
         state.register_reset_callbacks([self._noting(process, state)])
         state.register_reset_callbacks([self._scaling(process, state)])
-        run(lambda state: self._train(process, state))(state)
-        return float(state.optimizer.rate)
+        return state
 
     def _noting(self, process: Process, state: State) -> Callable[[], None]:
         def note() -> None:
@@ -115,9 +119,17 @@ def test_they_are_called_when_a_durable_commit_is_resumed_with_another_number_of
 
 
 def test_what_they_change_at_a_durable_resume_is_what_a_fault_goes_back_to() -> None:
-    scaling = Scaling(URL)
-    killed(scaling, 2)
-    assert scaling.results(3, fail_at(2, "gradient", 1, replacement="in_place")) == [pytest.approx(0.3)] * 3
+    killed(Scaling(URL), 2)
+
+    def body(process: Process) -> float:
+        scaling = Scaling(URL)
+        state = scaling.made(process)
+        state.sync()
+        state.optimizer.rate = 9.0
+        state.restore()
+        return float(state.optimizer.rate)
+
+    assert on_ranks(3, body) == [pytest.approx(0.3)] * 3
 
 
 def test_they_are_not_called_when_a_durable_commit_is_resumed_with_as_many_ranks() -> None:

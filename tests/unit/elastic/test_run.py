@@ -224,8 +224,15 @@ def test_news_of_one_change_told_to_all_ranks_interrupts_once() -> None:
     assert len(counting.entries) == 3 + 4
 
 
+def test_news_from_before_a_meeting_is_old_news() -> None:
+    counting = Counting()
+    faults = [change_at(0, "gradient", 1, add=1), fail_at(1, "gradient", 1)]
+    assert counting.results(2, *faults) == [("trained", 6, 6.0)] * 2
+    assert len(counting.entries) == 2 + 2
+
+
 def test_when_all_hosts_change_at_once_the_durable_commit_takes_over() -> None:
-    counting = Counting(URL, flush=True)
+    counting = Counting(URL, flush=True, check=True)
     outcomes = counting.run(2, change_at(0, "gradient", 3, add=2, remove=[0, 1]))
     assert [outcome.status for outcome in outcomes] == ["returned"] * 2 + ["left"] * 2
     assert [(entry.newcomer, entry.step) for entry in counting.entries][2:] == [(True, 2), (True, 2)]

@@ -1,0 +1,90 @@
+"""What programs and people are told."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdrecover.elastic.run import run
+from hvdrecover.elastic.state import State
+from tests.fakes.framework import FakeModel, FakeSampler
+from tests.fakes.world import FakeJob, Fault, fail_at
+from tests.unit.elastic.jobs import CONFIG, URL, Process, initialised
+
+
+def events_of(folder: Path, size: int, *faults: Fault) -> list[dict[str, Any]]:
+    """The events of a job of two steps, with a commit after each."""
+
+    def body(process: Process) -> None:
+        config = dataclasses.replace(CONFIG, events=folder)
+        state = process.state(URL, config=config, model=FakeModel(w=0.0), sampler=FakeSampler(5), step=0)
+
+        @run
+        def train(state: State) -> None:
+            while state.step < 2:
+                process.world.allgather([0], "step")
+                list(state.sampler)
+                state.step += 1
+                state.commit()
+                state.flush()
+
+        train(state)
+
+    FakeJob(initialised(body), size, faults).run()
+    lines = [line for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in lines]
+
+
+def of_kind(events: list[dict[str, Any]], kind: str, *facts: str) -> list[tuple[Any, ...]]:
+    found = {tuple(event[fact] for fact in facts) for event in events if event["kind"] == kind}
+    return sorted(found)
+
+
+def test_every_rank_reports_every_meeting(tmp_path: Path) -> None:
+    events = events_of(tmp_path, 2, fail_at(0, "step", 2))
+    facts = of_kind(events, "sync", "generation", "rank", "source", "commit", "size")
+    assert facts == [(1, 0, "initial", 0, 2), (1, 1, "initial", 0, 2), (2, 0, "memory", 1, 1)]
+
+
+def test_a_loss_is_reported_with_its_reason(tmp_path: Path) -> None:
+    (reset,) = of_kind(events_of(tmp_path, 2, fail_at(0, "step", 2)), "reset", "reason")
+    assert reset[0].startswith("HorovodInternalError: step")
+
+
+def test_commits_and_their_durability_are_reported(tmp_path: Path) -> None:
+    events = events_of(tmp_path, 1)
+    assert of_kind(events, "commit", "generation", "commit") == [(1, 1), (1, 2), (1, 3)]
+    assert of_kind(events, "durable", "generation", "commit")[-1] == (1, 3)
+    assert of_kind(events, "finished", "generation", "commit") == [(1, 3)]
+
+
+def test_how_an_epoch_is_evened_out_is_reported(tmp_path: Path) -> None:
+    facts = of_kind(events_of(tmp_path, 2), "tail", "sampler", "epoch", "padding", "dropped")
+    assert facts == [("sampler", 0, 1, 0)]
+
+
+def test_people_are_told_once_where_a_run_goes_on_from(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    events_of(tmp_path, 2, fail_at(0, "step", 2, action="kill_all"))
+    events_of(tmp_path, 3)
+    lines = [message.rsplit(";", 1)[0] for message in caplog.messages if "ranks" in message]
+    assert lines[0] == "starting from the beginning on 2 ranks"
+    assert lines[1:] == [f"resumed from commit 1 at {URL} on 3 ranks (it was 2)"]
+
+
+def test_a_password_in_the_url_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    def body(process: Process) -> None:
+        state = process.state("sftp://me:secret@host/run", step=0)
+        state.sync()
+        state.finish()
+        fresh = process.state("sftp://me:secret@host/run", step=0)
+        fresh.sync()
+
+    FakeJob(initialised(body), 1).results()
+    assert any("sftp://host/run" in message for message in caplog.messages)
+    assert not any("secret" in message for message in caplog.messages)
