@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import random
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
@@ -60,12 +64,19 @@ class TorchFramework:
         """Dtype and shape of a tensor.
 
         Raises:
-            UnsupportedTensorError: it is sparse, quantized, on the meta device, or of a dtype that safetensors lacks.
+            UnsupportedTensorError: it is sparse, nested, quantized, without data, made of other tensors, or
+                of a dtype that safetensors lacks.
         """
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta or tensor.dtype not in _DTYPES:
-            kind = f"{tensor.dtype}, {tensor.layout}, {tensor.device}"
+        if torch.nn.parameter.is_lazy(tensor):
             raise UnsupportedTensorError(
-                name, f"a tensor of this kind ({kind}) can't be part of a commit; make it a dense tensor of a plain dtype"
+                name, "its shape is not known yet; run the lazy module once before the state is made"
+            )
+        if not _is_plain(tensor) or tensor.dtype not in _DTYPES:
+            kind = f"{type(tensor).__name__}, {tensor.dtype}, {tensor.layout}, {tensor.device}"
+            raise UnsupportedTensorError(
+                name,
+                f"a tensor of this kind ({kind}) can't be part of a commit; "
+                "make it a dense tensor of a plain dtype",
             )
         return TensorSpec(name, _DTYPES[tensor.dtype], tuple(tensor.shape))
 
@@ -86,11 +97,17 @@ class TorchFramework:
     def tree(self, component: Any) -> Tree:
         """The component's ``state_dict``."""
         state = component.state_dict()
-        # A module's is an OrderedDict with metadata about versions of its layers, which loading does not need.
+        # A module's is an OrderedDict with metadata about versions of its layers; `load` adds it again.
         return dict(state) if isinstance(component, torch.nn.Module) else state
 
     def fit(self, name: str, component: Any, tree: Tree) -> tuple[Tree, list[str]]:
         """The part of a tree that fits a component, and a line for each difference."""
+        kept = isinstance(component, torch.nn.Module | torch.optim.Optimizer)
+        if kept and not isinstance(tree, dict):
+            line = (
+                f"{name}: a {type(tree).__name__} in the commit, a {type(component).__name__} in this state"
+            )
+            return self.tree(component), [line]
         if isinstance(component, torch.nn.Module):
             return self._fit_module(name, component, tree)
         if isinstance(component, torch.optim.Optimizer):
@@ -98,13 +115,13 @@ class TorchFramework:
         return tree, []
 
     def copies_on_load(self, component: Any) -> bool:
-        """Modules copy into their parameters; everything else may keep what it is given."""
+        """Modules do, or `load` does it for them; everything else may keep what it is given."""
         return isinstance(component, torch.nn.Module)
 
     def load(self, component: Any, tree: Tree) -> None:
         """Load a tree that fits into a component."""
         if isinstance(component, torch.nn.Module):
-            component.load_state_dict(tree, strict=False)
+            _load_module(component, tree)
         elif isinstance(component, torch.optim.Optimizer):
             optimizers.load(component, tree)
         else:
@@ -121,7 +138,7 @@ class TorchFramework:
         np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
         torch.default_generator.manual_seed(derive("torch"))
         # On a machine whose devices are not in use, torch.manual_seed would queue work for when they are.
-        if torch.cuda.is_initialized():
+        if _cuda_in_use():
             torch.cuda.manual_seed_all(derive("cuda"))
 
     def generators(self) -> Any:
@@ -130,7 +147,7 @@ class TorchFramework:
             "python": random.getstate(),
             "numpy": np.random.get_state(legacy=False),
             "torch": torch.get_rng_state().numpy(),
-            "cuda": [state.numpy() for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_initialized() else [],
+            "cuda": [state.numpy() for state in torch.cuda.get_rng_state_all()] if _cuda_in_use() else [],
         }
 
     def set_generators(self, states: Any) -> None:
@@ -138,24 +155,65 @@ class TorchFramework:
         random.setstate(states["python"])
         np.random.set_state(states["numpy"])
         torch.set_rng_state(torch.from_numpy(states["torch"]))
-        if torch.cuda.is_initialized():
+        if _cuda_in_use():
             for device, state in enumerate(states["cuda"][: torch.cuda.device_count()]):
                 torch.cuda.set_rng_state(torch.from_numpy(state), device)
 
     def _fit_module(self, name: str, module: torch.nn.Module, tree: Tree) -> tuple[Tree, list[str]]:
         mine = dict(module.state_dict())
-        differences = [f"{name}.{key}: in the commit, but not in the model" for key in tree.keys() - mine.keys()]
-        differences += [f"{name}.{key}: in the model, but not in the commit" for key in mine.keys() - tree.keys()]
+        differences = [
+            f"{name}.{key}: in the commit, but not in the model" for key in tree.keys() - mine.keys()
+        ]
+        differences += [
+            f"{name}.{key}: in the model, but not in the commit" for key in mine.keys() - tree.keys()
+        ]
         fitting = {}
         for key in tree.keys() & mine.keys():
-            stored, present = tree[key], mine[key]
-            if self.is_tensor(present) and self.is_tensor(stored):
-                theirs, ours = self.spec(stored, key), self.spec(present, key)
-                if theirs != ours:
-                    differences.append(f"{name}.{key}: {theirs} in the commit, {ours} in the model")
-                    continue
-            fitting[key] = stored
+            # What a layer keeps as its extra state may be a tensor at one time and none at another.
+            theirs, ours = self._kind(tree[key], key), self._kind(mine[key], key)
+            if theirs == ours or key.rpartition(".")[2] == "_extra_state":
+                fitting[key] = tree[key]
+            else:
+                differences.append(f"{name}.{key}: {theirs} in the commit, {ours} in the model")
         return fitting, differences
+
+    def _kind(self, value: Any, name: str) -> str:
+        """What must be equal for one value to be loaded into another's place."""
+        return str(self.spec(value, name)) if self.is_tensor(value) else f"a {type(value).__name__}"
+
+
+def _cuda_in_use() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    if tensor.layout != torch.strided or tensor.is_nested:
+        return False
+    return not (tensor.is_quantized or tensor.is_meta or is_traceable_wrapper_subclass(tensor))
+
+
+def _load_module(module: torch.nn.Module, tree: Tree) -> None:
+    """Load a module, which then shares no memory with the tree.
+
+    Its parameters and buffers are copied into. What else it has, by ``set_extra_state`` say, it may keep.
+    """
+    copied = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    copied |= {name for name, _ in module.named_buffers(remove_duplicate=False)}
+    state = OrderedDict(
+        (key, value if key in copied else copy.deepcopy(value)) for key, value in tree.items()
+    )
+    # Without the layers' versions, some take the state for that of an old release, and convert it.
+    state._metadata = getattr(module.state_dict(), "_metadata", None)  # type: ignore[attr-defined]
+    if _takes_strict(module.load_state_dict):
+        module.load_state_dict(state, strict=False)
+    else:
+        module.load_state_dict(state)
+
+
+def _takes_strict(load: Callable[..., Any]) -> bool:
+    """Whether a module's own ``load_state_dict`` kept torch's argument."""
+    parameters = inspect.signature(load).parameters.values()
+    return any(each.name == "strict" or each.kind is each.VAR_KEYWORD for each in parameters)
 
 
 def _view(arena: Arena, spec: TensorSpec) -> torch.Tensor:
@@ -163,4 +221,6 @@ def _view(arena: Arena, spec: TensorSpec) -> torch.Tensor:
     if spec.nbytes == 0:
         return torch.empty(spec.shape, dtype=dtype)
     count = spec.nbytes // dtype.itemsize
-    return torch.frombuffer(arena.buffer, dtype=dtype, count=count, offset=arena.layout.offsets[spec.name]).view(spec.shape)
+    return torch.frombuffer(
+        arena.buffer, dtype=dtype, count=count, offset=arena.layout.offsets[spec.name]
+    ).view(spec.shape)

@@ -38,8 +38,10 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         super().__init__()
         try:
             length = len(dataset)
-        except TypeError as error:
-            raise ConfigError("dataset", f"a {type(dataset).__name__} has no length, so it can't be dealt out") from error
+        except (TypeError, NotImplementedError) as error:
+            raise ConfigError(
+                "dataset", f"a {type(dataset).__name__} has no length, so it can't be dealt out"
+            ) from error
         self.dataset = dataset
         self.order = SampleOrder(length, shuffle=shuffle, seed=seed, tail=tail)
         if hvd.is_initialized():
@@ -99,6 +101,26 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         """The samples of this epoch that no rank has done, in order."""
         indices: list[int] = self.order.remaining().tolist()
         return indices
+
+    @property
+    def shuffle(self) -> bool:
+        """Whether each epoch has an order of its own."""
+        return self.order.shuffle
+
+    @property
+    def seed(self) -> int:
+        """Seed of the shuffling."""
+        return self.order.seed
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples each rank was given when the iteration, or its place, was last begun."""
+        return self.order.rounds
+
+    @property
+    def total_size(self) -> int:
+        """How many samples all ranks together were given then."""
+        return self.order.rounds * self.order.size
 
     @property
     def rank(self) -> int:

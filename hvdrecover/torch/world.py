@@ -38,7 +38,9 @@ class TorchWorld:
     def allgather(self, values: Sequence[int], name: str) -> npt.NDArray[np.int64]:
         """Everybody's values, as int64 of shape ``[size, len(values)]``."""
         mine = torch.tensor([list(values)], dtype=torch.int64)
-        gathered: npt.NDArray[np.int64] = (mine if self.size() == 1 else hvd.allgather(mine, name=name)).numpy()
+        gathered: npt.NDArray[np.int64] = (
+            mine if self.size() == 1 else hvd.allgather(mine, name=name)
+        ).numpy()
         return gathered
 
     def broadcast(self, buffer: Bytes, root: int, name: str) -> None:

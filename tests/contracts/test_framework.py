@@ -1,0 +1,363 @@
+"""What `hvdrecover.elastic.interfaces.Framework` promises, held against every adapter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from hvdrecover.checkpoint import values
+from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.layout import TensorSpec, plan
+from hvdrecover.elastic.components import capture, rebuild
+from hvdrecover.elastic.interfaces import Component, Framework, Tree
+from hvdrecover.elastic.randomness import stream
+from hvdrecover.errors import UnsupportedTensorError
+from tests.contracts.adapters import Adapter, some_bytes
+
+SHAPES = [(), (1,), (3, 5), (2, 0, 3), (1, 1, 4097)]
+
+
+def stored(framework: Framework, tree: Tree) -> tuple[Any, Arena | None]:
+    """A tree as a commit holds it: JSON, and the bytes of a file."""
+    structure, arenas = capture(framework, {"it": tree}, {})
+    return json.loads(json.dumps(structure["it"])), arenas.get("it")
+
+
+def load(framework: Framework, component: Component, structure: Any, arena: Arena | None) -> list[str]:
+    """Load a component as the core does it; return the differences."""
+    own = not framework.copies_on_load(component)
+    tree, differences = framework.fit("it", component, rebuild(framework, structure, arena, own=own))
+    framework.load(component, tree)
+    return differences
+
+
+def same(one: Mapping[str, npt.NDArray[Any]], other: Mapping[str, npt.NDArray[Any]]) -> bool:
+    return {name: value.tobytes() for name, value in one.items()} == {
+        name: value.tobytes() for name, value in other.items()
+    }
+
+
+def every_dtype(adapter: Adapter, shape: tuple[int, ...]) -> dict[str, Any]:
+    count = int(np.prod(shape))
+    return {dtype: adapter.tensor(dtype, shape, some_bytes(dtype, count)) for dtype in adapter.dtypes}
+
+
+# -- tensors -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_spec_has_the_name_dtype_and_shape(adapter: Adapter, shape: tuple[int, ...]) -> None:
+    for dtype, tensor in every_dtype(adapter, shape).items():
+        assert adapter.framework.spec(tensor, "layer.weight") == TensorSpec("layer.weight", dtype, shape)
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_bit_of_every_dtype_comes_back(adapter: Adapter, shape: tuple[int, ...], own: bool) -> None:
+    tensors = every_dtype(adapter, shape)
+    structure, arena = stored(adapter.framework, tensors)
+    found = rebuild(adapter.framework, structure, arena, own=own)
+    for dtype, tensor in tensors.items():
+        assert adapter.framework.spec(found[dtype], "t") == TensorSpec("t", dtype, shape)
+        assert adapter.content(found[dtype]) == adapter.content(tensor), dtype
+
+
+def test_the_bytes_lie_in_the_arena_as_in_memory(adapter: Adapter) -> None:
+    tensors = every_dtype(adapter, (2, 3))
+    _, arena = stored(adapter.framework, tensors)
+    assert arena is not None
+    for dtype in tensors:
+        assert arena.bytes_of(dtype).tobytes() == some_bytes(dtype, 6), dtype
+
+
+def test_views_share_memory_with_the_arena(adapter: Adapter) -> None:
+    arena = Arena(plan([TensorSpec(dtype, dtype, (2, 3)) for dtype in adapter.dtypes]))
+    views = adapter.framework.views(arena)
+    for dtype in adapter.dtypes:
+        arena.bytes_of(dtype)[:] = np.frombuffer(some_bytes(dtype, 6), dtype=np.uint8)
+    assert {dtype: adapter.content(view) for dtype, view in views.items()} == {
+        dtype: some_bytes(dtype, 6) for dtype in adapter.dtypes
+    }
+
+
+def test_views_have_the_names_of_the_layout(adapter: Adapter) -> None:
+    dtype = adapter.dtypes[0]
+    specs = [TensorSpec("b.weight", dtype, (2,)), TensorSpec("a", dtype, ()), TensorSpec("none", dtype, (0,))]
+    views = adapter.framework.views(Arena(plan(specs)))
+    assert {name: adapter.framework.spec(view, name) for name, view in views.items()} == {
+        spec.name: spec for spec in specs
+    }
+
+
+def test_a_clone_has_memory_of_its_own(adapter: Adapter) -> None:
+    arena = Arena(plan([TensorSpec("t", "F32", (3,))]))
+    clone = adapter.framework.clone(adapter.framework.views(arena)["t"])
+    arena.bytes_of("t")[:] = 0xFF
+    assert adapter.content(clone) == bytes(12)
+
+
+def test_elements_are_copied_in_order_wherever_they_lie(adapter: Adapter) -> None:
+    for kind, tensor in adapter.not_contiguous().items():
+        structure, arena = stored(adapter.framework, tensor)
+        found = rebuild(adapter.framework, structure, arena, own=True)
+        assert adapter.framework.spec(found, "t") == adapter.framework.spec(tensor, "t"), kind
+        assert adapter.content(found) == adapter.content(tensor), kind
+
+
+def test_what_is_copied_is_copied_on_return(adapter: Adapter) -> None:
+    model, optimizer = trained(adapter)
+    before = adapter.parameters(model)
+    structure, arena = stored(adapter.framework, adapter.framework.tree(model))
+    adapter.train_one_step(model, optimizer)
+    load(adapter.framework, model, structure, arena)
+    assert same(adapter.parameters(model), before)
+
+
+def test_no_tensors_are_as_easily_copied(adapter: Adapter) -> None:
+    adapter.framework.copy_out([], [])
+
+
+def test_an_unsupported_tensor_is_named(adapter: Adapter) -> None:
+    for kind, tensor in adapter.unsupported().items():
+        with pytest.raises(UnsupportedTensorError, match=r"^encoder\.weight: ") as caught:
+            adapter.framework.spec(tensor, "encoder.weight")
+        assert caught.value.path == "encoder.weight", kind
+
+
+def test_tensors_and_components_are_told_from_plain_values(adapter: Adapter) -> None:
+    framework = adapter.framework
+    model = adapter.model()
+    optimizer = adapter.optimizer(model)
+    assert [framework.is_component(value) for value in (model, optimizer)] == [True, True]
+    assert [framework.is_tensor(value) for value in (model, optimizer)] == [False, False]
+    for plain in (None, 1, 0.5, "text", [], {}, {"state_dict": 1}):
+        assert not framework.is_tensor(plain)
+        assert not framework.is_component(plain)
+    tensor = adapter.tensor("F32", (1,), bytes(4))
+    assert framework.is_tensor(tensor)
+    assert not framework.is_component(tensor)
+
+
+def test_versions_are_names_and_texts(adapter: Adapter) -> None:
+    versions = adapter.framework.versions()
+    assert adapter.framework.name in versions
+    assert all(isinstance(text, str) and text for text in versions.values())
+
+
+# -- models and optimizers -----------------------------------------------------------------------------
+
+
+def trained(adapter: Adapter, steps: int = 3) -> tuple[Component, Component]:
+    model = adapter.model(seed=1)
+    optimizer = adapter.optimizer(model)
+    for _ in range(steps):
+        adapter.train_one_step(model, optimizer)
+    return model, optimizer
+
+
+def test_a_step_changes_all_parameters(adapter: Adapter) -> None:
+    """Or else the tests below could not fail."""
+    before, after = (adapter.parameters(trained(adapter, steps)[0]) for steps in (1, 2))
+    assert all(before[name].tobytes() != after[name].tobytes() for name in before)
+    with_new_optimizer, _ = trained(adapter, 1)
+    adapter.train_one_step(with_new_optimizer, adapter.optimizer(with_new_optimizer))
+    assert not same(adapter.parameters(with_new_optimizer), after)
+
+
+@pytest.mark.parametrize("twin_has_stepped", [False, True])
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_a_twin_goes_on_with_the_same_bits(adapter: Adapter, steps: int, twin_has_stepped: bool) -> None:
+    framework = adapter.framework
+    model, optimizer = trained(adapter, steps)
+    twin = adapter.model(seed=2)
+    twins_optimizer = adapter.optimizer(twin)
+    if twin_has_stepped:
+        adapter.train_one_step(twin, twins_optimizer)
+    for one, other in ((model, twin), (optimizer, twins_optimizer)):
+        assert load(framework, other, *stored(framework, framework.tree(one))) == []
+    for _ in range(2):
+        assert same(adapter.parameters(twin), adapter.parameters(model))
+        adapter.train_one_step(model, optimizer)
+        adapter.train_one_step(twin, twins_optimizer)
+    assert same(adapter.parameters(twin), adapter.parameters(model))
+
+
+def test_what_is_loaded_keeps_nothing_of_the_arena(adapter: Adapter) -> None:
+    framework = adapter.framework
+    model, optimizer = trained(adapter)
+    twin = adapter.model(seed=2)
+    twins_optimizer = adapter.optimizer(twin)
+    for one, other in ((model, twin), (optimizer, twins_optimizer)):
+        structure, arena = stored(framework, framework.tree(one))
+        load(framework, other, structure, arena)
+        assert arena is not None
+        arena.buffer[:] = 0xFF
+    adapter.train_one_step(model, optimizer)
+    adapter.train_one_step(twin, twins_optimizer)
+    assert same(adapter.parameters(twin), adapter.parameters(model))
+
+
+def test_training_on_does_not_change_the_arena(adapter: Adapter) -> None:
+    framework = adapter.framework
+    model, optimizer = trained(adapter)
+    kept = [(each, *stored(framework, framework.tree(each))) for each in (model, optimizer)]
+    before = [arena.buffer.tobytes() for _, _, arena in kept if arena is not None]
+    for component, structure, arena in kept:
+        load(framework, component, structure, arena)
+    adapter.train_one_step(model, optimizer)
+    assert [arena.buffer.tobytes() for _, _, arena in kept if arena is not None] == before
+    assert len(before) == 2
+
+
+def test_loading_copies_or_is_handed_what_it_may_keep(adapter: Adapter) -> None:
+    model, optimizer = trained(adapter)
+    assert [adapter.framework.copies_on_load(each) for each in (model, optimizer)].count(True) >= 1
+
+
+# -- what does not fit ---------------------------------------------------------------------------------
+
+
+def a_models_tree(adapter: Adapter) -> dict[str, Any]:
+    framework = adapter.framework
+    return dict(rebuild(framework, *stored(framework, framework.tree(trained(adapter)[0])), own=True))
+
+
+def test_a_tree_of_the_same_model_fits(adapter: Adapter) -> None:
+    tree = a_models_tree(adapter)
+    fitting, differences = adapter.framework.fit("net", adapter.model(), tree)
+    assert differences == []
+    assert fitting.keys() == tree.keys()
+
+
+def test_a_missing_tensor_is_named(adapter: Adapter) -> None:
+    tree = a_models_tree(adapter)
+    missing = next(iter(tree))
+    del tree[missing]
+    fitting, [line] = adapter.framework.fit("net", adapter.model(), tree)
+    assert line.startswith(f"net.{missing}: in the model, but not in the commit")
+    assert fitting.keys() == tree.keys()
+
+
+def test_an_extra_tensor_is_named(adapter: Adapter) -> None:
+    tree = a_models_tree(adapter)
+    extra = {**tree, "old.weight": adapter.tensor("F32", (1,), bytes(4))}
+    fitting, [line] = adapter.framework.fit("net", adapter.model(), extra)
+    assert line.startswith("net.old.weight: in the commit, but not in the model")
+    assert fitting.keys() == tree.keys()
+
+
+def reshaped(adapter: Adapter, spec: TensorSpec) -> TensorSpec:
+    return TensorSpec(spec.name, spec.dtype, (*spec.shape, 2))
+
+
+def retyped(adapter: Adapter, spec: TensorSpec) -> TensorSpec:
+    return TensorSpec(spec.name, next(dtype for dtype in ("U8", "BOOL") if dtype != spec.dtype), spec.shape)
+
+
+@pytest.mark.parametrize("change", [reshaped, retyped])
+def test_another_tensor_is_named_with_both_shapes_and_dtypes(
+    adapter: Adapter, change: Callable[[Adapter, TensorSpec], TensorSpec]
+) -> None:
+    tree = a_models_tree(adapter)
+    for name in list(tree):
+        mine = adapter.framework.spec(tree[name], name)
+        theirs = change(adapter, mine)
+        changed = {**tree, name: adapter.tensor(theirs.dtype, theirs.shape, bytes(theirs.nbytes))}
+        fitting, lines = adapter.framework.fit("net", adapter.model(), changed)
+        assert lines == [f"net.{name}: {theirs} in the commit, {mine} in the model"]
+        assert fitting.keys() == tree.keys() - {name}
+
+
+def test_what_fits_is_loaded_and_the_rest_stays(adapter: Adapter) -> None:
+    framework = adapter.framework
+    tree = a_models_tree(adapter)
+    model = adapter.model(seed=2)
+    before = a_copy(adapter, model)
+    left_out, *others = list(tree)
+    fitting, _ = framework.fit("net", model, {name: tree[name] for name in others})
+    framework.load(model, fitting)
+    after = a_copy(adapter, model)
+    assert adapter.content(after[left_out]) == adapter.content(before[left_out])
+    assert [adapter.content(after[name]) for name in others] == [
+        adapter.content(tree[name]) for name in others
+    ]
+
+
+def a_copy(adapter: Adapter, model: Component) -> dict[str, Any]:
+    return {name: adapter.framework.clone(tensor) for name, tensor in adapter.framework.tree(model).items()}
+
+
+# -- random generators ---------------------------------------------------------------------------------
+
+
+SEED, COMMIT, RANK = 2**62 + 1, 3, 1
+
+
+def test_seeding_makes_every_generator_deterministic(adapter: Adapter) -> None:
+    draws = []
+    for _ in range(2):
+        adapter.framework.seed(stream(SEED, COMMIT, RANK))
+        draws.append([adapter.draw() for _ in range(3)])
+    assert draws[0] == draws[1]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [(SEED + 1, COMMIT, RANK), (SEED - 2**62, COMMIT, RANK), (SEED, COMMIT + 1, RANK), (SEED, COMMIT, 0)],
+)
+def test_every_generator_has_a_stream_for_each_seed_commit_and_rank(
+    adapter: Adapter, other: tuple[int, int, int]
+) -> None:
+    draws = []
+    for place in ((SEED, COMMIT, RANK), other):
+        adapter.framework.seed(stream(*place))
+        draws.append(adapter.draw())
+    assert all(draws[0][name] != draws[1][name] for name in draws[0])
+
+
+def test_every_generator_takes_the_seed_of_its_name(adapter: Adapter) -> None:
+    asked: list[str] = []
+
+    def derive(name: str) -> int:
+        asked.append(name)
+        return 2**63 - 1
+
+    adapter.framework.seed(derive)
+    assert len(set(asked)) == len(asked) >= len(adapter.draw())
+
+
+def test_states_of_generators_survive_json(adapter: Adapter) -> None:
+    framework = adapter.framework
+    framework.seed(stream(SEED, COMMIT, RANK))
+    adapter.draw()  # somewhere in the midst of the streams
+    text = json.dumps(values.encode(framework.generators(), "rng"))
+    expected = [adapter.draw() for _ in range(700)]  # more than a Mersenne twister makes at a time
+    framework.seed(stream(SEED, COMMIT, 0))
+    framework.set_generators(values.decode(json.loads(text)))
+    assert [adapter.draw() for _ in range(700)] == expected
+
+
+def test_taking_the_states_of_generators_does_not_move_them(adapter: Adapter) -> None:
+    draws = []
+    for takes in (0, 2):
+        adapter.framework.seed(stream(SEED, COMMIT, RANK))
+        for _ in range(takes):
+            adapter.framework.generators()
+        draws.append(adapter.draw())
+    assert draws[0] == draws[1]
+
+
+def test_a_seed_is_drawn_from_a_global_generator(adapter: Adapter) -> None:
+    drawn = []
+    for _ in range(2):
+        adapter.framework.seed(stream(SEED, COMMIT, RANK))
+        drawn.append([adapter.framework.draw_seed() for _ in range(20)])
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0])) == 20
+    assert all(0 <= seed < 2**63 for seed in drawn[0])
+    assert max(drawn[0]) > 2**60
