@@ -7,10 +7,12 @@ import math
 from hvdrecover.checkpoint.policy import is_due
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.checkpoint.store import Store
 from hvdrecover.checkpoint.writer import BackgroundWriter
 from hvdrecover.clock import Clock
 from hvdrecover.errors import FencedError, StorageError
+from hvdrecover.events import Events
 
 
 class Durability:
@@ -30,6 +32,19 @@ class Durability:
         self._begun: float | None = None
         self.store = store
         self.writer = BackgroundWriter(store, rank)
+
+    @classmethod
+    def at(
+        cls, settings: Checkpoint, *, job: str, host: str, rank: int, events: Events, clock: Clock
+    ) -> Durability:
+        """Begin at the root that the settings name; nothing is read or written yet.
+
+        Raises:
+            ConfigError: the root's URL can't be opened.
+        """
+        storage = open_storage(settings.url)
+        store = Store(storage, keep=settings.keep, job=job, host=host, events=events, clock=clock)
+        return cls(settings, store, rank, clock)
 
     def offer(self, snapshot: Snapshot, *, ask: bool) -> None:
         """Make a fresh commit durable if it is due and no write is in flight, or in any case if asked to.

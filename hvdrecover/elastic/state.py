@@ -15,17 +15,17 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.reader import load_newest
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.checkpoint.storage import open_storage, redact
-from hvdrecover.checkpoint.store import Store
+from hvdrecover.checkpoint.storage import redact
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
-from hvdrecover.elastic import recovery
+from hvdrecover.elastic import recovery, reports
 from hvdrecover.elastic.contents import Contents
 from hvdrecover.elastic.durability import Durability
 from hvdrecover.elastic.horovod import hosts_updated
 from hvdrecover.elastic.interfaces import Framework, World
+from hvdrecover.elastic.memory import Memory
 from hvdrecover.elastic.randomness import Generators, Randomness
 from hvdrecover.elastic.recovery import Agreement, Source
-from hvdrecover.errors import HvdrecoverError, RecoveryError, StateError
+from hvdrecover.errors import HvdrecoverError, RecoveryError
 from hvdrecover.events import Events
 from hvdrecover.version import __version__
 
@@ -77,15 +77,12 @@ class State:
         self._clock = clock
         self._random = Generators(framework, rng)
         self._job = ""
-        self._versions = {**framework.versions(), "hvdrecover": __version__}
         self._events = Events(self._config.events, self._config.host, clock)
         self._host_messages: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._reset_callbacks: list[Callable[[], None]] = []
         self._durability: Durability | None = None
         self._contents = Contents(framework, attributes, set(dir(type(self))), self._iteration_begins)
-        self._snapshot: Snapshot | None = None
-        self._spare: Snapshot | None = None
-        self._committed_positions = self._contents.positions()
+        self._memory = Memory(self._contents, {**framework.versions(), "hvdrecover": __version__})
         self._capture(CommitId(0, 0))
 
     # -- attributes ------------------------------------------------------------------------------------
@@ -107,7 +104,7 @@ class State:
     @property
     def last_commit(self) -> CommitId:
         """The newest commit in this rank's memory; generation 0 before the first `sync`."""
-        return self._snapshot.id if self._snapshot else CommitId(0, 0)
+        return self._memory.newest.id if self._memory.newest else CommitId(0, 0)
 
     @property
     def last_durable(self) -> CommitId | None:
@@ -117,7 +114,7 @@ class State:
     @property
     def finished(self) -> bool:
         """Whether the run's training function has returned, in this start or an earlier one."""
-        return self._snapshot is not None and self._snapshot.finished
+        return self._memory.newest is not None and self._memory.newest.finished
 
     # -- Horovod's verbs -------------------------------------------------------------------------------
 
@@ -134,8 +131,8 @@ class State:
             FencedError: another job has taken the checkpoint root.
         """
         self._save_for_all()
-        if self._snapshot is not None and (durability := self._durable_side()) is not None:
-            durability.offer(self._snapshot, ask=durable)
+        if self._memory.newest is not None and (durability := self._durable_side()) is not None:
+            durability.offer(self._memory.newest, ask=durable)
         self.check_host_updates()
 
     def _save_for_all(self) -> None:
@@ -147,7 +144,8 @@ class State:
     def save(self) -> None:
         """Make a commit in this rank's memory only, without a word to the others."""
         # Counted from the last attempt: the other ranks count one that was interrupted here as well.
-        commit = CommitId(self._attempt.generation, self._attempt.commit + 1)
+        last = self._memory.attempt
+        commit = CommitId(last.generation, last.commit + 1)
         snapshot = self._capture(commit)
         if self._joined:
             self._random.committed(snapshot.state["random"], commit.commit, self._world.rank())
@@ -159,9 +157,9 @@ class State:
         Raises:
             RecoveryError: a commit was interrupted while it was being made, so memory holds none.
         """
-        if self._snapshot is None:
+        if self._memory.newest is None:
             raise RecoveryError("memory holds no commit: the last one was interrupted; sync() fetches one")
-        self._load(self._snapshot, strict=True)
+        self._load(self._memory.newest, strict=True)
 
     def sync(self) -> None:
         """Bring all ranks to one commit; see `agree`."""
@@ -182,7 +180,7 @@ class State:
         """
         started = self._clock.monotonic()
         self._events.rank = self._world.rank()
-        mine = self._snapshot.id if self._snapshot else None
+        mine = self._memory.newest.id if self._memory.newest else None
         election = recovery.publish(self._world, mine)
         if self._world.rank() == election.root:
             agreement = self._lead(election)
@@ -253,8 +251,8 @@ class State:
             StorageError: the commit could not be written.
             FencedError: another job has taken the checkpoint root.
         """
-        if self._snapshot is not None and (durability := self._durable_side()) is not None:
-            durability.flush(self._snapshot, timeout)
+        if self._memory.newest is not None and (durability := self._durable_side()) is not None:
+            durability.flush(self._memory.newest, timeout)
 
     def finish(self) -> None:
         """Mark the run finished with a last durable commit; returns when it is durable, on all ranks.
@@ -267,8 +265,8 @@ class State:
             return
         if not self.finished:
             self._save_for_all()
-            if self._snapshot is not None:
-                self._snapshot.finished = True
+            if self._memory.newest is not None:
+                self._memory.newest.finished = True
         failure: HvdrecoverError | None = None
         try:
             self.flush()
@@ -279,18 +277,11 @@ class State:
             raise failure
         if failed:
             raise RecoveryError("rank 0 could not make the last commit durable; its error says why")
-        commit = self.last_commit
-        message = f"finished at commit {commit.commit}; {self._root()} holds the result"
-        self._announce("finished", message, generation=commit.generation, commit=commit.commit)
+        self._say_finished(reports.finished(self.last_commit, self._root()))
 
     def say_finished(self) -> None:
         """Tell the user that there is nothing left to do."""
-        message = (
-            f"this run was finished at commit {self.last_commit.commit}, and its state is restored; "
-            "to train anew, name another checkpoint root"
-        )
-        commit = self.last_commit
-        self._announce("finished", message, generation=commit.generation, commit=commit.commit)
+        self._say_finished(reports.finished_before(self.last_commit))
 
     def settle(self) -> None:
         """Let the write in flight come to an end; for the way out of a training function that failed."""
@@ -308,23 +299,11 @@ class State:
 
     def _capture(self, commit: CommitId, *, finished: bool = False) -> Snapshot:
         """Copy the present state into memory under a commit's identity."""
-        held = self._snapshot, self._spare
-        target = self._snapshot
-        if target is not None and self._durability and self._durability.writer.in_flight is target:
-            target, self._spare = self._spare, target
-        self._attempt = commit
-        self._snapshot = None  # an interrupted copy must not pass for a commit
         rank, size = (self._world.rank(), self._world.size()) if self._joined else (0, 1)
-        random = self._random.capture(rank)
-        try:
-            state, arenas = self._contents.capture(target.arenas if target else {})
-        except StateError:  # nothing was copied
-            self._snapshot, self._spare = held
-            raise
-        state["random"] = random
-        self._snapshot = Snapshot(commit, arenas, state, size, self._versions, finished)
-        self._committed_positions = self._contents.positions()
-        return self._snapshot
+        in_flight = self._durability.writer.in_flight if self._durability else None
+        return self._memory.capture(
+            commit, self._random.capture(rank), size, in_flight=in_flight, finished=finished
+        )
 
     def _load(self, snapshot: Snapshot, *, strict: bool, where: str | None = None) -> bool:
         """Load a commit; return whether all of it did fit."""
@@ -332,7 +311,7 @@ class State:
         differences = self._contents.load(snapshot.state, snapshot.arenas, where, strict=strict)
         for line in differences:
             self._announce("not_loaded", f"not loaded from {where}: {line}", level=logging.WARNING, what=line)
-        self._committed_positions = self._contents.positions()
+        self._memory.mark()
         if self._joined:
             self._place_samplers()
             self._resume_randomness(snapshot)
@@ -355,11 +334,11 @@ class State:
             return Agreement(self._capture(newest, finished=self.finished), "memory", self._job)
         self._job = uuid.uuid4().hex
         generation, stored = 1, None
-        if self._settings is not None:
-            store = self._open_store(self._settings)
-            generation = store.claim_next()
-            stored = load_newest(store)
-        if stored is None and self._snapshot is None:
+        self._durability = None  # the one of an earlier attempt at this belongs to another job
+        if (durability := self._durable_side()) is not None:
+            generation = durability.store.claim_next()
+            stored = load_newest(durability.store)
+        if stored is None and self._memory.newest is None:
             raise RecoveryError(
                 "no commit is left: the last one was interrupted on all ranks, and none is durable"
             )
@@ -379,9 +358,7 @@ class State:
         return dataclasses.replace(present, state=state, world_size=stored.world_size)
 
     def _adopt(self, agreement: Agreement) -> None:
-        self._snapshot = agreement.snapshot
-        self._attempt = agreement.snapshot.id
-        self._spare = None
+        self._memory.adopt(agreement.snapshot)
         self._job = agreement.job
         self._place_samplers()
         if self._durability is not None and self._world.rank() != 0:
@@ -402,35 +379,27 @@ class State:
         A data loader draws from the global generator when its iterator is made. An undisturbed run made it
         before the commit, a resumed one makes it after.
         """
-        if (
-            self._joined
-            and self._snapshot is not None
-            and self._contents.positions() == self._committed_positions
-        ):
-            self._resume_randomness(self._snapshot)
+        if self._joined and self._memory.newest is not None and self._memory.is_at_commit():
+            self._resume_randomness(self._memory.newest)
         for name, order in self._contents.orders.items():
             if self._joined and (order.padding or order.dropped):
                 facts: dict[str, Any] = order.tail_report()
                 self._events.emit("tail", sampler=name, **facts)
 
     def _durable_side(self) -> Durability | None:
+        """What makes commits durable, on the rank that does; None on the others."""
         if self._settings is None or not self._joined or self._world.rank() != 0:
             return None
         if self._durability is None:
-            self._open_store(self._settings)
+            self._durability = Durability.at(
+                self._settings,
+                job=self._job,
+                host=self._config.host,
+                rank=self._world.rank(),
+                events=self._events,
+                clock=self._clock,
+            )
         return self._durability
-
-    def _open_store(self, settings: Checkpoint) -> Store:
-        store = Store(
-            open_storage(settings.url),
-            keep=settings.keep,
-            job=self._job,
-            host=self._config.host,
-            events=self._events,
-            clock=self._clock,
-        )
-        self._durability = Durability(settings, store, self._world.rank(), self._clock)
-        return store
 
     @property
     def _strict(self) -> bool:
@@ -449,21 +418,18 @@ class State:
         """An event on every rank; a line on the terminal from rank 0 only."""
         self._events.emit(kind, message if self._world.rank() == 0 else None, level=level, **facts)
 
+    def _say_finished(self, message: str) -> None:
+        commit = self.last_commit
+        self._announce("finished", message, generation=commit.generation, commit=commit.commit)
+
     def _report_sync(self, agreement: Agreement, seconds: float) -> None:
-        snapshot, size = agreement.snapshot, self._world.size()
-        ranks = f"{size} rank{'s' if size > 1 else ''}"
-        before = f"it was {snapshot.world_size}" if snapshot.world_size != size else "as before"
-        message = {
-            "initial": f"starting from the beginning on {ranks}",
-            "durable": f"resumed from commit {snapshot.id.commit} at {self._root()} on {ranks} ({before})",
-            "memory": f"going on from commit {snapshot.id.commit} in memory on {ranks}",
-        }[agreement.source]
+        size = self._world.size()
         self._announce(
             "sync",
-            f"{message}; {seconds:.2f} s",
+            reports.agreed(agreement, size, self._root(), seconds),
             source=agreement.source,
-            generation=snapshot.id.generation,
-            commit=snapshot.id.commit,
+            generation=agreement.snapshot.id.generation,
+            commit=agreement.snapshot.id.commit,
             size=size,
             seconds=seconds,
         )

@@ -1,6 +1,6 @@
 """The main job, killed twice: a real ``horovodrun`` with two workers, SIGKILL, and what it cost.
 
-Run it by ``scripts/demo``, or ``python -m hvdrecover.examples.demo`` where hvdrecover and Horovod are installed.
+Run it by ``scripts/demo``, or by ``python -m hvdrecover.examples.demo`` where Horovod is installed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Fault:
 def main(arguments: list[str] | None = None) -> int:
     """Run the demo; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m hvdrecover.examples.demo", description=__doc__)
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave logs, events and commits in this new folder")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep logs, events and commits here")
     options = parser.parse_args(arguments)
     console = Console(highlight=False)
     folder = Path(tempfile.mkdtemp(prefix="hvdrecover-demo-"))
@@ -88,7 +88,7 @@ def _train_with_faults(run: DigitsRun, launcher: list[str], console: Console) ->
         console.print(f"   epoch {batch.epoch}: SIGKILL to the worker of rank 0; the other one goes on …")
         one = _measure(job, run, "one worker", lambda: kill(run.process_of(rank=0)))
         batch = run.wait_for(job, lambda batch: batch.epoch == 9 and batch.commit % 9 == 4)
-        console.print(f"   epoch {batch.epoch}: SIGKILL to the launcher and all workers; starting the job again …")
+        console.print(f"   epoch {batch.epoch}: SIGKILL to the launcher and all workers; started again …")
         started = time.time()
         job.kill()
         job = run.start(launcher)
@@ -99,7 +99,9 @@ def _train_with_faults(run: DigitsRun, launcher: list[str], console: Console) ->
     return [one, whole]
 
 
-def _measure(job: Job, run: DigitsRun, name: str, strike: Callable[[], None], started: float | None = None) -> Fault:
+def _measure(
+    job: Job, run: DigitsRun, name: str, strike: Callable[[], None], started: float | None = None
+) -> Fault:
     """Strike, unless it has happened at ``started``, and wait for the next training step."""
     if started is None:
         started = time.time()
@@ -123,7 +125,7 @@ def _problems(killed: DigitsRun, clean: DigitsRun) -> list[str]:
     for epoch in range(EPOCHS):
         seen = killed.samples(epoch)
         if len(seen) != TRAINING_SAMPLES:
-            problems.append(f"epoch {epoch}: {TRAINING_SAMPLES - len(seen)} samples are in no committed batch")
+            problems.append(f"epoch {epoch}: {TRAINING_SAMPLES - len(seen)} samples were lost")
         if seen.total() - TRAINING_SAMPLES > 1:  # one is padding: an odd number, dealt out to two workers
             problems.append(f"epoch {epoch}: {seen.total() - TRAINING_SAMPLES} samples are committed twice")
     if killed.accuracy() < clean.accuracy() - 0.03:
@@ -138,13 +140,18 @@ def _show(console: Console, faults: list[Fault], clean: DigitsRun, killed: Digit
     for fault in faults:
         workers = f"{fault.workers[0]} → {fault.workers[1]}"
         table.add_row(
-            fault.name, workers, str(fault.before), str(fault.after), f"{fault.seconds:.1f} s", f"{fault.repeated} samples"
+            fault.name,
+            workers,
+            str(fault.before),
+            str(fault.after),
+            f"{fault.seconds:.1f} s",
+            f"{fault.repeated} samples",
         )
     console.print(table)
     padding = sum(killed.samples(epoch).total() - TRAINING_SAMPLES for epoch in range(EPOCHS))
     console.print(
         f"test accuracy: {killed.accuracy():.1%} with these faults, {clean.accuracy():.1%} without\n"
-        f"committed samples: {EPOCHS} epochs × {TRAINING_SAMPLES}, each once, and {padding} as padding"
+        f"committed samples: {TRAINING_SAMPLES} in each of {EPOCHS} epochs, each once; {padding} as padding"
     )
 
 

@@ -47,7 +47,15 @@ def elastic(hosts: Path, workers: int = 2) -> list[str]:
     script = hosts.with_suffix(".sh")
     script.write_text(f"#!/bin/sh\nexec cat '{hosts}'\n")
     script.chmod(0o755)
-    command = [_program("horovodrun"), "-np", str(workers), "--min-np", "1", "--host-discovery-script", str(script)]
+    command = [
+        _program("horovodrun"),
+        "-np",
+        str(workers),
+        "--min-np",
+        "1",
+        "--host-discovery-script",
+        str(script),
+    ]
     return [*command, "--network-interface", "lo"]
 
 

@@ -1,8 +1,8 @@
 """A record of which samples were trained on after which commit, to check that none is lost or seen twice.
 
-Each process appends a line of JSON per batch to a file of its own. `committed` then says which batches are part
-of the final state: a batch trained after commit ``k`` of generation ``g`` is lost if a later generation went on
-from commit ``k`` or an earlier one.
+Each process appends a line of JSON per batch to a file of its own. `committed` then says which batches are
+part of the final state: a batch trained after commit ``k`` of generation ``g`` is lost if a later generation
+went on from commit ``k`` or an earlier one.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class Ledger:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._file = (self._folder / f"{socket.gethostname()}-{os.getpid()}.jsonl").open("a", buffering=1)
         last = self._state.last_commit
-        fields: list[Any] = [time.time(), os.getpid(), rank, size, last.generation, last.commit, epoch, list(indices)]
-        self._file.write(json.dumps(fields) + "\n")
+        when = [time.time(), os.getpid(), rank, size, last.generation, last.commit, epoch]
+        self._file.write(json.dumps([*when, list(indices)]) + "\n")
 
 
 def read(folder: Path) -> list[Batch]:
-    """All batches, in the order of their times. A line that a killed process left half-written is passed over."""
+    """All batches, in order of time; a line that a killed process left half-written is passed over."""
     batches = []
     for path in folder.glob("*.jsonl"):
         for line in path.read_text().splitlines():
@@ -78,7 +78,7 @@ def read(folder: Path) -> list[Batch]:
                 *fields, indices = json.loads(line)
             except ValueError:
                 continue
-            batches.append(Batch(*fields, indices=tuple(indices)))
+            batches.append(Batch(*[*fields, tuple(indices)]))
     return sorted(batches, key=lambda batch: batch.time)
 
 

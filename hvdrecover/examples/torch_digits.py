@@ -27,7 +27,7 @@ TEST_SAMPLES = 360
 
 
 def digits() -> tuple[TensorDataset, torch.Tensor, torch.Tensor]:
-    """1,437 training samples as a data set of (float32 [64], int64 []), and 360 test samples as two tensors."""
+    """1,437 training samples as a data set of (float32 [64], int64 [], index), and 360 test samples."""
     data = load_digits()
     images = torch.tensor(data.images, dtype=torch.float32).flatten(1) / 16
     labels = torch.tensor(data.target, dtype=torch.int64)
@@ -60,7 +60,7 @@ def accuracy(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor)
     """The part of the images that the model names right."""
     model.eval()
     with torch.no_grad():
-        right = (model(images).argmax(1) == labels).float().mean().item()
+        right = float((model(images).argmax(1) == labels).float().mean())
     model.train()
     return right
 
@@ -77,7 +77,9 @@ def main(arguments: list[str] | None = None) -> None:
         optimizer_for(options.optimizer, model.parameters()), named_parameters=model.named_parameters()
     )
     sampler = recover.ElasticSampler(dataset, shuffle=True, seed=0)
-    loader = DataLoader(dataset, batch_size=options.batch_size, sampler=sampler, num_workers=options.loader_workers)
+    loader = DataLoader(
+        dataset, batch_size=options.batch_size, sampler=sampler, num_workers=options.loader_workers
+    )
     state = recover.TorchState(
         model=model, optimizer=optimizer, sampler=sampler, epoch=0, batch=0, checkpoint=options.checkpoint
     )
@@ -89,7 +91,8 @@ def main(arguments: list[str] | None = None) -> None:
             sampler.set_epoch(state.epoch)
             for images, labels, indices in loader:
                 optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(images), labels).backward()
+                loss = torch.nn.functional.cross_entropy(model(images), labels)
+                loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 sampler.record_batch(state.batch, len(labels))
                 ledger.batch(hvd.rank(), hvd.size(), state.epoch, indices.tolist())
@@ -105,21 +108,30 @@ def main(arguments: list[str] | None = None) -> None:
         right = accuracy(model, test_images, test_labels)
         print(f"test accuracy {right:.4f} after {state.epoch} epochs", flush=True)
         if options.save:
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "accuracy": right}, options.save)
+            torch.save(
+                {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "accuracy": right},
+                options.save,
+            )
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m hvdrecover.examples.torch_digits", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--checkpoint", metavar="URL", help="checkpoint root; default: HVDRECOVER_CHECKPOINT, or none")
+    parser.add_argument(
+        "--checkpoint", metavar="URL", help="checkpoint root; default: HVDRECOVER_CHECKPOINT, or none"
+    )
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=16, help="samples in one worker's batch")
     parser.add_argument("--commit-every", type=int, default=5, metavar="BATCHES")
     parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
     parser.add_argument("--loader-workers", type=int, default=0, help="processes that load data, per worker")
-    parser.add_argument("--step-seconds", type=float, default=0.0, help="pretend that a step takes this much longer")
+    parser.add_argument(
+        "--step-seconds", type=float, default=0.0, help="pretend that a step takes this much longer"
+    )
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the final weights here")
-    parser.add_argument("--ledger", type=Path, metavar="FOLDER", help="write down each batch here, for the demo and tests")
+    parser.add_argument(
+        "--ledger", type=Path, metavar="FOLDER", help="write down each batch here, for the demo and tests"
+    )
     return parser.parse_args(arguments)
 
 

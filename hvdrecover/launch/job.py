@@ -75,7 +75,9 @@ class Job:
         try:
             return self._launcher.wait(timeout)
         except subprocess.TimeoutExpired:
-            raise HvdrecoverError(f"the job still runs after {timeout} s; its log ends with\n{self.tail()}") from None
+            raise HvdrecoverError(
+                f"the job still runs after {timeout} s; its log ends with\n{self.tail()}"
+            ) from None
 
     def kill(self) -> None:
         """SIGKILL the launcher and everything that it started; return when all of it is gone."""

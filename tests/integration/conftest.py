@@ -27,7 +27,9 @@ def start() -> Iterator[Start]:
     """Starts a `DigitsRun`, and ends what is left of it after the test."""
     jobs: list[Job] = []
 
-    def start_run(run: DigitsRun, launcher: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Job:
+    def start_run(
+        run: DigitsRun, launcher: Sequence[str] = (), environ: Mapping[str, str] | None = None
+    ) -> Job:
         jobs.append(run.start(launcher, environ))
         return jobs[-1]
 
@@ -37,7 +39,9 @@ def start() -> Iterator[Start]:
 
 
 @pytest.fixture(scope="session", params=["adamw", "sgd"])
-def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, DigitsRun]:
+def undisturbed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, DigitsRun]:
     """The optimizer, and a finished run of two workers that nothing happened to."""
     run = DigitsRun(tmp_path_factory.mktemp("undisturbed"), 3, "--optimizer", request.param)
     run.finish(run.start(static(2), {"OMP_NUM_THREADS": "1"}))

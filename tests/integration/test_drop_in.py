@@ -48,7 +48,13 @@ def test_without_a_checkpoint_root_it_survives_rank_0_and_writes_nothing(
     jobs.append(job)
     kill(process_of_rank_0_in_epoch_1(job))
     found = report(job)
-    assert found == {"result": "trained", "seen": 3 * 240, "resets": [1], "rate": pytest.approx(1), "epoch": 2}
+    assert found == {
+        "result": "trained",
+        "seen": 3 * 240,
+        "resets": [1],
+        "rate": pytest.approx(1),
+        "epoch": 2,
+    }
     assert list(folder.iterdir()) == []
 
 

@@ -13,7 +13,9 @@ from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_the_other_rank_goes_on_when_one_is_killed(rank: int, start: Start, hosts: Path, tmp_path: Path) -> None:
+def test_the_other_rank_goes_on_when_one_is_killed(
+    rank: int, start: Start, hosts: Path, tmp_path: Path
+) -> None:
     run = DigitsRun(tmp_path / "run", 3, *SLOW)
     job = start(run, elastic(hosts))
     batch = run.wait_for(job, lambda batch: batch.epoch == 1 and batch.size == 2 and batch.commit >= 12)
@@ -27,7 +29,9 @@ def test_the_other_rank_goes_on_when_one_is_killed(rank: int, start: Start, host
     assert_each_sample_once(run, padding=1)
 
 
-def test_a_host_that_joins_and_one_that_leaves_cost_no_step(start: Start, hosts: Path, tmp_path: Path) -> None:
+def test_a_host_that_joins_and_one_that_leaves_cost_no_step(
+    start: Start, hosts: Path, tmp_path: Path
+) -> None:
     hosts.write_text("localhost:1\n")
     run = DigitsRun(tmp_path / "run", 5, "--step-seconds", "0.05")
     job = start(run, elastic(hosts, workers=1))

@@ -77,7 +77,9 @@ def test_a_finished_run_returns_at_once(undisturbed: tuple[str, DigitsRun], star
     assert run.weights.read_bytes() == weights
 
 
-def test_ctrl_c_leaves_nothing_that_a_later_start_trips_over(start: Start, hosts: Path, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_nothing_that_a_later_start_trips_over(
+    start: Start, hosts: Path, tmp_path: Path
+) -> None:
     run = DigitsRun(tmp_path / "run", 3, *SLOW)
     job = start(run, elastic(hosts))
     run.wait_for(job, lambda batch: batch.commit >= 4)

@@ -9,9 +9,16 @@ from tests.integration.conftest import Start
 from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once
 
 
-def test_each_launcher_goes_on_from_where_the_one_before_was_killed(start: Start, hosts: Path, tmp_path: Path) -> None:
+def test_each_launcher_goes_on_from_where_the_one_before_was_killed(
+    start: Start, hosts: Path, tmp_path: Path
+) -> None:
     run = DigitsRun(tmp_path / "run", 4, *SLOW)
-    launchers = [("plain", [], 1), ("mpirun", mpirun(2), 2), ("static", static(3), 3), ("elastic", elastic(hosts), 2)]
+    launchers = [
+        ("plain", [], 1),
+        ("mpirun", mpirun(2), 2),
+        ("static", static(3), 3),
+        ("elastic", elastic(hosts), 2),
+    ]
     for _, launcher, workers in launchers:
         job = start(run, launcher)
         begun = max((batch.time for batch in run.batches()), default=0.0)

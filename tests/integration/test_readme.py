@@ -29,7 +29,10 @@ def test_its_script_goes_on_through_all_its_commands(tmp_path: Path) -> None:
     (script,) = re.findall(r"```python\n(import horovod\.torch.*?)```", README, re.DOTALL)
     marker = "            state.commit()"
     assert marker in script
-    stop = "\n            if state.last_commit.commit >= int(os.environ['STOP_AT']): state.flush(); raise SystemExit(3)"
+    stop = """
+            if state.last_commit.commit >= int(os.environ["STOP_AT"]):
+                state.flush()
+                raise SystemExit(3)"""
     (tmp_path / "train.py").write_text("import os\n" + script.replace(marker, marker + stop, 1))
     hosts = tmp_path / "hosts.sh"
     hosts.write_text("#!/bin/sh\necho localhost:1\necho 127.0.0.1:1\n")
@@ -64,11 +67,25 @@ def test_its_links_lead_somewhere(path: str) -> None:
 
 def test_pip_install_of_the_repository_gives_a_working_package(tmp_path: Path) -> None:
     target = tmp_path / "site"
-    pip = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--target", os.fspath(target), os.fspath(ROOT)]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-qq",
+        "--no-deps",
+        "--target",
+        os.fspath(target),
+        os.fspath(ROOT),
+    ]
     subprocess.run(pip, check=True, cwd=tmp_path)
     environ = {**os.environ, "PYTHONPATH": os.fspath(target)}
     shown = subprocess.run(
-        [sys.executable, "-m", "hvdrecover", "--version"], env=environ, cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-m", "hvdrecover", "--version"],
+        env=environ,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     assert re.fullmatch(r"hvdrecover \d+\.\d+\.\d+\n", shown.stdout), shown.stderr
     assert (target / "hvdrecover" / "py.typed").exists()

@@ -1,4 +1,4 @@
-"""A script for Horovod's own elastic API, written as its documentation says; only ELASTIC differs between runs."""
+"""A script for Horovod's own elastic API, as its documentation says; only ELASTIC differs between runs."""
 
 import importlib
 import json

@@ -189,8 +189,8 @@ def test_memory_holds_at_most_two_snapshots(process: Process, root: FakeRoot) ->
             block(root)
         state.commit()
         root.gate.set()
-        assert state._snapshot is not None
-        arenas.add(id(state._snapshot.arenas["model"]))
+        assert state._memory.newest is not None
+        arenas.add(id(state._memory.newest.arenas["model"]))
     assert len(arenas) <= 2
 
 

@@ -17,8 +17,8 @@ def draws(generator: FakeGenerator, number: int = 3) -> list[int]:
 
 
 def seed_of(state: State) -> int:
-    assert state._snapshot is not None
-    return int(state._snapshot.state["random"]["seed"])
+    assert state._memory.newest is not None
+    return int(state._memory.newest.state["random"]["seed"])
 
 
 # -- streams --------------------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.elastic.recovery import Election
 from hvdrecover.elastic.state import State
-from hvdrecover.errors import CheckpointError, MismatchError, NoUsableCommitError, RecoveryError
+from hvdrecover.errors import MismatchError, NoUsableCommitError, RecoveryError
 from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
 from tests.fakes.root import FakeRoots
 from tests.fakes.world import FakeJob, fail_at
@@ -177,8 +178,6 @@ def test_a_straggler_with_a_higher_number_of_an_older_generation_loses() -> None
         return facts(state)
 
     def recovery_without_the_straggler(state: State) -> Any:
-        from hvdrecover.elastic.recovery import Election
-
         return Election(0, state.last_commit)
 
     results = on_ranks(2, body)
@@ -467,5 +466,22 @@ def test_not_strict_can_go_back_to_what_it_has_loaded() -> None:
     assert on_ranks(2, body) == [(written["w"], [10.0], 10.0)] * 2
 
 
-def test_a_state_of_another_kind_is_an_error_of_the_checkpoint() -> None:
-    assert issubclass(MismatchError, CheckpointError)
+def test_not_strict_still_notices_another_number_of_ranks_and_keeps_their_streams() -> None:
+    def first(process: Process) -> int:
+        process.generator.state = 100 + process.world.rank()
+        state = process.state(URL, rng="store", model=FakeModel(w=[1.0]))
+        state.sync()
+        state.commit()
+        state.flush()
+        return process.generator.state
+
+    def second(process: Process) -> tuple[int, int]:
+        lenient = Checkpoint(URL, strict=False)
+        state = process.state(lenient, rng="store", model=FakeModel(w=[1.0], head=[0.0]))
+        resets: list[int] = []
+        state.register_reset_callbacks([lambda: resets.append(1)])
+        state.sync()
+        return process.generator.state, len(resets)
+
+    streams = on_ranks(3, first)
+    assert on_ranks(2, second) == [(streams[0], 1), (streams[1], 1)]

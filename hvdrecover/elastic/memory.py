@@ -1,0 +1,79 @@
+"""The commits that one rank holds in host memory."""
+
+from __future__ import annotations
+
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.values import Json
+from hvdrecover.elastic.contents import Contents
+from hvdrecover.errors import StateError
+
+
+class Memory:
+    """The newest commit of one rank, in arenas that are used again.
+
+    Args:
+        contents: what a commit is a copy of.
+        versions: of the framework, Horovod and hvdrecover.
+
+    Attributes:
+        newest: the newest commit; None if making the last one was interrupted.
+        attempt: the commit that was last begun, whether or not it was completed.
+    """
+
+    def __init__(self, contents: Contents, versions: dict[str, str]) -> None:
+        self._contents = contents
+        self._versions = versions
+        self._spare: Snapshot | None = None
+        self._positions = contents.positions()
+        self.newest: Snapshot | None = None
+        self.attempt = CommitId(0, 0)
+
+    def capture(
+        self,
+        commit: CommitId,
+        random: dict[str, Json],
+        world_size: int,
+        *,
+        in_flight: Snapshot | None,
+        finished: bool = False,
+    ) -> Snapshot:
+        """Copy the present state under a commit's identity.
+
+        Args:
+            commit: the identity.
+            random: what `hvdrecover.elastic.randomness.Generators.capture` gave.
+            world_size: number of ranks.
+            in_flight: the snapshot that is being written and must not change, if any.
+            finished: whether the training function has returned.
+
+        Raises:
+            StateError: something can't be part of a commit; the newest commit stands.
+        """
+        held = self.newest, self._spare
+        target = self.newest
+        if target is not None and target is in_flight:
+            target, self._spare = self._spare, target
+        self.attempt = commit
+        self.newest = None  # an interrupted copy must not pass for a commit
+        try:
+            state, arenas = self._contents.capture(target.arenas if target else {})
+        except StateError:  # nothing was copied
+            self.newest, self._spare = held
+            raise
+        state["random"] = random
+        self.newest = Snapshot(commit, arenas, state, world_size, self._versions, finished)
+        self.mark()
+        return self.newest
+
+    def adopt(self, snapshot: Snapshot) -> None:
+        """Take a commit that has been loaded; arenas of earlier ones are let go."""
+        self.newest, self.attempt, self._spare = snapshot, snapshot.id, None
+
+    def mark(self) -> None:
+        """Note where the samplers are at the newest commit."""
+        self._positions = self._contents.positions()
+
+    def is_at_commit(self) -> bool:
+        """Whether no sampler has moved since the newest commit."""
+        return self.newest is not None and self._contents.positions() == self._positions

@@ -1,0 +1,39 @@
+"""What people are told about a recovery, as pure functions."""
+
+from __future__ import annotations
+
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.elastic.recovery import Agreement
+
+
+def agreed(agreement: Agreement, size: int, root: str, seconds: float) -> str:
+    """What the ranks go on from.
+
+    Args:
+        agreement: what they agreed on.
+        size: number of ranks.
+        root: the checkpoint root, without credentials.
+        seconds: how long it took.
+    """
+    commit, before = agreement.snapshot.id.commit, agreement.snapshot.world_size
+    ranks = f"{size} rank{'s' if size > 1 else ''}"
+    change = f"it was {before}" if before != size else "as before"
+    line = {
+        "initial": f"starting from the beginning on {ranks}",
+        "durable": f"resumed from commit {commit} at {root} on {ranks} ({change})",
+        "memory": f"going on from commit {commit} in memory on {ranks}",
+    }[agreement.source]
+    return f"{line}; {seconds:.2f} s"
+
+
+def finished(commit: CommitId, root: str) -> str:
+    """The run has come to its end."""
+    return f"finished at commit {commit.commit}; {root} holds the result"
+
+
+def finished_before(commit: CommitId) -> str:
+    """The run had come to its end in an earlier start."""
+    return (
+        f"this run was finished at commit {commit.commit}, and its state is restored; "
+        "to train anew, name another checkpoint root"
+    )
