@@ -24,7 +24,7 @@ def elastic_job(monkeypatch: pytest.MonkeyPatch) -> None:
 def roots(monkeypatch: pytest.MonkeyPatch) -> FakeRoots:
     """Checkpoint roots in memory, in place of all others."""
     roots = FakeRoots()
-    monkeypatch.setattr("hvdrecover.elastic.state.open_storage", roots.open)
+    monkeypatch.setattr("hvdrecover.elastic.durability.open_storage", roots.open)
     return roots
 
 
