@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from hvdrecover import config as configs
 from hvdrecover.elastic.horovod import Fault, fault_of, notifications
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import RecoveryError
@@ -32,15 +31,15 @@ def run(function: Callable[..., Result]) -> Callable[..., Result | None]:
 
     @functools.wraps(function)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Result | None:
-        config = configs.read()
-        show_on_terminal(config)
+        show_on_terminal(state._config)
+        state.reopen()
         with notifications(state):
-            return _loop(lambda: function(state, *args, **kwargs), state, elastic=config.elastic)
+            return _loop(lambda: function(state, *args, **kwargs), state)
 
     return wrapper
 
 
-def _loop(train: Callable[[], Result], state: State, *, elastic: bool) -> Result | None:
+def _loop(train: Callable[[], Result], state: State) -> Result | None:
     result: Result | None = None
     reason: BaseException | None = None
     while True:
@@ -57,7 +56,7 @@ def _loop(train: Callable[[], Result], state: State, *, elastic: bool) -> Result
             return result
         except (Exception, SystemExit) as error:
             fault = fault_of(error)
-            if fault is None or not elastic:
+            if fault is None or not state._config.elastic:
                 state.settle()
                 raise
             _keep_or_roll_back(state, fault)

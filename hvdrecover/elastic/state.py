@@ -130,19 +130,21 @@ class State:
             UnsupportedValueError: a plain object that JSON can't hold.
             FencedError: another job has taken the checkpoint root.
         """
-        self._save_for_all()
+        self._gather()
+        self.save()
         if self._memory.newest is not None and (durability := self._durable_side()) is not None:
             durability.offer(self._memory.newest, ask=durable)
         self.check_host_updates()
 
-    def _save_for_all(self) -> None:
-        """Make a commit in memory that holds all that a durable one must."""
-        if self._settings is not None and self._world.size() > 1:
-            self._random.gather(self._world)
-        self.save()
-
     def save(self) -> None:
         """Make a commit in this rank's memory only, without a word to the others."""
+        if not self._memory.is_repeated():
+            self._save_anew()
+        elif self._joined and self._memory.newest is not None:
+            newest = self._memory.newest
+            self._random.committed(newest.state["random"], newest.id.commit, self._world.rank())
+
+    def _save_anew(self) -> None:
         # Counted from the last attempt: the other ranks count one that was interrupted here as well.
         last = self._memory.attempt
         commit = CommitId(last.generation, last.commit + 1)
@@ -264,7 +266,8 @@ class State:
         if self._settings is None:
             return
         if not self.finished:
-            self._save_for_all()
+            self._gather()
+            self._save_anew()
             if self._memory.newest is not None:
                 self._memory.newest.finished = True
         failure: HvdrecoverError | None = None
@@ -279,6 +282,11 @@ class State:
             raise RecoveryError("rank 0 could not make the last commit durable; its error says why")
         self._say_finished(reports.finished(self.last_commit, self._root()))
 
+    def reopen(self) -> None:
+        """A training function is called on a state that an earlier one of this process has finished."""
+        if self._memory.newest is not None:
+            self._memory.newest.finished = False
+
     def say_finished(self) -> None:
         """Tell the user that there is nothing left to do."""
         self._say_finished(reports.finished_before(self.last_commit))
@@ -289,6 +297,11 @@ class State:
             self._durability.writer.stop()
             with contextlib.suppress(HvdrecoverError):
                 self._durability.writer.wait(SETTLE_SECONDS)
+
+    def _gather(self) -> None:
+        """Before a commit that may become durable: learn what only the other ranks know."""
+        if self._settings is not None and self._world.size() > 1:
+            self._random.gather(self._world)
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -311,7 +324,7 @@ class State:
         differences = self._contents.load(snapshot.state, snapshot.arenas, where, strict=strict)
         for line in differences:
             self._announce("not_loaded", f"not loaded from {where}: {line}", level=logging.WARNING, what=line)
-        self._memory.mark()
+        self._memory.mark(loaded=True)
         if self._joined:
             self._place_samplers()
             self._resume_randomness(snapshot)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from hvdrecover.elastic.state import State
 
@@ -101,7 +101,10 @@ def generations(events: Path) -> dict[int, int]:
     starts = {}
     for path in events.glob("*.jsonl"):
         for line in path.read_text().splitlines():
-            event = json.loads(line)
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
             if event["kind"] == "sync":
                 starts[int(event["generation"])] = int(event["commit"])
     return starts

@@ -90,12 +90,13 @@ def main(arguments: list[str] | None = None) -> None:
         while state.epoch < options.epochs:
             sampler.set_epoch(state.epoch)
             for images, labels, indices in loader:
+                # Before the step: a worker that is killed after it may be part of a commit of the others.
+                ledger.batch(hvd.rank(), hvd.size(), state.epoch, indices.tolist())
                 optimizer.zero_grad()
                 loss = torch.nn.functional.cross_entropy(model(images), labels)
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 sampler.record_batch(state.batch, len(labels))
-                ledger.batch(hvd.rank(), hvd.size(), state.epoch, indices.tolist())
                 state.batch += 1
                 if state.batch % options.commit_every == 0:
                     state.commit()

@@ -334,6 +334,7 @@ def test_a_retired_writer_gives_up_its_retries(roots: FakeRoots) -> None:
             with pytest.raises(StorageError):
                 writer.wait(HANG_SECONDS)
         process.world.allgather([0], "the old write has failed")
+        state.model.weights["w"] += 1.0
         state.commit()
         state.flush()
 
@@ -448,3 +449,34 @@ def test_the_driver_tells_the_state_only_while_it_trains(process: Process) -> No
     run(lambda state: told.append(state in notification_manager._listeners))(state)
     assert told == [True]
     assert state not in notification_manager._listeners
+
+
+# -- two training functions, one after the other ----------------------------------------------------------
+
+
+def two_phases(process: Process) -> list[tuple[str, int]]:
+    state, calls = process.state(URL, step=0), []
+
+    def phase(name: str, step: int) -> None:
+        @run
+        def train(state: State) -> None:
+            calls.append((name, state.step))
+            state.step = step
+            state.commit()
+
+        train(state)
+
+    phase("warm-up", 10)
+    phase("main", 20)
+    return calls
+
+
+def test_a_second_training_function_goes_on_from_where_the_first_has_finished(roots: FakeRoots) -> None:
+    (calls,) = FakeJob(initialised(two_phases), 1).results()
+    assert calls == [("warm-up", 0), ("main", 10)]
+
+
+def test_started_again_only_the_first_of_two_finds_the_run_finished(roots: FakeRoots) -> None:
+    FakeJob(initialised(two_phases), 1).results()
+    (calls,) = FakeJob(initialised(two_phases), 1).results()
+    assert calls == [("main", 20)]

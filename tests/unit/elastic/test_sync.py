@@ -325,6 +325,7 @@ def test_a_recovery_claims_its_generation_when_it_next_writes(roots: FakeRoots) 
         state.commit()
         state.flush()
         state.sync()
+        state.history.append(1.0)
         state.commit()
         state.flush()
 
