@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 import hvdrecover.torch as recover
 from hvdrecover.elastic.randomness import Randomness
+from tests.unit.torch.jobs import bits
 
 Place = Literal["set_epoch", "batch_begins", "batch_ends", "every_second_batch", "pass_ends", "epoch_ends"]
 Loading = Literal["plain", "no_batches", "drop_last", "batch_sampler", "workers", "persistent_workers"]
@@ -205,17 +206,3 @@ class Process:
             self.points += 1
             if self.points == self.kill_at:
                 raise Killed
-
-
-def bits(tree: Any) -> Any:
-    """A tree with each tensor as its dtype, shape and bytes."""
-    if isinstance(tree, torch.Tensor):
-        flat = tree.detach().contiguous().view(-1)
-        return (
-            str(tree.dtype),
-            tuple(tree.shape),
-            flat.view(torch.uint8).numpy().tobytes() if len(flat) else b"",
-        )
-    if isinstance(tree, dict):
-        return {key: bits(value) for key, value in tree.items()}
-    return [bits(value) for value in tree] if isinstance(tree, list | tuple) else tree

@@ -1,0 +1,100 @@
+"""What the tests of the torch adapter build their jobs of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import hvdrecover.torch as recover
+
+URL = "fake://root"
+
+
+def network(seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.nn.Sequential:
+    """A small network; equal for equal seeds."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).to(dtype)
+
+
+def train_one_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """A step that depends on the model's and the optimizer's state alone."""
+    dtype = next(model.parameters()).dtype
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = model(torch.linspace(-1, 1, 15, dtype=dtype).view(5, 3)).square().sum()
+        loss.backward()
+        return loss.item()
+
+    optimizer.step(closure)
+
+
+def joined(checkpoint: recover.Checkpoint | str | None = None, **attributes: Any) -> recover.TorchState:
+    """A state that has met the other ranks, of which there are none."""
+    state = recover.TorchState(checkpoint=checkpoint, **attributes)
+    state.sync()
+    return state
+
+
+def commit_durably(state: recover.TorchState) -> None:
+    state.commit(durable=True)
+    state.flush()
+
+
+def bits(tree: Any) -> Any:
+    """A tree with each tensor as its dtype, shape and bytes."""
+    if isinstance(tree, torch.Tensor):
+        flat = tree.detach().contiguous().view(-1)
+        return (
+            str(tree.dtype),
+            tuple(tree.shape),
+            flat.view(torch.uint8).numpy().tobytes() if len(flat) else b"",
+        )
+    if isinstance(tree, dict):
+        return {key: bits(value) for key, value in tree.items()}
+    return [bits(value) for value in tree] if isinstance(tree, list | tuple) else tree
+
+
+def state_of(*components: Any) -> Any:
+    """The bits of all that components hold."""
+    return [bits(component.state_dict()) for component in components]
+
+
+def goes_on_alike(make: Callable[[], tuple[Any, ...]], step: Callable[..., None], steps: int = 2) -> None:
+    """Assert that components go on alike after a restore, and after a durable resume, to the last bit.
+
+    Args:
+        make: makes the components; the first two are a model and an optimizer.
+        step: trains them by one step.
+        steps: how many steps to do before the commit.
+    """
+    components = make()
+    state = joined(URL, **name(components))
+    for _ in range(steps):
+        step(*components)
+    commit_durably(state)
+    at_commit = state_of(*components)
+    step(*components)
+    step(*components)
+    expected = state_of(*components)
+    assert expected != at_commit
+
+    state.restore()
+    assert state_of(*components) == at_commit
+    step(*components)
+    step(*components)
+    assert state_of(*components) == expected
+
+    fresh = make()
+    joined(URL, **name(fresh))
+    assert state_of(*fresh) == at_commit
+    step(*fresh)
+    step(*fresh)
+    assert state_of(*fresh) == expected
+
+
+def name(components: tuple[Any, ...]) -> dict[str, Any]:
+    return {f"component_{number}": component for number, component in enumerate(components)}

@@ -1,0 +1,160 @@
+"""Horovod's wrapper, whose hooks an elastic job has even when it is one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import horovod.torch as hvd
+import pytest
+import torch
+
+from hvdrecover.errors import MismatchError
+from tests.unit.torch.jobs import goes_on_alike, joined, network, state_of
+
+pytestmark = pytest.mark.usefixtures("roots")
+
+
+@pytest.fixture(autouse=True)
+def hooks_as_in_an_elastic_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrapper looks at the variable when it is made; the state, which would ask the driver, must not."""
+    init = hvd.DistributedOptimizer
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with monkeypatch.context() as elastic:
+            elastic.setenv("HOROVOD_ELASTIC", "1")
+            return init(*args, **kwargs)
+
+    monkeypatch.setattr(hvd, "DistributedOptimizer", wrapped)
+
+
+def wrapped_pair(optimizer: str = "SGD", **options: Any) -> tuple[Any, Any]:
+    model = network()
+    inner = {
+        "SGD": lambda: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        "AdamW": lambda: torch.optim.AdamW(model.parameters()),
+    }[optimizer]()
+    return model, hvd.DistributedOptimizer(inner, named_parameters=model.named_parameters(), **options)
+
+
+def backward(model: torch.nn.Module) -> None:
+    model(torch.linspace(-1, 1, 15).view(5, 3)).square().sum().backward()
+
+
+def interrupted_backward(model: torch.nn.Module, wrapper: Any, layer: int) -> None:
+    """A backward pass that ends in an error when it has come down to a layer."""
+    handle = model[layer].register_full_backward_hook(fail)
+    with pytest.raises(RuntimeError, match="a rank was lost"):
+        model(torch.linspace(-1, 1, 15).view(5, 3).requires_grad_()).square().sum().backward()
+    handle.remove()
+    end_allreduces(wrapper)
+
+
+def end_allreduces(wrapper: Any) -> None:
+    """No allreduce is in flight any more, as after Horovod was shut down; the wrapper does not know."""
+    for handle, _ in wrapper._handles.values():
+        if handle is not None:
+            hvd.synchronize(handle)
+
+
+def fail(*_: Any) -> None:
+    raise RuntimeError("a rank was lost")
+
+
+def step(model: torch.nn.Module, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    backward(model)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+@pytest.mark.parametrize("options", [{}, {"groups": 1}, {"groups": 2}, {"backward_passes_per_step": 2}])
+def test_the_wrapper_goes_on_alike(optimizer: str, options: dict[str, Any]) -> None:
+    def train(model: torch.nn.Module, wrapper: Any) -> None:
+        wrapper.zero_grad()
+        for _ in range(options.get("backward_passes_per_step", 1)):
+            backward(model)
+        wrapper.step()
+
+    goes_on_alike(lambda: wrapped_pair(optimizer, **options), train)
+
+
+def test_the_wrapper_and_the_bare_optimizer_read_each_others_commits() -> None:
+    model, wrapper = wrapped_pair("AdamW")
+    bare = torch.optim.AdamW(model.parameters())
+    state = joined(model=model, optimizer=wrapper)
+    step(model, wrapper)
+    state.commit()
+    expected = state_of(wrapper)
+    state.optimizer = bare
+    state.restore()
+    assert state_of(bare) == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"groups": 1}, {"groups": 2}, {"backward_passes_per_step": 2}])
+@pytest.mark.parametrize("layer", [0, 2])
+def test_a_step_after_an_interrupted_backward_pass_is_that_of_an_undisturbed_run(
+    options: dict[str, Any], layer: int
+) -> None:
+    passes = options.get("backward_passes_per_step", 1)
+
+    def train(model: torch.nn.Module, wrapper: Any) -> None:
+        for _ in range(passes):
+            backward(model)
+        wrapper.step()
+        wrapper.zero_grad()  # after the step, so that nothing clears what the interrupted pass has left
+
+    undisturbed = wrapped_pair(**options)
+    for _ in range(3):
+        train(*undisturbed)
+
+    model, wrapper = wrapped_pair(**options)
+    state = joined(model=model, optimizer=wrapper)
+    train(model, wrapper)
+    state.commit()
+    interrupted_backward(model, wrapper, layer)
+    state.restore()
+    for _ in range(2):
+        train(model, wrapper)
+    assert state_of(model, wrapper) == state_of(*undisturbed)
+
+
+def test_restoring_forgets_unfinished_allreduces() -> None:
+    model, wrapper = wrapped_pair()
+    state = joined(model=model, optimizer=wrapper)
+    backward(model)
+    end_allreduces(wrapper)
+    assert len(wrapper._handles) == 4
+    state.restore()
+    assert wrapper._handles == {}
+    assert set(wrapper._allreduce_delay.values()) == {1}
+    wrapper.zero_grad()  # refuses while there are any
+
+
+def test_without_a_restore_the_wrapper_could_not_go_on() -> None:
+    """Or else the tests above could not fail."""
+    model, wrapper = wrapped_pair()
+    backward(model)
+    end_allreduces(wrapper)
+    with pytest.raises(AssertionError, match="prohibited"):
+        wrapper.zero_grad()
+
+
+def test_the_kind_of_the_wrapped_optimizer_is_told_from_another() -> None:
+    model, wrapper = wrapped_pair("SGD")
+    state = joined(model=model, optimizer=wrapper)
+    _, state.optimizer = wrapped_pair("AdamW")
+    with pytest.raises(MismatchError, match="which is of another kind"):
+        state.restore()
+
+
+def test_moments_of_a_wrapped_optimizer_are_held_against_its_parameters() -> None:
+    model, wrapper = wrapped_pair("AdamW")
+    state = joined(model=model, optimizer=wrapper)
+    step(model, wrapper)
+    state.commit()
+    wider = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 5))
+    state.optimizer = hvd.DistributedOptimizer(torch.optim.AdamW(wider.parameters()))
+    with pytest.raises(
+        MismatchError, match=r"optimizer\.state\.2\.exp_avg: \[2, 4\] in the commit, \[5, 4\]"
+    ):
+        state.restore()

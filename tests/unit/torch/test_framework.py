@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.testing._internal.two_tensor import TwoTensor
+
+from hvdrecover.checkpoint.layout import ITEM_BYTES
+from hvdrecover.elastic.components import capture, rebuild
+from hvdrecover.errors import MismatchError, UnsupportedTensorError
+from hvdrecover.torch.framework import TorchFramework
+from tests.fakes.root import FakeRoots
+from tests.unit.torch.jobs import URL, bits, commit_durably, goes_on_alike, joined, network, train_one_step
+
+pytestmark = pytest.mark.usefixtures("roots")
+
+FRAMEWORK = TorchFramework()
+
+
+def test_torch_has_all_dtypes_of_the_format() -> None:
+    specs = [FRAMEWORK.spec(view, name) for name, view in FRAMEWORK.views(arena_of_all_dtypes()).items()]
+    assert sorted(spec.dtype for spec in specs) == sorted(ITEM_BYTES)
+
+
+def arena_of_all_dtypes() -> Any:
+    from hvdrecover.checkpoint.arena import Arena
+    from hvdrecover.checkpoint.layout import TensorSpec, plan
+
+    return Arena(plan([TensorSpec(dtype, dtype, (2,)) for dtype in ITEM_BYTES]))
+
+
+# -- tensors that can't be kept ------------------------------------------------------------------------
+
+UNSUPPORTED = {
+    "compressed": lambda: torch.eye(2).to_sparse_csr(),
+    "sparse": lambda: torch.eye(2).to_sparse(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.strided),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+    "without data": lambda: torch.ones(2, device="meta"),
+    "made of two": lambda: TwoTensor(torch.ones(2), torch.ones(2)),
+    "complex128": lambda: torch.ones(2, dtype=torch.complex128),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("make", UNSUPPORTED.values(), ids=UNSUPPORTED.keys())
+def test_a_tensor_that_can_not_be_kept_is_refused_when_the_state_is_made(make: Any) -> None:
+    with pytest.raises(
+        UnsupportedTensorError, match=r"weight: a tensor of this kind .* make it a dense tensor"
+    ):
+        joined(box={"weight": make()})
+
+
+def test_a_lazy_module_is_refused_until_its_shapes_are_known() -> None:
+    model = torch.nn.LazyLinear(3)
+    with pytest.raises(UnsupportedTensorError, match="run the lazy module once"):
+        joined(model=model)
+    model(torch.ones(1, 2))
+    assert joined(model=model).model is model
+
+
+def test_sparse_momentum_is_refused_at_the_commit_and_spoils_nothing() -> None:
+    model = torch.nn.Embedding(4, 2, sparse=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    state = joined(model=model, optimizer=optimizer)
+    before = bits(model.state_dict())
+    model(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    with pytest.raises(UnsupportedTensorError, match=r"state\.0\.momentum_buffer: .*sparse_coo"):
+        state.commit()
+    state.restore()
+    assert bits(model.state_dict()) == before
+
+
+# -- modules -------------------------------------------------------------------------------------------
+
+
+class WithExtraState(torch.nn.Module):
+    """Keeps what it is given as its extra state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+        self.scale = torch.ones(2)
+        self.calls = 0
+
+    def get_extra_state(self) -> Any:
+        return {"scale": self.scale, "calls": self.calls, "names": ("a", "b")}
+
+    def set_extra_state(self, state: Any) -> None:
+        assert state["names"] == ("a", "b")
+        self.scale, self.calls = state["scale"], state["calls"]
+
+
+def test_extra_state_goes_back_as_often_as_one_likes() -> None:
+    model = torch.nn.Sequential(WithExtraState(), torch.nn.Linear(2, 2))
+    state = joined(model=model)
+    for _ in range(2):
+        model[0].scale += 1
+        model[0].calls += 1
+        state.restore()
+        assert (model[0].scale.tolist(), model[0].calls) == ([1.0, 1.0], 0)
+
+
+class WithExtraTensor(torch.nn.Module):
+    """Has a number as its extra state at first, and a tensor later."""
+
+    extra: Any = 0
+
+    def get_extra_state(self) -> Any:
+        return self.extra
+
+    def set_extra_state(self, state: Any) -> None:
+        self.extra = state
+
+
+@pytest.mark.parametrize("extra", [torch.ones(3), "text", None])
+def test_extra_state_may_change_its_kind(extra: Any) -> None:
+    model = WithExtraTensor()
+    state = joined(model=model)
+    model.extra = extra
+    state.restore()
+    assert model.extra == 0
+    model.extra = extra
+    state.commit()
+    model.extra = 1
+    state.restore()
+    assert bits(model.extra) == bits(extra)
+
+
+def test_extra_state_that_json_can_not_hold_is_named() -> None:
+    from hvdrecover.errors import UnsupportedValueError
+
+    model = WithExtraTensor()
+    model.extra = object()
+    with pytest.raises(UnsupportedValueError, match=r"state\.model\['_extra_state'\]"):
+        joined(model=model)
+
+
+class OnItsOwnTerms(torch.nn.Linear):
+    """Overrides ``load_state_dict`` without torch's other arguments."""
+
+    def load_state_dict(self, state_dict: Any) -> Any:  # type: ignore[override]
+        return super().load_state_dict(dict(state_dict))
+
+
+def test_a_module_with_a_load_state_dict_of_its_own() -> None:
+    model = OnItsOwnTerms(2, 2)
+    state = joined(model=model)
+    before = bits(model.state_dict())
+    torch.nn.init.zeros_(model.weight)
+    state.restore()
+    assert bits(model.state_dict()) == before
+
+
+class OfVersionThree(torch.nn.Module):
+    """Converts what it takes for the state of an old release, as some of torch's layers do."""
+
+    _version = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(1))
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any) -> None:
+        if local_metadata.get("version", 1) < 3:
+            state_dict[f"{prefix}scale"] = 1 / state_dict[f"{prefix}scale"]
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+
+def test_layers_are_told_that_the_state_is_of_their_version() -> None:
+    model = torch.nn.Sequential(OfVersionThree())
+    model[0].scale.fill_(4.0)
+    state = joined(model=model)
+    model[0].scale.fill_(5.0)
+    state.restore()
+    assert model[0].scale.tolist() == [4.0]
+
+
+def test_buffers_of_batch_normalisation_go_back() -> None:
+    def model_and_optimizer() -> tuple[Any, ...]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    model, _ = model_and_optimizer()
+    assert {"1.running_mean", "1.num_batches_tracked"} <= model.state_dict().keys()
+    goes_on_alike(model_and_optimizer, train_one_step)
+
+
+class Tied(torch.nn.Module):
+    """Its first and last layer are the same weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(3, 3, bias=False)
+        self.last = torch.nn.Linear(3, 3, bias=False)
+        self.last.weight = self.first.weight
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return self.last(self.first(inputs).tanh())
+
+
+def test_tied_weights_stay_tied() -> None:
+    def model_and_optimizer() -> tuple[Any, ...]:
+        torch.manual_seed(0)
+        model = Tied()
+        return model, torch.optim.AdamW(model.parameters())
+
+    goes_on_alike(model_and_optimizer, train_one_step)
+    model, optimizer = model_and_optimizer()
+    joined(URL, component_0=model, component_1=optimizer)
+    assert model.first.weight is model.last.weight
+
+
+def test_parametrized_weights_go_back() -> None:
+    def model_and_optimizer() -> tuple[Any, ...]:
+        model = network()
+        torch.nn.utils.parametrizations.weight_norm(model[0])
+        torch.nn.utils.parametrizations.spectral_norm(model[2])
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    goes_on_alike(model_and_optimizer, train_one_step)
+
+
+def test_an_averaged_model_goes_on_alike() -> None:
+    averaging = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+
+    def components() -> tuple[Any, ...]:
+        model = network()
+        averaged = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=averaging, use_buffers=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return model, optimizer, averaged, torch.optim.swa_utils.SWALR(optimizer, swa_lr=0.01)
+
+    def step(model: Any, optimizer: Any, averaged: Any, scheduler: Any) -> None:
+        train_one_step(model, optimizer)
+        averaged.update_parameters(model)
+        scheduler.step()
+
+    goes_on_alike(components, step)
+
+
+def test_empty_and_single_tensors_of_all_kinds_go_back() -> None:
+    model = torch.nn.Module()
+    model.register_buffer("none", torch.empty(0, 3))
+    model.register_buffer("one", torch.tensor(2.5, dtype=torch.float64))
+    model.register_buffer("flags", torch.tensor([True, False]))
+    model.register_parameter("narrow", torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)))
+    model.register_buffer("columns", torch.arange(6).view(2, 3).T)
+    expected = bits(model.state_dict())
+    state = joined(URL, model=model)
+    commit_durably(state)
+    twin = copy.deepcopy(model)
+    for tensor in twin.state_dict().values():
+        tensor.zero_()
+    joined(URL, model=twin)
+    assert bits(twin.state_dict()) == expected
+    assert twin.columns.stride() == (1, 3)
+
+
+def test_parameters_stay_the_same_objects() -> None:
+    model = network()
+    state = joined(model=model)
+    before = [(id(parameter), parameter.data_ptr()) for parameter in model.parameters()]
+    state.restore()
+    assert [(id(parameter), parameter.data_ptr()) for parameter in model.parameters()] == before
+
+
+def test_a_number_where_the_model_has_a_tensor_is_a_difference() -> None:
+    _, differences = FRAMEWORK.fit("model", torch.nn.Linear(1, 1, bias=False), {"weight": 3})
+    assert differences == ["model.weight: a int in the commit, F32[1, 1] in the model"]
+
+
+@pytest.mark.parametrize("value", [3, [1], (), "text"])
+def test_a_plain_value_in_the_place_of_a_module_is_a_mismatch(value: Any) -> None:
+    state = joined(model=value)
+    state.model = network()
+    kind = type(value).__name__
+    with pytest.raises(MismatchError, match=f"model: a {kind} in the commit, a Sequential in this state"):
+        state.restore()
+
+
+def test_a_class_is_no_component() -> None:
+    assert not FRAMEWORK.is_component(torch.nn.Linear)
+    assert not FRAMEWORK.is_component(torch.optim.SGD)
+
+
+def test_trees_name_tensors_as_the_model_does() -> None:
+    model = network()
+    _, arenas = capture(FRAMEWORK, {"model": FRAMEWORK.tree(model)}, {})
+    assert arenas["model"].layout.by_name.keys() == model.state_dict().keys()
+
+
+def test_a_captured_tensor_is_detached() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    structure, arenas = capture(FRAMEWORK, {"box": [weight * 2]}, {})
+    [found] = rebuild(FRAMEWORK, structure["box"], arenas["box"], own=True)
+    assert (found.tolist(), found.requires_grad, found.grad_fn) == ([2.0, 2.0], False, None)
+
+
+# -- random generators ---------------------------------------------------------------------------------
+
+
+def test_an_unfinished_pair_of_normal_numbers_is_part_of_a_generators_state() -> None:
+    """Generators make normal numbers in pairs, and keep the second for the next time."""
+
+    def draw() -> list[float]:
+        return [random.gauss(0, 1), np.random.standard_normal(), torch.randn(()).item()]
+
+    FRAMEWORK.seed(lambda name: 3)
+    draw()
+    states = FRAMEWORK.generators()
+    expected = [draw() for _ in range(3)]
+    FRAMEWORK.seed(lambda name: 3)
+    FRAMEWORK.set_generators(states)
+    assert [draw() for _ in range(3)] == expected
+
+
+def test_seeding_does_not_wake_devices_that_are_not_in_use() -> None:
+    if torch.cuda.is_initialized():
+        pytest.skip("devices are in use")
+    before = list(torch.cuda._queued_calls)
+    FRAMEWORK.seed(lambda name: 3)
+    assert torch.cuda._queued_calls == before
+
+
+def test_states_of_generators_that_this_process_lacks_are_left_out(roots: FakeRoots) -> None:
+    states = FRAMEWORK.generators()
+    FRAMEWORK.set_generators({**states, "cuda": [np.zeros(16, dtype=np.uint8)]})
+    assert torch.get_rng_state().numpy().tobytes() == states["torch"].tobytes()

@@ -1,0 +1,325 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from hvdrecover.errors import MismatchError
+from hvdrecover.torch.framework import TorchFramework
+from tests.fakes.root import FakeRoots
+from tests.unit.torch.jobs import URL, bits, commit_durably, goes_on_alike, joined, network, train_one_step
+
+pytestmark = pytest.mark.usefixtures("roots")
+
+Optimizers = torch.optim
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda p: Optimizers.SGD(p, lr=0.1),
+    "SGD with momentum": lambda p: Optimizers.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "Adam": lambda p: Optimizers.Adam(p),
+    "Adam with amsgrad": lambda p: Optimizers.Adam(p, amsgrad=True),
+    "Adam, fused": lambda p: Optimizers.Adam(p, fused=True),
+    "Adam, foreach": lambda p: Optimizers.Adam(p, foreach=True),
+    "AdamW with a tensor as its rate": lambda p: Optimizers.AdamW(p, lr=torch.tensor(0.01), foreach=False),
+    "Adamax": lambda p: Optimizers.Adamax(p),
+    "NAdam": lambda p: Optimizers.NAdam(p),
+    "RAdam": lambda p: Optimizers.RAdam(p),
+    "Adafactor": lambda p: Optimizers.Adafactor(p, lr=0.1),
+    "Adagrad": lambda p: Optimizers.Adagrad(p),
+    "Adadelta": lambda p: Optimizers.Adadelta(p),
+    "ASGD": lambda p: Optimizers.ASGD(p),
+    "RMSprop": lambda p: Optimizers.RMSprop(p, centered=True, momentum=0.5),
+    "Rprop": lambda p: Optimizers.Rprop(p),
+    "LBFGS": lambda p: Optimizers.LBFGS(p, lr=0.1, max_iter=2, history_size=3),
+    "LBFGS with a line search": lambda p: Optimizers.LBFGS(p, line_search_fn="strong_wolfe", max_iter=2),
+}
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+def test_every_optimizer_of_torch_goes_on_alike(make: Callable[..., Any], steps: int) -> None:
+    def model_and_optimizer() -> tuple[Any, ...]:
+        model = network()
+        return model, make(model.parameters())
+
+    goes_on_alike(model_and_optimizer, train_one_step, steps)
+
+
+@pytest.mark.parametrize("make", [Optimizers.SparseAdam, Optimizers.Adagrad])
+def test_optimizers_of_sparse_gradients_go_on_alike(make: Callable[..., Any]) -> None:
+    def model_and_optimizer() -> tuple[Any, ...]:
+        torch.manual_seed(0)
+        model = torch.nn.Embedding(6, 2, sparse=True)
+        return model, make(model.parameters())
+
+    def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        model(torch.tensor([1, 4, 1])).square().sum().backward()
+        optimizer.step()
+
+    goes_on_alike(model_and_optimizer, step)
+
+
+class WithWideMoments(torch.optim.Optimizer):
+    """Keeps float32 averages of bfloat16 gradients, also in containers, as optimizers from elsewhere do."""
+
+    def __init__(self, parameters: Any, lr: float = 0.1) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        closure()
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    self._step(parameter, group["lr"])
+
+    def _step(self, parameter: torch.Tensor, rate: float) -> None:
+        state = self.state[parameter]
+        if not state:
+            wide = torch.zeros_like(parameter, dtype=torch.float32)
+            state.update(
+                mean=wide, history=[wide.clone()], more={"master": parameter.float()}, mode="warm-up"
+            )
+            state["shape"] = tuple(parameter.shape)
+        gradient = parameter.grad.float()  # type: ignore[union-attr]
+        state["mean"].lerp_(gradient, 0.3)
+        state["history"] = [state["mean"].clone(), *state["history"][:2]]
+        state["more"]["master"] -= rate * state["mean"]
+        parameter.copy_(state["more"]["master"])
+
+
+def test_state_that_is_wider_than_its_parameter_keeps_its_bits() -> None:
+    def model_and_optimizer() -> tuple[Any, ...]:
+        model = network(dtype=torch.bfloat16)
+        return model, WithWideMoments(model.parameters())
+
+    goes_on_alike(model_and_optimizer, train_one_step)
+
+
+def test_state_that_torch_itself_would_spoil_stays_what_it_is() -> None:
+    """`Optimizer.load_state_dict` makes generators of strings, as it does not expect them."""
+    model = network(dtype=torch.bfloat16)
+    optimizer = WithWideMoments(model.parameters())
+    state = joined(model=model, optimizer=optimizer)
+    train_one_step(model, optimizer)
+    state.commit()
+    state.restore()
+    found = optimizer.state[model[0].weight]
+    assert found["mode"] == "warm-up"
+    assert found["shape"] == (4, 3)
+    assert found["mean"].dtype == found["history"][1].dtype == found["more"]["master"].dtype == torch.float32
+
+
+def test_moments_of_bfloat16_parameters_are_kept_as_torch_keeps_them() -> None:
+    def model_and_optimizer() -> tuple[Any, ...]:
+        model = network(dtype=torch.bfloat16)
+        return model, Optimizers.AdamW(model.parameters())
+
+    goes_on_alike(model_and_optimizer, train_one_step)
+
+
+def test_state_of_no_parameter_comes_back() -> None:
+    model = network()
+    optimizer = Optimizers.SGD(model.parameters(), lr=0.1)
+    optimizer.state["trust"] = {"ratio": torch.tensor([0.5])}  # type: ignore[index]
+    state = joined(model=model, optimizer=optimizer)
+    optimizer.state["trust"]["ratio"] += 1  # type: ignore[index]
+    state.restore()
+    assert optimizer.state["trust"]["ratio"].tolist() == [0.5]  # type: ignore[index]
+
+
+def test_none_instead_of_momentum_comes_back() -> None:
+    model = network()
+    optimizer = Optimizers.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer.state[model[0].weight]["momentum_buffer"] = None  # as torch 1 made it before the first step
+    state = joined(model=model, optimizer=optimizer)
+    train_one_step(model, optimizer)
+    state.restore()
+    assert dict(optimizer.state) == {model[0].weight: {"momentum_buffer": None}}
+
+
+def test_state_that_appears_between_commits_goes_and_comes() -> None:
+    model = network()
+    optimizer = Optimizers.AdamW(model.parameters())
+    state = joined(model=model, optimizer=optimizer)
+    train_one_step(model, optimizer)
+    state.restore()
+    assert optimizer.state_dict()["state"] == {}
+    for _ in range(3):  # into the first arena and into the second
+        train_one_step(model, optimizer)
+        state.commit()
+    expected = bits(optimizer.state_dict())
+    train_one_step(model, optimizer)
+    state.restore()
+    assert bits(optimizer.state_dict()) == expected
+
+
+def test_options_of_groups_come_back() -> None:
+    model = network()
+    optimizer = Optimizers.AdamW(
+        [{"params": model[0].parameters(), "name": "first"}, {"params": model[2].parameters(), "lr": 0.5}]
+    )
+    state = joined(model=model, optimizer=optimizer)
+    expected = copy.deepcopy(optimizer.state_dict()["param_groups"])
+    for group in optimizer.param_groups:
+        group.update(lr=9.0, betas=(0.1, 0.2), weight_decay=3)
+    state.restore()
+    assert optimizer.state_dict()["param_groups"] == expected
+    assert isinstance(optimizer.param_groups[0]["betas"], tuple)
+
+
+def test_frozen_parameters_stay_frozen_and_are_kept() -> None:
+    def model_and_optimizer() -> tuple[Any, ...]:
+        model = network()
+        model[0].requires_grad_(False)
+        return model, Optimizers.AdamW(model.parameters())
+
+    goes_on_alike(model_and_optimizer, train_one_step)
+    model, optimizer = model_and_optimizer()
+    joined(URL, **{"component_0": model, "component_1": optimizer})
+    assert [parameter.requires_grad for parameter in model.parameters()] == [False, False, True, True]
+    assert list(optimizer.state_dict()["state"]) == [2, 3]
+
+
+def test_a_group_that_was_added_after_a_commit_is_named() -> None:
+    model, head = network(), torch.nn.Linear(2, 1)
+    optimizer = Optimizers.SGD(model.parameters(), lr=0.1)
+    state = joined(model=model, optimizer=optimizer)
+    optimizer.add_param_group({"params": head.parameters()})
+    with pytest.raises(MismatchError, match=r"optimizer: groups of \[4\] .* in the commit, of \[4, 2\]"):
+        state.restore()
+    state.commit()
+    optimizer.param_groups[1]["lr"] = 9.0
+    state.restore()
+    assert optimizer.param_groups[1]["lr"] == 0.1
+
+
+def test_moments_of_another_shape_are_named() -> None:
+    model, wider = (
+        network(),
+        torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 5)),
+    )
+    optimizer = Optimizers.AdamW(model.parameters())
+    state = joined(model=model, optimizer=optimizer)
+    train_one_step(model, optimizer)
+    state.commit()
+    state.model, state.optimizer = wider, Optimizers.AdamW(wider.parameters())
+    with pytest.raises(MismatchError) as caught:
+        state.restore()
+    assert (
+        "optimizer.state.2.exp_avg: [2, 4] in the commit, [5, 4] for its parameter"
+        in caught.value.differences
+    )
+    assert not wider[0].weight.equal(model[0].weight)
+
+
+class WithProjectedMoments(WithWideMoments):
+    """Keeps less than its parameter under a name that torch's own optimizers use, too."""
+
+    def _step(self, parameter: torch.Tensor, rate: float) -> None:
+        moment = self.state[parameter].setdefault("exp_avg", torch.zeros(2))
+        moment += parameter.grad.sum()  # type: ignore[union-attr]
+        parameter -= rate * moment.mean()
+
+
+def test_what_other_optimizers_keep_under_torchs_names_is_their_affair() -> None:
+    def model_and_optimizer() -> tuple[Any, ...]:
+        model = network()
+        return model, WithProjectedMoments(model.parameters())
+
+    goes_on_alike(model_and_optimizer, train_one_step)
+
+
+def test_an_optimizer_of_another_kind_is_named_and_left_as_it_is() -> None:
+    model = network()
+    state = joined(model=model, optimizer=Optimizers.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    state.optimizer = Optimizers.AdamW(model.parameters())
+    with pytest.raises(MismatchError, match=r"momentum.*in the commit, .*betas.*which is of another kind"):
+        state.restore()
+    assert "betas" in state.optimizer.param_groups[0]
+
+
+def test_an_option_that_the_commit_does_not_know_yet_keeps_its_value() -> None:
+    """Newer releases of torch add options to its optimizers."""
+    model = network()
+    optimizer = Optimizers.AdamW(model.parameters(), lr=0.5)
+    tree = TorchFramework().tree(optimizer)
+    del tree["param_groups"][0]["maximize"]
+    fitting, differences = TorchFramework().fit("optimizer", optimizer, tree)
+    TorchFramework().load(optimizer, fitting)
+    assert differences == []
+    assert (optimizer.param_groups[0]["maximize"], optimizer.param_groups[0]["lr"]) == (False, 0.5)
+
+
+def test_a_commit_from_before_a_scheduler_was_added_keeps_the_schedulers_options() -> None:
+    model = network()
+    optimizer = Optimizers.SGD(model.parameters(), lr=0.5)
+    state = joined(model=model, optimizer=optimizer)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    state.restore()
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.05
+
+
+class SavesItsOwnWay(WithWideMoments):
+    """Has a ``state_dict`` of another form than torch's."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"means": [self.state[parameter]["mean"] for parameter in self.state]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for parameter, mean in zip(self.state, state_dict["means"], strict=True):
+            self.state[parameter]["mean"] = mean
+
+
+def test_an_optimizer_with_a_state_dict_of_its_own_making() -> None:
+    model = network()
+    optimizer = SavesItsOwnWay(model.parameters())
+    train_one_step(model, optimizer)
+    state = joined(model=model, optimizer=optimizer)
+    expected = bits(optimizer.state_dict())
+    train_one_step(model, optimizer)
+    assert bits(optimizer.state_dict()) != expected
+    state.restore()
+    assert bits(optimizer.state_dict()) == expected
+
+
+@pytest.mark.parametrize("value", [3, [1, 2], {"a": 1}, {"state": {}}])
+def test_a_value_in_the_place_of_an_optimizer_is_a_mismatch(value: Any) -> None:
+    optimizer = Optimizers.SGD(network().parameters(), lr=0.1)
+    state = joined(optimizer=None, other=value)
+    state.other = optimizer
+    with pytest.raises(MismatchError, match=r"other: a (int|list|dict) in the commit, a SGD in this state"):
+        state.restore()
+
+
+def test_gradients_of_an_interrupted_step_do_not_enter_the_next_one(roots: FakeRoots) -> None:
+    """Scripts may clear gradients after the step instead of before."""
+    model = network()
+    optimizer = Optimizers.SGD(model.parameters(), lr=0.1)
+    state = joined(model=model, optimizer=optimizer)
+    model(torch.ones(1, 3)).sum().backward()
+    state.restore()
+    assert [parameter.grad for parameter in model.parameters()] == [None] * 4
+
+
+def test_a_resumed_optimizer_does_not_share_memory_with_what_is_written_next(roots: FakeRoots) -> None:
+    model = network()
+    optimizer = Optimizers.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    state = joined(URL, model=model, optimizer=optimizer)
+    train_one_step(model, optimizer)
+    commit_durably(state)
+    state.restore()
+    roots[URL].gate.clear()
+    state.commit(durable=True)  # is being written while training goes on
+    assert roots[URL].at_the_gate.wait(20)
+    expected = bits(optimizer.state_dict())
+    train_one_step(model, optimizer)
+    roots[URL].gate.set()
+    state.flush()
+    fresh = network()
+    resumed = joined(URL, model=fresh, optimizer=Optimizers.SGD(fresh.parameters(), lr=0.1, momentum=0.9))
+    assert bits(resumed.optimizer.state_dict()) == expected

@@ -1,0 +1,82 @@
+"""What importing the adapter does to a process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import hvdrecover.torch as recover
+
+LAUNCHER_VARIABLES = ("HOROVOD_", "OMPI_", "PMIX_", "PMI_", "MPI_", "MV2_", "JSM_")
+
+
+def answer(code: str, given: str = "") -> str:
+    """What a fresh process prints that no launcher started."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_VARIABLES)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, input=given, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+VARIANTS = [
+    ({}, "gloo gloo"),
+    ({"HOROVOD_RANK": "0"}, "None None"),
+    ({"OMPI_COMM_WORLD_RANK": "0"}, "None None"),
+    ({"PMI_RANK": "0"}, "None None"),
+    ({"HOROVOD_CONTROLLER": "mpi"}, "mpi None"),
+    ({"HOROVOD_CONTROLLER": "gloo"}, "gloo None"),
+]
+
+CONTROLLERS = """
+import importlib, os, sys
+import hvdrecover.torch
+names = "HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"
+for variant in eval(sys.stdin.read()):
+    for name in names:
+        os.environ.pop(name, None)
+    os.environ.update(variant)
+    importlib.reload(hvdrecover.torch)
+    print(*(os.environ.get(name) for name in names))
+    for name in variant:
+        del os.environ[name]
+"""
+
+
+def test_the_public_names() -> None:
+    assert recover.__all__ == sorted(recover.__all__)
+    assert set(recover.__all__) == {name for name in vars(recover) if is_public(name)}
+
+
+def is_public(name: str) -> bool:
+    return not name.startswith("_") and name not in ("sampler", "state", "framework", "optimizer", "world")
+
+
+def test_neither_tensorflow_nor_its_adapter_is_imported() -> None:
+    code = "import sys, hvdrecover.torch; print(*sys.modules)"
+    imported = answer(code).split()
+    assert "hvdrecover.torch" in imported
+    roots = {name.split(".")[0] for name in imported}
+    assert not roots & {"tensorflow", "keras"}
+    assert not [name for name in imported if name.startswith("hvdrecover.tensorflow")]
+
+
+def test_a_controller_is_chosen_for_a_process_that_nobody_launched() -> None:
+    found = answer(CONTROLLERS, repr([environ for environ, _ in VARIANTS])).splitlines()
+    assert found == [expected for _, expected in VARIANTS]
+
+
+def test_a_process_alone_needs_no_launcher_and_may_make_its_state_before_it_initialises_horovod() -> None:
+    code = """
+import horovod.torch as hvd, torch, hvdrecover.torch as recover
+model = torch.nn.Linear(2, 2)
+sampler = recover.ElasticSampler(range(5), shuffle=False)
+state = recover.TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1), sampler=sampler, epoch=0)
+state.epoch = 1
+state.restore()
+hvd.init()
+recover.run(lambda state: print(hvd.size(), state.epoch, list(sampler), state.last_commit.commit))(state)
+"""
+    assert answer(code) == "1 0 [0, 1, 2, 3, 4] 0"

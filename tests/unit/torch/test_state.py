@@ -1,0 +1,411 @@
+from __future__ import annotations
+
+import collections
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+import hvdrecover.torch as recover
+from hvdrecover.errors import MismatchError, UnsupportedTensorError, UnsupportedValueError
+from tests.unit.torch.jobs import URL, bits, commit_durably, goes_on_alike, joined, network, train_one_step
+from tests.unit.torch.training import Killed, Training
+
+schedulers = torch.optim.lr_scheduler
+
+
+def pair(seed: int = 0) -> tuple[Any, Any]:
+    model = network(seed)
+    return model, torch.optim.AdamW(model.parameters())
+
+
+# -- attributes ----------------------------------------------------------------------------------------
+
+
+def test_attributes_are_what_was_given() -> None:
+    model, optimizer = pair()
+    state = recover.TorchState(model, optimizer, epoch=0, best=[1.0])
+    assert state.model is model
+    assert state.optimizer is optimizer
+    assert (state.epoch, state.best) == (0, [1.0])
+    with pytest.raises(AttributeError, match="no attribute 'scheduler'"):
+        _ = state.scheduler
+
+
+def test_model_and_optimizer_may_be_missing_or_have_other_names() -> None:
+    generator, discriminator = network(1), network(2)
+    state = joined(generator=generator, discriminator=discriminator, step=0)
+    assert state.model is None
+    before = bits([generator.state_dict(), discriminator.state_dict()])
+    for model in (generator, discriminator):
+        torch.nn.init.zeros_(model[0].weight)
+    state.restore()
+    assert bits([generator.state_dict(), discriminator.state_dict()]) == before
+
+
+def test_several_modules_and_optimizers_go_on_alike(roots: Any) -> None:
+    def components() -> tuple[Any, ...]:
+        return (*pair(1), *pair(2))
+
+    def step(model: Any, optimizer: Any, other: Any, others: Any) -> None:
+        train_one_step(model, optimizer)
+        train_one_step(other, others)
+
+    goes_on_alike(components, step)
+
+
+def test_another_model_in_the_place_of_a_model_is_the_one_that_is_tracked() -> None:
+    state = joined(model=network(1))
+    state.model = network(2)
+    expected = bits(state.model.state_dict())
+    state.commit()
+    torch.nn.init.zeros_(state.model[0].weight)
+    state.restore()
+    assert bits(state.model.state_dict()) == expected
+
+
+def test_tensors_among_plain_values_go_back() -> None:
+    state = joined(
+        best=torch.tensor([1.5, float("nan")], dtype=torch.bfloat16),
+        history=[torch.ones(2), {"mask": torch.tensor([True, False]), "none": torch.empty(0), "at": (1, 2)}],
+    )
+    expected = bits([state.best, state.history])
+    state.best += 1
+    state.history[1]["mask"].zero_()
+    state.history.append(3)
+    state.restore()
+    assert bits([state.best, state.history]) == expected
+
+
+def test_tensors_among_plain_values_are_not_the_commits_own(roots: Any) -> None:
+    state = joined(URL, best=torch.ones(2))
+    for _ in range(2):
+        state.restore()
+        state.best += 1
+    state.restore()
+    assert state.best.tolist() == [1.0, 1.0]
+
+
+def test_tensors_among_plain_values_are_resumed(roots: Any) -> None:
+    commit_durably(joined(URL, history=[torch.arange(3), "x"]))
+    state = joined(URL, history=[])
+    assert bits(state.history) == bits([torch.arange(3), "x"])
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (object(), UnsupportedValueError, r"state\.box: a builtins\.object can't be part of a commit"),
+        (
+            [network()],
+            UnsupportedValueError,
+            r"state\.box\[0\]: a torch.*Sequential can't be part of a commit",
+        ),
+        (torch.float32, UnsupportedValueError, r"state\.box: a torch\.dtype can't be"),
+        (torch.eye(2).to_sparse(), UnsupportedTensorError, "sparse_coo"),
+    ],
+)
+def test_what_can_not_be_kept_is_refused_when_the_state_is_made(
+    value: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        recover.TorchState(box=value)
+
+
+# -- learning-rate schedulers and what else has a state ------------------------------------------------
+
+SCHEDULERS: dict[str, Callable[[Any], Any]] = {
+    "StepLR": lambda o: schedulers.StepLR(o, 2),
+    "MultiStepLR": lambda o: schedulers.MultiStepLR(o, [1, 3]),
+    "OneCycleLR": lambda o: schedulers.OneCycleLR(o, 1.0, total_steps=9),
+    "CyclicLR": lambda o: schedulers.CyclicLR(o, 0.01, 0.1, step_size_up=3),
+    "LambdaLR": lambda o: schedulers.LambdaLR(o, lambda step: 0.9**step),
+    "CosineAnnealingWarmRestarts": lambda o: schedulers.CosineAnnealingWarmRestarts(o, 3),
+    "SequentialLR": lambda o: schedulers.SequentialLR(
+        o, [schedulers.ConstantLR(o, total_iters=2), schedulers.ExponentialLR(o, 0.5)], [3]
+    ),
+    "ChainedScheduler": lambda o: schedulers.ChainedScheduler(
+        [schedulers.ConstantLR(o, total_iters=3), schedulers.ExponentialLR(o, 0.5)]
+    ),
+}
+
+
+@pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS.keys())
+@pytest.mark.parametrize("rate", [0.1, "tensor"])
+def test_schedulers_go_on_alike(roots: Any, make: Callable[[Any], Any], rate: Any) -> None:
+    def components() -> tuple[Any, ...]:
+        model = network()
+        lr = torch.tensor(0.1) if rate == "tensor" else rate
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, foreach=False)
+        return model, optimizer, make(optimizer)
+
+    def step(model: Any, optimizer: Any, scheduler: Any) -> None:
+        train_one_step(model, optimizer)
+        scheduler.step()
+
+    goes_on_alike(components, step)
+
+
+def test_a_scheduler_that_watches_a_loss_goes_on_alike(roots: Any) -> None:
+    losses = iter([3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0])
+
+    def components() -> tuple[Any, ...]:
+        model, optimizer = pair()
+        return model, optimizer, schedulers.ReduceLROnPlateau(optimizer, patience=1)
+
+    def step(model: Any, optimizer: Any, scheduler: Any) -> None:
+        train_one_step(model, optimizer)
+        scheduler.step(next(losses))
+
+    goes_on_alike(components, step)
+
+
+def test_a_gradient_scaler_goes_on_alike(roots: Any) -> None:
+    def components() -> tuple[Any, ...]:
+        return (*pair(), torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3))
+
+    def step(model: Any, optimizer: Any, scaler: Any) -> None:
+        optimizer.zero_grad()
+        scaler.scale(model(torch.linspace(-1, 1, 15).view(5, 3)).square().sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    goes_on_alike(components, step)
+
+
+class Average:
+    """A moving average of a model's parameters, as users write it."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.shadow = [parameter.detach().clone() for parameter in model.parameters()]
+        self.updates = 0
+
+    def update(self, model: torch.nn.Module) -> None:
+        self.updates += 1
+        for average, parameter in zip(self.shadow, model.parameters(), strict=True):
+            average.lerp_(parameter.detach(), 0.1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"shadow": self.shadow, "updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.shadow, self.updates = state["shadow"], state["updates"]
+
+
+def test_a_users_own_component_that_keeps_what_it_is_given_goes_on_alike(roots: Any) -> None:
+    def components() -> tuple[Any, ...]:
+        model, optimizer = pair()
+        return model, optimizer, Average(model)
+
+    def step(model: Any, optimizer: Any, average: Average) -> None:
+        train_one_step(model, optimizer)
+        average.update(model)
+
+    goes_on_alike(components, step)
+
+
+# -- commits -------------------------------------------------------------------------------------------
+
+
+def test_two_commits_without_a_change_are_two_and_equal(roots: Any) -> None:
+    model, optimizer = pair()
+    state = joined(URL, model=model, optimizer=optimizer, epoch=3)
+    for _ in range(2):
+        commit_durably(state)
+    assert [commit.commit for commit in roots[URL].published] == [1, 2]
+    files = [roots[URL].files[f"{commit.name}/model.safetensors"] for commit in roots[URL].published]
+    assert files[0] == files[1]
+
+
+def test_training_on_changes_neither_commit(roots: Any) -> None:
+    """Two arenas take turns while commits are written."""
+    model, optimizer = pair()
+    state = joined(URL, model=model, optimizer=optimizer)
+    expected = []
+    for _ in range(4):
+        train_one_step(model, optimizer)
+        commit_durably(state)
+        expected.append(bits(dict(model.state_dict())))
+        train_one_step(model, optimizer)
+    found = [
+        bits(safetensors.torch.load(roots[URL].files[f"{commit.name}/model.safetensors"]))
+        for commit in roots[URL].published[-3:]
+    ]
+    assert found == expected[-3:]
+
+
+def test_other_tools_read_a_model_under_its_own_names(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(collections.OrderedDict(encoder=network(), norm=torch.nn.BatchNorm1d(2)))
+    model.to(torch.bfloat16)
+    state = joined(str(tmp_path), model=model, optimizer=torch.optim.AdamW(model.parameters()))
+    commit_durably(state)
+    [file] = tmp_path.glob("g*/model.safetensors")
+    found = safetensors.torch.load_file(file)
+    assert "encoder.0.weight" in found
+    assert bits(found) == bits(dict(model.state_dict()))
+    twin = torch.nn.Sequential(collections.OrderedDict(encoder=network(1), norm=torch.nn.BatchNorm1d(2)))
+    twin.to(torch.bfloat16).load_state_dict(found)
+    assert bits(dict(twin.state_dict())) == bits(found)
+
+
+def test_numpy_and_torch_randomness_is_drawn_from_the_users_seed(roots: Any) -> None:
+    """Equal seeds give equal runs, other seeds other runs."""
+
+    def draws(seed: int) -> list[float]:
+        torch.manual_seed(seed)
+        state = joined(epoch=0)
+        first = [np.random.random(), torch.rand(()).item()]
+        state.commit()
+        return [*first, np.random.random(), torch.rand(()).item()]
+
+    assert draws(1) == draws(1)
+    assert not set(draws(1)) & set(draws(2))
+    assert len(set(draws(1))) == 4
+
+
+# -- what does not fit ---------------------------------------------------------------------------------
+
+
+def other_network() -> torch.nn.Module:
+    """Beside `network`: one layer wider, one of another dtype, one more, and one less."""
+    return torch.nn.Sequential(
+        torch.nn.Linear(3, 5, bias=False),
+        torch.nn.ReLU(),
+        torch.nn.Linear(4, 2).half(),
+        torch.nn.Linear(1, 1),
+    )
+
+
+DIFFERENCES = [
+    "model.0.bias: in the commit, but not in the model",
+    "model.0.weight: F32[4, 3] in the commit, F32[5, 3] in the model",
+    "model.2.bias: F32[2] in the commit, F16[2] in the model",
+    "model.2.weight: F32[2, 4] in the commit, F16[2, 4] in the model",
+    "model.3.bias: in the model, but not in the commit",
+    "model.3.weight: in the model, but not in the commit",
+]
+
+
+def test_a_commit_that_does_not_fit_is_an_error_that_lists_all_differences(roots: Any) -> None:
+    commit_durably(joined(URL, model=network(), epoch=3))
+    model = other_network()
+    before = bits(model.state_dict())
+    with pytest.raises(MismatchError) as caught:
+        joined(URL, model=model, epoch=0)
+    assert caught.value.differences == DIFFERENCES
+    assert all(line in str(caught.value) for line in DIFFERENCES)
+    assert bits(model.state_dict()) == before
+
+
+def test_a_commit_that_does_not_fit_leaves_the_root_as_it_is(roots: Any) -> None:
+    commit_durably(joined(URL, model=network(), epoch=3))
+    with pytest.raises(MismatchError):
+        joined(URL, model=other_network(), epoch=0)
+    model = network(seed=1)
+    state = joined(URL, model=model, epoch=0)
+    assert (bits(model.state_dict()), state.epoch) == (bits(network().state_dict()), 3)
+
+
+def test_what_fits_is_loaded_and_the_rest_listed_if_the_user_says_so(
+    roots: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained, optimizer = pair()
+    train_one_step(trained, optimizer)
+    commit_durably(joined(URL, model=trained, optimizer=optimizer, epoch=3, old=1))
+    caplog.set_level(logging.WARNING)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 5))
+    mine = bits(dict(model.state_dict()))
+    state = joined(
+        recover.Checkpoint(URL, strict=False),
+        model=model,
+        optimizer=torch.optim.AdamW(model.parameters()),
+        epoch=0,
+        new="x",
+    )
+    expected = {**mine, **{name: bits(trained.state_dict()[name]) for name in ("0.weight", "0.bias")}}
+    assert bits(dict(model.state_dict())) == expected
+    assert (state.epoch, state.new) == (3, "x")
+    assert sorted(state.optimizer.state_dict()["state"]) == [0, 1]
+    for part in (
+        "model.2.weight: F32[2, 4] in the commit, F32[5, 4] in the model",
+        "optimizer.state.3.exp_avg: [2] in the commit, [5] for its parameter",
+        "old: in the commit, but not an attribute of this state",
+        "new: an attribute of this state, but not in the commit",
+    ):
+        assert part in caplog.text
+    state.commit()
+    state.restore()
+    assert bits(dict(model.state_dict())) == expected
+
+
+# -- runs ----------------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_returns_at_once_with_its_state(roots: Any) -> None:
+    training = Training("adamw")
+    expected = training.start(URL)
+    again = training.start(URL)
+    assert again.seen == collections.Counter()
+    assert bits(again.model.state_dict()) == bits(expected.model.state_dict())
+    assert again.state.finished
+    assert (again.state.epoch, again.state.losses) == (2, expected.state.losses)
+
+
+def test_the_training_functions_result_is_returned(roots: Any) -> None:
+    @recover.run
+    def train(state: recover.TorchState, more: int, *, last: int) -> int:
+        state.epoch += 1
+        return int(state.epoch + more + last)
+
+    assert train(recover.TorchState(epoch=1, checkpoint=URL), 10, last=100) == 112
+    assert train(recover.TorchState(epoch=1, checkpoint=URL), 10, last=100) is None
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit, Killed, ZeroDivisionError])
+@pytest.mark.parametrize("while_writing", [False, True])
+def test_an_interrupted_run_leaves_a_root_that_the_next_start_reads(
+    roots: Any, interruption: type[BaseException], while_writing: bool
+) -> None:
+    root = roots[URL]
+
+    @recover.run
+    def train(state: recover.TorchState) -> None:
+        for _ in range(3):
+            train_one_step(state.model, state.optimizer)
+            state.step += 1
+            commit_durably(state)
+        expected.update(bits(dict(state.model.state_dict())))
+        train_one_step(state.model, state.optimizer)
+        state.step += 1
+        if while_writing:
+            root.failures = 1000
+            state.commit(durable=True)
+        raise interruption
+
+    expected: dict[str, Any] = {}
+    model, optimizer = pair()
+    with pytest.raises(interruption):
+        train(recover.TorchState(model, optimizer, step=0, checkpoint=URL))
+    fresh, optimizer = pair(seed=1)
+    state = joined(URL, model=fresh, optimizer=optimizer, step=0)
+    assert (state.step, bits(dict(fresh.state_dict()))) == (3, expected)
+    assert not state.finished
+
+
+def test_without_a_root_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Training().start(None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_root_may_be_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVDRECOVER_CHECKPOINT", str(tmp_path / "root"))
+    expected = Training().start(None).final()
+    assert list((tmp_path / "root").glob("g*/MANIFEST.json"))
+    resumed = Training().start(None)
+    assert bits(resumed.model.state_dict()) == expected["model"]
