@@ -99,7 +99,8 @@ def _failures(url: str, path: str, action: str) -> Iterator[None]:
     except Exception as error:
         reason = redact(str(error)) or type(error).__name__
         where = f"{url}/{path}" if path else url
-        raise StorageError(where, f"could not {action}: {reason}") from error
+        remedy = "Check the path, the permissions and the state of the storage."
+        raise StorageError(where, f"could not {action}: {reason}. {remedy}") from error
 
 
 class LocalStorage:

@@ -52,7 +52,6 @@ class BackgroundWriter:
         if not self._idle.is_set():
             raise RuntimeError("a write is in flight")
         self._error = None
-        self._stop.clear()
         self._snapshot = snapshot
         thread = threading.Thread(target=self._run, args=(snapshot,), name="hvdrecover-writer", daemon=True)
         self._idle.clear()

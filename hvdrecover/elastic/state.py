@@ -29,7 +29,7 @@ from hvdrecover.errors import HvdrecoverError, RecoveryError
 from hvdrecover.events import Events
 from hvdrecover.version import __version__
 
-SETTLE_SECONDS = 60.0  # how long a training function that failed waits for the write in flight
+SETTLE_SECONDS = 30.0  # how long a training function that failed waits for the write in flight
 
 
 class State:
@@ -294,7 +294,6 @@ class State:
     def settle(self) -> None:
         """Let the write in flight come to an end; for the way out of a training function that failed."""
         if self._durability is not None:
-            self._durability.writer.stop()
             with contextlib.suppress(HvdrecoverError):
                 self._durability.writer.wait(SETTLE_SECONDS)
 
