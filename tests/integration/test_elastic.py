@@ -24,7 +24,9 @@ def test_the_other_rank_goes_on_when_one_is_killed(
     after = run.wait_for(job, lambda other: other.generation > batch.generation)
     run.finish(job)
     assert (after.pid, after.size) == (survivor, 1)
-    assert 0 <= run.generations()[2] - batch.commit <= 1  # nothing older than the last commit
+    # Nothing older than the last commit, which may have come after the last batch that was begun.
+    last = max(batch.commit for batch in run.batches() if batch.generation == 1)
+    assert run.generations()[2] in (last, last + 1)
     assert "memory" in run.log
     assert_each_sample_once(run, padding=1)
 

@@ -12,7 +12,7 @@ from hvdrecover.examples.digits_run import TRAINING_SAMPLES, DigitsRun, elastic,
 from hvdrecover.launch.job import Job
 from tests.integration.conftest import Start
 
-SLOW = ("--step-seconds", "0.02")  # so that a kill comes where the test wants it
+SLOW = ("--step-seconds", "0.04")  # so that a kill comes where the test wants it
 
 
 def assert_same_weights(one: DigitsRun, other: DigitsRun) -> None:
