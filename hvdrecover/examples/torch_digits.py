@@ -1,4 +1,4 @@
-"""Train a small network on scikit-learn's handwritten digits, so that nothing can stop it.
+r"""Train a small network on scikit-learn's handwritten digits, so that nothing can stop it.
 
 ::
 

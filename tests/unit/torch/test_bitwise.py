@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import typing
 
 import pytest
@@ -55,6 +56,31 @@ def test_killed_at_every_commit(optimizer: str, place: Place) -> None:
 @pytest.mark.parametrize("place", REPEATED)
 def test_killed_at_every_commit_that_the_resumed_script_repeats(optimizer: str, place: Place) -> None:
     kill_and_resume_at_every_point(Training(optimizer, "reseed", (place,)))
+
+
+# Two commits in a row without a change are two in an undisturbed run, and one in a run resumed from the first.
+IN_A_ROW: tuple[tuple[Place, ...], ...] = (
+    ("set_epoch", "batch_begins"),
+    ("set_epoch", "pass_ends"),
+    ("batch_begins", "batch_ends"),
+    ("batch_begins", "every_second_batch"),
+    ("batch_ends", "every_second_batch"),
+    ("batch_ends", "pass_ends"),
+    ("every_second_batch", "pass_ends"),
+)
+
+
+@pytest.mark.parametrize(
+    "places", [pair for pair in itertools.combinations(PLACES, 2) if pair not in IN_A_ROW], ids="-".join
+)
+def test_killed_at_every_commit_of_two_kinds(places: tuple[Place, ...]) -> None:
+    kill_and_resume_at_every_point(Training("sgd", "reseed", places))
+
+
+@pytest.mark.xfail(strict=True, reason="commits are counted otherwise in a run resumed from the first of two")
+@pytest.mark.parametrize("places", [*IN_A_ROW, PLACES], ids="-".join)
+def test_killed_at_every_commit_of_several_in_a_row(places: tuple[Place, ...]) -> None:
+    kill_and_resume_at_every_point(Training("sgd", "reseed", places))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
