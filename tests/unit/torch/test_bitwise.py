@@ -58,7 +58,7 @@ def test_killed_at_every_commit_that_the_resumed_script_repeats(optimizer: str, 
     kill_and_resume_at_every_point(Training(optimizer, "reseed", (place,)))
 
 
-# Two commits in a row without a change are two in an undisturbed run, and one in a run resumed from the first.
+# Two commits in a row without a change are two in an undisturbed run, and one if resumed from the first.
 IN_A_ROW: tuple[tuple[Place, ...], ...] = (
     ("set_epoch", "batch_begins"),
     ("set_epoch", "pass_ends"),
@@ -99,7 +99,8 @@ def test_killed_in_every_step_between_commits(optimizer: str, rng: Randomness) -
 @pytest.mark.parametrize("rng", ["reseed", "store"])
 @pytest.mark.parametrize("loading", [loading for loading in LOADINGS if "workers" not in loading])
 def test_killed_at_every_commit_however_samples_are_loaded(rng: Randomness, loading: Loading) -> None:
-    kill_and_resume_at_every_point(Training("adamw", rng, ("every_second_batch", "epoch_ends"), loading))
+    training = Training("adamw", rng, ("every_second_batch", "epoch_ends"), loading, samples=7, batch_size=3)
+    kill_and_resume_at_every_point(training)
 
 
 @pytest.mark.parametrize("rng", ["reseed", "store"])
@@ -130,7 +131,7 @@ def test_killed_at_every_commit_of_one_root_in_turn(optimizer: str, rng: Randomn
 @pytest.mark.parametrize("rng", ["reseed", "store"])
 @pytest.mark.parametrize("loading", ["plain", "no_batches", "drop_last", "batch_sampler"])
 def test_each_sample_is_in_one_committed_batch(rng: Randomness, loading: Loading) -> None:
-    training = Training("sgd", rng, ("batch_ends",), loading)
+    training = Training("sgd", rng, ("batch_ends",), loading, samples=7, batch_size=3)
     undisturbed = training.start("fake://undisturbed")
     for point in range(1, undisturbed.points + 1):
         killed = training.killed(f"fake://killed-{point}", point)
