@@ -21,6 +21,10 @@ from hvdrecover.errors import ConfigError
 
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
+_CHOICE = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+_GLOO_LAUNCHED = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
+_CHOOSER = "HVDRECOVER_CONTROLLER_CHOSEN_BY"
+
 # Each launcher tells its processes their place in the job by at least one of these.
 _LAUNCHER_VARIABLES = (
     "HOROVOD_RANK",
@@ -44,6 +48,8 @@ class Config:
         elastic: whether ``horovodrun`` started this process as part of an elastic job.
         launched: whether any launcher (``horovodrun``, ``mpirun``, ``srun`` with PMI, …) started it.
         controller_chosen: whether Horovod's controller has been chosen by the user or a launcher.
+        controller_inherited: whether `choose_controller` of a parent process has chosen it, for itself, and
+            no launcher after it.
         host: the name of this host as Horovod knows it.
     """
 
@@ -53,6 +59,7 @@ class Config:
     elastic: bool
     launched: bool
     controller_chosen: bool
+    controller_inherited: bool
     host: str
 
 
@@ -69,13 +76,15 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
             "HVDRECOVER_LOG", f"'{log}' is not a log level; use one of {', '.join(_LOG_LEVELS)}"
         )
     events = env.get("HVDRECOVER_EVENTS")
+    chooser = env.get(_CHOOSER) if env.get("HOROVOD_CONTROLLER") == _CHOICE["HOROVOD_CONTROLLER"] else None
     return Config(
         checkpoint=env.get("HVDRECOVER_CHECKPOINT") or None,
         events=Path(events) if events else None,
         log=log,
         elastic=env.get("HOROVOD_ELASTIC") == "1",
         launched=any(name in env for name in _LAUNCHER_VARIABLES),
-        controller_chosen="HOROVOD_CONTROLLER" in env,
+        controller_chosen="HOROVOD_CONTROLLER" in env and chooser is None,
+        controller_inherited=chooser not in (None, str(os.getpid())) and _GLOO_LAUNCHED not in env,
         host=env.get("HOROVOD_HOSTNAME") or socket.gethostname(),
     )
 
@@ -85,7 +94,12 @@ def choose_controller(config: Config) -> None:
 
     Horovod prefers MPI, and ``MPI_Init`` aborts a process that ``mpirun`` did not start unless the MPI
     installation can find its own files. Must be called before ``hvd.init()``.
+
+    Horovod takes the choice from the environment, so child processes inherit it; a child that a launcher
+    started undoes it.
     """
+    if config.controller_inherited:
+        for name in (*_CHOICE, _CHOOSER):
+            os.environ.pop(name, None)
     if not config.launched and not config.controller_chosen:
-        os.environ["HOROVOD_CONTROLLER"] = "gloo"
-        os.environ["HOROVOD_CPU_OPERATIONS"] = "gloo"
+        os.environ.update({**_CHOICE, _CHOOSER: str(os.getpid())})

@@ -46,6 +46,26 @@ def capture(
     return structure, arenas
 
 
+def is_copy(
+    framework: Framework,
+    structure: Mapping[str, Json],
+    arenas: Mapping[str, Arena],
+    trees: Mapping[str, Tree],
+) -> bool:
+    """Whether what `capture` gave is what it would give now; stops at the first difference."""
+    for name, tree in trees.items():
+        present, tensors = _take_apart(framework, name, tree)
+        if present != structure.get(name) or bool(tensors) != (name in arenas):
+            return False
+        views = framework.views(arenas[name]) if tensors else {}
+        for key, tensor in tensors.items():
+            if framework.spec(tensor, key) != arenas[name].layout.by_name.get(key):
+                return False
+            if not framework.equals(tensor, views[key]):
+                return False
+    return trees.keys() == structure.keys()
+
+
 def rebuild(framework: Framework, structure: Json, arena: Arena | None, *, own: bool) -> Tree:
     """Put a tree together.
 

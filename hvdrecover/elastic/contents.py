@@ -10,7 +10,7 @@ from typing import Any
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.data.order import SampleOrder
-from hvdrecover.elastic.components import capture, rebuild
+from hvdrecover.elastic.components import capture, is_copy, rebuild
 from hvdrecover.elastic.interfaces import Framework
 from hvdrecover.errors import ConfigError, CorruptCheckpointError, MismatchError
 
@@ -71,14 +71,14 @@ class Contents:
         Returns:
             ``attributes`` and ``samplers`` as JSON, and the arenas.
         """
-        trees = {
-            name: self._framework.tree(value) if self._framework.is_component(value) else value
-            for name, value in self.values.items()
-            if not _is_sampler(value)
-        }
-        structure, arenas = capture(self._framework, trees, reuse)
-        samplers = {name: order.state_dict() for name, order in self.orders.items()}
-        return {"attributes": structure, "samplers": samplers}, arenas
+        structure, arenas = capture(self._framework, self._trees(), reuse)
+        return {"attributes": structure, "samplers": self._cursors()}, arenas
+
+    def is_copy(self, state: Mapping[str, Json], arenas: Mapping[str, Arena]) -> bool:
+        """Whether what `capture` gave is what it would give now, bit for bit."""
+        return self._cursors() == state["samplers"] and is_copy(
+            self._framework, state["attributes"], arenas, self._trees()
+        )
 
     def load(
         self, state: Mapping[str, Json], arenas: Mapping[str, Arena], where: str, *, strict: bool
@@ -116,6 +116,16 @@ class Contents:
         self._apply(fitting, places)
         return differences
 
+    def _trees(self) -> dict[str, Any]:
+        return {
+            name: self._framework.tree(value) if self._framework.is_component(value) else value
+            for name, value in self.values.items()
+            if not _is_sampler(value)
+        }
+
+    def _cursors(self) -> dict[str, Json]:
+        return {name: order.state_dict() for name, order in self.orders.items()}
+
     def _missing(self, stored: set[str]) -> list[str]:
         mine = set(self.values)
         return [
@@ -126,7 +136,7 @@ class Contents:
     def _fit_trees(self, trees: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         fitting: dict[str, Any] = {}
         differences: list[str] = []
-        for name in trees.keys() & self.values.keys():
+        for name in [name for name in self.values if name in trees]:
             value, tree = self.values[name], trees[name]
             stateful = self._framework.is_component(value)
             if _is_sampler(value) or (stateful and tree is None):
@@ -143,7 +153,7 @@ class Contents:
     def _fit_cursors(self, cursors: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         fitting: dict[str, Any] = {}
         differences: list[str] = []
-        for name in cursors.keys() & self.values.keys():
+        for name in [name for name in self.values if name in cursors]:
             value = self.values[name]
             if not _is_sampler(value):
                 differences.append(f"{name}: a sampler in the commit, a {type(value).__name__} in this state")

@@ -55,6 +55,9 @@ class Framework(Protocol):
     def copy_out(self, tensors: Sequence[Tensor], views: Sequence[Tensor]) -> None:
         """Copy tensors into views of an arena; done on return."""
 
+    def equals(self, tensor: Tensor, view: Tensor) -> bool:
+        """Whether a tensor holds the very bits of a view of an arena of the same dtype and shape."""
+
     def tree(self, component: Component) -> Tree:
         """The component's state; its tensors may share the component's memory."""
 

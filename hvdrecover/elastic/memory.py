@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.values import Json
@@ -28,7 +26,6 @@ class Memory:
         self._versions = versions
         self._spare: Snapshot | None = None
         self._positions = contents.positions()
-        self._loaded = False
         self.newest: Snapshot | None = None
         self.attempt = CommitId(0, 0)
 
@@ -72,27 +69,17 @@ class Memory:
     def adopt(self, snapshot: Snapshot) -> None:
         """Take a commit that has been loaded; arenas of earlier ones are let go."""
         self.newest, self.attempt, self._spare = snapshot, snapshot.id, None
-        self._loaded = snapshot.id.commit > 0  # the initial state is not a commit that a script has made
 
-    def mark(self, *, loaded: bool = False) -> None:
-        """Note where the samplers are at the newest commit, and whether that has just been loaded."""
+    def mark(self) -> None:
+        """Note where the samplers are at the newest commit."""
         self._positions = self._contents.positions()
-        self._loaded = loaded
 
-    def is_repeated(self) -> bool:
-        """Whether the commit to be made is the one that was just loaded, bit for bit.
-
-        A script that commits before it trains commits again when it is resumed. Counted, such a commit would
-        shift all later ones, and with them their random streams, against those of an undisturbed run.
-        """
-        if not self._loaded or self.newest is None or not self.is_at_commit():
-            return False
-        self._loaded = False  # later commits are not worth the comparison
-        state, arenas = self._contents.capture({})
+    def is_unchanged(self) -> bool:
+        """Whether the present state is that of the newest commit, bit for bit."""
         return (
-            all(state[part] == self.newest.state[part] for part in state)
-            and arenas.keys() == self.newest.arenas.keys()
-            and all(np.array_equal(arenas[name].buffer, self.newest.arenas[name].buffer) for name in arenas)
+            self.newest is not None
+            and self.is_at_commit()
+            and self._contents.is_copy(self.newest.state, self.newest.arenas)
         )
 
     def is_at_commit(self) -> bool:

@@ -1,9 +1,11 @@
 """The random streams of a job.
 
 With ``"reseed"``, each rank seeds its generators at every commit with numbers derived from the run's seed,
-the commit and the rank. So a commit stores one number, a rank that lost its memory goes on with the very
-stream it had, and a rank that joins has one of its own. With ``"store"``, the user's own streams go on
-through commits; each rank's states are part of a commit, and a rank whose states are not is seeded as above.
+the stream's number and the rank. So a commit stores two numbers, a rank that lost its memory goes on with the
+very stream it had, and a rank that joins has one of its own. A stream's number rises at every commit, but for
+one at which nothing has changed since the last: a script that commits before it trains commits once more when
+it is resumed, and must go on with the same stream. With ``"store"``, the user's own streams go on through
+commits; each rank's states are part of a commit, and a rank whose states are not is seeded as above.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from hvdrecover.errors import ConfigError
 Randomness = Literal["reseed", "store"]
 
 
-def stream(run_seed: int, commit: int, rank: int) -> Callable[[str], int]:
+def stream(run_seed: int, number: int, rank: int) -> Callable[[str], int]:
     """The seeds of one rank's generators after one commit.
 
     Returns:
@@ -29,7 +31,7 @@ def stream(run_seed: int, commit: int, rank: int) -> Callable[[str], int]:
     """
 
     def derive(generator: str) -> int:
-        key = f"{run_seed}/{commit}/{rank}/{generator}".encode()
+        key = f"{run_seed}/{number}/{rank}/{generator}".encode()
         return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
 
     return derive
@@ -44,6 +46,10 @@ class Generators:
 
     Raises:
         ConfigError: there is no such mode.
+
+    Attributes:
+        seed: the run's seed.
+        number: the number of the present stream.
     """
 
     def __init__(self, framework: Framework, mode: Randomness) -> None:
@@ -55,6 +61,7 @@ class Generators:
         self._store = mode == "store"
         self._gathered: dict[str, Json] = {}
         self.seed = 0
+        self.number = 0
 
     def draw_seed(self) -> None:
         """Take the run's seed from the global generator of this rank."""
@@ -70,12 +77,12 @@ class Generators:
         """What a commit keeps: the run's seed, and the states by rank as far as they are known."""
         states = {**self._gathered, str(rank): self._states()} if self._store else {}
         self._gathered = {}
-        return {"seed": self.seed, "states": states}
+        return {"seed": self.seed, "stream": self.number, "states": states}
 
     def kept(self, sent: Mapping[str, Json], rank: int) -> dict[str, Json]:
         """A commit that another rank has sent, and that this one held itself: it keeps its own streams."""
         states = {**sent["states"], str(rank): self._states()} if self._store else {}
-        return {"seed": sent["seed"], "states": states}
+        return {**sent, "states": states}
 
     def committed(self, kept: Mapping[str, Json], commit: int, rank: int) -> None:
         """After a commit: begin its stream."""
@@ -84,10 +91,10 @@ class Generators:
 
     def resume(self, kept: Mapping[str, Json], commit: int, rank: int) -> None:
         """Go to the stream that began at a commit."""
-        self.seed = int(kept["seed"])
+        self.seed, self.number = int(kept["seed"]), int(kept.get("stream", commit))
         state = kept["states"].get(str(rank)) if self._store else None
         if state is None:
-            self._framework.seed(stream(self.seed, commit, rank))
+            self._framework.seed(stream(self.seed, self.number, rank))
         else:
             self._framework.set_generators(values.decode(state))
 

@@ -138,16 +138,11 @@ class State:
 
     def save(self) -> None:
         """Make a commit in this rank's memory only, without a word to the others."""
-        if not self._memory.is_repeated():
-            self._save_anew()
-        elif self._joined and self._memory.newest is not None:
-            newest = self._memory.newest
-            self._random.committed(newest.state["random"], newest.id.commit, self._world.rank())
-
-    def _save_anew(self) -> None:
         # Counted from the last attempt: the other ranks count one that was interrupted here as well.
         last = self._memory.attempt
         commit = CommitId(last.generation, last.commit + 1)
+        if not self._memory.is_unchanged():
+            self._random.number += 1
         snapshot = self._capture(commit)
         if self._joined:
             self._random.committed(snapshot.state["random"], commit.commit, self._world.rank())
@@ -267,7 +262,7 @@ class State:
             return
         if not self.finished:
             self._gather()
-            self._save_anew()
+            self.save()
             if self._memory.newest is not None:
                 self._memory.newest.finished = True
         failure: HvdrecoverError | None = None
@@ -323,7 +318,7 @@ class State:
         differences = self._contents.load(snapshot.state, snapshot.arenas, where, strict=strict)
         for line in differences:
             self._announce("not_loaded", f"not loaded from {where}: {line}", level=logging.WARNING, what=line)
-        self._memory.mark(loaded=True)
+        self._memory.mark()
         if self._joined:
             self._place_samplers()
             self._resume_randomness(snapshot)

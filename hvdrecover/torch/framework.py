@@ -88,6 +88,11 @@ class TorchFramework:
         """A tensor of its own memory."""
         return tensor.detach().clone()
 
+    def equals(self, tensor: torch.Tensor, view: torch.Tensor) -> bool:
+        """Whether a tensor holds the very bits of a view of an arena of the same dtype and shape."""
+        mine = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        return torch.equal(mine, view.reshape(-1).view(torch.uint8).to(mine.device))
+
     def copy_out(self, tensors: Sequence[torch.Tensor], views: Sequence[torch.Tensor]) -> None:
         """Copy tensors into views of an arena; done on return."""
         if tensors:

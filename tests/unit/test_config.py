@@ -16,6 +16,7 @@ def test_an_empty_environment_gives_the_defaults():
         elastic=False,
         launched=False,
         controller_chosen=False,
+        controller_inherited=False,
         host=socket.gethostname(),
     )
 
@@ -33,7 +34,7 @@ def test_every_variable_is_read():
         }
     )
     assert found == config.Config(
-        "s3://bucket/run", Path("/var/log/run"), "warning", True, True, True, "node-7"
+        "s3://bucket/run", Path("/var/log/run"), "warning", True, True, True, False, "node-7"
     )
 
 
@@ -65,7 +66,7 @@ def test_the_process_environment_is_the_default(monkeypatch):
 @pytest.fixture
 def clean_environment(monkeypatch):
     # Set first, so that the end of the test takes them away whoever set them.
-    for name in ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"):
+    for name in ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "HVDRECOVER_CONTROLLER_CHOSEN_BY"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
@@ -80,3 +81,27 @@ def test_a_process_that_nobody_launched_runs_without_mpi(clean_environment):
 def test_a_controller_that_somebody_chose_is_left_alone(clean_environment, environ):
     config.choose_controller(config.read(environ))
     assert "HOROVOD_CONTROLLER" not in os.environ
+
+
+def chosen_by_a_parent(monkeypatch, **variables):
+    """The environment of a child of a process that chose for itself."""
+    config.choose_controller(config.read({}))
+    monkeypatch.setenv("HVDRECOVER_CONTROLLER_CHOSEN_BY", "1")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    config.choose_controller(config.read())
+    return os.environ.get("HOROVOD_CONTROLLER")
+
+
+def test_a_child_that_mpirun_started_does_not_inherit_the_choice(clean_environment, monkeypatch):
+    assert chosen_by_a_parent(monkeypatch, OMPI_COMM_WORLD_RANK="0") is None
+
+
+def test_a_child_that_horovodrun_started_keeps_the_launchers_choice(clean_environment, monkeypatch):
+    launched = {"HOROVOD_RANK": "0", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1"}
+    assert chosen_by_a_parent(monkeypatch, **launched) == "gloo"
+
+
+def test_a_child_that_nobody_launched_chooses_for_itself(clean_environment, monkeypatch):
+    assert chosen_by_a_parent(monkeypatch) == "gloo"
+    assert os.environ["HVDRECOVER_CONTROLLER_CHOSEN_BY"] == str(os.getpid())

@@ -23,6 +23,7 @@ CONFIG = Config(
     elastic=True,
     launched=True,
     controller_chosen=True,
+    controller_inherited=False,
     host="host",
 )
 STATIC = dataclasses.replace(CONFIG, elastic=False)

@@ -66,11 +66,12 @@ def test_the_run_seed_is_drawn_from_rank_0() -> None:
 
 def test_each_rank_begins_the_stream_of_each_commit() -> None:
     def body(process: Process) -> list[int]:
-        state = process.state()
+        state = process.state(step=0)
         state.sync()
         states = [process.generator.state]
         for verb in (state.commit, state.save):
             draws(process.generator)
+            state.step += 1
             verb()
             states.append(process.generator.state)
         return states
@@ -101,9 +102,10 @@ def test_a_rank_that_joins_has_a_stream_of_its_own() -> None:
     found: dict[tuple[int, int], int] = {}
 
     def body(process: Process) -> None:
-        state = process.state()
+        state = process.state(step=0)
         if not process.world.newcomer:
             state.sync()
+            state.step = 1
             state.save()
             process.world.allgather([0], "change")
             process.world.shutdown()
@@ -114,6 +116,25 @@ def test_a_rank_that_joins_has_a_stream_of_its_own() -> None:
     FakeJob(initialised(body), 1, [change_at(0, "change", add=2)]).results()
     seed = FakeFramework().draw_seed()
     assert found == {(rank, 3): stream(seed, 1, rank)("fake") for rank in range(3)}
+
+
+def test_a_commit_at_which_nothing_has_changed_begins_the_same_stream_again(process: Process) -> None:
+    """A script that commits before it trains commits once more when it is resumed."""
+    state = process.state(step=0, model=FakeModel(w=[1.0]))
+    state.sync()
+    begun = []
+    for change in (lambda: None, lambda: setattr(state, "step", 1), lambda: None, lambda: heavier(state)):
+        change()
+        state.commit()
+        begun.append(process.generator.state)
+        draws(process.generator)
+    seed = seed_of(state)
+    assert begun == [stream(seed, number, 0)("fake") for number in (0, 1, 1, 2)]
+    assert state.last_commit.commit == 4
+
+
+def heavier(state: State) -> None:
+    state.model.weights["w"] += 1.0
 
 
 # -- a data loader draws when its iterator is made -------------------------------------------------------
@@ -137,6 +158,7 @@ def test_an_iterator_made_anew_right_at_a_commit_does_not_move_the_stream(proces
 
 def test_an_iterator_made_later_moves_the_stream_as_it_always_did(process: Process) -> None:
     state, loader = loaded(process)
+    state.sampler.order.record(2)
     state.commit()
     state.sampler.order.record(2)
     draws(process.generator)
@@ -211,6 +233,7 @@ def resumed(size: int, *, finished: bool = False) -> list[list[int]]:
         state = own_streams(process)
         state.sync()
         draws(process.generator, 5)
+        state.model.weights["w"] += 1.0
         if finished:
             state.finish()
         else:
@@ -255,6 +278,7 @@ def test_when_a_rank_is_lost_only_its_stream_is_seeded_anew() -> None:
         else:
             state.sync()
             draws(process.generator, 5)
+            state.model.weights["w"] += 1.0
             state.save()
             with pytest.raises(Exception, match="a rank was lost"):
                 world.allgather([0], "loss")

@@ -157,32 +157,3 @@ def test_restoring_into_another_model_names_what_differs_and_loads_nothing(proce
         "model.w: F64[1] in the commit, F64[2] in the model",
     ]
     assert (state.model.weights["w"].tolist(), state.epoch) == ([5.0, 5.0], 5)
-
-
-def test_a_commit_of_what_was_just_loaded_is_that_very_commit(process: Process) -> None:
-    """A script that commits before it trains commits again when it is resumed."""
-    state = process.state(history=[0.0], model=FakeModel(w=[1.0]))
-    state.sync()
-    state.history.append(1.0)
-    state.commit()
-    state.commit()
-    assert state.last_commit == CommitId(1, 2)
-    state.restore()
-    state.commit()
-    assert state.last_commit == CommitId(1, 2)
-    state.commit()
-    assert state.last_commit == CommitId(1, 3)
-
-
-@pytest.mark.parametrize("change", ["weight", "object"])
-def test_a_commit_of_anything_else_is_a_new_one(process: Process, change: str) -> None:
-    state = process.state(history=[0.0], model=FakeModel(w=[1.0]))
-    state.sync()
-    state.commit()
-    state.restore()
-    if change == "weight":
-        state.model.weights["w"] += 1
-    else:
-        state.history.append(1.0)
-    state.commit()
-    assert state.last_commit == CommitId(1, 2)

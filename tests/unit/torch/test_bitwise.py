@@ -77,7 +77,6 @@ def test_killed_at_every_commit_of_two_kinds(places: tuple[Place, ...]) -> None:
     kill_and_resume_at_every_point(Training("sgd", "reseed", places))
 
 
-@pytest.mark.xfail(strict=True, reason="commits are counted otherwise in a run resumed from the first of two")
 @pytest.mark.parametrize("places", [*IN_A_ROW, PLACES], ids="-".join)
 def test_killed_at_every_commit_of_several_in_a_row(places: tuple[Place, ...]) -> None:
     kill_and_resume_at_every_point(Training("sgd", "reseed", places))

@@ -8,7 +8,7 @@ import sys
 
 import hvdrecover.torch as recover
 
-LAUNCHER_VARIABLES = ("HOROVOD_", "OMPI_", "PMIX_", "PMI_", "MPI_", "MV2_", "JSM_")
+LAUNCHER_VARIABLES = ("HVDRECOVER_", "HOROVOD_", "OMPI_", "PMIX_", "PMI_", "MPI_", "MV2_", "JSM_")
 
 
 def answer(code: str, given: str = "") -> str:
@@ -35,7 +35,7 @@ import importlib, os, sys
 import hvdrecover.torch
 names = "HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"
 for variant in eval(sys.stdin.read()):
-    for name in names:
+    for name in (*names, "HVDRECOVER_CONTROLLER_CHOSEN_BY"):
         os.environ.pop(name, None)
     os.environ.update(variant)
     importlib.reload(hvdrecover.torch)

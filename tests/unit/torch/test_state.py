@@ -260,6 +260,7 @@ def test_numpy_and_torch_randomness_is_drawn_from_the_users_seed(roots: Any) -> 
         torch.manual_seed(seed)
         state = joined(epoch=0)
         first = [np.random.random(), torch.rand(()).item()]
+        state.epoch = 1
         state.commit()
         return [*first, np.random.random(), torch.rand(()).item()]
 
