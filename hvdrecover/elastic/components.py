@@ -7,8 +7,10 @@ from typing import Any
 
 from hvdrecover.checkpoint import layout, values
 from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.elastic.interfaces import Framework, Tensor, Tree
+from hvdrecover.errors import UnsupportedTensorError
 
 _TENSOR = "$tensor"
 
@@ -36,7 +38,7 @@ def capture(
     for name, tree in trees.items():
         structure[name], tensors = _take_apart(framework, name, tree)
         if tensors:
-            planned = layout.plan([framework.spec(tensor, key) for key, tensor in tensors.items()])
+            planned = layout.plan([_spec(framework, name, key, tensor) for key, tensor in tensors.items()])
             arena = reuse.get(name)
             arenas[name] = arena if arena is not None and arena.layout == planned else Arena(planned)
             found[name] = tensors
@@ -86,6 +88,13 @@ def rebuild(framework: Framework, structure: Json, arena: Arena | None, *, own: 
         return framework.clone(views[payload]) if own else views[payload]
 
     return values.decode(structure, resolve)
+
+
+def _spec(framework: Framework, name: str, key: str, tensor: Tensor) -> TensorSpec:
+    try:
+        return framework.spec(tensor, key)
+    except UnsupportedTensorError as error:
+        raise UnsupportedTensorError(f"state.{name}.{key}", str(error).removeprefix(f"{key}: ")) from None
 
 
 def _take_apart(framework: Framework, name: str, tree: Tree) -> tuple[Json, dict[str, Tensor]]:

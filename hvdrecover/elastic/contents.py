@@ -95,7 +95,8 @@ class Contents:
             A line for each difference; empty if all fits.
 
         Raises:
-            MismatchError: ``strict``, and something doesn't fit. Nothing was loaded.
+            MismatchError: ``strict``, and something doesn't fit: nothing was loaded. Or a component refused
+                what had seemed to fit.
             CorruptCheckpointError: the structure of the commit is nonsense. Nothing was loaded.
         """
         try:
@@ -113,7 +114,10 @@ class Contents:
         differences = sorted([*self._missing({*trees, *cursors}), *misfits, *misplaced])
         if strict and differences:
             raise MismatchError(where, differences)
-        self._apply(fitting, places)
+        try:
+            self._apply(fitting, places)
+        except Exception as error:
+            raise MismatchError(where, [f"an attribute refused what the commit holds: {error}"]) from error
         return differences
 
     def _trees(self) -> dict[str, Any]:

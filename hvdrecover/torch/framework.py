@@ -64,12 +64,18 @@ class TorchFramework:
         """Dtype and shape of a tensor.
 
         Raises:
-            UnsupportedTensorError: it is sparse, nested, quantized, without data, made of other tensors, or
-                of a dtype that safetensors lacks.
+            UnsupportedTensorError: it is sparse, nested, quantized, without data, made of other tensors, of a
+                dtype that safetensors lacks, or trained outside a module.
         """
         if torch.nn.parameter.is_lazy(tensor):
             raise UnsupportedTensorError(
                 name, "its shape is not known yet; run the lazy module once before the state is made"
+            )
+        if tensor.requires_grad and tensor.is_leaf:  # those of modules come detached, from a state_dict
+            raise UnsupportedTensorError(
+                name,
+                "it is trained, and going back to a commit would put another tensor in its place; "
+                "keep it in a module, and the module in the state",
             )
         if not _is_plain(tensor) or tensor.dtype not in _DTYPES:
             kind = f"{type(tensor).__name__}, {tensor.dtype}, {tensor.layout}, {tensor.device}"

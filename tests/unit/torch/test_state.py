@@ -269,6 +269,20 @@ def test_numpy_and_torch_randomness_is_drawn_from_the_users_seed(roots: Any) -> 
     assert len(set(draws(1))) == 4
 
 
+def test_a_trained_tensor_outside_a_module_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedTensorError, match=r"state\.scale\.value: it is trained") as caught:
+        recover.TorchState(scale=torch.nn.Parameter(torch.ones(2)))
+    assert caught.value.path == "state.scale.value"
+
+
+def test_a_component_that_refuses_its_commit_is_named_as_a_mismatch(roots: Any) -> None:
+    first = joined("fake://root", scaler=torch.amp.GradScaler("cpu", enabled=False))
+    first.commit()
+    first.flush()
+    with pytest.raises(MismatchError, match="refused what the commit holds: The source state dict is empty"):
+        joined("fake://root", scaler=torch.amp.GradScaler("cpu", enabled=True))
+
+
 # -- what does not fit ---------------------------------------------------------------------------------
 
 
