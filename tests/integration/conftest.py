@@ -18,7 +18,12 @@ Start = Callable[..., Job]
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers share two cores; and sums are the same only with the same number of threads."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    for name in [name for name in os.environ if name.startswith("HVDRECOVER_")]:
+
+
+@pytest.fixture(autouse=True)
+def a_users_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests import the adapter into this process, which chooses a controller for it."""
+    for name in [name for name in os.environ if name.startswith(("HVDRECOVER_", "HOROVOD_"))]:
         monkeypatch.delenv(name)
 
 
