@@ -92,7 +92,7 @@ def _train_with_faults(run: DigitsRun, launcher: list[str], console: Console) ->
         started = time.time()
         job.kill()
         job = run.start(launcher)
-        whole = _measure(job, run, "the whole job", lambda: None, started)
+        whole = _measure(job, run, "whole job", lambda: None, started)
         run.finish(job)
     finally:
         job.kill()
