@@ -4,7 +4,6 @@ An event line holds ``time`` (seconds since the Unix epoch), ``kind``, ``host``,
 facts of its kind:
 
 ============== =========================================================================================
-``start``      ``size``: a training function begins
 ``sync``       ``source`` (memory, durable, initial), ``generation``, ``commit``, ``size``, ``seconds``
 ``commit``     ``generation``, ``commit``: a commit is in host memory
 ``durable``    ``generation``, ``commit``, ``bytes``, ``seconds``: a commit is complete at the root
