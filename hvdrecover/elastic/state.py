@@ -72,7 +72,6 @@ class State:
         self._config = config or configs.read()
         root = checkpoint or self._config.checkpoint
         self._settings = root if isinstance(root, Checkpoint) or root is None else Checkpoint(root)
-        self._framework = framework
         self._world = world
         self._clock = clock
         self._random = Generators(framework, rng)

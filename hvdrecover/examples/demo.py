@@ -10,7 +10,6 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,8 +32,8 @@ class Fault:
         workers: number of workers before and after.
         before: the last commit before it.
         after: the commit that training went on from.
-        seconds: from the kill to the end of the next training step.
-        repeated: samples that had been trained on after that commit, and were again.
+        seconds: from the kill to the end of the next training step, that step's pretended length included.
+        repeated: samples whose training had been begun after that commit, and was again.
     """
 
     name: str
@@ -86,28 +85,27 @@ def _train_with_faults(run: DigitsRun, launcher: list[str], console: Console) ->
     try:
         batch = run.wait_for(job, lambda batch: batch.epoch == 4 and batch.commit % 9 == 4)
         console.print(f"   epoch {batch.epoch}: SIGKILL to the worker of rank 0; the other one goes on …")
-        one = _measure(job, run, "one worker", lambda: kill(run.process_of(rank=0)))
+        struck = time.time()
+        kill(run.process_of(rank=0))
+        one = _measure(job, run, "one worker", struck)
         batch = run.wait_for(job, lambda batch: batch.epoch == 9 and batch.commit % 9 == 4)
         console.print(f"   epoch {batch.epoch}: SIGKILL to the launcher and all workers; started again …")
-        started = time.time()
+        struck = time.time()
         job.kill()
         job = run.start(launcher)
-        whole = _measure(job, run, "whole job", lambda: None, started)
+        whole = _measure(job, run, "whole job", struck)
         run.finish(job)
     finally:
         job.kill()
     return [one, whole]
 
 
-def _measure(
-    job: Job, run: DigitsRun, name: str, strike: Callable[[], None], started: float | None = None
-) -> Fault:
-    """Strike, unless it has happened at ``started``, and wait for the next training step."""
-    if started is None:
-        started = time.time()
-        strike()
-    last = max((b for b in run.batches() if b.time <= started), key=lambda b: (b.generation, b.commit))
-    following = run.wait_for(job, lambda batch: batch.generation > last.generation, after=started)
+def _measure(job: Job, run: DigitsRun, name: str, struck: float) -> Fault:
+    """Wait until a training step has been done after a fault, and look at what was lost."""
+    last = max((b for b in run.batches() if b.time <= struck), key=lambda b: (b.generation, b.commit))
+    following = run.wait_for(job, lambda batch: batch.generation > last.generation, after=struck)
+    # A batch is written down before its step, so the one after it tells that the step was done.
+    second = run.wait_for(job, lambda batch: batch.pid == following.pid, after=following.time)
     start = run.generations()[following.generation]
     lost = [batch for batch in run.batches() if batch.generation <= last.generation and batch.commit >= start]
     return Fault(
@@ -115,7 +113,7 @@ def _measure(
         workers=(last.size, following.size),
         before=last.commit,
         after=start,
-        seconds=following.time - started,
+        seconds=second.time - struck,
         repeated=sum(len(batch.indices) for batch in lost),
     )
 

@@ -231,7 +231,4 @@ def _view(arena: Arena, spec: TensorSpec) -> torch.Tensor:
     dtype = _BY_CODE[spec.dtype]
     if spec.nbytes == 0:
         return torch.empty(spec.shape, dtype=dtype)
-    count = spec.nbytes // dtype.itemsize
-    return torch.frombuffer(
-        arena.buffer, dtype=dtype, count=count, offset=arena.layout.offsets[spec.name]
-    ).view(spec.shape)
+    return torch.frombuffer(arena.bytes_of(spec.name), dtype=dtype).view(spec.shape)
