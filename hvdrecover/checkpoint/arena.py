@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 
 import numpy as np
@@ -12,9 +13,22 @@ from hvdrecover.checkpoint.layout import Layout
 Bytes = npt.NDArray[np.uint8]
 
 
+_HUGE_PAGE = 1 << 21  # bytes
+
+
 def allocate(nbytes: int) -> Bytes:
-    """Page-aligned zeroed memory, a uint8 array of shape ``[nbytes]``."""
-    return np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), dtype=np.uint8)[:nbytes]
+    """Page-aligned zeroed memory, a uint8 array of shape ``[nbytes]``.
+
+    It is not there in child processes: a data loader's forked workers would otherwise keep a copy of each
+    page that the next commit changes.
+    """
+    memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_DONTFORK)
+    if nbytes >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        # A first commit would otherwise spend most of its time in page faults.
+        with contextlib.suppress(OSError):  # a kernel built without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype=np.uint8)[:nbytes]
 
 
 class Arena:

@@ -13,9 +13,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-import xxhash
-
 from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.digest import digest
 from hvdrecover.errors import CorruptCheckpointError, FormatVersionError
 
 FORMAT = 1
@@ -78,11 +77,6 @@ class Manifest:
     def id(self) -> CommitId:
         """The commit's identity."""
         return CommitId(self.generation, self.commit)
-
-
-def digest(data: Any) -> str:
-    """The xxh3-128 of bytes or of a buffer, in hexadecimal."""
-    return xxhash.xxh3_128_hexdigest(data)
 
 
 def dumps(manifest: Manifest) -> bytes:

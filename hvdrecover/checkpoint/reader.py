@@ -11,6 +11,7 @@ from hvdrecover.checkpoint.arena import Arena, allocate
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import FileEntry
 from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.storage import ReadBytes
 from hvdrecover.checkpoint.store import QUARANTINE, Store
 from hvdrecover.errors import CorruptCheckpointError, NoUsableCommitError, StorageError
 
@@ -85,7 +86,7 @@ def _read_file(store: Store, commit: CommitId, entry: FileEntry) -> Arena:
     if size != entry.size:
         raise CorruptCheckpointError(url, f"the file has {size} bytes, and the manifest says {entry.size}")
     buffer = allocate(size)
-    if store.storage.read_into(path, buffer) != size or manifests.digest(buffer) != entry.digest:
+    if store.storage.read_into(path, buffer) != ReadBytes(size, entry.digest):
         raise CorruptCheckpointError(url, "the file's content does not match the manifest's digest")
     try:
         header = buffer[: layout.header_size(buffer[:8].tobytes(), size)].tobytes()

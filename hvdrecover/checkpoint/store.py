@@ -162,8 +162,8 @@ class Store:
         files = []
         for name, arena in snapshot.arenas.items():
             file = f"{name}.safetensors"
-            self.storage.write(f"{folder}/{file}", arena.buffer)
-            files.append(FileEntry(file, arena.layout.nbytes, manifests.digest(arena.buffer)))
+            digest = self.storage.write(f"{folder}/{file}", arena.buffer)
+            files.append(FileEntry(file, arena.layout.nbytes, digest))
         manifest = Manifest(
             generation=snapshot.id.generation,
             commit=snapshot.id.commit,

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 
 from hvdrecover.checkpoint.arena import Bytes
 from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.manifest import FILE_NAME
+from hvdrecover.checkpoint.storage import ReadBytes
 from hvdrecover.errors import StorageError
 from tests.fakes.world import HANG_SECONDS, FakeWorld, current_world
 
@@ -87,12 +89,12 @@ class FakeStorage:
         with self._files() as files:
             return files[path]
 
-    def read_into(self, path: str, buffer: Bytes) -> int:
+    def read_into(self, path: str, buffer: Bytes) -> ReadBytes:
         data = self.read(path)
         memoryview(buffer)[:] = data
-        return len(data)
+        return ReadBytes(len(data), digest(data))
 
-    def write(self, path: str, buffer: Bytes) -> None:
+    def write(self, path: str, buffer: Bytes) -> str:
         self._root.attempts += 1
         self._wait_at_the_gate()
         with self._files() as files:
@@ -100,6 +102,7 @@ class FakeStorage:
                 self._root.failures -= 1
                 raise StorageError(self.url, "the disk is full")
             files[path] = buffer.tobytes()
+        return digest(buffer)
 
     def publish(self, path: str, data: bytes) -> None:
         folder, _, name = path.rpartition("/")

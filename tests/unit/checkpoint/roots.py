@@ -77,8 +77,9 @@ class Wrapped:
             for name in self.inner.names(path)[:1]:
                 self.inner.remove(f"{path}/{name}")
 
-    def write(self, path: str, buffer: Any) -> None:
-        self._mutate("write", path, buffer)
+    def write(self, path: str, buffer: Any) -> str:
+        digest: str = self._mutate("write", path, buffer)
+        return digest
 
     def publish(self, path: str, data: bytes) -> None:
         self._mutate("publish", path, data)
@@ -105,10 +106,10 @@ class Gate:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def write(self, path: str, buffer: Any) -> None:
+    def write(self, path: str, buffer: Any) -> str:
         self.reached.set()
         assert self.open.wait(30)
-        self._inner.write(path, buffer)
+        return self._inner.write(path, buffer)
 
 
 @contextlib.contextmanager

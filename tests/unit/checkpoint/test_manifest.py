@@ -5,7 +5,8 @@ import pytest
 
 from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.manifest import FileEntry, Manifest, digest
+from hvdrecover.checkpoint.digest import digest
+from hvdrecover.checkpoint.manifest import FileEntry, Manifest
 from hvdrecover.errors import CorruptCheckpointError, FormatVersionError
 
 HERE = CommitId(3, 120)

@@ -7,6 +7,7 @@ import pytest
 
 from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.manifest import FILE_NAME
 from hvdrecover.checkpoint.reader import load_newest, read_commit
 from hvdrecover.checkpoint.store import QUARANTINE
@@ -260,7 +261,7 @@ def test_a_manifest_that_claims_a_huge_file_takes_no_memory(store):
 def test_a_file_with_the_right_digest_and_a_nonsensical_header_is_corrupt(store):
     for text in (b"", b"1234567", (2**60).to_bytes(8, "little"), b"\x02" + b"\0" * 7 + b"[]"):
         store.storage.publish(MODEL, text)
-        file = manifests.FileEntry("model.safetensors", len(text), manifests.digest(text))
+        file = manifests.FileEntry("model.safetensors", len(text), digest(text))
         rewrite_manifest(store, files=(file,))
         with pytest.raises(CorruptCheckpointError) as caught:
             read_commit(store, CommitId(1, 2))

@@ -9,6 +9,7 @@ import fsspec
 import numpy as np
 import pytest
 
+from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.storage import LocalStorage, RemoteStorage, open_storage, redact
 from hvdrecover.errors import ConfigError, HvdrecoverError, StorageError
 
@@ -47,10 +48,10 @@ def test_looking_makes_nothing(storage):
 
 @pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 1000])
 def test_what_was_written_is_read(storage, data):
-    storage.write("folder/file", buffer(data))
+    assert storage.write("folder/file", buffer(data)) == digest(data)
     storage.publish("folder/small", data)
     into = np.zeros(len(data), dtype=np.uint8)
-    assert storage.read_into("folder/file", into) == len(data)
+    assert storage.read_into("folder/file", into) == (len(data), digest(data))
     assert into.tobytes() == data
     assert storage.read("folder/small") == data
     assert storage.size("folder/file") == storage.size("folder/small") == len(data)
@@ -77,9 +78,9 @@ def test_a_shorter_file_replaces_a_longer_one_whole(storage):
 def test_read_into_tells_how_much_there_was(storage):
     storage.write("f", buffer(b"12345"))
     longer, shorter = np.zeros(8, dtype=np.uint8), np.zeros(3, dtype=np.uint8)
-    assert storage.read_into("f", longer) == 5
+    assert storage.read_into("f", longer) == (5, digest(b"12345"))
     assert longer.tobytes() == b"12345\0\0\0"
-    assert storage.read_into("f", shorter) == 3
+    assert storage.read_into("f", shorter) == (3, digest(b"123"))
     assert shorter.tobytes() == b"123"
 
 

@@ -1,0 +1,154 @@
+"""Local files of any size, at the speed of the disk: past the page cache where the file system allows it.
+
+Pieces are transferred two at a time, and while the disk is busy with them, the digest takes in those that
+are done. Bytes that go past the page cache cost next to no processor time and drive nothing else out of
+memory. File systems that refuse ``O_DIRECT`` (some network and overlay ones) are written through the page
+cache, which is told to begin writing each piece at once, and to forget the file at the end.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+from hvdrecover.checkpoint.arena import Bytes
+from hvdrecover.checkpoint.digest import Digest
+from hvdrecover.checkpoint.layout import PAGE
+from hvdrecover.checkpoint.storage.interface import ReadBytes
+
+PIECE = 1 << 24  # bytes
+_AT_ONCE = 2  # with one, the disk idles while the next piece is handed over; with four, nothing was gained
+
+Transfer = Callable[[Bytes, int], int]
+
+
+def write(path: Path, buffer: Bytes) -> str:
+    """Write a file; it is on the disk on return.
+
+    Args:
+        path: the file; made, or replaced unless it is a symbolic link.
+        buffer: its content. Only page-aligned memory can go past the page cache.
+
+    Returns:
+        The content's digest.
+    """
+    digest = Digest()
+    with _File(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, buffer) as file:
+        os.ftruncate(file.plain, len(buffer))  # so that no piece has to wait for the one before it
+        for piece, _ in _transferred(buffer, file.write):
+            digest.update(piece)
+        os.fsync(file.plain)
+        file.forget(0, len(buffer))
+    return digest.hex()
+
+
+def read(path: Path, buffer: Bytes) -> ReadBytes:
+    """Fill a buffer from the start of a file."""
+    digest, total = Digest(), 0
+    with _File(path, os.O_RDONLY, buffer) as file:
+        for piece, count in _transferred(buffer, file.read):
+            digest.update(piece[:count])
+            total += count
+            if count < len(piece):
+                break
+    return ReadBytes(total, digest.hex())
+
+
+class _File:
+    """An open file, and the same file open past the page cache as long as that works.
+
+    Attributes:
+        plain: descriptor that uses the page cache.
+    """
+
+    def __init__(self, path: Path, flags: int, buffer: Bytes) -> None:
+        self._stack = ExitStack()
+        self.plain = self._open(path, flags)
+        self._direct: int | None = None
+        if len(buffer) >= PAGE and buffer.ctypes.data % PAGE == 0:
+            try:
+                self._direct = self._open(path, flags & ~(os.O_CREAT | os.O_TRUNC) | os.O_DIRECT)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    self._stack.close()
+                    raise
+
+    def _open(self, path: Path, flags: int) -> int:
+        descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
+        self._stack.callback(os.close, descriptor)
+        return descriptor
+
+    def __enter__(self) -> _File:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def write(self, piece: Bytes, start: int) -> int:
+        """Write a whole piece."""
+        return self._all(piece, start, self._write_some)
+
+    def read(self, piece: Bytes, start: int) -> int:
+        """Fill a piece; less only at the end of the file."""
+        return self._all(piece, start, self._read_some)
+
+    def forget(self, start: int, count: int) -> None:
+        """Have the page cache write a part of the file, and forget what is written."""
+        os.posix_fadvise(self.plain, start, count, os.POSIX_FADV_DONTNEED)
+
+    def _all(self, piece: Bytes, start: int, transfer: Transfer) -> int:
+        done = 0
+        while done < len(piece):
+            count = transfer(piece[done:], start + done)
+            if count == 0:
+                break
+            done += count
+        return done
+
+    def _write_some(self, piece: Bytes, start: int) -> int:
+        count = self._past_the_cache(piece, start, lambda *args: os.pwrite(args[0], args[1], args[2]))
+        if count is None:
+            count = os.pwrite(self.plain, piece.data, start)
+            self.forget(start, count)
+        return count
+
+    def _read_some(self, piece: Bytes, start: int) -> int:
+        count = self._past_the_cache(piece, start, lambda *args: os.preadv(args[0], [args[1]], args[2]))
+        return os.preadv(self.plain, [piece.data], start) if count is None else count
+
+    def _past_the_cache(
+        self, piece: Bytes, start: int, transfer: Callable[[int, memoryview, int], int]
+    ) -> int | None:
+        """Transfer as many whole pages of a piece as can go past the page cache; None if that can't be."""
+        whole = len(piece) // PAGE * PAGE
+        if self._direct is None or whole == 0 or start % PAGE:
+            return None
+        try:
+            return transfer(self._direct, piece[:whole].data, start)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self._direct = None  # a file system that says no only when it comes to it
+            return None
+
+
+def _transferred(buffer: Bytes, transfer: Transfer) -> Iterator[tuple[Bytes, int]]:
+    """Transfer a buffer in pieces; give each, in order, with how many bytes of it were transferred."""
+    if len(buffer) <= PIECE:
+        yield buffer, transfer(buffer, 0)
+        return
+    under_way: deque[tuple[Bytes, Future[int]]] = deque()
+    with ThreadPoolExecutor(_AT_ONCE, "hvdrecover-disk") as pool:
+        for start in range(0, len(buffer), PIECE):
+            piece = buffer[start : start + PIECE]
+            under_way.append((piece, pool.submit(transfer, piece, start)))
+            if len(under_way) > _AT_ONCE:
+                done, count = under_way.popleft()
+                yield done, count.result()
+        for done, count in under_way:
+            yield done, count.result()

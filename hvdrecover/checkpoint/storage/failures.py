@@ -1,0 +1,32 @@
+"""What storages raise, as `StorageError`, and without anything secret."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hvdrecover.errors import HvdrecoverError, StorageError
+
+# A user and password, also if the password has a '@' or a '/' in it (but a port is no password); a query.
+_CREDENTIALS = re.compile(r"(?<=://)(?:[^/\s]*@|[^/\s@:]*:(?!\d+/)[^\s@]*@)")
+_QUERY = re.compile(r"(://[^\s?]*)\?\S*")
+
+
+def redact(url: str) -> str:
+    """A URL, or a text with URLs, without user names, passwords and queries, which may hold tokens."""
+    return _QUERY.sub(r"\1", _CREDENTIALS.sub("", url))
+
+
+@contextmanager
+def failures(url: str, path: str, action: str) -> Iterator[None]:
+    """Turn what the file system raises into a `StorageError`."""
+    try:
+        yield
+    except HvdrecoverError:
+        raise
+    except Exception as error:
+        reason = redact(str(error)) or type(error).__name__
+        where = f"{url}/{path}" if path else url
+        remedy = "Check the path, the permissions and the state of the storage."
+        raise StorageError(where, f"could not {action}: {reason}. {remedy}") from error

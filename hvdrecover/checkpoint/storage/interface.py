@@ -1,0 +1,58 @@
+"""The few things that durable commits ask of a storage.
+
+Paths are relative to the checkpoint root and use ``/``. Every failure of the storage is a `StorageError`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from hvdrecover.checkpoint.arena import Bytes
+
+
+class ReadBytes(NamedTuple):
+    """How many bytes were read, and their digest, computed on the way."""
+
+    size: int
+    digest: str
+
+
+class Storage(Protocol):
+    """One checkpoint root.
+
+    Attributes:
+        url: the root as messages show it, without credentials.
+    """
+
+    url: str
+
+    def names(self, folder: str = "") -> list[str]:
+        """Names directly below a folder, sorted; empty if there is no such folder."""
+
+    def size(self, path: str) -> int | None:
+        """A file's size in bytes, or None if there is no such file."""
+
+    def read(self, path: str) -> bytes:
+        """A small file's content."""
+
+    def read_into(self, path: str, buffer: Bytes) -> ReadBytes:
+        """Fill ``buffer`` from the start of a file."""
+
+    def write(self, path: str, buffer: Bytes) -> str:
+        """Write a file that is durable on return; a crash may leave a part of it.
+
+        Returns:
+            The digest of ``buffer``, computed on the way.
+        """
+
+    def publish(self, path: str, data: bytes) -> None:
+        """Write a small file that is durable on return, and is there either whole or not at all."""
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Like `publish`, unless the file exists: then change nothing and return False."""
+
+    def remove(self, path: str) -> None:
+        """Delete a file, if it exists."""
+
+    def delete(self, folder: str) -> None:
+        """Delete a folder and all below it, if it exists."""

@@ -1,0 +1,149 @@
+"""A checkpoint root in a folder of a POSIX file system."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hvdrecover.checkpoint.arena import Bytes
+from hvdrecover.checkpoint.storage import direct
+from hvdrecover.checkpoint.storage.failures import failures
+from hvdrecover.checkpoint.storage.interface import ReadBytes
+
+_TEMPORARY = ".hvdrecover-"
+_NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+
+
+class LocalStorage:
+    """A folder of a POSIX file system; files and folders are fsynced."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.url = f"file://{root}"
+
+    def names(self, folder: str = "") -> list[str]:
+        """Names directly below a folder, sorted; empty if there is no such folder."""
+        with failures(self.url, folder, "list the folder"):
+            try:
+                found = [entry.name for entry in (self._root / folder).iterdir()]
+            except FileNotFoundError:
+                return []
+            # What a process that was killed left of a `publish` is nobody's business.
+            return sorted(name for name in found if not name.startswith(_TEMPORARY))
+
+    def size(self, path: str) -> int | None:
+        """A file's size in bytes, or None if there is no such file."""
+        with failures(self.url, path, "look at the file"):
+            try:
+                status = (self._root / path).stat()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+    def read(self, path: str) -> bytes:
+        """A small file's content."""
+        with failures(self.url, path, "read the file"):
+            return (self._root / path).read_bytes()
+
+    def read_into(self, path: str, buffer: Bytes) -> ReadBytes:
+        """Fill ``buffer`` from the start of a file."""
+        with failures(self.url, path, "read the file"):
+            return direct.read(self._root / path, buffer)
+
+    def write(self, path: str, buffer: Bytes) -> str:
+        """Write a file that is durable on return; a crash may leave a part of it."""
+        with failures(self.url, path, "write the file"):
+            target = self._root / path
+            self._make_folder(target.parent)
+            digest = direct.write(target, buffer)
+            _sync_folder(target.parent)
+            return digest
+
+    def publish(self, path: str, data: bytes) -> None:
+        """Write a small file that is durable on return, and is there either whole or not at all."""
+        with failures(self.url, path, "write the file"):
+            target = self._root / path
+            with self._written_aside(target, data) as temporary:
+                temporary.replace(target)
+            _sync_folder(target.parent)
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Like `publish`, unless the file exists: then change nothing and return False."""
+        with failures(self.url, path, "create the file"):
+            target = self._root / path
+            try:
+                with self._written_aside(target, data) as temporary:
+                    _link(temporary, target, data)
+            except FileExistsError:
+                return False
+            _sync_folder(target.parent)
+            return True
+
+    def remove(self, path: str) -> None:
+        """Delete a file, if it exists."""
+        with failures(self.url, path, "delete the file"):
+            try:
+                (self._root / path).unlink()
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            _sync_folder((self._root / path).parent)
+
+    def delete(self, folder: str) -> None:
+        """Delete a folder and all below it, if it exists."""
+        with failures(self.url, folder, "delete the folder"):
+            try:
+                shutil.rmtree(self._root / folder)
+            except FileNotFoundError:
+                return
+            _sync_folder((self._root / folder).parent)
+
+    @contextmanager
+    def _written_aside(self, target: Path, data: bytes) -> Iterator[Path]:
+        """A temporary file beside a target; gone at the end, unless renamed."""
+        self._make_folder(target.parent)
+        # Not named after the process: two containers on a shared file system may have the same number.
+        temporary = target.with_name(_TEMPORARY + uuid.uuid4().hex)
+        try:
+            _write_new(temporary, data)
+            yield temporary
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make a folder, and the entries that lead to it durable."""
+        if folder.is_dir():
+            return
+        self._make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _sync_folder(folder.parent)
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _link(temporary: Path, target: Path, data: bytes) -> None:
+    """Give a file a second name; unlike a rename, this fails if there is such a name."""
+    try:
+        os.link(temporary, target)
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        _write_new(target, data)  # as exclusive, but a crash may leave a part of it
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
