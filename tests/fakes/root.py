@@ -89,9 +89,9 @@ class FakeStorage:
         with self._files() as files:
             return files[path]
 
-    def read_into(self, path: str, buffer: Bytes) -> ReadBytes:
-        data = self.read(path)
-        memoryview(buffer)[:] = data
+    def read_into(self, path: str, buffer: Bytes, start: int = 0) -> ReadBytes:
+        data = self.read(path)[start : start + len(buffer)]
+        memoryview(buffer)[: len(data)] = data
         return ReadBytes(len(data), digest(data))
 
     def write(self, path: str, buffer: Bytes) -> str:

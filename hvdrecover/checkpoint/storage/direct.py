@@ -47,11 +47,11 @@ def write(path: Path, buffer: Bytes) -> str:
     return digest.hex()
 
 
-def read(path: Path, buffer: Bytes) -> ReadBytes:
-    """Fill a buffer from the start of a file."""
+def read(path: Path, buffer: Bytes, start: int = 0) -> ReadBytes:
+    """Fill a buffer with a file's bytes from ``start`` on; less only where the file ends."""
     digest, total = Digest(), 0
     with _File(path, os.O_RDONLY, buffer) as file:
-        for piece, count in _transferred(buffer, file.read):
+        for piece, count in _transferred(buffer, lambda piece, at: file.read(piece, start + at)):
             digest.update(piece[:count])
             total += count
             if count < len(piece):

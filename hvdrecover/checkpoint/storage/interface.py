@@ -35,8 +35,8 @@ class Storage(Protocol):
     def read(self, path: str) -> bytes:
         """A small file's content."""
 
-    def read_into(self, path: str, buffer: Bytes) -> ReadBytes:
-        """Fill ``buffer`` from the start of a file."""
+    def read_into(self, path: str, buffer: Bytes, start: int = 0) -> ReadBytes:
+        """Fill ``buffer`` with a file's bytes from ``start`` on; less only where the file ends."""
 
     def write(self, path: str, buffer: Bytes) -> str:
         """Write a file that is durable on return; a crash may leave a part of it.

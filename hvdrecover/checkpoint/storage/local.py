@@ -51,10 +51,10 @@ class LocalStorage:
         with failures(self.url, path, "read the file"):
             return (self._root / path).read_bytes()
 
-    def read_into(self, path: str, buffer: Bytes) -> ReadBytes:
-        """Fill ``buffer`` from the start of a file."""
+    def read_into(self, path: str, buffer: Bytes, start: int = 0) -> ReadBytes:
+        """Fill ``buffer`` with a file's bytes from ``start`` on; less only where the file ends."""
         with failures(self.url, path, "read the file"):
-            return direct.read(self._root / path, buffer)
+            return direct.read(self._root / path, buffer, start)
 
     def write(self, path: str, buffer: Bytes) -> str:
         """Write a file that is durable on return; a crash may leave a part of it."""

@@ -51,9 +51,11 @@ class RemoteStorage:
             data: bytes = self._fs.cat_file(self._path(path))
             return data
 
-    def read_into(self, path: str, buffer: Bytes) -> ReadBytes:
-        """Fill ``buffer`` from the start of a file."""
+    def read_into(self, path: str, buffer: Bytes, start: int = 0) -> ReadBytes:
+        """Fill ``buffer`` with a file's bytes from ``start`` on; less only where the file ends."""
         with failures(self.url, path, "read the file"), self._fs.open(self._path(path), "rb") as file:
+            if start:
+                file.seek(start)
             return _fill(file, buffer)
 
     def write(self, path: str, buffer: Bytes) -> str:

@@ -9,6 +9,7 @@ import fsspec
 import numpy as np
 import pytest
 
+from hvdrecover.checkpoint.arena import allocate
 from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.storage import LocalStorage, RemoteStorage, open_storage, redact
 from hvdrecover.errors import ConfigError, HvdrecoverError, StorageError
@@ -82,6 +83,16 @@ def test_read_into_tells_how_much_there_was(storage):
     assert longer.tobytes() == b"12345\0\0\0"
     assert storage.read_into("f", shorter) == (3, digest(b"123"))
     assert shorter.tobytes() == b"123"
+
+
+@pytest.mark.parametrize("start", [0, 1, 4096, 4097, 2**24, 2**24 + 5000, 2**24 + 6000, 2**25])
+def test_a_part_of_a_file_is_read_as_asked(storage, start):
+    data = np.random.default_rng(0).bytes(2**24 + 6000)
+    storage.write("f", buffer(data))
+    into = allocate(5000)
+    expected = data[start : start + 5000]
+    assert storage.read_into("f", into, start) == (len(expected), digest(expected))
+    assert into[: len(expected)].tobytes() == expected
 
 
 def test_create_is_for_files_that_are_not_there(storage):
