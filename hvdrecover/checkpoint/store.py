@@ -225,6 +225,10 @@ class Store:
                 self._discard(commit)
             except StorageError as error:
                 self._not_deleted(error)
+        try:
+            self.storage.tidy()
+        except StorageError as error:
+            self._not_deleted(error)
 
     def _discard(self, commit: CommitId) -> None:
         # Without its manifest a folder is no commit, so a crash in between leaves nothing half-deleted.

@@ -124,6 +124,9 @@ class FakeStorage:
             for path in [path for path in files if path.startswith(f"{folder}/")]:
                 del files[path]
 
+    def tidy(self) -> None:
+        pass
+
     @contextmanager
     def _files(self) -> Iterator[dict[str, bytes]]:
         """The files of the root, for one thread at a time."""

@@ -56,3 +56,6 @@ class Storage(Protocol):
 
     def delete(self, folder: str) -> None:
         """Delete a folder and all below it, if it exists."""
+
+    def tidy(self) -> None:
+        """Delete what killed processes left of their writes where `names` doesn't show it."""

@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -59,7 +59,7 @@ class LocalStorage:
     def write(self, path: str, buffer: Bytes) -> str:
         """Write a file that is durable on return; a crash may leave a part of it."""
         with failures(self.url, path, "write the file"):
-            target = self._root / path
+            target = self._inside(path)
             self._make_folder(target.parent)
             digest = direct.write(target, buffer)
             _sync_folder(target.parent)
@@ -68,18 +68,16 @@ class LocalStorage:
     def publish(self, path: str, data: bytes) -> None:
         """Write a small file that is durable on return, and is there either whole or not at all."""
         with failures(self.url, path, "write the file"):
-            target = self._root / path
-            with self._written_aside(target, data) as temporary:
-                temporary.replace(target)
+            target = self._inside(path)
+            self._place(target, data, os.replace)
             _sync_folder(target.parent)
 
     def create(self, path: str, data: bytes) -> bool:
         """Like `publish`, unless the file exists: then change nothing and return False."""
         with failures(self.url, path, "create the file"):
-            target = self._root / path
+            target = self._inside(path)
             try:
-                with self._written_aside(target, data) as temporary:
-                    _link(temporary, target, data)
+                self._place(target, data, _link)
             except FileExistsError:
                 return False
             _sync_folder(target.parent)
@@ -88,20 +86,49 @@ class LocalStorage:
     def remove(self, path: str) -> None:
         """Delete a file, if it exists."""
         with failures(self.url, path, "delete the file"):
+            target = self._inside(path)
             try:
-                (self._root / path).unlink()
+                target.unlink()
             except (FileNotFoundError, NotADirectoryError):
                 return
-            _sync_folder((self._root / path).parent)
+            _sync_folder(target.parent)
 
     def delete(self, folder: str) -> None:
         """Delete a folder and all below it, if it exists."""
         with failures(self.url, folder, "delete the folder"):
+            target = self._inside(folder)
             try:
-                shutil.rmtree(self._root / folder)
+                shutil.rmtree(target)
             except FileNotFoundError:
                 return
-            _sync_folder((self._root / folder).parent)
+            _sync_folder(target.parent)
+
+    def tidy(self) -> None:
+        """Delete what killed processes left of `publish` and `create`."""
+        with failures(self.url, "", "delete temporary files"):
+            folders = [self._root, *(entry for entry in self._root.iterdir() if _is_folder(entry))]
+            for temporary in [found for folder in folders for found in folder.glob(f"{_TEMPORARY}*")]:
+                temporary.unlink(missing_ok=True)
+
+    def _inside(self, path: str) -> Path:
+        """Where to change something; a folder that may lead out of the root is refused."""
+        target = self._root / path
+        for folder in target.parents:
+            if folder == self._root:
+                break
+            if folder.is_symlink():
+                raise OSError(errno.ELOOP, "the folder is a symbolic link", str(folder))
+        return target
+
+    def _place(self, target: Path, data: bytes, place: Callable[[Path, Path], None]) -> None:
+        """Write a temporary file and have it put in a target's place."""
+        try:
+            with self._written_aside(target, data) as temporary:
+                place(temporary, target)
+        except FileNotFoundError:
+            # A process that started just then has tidied up; it does so once.
+            with self._written_aside(target, data) as temporary:
+                place(temporary, target)
 
     @contextmanager
     def _written_aside(self, target: Path, data: bytes) -> Iterator[Path]:
@@ -121,7 +148,11 @@ class LocalStorage:
             return
         self._make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
-        _sync_folder(folder.parent)
+        try:
+            _sync_folder(folder.parent)
+        except OSError:
+            folder.rmdir()  # or the next attempt would find it, and take its entry to be durable
+            raise
 
 
 def _write_new(path: Path, data: bytes) -> None:
@@ -131,14 +162,18 @@ def _write_new(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _link(temporary: Path, target: Path, data: bytes) -> None:
+def _link(temporary: Path, target: Path) -> None:
     """Give a file a second name; unlike a rename, this fails if there is such a name."""
     try:
         os.link(temporary, target)
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
-        _write_new(target, data)  # as exclusive, but a crash may leave a part of it
+        _write_new(target, temporary.read_bytes())  # as exclusive, but a crash may leave a part of it
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _sync_folder(folder: Path) -> None:

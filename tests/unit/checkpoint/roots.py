@@ -94,6 +94,9 @@ class Wrapped:
     def delete(self, folder: str) -> None:
         self._mutate("delete", folder)
 
+    def tidy(self) -> None:
+        self.inner.tidy()
+
 
 class Gate:
     """A storage whose data files wait until `open` is set; `reached` says that one waits."""

@@ -1,0 +1,140 @@
+"""A process that writes one durable commit after the other, until it is killed.
+
+It is forked from a small server that has imported everything but a framework, so it starts in milliseconds.
+It is a process of its own all the same, with the real storage, the real background writer and a real SIGKILL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.layout import TensorSpec, plan
+from hvdrecover.checkpoint.reader import load_newest
+from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.storage import LocalStorage
+from hvdrecover.checkpoint.store import Store
+from hvdrecover.checkpoint.writer import BackgroundWriter
+from hvdrecover.clock import SYSTEM_CLOCK, Clock
+
+KEEP = 2
+TIMEOUT = 60.0  # seconds; a child that says nothing for so long hangs
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload([__name__])
+
+Message = tuple[str, Any]
+
+
+def make_commit(commit: CommitId, nbytes: int = 4096) -> Snapshot:
+    """A commit whose every byte tells which commit it is of."""
+    arenas = {}
+    for name, count in (("model", nbytes), ("optimizer", nbytes // 2 + 13)):
+        arena = Arena(plan([TensorSpec("weight", "U8", (count,))]))
+        stream = np.random.default_rng([commit.generation, commit.commit, len(name)])
+        arena.bytes_of("weight")[:] = stream.integers(0, 256, count, dtype=np.uint8)
+        arenas[name] = arena
+    state = {"attributes": {"nbytes": nbytes, "commit": commit.commit}, "samplers": {}}
+    return Snapshot(commit, arenas, state, world_size=2, versions={"torch": "2.13.0"})
+
+
+class Reports:
+    """Events that go to the parent at once; a child that is killed afterwards has been heard all the same."""
+
+    def __init__(self, tell: Callable[[Message], None]) -> None:
+        self._tell = tell
+
+    def emit(self, kind: str, message: str | None = None, *, level: int = logging.INFO, **facts: Any) -> None:
+        self._tell((kind, {**facts, "message": message}))
+
+
+def open_store(root: Path, events: Any, clock: Clock = SYSTEM_CLOCK, keep: int = KEEP) -> Store:
+    """The root as a new job sees it."""
+    job = f"job of {os.getpid()}"
+    return Store(LocalStorage(root), keep=keep, job=job, host="host", events=events, clock=clock)
+
+
+def write_commits(root: Path, nbytes: int, tell: Callable[[Message], None], count: int | None = None) -> None:
+    """Start as a job does, and write ``count`` commits after the one that is found; None goes on for ever."""
+    store = open_store(root, Reports(tell))
+    generation = store.claim_next()
+    tell(("claimed", generation))
+    found = load_newest(store)
+    commit = 0 if found is None else found.id.commit
+    writer = BackgroundWriter(store, rank=0)
+    while count is None or count > 0:
+        commit += 1
+        writer.submit(make_commit(CommitId(generation, commit), nbytes))
+        writer.wait()
+        count = None if count is None else count - 1
+
+
+def _run(work: Callable[..., None], arguments: tuple[Any, ...], channel: Connection) -> None:
+    logging.getLogger("hvdrecover").setLevel(logging.CRITICAL)
+    try:
+        work(*arguments, channel.send)
+    except BaseException:
+        channel.send(("raised", traceback.format_exc()))
+        raise
+
+
+class Child:
+    """A process that does ``work(*arguments, tell)``, where ``tell(message)`` tells this process something.
+
+    Attributes:
+        heard: what it has told so far.
+    """
+
+    def __init__(self, work: Callable[..., None], *arguments: Any) -> None:
+        self._ear, mouth = _context.Pipe(duplex=False)
+        self._process = _context.Process(target=_run, args=(work, arguments, mouth))
+        self._process.start()
+        mouth.close()
+        self.heard: list[Message] = []
+
+    def hear(self, timeout: float = TIMEOUT) -> bool:
+        """Wait for one more message; False if the time is over or the child has gone."""
+        if not wait([self._ear], timeout):
+            return False
+        with contextlib.suppress(EOFError):
+            self.heard.append(self._ear.recv())
+            return True
+        return False
+
+    def told(self, kind: str) -> list[Any]:
+        """The facts of the messages of one kind, in the order they were told."""
+        return [facts for found, facts in self.heard if found == kind]
+
+    def acknowledged(self) -> list[CommitId]:
+        """The commits that the child has been told are durable."""
+        return [CommitId(facts["generation"], facts["commit"]) for facts in self.told("durable")]
+
+    def kill(self) -> None:
+        """SIGKILL it wherever it is, and hear what it had said before."""
+        self._process.kill()
+        self.join()
+
+    def join(self) -> int:
+        """Wait until it has gone; its exit code, negative for a signal."""
+        while self.hear():
+            pass
+        self._process.join(TIMEOUT)
+        code = self._process.exitcode
+        assert code is not None, f"the child hangs; it said {self.heard}"
+        self._process.close()
+        self._ear.close()
+        assert not self.told("raised"), self.told("raised")[0]
+        assert code in (0, -signal.SIGKILL), f"the child ended with {code}; it said {self.heard}"
+        return code
