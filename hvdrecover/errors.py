@@ -14,6 +14,8 @@
     │   ├── FormatVersionError      a commit was written by a newer hvdrecover
     │   ├── NoUsableCommitError     the root has commits, and not one of them verifies
     │   ├── MismatchError           a commit's tensors or objects don't fit the model, optimizer or state
+    │   ├── UnknownCommitError      the root holds no such commit, or is none
+    │   ├── ExportError             a commit can't be turned into the file that was asked for
     │   ├── FencedError             a later generation has claimed the root
     │   └── FlushTimeoutError       a commit did not become durable in time
     ├── RecoveryError               the ranks could not agree on a state to go on from
@@ -135,6 +137,22 @@ class MismatchError(CheckpointError):
             "Restore the old definition, or pass Checkpoint(..., strict=False) to load what fits.",
         )
         self.differences = differences
+
+
+class UnknownCommitError(CheckpointError):
+    """The root holds no such commit, or is no checkpoint root at all.
+
+    Attributes:
+        candidates: names of commits that could be meant.
+    """
+
+    def __init__(self, url: str, problem: str, candidates: list[str]) -> None:
+        super().__init__(url, problem)
+        self.candidates = candidates
+
+
+class ExportError(CheckpointError):
+    """A commit can't be turned into the file that was asked for."""
 
 
 class FencedError(CheckpointError):
