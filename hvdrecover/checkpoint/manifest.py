@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest
-from hvdrecover.errors import CorruptCheckpointError, FormatVersionError
+from hvdrecover.errors import CorruptCheckpointError, FormatVersionError, UnsupportedValueError
 
 FORMAT = 1
 FILE_NAME = "MANIFEST.json"
+MAX_BYTES = 1 << 28  # of a manifest; what claims to be larger is not read into memory
 _DATA_FILE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.safetensors")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -80,9 +82,22 @@ class Manifest:
 
 
 def dumps(manifest: Manifest) -> bytes:
-    """The manifest as the bytes of its file."""
-    fields = {"format": FORMAT, **dataclasses.asdict(manifest)}
-    return json.dumps({**fields, "digest": digest(_canonical(fields))}, indent=1).encode()
+    """The manifest as the bytes of its file.
+
+    Raises:
+        UnsupportedValueError: the state's plain objects take more than `MAX_BYTES`.
+    """
+    fields = {field.name: getattr(manifest, field.name) for field in dataclasses.fields(manifest)}
+    fields["files"] = [dataclasses.asdict(file) for file in manifest.files]
+    text = _canonical({"format": FORMAT, **fields})
+    if len(text) > MAX_BYTES - 100:
+        raise UnsupportedValueError(
+            "state",
+            f"its plain objects take {len(text)} bytes as JSON, and a commit can hold {MAX_BYTES}; keep what "
+            "is large as tensors",
+        )
+    # Encoded once, by the encoder that is written in C: this runs beside the training loop.
+    return text[:-1] + b',"digest":"' + digest(text).encode() + b'"}'
 
 
 def loads(data: bytes, url: str, expected: CommitId) -> Manifest:
@@ -99,22 +114,23 @@ def loads(data: bytes, url: str, expected: CommitId) -> Manifest:
     """
     try:
         fields = json.loads(data)
+        if not isinstance(fields, dict):
+            raise CorruptCheckpointError(url, "the manifest is not a JSON object")
+        claimed, version = fields.pop("digest", None), fields.get("format")
+        found = digest(_canonical(fields))
+        # A newer format may make its digest in another way. Ours with just the number altered is damage.
+        ours = digest(_canonical({**fields, "format": FORMAT}))
     except (ValueError, RecursionError) as error:
         raise CorruptCheckpointError(url, f"the manifest is not JSON ({error})") from error
-    if not isinstance(fields, dict):
-        raise CorruptCheckpointError(url, "the manifest is not a JSON object")
-    claimed, version = fields.pop("digest", None), fields.get("format")
-    newer = type(version) is int and version > FORMAT
-    # A newer format may make its digest in another way. Ours with just the number altered is damage, though.
-    if newer and claimed != digest(_canonical({**fields, "format": FORMAT})):
+    if type(version) is int and version > FORMAT and claimed != ours:
         raise FormatVersionError(
             url, f"it is of format {version}, and this hvdrecover reads up to {FORMAT}; upgrade hvdrecover"
         )
-    if claimed != digest(_canonical(fields)):
+    if claimed != found:
         raise CorruptCheckpointError(url, "the manifest's digest does not match its content")
     try:
         manifest = _build(fields)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CorruptCheckpointError(url, f"the manifest is malformed ({error!r})") from error
     if manifest.id != expected:
         raise CorruptCheckpointError(url, f"the manifest is that of {manifest.id}")
@@ -131,6 +147,8 @@ def _build(fields: dict[str, Any]) -> Manifest:
     for name, kind in _KINDS.items():
         if type(fields[name]) not in kind:
             raise TypeError(f"{name} is not of the right type")
+    if not math.isfinite(fields["time"]):
+        raise ValueError("the time can't be")
     files = tuple(FileEntry(**entry) for entry in fields["files"])
     for file in files:
         if not _DATA_FILE.fullmatch(file.name):

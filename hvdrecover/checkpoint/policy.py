@@ -1,10 +1,7 @@
-"""Decisions about durable commits, as pure functions."""
+"""When commits are made durable, as pure functions; `retention` decides which are deleted."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
 
 
@@ -21,11 +18,6 @@ def is_due(settings: Checkpoint, commits_since: int, seconds_since: float) -> bo
     by_count = settings.every_commits is not None and commits_since >= settings.every_commits
     by_time = settings.every_seconds is not None and seconds_since >= settings.every_seconds
     return by_count or by_time
-
-
-def expired(commits: Sequence[CommitId], keep: int) -> list[CommitId]:
-    """The complete commits that may be deleted: all but the newest ``keep``, oldest first."""
-    return sorted(commits)[:-keep]
 
 
 def retry_delay(attempt: int, *, first: float = 0.5, cap: float = 30.0) -> float:

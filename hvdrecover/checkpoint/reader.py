@@ -1,28 +1,119 @@
-"""Reading durable commits: verify everything, walk back over what is broken."""
+"""Reading durable commits: verify everything, walk back over what is broken.
+
+Whoever reads a root needs its `Storage` only; `load_newest` is for the job that goes on from it, and marks
+what it found broken. A commit is leased while it is read; see `hvdrecover.checkpoint.leases`.
+"""
 
 from __future__ import annotations
 
-import json
 import logging
+from collections.abc import Callable, Collection
 
-from hvdrecover.checkpoint import layout
-from hvdrecover.checkpoint import manifest as manifests
-from hvdrecover.checkpoint.arena import Arena, allocate
+from hvdrecover.checkpoint import layout, leases, root
+from hvdrecover.checkpoint.arena import Arena, Bytes, allocate
 from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.leases import Lease
 from hvdrecover.checkpoint.manifest import FileEntry
+from hvdrecover.checkpoint.retrying import retrying
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.checkpoint.storage import ReadBytes
-from hvdrecover.checkpoint.store import QUARANTINE, Store
-from hvdrecover.errors import CorruptCheckpointError, NoUsableCommitError, StorageError
+from hvdrecover.checkpoint.storage import ReadBytes, Storage
+from hvdrecover.checkpoint.store import Store
+from hvdrecover.clock import SYSTEM_CLOCK, Clock
+from hvdrecover.errors import CheckpointError, CorruptCheckpointError, NoUsableCommitError, StorageError
 
+Skipped = Callable[[CommitId, str, CheckpointError | None], None]
+"""Told of a commit that is passed over: which, why, and the error unless it was merely never completed."""
 _LOST = "its commits are gone from the root"
+_NEVER_COMPLETED = "it has no manifest, so it was never completed, or is being deleted"
+_WITHOUT_A_LOOK = 1 << 26  # bytes; a larger file's header is checked before memory is taken for all of it
+
+
+def read_commit(
+    storage: Storage, commit: CommitId, only: Collection[str] | None = None, clock: Clock = SYSTEM_CLOCK
+) -> Snapshot:
+    """Read one commit, and verify every byte that is read.
+
+    Args:
+        storage: the root.
+        commit: which commit.
+        only: the attributes of the state whose tensors to read, such as ``{"model"}``; names that hold none
+            are passed over. None reads all. `Snapshot.state` is complete in any case.
+        clock: for the lease.
+
+    Raises:
+        CorruptCheckpointError: a file is missing, truncated, altered or nonsense.
+        FormatVersionError: it was written in a newer format.
+        StorageError: the storage failed, or there is not enough memory.
+    """
+    with leases.reading(storage, commit, clock) as lease:
+        manifest = root.read_manifest(storage, commit)
+        entries = {entry.name.removesuffix(root.TENSORS): entry for entry in manifest.files}
+        arenas = {
+            name: _read_file(storage, commit, entry, lease)
+            for name, entry in entries.items()
+            if only is None or name in only
+        }
+    return Snapshot(
+        id=commit,
+        arenas=arenas,
+        state=manifest.state,
+        world_size=manifest.world_size,
+        versions=manifest.versions,
+        finished=manifest.finished,
+    )
+
+
+def read_newest(
+    storage: Storage, skipped: Skipped, only: Collection[str] | None = None, clock: Clock = SYSTEM_CLOCK
+) -> Snapshot | None:
+    """Read the newest commit that verifies. Storage that fails is tried again for some seconds.
+
+    A commit that can't be read while the root as a whole answers is passed over like a broken one.
+
+    Args:
+        storage: the root.
+        skipped: told of each commit that is passed over.
+        only: see `read_commit`; only these tensors are verified.
+        clock: for the lease, and for pauses between attempts.
+
+    Returns:
+        The commit, or None if the root holds none that was completed.
+
+    Raises:
+        NoUsableCommitError: the root holds commits, and none can be used.
+        FormatVersionError: the newest commit is of a newer format.
+        StorageError: the storage failed, and no older commit could be read.
+    """
+    again = retrying(clock)
+    reasons: dict[str, str] = {}
+    unread: StorageError | None = None
+    for commit in again(root.commits, storage):
+        try:
+            return again(read_commit, storage, commit, only, clock)
+        except CorruptCheckpointError as error:
+            if not again(root.is_complete, storage, commit):  # also if it was deleted while it was looked at
+                marked = again(root.is_quarantined, storage, commit)
+                skipped(commit, root.MANIFEST_GONE if marked else _NEVER_COMPLETED, None)
+                continue
+            reason = reasons[commit.name] = str(error).removeprefix(f"{storage.url}/{commit.name}/")
+            skipped(commit, reason, error)
+        except StorageError as error:
+            storage.names()  # if the root is away, so are the older commits
+            unread = unread or error
+            skipped(commit, str(error).removeprefix(f"{storage.url}/{commit.name}/"), error)
+    if unread is not None:
+        raise unread
+    if reasons:
+        raise NoUsableCommitError(storage.url, reasons)
+    return None
 
 
 def load_newest(store: Store) -> Snapshot | None:
-    """Read the newest commit that verifies.
+    """Read the newest commit that verifies, for a job that goes on from it.
 
     Broken commits on the way are marked as quarantined, each with one line that says why. One that is marked
-    is verified again: if it has been repaired, the mark is taken away.
+    is verified again: if it has been repaired, the mark is taken away. One that can't be read at present is
+    not marked.
 
     Returns:
         The commit, or None if the root has never held a durable one.
@@ -32,98 +123,73 @@ def load_newest(store: Store) -> Snapshot | None:
         FormatVersionError: the newest commit is of a newer format.
         StorageError: the storage failed.
     """
-    reasons: dict[str, str] = {}
-    for commit in store.commits():
-        if not store.is_complete(commit):
-            _skip(store, commit, "it has no manifest, so it was never completed")
-            continue
-        try:
-            snapshot = read_commit(store, commit)
-        except CorruptCheckpointError as error:
-            reasons[commit.name] = str(error).removeprefix(f"{store.url}/{commit.name}/")
-            _quarantine(store, commit, reasons[commit.name])
-            continue
-        store.storage.remove(f"{commit.name}/{QUARANTINE}")
-        _report_lost(store, commit)
-        return snapshot
-    if not reasons:
-        reasons = {f"generation {generation}": _LOST for generation in _lost(store, 0)}
-    if reasons:
-        raise NoUsableCommitError(store.url, reasons)
-    return None
+
+    def skipped(commit: CommitId, reason: str, error: CheckpointError | None) -> None:
+        _say(store, commit.name, reason, f"skipping {commit}: {reason}")
+        if isinstance(error, CorruptCheckpointError):
+            try:
+                root.quarantine(store.storage, commit, reason, store.clock)
+            except StorageError as failure:
+                store.events.emit("write_failed", str(failure), level=logging.WARNING, commit=commit.name)
+
+    snapshot = read_newest(store.storage, skipped, clock=store.clock)
+    if snapshot is None:
+        lost = {f"generation {generation}": _LOST for generation in _lost(store, 0)}
+        if lost:
+            raise NoUsableCommitError(store.url, lost)
+        return None
+    store.storage.remove(root.quarantine_path(snapshot.id))
+    for generation in _lost(store, snapshot.id.generation):
+        name = f"generation {generation}"
+        _say(store, name, _LOST, f"going back to {snapshot.id}, because of {name}: {_LOST}")
+    return snapshot
 
 
-def read_commit(store: Store, commit: CommitId) -> Snapshot:
-    """Read one commit and verify every byte of it.
-
-    Raises:
-        CorruptCheckpointError: a file is missing, truncated, altered or nonsense.
-        FormatVersionError: it was written in a newer format.
-        StorageError: the storage failed.
-    """
-    url = f"{store.url}/{commit.name}"
-    if not store.is_complete(commit):
-        raise CorruptCheckpointError(f"{url}/{manifests.FILE_NAME}", "the file is missing")
-    text = store.storage.read(f"{commit.name}/{manifests.FILE_NAME}")
-    manifest = manifests.loads(text, f"{url}/{manifests.FILE_NAME}", commit)
-    files = {entry.name.removesuffix(".safetensors"): entry for entry in manifest.files}
-    return Snapshot(
-        id=commit,
-        arenas={name: _read_file(store, commit, entry) for name, entry in files.items()},
-        state=manifest.state,
-        world_size=manifest.world_size,
-        versions=manifest.versions,
-        finished=manifest.finished,
-    )
-
-
-def _read_file(store: Store, commit: CommitId, entry: FileEntry) -> Arena:
+def _read_file(storage: Storage, commit: CommitId, entry: FileEntry, lease: Lease) -> Arena:
     path = f"{commit.name}/{entry.name}"
-    url = f"{store.url}/{path}"
-    size = store.storage.size(path)
+    url = f"{storage.url}/{path}"
+    size = storage.size(path)
     if size is None:
         raise CorruptCheckpointError(url, "the file is missing")
     if size != entry.size:
         raise CorruptCheckpointError(url, f"the file has {size} bytes, and the manifest says {entry.size}")
-    buffer = allocate(size)
-    if store.storage.read_into(path, buffer) != ReadBytes(size, entry.digest):
-        raise CorruptCheckpointError(url, "the file's content does not match the manifest's digest")
+    lease.last(size)
     try:
+        if size > _WITHOUT_A_LOOK:
+            layout.parse(_header(storage, path, size).tobytes(), size)
+        buffer = _memory(url, size)
+        if storage.read_into(path, buffer) != ReadBytes(size, entry.digest):
+            raise CorruptCheckpointError(url, "the file's content does not match the manifest's digest")
         header = buffer[: layout.header_size(buffer[:8].tobytes(), size)].tobytes()
         return Arena(layout.parse(header, size), buffer)
     except ValueError as error:
         raise CorruptCheckpointError(url, str(error)) from error
 
 
+def _header(storage: Storage, path: str, size: int) -> Bytes:
+    """A file's bytes before the first tensor."""
+    start = allocate(layout.PAGE)
+    storage.read_into(path, start)
+    header = allocate(layout.header_size(start[:8].tobytes(), size))
+    storage.read_into(path, header)
+    return header
+
+
+def _memory(url: str, size: int) -> Bytes:
+    try:
+        return allocate(size)
+    except (OSError, OverflowError, MemoryError) as error:
+        raise StorageError(url, f"there is no memory for its {size} bytes ({error})") from error
+
+
 def _lost(store: Store, since: int) -> list[int]:
     """The generations after ``since`` that had commits once, and have none now; newest first."""
-    there = {commit.generation for commit in store.commits() if store.is_complete(commit)}
-    later = [generation for generation in store.claims() if generation > since and generation not in there]
-    return [generation for generation in later if store.read_claim(generation).acknowledged]
+    found = root.commits(store.storage)
+    there = {commit.generation for commit in found if root.is_complete(store.storage, commit)}
+    claimed = [number for number in store.claims.generations() if number > since and number not in there]
+    return [generation for generation in claimed if store.claims.read(generation).acknowledged]
 
 
-def _report_lost(store: Store, found: CommitId) -> None:
-    for generation in _lost(store, found.generation):
-        name = f"generation {generation}"
-        message = f"{store.url}: going back to {found}, because of {name}: {_LOST}"
-        store.events.emit("skipped", message, level=logging.WARNING, commit=name, reason=_LOST)
-
-
-def _quarantine(store: Store, commit: CommitId, reason: str) -> None:
-    _skip(store, commit, reason)
-    note = json.dumps({"time": store.clock.now(), "reason": reason}).encode()
-    try:
-        if not store.is_quarantined(commit):
-            store.storage.publish(f"{commit.name}/{QUARANTINE}", note)
-    except StorageError as error:
-        store.events.emit("write_failed", str(error), level=logging.WARNING, commit=commit.name)
-
-
-def _skip(store: Store, commit: CommitId, reason: str) -> None:
-    store.events.emit(
-        "skipped",
-        f"{store.url}: skipping {commit}: {reason}",
-        level=logging.WARNING,
-        commit=commit.name,
-        reason=reason,
-    )
+def _say(store: Store, name: str, reason: str, line: str) -> None:
+    message = f"{store.url}: {line}"
+    store.events.emit("skipped", message, level=logging.WARNING, commit=name, reason=reason)

@@ -4,8 +4,88 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Literal
 
 from hvdrecover.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best commits by a number that the training keeps among the state's attributes.
+
+    Where several commits in a row hold the same number, it was measured once: the first of them counts. A
+    commit whose number is None or not finite counts for none.
+
+    Attributes:
+        metric: the attribute's name, such as ``val_loss`` for ``state.val_loss``.
+        mode: ``min`` if a smaller number is better, ``max`` if a larger one is.
+        count: how many to keep, at least 1.
+
+    Raises:
+        ConfigError: a value that can't be.
+    """
+
+    metric: str
+    mode: Literal["min", "max"] = "min"
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.metric, str) or not self.metric.isidentifier():
+            raise ConfigError("best.metric", f"{self.metric!r} is not the name of an attribute of the state")
+        if self.mode not in ("min", "max"):
+            raise ConfigError("best.mode", f"{self.mode!r} is neither 'min' nor 'max'")
+        if not _is_count(self.count):
+            raise ConfigError("best.count", f"{self.count!r} is not a number of commits from 1 on")
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Which durable commits are kept: those that any of these rules asks for.
+
+    Attributes:
+        newest: the newest so many, at least 1.
+        every: the first durable one of each run of so many commit numbers; None for no such rule. Which
+            commits were made durable doesn't matter: with 1000, one is kept of 0 to 999, one of 1000 to
+            1999, and so on.
+        younger_than: those written less than so many seconds ago; None for no such rule.
+        best: the best ones by a number of the user's; None for no such rule.
+
+    Raises:
+        ConfigError: a value that can't be.
+    """
+
+    newest: int = 3
+    every: int | None = None
+    younger_than: float | None = None
+    best: Best | None = None
+
+    def __post_init__(self) -> None:
+        if not _is_count(self.newest):
+            raise ConfigError(
+                "keep.newest", f"{self.newest!r} is not a number from 1 on; the newest commit is always kept"
+            )
+        if self.every is not None and not _is_count(self.every):
+            raise ConfigError("keep.every", f"{self.every!r} is not a number of commits from 1 on")
+        if self.younger_than is not None and not (_is_number(self.younger_than) and self.younger_than > 0):
+            raise ConfigError("keep.younger_than", f"{self.younger_than!r} is not a number above 0")
+        if self.best is not None and not isinstance(self.best, Best):
+            raise ConfigError("keep.best", f"{self.best!r} is not a Best, such as Best('val_loss')")
+
+    @classmethod
+    def of(cls, keep: int | Keep) -> Keep:
+        """What a plain number stands for: that many of the newest.
+
+        Raises:
+            ConfigError: it is neither a number from 1 on nor a `Keep`.
+        """
+        if isinstance(keep, Keep):
+            return keep
+        if not _is_count(keep):
+            raise ConfigError(
+                "keep",
+                f"{keep!r} is neither a number from 1 on, as the newest commit is always kept, nor a Keep",
+            )
+        return cls(newest=keep)
 
 
 @dataclass(frozen=True)
@@ -17,7 +97,7 @@ class Checkpoint:
         every_commits: make every n-th commit durable. With neither this nor ``every_seconds`` every commit
             is due; with both, whichever comes first.
         every_seconds: make a commit durable when the last durable one is older than this.
-        keep: how many durable commits to keep, at least 1.
+        keep: how many of the newest durable commits to keep, at least 1; or a `Keep` with more rules.
         strict: whether a commit must fit the training state exactly. If not, what fits is loaded, and the
             rest is listed in the log.
 
@@ -30,7 +110,7 @@ class Checkpoint:
     url: str
     every_commits: int | None = None
     every_seconds: float | None = None
-    keep: int = 3
+    keep: int | Keep = 3
     strict: bool = True
 
     def __post_init__(self) -> None:
@@ -39,18 +119,17 @@ class Checkpoint:
         object.__setattr__(self, "url", os.fspath(self.url))
         if not self.url.strip():
             raise ConfigError("checkpoint", "the URL is empty; name a folder or an fsspec URL")
-        if self.every_commits is not None and not (
-            type(self.every_commits) is int and self.every_commits >= 1
-        ):
+        if self.every_commits is not None and not _is_count(self.every_commits):
             raise ConfigError("every_commits", f"{self.every_commits!r} is not a number of commits from 1 on")
         if self.every_seconds is not None and not (_is_number(self.every_seconds) and self.every_seconds > 0):
             raise ConfigError("every_seconds", f"{self.every_seconds!r} is not a number above 0")
-        if type(self.keep) is not int or self.keep < 1:
-            raise ConfigError(
-                "keep", f"{self.keep!r} is not a number from 1 on; the newest commit is always kept"
-            )
+        Keep.of(self.keep)
         if type(self.strict) is not bool:
             raise ConfigError("strict", f"{self.strict!r} is neither True nor False")
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 1
 
 
 def _is_number(value: object) -> bool:

@@ -1,11 +1,12 @@
 """Recovery for ``horovod.torch``: a drop-in for ``horovod.torch.elastic`` whose commits can be durable."""
 
 from hvdrecover import config as _config
-from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
 from hvdrecover.elastic.run import run
+from hvdrecover.torch.load import Loaded, load
 from hvdrecover.torch.sampler import ElasticSampler
 from hvdrecover.torch.state import TorchState
 
-__all__ = ["Checkpoint", "ElasticSampler", "TorchState", "run"]
+__all__ = ["Best", "Checkpoint", "ElasticSampler", "Keep", "TorchState", "run"]
 
 _config.choose_controller(_config.read())

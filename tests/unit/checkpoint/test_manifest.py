@@ -82,7 +82,7 @@ def test_every_flipped_bit_is_found_or_harmless():
 
 
 def test_a_flipped_bit_in_the_format_is_damage_and_no_newer_format():
-    altered = manifests.dumps(EXAMPLE).replace(b'"format": 1', b'"format": 3')
+    altered = manifests.dumps(EXAMPLE).replace(b'"format":1', b'"format":3')
     with pytest.raises(CorruptCheckpointError, match="digest"):
         read(altered)
 

@@ -10,7 +10,7 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.manifest import FILE_NAME
 from hvdrecover.checkpoint.reader import load_newest, read_commit
-from hvdrecover.checkpoint.store import QUARANTINE
+from hvdrecover.checkpoint.root import QUARANTINE, is_quarantined
 from hvdrecover.errors import CorruptCheckpointError, FormatVersionError, NoUsableCommitError, StorageError
 from tests.fakes.clock import FakeClock
 from tests.unit.checkpoint.roots import assert_is, content, make_snapshot, make_store
@@ -140,7 +140,7 @@ def test_a_quarantined_commit_that_was_repaired_is_used_and_a_normal_commit_agai
     store.storage.publish(MODEL, whole)
     later = make_store(store.storage)
     assert_is(load_newest(later), make_snapshot(1, 2))
-    assert not later.is_quarantined(CommitId(1, 2))
+    assert not is_quarantined(later.storage, CommitId(1, 2))
 
 
 def test_a_note_that_cannot_be_written_does_not_stop_the_walk(store, monkeypatch):
@@ -207,7 +207,7 @@ def test_going_back_to_an_earlier_generation_because_a_later_ones_commits_are_go
 
 
 def test_a_generation_that_never_had_a_commit_is_not_mentioned(store):
-    store.claim(2)
+    store.claims.take(2)
     assert_is(load_newest(store), make_snapshot(1, 2))
     assert store.events.of("skipped") == []
 
@@ -252,7 +252,7 @@ def test_a_manifest_that_claims_a_huge_file_takes_no_memory(store):
     tracemalloc.start()
     try:
         with pytest.raises(CorruptCheckpointError, match=f"the manifest says {2**50}"):
-            read_commit(store, CommitId(1, 2))
+            read_commit(store.storage, CommitId(1, 2))
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:
         tracemalloc.stop()
@@ -264,7 +264,7 @@ def test_a_file_with_the_right_digest_and_a_nonsensical_header_is_corrupt(store)
         file = manifests.FileEntry("model.safetensors", len(text), digest(text))
         rewrite_manifest(store, files=(file,))
         with pytest.raises(CorruptCheckpointError) as caught:
-            read_commit(store, CommitId(1, 2))
+            read_commit(store.storage, CommitId(1, 2))
         assert caught.value.url == f"{store.url}/{MODEL}"
 
 
@@ -277,7 +277,7 @@ def test_a_commit_in_the_folder_of_another_is_corrupt(store):
 
 def test_a_commit_that_is_not_there_is_corrupt(store):
     with pytest.raises(CorruptCheckpointError, match=r"MANIFEST\.json: the file is missing"):
-        read_commit(store, CommitId(9, 9))
+        read_commit(store.storage, CommitId(9, 9))
 
 
 def test_a_storage_that_fails_is_no_broken_commit(store, monkeypatch):
@@ -287,4 +287,4 @@ def test_a_storage_that_fails_is_no_broken_commit(store, monkeypatch):
     monkeypatch.setattr(store.storage, "read_into", away)
     with pytest.raises(StorageError, match="network"):
         load_newest(store)
-    assert not store.is_quarantined(CommitId(1, 2))
+    assert not is_quarantined(store.storage, CommitId(1, 2))

@@ -6,8 +6,8 @@ import pytest
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import FILE_NAME
 from hvdrecover.checkpoint.reader import load_newest, read_commit
+from hvdrecover.checkpoint.root import QUARANTINE, commits, is_complete
 from hvdrecover.checkpoint.storage import LocalStorage
-from hvdrecover.checkpoint.store import QUARANTINE
 from hvdrecover.errors import FencedError, ForeignRootError, StorageError
 from tests.fakes.clock import FakeClock
 from tests.unit.checkpoint.roots import Killed, Wrapped, assert_is, content, make_snapshot, make_store
@@ -33,7 +33,7 @@ def test_each_start_claims_the_next_generation(root):
 def test_a_claim_is_later_than_all_claims_and_commits(root):
     store = make_store(root)
     store.claim_next()
-    store.claim(7)
+    store.claims.take(7)
     assert make_store(root).claim_next() == 8
     root.publish(f"g0030-c00000001/{FILE_NAME}", b"broken, but there")
     assert make_store(root).claim_next() == 31
@@ -42,25 +42,25 @@ def test_a_claim_is_later_than_all_claims_and_commits(root):
 def test_a_claim_says_whose_it_is(root):
     store = make_store(root, job="mine", clock=FakeClock(start=5.0))
     store.claim_next()
-    claim = store.read_claim(1)
+    claim = store.claims.read(1)
     assert (claim.generation, claim.job, claim.acknowledged) == (1, "mine", False)
     assert json.loads(root.read("claims/g0001.json")).items() >= {"host": "host", "time": 5.0}.items()
 
 
 def test_a_claim_that_is_lost_to_another_store_goes_on_to_the_next(root):
     late = make_store(root, job="late")
-    late.claims = lambda: []  # it looks before the other one claims
+    late.claims.newest = lambda: 0  # it looks before the other one claims
     early = make_store(root, job="early")
     assert early.claim_next() == 1
     assert late.claim_next() == 2
-    assert [make_store(root).read_claim(generation).job for generation in (1, 2)] == ["early", "late"]
+    assert [make_store(root).claims.read(generation).job for generation in (1, 2)] == ["early", "late"]
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"3", b"{}", b"\xff", b'{"job": "x"}', b"[" * 100_000])
 def test_a_damaged_claim_is_nobodys_and_may_have_had_commits(root, text):
     root.publish("claims/g0004.json", text)
     store = make_store(root)
-    claim = store.read_claim(4)
+    claim = store.claims.read(4)
     assert (claim.job, claim.acknowledged) == ("", True)
     assert store.claim_next() == 5
 
@@ -69,7 +69,7 @@ def test_only_files_named_like_claims_are_claims(root):
     make_store(root).claim_next()
     for name in ("g2.json", "g00003.json", "g0004.json.bak", "x0005.json", "notes"):
         root.publish(f"claims/{name}", b"{}")
-    assert make_store(root).claims() == [1]
+    assert make_store(root).claims.generations() == [1]
 
 
 # -- whose root ----------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def test_what_was_written_is_read_back_bit_for_bit(root):
     store.claim_next()
     snapshot = make_snapshot(1, 5, finished=True)
     write_all(store, snapshot)
-    assert_is(read_commit(make_store(root), CommitId(1, 5)), snapshot)
+    assert_is(read_commit(root, CommitId(1, 5)), snapshot)
     assert_is(load_newest(make_store(root)), snapshot)
 
 
@@ -169,8 +169,8 @@ def test_commits_are_listed_newest_first_and_other_names_left_out(root):
     write_all(store, make_snapshot(1, 9), make_snapshot(1, 10))
     root.publish("g0002-c00000001/x", b"")
     root.publish("other/x", b"")
-    assert store.commits() == [CommitId(2, 1), CommitId(1, 10), CommitId(1, 9)]
-    assert [store.is_complete(commit) for commit in store.commits()] == [False, True, True]
+    assert commits(store.storage) == [CommitId(2, 1), CommitId(1, 10), CommitId(1, 9)]
+    assert [is_complete(store.storage, commit) for commit in commits(store.storage)] == [False, True, True]
 
 
 def test_the_first_commit_of_a_generation_is_acknowledged_once(root):
@@ -179,9 +179,9 @@ def test_the_first_commit_of_a_generation_is_acknowledged_once(root):
     store.claim_next()
     write_all(store, make_snapshot(1, 1), make_snapshot(1, 2))
     assert wrapped.calls.count("publish claims/g0001.json") == 1
-    assert store.read_claim(1).acknowledged
+    assert store.claims.read(1).acknowledged
     write_all(store, make_snapshot(2, 3))
-    assert [store.read_claim(generation).acknowledged for generation in (1, 2)] == [True, True]
+    assert [store.claims.read(generation).acknowledged for generation in (1, 2)] == [True, True]
 
 
 def test_a_second_attempt_never_alters_files_under_a_manifest(root):
@@ -191,7 +191,7 @@ def test_a_second_attempt_never_alters_files_under_a_manifest(root):
     wrapped.plan = [None, None, None, None, StorageError("url", "acknowledging failed")]
     with pytest.raises(StorageError, match="acknowledging"):
         write_all(store, make_snapshot(1, 1))
-    assert store.is_complete(CommitId(1, 1))
+    assert is_complete(store.storage, CommitId(1, 1))
     wrapped.calls.clear()
     write_all(store, make_snapshot(1, 1))
     verbs = [call for call in wrapped.calls if call.startswith(("remove", "write", "publish g"))]
@@ -208,7 +208,7 @@ def test_the_newest_are_kept(root, keep):
     store = make_store(root, keep=keep)
     store.claim_next()
     write_all(store, *(make_snapshot(1, commit) for commit in range(1, 7)))
-    assert store.commits() == [CommitId(1, commit) for commit in range(6, 6 - keep, -1)]
+    assert commits(store.storage) == [CommitId(1, commit) for commit in range(6, 6 - keep, -1)]
 
 
 def test_retention_goes_on_over_generations_and_starts(root):
@@ -216,7 +216,7 @@ def test_retention_goes_on_over_generations_and_starts(root):
     later = make_store(root, keep=2, job="later")
     generation = later.claim_next()
     write_all(later, make_snapshot(generation, 3))
-    assert later.commits() == [CommitId(2, 3), CommitId(1, 2)]
+    assert commits(later.storage) == [CommitId(2, 3), CommitId(1, 2)]
 
 
 def test_quarantined_commits_are_neither_deleted_nor_counted(root):
@@ -225,9 +225,9 @@ def test_quarantined_commits_are_neither_deleted_nor_counted(root):
     store = make_store(root, keep=2)
     store.claim_next()
     write_all(store, make_snapshot(2, 4))
-    assert store.commits() == [CommitId(2, 4), CommitId(1, 3), CommitId(1, 2)]
+    assert commits(store.storage) == [CommitId(2, 4), CommitId(1, 3), CommitId(1, 2)]
     write_all(store, make_snapshot(2, 5), make_snapshot(2, 6))
-    assert store.commits() == [CommitId(2, 6), CommitId(2, 5), CommitId(1, 3)]
+    assert commits(store.storage) == [CommitId(2, 6), CommitId(2, 5), CommitId(1, 3)]
 
 
 def test_foreign_files_are_never_touched(root):
@@ -252,7 +252,7 @@ def test_a_commit_that_cannot_be_deleted_is_reported_and_the_new_one_stands(root
     assert [facts["level"] for facts in store.events.of("not_deleted")] == [logging.WARNING]
     assert_is(load_newest(make_store(root)), make_snapshot(1, 2))
     write_all(store, make_snapshot(1, 3))
-    assert store.commits() == [CommitId(1, 3)]
+    assert commits(store.storage) == [CommitId(1, 3)]
 
 
 # -- leftovers -----------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ def test_what_was_never_completed_is_collected_at_the_next_start(root):
     root.publish("g0001-c00000002/model.safetensors", b"half")
     store = make_store(root)
     store.claim_next()
-    assert store.commits() == [CommitId(1, 1)]
+    assert commits(store.storage) == [CommitId(1, 1)]
     (leftover,) = store.events.of("leftover")
     assert leftover["commit"] == "g0001-c00000002"
     assert "never completed" in leftover["message"]
@@ -275,7 +275,7 @@ def test_a_quarantined_commit_without_a_manifest_is_no_leftover(root):
     root.publish(f"g0001-c00000002/{QUARANTINE}", b"{}")
     store = make_store(root)
     store.claim_next()
-    assert store.commits() == [CommitId(1, 2)]
+    assert commits(store.storage) == [CommitId(1, 2)]
 
 
 def test_a_leftover_that_cannot_be_deleted_does_not_stop_the_start(root):
@@ -298,7 +298,7 @@ def test_an_older_jobs_write_is_fenced_and_publishes_nothing(root):
     with pytest.raises(FencedError, match="generation 2 has claimed") as caught:
         write_all(old, make_snapshot(1, 2))
     assert caught.value.url == root.url
-    assert not old.is_complete(CommitId(1, 2))
+    assert not is_complete(old.storage, CommitId(1, 2))
     assert_is(load_newest(new), make_snapshot(1, 1))
 
 
@@ -312,7 +312,7 @@ def test_a_claim_during_the_write_fences_it_before_the_manifest(root):
     old.claim_next()
     with pytest.raises(FencedError):
         write_all(old, make_snapshot(1, 2))
-    assert not old.is_complete(CommitId(1, 2))
+    assert not is_complete(old.storage, CommitId(1, 2))
 
 
 def test_an_older_job_cannot_claim_a_later_generation(root):
@@ -321,8 +321,8 @@ def test_an_older_job_cannot_claim_a_later_generation(root):
     new.claim_next()
     for generation in (2, 3, 9):
         with pytest.raises(FencedError):
-            old.claim(generation)
-    assert old.claims() == [2, 1]
+            old.claims.take(generation)
+    assert old.claims.generations() == [2, 1]
 
 
 def test_the_same_job_goes_on_to_later_generations(root):
@@ -341,7 +341,7 @@ def test_the_same_jobs_older_generation_is_fenced(root):
     write_all(rank_0, make_snapshot(2, 2))
     with pytest.raises(FencedError):
         write_all(left_behind, make_snapshot(1, 3))
-    assert not left_behind.is_complete(CommitId(1, 3))
+    assert not is_complete(root, CommitId(1, 3))
 
 
 def test_two_processes_of_one_job_cannot_both_write_one_generation(root):
@@ -355,8 +355,8 @@ def test_a_claim_of_ours_that_was_damaged_does_not_fence_us(root):
     store = make_store(root)
     store.claim_next()
     root.publish("claims/g0001.json", b"")
-    store.claim(2)
-    assert store.claims() == [2, 1]
+    store.claims.take(2)
+    assert store.claims.generations() == [2, 1]
 
 
 # -- being killed --------------------------------------------------------------------------------------
@@ -379,7 +379,7 @@ def a_used_root(root, written):
     root.publish("g0001-c00000009/model.safetensors", b"a leftover to collect")
 
 
-CALLS_OF_A_LIFE = 23
+CALLS_OF_A_LIFE = 25
 
 
 def test_the_number_of_calls_that_the_next_test_goes_through(root):
@@ -399,16 +399,18 @@ def test_a_kill_at_any_call_loses_nothing_that_was_acknowledged(root, number, af
     with pytest.raises(Killed):
         life(wrapped, written)
 
-    store = make_store(root, keep=2, job="the next start")
+    when_leases_have_expired = FakeClock(start=10_000.0)
+    store = make_store(root, keep=2, job="the next start", clock=when_leases_have_expired)
     generation = store.claim_next()
-    assert generation > max(commit.generation for commit in store.commits())
+    assert generation > max(commit.generation for commit in commits(store.storage))
     found = load_newest(store)
     assert found.id >= written[-1].id
     assert_is(found, make_snapshot(found.id.generation, found.id.commit))
     assert store.events.of("skipped") == []
-    assert all(store.is_complete(commit) for commit in store.commits())
+    assert all(is_complete(store.storage, commit) for commit in commits(store.storage))
     write_all(store, make_snapshot(generation, 100))
-    assert len(store.commits()) == 2
+    assert len(commits(store.storage)) == 2
+    assert root.names("readers") == []
     assert_is(load_newest(make_store(root)), make_snapshot(generation, 100))
 
 

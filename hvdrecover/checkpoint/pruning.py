@@ -1,0 +1,121 @@
+"""Deleting what retention no longer keeps, and never a commit that is being read.
+
+One process at a time should prune a root: its job. See `hvdrecover.checkpoint.leases` for the order of steps.
+"""
+
+from __future__ import annotations
+
+from hvdrecover.checkpoint import leases, root
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.manifest import Manifest
+from hvdrecover.checkpoint.retention import Facts, expired, metric_of
+from hvdrecover.checkpoint.settings import Keep
+from hvdrecover.checkpoint.storage import Storage
+from hvdrecover.clock import Clock
+from hvdrecover.errors import CorruptCheckpointError, FormatVersionError, StorageError
+
+
+class Pruner:
+    """Retention at one root.
+
+    The commits are looked at once, when they are first asked for; later ones have to be told of with `note`.
+
+    Args:
+        storage: the root.
+        keep: what to keep.
+        clock: where times come from.
+    """
+
+    def __init__(self, storage: Storage, keep: Keep, clock: Clock) -> None:
+        self._storage = storage
+        self._keep = keep
+        self._clock = clock
+        self._facts: dict[CommitId, Facts] = {}
+        self._unknown: list[CommitId] | None = None
+
+    def note(self, manifest: Manifest) -> None:
+        """Take a commit into account that has just been made durable."""
+        self._facts[manifest.id] = self._facts_of(manifest)
+
+    def expired(self) -> list[CommitId]:
+        """The commits that may be deleted, oldest first.
+
+        Raises:
+            StorageError: the root can't be listed.
+        """
+        self._look()
+        return expired(self._facts.values(), self._keep, self._clock.now())
+
+    def prune(self) -> list[CommitId]:
+        """Delete what has expired and is not being read.
+
+        Returns:
+            The deleted commits, oldest first.
+
+        Raises:
+            StorageError: something could not be deleted. What was deleted before that stays deleted, and
+                the rest is tried again next time.
+        """
+        unwanted = self.expired()
+        if unwanted:
+            leases.collect(self._storage, self._clock.now())
+        return [commit for commit in unwanted if self._delete(commit)]
+
+    def _delete(self, commit: CommitId) -> bool:
+        if root.is_quarantined(self._storage, commit):  # since it was looked at
+            del self._facts[commit]
+            return False
+        deleted = delete_unless_read(self._storage, commit, self._clock)
+        if deleted:
+            del self._facts[commit]
+        return deleted
+
+    def _look(self) -> None:
+        if self._unknown is None:
+            self._unknown = [commit for commit in root.commits(self._storage) if commit not in self._facts]
+        unread: list[CommitId] = []
+        for commit in self._unknown:
+            try:
+                self._look_at(commit)
+            except StorageError:  # one that can't be read must not fill the disk with all others
+                unread.append(commit)
+        self._unknown = unread
+
+    def _look_at(self, commit: CommitId) -> None:
+        if not root.is_complete(self._storage, commit) or root.is_quarantined(self._storage, commit):
+            return
+        try:
+            self.note(root.read_manifest(self._storage, commit))
+        except (CorruptCheckpointError, FormatVersionError):
+            return  # not ours to judge: a reader quarantines it, or a newer hvdrecover reads it
+
+    def _facts_of(self, manifest: Manifest) -> Facts:
+        try:
+            metric = metric_of(manifest, self._keep.best)
+        except ValueError:
+            metric = None
+        return Facts(manifest.id, manifest.time, metric)
+
+
+def delete_unless_read(storage: Storage, commit: CommitId, clock: Clock) -> bool:
+    """Delete a commit, or an incomplete one's folder, unless somebody reads it.
+
+    Killed at any step, this leaves a whole commit, or a folder without a manifest, which is none.
+
+    Returns:
+        Whether it was deleted.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    if leases.is_read(storage, commit, clock.now()):
+        return False
+    path = root.manifest_path(commit)
+    text = storage.read(path) if root.is_complete(storage, commit) else None
+    storage.remove(path)
+    if leases.is_read(storage, commit, clock.now()):
+        if text is not None:
+            storage.publish(path, text)
+        return False
+    storage.delete(commit.name)
+    return True

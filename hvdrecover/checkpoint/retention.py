@@ -1,0 +1,96 @@
+"""Which durable commits may be deleted, as pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hvdrecover.checkpoint import values
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.manifest import Manifest
+from hvdrecover.checkpoint.settings import Best, Keep
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the decision knows of a commit.
+
+    Attributes:
+        commit: which commit.
+        time: when it was written, in seconds since the Unix epoch.
+        metric: what `Keep.best` goes by; None if the commit has none.
+        good: whether it has a manifest that validates, and was not found broken.
+    """
+
+    commit: CommitId
+    time: float
+    metric: float | None = None
+    good: bool = True
+
+
+def expired(commits: Iterable[Facts], keep: Keep, now: float) -> list[CommitId]:
+    """The commits that may be deleted, oldest first.
+
+    Commits that are not good are left to the user: they are neither deleted nor counted. Of the good ones
+    the newest is never deleted.
+
+    Args:
+        commits: all commits of a root, in any order.
+        keep: what the user wants to keep.
+        now: seconds since the Unix epoch.
+    """
+    good = sorted((facts for facts in commits if facts.good), key=lambda facts: facts.commit)
+    kept = {facts.commit for facts in good[-keep.newest :]}
+    if keep.every is not None:
+        kept |= _first_of_each_run(good, keep.every)
+    if keep.younger_than is not None:
+        kept |= {facts.commit for facts in good if now - facts.time < keep.younger_than}
+    if keep.best is not None:
+        kept |= _best(good, keep.best)
+    return [facts.commit for facts in good if facts.commit not in kept]
+
+
+def metric_of(manifest: Manifest, best: Best | None) -> float | None:
+    """The number that `Keep.best` goes by in one commit; None if it has none, or one that is not finite.
+
+    Raises:
+        ValueError: the state has no such attribute, or it is no number.
+    """
+    if best is None:
+        return None
+    attributes = manifest.state.get("attributes")
+    if not isinstance(attributes, dict) or best.metric not in attributes:
+        raise ValueError(f"the state has no attribute '{best.metric}'")
+    try:
+        value = values.decode(attributes[best.metric])
+    except ValueError:  # such as a tensor
+        value = attributes[best.metric]
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise ValueError(f"state.{best.metric} is not a number; make it one with float()")
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _first_of_each_run(good: Sequence[Facts], every: int) -> set[CommitId]:
+    first: dict[int, CommitId] = {}
+    for facts in good:
+        first.setdefault(facts.commit.commit // every, facts.commit)
+    return set(first.values())
+
+
+def _best(good: Sequence[Facts], best: Best) -> set[CommitId]:
+    # Commits of one value share one measurement, and the first of them is what was measured.
+    first: dict[float, CommitId] = {}
+    for facts in good:
+        if facts.metric is not None and math.isfinite(facts.metric):
+            first.setdefault(facts.metric, facts.commit)
+    ranked = sorted(first, reverse=best.mode == "max")
+    return {first[value] for value in ranked[: best.count]}

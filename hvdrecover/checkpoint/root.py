@@ -1,0 +1,80 @@
+"""What lies at a checkpoint root.
+
+::
+
+    ROOT/
+      claims/g0003.json       who writes generation 3; see `hvdrecover.checkpoint.claims`
+      readers/…               who reads which commit; see `hvdrecover.checkpoint.leases`
+      g0003-c00000120/        commit 120, made in generation 3
+        model.safetensors     one file per attribute of the state that holds tensors
+        MANIFEST.json         written last
+        QUARANTINE.json       only if the commit was found broken: when and why
+"""
+
+from __future__ import annotations
+
+import json
+
+from hvdrecover.checkpoint import manifest as manifests
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.manifest import Manifest
+from hvdrecover.checkpoint.storage import Storage
+from hvdrecover.clock import Clock
+from hvdrecover.errors import CorruptCheckpointError
+
+CLAIMS = "claims"
+READERS = "readers"
+QUARANTINE = "QUARANTINE.json"
+TENSORS = ".safetensors"
+MANIFEST_GONE = "its manifest is gone"  # why a commit is quarantined that lost only that
+
+
+def commits(storage: Storage) -> list[CommitId]:
+    """The commits that have a folder, newest first; they may be incomplete or broken."""
+    found = (CommitId.parse(name) for name in storage.names())
+    return sorted((commit for commit in found if commit is not None), reverse=True)
+
+
+def manifest_path(commit: CommitId) -> str:
+    """Where a commit's manifest lies."""
+    return f"{commit.name}/{manifests.FILE_NAME}"
+
+
+def quarantine_path(commit: CommitId) -> str:
+    """Where the mark lies that a commit was found broken."""
+    return f"{commit.name}/{QUARANTINE}"
+
+
+def is_complete(storage: Storage, commit: CommitId) -> bool:
+    """Whether a commit has a manifest, valid or not."""
+    return storage.size(manifest_path(commit)) is not None
+
+
+def is_quarantined(storage: Storage, commit: CommitId) -> bool:
+    """Whether a commit has been found broken."""
+    return storage.size(quarantine_path(commit)) is not None
+
+
+def quarantine(storage: Storage, commit: CommitId, reason: str, clock: Clock) -> None:
+    """Mark a commit as broken, unless it is marked already; nothing is deleted."""
+    if not is_quarantined(storage, commit):
+        note = json.dumps({"time": clock.now(), "reason": reason}).encode()
+        storage.publish(quarantine_path(commit), note)
+
+
+def read_manifest(storage: Storage, commit: CommitId) -> Manifest:
+    """Read what a commit says about itself: everything but its tensors, whose files are not looked at.
+
+    Raises:
+        CorruptCheckpointError: the manifest is missing, truncated, altered or nonsense.
+        FormatVersionError: it was written in a newer format.
+        StorageError: the storage failed.
+    """
+    path = manifest_path(commit)
+    url = f"{storage.url}/{path}"
+    size = storage.size(path)
+    if size is None:
+        raise CorruptCheckpointError(url, "the file is missing")
+    if size > manifests.MAX_BYTES:
+        raise CorruptCheckpointError(url, f"the file has {size} bytes, more than any manifest")
+    return manifests.loads(storage.read(path), url, commit)
