@@ -8,16 +8,17 @@ import pytest
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.reader import read_commit
+from hvdrecover.checkpoint.retrying import ATTEMPTS
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.checkpoint.store import Store
-from hvdrecover.checkpoint.writer import ATTEMPTS
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import FencedError, FlushTimeoutError, ForeignRootError, StorageError
 from hvdrecover.events import Events
+from tests.fakes.clock import FakeClock
 from tests.fakes.framework import FakeModel
 from tests.fakes.root import FakeRoot, FakeRoots
 from tests.fakes.world import HANG_SECONDS
-from tests.unit.elastic.jobs import STATIC, URL, Process, StillClock, on_ranks
+from tests.unit.elastic.jobs import STATIC, URL, Process, on_ranks
 
 
 @pytest.fixture
@@ -41,18 +42,18 @@ def commit_and_settle(state: State) -> None:
     train(state)
     state.commit()
     assert state._durability is not None
-    state._durability.writer.wait(HANG_SECONDS)
+    state._durability.writer.wait()
 
 
 def store_of(roots: FakeRoots) -> Store:
-    clock = StillClock()
+    clock = FakeClock()
     events = Events(None, "host", clock)
     return Store(roots.open(URL), keep=3, job="another", host="host", events=events, clock=clock)
 
 
 def weight_in(roots: FakeRoots, commit: CommitId) -> float:
     """The weight that a durable commit holds; raises if a byte of the commit does not verify."""
-    arena = read_commit(store_of(roots), commit).arenas["model"]
+    arena = read_commit(store_of(roots).storage, commit).arenas["model"]
     return float(arena.bytes_of("w").view("f8")[0])
 
 
@@ -135,7 +136,7 @@ def test_a_commit_made_while_a_write_is_in_flight_stays_in_memory(process: Proce
         train(state)
         state.commit()
     root.gate.set()
-    state._durability.writer.wait(HANG_SECONDS)  # type: ignore[union-attr]
+    state._durability.writer.wait()  # type: ignore[union-attr]
     commit_and_settle(state)
     assert [commit.commit for commit in root.published] == [1, 5]
 
@@ -159,7 +160,7 @@ def test_the_bytes_of_the_snapshot_in_flight_never_change(
     state.sync()
     assert (in_flight.arenas["model"].buffer.tobytes(), str(in_flight.state)) == before
     root.gate.set()
-    state._durability.writer.wait(HANG_SECONDS)
+    state._durability.writer.wait()
     assert weight_in(roots, CommitId(1, 1)) == 1.0
 
 
@@ -295,7 +296,7 @@ def test_flush_tries_a_commit_again_that_could_not_be_written(process: Process, 
     root.failures = ATTEMPTS
     state.commit()
     with pytest.raises(StorageError):
-        state._durability.writer.wait(HANG_SECONDS)  # type: ignore[union-attr]
+        state._durability.writer.wait()  # type: ignore[union-attr]
     state.flush()
     assert root.published == [CommitId(1, 1)]
 
@@ -309,7 +310,7 @@ def test_a_job_that_was_replaced_is_stopped_at_the_commit_after_its_write(
     state.commit()
     assert state._durability is not None
     with pytest.raises(FencedError):
-        state._durability.writer.wait(HANG_SECONDS)
+        state._durability.writer.wait()
     with pytest.raises(FencedError, match="generation 2 has claimed"):
         state.commit()
     assert root.published == [CommitId(1, 1)]
@@ -339,7 +340,7 @@ def test_the_manifest_tells_who_wrote_it_and_how_many_ranks_there_were(roots: Fa
         state.flush()
 
     on_ranks(2, body)
-    snapshot = read_commit(store_of(roots), CommitId(1, 1))
+    snapshot = read_commit(store_of(roots).storage, CommitId(1, 1))
     assert snapshot.world_size == 2
     assert snapshot.versions["fake"] == "1.0"
     assert not snapshot.finished
