@@ -134,7 +134,7 @@ class MismatchError(CheckpointError):
         super().__init__(
             url,
             f"the commit does not fit this training state:{listing}\n"
-            "Restore the old definition, or pass Checkpoint(..., strict=False) to load what fits.",
+            "Restore the old definition, or load what fits: strict=False in Checkpoint(...) or load(...).",
         )
         self.differences = differences
 

@@ -3,10 +3,10 @@
 from hvdrecover import config as _config
 from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
 from hvdrecover.elastic.run import run
-from hvdrecover.torch.load import Loaded, load
+from hvdrecover.torch.loading import Loaded, load
 from hvdrecover.torch.sampler import ElasticSampler
 from hvdrecover.torch.state import TorchState
 
-__all__ = ["Best", "Checkpoint", "ElasticSampler", "Keep", "TorchState", "run"]
+__all__ = ["Best", "Checkpoint", "ElasticSampler", "Keep", "Loaded", "TorchState", "load", "run"]
 
 _config.choose_controller(_config.read())

@@ -51,7 +51,14 @@ def test_the_public_names() -> None:
 
 
 def is_public(name: str) -> bool:
-    return not name.startswith("_") and name not in ("sampler", "state", "framework", "optimizer", "world")
+    return not name.startswith("_") and name not in (
+        "sampler",
+        "state",
+        "framework",
+        "loading",
+        "optimizer",
+        "world",
+    )
 
 
 def test_neither_tensorflow_nor_its_adapter_is_imported() -> None:

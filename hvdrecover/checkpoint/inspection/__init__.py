@@ -1,0 +1,1 @@
+"""Looking at a checkpoint root, from outside the job that writes it."""

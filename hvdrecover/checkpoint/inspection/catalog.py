@@ -1,0 +1,164 @@
+"""Which commits a root holds, and finding one by its name.
+
+Only manifests are read here, so a commit that is listed as complete may still have a damaged data file;
+`hvdrecover.checkpoint.inspection.verify` finds that out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hvdrecover.checkpoint import manifest as manifests
+from hvdrecover.checkpoint import root
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.manifest import Manifest
+from hvdrecover.checkpoint.root import read_manifest
+from hvdrecover.checkpoint.storage import Storage, redact
+from hvdrecover.errors import (
+    CorruptCheckpointError,
+    FormatVersionError,
+    StorageError,
+    UnknownCommitError,
+)
+
+State = Literal["complete", "finished", "quarantined", "incomplete", "broken", "newer format"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One commit of a root.
+
+    Attributes:
+        id: the commit.
+        state: ``complete``; ``finished``, if the run had come to its end there; ``quarantined``, if a job
+            found it broken; ``incomplete``, if it has no manifest, because it is being written or its writer
+            was killed; ``broken``, if its manifest can't be read; ``newer format``.
+        reason: why it is quarantined, broken or of a newer format; else None.
+        nbytes: the size of its files, manifest included, in bytes.
+        manifest: None if there is none that can be read.
+    """
+
+    id: CommitId
+    state: State
+    reason: str | None
+    nbytes: int
+    manifest: Manifest | None
+
+
+def commits(storage: Storage) -> list[CommitId]:
+    """The commits of a root, newest first; none if a job has just begun.
+
+    Raises:
+        UnknownCommitError: this is no checkpoint root.
+        StorageError: the storage failed.
+    """
+    found = root.commits(storage)
+    if not found:
+        _check_is_root(storage)
+    return found
+
+
+def entries(storage: Storage) -> list[Entry]:
+    """The commits of a root and what can be said of each without reading its tensors, newest first.
+
+    A commit that is deleted meanwhile is left out.
+
+    Raises:
+        UnknownCommitError: this is no checkpoint root.
+        StorageError: the storage failed.
+    """
+    found = (_entry(storage, commit) for commit in commits(storage))
+    return [entry for entry in found if entry is not None]
+
+
+def find(storage: Storage, wanted: str | None) -> CommitId:
+    """The commit that a user means.
+
+    Args:
+        storage: the root.
+        wanted: a commit's name, such as ``g0003-c00000120``, or its number alone, such as ``120``; None for
+            the newest complete commit.
+
+    Raises:
+        UnknownCommitError: there is none, or there are several of this number.
+    """
+    found = commits(storage)
+    if wanted is None:
+        for commit in found:
+            if root.is_complete(storage, commit):
+                return commit
+        raise UnknownCommitError(storage.url, "it holds no complete commit yet", [])
+    by_name = [commit for commit in found if commit.name == wanted]
+    matches = by_name or [commit for commit in found if wanted.isascii() and wanted == str(commit.commit)]
+    if len(matches) == 1:
+        return matches[0]
+    shown, names = redact(wanted), [commit.name for commit in matches or found]
+    if matches:
+        problem = f"several commits have the number {shown}: {', '.join(names)}. Give the whole name"
+    else:
+        problem = f"it holds no commit '{shown}'; {_choice(names)}"
+    raise UnknownCommitError(storage.url, problem, names)
+
+
+def _entry(storage: Storage, commit: CommitId) -> Entry | None:
+    try:
+        names = storage.names(commit.name)
+        if not names:
+            return None
+        sizes = [storage.size(f"{commit.name}/{name}") or 0 for name in names]
+        if manifests.FILE_NAME not in names:
+            return Entry(commit, "incomplete", None, sum(sizes), None)
+        state, reason, manifest = _judge(storage, commit, marked=root.QUARANTINE in names)
+    except StorageError:
+        if not root.is_complete(storage, commit):
+            return None  # deleted meanwhile
+        raise
+    return Entry(commit, state, reason, sum(sizes), manifest)
+
+
+def _judge(storage: Storage, commit: CommitId, *, marked: bool) -> tuple[State, str | None, Manifest | None]:
+    try:
+        manifest = read_manifest(storage, commit)
+    except CorruptCheckpointError as error:
+        return "broken", short(storage, commit, error), None
+    except FormatVersionError as error:
+        return "newer format", short(storage, commit, error), None
+    if marked:
+        return "quarantined", _reason_of_quarantine(storage, commit), manifest
+    return "finished" if manifest.finished else "complete", None, manifest
+
+
+def short(storage: Storage, commit: CommitId, error: Exception) -> str:
+    """An error's message without the commit that it is about."""
+    return str(error).removeprefix(f"{storage.url}/{commit.name}/")
+
+
+def _reason_of_quarantine(storage: Storage, commit: CommitId) -> str:
+    try:
+        note: Any = json.loads(storage.read(root.quarantine_path(commit)))
+        return str(note["reason"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "the note that says why can't be read"
+
+
+def _check_is_root(storage: Storage) -> None:
+    names = storage.names()
+    if root.CLAIMS in names:
+        return
+    if not names:
+        problem = "there is no checkpoint root here: the folder does not exist, or is empty. Check the URL"
+    elif manifests.FILE_NAME in names:
+        problem = "this is one commit of a checkpoint root; name the folder above it, and the commit after it"
+    else:
+        problem = f"this is no checkpoint root: it holds no commits, but '{names[0]}'. Check the URL"
+    raise UnknownCommitError(storage.url, problem, [])
+
+
+def _choice(names: Sequence[str]) -> str:
+    if not names:
+        return "it holds none at all yet"
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"it holds {', '.join(names[:5])}{more}"

@@ -1,0 +1,177 @@
+"""Tensors of a commit as one safetensors file of the user's."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from hvdrecover.checkpoint import layout, leases, root
+from hvdrecover.checkpoint.arena import Bytes
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.inspection import parts, readable, tensors
+from hvdrecover.checkpoint.layout import Layout, TensorSpec
+from hvdrecover.checkpoint.manifest import Manifest
+from hvdrecover.checkpoint.reader import read_commit
+from hvdrecover.checkpoint.root import read_manifest
+from hvdrecover.checkpoint.storage import Storage
+from hvdrecover.checkpoint.storage.failures import failures
+from hvdrecover.checkpoint.values import Json
+from hvdrecover.clock import Clock
+from hvdrecover.errors import ExportError
+
+Sources = Mapping[str, Mapping[str, TensorSpec]]
+"""By attribute: what each of its tensors will be called, and what it is."""
+
+
+def to_safetensors(
+    storage: Storage, commit: CommitId, only: Sequence[str], path: Path, *, force: bool, clock: Clock
+) -> list[str]:
+    """Write the tensors of some attributes to a file; every byte is verified on the way.
+
+    One attribute's tensors keep their names: a model's are those of its ``state_dict``. Those of several are
+    prefixed with the attribute's, as in ``model.layer.weight``. One attribute is in memory at a time.
+
+    Args:
+        storage: the root.
+        commit: which commit.
+        only: the attributes; empty for all.
+        path: the file to write.
+        force: whether to replace the file if it exists.
+        clock: for leases.
+
+    Returns:
+        The attributes that were exported.
+
+    Raises:
+        ExportError: the file exists, there is no such attribute, or one holds something besides tensors.
+        CorruptCheckpointError: the commit is damaged.
+        FormatVersionError: it is of a newer format.
+        StorageError: the storage failed, or the file could not be written.
+    """
+    with leases.reading(storage, commit, clock) as lease:
+        manifest = read_manifest(storage, commit)
+        names = chosen(manifest.state, only, f"{storage.url}/{commit.name}")
+        _refuse_other_than_tensors(storage, manifest, names)
+        lease.last(sum(entry.size for entry in manifest.files))
+        sources = _sources(storage, manifest, names)
+        planned = layout.plan([spec for named in sources.values() for spec in named.values()])
+        with written_aside(path, force=force) as aside, _Sparse(aside, planned) as file:
+            for attribute, named in sources.items():
+                arena = read_commit(storage, commit, {attribute}, clock).arenas[attribute]
+                for name, spec in named.items():
+                    file.put(spec.name, arena.bytes_of(name))
+    return names
+
+
+def chosen(state: Mapping[str, Json], only: Sequence[str], url: str) -> list[str]:
+    """The attributes that a user wants of a commit, in the order of the commit; all, if none is named.
+
+    Args:
+        state: the commit's.
+        only: their names; empty for all.
+        url: what to call the commit in an error.
+
+    Raises:
+        ExportError: the commit has no attribute of that name.
+        CorruptCheckpointError: the state is nonsense.
+    """
+    there = [*parts.attributes(state, url), *parts.samplers(state, url)]
+    for name in only:
+        if name not in there:
+            raise ExportError(url, f"the commit has no attribute '{name}'; it has {', '.join(there)}")
+    return [name for name in there if not only or name in only]
+
+
+@contextmanager
+def written_aside(path: Path, *, force: bool) -> Iterator[Path]:
+    """A name beside a file's, for what takes the file's place at the end, if all goes well.
+
+    Args:
+        path: the file.
+        force: whether it may be replaced.
+
+    Raises:
+        ExportError: the file exists.
+        StorageError: it could not be written.
+    """
+    _refuse_existing(path, force)
+    aside = path.with_name(f".hvdrecover-{uuid.uuid4().hex}")
+    with failures(str(path), "", "write the file"):
+        try:
+            yield aside
+            _sync(aside)
+            _refuse_existing(path, force)
+            aside.replace(path)
+            _sync(path.parent)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+class _Sparse:
+    """A safetensors file whose tensors are written in any order."""
+
+    def __init__(self, path: Path, planned: Layout) -> None:
+        self._path = path
+        self._planned = planned
+        self._stack = ExitStack()
+
+    def __enter__(self) -> _Sparse:
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._stack.callback(os.close, self._descriptor)
+        os.ftruncate(self._descriptor, self._planned.nbytes)
+        self._write(memoryview(self._planned.header), 0)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def put(self, name: str, data: Bytes) -> None:
+        """Write one tensor."""
+        self._write(data.data, self._planned.offsets[name])
+
+    def _write(self, data: memoryview, start: int) -> None:
+        done = 0
+        while done < len(data):
+            done += os.pwrite(self._descriptor, data[done:], start + done)
+
+
+def _sources(storage: Storage, manifest: Manifest, names: Sequence[str]) -> Sources:
+    entries = {entry.name.removesuffix(root.TENSORS): entry for entry in manifest.files}
+    sources: dict[str, dict[str, TensorSpec]] = {}
+    for attribute in names:
+        prefix = f"{attribute}." if len(names) > 1 else ""
+        specs = tensors.layout_of(storage, manifest.id, entries[attribute]).specs
+        sources[attribute] = {
+            spec.name: TensorSpec(prefix + spec.name, spec.dtype, spec.shape) for spec in specs
+        }
+    return sources
+
+
+def _refuse_other_than_tensors(storage: Storage, manifest: Manifest, names: Sequence[str]) -> None:
+    url = f"{storage.url}/{manifest.id.name}"
+    attributes = parts.attributes(manifest.state, url)
+    others = [name for name in names if not readable.only_tensors(attributes.get(name))]
+    if others:
+        pure = [name for name in attributes if readable.only_tensors(attributes[name])]
+        remedy = f"name one that does with --only ({', '.join(pure)})" if pure else "none of this commit does"
+        raise ExportError(
+            url,
+            f"a safetensors file can hold tensors and nothing else, and so can't hold {', '.join(others)}; "
+            f"export to a .pt file, or {remedy}",
+        )
+
+
+def _refuse_existing(path: Path, force: bool) -> None:
+    if path.exists() and not force:
+        raise ExportError(str(path), "the file exists; name another one, or pass --force to replace it")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,97 @@
+"""Deleting commits by hand, by the same rules as a job's retention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from hvdrecover.checkpoint.inspection import catalog
+from hvdrecover.checkpoint.inspection.catalog import Entry
+from hvdrecover.checkpoint.inspection.verify import Verdict, verify
+from hvdrecover.checkpoint.pruning import Pruner, delete_unless_read
+from hvdrecover.checkpoint.retention import metric_of
+from hvdrecover.checkpoint.settings import Keep
+from hvdrecover.checkpoint.storage import Storage
+from hvdrecover.clock import Clock
+from hvdrecover.errors import ConfigError, CorruptCheckpointError
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What pruning would do.
+
+    Attributes:
+        delete: commits that the rules don't keep, oldest first.
+        keep: good commits that the rules keep, newest first.
+        untouched: commits that pruning never touches, newest first: those that are incomplete, which a
+            running job may be writing, and those that are broken, quarantined or of a newer format.
+    """
+
+    delete: list[Entry]
+    keep: list[Entry]
+    untouched: list[Entry]
+
+
+def plan(storage: Storage, keep: Keep, clock: Clock) -> Plan:
+    """Decide what to delete; changes nothing.
+
+    Raises:
+        UnknownCommitError: this is no checkpoint root.
+        ConfigError: no commit has the number that ``keep.best`` goes by.
+        StorageError: the storage failed.
+    """
+    unwanted = Pruner(storage, keep, clock).expired()
+    entries = catalog.entries(storage)
+    good = [entry for entry in entries if entry.state in ("complete", "finished")]
+    _check_metric(good, keep)
+    return Plan(
+        delete=[entry for entry in reversed(good) if entry.id in unwanted],
+        keep=[entry for entry in good if entry.id not in unwanted],
+        untouched=[entry for entry in entries if entry not in good],
+    )
+
+
+def check_one_is_intact(storage: Storage, plan: Plan, clock: Clock, advance: Callable[[int], None]) -> None:
+    """Make sure that a commit is left which verifies, by reading them from the newest on.
+
+    Raises:
+        CorruptCheckpointError: not one of those that would be kept verifies.
+        StorageError: the storage failed.
+    """
+    verdicts: list[Verdict] = []
+    if not plan.delete:
+        return
+    for entry in plan.keep:
+        verdicts.append(verify(storage, entry.id, clock, advance))
+        if verdicts[-1].intact:
+            return
+    broken = "; ".join(f"{verdict.id}: {verdict.text}" for verdict in verdicts)
+    raise CorruptCheckpointError(
+        storage.url, f"nothing was deleted, for not one of the commits that would be kept is intact: {broken}"
+    )
+
+
+def delete(storage: Storage, plan: Plan, clock: Clock) -> Iterator[tuple[Entry, bool]]:
+    """Delete what was planned.
+
+    Gives:
+        Each commit, once it is dealt with, and whether it is gone; it is not if somebody is reading it.
+
+    Raises:
+        StorageError: the storage failed; what was deleted before stays deleted.
+    """
+    for entry in plan.delete:
+        yield entry, delete_unless_read(storage, entry.id, clock)
+
+
+def _check_metric(good: list[Entry], keep: Keep) -> None:
+    problems = []
+    for entry in good:
+        try:
+            if entry.manifest is not None:
+                metric_of(entry.manifest, keep.best)
+            return
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError("--keep-best", f"{problems[0]}, in any of the {len(good)} commits")
