@@ -46,7 +46,7 @@ class TensorSpec:
     dtype: str
     shape: tuple[int, ...]
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """How many bytes the tensor takes."""
         return ITEM_BYTES[self.dtype] * math.prod(self.shape)
@@ -81,7 +81,7 @@ class Layout:
         """The tensors by name."""
         return {spec.name: spec for spec in self.specs}
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """The size of the file in bytes."""
         return len(self.header) + sum(spec.nbytes for spec in self.specs)

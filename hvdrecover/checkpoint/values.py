@@ -27,7 +27,7 @@ import sys
 import types
 import typing
 import zoneinfo
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,6 +88,8 @@ def _encode(value: Any, path: str, leaf: Leaf | None, outer: tuple[int, ...]) ->
         return _encode(item, path + where, leaf, outer)
 
     if kind is list:
+        if _is_json(value):
+            return value.copy()
         return [inner(item, f"[{index}]") for index, item in enumerate(value)]
     if kind is dict:
         return _encode_dict(value, inner)
@@ -100,10 +102,37 @@ def _encode(value: Any, path: str, leaf: Leaf | None, outer: tuple[int, ...]) ->
     )
 
 
+def _is_json(items: list[Any]) -> bool:
+    """Whether a list holds just scalars that JSON has; found out fast, for histories are long."""
+    kinds = set(map(type, items))
+    if kinds <= {str, bool, type(None)}:
+        return True
+    try:
+        return kinds <= {int, float} and all(map(math.isfinite, items))
+    except OverflowError:  # an integer that is no float
+        return False
+
+
 def _encode_dict(value: dict[Any, Any], inner: Callable[[Any, str], Json]) -> Json:
-    if all(type(key) is str and not key.startswith("$") for key in value):
+    if _has_plain_keys(value):
         return {key: inner(item, f"[{key!r}]") for key, item in value.items()}
     return {"$dict": _pairs(value, inner)}
+
+
+def _has_plain_keys(keys: Iterable[Any]) -> bool:
+    return all(type(key) is str and not key.startswith("$") for key in keys)
+
+
+def join_dict(keys: Sequence[int | str], items: Sequence[Json]) -> Json:
+    """What `encode` makes of a dict, from its keys and its encoded items."""
+    if _has_plain_keys(keys):
+        return dict(zip(keys, items, strict=True))
+    return {"$dict": [[encode(key, "key"), item] for key, item in zip(keys, items, strict=True)]}
+
+
+def split_dict(encoded: Json) -> list[Json]:
+    """The encoded items of an encoded dict, in order."""
+    return [item for _, item in encoded["$dict"]] if "$dict" in encoded else list(encoded.values())
 
 
 def _repr(value: Any) -> str:

@@ -1,71 +1,133 @@
-"""Trees of tensors and plain values, taken apart into JSON and arenas, and put together again."""
+"""Trees of tensors and plain values: copied into JSON and arenas again and again, and rebuilt from them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hvdrecover.checkpoint import layout, values
 from hvdrecover.checkpoint.arena import Arena
-from hvdrecover.checkpoint.layout import TensorSpec
+from hvdrecover.checkpoint.layout import Layout, TensorSpec
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.elastic.interfaces import Framework, Tensor, Tree
+from hvdrecover.elastic.outline import TENSOR, Outline
 from hvdrecover.errors import UnsupportedTensorError
 
-_TENSOR = "$tensor"
+
+@dataclass(frozen=True)
+class Part:
+    """One tree, taken apart; nothing is copied yet.
+
+    Attributes:
+        outline: the tree without its tensors' content.
+        tensors: the tensors themselves, in the outline's order.
+        specs: dtypes and shapes, in the same order.
+        layout: where the tensors lie in an arena; None if there are none.
+    """
+
+    outline: Outline
+    tensors: Sequence[Tensor]
+    specs: Sequence[TensorSpec]
+    layout: Layout | None
 
 
-def capture(
-    framework: Framework, trees: Mapping[str, Tree], reuse: Mapping[str, Arena]
-) -> tuple[dict[str, Json], dict[str, Arena]]:
-    """Copy trees into JSON and arenas.
+class Copier:
+    """Copies the same trees at every commit, and remembers what does not change in between.
 
     Args:
         framework: whose tensors the trees hold.
-        trees: by attribute name.
-        reuse: arenas that may be overwritten, by attribute name; one of another layout is replaced.
-
-    Returns:
-        Each tree's structure as JSON, and an arena for each tree that holds tensors, by attribute name.
-
-    Raises:
-        UnsupportedTensorError: a tensor that safetensors can't hold. Nothing was copied.
-        UnsupportedValueError: a value that JSON can't hold. Nothing was copied.
     """
-    structure: dict[str, Json] = {}
-    arenas: dict[str, Arena] = {}
-    found: dict[str, dict[str, Tensor]] = {}
-    for name, tree in trees.items():
-        structure[name], tensors = _take_apart(framework, name, tree)
-        if tensors:
-            planned = layout.plan([_spec(framework, name, key, tensor) for key, tensor in tensors.items()])
-            arena = reuse.get(name)
-            arenas[name] = arena if arena is not None and arena.layout == planned else Arena(planned)
-            found[name] = tensors
-    for name, tensors in found.items():  # only now, when all that can be refused has been
-        views = framework.views(arenas[name])
-        framework.copy_out(list(tensors.values()), [views[key] for key in tensors])
-    return structure, arenas
 
+    def __init__(self, framework: Framework) -> None:
+        self._framework = framework
+        self._parts: dict[str, Part] = {}
+        # Names in some part's order, and views in the same. An arena that is let go must not be kept by them.
+        self._views: weakref.WeakKeyDictionary[Arena, tuple[Sequence[str], list[Tensor]]]
+        self._views = weakref.WeakKeyDictionary()
 
-def is_copy(
-    framework: Framework,
-    structure: Mapping[str, Json],
-    arenas: Mapping[str, Arena],
-    trees: Mapping[str, Tree],
-) -> bool:
-    """Whether what `capture` gave is what it would give now; stops at the first difference."""
-    for name, tree in trees.items():
-        present, tensors = _take_apart(framework, name, tree)
-        if present != structure.get(name) or bool(tensors) != (name in arenas):
+    def take_apart(self, trees: Mapping[str, Tree]) -> dict[str, Part]:
+        """Take trees apart, by attribute name.
+
+        Raises:
+            UnsupportedTensorError: a tensor that safetensors can't hold.
+            UnsupportedValueError: a value that JSON can't hold.
+        """
+        parts = {
+            name: self._renewed(name, tree) or self._from_scratch(name, tree) for name, tree in trees.items()
+        }
+        # What is remembered must not keep alive tensors that the user lets go.
+        self._parts = {name: Part(part.outline, (), part.specs, part.layout) for name, part in parts.items()}
+        return parts
+
+    def copy(self, parts: Mapping[str, Part], reuse: Mapping[str, Arena]) -> dict[str, Arena]:
+        """Copy the tensors of parts.
+
+        Args:
+            parts: what `take_apart` gave.
+            reuse: arenas that may be overwritten, by attribute name; one of another layout is replaced.
+
+        Returns:
+            An arena for each part that has tensors.
+        """
+        arenas = {}
+        for name, part in parts.items():
+            if part.layout is not None:
+                arena = reuse.get(name)
+                fits = arena is not None and arena.layout == part.layout
+                arenas[name] = arena if arena is not None and fits else Arena(part.layout)
+                self._framework.copy_out(part.tensors, self._views_of(arenas[name], part))
+        return arenas
+
+    def is_copy(
+        self, parts: Mapping[str, Part], structure: Mapping[str, Json], arenas: Mapping[str, Arena]
+    ) -> bool:
+        """Whether `copy` would make these very bits of the parts; stops at the first difference.
+
+        Small tensors are looked at first: counters of steps, say, tell sooner than weights.
+        """
+        pairs = []
+        for name, part in parts.items():
+            arena = arenas.get(name)
+            if part.layout != (None if arena is None else arena.layout):
+                return False
+            if arena is not None:
+                views = self._views_of(arena, part)
+                pairs += list(zip(part.specs, part.tensors, views, strict=True))
+        if structure != {name: part.outline.structure for name, part in parts.items()}:
             return False
-        views = framework.views(arenas[name]) if tensors else {}
-        for key, tensor in tensors.items():
-            if framework.spec(tensor, key) != arenas[name].layout.by_name.get(key):
-                return False
-            if not framework.equals(tensor, views[key]):
-                return False
-    return trees.keys() == structure.keys()
+        pairs.sort(key=lambda pair: pair[0].nbytes)
+        return all(self._framework.equals(tensor, view) for _, tensor, view in pairs)
+
+    def _renewed(self, name: str, tree: Tree) -> Part | None:
+        """Take a tree apart that is like the last one of this name; None if it isn't."""
+        last = self._parts.get(name)
+        renewed = last.outline.renew(tree, self._framework.is_tensor) if last is not None else None
+        if last is None or renewed is None or not self._framework.match(renewed[1], last.specs):
+            return None
+        outline, tensors = renewed
+        return Part(outline, tensors, last.specs, last.layout)
+
+    def _from_scratch(self, name: str, tree: Tree) -> Part:
+        outline, tensors = Outline.of(tree, f"state.{name}", self._framework.is_tensor)
+        specs = [self._spec(name, key, tensor) for key, tensor in zip(outline.names, tensors, strict=True)]
+        return Part(outline, tensors, specs, layout.plan(specs) if specs else None)
+
+    def _spec(self, name: str, key: str, tensor: Tensor) -> TensorSpec:
+        try:
+            return self._framework.spec(tensor, key)
+        except UnsupportedTensorError as error:
+            raise UnsupportedTensorError(f"state.{name}.{key}", str(error).removeprefix(f"{key}: ")) from None
+
+    def _views_of(self, arena: Arena, part: Part) -> list[Tensor]:
+        """Tensors over an arena's bytes, in the order of a part of the same layout."""
+        names = part.outline.names
+        known = self._views.get(arena)
+        if known is None or known[0] != names:
+            by_name = self._framework.views(arena)
+            known = self._views[arena] = (names, [by_name[name] for name in names])
+        return known[1]
 
 
 def rebuild(framework: Framework, structure: Json, arena: Arena | None, *, own: bool) -> Tree:
@@ -83,36 +145,8 @@ def rebuild(framework: Framework, structure: Json, arena: Arena | None, *, own: 
     views = {} if arena is None else framework.views(arena)
 
     def resolve(tag: str, payload: Any) -> Tensor:
-        if tag != _TENSOR:
+        if tag != TENSOR:
             raise KeyError(tag)
         return framework.clone(views[payload]) if own else views[payload]
 
     return values.decode(structure, resolve)
-
-
-def _spec(framework: Framework, name: str, key: str, tensor: Tensor) -> TensorSpec:
-    try:
-        return framework.spec(tensor, key)
-    except UnsupportedTensorError as error:
-        raise UnsupportedTensorError(f"state.{name}.{key}", str(error).removeprefix(f"{key}: ")) from None
-
-
-def _take_apart(framework: Framework, name: str, tree: Tree) -> tuple[Json, dict[str, Tensor]]:
-    tensors: dict[str, Tensor] = {}
-
-    def leaf(value: Any, path: str) -> Json:
-        if not framework.is_tensor(value):
-            return NotImplemented
-        key = _tensor_name(path.removeprefix(f"state.{name}"))
-        while key in tensors:
-            key += "'"
-        tensors[key] = value
-        return {_TENSOR: key}
-
-    return values.encode(tree, f"state.{name}", leaf), tensors
-
-
-def _tensor_name(path: str) -> str:
-    """``['state'][0]['exp_avg']`` as ``state.0.exp_avg``."""
-    parts = path.removeprefix("[").removesuffix("]").split("][")
-    return ".".join(part.strip("'\"") for part in parts) or "value"

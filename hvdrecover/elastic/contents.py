@@ -5,16 +5,35 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.data.order import SampleOrder
-from hvdrecover.elastic.components import capture, is_copy, rebuild
+from hvdrecover.elastic.components import Copier, Part, rebuild
 from hvdrecover.elastic.interfaces import Framework
 from hvdrecover.errors import ConfigError, CorruptCheckpointError, MismatchError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Present:
+    """What the attributes hold, taken apart but not copied.
+
+    Attributes:
+        parts: by attribute name, all but the samplers.
+        cursors: the samplers' cursors by attribute name, as JSON.
+    """
+
+    parts: Mapping[str, Part]
+    cursors: dict[str, Json]
+
+    def state(self) -> dict[str, Json]:
+        """``attributes`` and ``samplers`` as a commit keeps them."""
+        attributes = {name: part.outline.structure for name, part in self.parts.items()}
+        return {"attributes": attributes, "samplers": self.cursors}
 
 
 class Contents:
@@ -41,6 +60,7 @@ class Contents:
         on_iterate: Callable[[], None] | None = None,
     ) -> None:
         self._framework = framework
+        self._copier = Copier(framework)
         self._on_iterate = on_iterate
         self.values: dict[str, Any] = {}
         for name, value in values.items():
@@ -65,29 +85,38 @@ class Contents:
         """Each sampler's epoch and cursor."""
         return {name: (order.epoch, order.done) for name, order in self.orders.items()}
 
-    def capture(self, reuse: Mapping[str, Arena]) -> tuple[dict[str, Json], dict[str, Arena]]:
-        """Copy all attributes; see `hvdrecover.elastic.components.capture`.
+    def take_apart(self) -> Present:
+        """See what is there to be copied.
 
-        Returns:
-            ``attributes`` and ``samplers`` as JSON, and the arenas.
+        Raises:
+            StateError: something that can't be part of a commit.
         """
-        structure, arenas = capture(self._framework, self._trees(), reuse)
-        return {"attributes": structure, "samplers": self._cursors()}, arenas
+        trees = {
+            name: self._framework.tree(value) if self._framework.is_component(value) else value
+            for name, value in self.values.items()
+            if not _is_sampler(value)
+        }
+        cursors = {name: order.state_dict() for name, order in self.orders.items()}
+        return Present(self._copier.take_apart(trees), cursors)
 
-    def is_copy(self, state: Mapping[str, Json], arenas: Mapping[str, Arena]) -> bool:
-        """Whether what `capture` gave is what it would give now, bit for bit."""
-        return self._cursors() == state["samplers"] and is_copy(
-            self._framework, state["attributes"], arenas, self._trees()
+    def copy(self, present: Present, reuse: Mapping[str, Arena]) -> dict[str, Arena]:
+        """Copy all tensors; see `hvdrecover.elastic.components.Copier.copy`."""
+        return self._copier.copy(present.parts, reuse)
+
+    def is_copy(self, present: Present, state: Mapping[str, Json], arenas: Mapping[str, Arena]) -> bool:
+        """Whether a commit's state and arenas are what there is at present, bit for bit."""
+        return present.cursors == state["samplers"] and self._copier.is_copy(
+            present.parts, state["attributes"], arenas
         )
 
     def load(
         self, state: Mapping[str, Json], arenas: Mapping[str, Arena], where: str, *, strict: bool
     ) -> list[str]:
-        """Load what `capture` gave into the attributes.
+        """Load a commit into the attributes.
 
         Args:
-            state: the JSON part.
-            arenas: the tensors.
+            state: its JSON part; see `Present.state`.
+            arenas: its tensors.
             where: what to call the commit in an error.
             strict: whether all must fit; if not, what doesn't is left as it is.
 
@@ -119,16 +148,6 @@ class Contents:
         except Exception as error:
             raise MismatchError(where, [f"an attribute refused what the commit holds: {error}"]) from error
         return differences
-
-    def _trees(self) -> dict[str, Any]:
-        return {
-            name: self._framework.tree(value) if self._framework.is_component(value) else value
-            for name, value in self.values.items()
-            if not _is_sampler(value)
-        }
-
-    def _cursors(self) -> dict[str, Json]:
-        return {name: order.state_dict() for name, order in self.orders.items()}
 
     def _missing(self, stored: set[str]) -> list[str]:
         mine = set(self.values)

@@ -46,6 +46,9 @@ class Framework(Protocol):
             UnsupportedTensorError: safetensors can't hold it.
         """
 
+    def match(self, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> bool:
+        """Whether `spec` would give these very specs, found out fast; if in doubt, no."""
+
     def views(self, arena: Arena) -> dict[str, Tensor]:
         """A tensor over each tensor's bytes in an arena; no copies."""
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.values import Json
-from hvdrecover.elastic.contents import Contents
-from hvdrecover.errors import StateError
+from hvdrecover.elastic.contents import Contents, Present
 
 
 class Memory:
-    """The newest commit of one rank, in arenas that are used again.
+    """The newest commit of one rank.
+
+    It is overwritten by the next one, unless it is being written; then the next one gets memory of its own,
+    and the writer lets go of the older when it is done. So there are never more than two.
 
     Args:
         contents: what a commit is a copy of.
@@ -24,7 +26,6 @@ class Memory:
     def __init__(self, contents: Contents, versions: dict[str, str]) -> None:
         self._contents = contents
         self._versions = versions
-        self._spare: Snapshot | None = None
         self._positions = contents.positions()
         self.newest: Snapshot | None = None
         self.attempt = CommitId(0, 0)
@@ -32,6 +33,7 @@ class Memory:
     def capture(
         self,
         commit: CommitId,
+        present: Present,
         random: dict[str, Json],
         world_size: int,
         *,
@@ -42,44 +44,35 @@ class Memory:
 
         Args:
             commit: the identity.
+            present: what the attributes hold.
             random: what `hvdrecover.elastic.randomness.Generators.capture` gave.
             world_size: number of ranks.
             in_flight: the snapshot that is being written and must not change, if any.
             finished: whether the training function has returned.
-
-        Raises:
-            StateError: something can't be part of a commit; the newest commit stands.
         """
-        held = self.newest, self._spare
-        target = self.newest
-        if target is not None and target is in_flight:
-            target, self._spare = self._spare, target
+        reuse = self.newest.arenas if self.newest is not None and self.newest is not in_flight else {}
         self.attempt = commit
         self.newest = None  # an interrupted copy must not pass for a commit
-        try:
-            state, arenas = self._contents.capture(target.arenas if target else {})
-        except StateError:  # nothing was copied
-            self.newest, self._spare = held
-            raise
-        state["random"] = random
+        arenas = self._contents.copy(present, reuse)
+        state = {**present.state(), "random": random}
         self.newest = Snapshot(commit, arenas, state, world_size, self._versions, finished)
         self.mark()
         return self.newest
 
     def adopt(self, snapshot: Snapshot) -> None:
-        """Take a commit that has been loaded; arenas of earlier ones are let go."""
-        self.newest, self.attempt, self._spare = snapshot, snapshot.id, None
+        """Take a commit that has been loaded; the memory of the one before is let go."""
+        self.newest, self.attempt = snapshot, snapshot.id
 
     def mark(self) -> None:
         """Note where the samplers are at the newest commit."""
         self._positions = self._contents.positions()
 
-    def is_unchanged(self) -> bool:
+    def is_unchanged(self, present: Present) -> bool:
         """Whether the present state is that of the newest commit, bit for bit."""
         return (
             self.newest is not None
             and self.is_at_commit()
-            and self._contents.is_copy(self.newest.state, self.newest.arenas)
+            and self._contents.is_copy(present, self.newest.state, self.newest.arenas)
         )
 
     def is_at_commit(self) -> bool:

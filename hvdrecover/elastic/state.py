@@ -18,7 +18,7 @@ from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import redact
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.elastic import recovery, reports
-from hvdrecover.elastic.contents import Contents
+from hvdrecover.elastic.contents import Contents, Present
 from hvdrecover.elastic.durability import Durability
 from hvdrecover.elastic.horovod import hosts_updated
 from hvdrecover.elastic.interfaces import Framework, World
@@ -140,9 +140,10 @@ class State:
         # Counted from the last attempt: the other ranks count one that was interrupted here as well.
         last = self._memory.attempt
         commit = CommitId(last.generation, last.commit + 1)
-        if not self._memory.is_unchanged():
+        present = self._contents.take_apart()
+        if not self._memory.is_unchanged(present):
             self._random.number += 1
-        snapshot = self._capture(commit)
+        snapshot = self._capture(commit, present)
         if self._joined:
             self._random.committed(snapshot.state["random"], commit.commit, self._world.rank())
         self._events.emit("commit", generation=commit.generation, commit=commit.commit)
@@ -303,12 +304,19 @@ class State:
         """Whether this rank has agreed on a state with the others; it can be made before they have met."""
         return self._job != ""
 
-    def _capture(self, commit: CommitId, *, finished: bool = False) -> Snapshot:
+    def _capture(
+        self, commit: CommitId, present: Present | None = None, *, finished: bool = False
+    ) -> Snapshot:
         """Copy the present state into memory under a commit's identity."""
         rank, size = (self._world.rank(), self._world.size()) if self._joined else (0, 1)
         in_flight = self._durability.writer.in_flight if self._durability else None
         return self._memory.capture(
-            commit, self._random.capture(rank), size, in_flight=in_flight, finished=finished
+            commit,
+            present or self._contents.take_apart(),
+            self._random.capture(rank),
+            size,
+            in_flight=in_flight,
+            finished=finished,
         )
 
     def _load(self, snapshot: Snapshot, *, strict: bool, where: str | None = None) -> bool:

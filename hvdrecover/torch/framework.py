@@ -86,6 +86,20 @@ class TorchFramework:
             )
         return TensorSpec(name, _DTYPES[tensor.dtype], tuple(tensor.shape))
 
+    def match(self, tensors: Sequence[torch.Tensor], specs: Sequence[TensorSpec]) -> bool:
+        """Whether `spec` would give these very specs, found out fast; if in doubt, no."""
+        try:
+            return all(
+                type(tensor) is torch.Tensor
+                and tensor.layout is torch.strided
+                and _DTYPES.get(tensor.dtype) == spec.dtype
+                and tensor.shape == spec.shape
+                and not (tensor.requires_grad or tensor.is_meta)
+                for tensor, spec in zip(tensors, specs, strict=True)
+            )
+        except RuntimeError:  # a nested tensor has no shape
+            return False
+
     def views(self, arena: Arena) -> dict[str, torch.Tensor]:
         """A tensor over each tensor's bytes in an arena; no copies."""
         return {spec.name: _view(arena, spec) for spec in arena.layout.specs}

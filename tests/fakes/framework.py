@@ -158,6 +158,10 @@ class FakeFramework:
             raise UnsupportedTensorError(name, f"an array of {tensor.dtype} can't be part of a commit")
         return TensorSpec(name, _CODES[tensor.dtype.name], tensor.shape)
 
+    def match(self, tensors: Sequence[Array], specs: Sequence[TensorSpec]) -> bool:
+        found = [(_CODES.get(tensor.dtype.name), tensor.shape) for tensor in tensors]
+        return found == [(spec.dtype, spec.shape) for spec in specs]
+
     def views(self, arena: Arena) -> dict[str, Array]:
         return {
             spec.name: arena.bytes_of(spec.name).view(_DTYPES[spec.dtype]).reshape(spec.shape)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from hvdrecover.checkpoint.arena import Arena
-from hvdrecover.elastic.components import capture, rebuild
+from hvdrecover.elastic.components import rebuild
 from hvdrecover.errors import UnsupportedValueError
+from tests.fakes.capture import capture
 from tests.fakes.framework import FakeFramework
 
 

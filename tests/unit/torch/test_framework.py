@@ -10,9 +10,10 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
 from hvdrecover.checkpoint.layout import ITEM_BYTES
-from hvdrecover.elastic.components import capture, rebuild
+from hvdrecover.elastic.components import rebuild
 from hvdrecover.errors import MismatchError, UnsupportedTensorError
 from hvdrecover.torch.framework import TorchFramework
+from tests.fakes.capture import capture
 from tests.fakes.root import FakeRoots
 from tests.unit.torch.jobs import URL, bits, commit_durably, goes_on_alike, joined, network, train_one_step
 
