@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import fsspec
 
@@ -10,7 +11,12 @@ from hvdrecover.checkpoint.storage.failures import failures, redact
 from hvdrecover.checkpoint.storage.interface import ReadBytes, Storage
 from hvdrecover.checkpoint.storage.local import LocalStorage
 from hvdrecover.checkpoint.storage.remote import RemoteStorage
+from hvdrecover.checkpoint.storage.s3 import S3Storage
 from hvdrecover.errors import ConfigError
+
+# Without these, paramiko waits for up to an hour, or for as long as TCP does. s3fs has timeouts of its own.
+_SFTP_WAITS = ("timeout", "banner_timeout", "auth_timeout", "channel_timeout")
+_SFTP_TIMEOUT = 30.0  # seconds
 
 __all__ = ["LocalStorage", "ReadBytes", "RemoteStorage", "Storage", "open_storage", "redact"]
 
@@ -25,10 +31,27 @@ def open_storage(url: str) -> Storage:
     shown = redact(url)
     with failures(shown, "", "open the storage"):
         try:
-            filesystem, path = fsspec.core.url_to_fs(url)
+            filesystem, path = fsspec.core.url_to_fs(url, **_options(url))
         except (ValueError, ImportError) as error:
             raise ConfigError("checkpoint", f"'{shown}' can't be opened: {redact(str(error))}") from error
     protocols = filesystem.protocol if isinstance(filesystem.protocol, tuple) else (filesystem.protocol,)
     if "file" in protocols:
         return LocalStorage(Path(path).absolute())
+    if "s3" in protocols:
+        return S3Storage(filesystem, path.rstrip("/"), shown.rstrip("/"))
+    if "sftp" in protocols:
+        from hvdrecover.checkpoint.storage.sftp import SftpStorage  # needs a package that others do without
+
+        return SftpStorage(filesystem, path.rstrip("/"), shown.rstrip("/"))
     return RemoteStorage(filesystem, path.rstrip("/"), shown.rstrip("/"))
+
+
+def _options(url: str) -> dict[str, Any]:
+    """What to open a file system with, beyond what the URL and fsspec's configuration say."""
+    protocol = url.split("://", 1)[0]
+    if protocol in ("s3", "s3a"):
+        return {"use_listings_cache": False}  # other processes change the root too
+    if protocol in ("sftp", "ssh"):
+        told = {**fsspec.config.conf.get("sftp", {}), **fsspec.config.conf.get("ssh", {})}
+        return {name: _SFTP_TIMEOUT for name in _SFTP_WAITS if name not in told}
+    return {}

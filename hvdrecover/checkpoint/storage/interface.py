@@ -9,6 +9,8 @@ from typing import NamedTuple, Protocol
 
 from hvdrecover.checkpoint.arena import Bytes
 
+TEMPORARY = ".hvdrecover-"  # how the names of files begin that are still being made; `names` leaves them out
+
 
 class ReadBytes(NamedTuple):
     """How many bytes were read, and their digest, computed on the way."""

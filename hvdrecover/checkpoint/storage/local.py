@@ -14,9 +14,8 @@ from pathlib import Path
 from hvdrecover.checkpoint.arena import Bytes
 from hvdrecover.checkpoint.storage import direct
 from hvdrecover.checkpoint.storage.failures import failures
-from hvdrecover.checkpoint.storage.interface import ReadBytes
+from hvdrecover.checkpoint.storage.interface import TEMPORARY, ReadBytes
 
-_TEMPORARY = ".hvdrecover-"
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
@@ -35,7 +34,7 @@ class LocalStorage:
             except FileNotFoundError:
                 return []
             # What a process that was killed left of a `publish` is nobody's business.
-            return sorted(name for name in found if not name.startswith(_TEMPORARY))
+            return sorted(name for name in found if not name.startswith(TEMPORARY))
 
     def size(self, path: str) -> int | None:
         """A file's size in bytes, or None if there is no such file."""
@@ -87,10 +86,9 @@ class LocalStorage:
         """Delete a file, if it exists."""
         with failures(self.url, path, "delete the file"):
             target = self._inside(path)
-            try:
-                target.unlink()
-            except (FileNotFoundError, NotADirectoryError):
-                return
+            if not os.path.lexists(target):
+                return  # which a read-only file system would not say
+            target.unlink(missing_ok=True)
             _sync_folder(target.parent)
 
     def delete(self, folder: str) -> None:
@@ -107,7 +105,7 @@ class LocalStorage:
         """Delete what killed processes left of `publish` and `create`."""
         with failures(self.url, "", "delete temporary files"):
             folders = [self._root, *(entry for entry in self._root.iterdir() if _is_folder(entry))]
-            for temporary in [found for folder in folders for found in folder.glob(f"{_TEMPORARY}*")]:
+            for temporary in [found for folder in folders for found in folder.glob(f"{TEMPORARY}*")]:
                 temporary.unlink(missing_ok=True)
 
     def _inside(self, path: str) -> Path:
@@ -135,7 +133,7 @@ class LocalStorage:
         """A temporary file beside a target; gone at the end, unless renamed."""
         self._make_folder(target.parent)
         # Not named after the process: two containers on a shared file system may have the same number.
-        temporary = target.with_name(_TEMPORARY + uuid.uuid4().hex)
+        temporary = target.with_name(TEMPORARY + uuid.uuid4().hex)
         try:
             _write_new(temporary, data)
             yield temporary

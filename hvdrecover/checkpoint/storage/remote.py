@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from hvdrecover.checkpoint.arena import Bytes
 from hvdrecover.checkpoint.digest import Digest
 from hvdrecover.checkpoint.storage.failures import failures
 from hvdrecover.checkpoint.storage.interface import ReadBytes
+from hvdrecover.checkpoint.storage.pieces import transferred
 
-_PIECE = 1 << 24  # bytes
+PIECE = 1 << 24  # bytes
+AT_ONCE = 8  # pieces that are under way; one connection to an object store is no match for a fast link
 
 
 class RemoteStorage:
-    """Any other fsspec file system; a file that has been closed is taken to be whole and durable."""
+    """Any other fsspec file system; a file that has been closed is taken to be whole and durable.
 
-    def __init__(self, filesystem: Any, root: str, url: str) -> None:
+    Args:
+        filesystem: the file system.
+        root: the root's path in it.
+        url: the root as messages show it, without credentials.
+        piece: how much of a large file to transfer at a time, in bytes.
+    """
+
+    def __init__(self, filesystem: Any, root: str, url: str, piece: int = PIECE) -> None:
         self._fs = filesystem
+        self._piece = piece
         self._root = root
         self.url = url
 
@@ -38,12 +50,7 @@ class RemoteStorage:
     def size(self, path: str) -> int | None:
         """A file's size in bytes, or None if there is no such file."""
         with failures(self.url, path, "look at the file"):
-            self._fs.invalidate_cache()
-            try:
-                info = self._fs.info(self._path(path))
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-            return int(info["size"]) if info["type"] == "file" else None
+            return self._size(path)
 
     def read(self, path: str) -> bytes:
         """A small file's content."""
@@ -53,34 +60,36 @@ class RemoteStorage:
 
     def read_into(self, path: str, buffer: Bytes, start: int = 0) -> ReadBytes:
         """Fill ``buffer`` with a file's bytes from ``start`` on; less only where the file ends."""
-        with failures(self.url, path, "read the file"), self._fs.open(self._path(path), "rb") as file:
-            if start:
-                file.seek(start)
-            return _fill(file, buffer)
+        with failures(self.url, path, "read the file"):
+            return self._read_pieces(path, buffer, start)
 
     def write(self, path: str, buffer: Bytes) -> str:
         """Write a file that is durable on return; a crash may leave a part of it."""
         with failures(self.url, path, "write the file"):
-            self._fs.makedirs(self._path(path).rsplit("/", 1)[0], exist_ok=True)
+            self._make_folder(self._path(path).rsplit("/", 1)[0])
             with self._fs.open(self._path(path), "wb") as file:
                 return _write_all(file, buffer)
 
     def publish(self, path: str, data: bytes) -> None:
         """Write a small file that is durable on return, and is there either whole or not at all."""
         with failures(self.url, path, "write the file"):
-            self._fs.makedirs(self._path(path).rsplit("/", 1)[0], exist_ok=True)
+            self._make_folder(self._path(path).rsplit("/", 1)[0])
             self._fs.pipe_file(self._path(path), data)
 
     def create(self, path: str, data: bytes) -> bool:
         """Like `publish`, unless the file exists: then change nothing and return False."""
-        if self.size(path) is not None:
-            return False
         with failures(self.url, path, "create the file"):
-            self._fs.makedirs(self._path(path).rsplit("/", 1)[0], exist_ok=True)
+            if self._size(path) is not None:
+                return False
+            self._make_folder(self._path(path).rsplit("/", 1)[0])
             try:
                 self._fs.pipe_file(self._path(path), data, mode="create")
-            except FileExistsError:
-                return False
+            except OSError:
+                # Stores differ in how they say that there is such a file. It is the one from here if an
+                # answer was lost on the way and the request was sent again.
+                if self._size(path) is None:
+                    raise
+                return bool(self._fs.cat_file(self._path(path)) == data)
             return True
 
     def remove(self, path: str) -> None:
@@ -103,22 +112,43 @@ class RemoteStorage:
     def tidy(self) -> None:
         """Do nothing: a file is there when it has been closed, and shown then."""
 
+    def _make_folder(self, folder: str) -> None:
+        self._fs.makedirs(folder, exist_ok=True)
 
-def _fill(file: Any, buffer: Bytes) -> ReadBytes:
-    view, digest, filled = buffer.data, Digest(), 0
-    while filled < len(view):
-        count = file.readinto(view[filled : filled + _PIECE])
-        if not count:
-            break
-        digest.update(view[filled : filled + count])
-        filled += count
-    return ReadBytes(filled, digest.hex())
+    def _size(self, path: str) -> int | None:
+        self._fs.invalidate_cache()
+        try:
+            info = self._fs.info(self._path(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return int(info["size"]) if info["type"] == "file" else None
+
+    def _read_pieces(self, path: str, buffer: Bytes, start: int) -> ReadBytes:
+        nbytes = self._size(path)
+        if nbytes is None:
+            raise FileNotFoundError(f"there is no file '{path}'")
+        wanted = buffer[: max(nbytes - start, 0)]
+
+        def get(piece: Bytes, at: int) -> int:
+            data = self._fs.cat_file(self._path(path), start=start + at, end=start + at + len(piece))
+            piece[: len(data)] = np.frombuffer(data, dtype=np.uint8)
+            return len(data)
+
+        # Other file systems don't say whether they may be used by several threads.
+        at_once = AT_ONCE if self._fs.async_impl else 1
+        digest, total = Digest(), 0
+        for piece, count in transferred(wanted, self._piece, at_once, get):
+            digest.update(piece[:count])
+            total += count
+            if count < len(piece):
+                break
+        return ReadBytes(total, digest.hex())
 
 
 def _write_all(file: Any, buffer: Bytes) -> str:
     view, digest = buffer.data, Digest()
     while view:
-        piece = view[:_PIECE]
+        piece = view[:PIECE]
         written = file.write(piece)
         count = len(piece) if written is None else written  # paramiko says nothing, and writes all
         digest.update(piece[:count])

@@ -1,0 +1,123 @@
+"""A checkpoint root in an S3 bucket, or in one of another store that speaks S3's language, over s3fs.
+
+Large files are uploaded in parts, several at a time. Until the last request of an upload nothing of the file
+is to be seen; then it is there, whole.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from hvdrecover.checkpoint.arena import Bytes
+from hvdrecover.checkpoint.digest import Digest, digest
+from hvdrecover.checkpoint.storage.failures import failures
+from hvdrecover.checkpoint.storage.pieces import transferred
+from hvdrecover.checkpoint.storage.remote import AT_ONCE, PIECE, RemoteStorage
+
+_MOST_PARTS = 10_000  # https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html
+_MIB = 1 << 20  # bytes
+_PATIENCE = 60.0  # seconds
+_SLOWEST = 1 << 18  # bytes per second; a link that is slower is taken to be dead
+
+
+def part_size(nbytes: int, least: int = PIECE) -> int:
+    """How large the parts of an upload are, so that no more are needed than an object may have.
+
+    Args:
+        nbytes: the size of the file.
+        least: what to return at least; S3 takes nothing below 5 MiB.
+
+    Returns:
+        The size of every part but the last: ``least``, or some whole MiB.
+    """
+    return max(least, -(-nbytes // (_MOST_PARTS * _MIB)) * _MIB)
+
+
+class S3Storage(RemoteStorage):
+    """A prefix of an S3 bucket, which must exist. A file that has been put is whole and durable.
+
+    A piece, as a part of an upload, must have 5 MiB at least.
+    """
+
+    def write(self, path: str, buffer: Bytes) -> str:
+        """Write a file that is durable on return, and is there either whole or not at all."""
+        with failures(self.url, path, "write the file"):
+            size = part_size(len(buffer), self._piece)
+            if len(buffer) > size:
+                return self._upload(path, buffer, size)
+            self._fs.pipe_file(self._path(path), buffer.tobytes(), timeout=_limit(len(buffer)))
+            return digest(buffer)
+
+    def delete(self, folder: str) -> None:
+        """Delete a folder and all below it, if it exists."""
+        with failures(self.url, folder, "delete the folder"):
+            self._fs.invalidate_cache()
+            # One by one, because s3fs keeps to itself which files of many could not be deleted.
+            for path in self._fs.find(self._path(folder)):
+                self._fs.rm_file(path)
+
+    def tidy(self) -> None:
+        """Abort the uploads that killed processes left: their parts can't be seen, but are paid for."""
+        with failures(self.url, "", "look for unfinished uploads"):
+            for upload in self._unfinished():
+                self._abort(upload)
+
+    def _make_folder(self, folder: str) -> None:
+        """Do nothing: prefixes need not be made, and a bucket is not made because of a misspelt name."""
+
+    def _upload(self, path: str, buffer: Bytes, size: int) -> str:
+        upload = self._object(path)
+        upload["UploadId"] = self._fs.call_s3("create_multipart_upload", **upload)["UploadId"]
+        limit = _limit(size * AT_ONCE)
+
+        def put(part: Bytes, start: int) -> dict[str, Any]:
+            number = start // size + 1
+            done = self._fs.call_s3(
+                "upload_part", **upload, PartNumber=number, Body=part.tobytes(), timeout=limit
+            )
+            return {"PartNumber": number, "ETag": done["ETag"]}
+
+        content, parts = Digest(), []
+        try:
+            for part, done in transferred(buffer, size, AT_ONCE, put):
+                content.update(part)
+                parts.append(done)
+            self._fs.call_s3("complete_multipart_upload", **upload, MultipartUpload={"Parts": parts})
+        except BaseException:
+            with suppress(Exception):  # the store may be away; the next start of a job tidies up
+                self._abort(upload)
+            raise
+        return content.hex()
+
+    def _abort(self, upload: dict[str, str]) -> None:
+        with suppress(FileNotFoundError):
+            self._fs.call_s3("abort_multipart_upload", **upload)
+
+    def _unfinished(self) -> list[dict[str, str]]:
+        """The unfinished uploads below the root."""
+        root = self._object("")
+        asked = {"Bucket": root["Bucket"], "Prefix": f"{root['Key']}/" if root["Key"] else ""}
+        found: list[dict[str, str]] = []
+        marker: dict[str, str] = {}
+        while True:
+            answer = self._fs.call_s3("list_multipart_uploads", **asked, **marker)
+            found += [
+                {"Bucket": root["Bucket"], "Key": upload["Key"], "UploadId": upload["UploadId"]}
+                for upload in answer.get("Uploads", ())
+            ]
+            if not answer.get("IsTruncated"):
+                return found
+            marker = {
+                "KeyMarker": answer["NextKeyMarker"],
+                "UploadIdMarker": answer["NextUploadIdMarker"],
+            }
+
+    def _object(self, path: str) -> dict[str, str]:
+        bucket, key, _ = self._fs.split_path(self._path(path))
+        return {"Bucket": bucket, "Key": key}
+
+
+def _limit(nbytes: int) -> float:
+    """For how long to wait until so many bytes are through, in seconds."""
+    return _PATIENCE + nbytes / _SLOWEST
