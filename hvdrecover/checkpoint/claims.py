@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from hvdrecover.checkpoint.root import CLAIMS
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.clock import Clock
-from hvdrecover.errors import FencedError
+from hvdrecover.errors import FencedError, StorageError
 
 _NAME = re.compile(r"g([0-9]{4,9})\.json")
 
@@ -58,6 +58,7 @@ class Claims:
         self._host = host
         self._clock = clock
         self._ours = 0
+        self._tried = b""  # the claim that was last created, or not: an attempt can fail when it is there
         self._acknowledged = 0
 
     def generations(self) -> list[int]:
@@ -88,12 +89,17 @@ class Claims:
 
         Raises:
             FencedError: another job, or a later generation of this one, has claimed the root.
+            StorageError: an earlier claim of this job is gone.
         """
+        self.check(generation)
         if self._ours == generation:
             return
         newest = self.newest()
+        if newest == generation and self._storage.read(_path(generation)) == self._tried:
+            self._ours = generation  # the attempt that failed had put the claim there
+            return
         same_job = newest in (0, self._ours) or self.read(newest).job == self._job
-        if newest >= generation or not same_job:
+        if newest == generation or not same_job:
             raise self._fenced(newest)
         if not self._create(generation):
             raise self._fenced(generation)
@@ -103,10 +109,18 @@ class Claims:
 
         Raises:
             FencedError: one has.
+            StorageError: the claim of this job itself is gone.
         """
-        newest = self.newest()
+        claimed = self.generations()
+        newest = max(claimed, default=0)
         if newest > generation:
             raise self._fenced(newest)
+        if self._ours not in (0, *claimed):
+            raise StorageError(
+                self._storage.url,
+                f"the claim {_path(self._ours)} of this job is gone, so the root was deleted, emptied or "
+                "unmounted, and is not made anew. Bring it back, or start the job again.",
+            )
 
     def acknowledge(self, generation: int) -> None:
         """Note once in the claim that commits exist, so that their loss can't pass for an empty root."""
@@ -115,7 +129,8 @@ class Claims:
             self._acknowledged = generation
 
     def _create(self, generation: int) -> bool:
-        created = self._storage.create(_path(generation), self._text(acknowledged=False))
+        self._tried = self._text(acknowledged=False)
+        created = self._storage.create(_path(generation), self._tried)
         if created:
             self._ours = generation
         return created

@@ -339,7 +339,7 @@ def test_what_a_killed_process_left_is_neither_listed_nor_in_the_way(local, tmp_
     with monkeypatch.context() as patched:
         # Killed in the middle of a publish: no clean-up runs.
         patched.setattr(type(tmp_path), "unlink", lambda self, missing_ok=False: None)
-        patched.setattr(type(tmp_path), "replace", no_space)
+        patched.setattr(os, "replace", no_space)
         with pytest.raises(StorageError):
             local.publish("claims/g0001.json", b"half")
     assert len(files_below(tmp_path)) == 1

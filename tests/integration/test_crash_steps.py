@@ -1,0 +1,122 @@
+"""A writer is killed, or its machine loses power, at every single step of starting and writing a commit."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.checkpoint.commit_id import CommitId
+from tests.integration.crash_checks import check_opens, check_start
+from tests.integration.crash_writer import Child, Message, make_commit, open_store, write_commits
+from tests.integration.power_cut import Disk, Survives
+from tests.integration.system_calls import Step, Traced, When
+from tests.unit.checkpoint.roots import Recorder
+
+NBYTES = 20_000  # five pages: a write can break off between them
+NEWEST = CommitId(1, 2)
+WRITTEN, EXPIRED, LEFT = "g0002-c00000003", "g0001-c00000001", "g0001-c00000003"
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root with as many commits as are kept, and what a writer that was killed has left."""
+    root = tmp_path_factory.mktemp("prepared") / "root"
+    store = open_store(root, Recorder())
+    store.claim_next()
+    for commit in (CommitId(1, 1), NEWEST):
+        store.write(make_commit(commit, NBYTES), rank=0)
+    (root / LEFT).mkdir()
+    (root / LEFT / "model.safetensors").write_bytes(b"half")
+    (root / "claims" / ".hvdrecover-0").write_bytes(b"half")
+    return root
+
+
+def start_and_write(root: Path, die_at: int | None, when: When, tell: Callable[[Message], None]) -> None:
+    Traced(root, lambda step: tell(("step", step)), die_at, when).install()
+    write_commits(root, NBYTES, tell, count=1)
+
+
+@pytest.fixture(scope="module")
+def whole(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Step, CommitId]]:
+    """All steps of an undisturbed run, each with the newest commit that was acknowledged before it."""
+    root = tmp_path_factory.mktemp("whole") / "root"
+    shutil.copytree(prepared, root)
+    child = Child(start_and_write, root, None, "before")
+    assert child.join() == 0
+    newest, steps = NEWEST, []
+    for kind, facts in child.heard:
+        if kind == "durable":
+            newest = CommitId(facts["generation"], facts["commit"])
+        elif kind == "step":
+            steps.append((facts, newest))
+    assert newest.name == WRITTEN
+    disk = Disk(prepared)
+    for step, _ in steps:
+        disk.apply(step)
+    found = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file()}
+    assert disk.content() == {name: path.read_bytes() for name, path in found.items()}  # no step was missed
+    return steps
+
+
+@pytest.mark.parametrize("when", ["before", "middle", "after"])
+def test_killed_at_any_step_nothing_acknowledged_is_lost(
+    prepared: Path, whole: list[tuple[Step, CommitId]], tmp_path: Path, when: When
+) -> None:
+    for number, (step, newest) in enumerate(whole):
+        if when == "middle" and step.verb != "write":
+            continue
+        root = tmp_path / str(number)
+        shutil.copytree(prepared, root)
+        child = Child(start_and_write, root, number, when)
+        assert child.join() < 0
+        assert str(child.told("step")[-1]) == str(step)
+        try:
+            assert max([NEWEST, *child.acknowledged()]) == newest
+            check_opens(root, newest)
+            check_start(root, newest)
+        except AssertionError as error:
+            error.add_note(f"killed {when} step {number}: {step}")
+            raise
+
+
+@pytest.mark.parametrize(
+    ("survives", "seed"), [("nothing", 0), ("names", 0), *(("some", seed) for seed in range(8))]
+)
+def test_when_the_power_fails_after_any_step_nothing_acknowledged_is_lost(
+    prepared: Path, whole: list[tuple[Step, CommitId]], tmp_path: Path, survives: Survives, seed: int
+) -> None:
+    disk = Disk(prepared)
+    dice = random.Random(seed)
+    for number, (step, _) in enumerate(whole):
+        disk.apply(step)
+        newest = whole[min(number + 1, len(whole) - 1)][1]
+        root = tmp_path / str(number)
+        disk.power_fails(root, survives, dice)
+        try:
+            check_start(root, newest)
+        except AssertionError as error:
+            error.add_note(f"the power failed after step {number}: {step}; {survives} survived, seed {seed}")
+            raise
+
+
+def test_the_steps_are_those_of_the_protocol_in_its_order(whole: list[tuple[Step, CommitId]]) -> None:
+    steps = [str(step) for step, _ in whole]
+    print(*steps, sep="\n")
+
+    def at(step: str) -> int:
+        return len(steps) - 1 - steps[::-1].index(step)  # the last one of its kind
+
+    published = at(f"replace {WRITTEN}/TEMPORARY {WRITTEN}/MANIFEST.json")
+    for name in ("model", "optimizer"):
+        file = f"{WRITTEN}/{name}.safetensors"
+        assert at(f"write {file}") < at(f"fsync {file}") < published
+    assert at(f"write {WRITTEN}/TEMPORARY") < at(f"fsync {WRITTEN}/TEMPORARY") < published
+    assert at(f"mkdir {WRITTEN}") < steps.index("fsync .", at(f"mkdir {WRITTEN}")) < published
+    durable = steps.index(f"fsync {WRITTEN}", published)
+    assert published < durable < at(f"unlink {EXPIRED}/MANIFEST.json")
+    assert at(f"unlink {EXPIRED}/MANIFEST.json") < at(f"fsync {EXPIRED}")
+    assert at(f"fsync {EXPIRED}") < at(f"unlink {EXPIRED}/model.safetensors") < at(f"rmdir {EXPIRED}")

@@ -1,0 +1,266 @@
+"""Disks that are full, read-only, gone or broken: real ones, in a real kernel.
+
+Whatever happens, what was acknowledged stays, what failed is not acknowledged, and writing goes on later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.manifest import FILE_NAME
+from hvdrecover.checkpoint.reader import load_newest
+from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.store import Store
+from hvdrecover.checkpoint.writer import BackgroundWriter
+from hvdrecover.errors import StorageError
+from tests.fakes.clock import FakeClock
+from tests.integration.crash_checks import check_opens
+from tests.integration.crash_writer import make_commit, open_store
+from tests.integration.mounts import PAGE, Disk, mounted, while_failing
+from tests.unit.checkpoint.roots import Recorder, assert_is
+
+TIMEOUT = 60.0  # seconds
+NBYTES = 300_000
+
+
+@pytest.fixture(params=["tmpfs", "ext4"])
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
+    with mounted(request.param, tmp_path / "disk", tmp_path / "image", nbytes=24 << 20) as found:
+        yield found
+
+
+def commit(number: int, nbytes: int = NBYTES) -> Snapshot:
+    return make_commit(CommitId(1, number), nbytes)
+
+
+def store_with_a_commit(root: Path, nbytes: int = NBYTES) -> Store:
+    store = open_store(root, Recorder(), FakeClock())
+    assert store.claim_next() == 1
+    store.write(commit(1, nbytes), rank=0)
+    return store
+
+
+def refused(store: Store, number: int, cause: str | None, nbytes: int = NBYTES) -> None:
+    """A write fails with an error that names root and cause, and the first commit stands."""
+    with pytest.raises(StorageError, match=cause) as caught:
+        store.write(commit(number, nbytes), rank=0)
+    assert caught.value.url.startswith(store.url)
+    assert str(caught.value).startswith(store.url)
+
+
+# -- full ------------------------------------------------------------------------------------------------
+
+
+def test_on_a_full_disk_the_last_commit_stands_and_writing_goes_on_when_there_is_space(disk: Disk) -> None:
+    root = disk.folder / "root"
+    store = store_with_a_commit(root)
+    for spare in (0, NBYTES // 2):
+        disk.fill(spare)
+        refused(store, 2, "No space left on device")
+        assert check_opens(root, CommitId(1, 1)) == CommitId(1, 1)
+    disk.free()
+    store.write(commit(2), rank=0)
+    assert check_opens(root, CommitId(1, 2)) == CommitId(1, 2)
+
+
+def test_wherever_the_space_runs_out_a_commit_is_acknowledged_or_refused(disk: Disk) -> None:
+    root = disk.folder / "root"
+    store = store_with_a_commit(root, nbytes=PAGE)
+    acknowledged, failed = 1, 0
+    for number in range(2, 26):
+        disk.fill(spare=(number - 2) * PAGE)
+        try:
+            store.write(commit(number, nbytes=PAGE), rank=0)
+        except StorageError as error:
+            assert "No space left on device" in str(error)
+            failed += 1
+        else:
+            acknowledged = number
+        disk.free()  # also so that readers can leave a note that they read
+        found = check_opens(root, CommitId(1, acknowledged))
+        # One whose manifest made it, and not the note in the claim, is complete and was not acknowledged.
+        assert found in (CommitId(1, acknowledged), CommitId(1, number))
+    assert 0 < failed < 24
+
+
+def test_the_writer_never_raises_while_the_disk_is_full_and_goes_on_by_itself(disk: Disk) -> None:
+    root = disk.folder / "root"
+    with background(store_with_a_commit(root)) as (writer, heard):
+        disk.fill()
+        writer.submit(commit(2))
+        failure = heard("write_failed")
+        assert "No space left on device" in failure["error"]
+        assert failure["error"].startswith(f"file://{root}")
+        for number in range(3, 6):
+            writer.submit(commit(number))  # training goes on, and makes commits
+        assert check_opens(root, CommitId(1, 1)) == CommitId(1, 1)
+        disk.free()
+        durable = heard("durable")
+        assert check_opens(root, CommitId(1, durable["commit"])) is not None
+
+
+# -- read-only -------------------------------------------------------------------------------------------
+
+
+def test_a_root_that_turns_read_only_is_read_and_written_when_it_is_writable_again(disk: Disk) -> None:
+    root = disk.folder / "root"
+    store = store_with_a_commit(root)
+    store.write(commit(2), rank=0)
+    (root / "g0001-c00000002" / "model.safetensors").write_bytes(b"broken")
+    disk.remount("ro")
+    refused(store, 3, "Read-only file system")
+    assert_is(load_newest(store), commit(1))  # what is broken can't be marked, and is passed over
+    with pytest.raises(StorageError, match="Read-only file system"):
+        open_store(root, Recorder()).claim_next()
+    disk.remount("rw")
+    store.write(commit(3), rank=0)
+    assert check_opens(root, CommitId(1, 3)) == CommitId(1, 3)
+
+
+# -- gone ------------------------------------------------------------------------------------------------
+
+
+def test_a_root_that_is_unmounted_is_not_made_anew_below(disk: Disk, tmp_path: Path) -> None:
+    root = disk.folder / "root"
+    store = store_with_a_commit(root)
+    disk.detach()
+    assert list(disk.folder.iterdir()) == []
+    for _ in range(2):
+        refused(store, 2, cause=None)
+        assert list(disk.folder.iterdir()) == []
+    with pytest.raises(StorageError):
+        store.write(make_commit(CommitId(2, 2)), rank=0)  # after a recovery
+    assert list(disk.folder.iterdir()) == []
+
+
+def test_a_root_that_was_unmounted_is_written_when_it_is_back(tmp_path: Path) -> None:
+    image, folder = tmp_path / "image", tmp_path / "disk"
+    with mounted("ext4", folder, image, nbytes=24 << 20) as disk:
+        store = store_with_a_commit(folder / "root")
+        disk.detach()
+        refused(store, 2, cause=None)
+    with mounted("ext4", folder, image, nbytes=24 << 20):
+        assert check_opens(folder / "root", CommitId(1, 1)) == CommitId(1, 1)
+        store.write(commit(2), rank=0)
+        assert check_opens(folder / "root", CommitId(1, 2)) == CommitId(1, 2)
+
+
+def test_a_root_that_is_deleted_is_an_outage_and_not_a_fresh_root(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    with background(store_with_a_commit(root)) as (writer, heard):
+        shutil.move(root, tmp_path / "elsewhere")
+        writer.submit(commit(2))
+        assert heard("write_failed")["error"].startswith(f"file://{root}")
+        assert not root.exists()
+        shutil.move(tmp_path / "elsewhere", root)
+        assert heard("durable")["commit"] == 2
+    assert check_opens(root, CommitId(1, 2)) == CommitId(1, 2)
+
+
+# -- broken ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fsync", "write", "rename"])
+def test_a_disk_that_fails_to_write_loses_nothing_and_goes_on_when_it_works(
+    tmp_path: Path, call: str
+) -> None:
+    store = store_with_a_commit(tmp_path)
+    while_failing(call, lambda: refused(store, 2, "Input/output error"))
+    assert check_opens(tmp_path, CommitId(1, 1)) == CommitId(1, 1)
+    store.write(commit(2), rank=0)
+    assert check_opens(tmp_path, CommitId(1, 2)) == CommitId(1, 2)
+
+
+def test_after_an_fsync_that_failed_the_file_is_written_anew(tmp_path: Path) -> None:
+    """The kernel may drop what it could not write, and call the next fsync a success."""
+    store = store_with_a_commit(tmp_path)
+    folder = tmp_path / "g0001-c00000002"
+    folder.mkdir()  # so that the first fsync is that of a data file
+    while_failing("fsync", lambda: refused(store, 2, "could not write the file: .*Input/output error"))
+    assert not (folder / FILE_NAME).exists()
+    written = folder / "model.safetensors"
+    assert written.stat().st_size > NBYTES  # so it is that fsync which failed
+    with written.open("r+b") as file:  # what the kernel does to the pages
+        file.write(bytes(written.stat().st_size))
+    store.write(commit(2), rank=0)
+    assert check_opens(tmp_path, CommitId(1, 2)) == CommitId(1, 2)
+
+
+def test_a_folder_whose_fsync_failed_is_made_anew(tmp_path: Path) -> None:
+    """Found there by the next attempt, it would pass for durable, and it may not be."""
+    store = store_with_a_commit(tmp_path)
+    while_failing("fsync", lambda: refused(store, 2, "Input/output error"))
+    assert not (tmp_path / "g0001-c00000002").exists()
+
+
+def test_a_claim_whose_fsync_failed_does_not_fence_its_own_job(tmp_path: Path) -> None:
+    store = store_with_a_commit(tmp_path)
+    later = make_commit(CommitId(2, 2))  # after a recovery
+    with pytest.raises(StorageError, match="Input/output error"):
+        while_failing("fsync", lambda: store.write(later, rank=0))
+    with pytest.raises(StorageError, match="Input/output error"):
+        while_failing("fsync", lambda: store.write(later, rank=0))
+    store.write(later, rank=0)
+    assert check_opens(tmp_path, later.id) == later.id
+
+
+@pytest.mark.parametrize("call", ["read", "preadv2"])
+def test_a_disk_that_fails_to_read_is_no_broken_commit(tmp_path: Path, call: str) -> None:
+    store = store_with_a_commit(tmp_path)
+    store.write(commit(2), rank=0)
+    with pytest.raises(StorageError, match="Input/output error") as caught:
+        while_failing(call, lambda: load_newest(store))
+    assert caught.value.url.startswith(store.url)
+    assert [path.name for path in tmp_path.rglob("QUARANTINE*")] == []
+    assert check_opens(tmp_path, CommitId(1, 2)) == CommitId(1, 2)
+
+
+def test_the_writer_never_raises_while_the_disk_is_broken(tmp_path: Path) -> None:
+    with background(store_with_a_commit(tmp_path)) as (writer, heard):
+        while_failing("pwrite", lambda: writer.submit(commit(2)))  # its thread keeps the fault
+        assert "Input/output error" in heard("write_failed")["error"]
+        writer.submit(commit(3))
+        assert heard("write_failed")["generation"] == 1
+        assert writer.progress.last_durable is None
+    assert check_opens(tmp_path, CommitId(1, 1)) == CommitId(1, 1)
+
+
+# -- a writer that meets them -----------------------------------------------------------------------------
+
+Heard = Callable[[str], dict[str, Any]]
+
+
+class Impatient(FakeClock):
+    """Pauses between attempts take a millisecond, whatever their length."""
+
+    def wait(self, event: threading.Event, timeout: float) -> bool:
+        return super().wait(event, timeout) or event.wait(0.001)
+
+
+@contextlib.contextmanager
+def background(store: Store) -> Iterator[tuple[BackgroundWriter, Heard]]:
+    """A background writer that does not tire of trying, and what waits for an event of a kind."""
+    store.clock = Impatient()
+    told: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue()
+    store.events.emit = lambda kind, message=None, *, level=0, **facts: told.put((kind, facts))
+    writer = BackgroundWriter(store, rank=0)
+
+    def heard(kind: str) -> dict[str, Any]:
+        while True:
+            found, facts = told.get(timeout=TIMEOUT)
+            if found == kind:
+                return facts
+
+    yield writer, heard
+    writer.stop()
+    with contextlib.suppress(StorageError):
+        assert writer.wait()
