@@ -40,7 +40,9 @@ def write(path: Path, buffer: Bytes) -> str:
     digest = Digest()
     with _File(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, buffer) as file:
         os.ftruncate(file.plain, len(buffer))  # so that no piece has to wait for the one before it
-        for piece, _ in _transferred(buffer, file.write):
+        for piece, count in _transferred(buffer, file.write):
+            if count < len(piece):
+                raise OSError(errno.EIO, "the file system takes no more bytes, and does not say why")
             digest.update(piece)
         os.fsync(file.plain)
         file.forget(0, len(buffer))

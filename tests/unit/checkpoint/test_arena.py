@@ -1,0 +1,130 @@
+import faulthandler
+import os
+import re
+import resource
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hvdrecover.checkpoint.arena import Arena, allocate
+from hvdrecover.checkpoint.layout import PAGE, TensorSpec, parse, plan
+
+SIZE = 1 << 23  # bytes
+
+
+def in_child(work):
+    """Run a function in a forked child; its exit code, negative for a signal."""
+    child = os.fork()
+    if child == 0:
+        try:
+            faulthandler.disable()
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            os._exit(work())
+        finally:
+            os._exit(99)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def mapping(array):
+    """What the kernel says of the mapping in which an array lies, in kB and flags."""
+    address, found = array.ctypes.data, {}
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if span := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(span[1], 16) <= address < int(span[2], 16)
+        elif inside:
+            name, _, value = line.partition(":")
+            found[name] = value.split()
+    return found
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, PAGE - 1, PAGE, PAGE + 1, SIZE, SIZE + 1])
+def test_memory_begins_on_a_page_is_zeroed_and_of_the_size_that_was_asked_for(nbytes):
+    memory = allocate(nbytes)
+    assert (memory.shape, memory.dtype) == ((nbytes,), np.uint8)
+    assert memory.flags.writeable
+    assert memory.ctypes.data % PAGE == 0
+    assert not memory.any()
+
+
+def test_a_forked_child_has_no_part_of_it():
+    memory = allocate(SIZE)
+    ordinary = np.ones(SIZE, dtype=np.uint8)
+    assert in_child(lambda: int(ordinary[-1])) == 1
+    assert in_child(lambda: int(memory[0])) == -signal.SIGSEGV
+    assert in_child(lambda: int(memory[-1])) == -signal.SIGSEGV
+
+
+def test_a_child_that_lives_on_does_not_make_the_parent_keep_two_copies():
+    memory, ordinary = allocate(SIZE), np.empty(SIZE, dtype=np.uint8)
+    memory[:] = ordinary[:] = 1
+    ready, done = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(done[1])
+        os.write(ready[1], b"x")
+        os.read(done[0], 1)  # until the parent has closed its end
+        os._exit(0)
+    try:
+        os.read(ready[0], 1)
+        # The kernel counts a page that is shared with a child for half in the proportional set size.
+        assert int(mapping(ordinary)["Pss"][0]) < 0.75 * int(mapping(ordinary)["Rss"][0])
+        assert mapping(memory)["Pss"] == mapping(memory)["Rss"]
+        memory[:] = 2
+        assert int(mapping(memory)["Rss"][0]) <= (SIZE + 2 * PAGE) // 1024
+    finally:
+        os.close(done[1])
+        os.waitpid(child, 0)
+        for descriptor in (*ready, done[0]):
+            os.close(descriptor)
+
+
+def test_the_kernel_is_told_not_to_copy_it_into_children():
+    assert "dc" in mapping(allocate(SIZE))["VmFlags"]
+
+
+SPECS = [
+    TensorSpec("flag", "BOOL", (3,)),
+    TensorSpec("weight", "F32", (2, 5)),
+    TensorSpec("step", "I64", ()),
+    TensorSpec("nothing", "F16", (0, 4)),
+]
+
+
+def test_an_arena_is_the_file_header_first():
+    arena = Arena(plan(SPECS))
+    size = arena.layout.nbytes
+    assert arena.buffer.shape == (size,)
+    assert arena.buffer.ctypes.data % PAGE == 0
+    header = arena.buffer[: len(arena.layout.header)].tobytes()
+    assert parse(header, size) == arena.layout
+    assert len(header) % PAGE == 0
+
+
+def test_tensors_are_views_that_do_not_overlap_and_fill_the_rest():
+    arena = Arena(plan(SPECS))
+    for number, spec in enumerate(SPECS, start=1):
+        view = arena.bytes_of(spec.name)
+        assert view.nbytes == spec.nbytes
+        assert not view.any()
+        view[:] = number
+    body = arena.buffer[len(arena.layout.header) :]
+    assert [int((body == number).sum()) for number in range(5)] == [0, 3, 40, 8, 0]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_each_tensor_is_aligned_to_its_items(spec):
+    view = Arena(plan(SPECS)).bytes_of(spec.name)
+    items = {"BOOL": 1, "F32": 4, "I64": 8, "F16": 2}[spec.dtype]
+    assert view.ctypes.data % items == 0
+
+
+def test_memory_of_a_file_that_was_read_is_taken_over_as_it_is():
+    layout = plan(SPECS)
+    buffer = allocate(layout.nbytes)
+    arena = Arena(layout, buffer)
+    assert arena.buffer is buffer
+    buffer[layout.offsets["step"]] = 7
+    assert arena.bytes_of("step")[0] == 7

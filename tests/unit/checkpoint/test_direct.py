@@ -1,0 +1,221 @@
+import contextlib
+import errno
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hvdrecover.checkpoint.arena import allocate
+from hvdrecover.checkpoint.digest import digest
+from hvdrecover.checkpoint.layout import PAGE
+from hvdrecover.checkpoint.storage import direct
+from hvdrecover.checkpoint.storage.direct import PIECE
+
+SIZES = [
+    *(0, 1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE + 5),
+    *(PIECE - 1, PIECE, PIECE + 1, PIECE + PAGE, 3 * PIECE + 2 * PAGE + 7),
+]
+
+
+def content(size, *, aligned=True):
+    """Bytes that differ from page to page and from piece to piece."""
+    found = allocate(size + 1)[:size] if aligned else allocate(size + 1)[1:]
+    found[:] = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+    return found
+
+
+def check_there_and_back(path, size, *, aligned=True):
+    data = content(size, aligned=aligned)
+    assert direct.write(path, data) == digest(data)
+    assert path.read_bytes() == data.tobytes()
+    back = allocate(size + 1)[:size] if aligned else allocate(size + 1)[1:]
+    assert direct.read(path, back) == (size, digest(data))
+    assert np.array_equal(back, data)
+
+
+def open_files():
+    return list(Path("/proc/self/fd").iterdir())
+
+
+class Calls:
+    """What goes through `os`, as (call, past the page cache, bytes, start), and the errors it shall give."""
+
+    def __init__(self, monkeypatch):
+        self.made = []
+        self.fail = {}
+        self.at_most = None
+        self._direct = set()
+        self._lock = threading.Lock()
+        self._os = {name: getattr(os, name) for name in ("open", "pwrite", "preadv")}
+        monkeypatch.setattr(os, "open", self.open)
+        monkeypatch.setattr(os, "pwrite", lambda fd, data, at: self._transfer("pwrite", fd, data, at))
+        monkeypatch.setattr(os, "preadv", lambda fd, data, at: self._transfer("preadv", fd, data[0], at))
+
+    def open(self, path, flags, mode=0o777, **others):
+        if flags & os.O_DIRECT and "open" in self.fail:
+            raise OSError(self.fail["open"], os.strerror(self.fail["open"]))
+        found = self._os["open"](path, flags, mode, **others)
+        (self._direct.add if flags & os.O_DIRECT else self._direct.discard)(found)
+        return found
+
+    def _transfer(self, name, fd, data, start):
+        past = fd in self._direct
+        with self._lock:
+            self.made.append((name, past, len(data), start))
+        if past and name in self.fail:
+            raise OSError(self.fail[name], os.strerror(self.fail[name]))
+        if self.at_most is not None:
+            data = data[: self.at_most]
+        return self._os[name](fd, data if name == "pwrite" else [data], start)
+
+    def past(self, name):
+        return [size for call, past, size, _ in self.made if call == name and past]
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    return Calls(monkeypatch)
+
+
+@pytest.fixture
+def takes_o_direct(tmp_path):
+    """Skips where temporary files lie on a file system that does not."""
+    try:
+        os.close(os.open(tmp_path / "probe", os.O_WRONLY | os.O_CREAT | os.O_DIRECT))
+    except OSError:
+        pytest.skip("the file system of the temporary folder refuses O_DIRECT")
+
+
+@pytest.mark.parametrize("aligned", [True, False], ids=["aligned", "unaligned"])
+@pytest.mark.parametrize("size", SIZES)
+def test_what_is_written_is_read_back_with_its_digest(tmp_path, size, aligned):
+    check_there_and_back(tmp_path / "file", size, aligned=aligned)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_whole_pages_go_past_the_page_cache_and_only_the_rest_through_it(
+    tmp_path, calls, takes_o_direct, size
+):
+    check_there_and_back(tmp_path / "file", size)
+    for name in ("pwrite", "preadv"):
+        assert sum(calls.past(name)) == size // PAGE * PAGE
+        assert sum(size for call, past, size, _ in calls.made if call == name and not past) == size % PAGE
+        assert max(calls.past(name), default=0) <= PIECE
+
+
+def test_memory_that_is_not_aligned_goes_through_the_page_cache(tmp_path, calls):
+    check_there_and_back(tmp_path / "file", 3 * PAGE, aligned=False)
+    assert calls.past("pwrite") == calls.past("preadv") == []
+
+
+@pytest.mark.parametrize("start", [0, 1, PAGE - 1, PAGE, PIECE + 3])
+@pytest.mark.parametrize("size", [0, 1, PAGE, 2 * PAGE + 1, PIECE + PAGE])
+def test_any_part_can_be_read(tmp_path, start, size):
+    data = content(start + size + 100)
+    direct.write(tmp_path / "file", data)
+    part = allocate(size)
+    assert direct.read(tmp_path / "file", part, start) == (size, digest(data[start : start + size]))
+    assert np.array_equal(part, data[start : start + size])
+
+
+@pytest.mark.parametrize("missing", [1, PAGE - 1, PAGE, PAGE + 1])
+@pytest.mark.parametrize("size", [PAGE, 5 * PAGE, 2 * PIECE + PAGE])
+def test_a_file_shorter_than_the_buffer_is_read_to_its_end(tmp_path, size, missing):
+    data = content(max(0, size - missing))
+    direct.write(tmp_path / "file", data)
+    longer = allocate(size)
+    assert direct.read(tmp_path / "file", longer) == (len(data), digest(data))
+    assert np.array_equal(longer[: len(data)], data)
+    assert not longer[len(data) :].any()
+
+
+def test_a_file_that_ends_pieces_before_the_buffer_does_is_read_to_its_end(tmp_path):
+    data = content(PAGE + 1)
+    direct.write(tmp_path / "file", data)
+    assert direct.read(tmp_path / "file", allocate(6 * PIECE)) == (PAGE + 1, digest(data))
+
+
+def test_a_longer_file_is_replaced_whole(tmp_path):
+    direct.write(tmp_path / "file", content(5 * PAGE + 1))
+    check_there_and_back(tmp_path / "file", 2 * PAGE + 3)
+
+
+def test_a_file_system_that_refuses_o_direct_is_written_and_read_all_the_same(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a file system")
+    folder = tmp_path / "ramfs"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "ramfs", "ramfs", folder], capture_output=True).returncode != 0:
+        pytest.skip("this machine does not let root mount ramfs")
+    try:
+        with pytest.raises(OSError, match="Invalid argument"):
+            os.open(folder / "probe", os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
+        for size in (PAGE, PIECE + 2 * PAGE + 1):
+            check_there_and_back(folder / "file", size)
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.mark.parametrize("fail", [{"open": errno.EINVAL}, {"pwrite": errno.EINVAL, "preadv": errno.EINVAL}])
+@pytest.mark.parametrize("size", [PAGE, 3 * PIECE + 1])
+def test_where_o_direct_is_refused_early_or_late_the_page_cache_is_used(tmp_path, calls, fail, size):
+    calls.fail = fail
+    check_there_and_back(tmp_path / "file", size)
+    # It is asked once, or twice if two pieces were under way; not again for each.
+    assert len(calls.past("pwrite")) <= 2
+    assert len(calls.past("preadv")) <= 2
+
+
+@pytest.mark.parametrize("call", ["open", "pwrite"])
+@pytest.mark.parametrize("size", [PAGE, 4 * PIECE])
+def test_any_other_error_is_raised_and_no_descriptor_is_left(tmp_path, calls, call, size):
+    calls.fail = {call: errno.EIO}
+    before = len(open_files())
+    with pytest.raises(OSError, match="Input/output error"):
+        direct.write(tmp_path / "file", content(size))
+    assert len(open_files()) == before
+
+
+def test_a_disk_that_fails_to_read_is_an_error(tmp_path, calls):
+    direct.write(tmp_path / "file", content(4 * PIECE))
+    calls.fail = {"preadv": errno.EIO}
+    with pytest.raises(OSError, match="Input/output error"):
+        direct.read(tmp_path / "file", allocate(4 * PIECE))
+
+
+@pytest.mark.parametrize("at_most", [1000, PAGE, 3 * PAGE, 3 * PAGE + 512])
+def test_a_file_system_that_transfers_less_than_it_is_asked_to_is_asked_again(tmp_path, calls, at_most):
+    calls.at_most = at_most
+    calls.fail = {"open": errno.EINVAL} if at_most % PAGE else {}
+    check_there_and_back(tmp_path / "file", 20 * PAGE + 1)
+
+
+def test_a_file_system_that_takes_nothing_is_an_error_and_no_endless_loop(tmp_path, calls):
+    calls.at_most = 0
+    with pytest.raises(OSError, match="takes no more bytes"):
+        direct.write(tmp_path / "file", content(3 * PAGE))
+
+
+def test_a_file_is_on_the_disk_when_the_write_returns(tmp_path, monkeypatch):
+    synced = []
+    fsync = os.fsync
+
+    def note(descriptor):
+        synced.append(Path(f"/proc/self/fd/{descriptor}").read_bytes())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    data = content(2 * PAGE + 1)
+    direct.write(tmp_path / "file", data)
+    assert synced == [data.tobytes()]
+
+
+def test_a_link_to_elsewhere_is_not_written_through(tmp_path):
+    (tmp_path / "other").write_bytes(b"theirs")
+    (tmp_path / "file").symlink_to(tmp_path / "other")
+    with contextlib.suppress(OSError):
+        direct.write(tmp_path / "file", content(PAGE))
+    assert (tmp_path / "other").read_bytes() == b"theirs"
