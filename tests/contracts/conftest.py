@@ -1,8 +1,16 @@
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
+from hvdrecover.checkpoint.storage import Storage
+from tests.contracts import storages
 from tests.contracts.adapters import Adapter
+from tests.contracts.servers import SSHD, S3Server, SftpServer
+from tests.contracts.storages import Backend
 
 
 def _fake() -> Adapter:
@@ -22,3 +30,55 @@ def adapter(request: pytest.FixtureRequest) -> Adapter:
     """Each adapter in turn; its framework is imported only when it is tested."""
     made: Adapter = request.param()
     return made
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    server = S3Server()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def sftp_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SftpServer]:
+    if SSHD is None:
+        message = "there is no sshd to test SFTP with; on Debian and Ubuntu: apt-get install openssh-server"
+        pytest.fail(message) if os.environ.get("CI") == "true" else pytest.skip(message)
+    server = SftpServer(tmp_path_factory.mktemp("sshd"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Backend:
+    return storages.local(tmp_path)
+
+
+@pytest.fixture
+def memory() -> Iterator[Backend]:
+    with storages.memory() as backend:
+        yield backend
+
+
+@pytest.fixture
+def s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Backend:
+    return storages.s3(s3_server, monkeypatch)
+
+
+@pytest.fixture
+def sftp(sftp_server: SftpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:
+    return storages.sftp(sftp_server, tmp_path, monkeypatch)
+
+
+@pytest.fixture(params=["local", "memory", "s3", "sftp"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Each kind of storage in turn."""
+    made: Backend = request.getfixturevalue(request.param)
+    return made
+
+
+@pytest.fixture
+def storage(backend: Backend) -> Storage:
+    return backend.open()

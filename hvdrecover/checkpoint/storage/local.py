@@ -78,6 +78,8 @@ class LocalStorage:
             try:
                 self._place(target, data, _link)
             except FileExistsError:
+                if not os.path.lexists(target):  # what exists is a file where a folder should be
+                    raise
                 return False
             _sync_folder(target.parent)
             return True

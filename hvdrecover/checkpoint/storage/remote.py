@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import numpy as np
@@ -43,8 +44,10 @@ class RemoteStorage:
                 found = self._fs.ls(self._path(folder), detail=False)
             except FileNotFoundError:
                 return []
-            # An object store may list the folder among its content.
+            # An object store may list the folder among its content; others list a file as its own content.
             paths = {name.strip("/") for name in found} - {self._path(folder).strip("/")}
+            if found and not paths and self._size(folder) is not None:
+                raise NotADirectoryError(errno.ENOTDIR, "it is not a folder")
             return sorted(path.rsplit("/", 1)[-1] for path in paths)
 
     def size(self, path: str) -> int | None:

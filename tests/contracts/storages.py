@@ -1,0 +1,116 @@
+"""What the storage contract needs of each kind of storage."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from hvdrecover.checkpoint.storage import LocalStorage, Storage, open_storage
+from hvdrecover.checkpoint.storage.s3 import S3Storage
+from hvdrecover.checkpoint.storage.sftp import SftpStorage
+from tests.contracts.servers import HOST, S3Server, SftpServer
+
+SECRET = "it-is-s3cret/"
+
+
+@dataclass
+class Backend:
+    """One kind of storage, ready for use.
+
+    Attributes:
+        url: an empty checkpoint root, which is not there yet.
+        large: bytes of a file that storages of `in_pieces` transfer in at least three pieces.
+        open_in_pieces: opens the root with small pieces.
+        folders: whether folders are real, so that nothing can lie below a file.
+        environment: what a process needs in its environment to open the root as well.
+        shared: whether other processes see the root.
+        stop: takes the server away; None if there is none.
+        start: brings it back, with all it had.
+    """
+
+    url: str
+    large: int
+    open_in_pieces: Callable[[], Storage]
+    folders: bool = True
+    shared: bool = True
+    environment: dict[str, str] = field(default_factory=dict)
+    stop: Callable[[], None] | None = None
+    start: Callable[[], None] | None = None
+
+    def open(self) -> Storage:
+        return open_storage(self.url)
+
+
+def local(folder: Path) -> Backend:
+    return Backend(f"file://{folder}/root", (1 << 25) + 5, lambda: LocalStorage(folder / "root"))
+
+
+@contextlib.contextmanager
+def memory() -> Iterator[Backend]:
+    path = f"/{uuid.uuid4().hex}"
+    url = f"memory:/{path}/root"
+    try:
+        yield Backend(url, (1 << 25) + 5, lambda: open_storage(url), shared=False)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            fsspec.filesystem("memory").rm(path, recursive=True)
+
+
+def s3(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Backend:
+    options = s3_options(server.port)
+    monkeypatch.setitem(fsspec.config.conf, "s3", options)
+    bucket = f"bucket-{uuid.uuid4().hex}"
+    fsspec.filesystem("s3").mkdir(bucket)
+    server.reset()
+    url = f"s3://{bucket}/runs/one"
+
+    def in_pieces() -> Storage:
+        return S3Storage(*fsspec.core.url_to_fs(url), url, piece=5 << 20)
+
+    environment = {"FSSPEC_S3": json.dumps(options)}
+    return Backend(
+        url, 12 << 20, in_pieces, False, environment=environment, stop=server.stop, start=server.start
+    )
+
+
+def s3_options(port: int, **config: Any) -> dict[str, Any]:
+    """What a user would put into fsspec's configuration, but less patient."""
+    return {
+        "key": "user",
+        "secret": SECRET,
+        "endpoint_url": f"http://{HOST}:{port}",
+        "config_kwargs": {"retries": {"total_max_attempts": 1}, **config},
+    }
+
+
+def sftp(server: SftpServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:
+    options = sftp_options(server)
+    monkeypatch.setitem(fsspec.config.conf, "sftp", options)
+    url = f"sftp://{HOST}:{server.port}{folder}/root"
+
+    def in_pieces() -> Storage:
+        opened, path = fsspec.core.url_to_fs(url, timeout=30)
+        return SftpStorage(opened, path, url, piece=1 << 20)
+
+    environment = {"FSSPEC_SFTP": json.dumps(options)}
+    return Backend(
+        url, (3 << 20) + 5, in_pieces, environment=environment, stop=server.stop, start=server.start
+    )
+
+
+def sftp_options(server: SftpServer) -> dict[str, Any]:
+    """What a user would put into fsspec's configuration; nothing of the user's own is looked at."""
+    return {
+        "username": server.user,
+        "key_filename": str(server.key),
+        "look_for_keys": False,
+        "allow_agent": False,
+    }

@@ -1,0 +1,367 @@
+"""What `hvdrecover.checkpoint.storage.Storage` promises, held against every kind of storage."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hvdrecover.checkpoint.digest import digest
+from hvdrecover.checkpoint.reader import load_newest
+from hvdrecover.checkpoint.storage import Storage, open_storage
+from hvdrecover.errors import FencedError, StorageError
+from tests.contracts.storages import SECRET, Backend
+from tests.unit.checkpoint.roots import assert_is, make_snapshot, make_store
+
+
+def buffer(data: bytes) -> Any:
+    return np.frombuffer(data, dtype=np.uint8)
+
+
+def noise(nbytes: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8)
+
+
+def every_call(storage: Storage) -> dict[str, Callable[[], object]]:
+    return {
+        "names": lambda: storage.names(),
+        "size": lambda: storage.size("f"),
+        "read": lambda: storage.read("f"),
+        "read_into": lambda: storage.read_into("f", np.zeros(7, dtype=np.uint8)),
+        "write": lambda: storage.write("g", buffer(b"1")),
+        "publish": lambda: storage.publish("g", b"1"),
+        "create": lambda: storage.create("g", b"1"),
+        "remove": lambda: storage.remove("f"),
+        "delete": lambda: storage.delete("a"),
+    }
+
+
+# -- files ---------------------------------------------------------------------------------------------
+
+
+def test_a_root_that_is_not_there_is_empty(storage: Storage) -> None:
+    assert storage.names() == []
+    assert storage.names("claims") == []
+    assert storage.size("claims/g0001.json") is None
+
+
+def test_looking_makes_nothing(storage: Storage) -> None:
+    storage.names()
+    storage.size("x")
+    storage.remove("folder/x")
+    storage.delete("folder")
+    assert storage.names() == []
+
+
+@pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 1000])
+def test_what_was_written_is_read(storage: Storage, data: bytes) -> None:
+    assert storage.write("folder/file", buffer(data)) == digest(data)
+    storage.publish("folder/small", data)
+    into = np.zeros(len(data), dtype=np.uint8)
+    assert storage.read_into("folder/file", into) == (len(data), digest(data))
+    assert into.tobytes() == data
+    assert storage.read("folder/small") == data
+    assert storage.size("folder/file") == storage.size("folder/small") == len(data)
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1, 12345])
+def test_files_of_many_pieces(backend: Backend, more: int) -> None:
+    storage, content = backend.open_in_pieces(), noise(backend.large + more)
+    assert storage.write("folder/file", content) == digest(content)
+    assert (storage.names(), storage.names("folder")) == (["folder"], ["file"])
+    into = np.zeros(len(content), dtype=np.uint8)
+    assert storage.read_into("folder/file", into) == (len(content), digest(content))
+    assert np.array_equal(into, content)
+
+
+def test_names_are_those_directly_below_and_sorted(storage: Storage) -> None:
+    for path in ("b/2", "b/1", "a/deep/er/3", "c"):
+        storage.publish(path, b"")
+    assert storage.names() == ["a", "b", "c"]
+    assert storage.names("b") == ["1", "2"]
+    assert storage.names("a") == ["deep"]
+    assert storage.names("a/deep") == ["er"]
+    assert storage.names("nowhere") == []
+
+
+def test_a_shorter_file_replaces_a_longer_one_whole(backend: Backend) -> None:
+    storage = backend.open_in_pieces()
+    storage.write("f", noise(backend.large))
+    storage.write("f", noise(backend.large - 99, seed=1))
+    assert storage.size("f") == backend.large - 99
+    storage.write("f", buffer(b"short"))
+    storage.publish("g", b"long content")
+    storage.publish("g", b"short")
+    assert (storage.read("f"), storage.read("g")) == (b"short", b"short")
+
+
+def test_read_into_tells_how_much_there_was(storage: Storage) -> None:
+    storage.write("f", buffer(b"12345"))
+    longer, shorter = np.zeros(8, dtype=np.uint8), np.zeros(3, dtype=np.uint8)
+    assert storage.read_into("f", longer) == (5, digest(b"12345"))
+    assert longer.tobytes() == b"12345\0\0\0"
+    assert storage.read_into("f", shorter) == (3, digest(b"123"))
+    assert shorter.tobytes() == b"123"
+
+
+def test_read_into_begins_where_it_is_told(storage: Storage) -> None:
+    storage.write("f", buffer(b"0123456789"))
+    for start, expected in ((0, b"0123"), (3, b"3456"), (8, b"89"), (10, b""), (12, b"")):
+        into = np.zeros(4, dtype=np.uint8)
+        assert storage.read_into("f", into, start) == (len(expected), digest(expected))
+        assert into.tobytes() == expected.ljust(4, b"\0")
+
+
+def test_read_into_takes_many_pieces_from_the_middle(backend: Backend) -> None:
+    storage, content = backend.open_in_pieces(), noise(backend.large)
+    storage.write("f", content)
+    into = np.zeros(backend.large, dtype=np.uint8)
+    assert storage.read_into("f", into, 1001) == (backend.large - 1001, digest(content[1001:]))
+    assert np.array_equal(into[:-1001], content[1001:])
+
+
+def test_remove_takes_one_file_and_minds_none(storage: Storage) -> None:
+    storage.publish("a/1", b"")
+    storage.publish("a/2", b"")
+    storage.remove("a/1")
+    storage.remove("a/1")
+    storage.remove("nowhere/1")
+    assert storage.names("a") == ["2"]
+
+
+def test_delete_takes_a_folder_and_all_below(storage: Storage) -> None:
+    for path in ("a/1", "a/deep/2", "ab/3"):
+        storage.publish(path, b"")
+    storage.delete("a")
+    storage.delete("a")
+    assert storage.names() == ["ab"]
+    assert storage.size("a/1") is None
+
+
+def test_a_folder_has_no_size(storage: Storage) -> None:
+    storage.publish("a/b/c", b"")
+    assert storage.size("a/b") is None
+
+
+def test_tidying_takes_no_file(storage: Storage) -> None:
+    storage.publish("a/1", b"x")
+    storage.tidy()
+    assert storage.read("a/1") == b"x"
+
+
+def test_another_opening_sees_what_was_done(backend: Backend) -> None:
+    one, other = backend.open(), backend.open()
+    assert (other.names(), other.size("a/1")) == ([], None)
+    one.publish("a/1", b"x")
+    assert (other.names(), other.names("a"), other.size("a/1")) == (["a"], ["1"], 1)
+    one.publish("a/1", b"longer")
+    one.publish("a/2", b"")
+    assert (other.names("a"), other.size("a/1")) == (["1", "2"], 6)
+    one.remove("a/1")
+    assert (other.names("a"), other.size("a/1")) == (["2"], None)
+
+
+def test_threads_use_one_storage_at_a_time_of_their_own(backend: Backend) -> None:
+    storage = backend.open_in_pieces()
+    failed: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for round_ in range(5):
+                content = noise(100_000, seed=10 * number + round_)
+                storage.write(f"{number}/file", content)
+                storage.publish(f"{number}/small", bytes([number]))
+                into = np.zeros(100_000, dtype=np.uint8)
+                assert storage.read_into(f"{number}/file", into) == (100_000, digest(content))
+                assert storage.read(f"{number}/small") == bytes([number])
+                assert storage.names(str(number)) == ["file", "small"]
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+
+
+# -- exclusive creation --------------------------------------------------------------------------------
+
+
+def test_create_is_for_files_that_are_not_there(storage: Storage) -> None:
+    assert storage.create("claims/g0001.json", b"mine") is True
+    assert storage.create("claims/g0001.json", b"theirs") is False
+    assert storage.create("claims/g0001.json", b"mine") is False
+    assert storage.read("claims/g0001.json") == b"mine"
+    assert storage.names("claims") == ["g0001.json"]
+
+
+def test_one_of_many_threads_creates_a_file(backend: Backend) -> None:
+    storages = [backend.open() for _ in range(6)]
+    for round_ in range(5):
+        start, winners = threading.Barrier(len(storages)), []
+
+        def compete(storage: Storage, content: bytes, path: str, start: Any, winners: list[bytes]) -> None:
+            start.wait()
+            if storage.create(path, content):
+                winners.append(content)
+
+        path = f"claims/{round_}"
+        threads = [
+            threading.Thread(target=compete, args=(storage, b"%d" % index * 1000, path, start, winners))
+            for index, storage in enumerate(storages)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [storages[0].read(path)] == winners
+    assert storages[0].names("claims") == ["0", "1", "2", "3", "4"]
+
+
+_COMPETITOR = """
+import sys
+from hvdrecover.checkpoint.storage import open_storage
+storage, content = open_storage(sys.argv[1]), sys.argv[2].encode()
+storage.names()
+print("ready", flush=True)
+sys.stdin.readline()
+print(sum(storage.create(f"claims/{number}", content) for number in range(20)), flush=True)
+"""
+
+
+@pytest.mark.parametrize("kind", ["local", "s3", "sftp"])
+def test_one_of_many_processes_creates_a_file(request: pytest.FixtureRequest, kind: str) -> None:
+    backend: Backend = request.getfixturevalue(kind)
+    command = [sys.executable, "-c", _COMPETITOR, backend.url]
+    environment = {**os.environ, **backend.environment}
+    processes = [
+        subprocess.Popen(
+            [*command, name], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for name in "abc"
+    ]
+    try:
+        assert all(process.stdout and process.stdout.readline() == "ready\n" for process in processes)
+        for process in processes:
+            assert process.stdin
+            process.stdin.write("\n")
+            process.stdin.flush()
+        won = {name: int(process.communicate()[0]) for name, process in zip("abc", processes, strict=True)}
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    storage = backend.open()
+    found = [storage.read(f"claims/{number}").decode() for number in range(20)]
+    assert {name: found.count(name) for name in "abc"} == won
+
+
+# -- failures ------------------------------------------------------------------------------------------
+
+
+def test_reading_what_is_not_there_is_a_storage_error_that_names_it(storage: Storage) -> None:
+    storage.publish("a/1", b"")
+    for read in (storage.read, lambda path: storage.read_into(path, np.zeros(1, dtype=np.uint8))):
+        with pytest.raises(StorageError) as caught:
+            read("a/2")
+        assert caught.value.url == f"{storage.url}/a/2"
+        assert str(caught.value).startswith(f"{storage.url}/a/2: could not read the file: ")
+        assert caught.value.__cause__ is not None
+
+
+def test_a_root_that_is_a_file_is_a_storage_error(backend: Backend) -> None:
+    backend.open().publish("file", b"content")
+    below = open_storage(f"{backend.url}/file")
+    with pytest.raises(StorageError):
+        below.names()
+    if backend.folders:  # else a name is a name, and others may begin like it
+        for call in (
+            lambda: below.create("claims/g0001.json", b""),
+            lambda: below.publish("claims/g0001.json", b""),
+            lambda: below.write("g0001-c00000001/model.safetensors", buffer(b"x")),
+        ):
+            with pytest.raises(StorageError):
+                call()
+    assert backend.open().read("file") == b"content"
+
+
+@pytest.mark.parametrize("kind", ["s3", "sftp"])
+def test_all_fails_while_the_server_is_away_and_goes_on_when_it_is_back(
+    request: pytest.FixtureRequest, kind: str
+) -> None:
+    backend: Backend = request.getfixturevalue(kind)
+    assert backend.stop and backend.start
+    storage = backend.open_in_pieces()
+    storage.publish("f", b"content")
+    backend.stop()
+    try:
+        for name, call in every_call(storage).items():
+            with pytest.raises(StorageError) as caught:
+                call()
+                pytest.fail(f"{name} went through")
+            assert str(caught.value).startswith(f"{storage.url}")
+            assert SECRET not in str(caught.value)
+        with pytest.raises(StorageError):
+            backend.open().names()
+    finally:
+        backend.start()
+    for call in every_call(storage).values():
+        call()
+    assert (storage.names(), storage.read("g")) == (["g"], b"1")
+
+
+# -- commits -------------------------------------------------------------------------------------------
+
+
+def test_a_commit_is_read_back_bit_for_bit(backend: Backend) -> None:
+    store = make_store(backend.open())
+    store.claim_next()
+    for commit in (1, 2):
+        store.write(make_snapshot(1, commit), rank=0)
+    assert_is(load_newest(make_store(backend.open())), make_snapshot(1, 2))
+
+
+def test_retention_and_leftovers_delete_commits(backend: Backend) -> None:
+    storage = backend.open()
+    store = make_store(storage, keep=1)
+    store.claim_next()
+    for commit in (1, 2, 3):
+        store.write(make_snapshot(1, commit), rank=0)
+    storage.write("g0001-c00000004/model.safetensors", buffer(b"half a commit"))
+    assert make_store(backend.open(), job="next").claim_next() == 2
+    assert [name for name in storage.names() if name.startswith("g")] == ["g0001-c00000003"]
+
+
+def test_of_two_jobs_that_claim_one_root_the_older_is_fenced(backend: Backend) -> None:
+    older, newer = make_store(backend.open(), job="older"), make_store(backend.open(), job="newer")
+    assert older.claim_next() == 1
+    older.write(make_snapshot(1, 1), rank=0)
+    assert newer.claim_next() == 2
+    with pytest.raises(FencedError, match="generation 2 has claimed this checkpoint root"):
+        older.write(make_snapshot(1, 2), rank=0)
+    newer.write(make_snapshot(2, 2), rank=0)
+    assert_is(load_newest(make_store(backend.open())), make_snapshot(2, 2))
+
+
+def test_a_commit_that_is_late_is_not_published(backend: Backend) -> None:
+    older, newer = make_store(backend.open(), job="older"), make_store(backend.open(), job="newer")
+    older.claim_next()
+    write = older.storage.write
+
+    def interrupted(path: str, content: Any) -> str:
+        done = write(path, content)
+        newer.claim_next()  # when the older one has looked for a newer claim, and is nearly done
+        return done
+
+    older.storage.write = interrupted  # type: ignore[method-assign]
+    with pytest.raises(FencedError):
+        older.write(make_snapshot(1, 1), rank=0)
+    assert load_newest(make_store(backend.open())) is None
