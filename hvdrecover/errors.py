@@ -11,6 +11,7 @@
     │   ├── StorageError            the storage refused, failed or is away
     │   ├── ForeignRootError        the checkpoint root holds files that are not ours
     │   ├── CorruptCheckpointError  one commit is damaged: truncated, altered, incomplete or nonsense
+    │   │   └── IncompleteCommitError  it has no manifest: it was never completed, or is being deleted
     │   ├── FormatVersionError      a commit was written by a newer hvdrecover
     │   ├── NoUsableCommitError     the root has commits, and not one of them verifies
     │   ├── MismatchError           a commit's tensors or objects don't fit the model, optimizer or state
@@ -99,6 +100,10 @@ class ForeignRootError(CheckpointError):
 
 class CorruptCheckpointError(CheckpointError):
     """One commit is damaged: truncated, altered, incomplete or nonsense."""
+
+
+class IncompleteCommitError(CorruptCheckpointError):
+    """A commit has no manifest: it was never completed, or is being deleted."""
 
 
 class FormatVersionError(CheckpointError):

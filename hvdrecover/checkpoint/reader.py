@@ -19,7 +19,13 @@ from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import ReadBytes, Storage
 from hvdrecover.checkpoint.store import Store
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
-from hvdrecover.errors import CheckpointError, CorruptCheckpointError, NoUsableCommitError, StorageError
+from hvdrecover.errors import (
+    CheckpointError,
+    CorruptCheckpointError,
+    IncompleteCommitError,
+    NoUsableCommitError,
+    StorageError,
+)
 
 Skipped = Callable[[CommitId, str, CheckpointError | None], None]
 """Told of a commit that is passed over: which, why, and the error unless it was merely never completed."""
@@ -41,6 +47,7 @@ def read_commit(
         clock: for the lease.
 
     Raises:
+        IncompleteCommitError: it has no manifest.
         CorruptCheckpointError: a file is missing, truncated, altered or nonsense.
         FormatVersionError: it was written in a newer format.
         StorageError: the storage failed, or there is not enough memory.
@@ -91,7 +98,7 @@ def read_newest(
         try:
             return again(read_commit, storage, commit, only, clock)
         except CorruptCheckpointError as error:
-            if not again(root.is_complete, storage, commit):  # also if it was deleted while it was looked at
+            if _is_no_commit(storage, commit, error):
                 marked = again(root.is_quarantined, storage, commit)
                 skipped(commit, root.MANIFEST_GONE if marked else _NEVER_COMPLETED, None)
                 continue
@@ -106,6 +113,11 @@ def read_newest(
     if reasons:
         raise NoUsableCommitError(storage.url, reasons)
     return None
+
+
+def _is_no_commit(storage: Storage, commit: CommitId, error: CorruptCheckpointError) -> bool:
+    # A reader that could not get a lease may find files gone before it finds that the manifest is, too.
+    return isinstance(error, IncompleteCommitError) or not root.is_complete(storage, commit)
 
 
 def load_newest(store: Store) -> Snapshot | None:

@@ -20,7 +20,7 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import Manifest
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.clock import Clock
-from hvdrecover.errors import CorruptCheckpointError
+from hvdrecover.errors import CorruptCheckpointError, IncompleteCommitError, StorageError
 
 CLAIMS = "claims"
 READERS = "readers"
@@ -66,15 +66,21 @@ def read_manifest(storage: Storage, commit: CommitId) -> Manifest:
     """Read what a commit says about itself: everything but its tensors, whose files are not looked at.
 
     Raises:
-        CorruptCheckpointError: the manifest is missing, truncated, altered or nonsense.
+        IncompleteCommitError: the manifest is missing.
+        CorruptCheckpointError: it is truncated, altered or nonsense.
         FormatVersionError: it was written in a newer format.
         StorageError: the storage failed.
     """
     path = manifest_path(commit)
     url = f"{storage.url}/{path}"
     size = storage.size(path)
-    if size is None:
-        raise CorruptCheckpointError(url, "the file is missing")
-    if size > manifests.MAX_BYTES:
+    if size is not None and size > manifests.MAX_BYTES:
         raise CorruptCheckpointError(url, f"the file has {size} bytes, more than any manifest")
-    return manifests.loads(storage.read(path), url, commit)
+    try:
+        text = None if size is None else storage.read(path)
+    except StorageError:
+        # Who deletes a commit may have taken its manifest away just then, and put it back.
+        text = None if storage.size(path) is None else storage.read(path)
+    if text is None:
+        raise IncompleteCommitError(url, "the file is missing")
+    return manifests.loads(text, url, commit)
