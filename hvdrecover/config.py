@@ -2,15 +2,18 @@
 
 This is the only module that reads environment variables; a test holds the others to it.
 
-======================== ==========================================================================
-``HVDRECOVER_CHECKPOINT`` checkpoint root of states that are made without ``checkpoint=``
-``HVDRECOVER_EVENTS``     folder for event files, one per process; created when missing
-``HVDRECOVER_LOG``        ``debug``, ``info`` (default), ``warning`` or ``error``
-======================== ==========================================================================
+============================== =====================================================================
+``HVDRECOVER_CHECKPOINT``      checkpoint root of states that are made without ``checkpoint=``
+``HVDRECOVER_EVENTS``          folder for event files, one per process; created when missing
+``HVDRECOVER_LOG``             ``debug``, ``info`` (default), ``warning`` or ``error``
+``HVDRECOVER_MAX_DURABLE_AGE`` for how many seconds commits that are due may fail to become durable
+                               before the job is stopped; without it, training goes on
+============================== =====================================================================
 """
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Mapping
@@ -51,6 +54,8 @@ class Config:
         controller_inherited: whether `choose_controller` of a parent process has chosen it, for itself, and
             no launcher after it.
         host: the name of this host as Horovod knows it.
+        max_durable_age: for how many seconds commits that are due may fail to become durable before the job
+            is stopped, or None for as long as it takes.
     """
 
     checkpoint: str | None
@@ -61,6 +66,7 @@ class Config:
     controller_chosen: bool
     controller_inherited: bool
     host: str
+    max_durable_age: float | None = None
 
 
 def read(environ: Mapping[str, str] | None = None) -> Config:
@@ -86,7 +92,21 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         controller_chosen="HOROVOD_CONTROLLER" in env and chooser is None,
         controller_inherited=chooser not in (None, str(os.getpid())) and _GLOO_LAUNCHED not in env,
         host=env.get("HOROVOD_HOSTNAME") or socket.gethostname(),
+        max_durable_age=_seconds(env, "HVDRECOVER_MAX_DURABLE_AGE"),
     )
+
+
+def _seconds(env: Mapping[str, str], name: str) -> float | None:
+    text = env.get(name)
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ConfigError(name, f"'{text}' is not a number of seconds above 0")
+    return seconds
 
 
 def choose_controller(config: Config) -> None:

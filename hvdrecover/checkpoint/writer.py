@@ -1,132 +1,200 @@
-"""Writing commits in the background."""
+"""Writing commits in the background, through outages of the storage."""
 
 from __future__ import annotations
 
-import logging
+import contextlib
+import os
 import threading
+import traceback
 
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.policy import retry_delay
+from hvdrecover.checkpoint.progress import Progress
+from hvdrecover.checkpoint.retrying import ATTEMPTS, WokenError, retrying
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.store import Store
-from hvdrecover.errors import FencedError, FlushTimeoutError, HvdrecoverError, StorageError
+from hvdrecover.errors import HvdrecoverError, StorageError
 
-ATTEMPTS = 4
+NICENESS = 10  # of the writer's thread: training goes first
 
 
 class BackgroundWriter:
     """Writes one snapshot at a time on a thread of its own.
 
-    A snapshot that has been submitted must not be changed until `in_flight` is something else. A write that
-    fails is tried again with back-off; if it never succeeds, the earlier durable commits stand, and `wait`
-    raises. Nothing is raised in the thread that trains but `FencedError`, at the next `submit`.
+    A snapshot that has been submitted must not be changed while it is `in_flight`; the writer lets go of it
+    when its write ends. A write that fails begins an *outage*: attempts go on, with pauses, until one
+    succeeds or the writer is stopped, and in a pause a newer snapshot may take the place of the one that
+    waits. What time cannot mend, such as another job at the root, ends it for good: `Progress.failure`.
+
+    All methods are for one thread, the one that trains.
 
     Args:
         store: where to write.
         rank: this process's rank, for the manifest.
+
+    Attributes:
+        progress: what has become durable, and what has not and why.
     """
 
     def __init__(self, store: Store, rank: int) -> None:
         self._store = store
         self._rank = rank
-        self._idle = threading.Event()
-        self._idle.set()
-        self._stop = threading.Event()
+        self._lock = threading.Lock()  # over what both threads change
         self._snapshot: Snapshot | None = None
-        self._error: HvdrecoverError | None = None
-        self.last_durable: CommitId | None = None
+        self._attempting = False
+        self._patience = 0  # how many more attempts may fail until `wait` ends
+        self._answered = threading.Event()
+        self._answered.set()
+        self._wake = threading.Event()  # ends a pause
+        self._stopped = False
+        self.progress = Progress(store.url, store.events, store.clock)
 
     @property
     def in_flight(self) -> Snapshot | None:
-        """The snapshot that is being written, if any."""
-        return None if self._idle.is_set() else self._snapshot
+        """The snapshot that is being written, or waits for the next attempt, if any."""
+        return self._snapshot
 
-    def submit(self, snapshot: Snapshot) -> None:
-        """Start writing a snapshot; the writer must be idle.
+    def submit(self, snapshot: Snapshot) -> bool:
+        """Begin to write a snapshot, or put it in the place of one that waits for the next attempt.
+
+        Returns:
+            False if it was not taken: an attempt is under way, or nothing can be written any more.
 
         Raises:
-            FencedError: an earlier write found that another job has taken the root.
+            RuntimeError: the writer has been stopped.
         """
-        if isinstance(self._error, FencedError):
-            raise self._error
-        if not self._idle.is_set():
-            raise RuntimeError("a write is in flight")
-        self._error = None
-        self._snapshot = snapshot
-        thread = threading.Thread(target=self._run, args=(snapshot,), name="hvdrecover-writer", daemon=True)
-        self._idle.clear()
-        try:
-            thread.start()
-        except RuntimeError as error:  # no more threads
-            self._failed(snapshot.id, error, ATTEMPTS, logging.WARNING)
-            self._idle.set()
+        with self._lock:
+            if self._stopped:
+                raise RuntimeError("the writer has been stopped")
+            if self._attempting or self.progress.failure is not None:
+                return False
+            begins = self._snapshot is None
+            self._snapshot = snapshot
+            self.progress.submitted()
+            if begins:
+                self._attempting = True  # or will be in a moment
+                self._answered.clear()
+        if begins:
+            self._start()
+        return True
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait until nothing is in flight.
+    def hurry(self, attempts: int = ATTEMPTS) -> None:
+        """Begin the next attempt at once if in a pause; let `wait` end when this many more have failed."""
+        with self._lock:
+            if self._snapshot is not None:
+                self._patience = attempts
+                self._answered.clear()
+                if not self._attempting:
+                    self._wake.set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is in flight, or as many attempts have failed as `hurry` has said.
+
+        The writer goes on in any case.
 
         Args:
             timeout: seconds to wait; None waits for as long as it takes.
 
+        Returns:
+            False if the time is over.
+
         Raises:
-            FlushTimeoutError: the time is over; the write goes on.
-            StorageError: the last write failed for good.
-            FencedError: another job has taken the root.
+            StorageError: the last attempt has failed.
+            HvdrecoverError: nothing can be written any more.
         """
-        if not self._idle.wait(timeout):
-            commit = self._snapshot.id.name if self._snapshot else "the commit"
-            raise FlushTimeoutError(
+        if timeout is None:
+            self._answered.wait()
+        elif not self._store.clock.wait(self._answered, timeout):
+            return False
+        if self.progress.failure is not None:
+            raise self.progress.failure.with_traceback(None)
+        if (cause := self.progress.error) is not None:
+            raise StorageError(
                 self._store.url,
-                f"{commit} is not durable after {timeout} s; the write goes on. Wait again or longer.",
-            )
-        if self._error is not None:
-            raise self._error
+                f"the newest commit could not be made durable: {self.progress.describe()}. It is in memory "
+                "still: make the storage work again, then flush or commit once more.",
+            ) from cause
+        return True
 
     def stop(self) -> None:
-        """Give up retries; the attempt that is under way comes to its end."""
-        self._stop.set()
+        """Begin no further attempt; one that is under way comes to its end."""
+        with self._lock:
+            self._stopped = True
+            self._wake.set()
 
-    def _run(self, snapshot: Snapshot) -> None:
+    # -- on the writer's thread ------------------------------------------------------------------------
+
+    def _start(self) -> None:
         try:
-            self._write(snapshot)
-        finally:
-            self._idle.set()
+            threading.Thread(target=self._run, name="hvdrecover-writer", daemon=True).start()
+        except RuntimeError as error:  # no more threads
+            self._failed(StorageError(self._store.url, f"no thread could be started to write: {error}."))
+            self._end()
 
-    def _write(self, snapshot: Snapshot) -> None:
-        commit, clock = snapshot.id, self._store.clock
-        for attempt in range(1, ATTEMPTS + 1):
-            started = clock.monotonic()
-            try:
-                self._store.write(snapshot, self._rank)
-            except FencedError as error:
-                self._failed(commit, error, attempt, logging.ERROR)
-                return
-            except Exception as error:
-                self._failed(commit, error, attempt, logging.WARNING)
-                if attempt == ATTEMPTS or clock.wait(self._stop, retry_delay(attempt)):
+    def _run(self) -> None:
+        _step_back()
+        try:
+            while not self._stopped:
+                with contextlib.suppress(WokenError):  # to try at once, with short pauses again; or to stop
+                    retrying(self._store.clock, attempts=None, wake=self._wake)(self._attempt)
                     return
-            else:
-                self._error = None
-                self.last_durable = commit
-                self._store.events.emit(
-                    "durable",
-                    generation=commit.generation,
-                    commit=commit.commit,
-                    bytes=snapshot.nbytes,
-                    seconds=clock.monotonic() - started,
-                )
-                return
+        except HvdrecoverError:
+            pass  # for good; noted as `progress.failure`
+        finally:
+            self._end()
 
-    def _failed(self, commit: CommitId, error: Exception, attempt: int, level: int) -> None:
-        if not isinstance(error, HvdrecoverError):
-            cause, error = error, StorageError(self._store.url, f"writing {commit} failed: {error!r}")
-            error.__cause__ = cause
-        self._error = error
-        self._store.events.emit(
-            "write_failed",
-            f"commit {commit.commit} is not durable (attempt {attempt} of {ATTEMPTS}): {error}",
-            level=level,
-            generation=commit.generation,
-            commit=commit.commit,
-            error=str(error),
-            attempt=attempt,
-        )
+    def _attempt(self) -> None:
+        with self._lock:
+            if self._stopped:
+                raise WokenError
+            self._attempting = True
+            self._wake.clear()
+        try:
+            self._write()
+        except HvdrecoverError as error:
+            self._failed(error)
+            raise
+        except Exception as error:
+            failure = StorageError(self._store.url, f"writing failed in an unforeseen way: {error!r}.")
+            failure.__cause__ = error
+            self._failed(failure)
+            raise failure from error
+
+    def _write(self) -> None:
+        snapshot, started = self._snapshot, self._store.clock.monotonic()
+        assert snapshot is not None  # `_end` takes it away, on this very thread
+        self._store.write(snapshot, self._rank)
+        self.progress.succeeded(snapshot, self._store.clock.monotonic() - started)
+
+    def _failed(self, error: HvdrecoverError) -> None:
+        _forget_locals(error)
+        assert self._snapshot is not None
+        self.progress.failed(self._snapshot.id, error)
+        with self._lock:
+            self._attempting = False
+            self._patience -= 1
+            if self._patience == 0:
+                self._answered.set()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._snapshot = None
+            self._attempting = False
+            self._answered.set()
+
+
+def _step_back() -> None:
+    """Let training go before this thread and those that it starts; on Linux niceness is a thread's own."""
+    thread = threading.get_native_id()
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
+
+
+def _forget_locals(error: BaseException) -> None:
+    """Clear the frames of an error that is kept; they would keep the snapshot's memory alive."""
+    chain: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while chain:
+        link = chain.pop()
+        if link is not None and id(link) not in seen:
+            seen.add(id(link))
+            traceback.clear_frames(link.__traceback__)
+            chain += [link.__cause__, link.__context__]

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
 
 from hvdrecover.checkpoint.policy import is_due
+from hvdrecover.checkpoint.retrying import ATTEMPTS
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.checkpoint.store import Store
 from hvdrecover.checkpoint.writer import BackgroundWriter
 from hvdrecover.clock import Clock
-from hvdrecover.errors import FencedError, StorageError
+from hvdrecover.errors import FlushTimeoutError, HvdrecoverError, StorageError
 from hvdrecover.events import Events
+
+# At the end of a run, where giving up loses what weeks of training ended with: some 7 minutes of pauses.
+FINISH_ATTEMPTS = 25
+REMINDER_SECONDS = 60.0  # between the lines that say that something is still waited for
 
 
 class Durability:
@@ -23,11 +30,15 @@ class Durability:
         store: where commits go.
         rank: this process's rank.
         clock: where times come from.
+        max_age: for how many seconds commits may fail to become durable until the job is stopped.
     """
 
-    def __init__(self, settings: Checkpoint, store: Store, rank: int, clock: Clock) -> None:
+    def __init__(
+        self, settings: Checkpoint, store: Store, rank: int, clock: Clock, max_age: float | None = None
+    ) -> None:
         self._settings = settings
         self._clock = clock
+        self._max_age = math.inf if max_age is None else max_age
         self._commits_since = 0
         self._begun: float | None = None
         self.store = store
@@ -35,7 +46,15 @@ class Durability:
 
     @classmethod
     def at(
-        cls, settings: Checkpoint, *, job: str, host: str, rank: int, events: Events, clock: Clock
+        cls,
+        settings: Checkpoint,
+        *,
+        job: str,
+        host: str,
+        rank: int,
+        events: Events,
+        clock: Clock,
+        max_age: float | None = None,
     ) -> Durability:
         """Begin at the root that the settings name; nothing is read or written yet.
 
@@ -44,26 +63,33 @@ class Durability:
         """
         storage = open_storage(settings.url)
         store = Store(storage, keep=settings.keep, job=job, host=host, events=events, clock=clock)
-        return cls(settings, store, rank, clock)
+        return cls(settings, store, rank, clock, max_age)
 
     def offer(self, snapshot: Snapshot, *, ask: bool) -> None:
-        """Make a fresh commit durable if it is due and no write is in flight, or in any case if asked to.
+        """Have a fresh commit written if it is due and no attempt to write one is under way.
 
-        If asked to while a write is in flight, that write is waited for first.
+        In an outage it takes the place of the one that could not be written.
 
-        Raises:
-            FencedError: another job has taken the root.
+        Args:
+            snapshot: the commit.
+            ask: have it written in any case. An attempt that is under way is waited for first.
         """
         self._commits_since += 1
         seconds = math.inf if self._begun is None else self._clock.monotonic() - self._begun
-        if not ask and (
-            self.writer.in_flight is not None or not is_due(self._settings, self._commits_since, seconds)
-        ):
-            return
-        self._submit_after_current(snapshot, None)
+        due = is_due(self._settings, self._commits_since, seconds)
+        if ask:
+            with contextlib.suppress(HvdrecoverError):  # `verdict` tells what is for good
+                self._submit(snapshot, math.inf)
+        elif due:
+            self._try_to_submit(snapshot)
 
-    def flush(self, snapshot: Snapshot, timeout: float | None) -> None:
+    def flush(self, snapshot: Snapshot, timeout: float | None, attempts: int = ATTEMPTS) -> None:
         """Wait until this snapshot, the newest, is durable.
+
+        Args:
+            snapshot: the newest commit.
+            timeout: seconds to wait; None waits for as long as it takes.
+            attempts: how many may fail from now on.
 
         Raises:
             FlushTimeoutError: the time is over; the write goes on.
@@ -71,17 +97,59 @@ class Durability:
             FencedError: another job has taken the root.
         """
         deadline = math.inf if timeout is None else self._clock.monotonic() + timeout
-        if self.writer.last_durable != snapshot.id and self.writer.in_flight is not snapshot:
-            self._submit_after_current(snapshot, timeout)
-        self.writer.wait(None if timeout is None else max(0.0, deadline - self._clock.monotonic()))
+        if self.writer.progress.last_durable == snapshot.id:
+            return
+        if self.writer.in_flight is not snapshot:
+            self._submit(snapshot, deadline)
+        self._wait(deadline, attempts)
 
-    def _submit_after_current(self, snapshot: Snapshot, timeout: float | None) -> None:
-        try:
-            self.writer.wait(timeout)
-        except FencedError:
-            raise
-        except StorageError:
-            pass  # an earlier commit that could not be written; this newer one makes up for it
-        self.writer.submit(snapshot)
-        self._commits_since = 0
-        self._begun = self._clock.monotonic()
+    def verdict(self) -> HvdrecoverError | None:
+        """Why the job must stop, if it must."""
+        progress = self.writer.progress
+        if progress.failure is not None or progress.behind <= self._max_age:
+            return progress.failure
+        return StorageError(
+            self.store.url,
+            f"no commit could be made durable for {progress.behind:.0f} s, and HVDRECOVER_MAX_DURABLE_AGE "
+            f"allows {self._max_age:g} s, so the job stops: {progress.describe()}. Make the storage work and "
+            "start the job again; it goes on from the last durable commit.",
+        )
+
+    def settle(self, seconds: float) -> None:
+        """Give the write in flight this long, and a handful of attempts, to succeed; raise nothing."""
+        if self.verdict() is None:
+            self.writer.hurry()
+            with contextlib.suppress(HvdrecoverError):
+                self.writer.wait(seconds)
+
+    def _try_to_submit(self, snapshot: Snapshot) -> bool:
+        taken = self.writer.submit(snapshot)
+        if taken:
+            self._commits_since = 0
+            self._begun = self._clock.monotonic()
+        return taken
+
+    def _submit(self, snapshot: Snapshot, deadline: float) -> None:
+        """Submit a snapshot as soon as no attempt is under way."""
+        while not self._try_to_submit(snapshot):
+            try:
+                self._wait(deadline, attempts=1)
+            except StorageError:  # about an earlier commit; this newer one takes its place
+                if self.verdict() is not None:
+                    raise
+
+    def _wait(self, deadline: float, attempts: int) -> None:
+        self.writer.hurry(attempts)
+        while not self.writer.wait(min(REMINDER_SECONDS, self._max_age, self._left(deadline))):
+            if (verdict := self.verdict()) is not None:
+                raise verdict
+            waiting = f"the newest commit is not durable yet: {self.writer.progress.describe()}"
+            if self._left(deadline) == 0.0:
+                remedy = "The write goes on; wait again or longer."
+                raise FlushTimeoutError(self.store.url, f"{waiting}. {remedy}")
+            message = f"{self.store.url}: {waiting}"
+            facts = {"seconds": self.writer.progress.behind}
+            self.store.events.emit("waiting", message, level=logging.WARNING, **facts)
+
+    def _left(self, deadline: float) -> float:
+        return max(0.0, deadline - self._clock.monotonic())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import queue
@@ -13,19 +12,20 @@ from typing import Any
 from hvdrecover import config as configs
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.reader import load_newest
+from hvdrecover.checkpoint.retrying import ATTEMPTS, retrying
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import redact
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.elastic import recovery, reports
 from hvdrecover.elastic.contents import Contents, Present
-from hvdrecover.elastic.durability import Durability
+from hvdrecover.elastic.durability import FINISH_ATTEMPTS, Durability
 from hvdrecover.elastic.horovod import hosts_updated
 from hvdrecover.elastic.interfaces import Framework, World
 from hvdrecover.elastic.memory import Memory
 from hvdrecover.elastic.randomness import Generators, Randomness
 from hvdrecover.elastic.recovery import Agreement, Source
-from hvdrecover.errors import HvdrecoverError, RecoveryError
+from hvdrecover.errors import HvdrecoverError, RecoveryError, StorageError
 from hvdrecover.events import Events
 from hvdrecover.version import __version__
 
@@ -108,7 +108,7 @@ class State:
     @property
     def last_durable(self) -> CommitId | None:
         """The newest commit that this rank has made durable; None on all ranks but 0."""
-        return self._durability.writer.last_durable if self._durability else None
+        return self._durability.writer.progress.last_durable if self._durability else None
 
     @property
     def finished(self) -> bool:
@@ -122,12 +122,12 @@ class State:
 
         Args:
             durable: make this very commit durable, even if none is due. It is written in the background;
-                `flush` waits for it. If an earlier write is in flight, that one is waited for first.
+                `flush` waits for it. If an attempt to write an earlier one is under way, that is waited for.
 
         Raises:
             HostsUpdatedInterrupt: hosts have come or gone; `run` handles it.
             UnsupportedValueError: a plain object that JSON can't hold.
-            FencedError: another job has taken the checkpoint root.
+            CheckpointError: as in `check_host_updates`.
         """
         self._gather()
         self.save()
@@ -193,18 +193,27 @@ class State:
         return agreement.source
 
     def check_host_updates(self) -> None:
-        """See whether hosts have come or gone; all ranks find the same.
+        """See whether hosts have come or gone, and whether the job must stop; all ranks find the same.
 
         Raises:
             HostsUpdatedInterrupt: they have; `run` handles it.
+            FencedError: another job has taken the checkpoint root.
+            StorageError: commits can't be made durable for longer than ``HVDRECOVER_MAX_DURABLE_AGE``; or
+                rank 0 has met this or another error that ends the job.
         """
-        if not self._config.elastic:
-            return
-        updates = 0
-        while not self._host_messages.empty():
-            updates |= self._host_messages.get()
-        if self._world.allgather([updates], "hvdrecover.updates").any():
-            raise hosts_updated()
+        verdict = self._durability.verdict() if self._durability else None
+        if self._config.elastic:
+            updates = 0
+            while not self._host_messages.empty():
+                updates |= self._host_messages.get()
+            # If rank 0 left alone, the others would take it for lost and go on without it.
+            rows = self._world.allgather([updates, verdict is not None], "hvdrecover.updates")
+            if verdict is None and rows[:, 1].any():
+                raise StorageError(self._root(), "rank 0 has stopped the job; its error says why")
+            if verdict is None and rows[:, 0].any():
+                raise hosts_updated()
+        if verdict is not None:
+            raise verdict
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
         """Add functions to call whenever the ranks have met again, before they agree on a state.
@@ -245,14 +254,15 @@ class State:
 
         Raises:
             FlushTimeoutError: the time is over; the write goes on.
-            StorageError: the commit could not be written.
+            StorageError: a handful of attempts have failed; the writer goes on trying.
             FencedError: another job has taken the checkpoint root.
         """
-        if self._memory.newest is not None and (durability := self._durable_side()) is not None:
-            durability.flush(self._memory.newest, timeout)
+        self._flush(timeout, ATTEMPTS)
 
     def finish(self) -> None:
         """Mark the run finished with a last durable commit; returns when it is durable, on all ranks.
+
+        Storage that fails is given several minutes to come back, many more than by `flush`.
 
         Raises:
             CheckpointError: it could not be made durable.
@@ -267,7 +277,7 @@ class State:
                 self._memory.newest.finished = True
         failure: HvdrecoverError | None = None
         try:
-            self.flush()
+            self._flush(None, FINISH_ATTEMPTS)
         except HvdrecoverError as error:
             failure = error
         failed = self._world.allgather([failure is not None], "hvdrecover.finish").any()
@@ -289,8 +299,11 @@ class State:
     def settle(self) -> None:
         """Let the write in flight come to an end; for the way out of a training function that failed."""
         if self._durability is not None:
-            with contextlib.suppress(HvdrecoverError):
-                self._durability.writer.wait(SETTLE_SECONDS)
+            self._durability.settle(SETTLE_SECONDS)
+
+    def _flush(self, timeout: float | None, attempts: int) -> None:
+        if self._memory.newest is not None and (durability := self._durable_side()) is not None:
+            durability.flush(self._memory.newest, timeout, attempts)
 
     def _gather(self) -> None:
         """Before a commit that may become durable: learn what only the other ranks know."""
@@ -348,9 +361,9 @@ class State:
             return Agreement(self._capture(newest, finished=self.finished), "memory", self._job)
         self._job = uuid.uuid4().hex
         generation, stored = 1, None
-        self._durability = None  # the one of an earlier attempt at this belongs to another job
+        self._retire_writer()  # that of an earlier attempt at this belongs to another job
         if (durability := self._durable_side()) is not None:
-            generation = durability.store.claim_next()
+            generation = retrying(self._clock)(durability.store.claim_next)
             stored = load_newest(durability.store)
         if stored is None and self._memory.newest is None:
             raise RecoveryError(
@@ -375,9 +388,10 @@ class State:
         self._memory.adopt(agreement.snapshot)
         self._job = agreement.job
         self._place_samplers()
-        if self._durability is not None and self._world.rank() != 0:
-            self._durability.writer.stop()
-            self._durability = None
+        if self._world.rank() != 0:
+            self._retire_writer()
+        elif self._durability is not None:
+            self._durability.writer.progress.reinstate()
         resized = agreement.snapshot.world_size != self._world.size()
         if agreement.source == "durable" and resized and self._reset_callbacks:
             self.on_reset()
@@ -400,6 +414,11 @@ class State:
                 facts: dict[str, Any] = order.tail_report()
                 self._events.emit("tail", sampler=name, **facts)
 
+    def _retire_writer(self) -> None:
+        if self._durability is not None:
+            self._durability.writer.stop()
+            self._durability = None
+
     def _durable_side(self) -> Durability | None:
         """What makes commits durable, on the rank that does; None on the others."""
         if self._settings is None or not self._joined or self._world.rank() != 0:
@@ -412,6 +431,7 @@ class State:
                 rank=self._world.rank(),
                 events=self._events,
                 clock=self._clock,
+                max_age=self._config.max_durable_age,
             )
         return self._durability
 

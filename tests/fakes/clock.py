@@ -2,31 +2,76 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
+
+HANG_SECONDS = 30.0  # of real time; only reached when something is broken
 
 
 class FakeClock:
     """A clock that never sleeps: waiting moves it on, and is noted.
 
     Attributes:
+        seconds: the time.
         waits: the timeouts that were asked for, in seconds.
     """
 
     def __init__(self, start: float = 1000.0) -> None:
-        self._time = start
+        self.seconds = start
         self.waits: list[float] = []
 
     def now(self) -> float:
-        return self._time
+        return self.seconds
 
     def monotonic(self) -> float:
-        return self._time
+        return self.seconds
 
     def advance(self, seconds: float) -> None:
-        self._time += seconds
+        self.seconds += seconds
 
     def wait(self, event: threading.Event, timeout: float) -> bool:
         self.waits.append(timeout)
         if not event.is_set():
-            self._time += timeout
+            self.seconds += timeout
+        return event.is_set()
+
+
+class SharedClock(FakeClock):
+    """The clock of a thread that trains and of the writer beside it.
+
+    The thread that made the clock waits for what the writer does, and time does not pass by that: its waits
+    end when the event is set, or when the time has come otherwise. The writer's pauses pass at once, as long
+    as there are `pauses`; after that, one lasts until it is cut short or somebody moves the time on.
+
+    Attributes:
+        pauses: how many more pauses of the writer pass at once.
+        in_pause: set while one lasts.
+        impatient: whether the waits of the thread that made the clock pass at once as well.
+    """
+
+    def __init__(self, start: float = 1000.0) -> None:
+        super().__init__(start)
+        self._owner = threading.get_ident()
+        self.pauses: float = math.inf
+        self.in_pause = threading.Event()
+        self.impatient = False
+
+    def wait(self, event: threading.Event, timeout: float) -> bool:
+        if threading.get_ident() == self._owner:
+            return super().wait(event, timeout) if self.impatient else self._last(event, timeout)
+        if self.pauses > 0:
+            self.pauses -= 1
+            return super().wait(event, timeout)
+        self.waits.append(timeout)
+        self.in_pause.set()
+        try:
+            return self._last(event, timeout)
+        finally:
+            self.in_pause.clear()
+
+    def _last(self, event: threading.Event, timeout: float) -> bool:
+        end, give_up = self.seconds + timeout, time.monotonic() + HANG_SECONDS
+        while self.seconds < end and not event.wait(0.001):
+            assert time.monotonic() < give_up, "nobody has ended this wait"
         return event.is_set()

@@ -12,7 +12,7 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.manifest import FILE_NAME
 from hvdrecover.checkpoint.storage import ReadBytes
-from hvdrecover.errors import StorageError
+from hvdrecover.errors import FencedError, StorageError
 from tests.fakes.world import HANG_SECONDS, FakeWorld, current_world
 
 
@@ -25,6 +25,7 @@ class FakeRoot:
         gate: writes of data files wait for it.
         at_the_gate: set while a write waits.
         failures: how many of the next writes of data files fail; used once each and counted down.
+        refusals: how many of the next looks at what is there fail; used once each and counted down.
         attempts: how many writes of data files there were.
         published: the commits whose manifest was published, in that order.
     """
@@ -33,6 +34,7 @@ class FakeRoot:
     gate: threading.Event = field(default_factory=threading.Event)
     at_the_gate: threading.Event = field(default_factory=threading.Event)
     failures: int = 0
+    refusals: int = 0
     attempts: int = 0
     published: list[CommitId] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -76,6 +78,9 @@ class FakeStorage:
         self._process = process
 
     def names(self, folder: str = "") -> list[str]:
+        if self._root.refusals:
+            self._root.refusals -= 1
+            raise StorageError(self.url, "there is no route to the host")
         prefix = f"{folder}/" if folder else ""
         with self._files() as files:
             below = [path.removeprefix(prefix) for path in files if path.startswith(prefix)]
@@ -133,7 +138,7 @@ class FakeStorage:
         if self._process is not None and self._process.dead:
             if current_world() is self._process:
                 self._process.check_alive()
-            raise StorageError(self.url, "this process was killed")
+            raise FencedError(self.url, "this process was killed")  # ends the threads that it has left
         with self._root.lock:
             yield self._root.files
 

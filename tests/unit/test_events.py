@@ -92,11 +92,14 @@ def test_a_fact_that_contains_itself_does_not_raise(tmp_path):
     assert [line["kind"] for line in lines_in(tmp_path)] == ["next"]
 
 
+EMITTERS = ("emit", "_announce", "_report")
+
+
 def test_every_kind_that_the_package_emits_is_documented():
     emitted = set()
     for file in Path(hvdrecover.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("emit", "_announce"):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in EMITTERS:
                 emitted |= {kind.value for kind in node.args[:1] if isinstance(kind, ast.Constant)}
     documented = set(re.findall(r"^``(\w+)``", events.__doc__, flags=re.MULTILINE))
     assert {"commit", "durable", "skipped", "sync"} <= emitted

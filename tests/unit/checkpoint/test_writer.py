@@ -1,4 +1,9 @@
+import contextlib
+import gc
+import logging
+import os
 import threading
+import weakref
 
 import pytest
 
@@ -6,21 +11,22 @@ from hvdrecover.checkpoint import writer as writers
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.policy import retry_delay
 from hvdrecover.checkpoint.reader import load_newest
-from hvdrecover.checkpoint.writer import ATTEMPTS, BackgroundWriter
-from hvdrecover.errors import FencedError, FlushTimeoutError, StorageError
-from tests.fakes.clock import FakeClock
-from tests.unit.checkpoint.roots import Gate, Wrapped, assert_is, make_snapshot, make_store
+from hvdrecover.checkpoint.retrying import ATTEMPTS
+from hvdrecover.checkpoint.writer import NICENESS, BackgroundWriter
+from hvdrecover.errors import CorruptCheckpointError, FencedError, HvdrecoverError, StorageError
+from tests.fakes.clock import SharedClock
+from tests.unit.checkpoint.roots import Gate, Wrapped, assert_is, content, make_snapshot, make_store
 
 TIMEOUT = 30  # seconds; never reached unless something is broken
 
 
 def away():
-    return StorageError("url", "the storage is away")
+    return StorageError("url", "the storage is away.")
 
 
 @pytest.fixture
 def clock():
-    return FakeClock()
+    return SharedClock()
 
 
 @pytest.fixture
@@ -37,97 +43,258 @@ def store(wrapped, clock):
     return store
 
 
-def test_a_commit_becomes_durable(store):
+@pytest.fixture
+def writer(store):
     writer = BackgroundWriter(store, rank=0)
-    assert (writer.last_durable, writer.in_flight) == (None, None)
+    yield writer
+    writer.stop()
+
+
+def begin_outage(writer, wrapped, clock, commit=2):
+    """A commit that can't be written, and a writer that pauses for as long as the test likes."""
+    clock.pauses = 0
+    wrapped.plan = [away() for _ in range(1000)]
+    snapshot = make_snapshot(1, commit)
+    assert writer.submit(snapshot)
+    assert clock.in_pause.wait(TIMEOUT)
+    return snapshot
+
+
+def try_again(clock):
+    """Let the pause end, and the next attempt fail."""
+    clock.in_pause.clear()
+    clock.advance(60)
+    assert clock.in_pause.wait(TIMEOUT)
+
+
+def messages(store, kind):
+    return [facts["message"] for facts in store.events.of(kind)]
+
+
+def test_a_commit_becomes_durable(store, writer):
+    assert (writer.progress.last_durable, writer.in_flight) == (None, None)
     snapshot = make_snapshot(1, 2)
-    writer.submit(snapshot)
-    writer.wait(TIMEOUT)
-    assert (writer.last_durable, writer.in_flight) == (CommitId(1, 2), None)
+    assert writer.submit(snapshot)
+    assert writer.wait()
+    assert (writer.progress.last_durable, writer.in_flight) == (CommitId(1, 2), None)
     assert_is(load_newest(store), snapshot)
 
 
-def test_success_is_an_event_with_its_facts(store):
-    writer = BackgroundWriter(store, rank=0)
+def test_success_is_an_event_with_its_facts_and_no_line(store, writer):
     snapshot = make_snapshot(1, 2)
     writer.submit(snapshot)
-    writer.wait(TIMEOUT)
+    writer.wait()
     (facts,) = store.events.of("durable")
     assert (facts["generation"], facts["commit"], facts["seconds"]) == (1, 2, 0.0)
     assert facts["bytes"] == snapshot.nbytes == sum(len(arena.buffer) for arena in snapshot.arenas.values())
-    assert store.events.of("write_failed") == []
+    assert facts["message"] is None
+    assert [kind for kind, _ in store.events.noted] == ["durable"]
 
 
-@pytest.mark.parametrize("failures", range(1, ATTEMPTS))
-def test_a_storage_that_comes_back_is_retried_with_back_off(store, wrapped, clock, failures):
+# -- outages -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3 * ATTEMPTS])
+def test_a_storage_that_comes_back_is_retried_with_back_off(store, wrapped, clock, writer, failures):
     wrapped.plan = [away() for _ in range(failures)]
-    writer = BackgroundWriter(store, rank=0)
     writer.submit(make_snapshot(1, 2))
-    writer.wait(TIMEOUT)
-    assert writer.last_durable == CommitId(1, 2)
-    assert clock.waits == [retry_delay(attempt) for attempt in range(1, failures + 1)]
+    while writer.in_flight is not None:
+        with contextlib.suppress(StorageError):
+            writer.wait()
+    assert writer.progress.last_durable == CommitId(1, 2)
+    assert len(clock.waits) == failures
+    for attempt, wait in enumerate(clock.waits, 1):
+        assert retry_delay(attempt) / 2 <= wait <= retry_delay(attempt)
     assert [facts["attempt"] for facts in store.events.of("write_failed")] == list(range(1, failures + 1))
     assert "the storage is away" in store.events.of("write_failed")[0]["error"]
     assert_is(load_newest(store), make_snapshot(1, 2))
 
 
 @pytest.mark.parametrize("call", range(4))
-def test_a_failure_at_any_call_is_made_up_for(store, wrapped, call):
+def test_a_failure_at_any_call_is_made_up_for(store, wrapped, writer, call):
     wrapped.plan = [None] * call + [away()]
-    writer = BackgroundWriter(store, rank=0)
     writer.submit(make_snapshot(1, 2))
-    writer.wait(TIMEOUT)
+    writer.wait()
     assert len(store.events.of("write_failed")) == 1
     assert_is(load_newest(make_store(wrapped.inner)), make_snapshot(1, 2))
 
 
-def test_a_storage_that_stays_away_is_given_up_and_wait_says_so(store, wrapped, clock):
-    wrapped.plan = [away() for _ in range(ATTEMPTS)]
-    writer = BackgroundWriter(store, rank=0)
+def test_an_outage_is_one_line_when_it_begins_and_one_when_it_ends(store, wrapped, clock, writer):
     writer.submit(make_snapshot(1, 2))
-    with pytest.raises(StorageError, match="the storage is away"):
-        writer.wait(TIMEOUT)
-    assert (writer.last_durable, writer.in_flight) == (None, None)
-    assert len(clock.waits) == ATTEMPTS - 1
-    assert_is(load_newest(store), make_snapshot(1, 1))
+    writer.wait()
+    clock.advance(42)
+    begin_outage(writer, wrapped, clock, commit=3)
+    for _ in range(5):
+        try_again(clock)
+    wrapped.plan.clear()
+    writer.hurry()
+    writer.wait()
+    loud = [facts["message"] for _, facts in store.events.noted if facts["level"] >= logging.INFO]
+    (begins,), (ends,) = messages(store, "outage"), messages(store, "outage_over")
+    assert [line for line in loud if line] == [begins, ends]
+    assert "commit 3 could not be written: url: the storage is away. Training goes on" in begins
+    assert begins.endswith("the last durable commit, 2, is 42 s old")
+    assert "works again after 300 s, and commit 3 is durable" in ends
+    assert ends.endswith("the last durable commit, 2, is 342 s old")
+    (facts,) = store.events.of("outage_over")
+    assert (facts["attempts"], facts["seconds"], facts["age"]) == (6, 300.0, 342.0)
+    assert len(store.events.of("write_failed")) == 6
 
 
-def test_the_failure_stands_until_the_next_commit_makes_up_for_it(store, wrapped):
-    wrapped.plan = [away() for _ in range(ATTEMPTS)]
-    writer = BackgroundWriter(store, rank=0)
-    writer.submit(make_snapshot(1, 2))
-    for _ in range(2):
-        with pytest.raises(StorageError):
-            writer.wait(TIMEOUT)
+def test_a_second_outage_is_told_of_as_well(store, wrapped, clock, writer):
+    for commit in (2, 3):
+        wrapped.plan = [away()]
+        writer.submit(make_snapshot(1, commit))
+        writer.wait()
+    assert len(store.events.of("outage")) == len(store.events.of("outage_over")) == 2
+
+
+def test_without_a_durable_commit_the_age_counts_from_the_beginning(store, wrapped, clock, writer):
+    clock.advance(7)
+    begin_outage(writer, wrapped, clock)
+    (line,) = messages(store, "outage")
+    assert line.endswith("no commit has become durable in the 7 s since this process began to write")
+
+
+def test_in_a_pause_a_newer_commit_takes_the_place_of_the_one_that_waits(store, wrapped, clock, writer):
+    old = begin_outage(writer, wrapped, clock)
+    newer = make_snapshot(1, 9)
+    assert writer.in_flight is old
+    assert writer.submit(newer)
+    assert writer.in_flight is newer
+    wrapped.plan.clear()
+    writer.hurry()
+    writer.wait()
+    assert writer.progress.last_durable == CommitId(1, 9)
+    assert f"{CommitId(1, 2)}/MANIFEST.json" not in content(wrapped.inner)
+    assert_is(load_newest(store), newer)
+
+
+def test_how_long_commits_have_been_waiting(store, wrapped, clock, writer):
+    clock.advance(1000)
+    assert writer.progress.behind == 0  # nothing waits, so this is not the storage's doing
+    begin_outage(writer, wrapped, clock)
+    clock.advance(10)
     writer.submit(make_snapshot(1, 3))
-    writer.wait(TIMEOUT)
-    assert writer.last_durable == CommitId(1, 3)
-    assert_is(load_newest(store), make_snapshot(1, 3))
+    clock.advance(5)
+    assert writer.progress.behind == 15  # the one that was replaced counts
+    wrapped.plan.clear()
+    writer.hurry()
+    writer.wait()
+    assert writer.progress.behind == 0
 
 
-def test_an_unforeseen_error_is_a_storage_error_with_its_cause(store, wrapped):
-    wrapped.plan = [ZeroDivisionError("odd") for _ in range(ATTEMPTS)]
-    writer = BackgroundWriter(store, rank=0)
+def test_what_is_waited_for_is_tried_at_once(store, wrapped, clock, writer):
+    begin_outage(writer, wrapped, clock)
+    wrapped.plan.clear()
+    before = clock.seconds
+    writer.hurry()
+    writer.wait()
+    assert writer.progress.last_durable == CommitId(1, 2)
+    assert clock.seconds == before
+
+
+def test_the_wait_ends_with_the_reasons_and_the_writer_goes_on(store, wrapped, clock, writer):
+    begin_outage(writer, wrapped, clock)
+    tried = len(store.events.of("write_failed"))
+    clock.pauses = ATTEMPTS - 1
+    writer.hurry()
+    with pytest.raises(StorageError) as caught:
+        writer.wait()
+    assert len(store.events.of("write_failed")) == tried + ATTEMPTS
+    message = str(caught.value)
+    assert message.startswith(f"{store.url}: the newest commit could not be made durable")
+    assert (
+        ": url: the storage is away. Attempts that failed: 6; no commit has become durable in the" in message
+    )
+    assert "make the storage work again, then flush" in message
+    assert "the storage is away" in str(caught.value.__cause__)
+    assert_is(load_newest(make_store(wrapped.inner)), make_snapshot(1, 1))
+    assert clock.in_pause.wait(TIMEOUT)
+    wrapped.plan.clear()
+    clock.advance(60)
+    writer.hurry()
+    writer.wait()
+    assert writer.progress.last_durable == CommitId(1, 2)
+
+
+def test_pauses_are_short_again_when_somebody_waits(store, wrapped, clock, writer):
+    begin_outage(writer, wrapped, clock)
+    for _ in range(10):
+        try_again(clock)
+    assert clock.waits[-1] >= retry_delay(100) / 2
+    clock.in_pause.clear()
+    writer.hurry()
+    assert clock.in_pause.wait(TIMEOUT)
+    assert clock.waits[-1] <= retry_delay(1)
+
+
+def test_an_unforeseen_error_is_a_storage_error_with_its_cause(store, wrapped, writer):
+    wrapped.plan = [ZeroDivisionError("odd"), None]
     writer.submit(make_snapshot(1, 2))
-    with pytest.raises(
-        StorageError, match=r"writing g0001-c00000002 failed: ZeroDivisionError\('odd'\)"
-    ) as caught:
-        writer.wait(TIMEOUT)
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    writer.wait()
+    assert "ZeroDivisionError('odd')" in store.events.of("outage")[0]["error"]
+    assert writer.progress.last_durable == CommitId(1, 2)
 
 
-def test_being_fenced_is_final_and_raised_at_the_next_submit(store, wrapped, clock):
-    writer = BackgroundWriter(store, rank=0)
+def test_stop_ends_a_pause_and_the_retries(store, wrapped, clock, writer):
+    begin_outage(writer, wrapped, clock)
+    writer.stop()
+    with pytest.raises(StorageError):
+        writer.wait()
+    assert writer.in_flight is None
+    assert len(store.events.of("write_failed")) == 1
+    with pytest.raises(RuntimeError, match="stopped"):
+        writer.submit(make_snapshot(1, 3))
+
+
+# -- what time cannot mend -----------------------------------------------------------------------------------
+
+
+def test_being_fenced_is_final(store, wrapped, clock, writer):
     make_store(wrapped.inner, job="new").claim_next()
     writer.submit(make_snapshot(1, 2))
-    with pytest.raises(FencedError):
-        writer.wait(TIMEOUT)
-    assert clock.waits == []
-    assert len(store.events.of("write_failed")) == 1
     for _ in range(2):
         with pytest.raises(FencedError):
-            writer.submit(make_snapshot(1, 3))
+            writer.wait()
+    assert clock.waits == []
+    assert isinstance(writer.progress.failure, FencedError)
+    assert [facts["level"] for facts in store.events.of("write_failed")] == [logging.ERROR]
+    assert store.events.of("outage") == []
+    assert not writer.submit(make_snapshot(1, 3))
     assert_is(load_newest(store), make_snapshot(1, 1))
+
+
+def test_being_fenced_ends_an_outage(store, wrapped, clock, writer):
+    begin_outage(writer, wrapped, clock)
+    make_store(wrapped.inner, job="new").claim_next()
+    writer.hurry()
+    with pytest.raises(FencedError):
+        writer.wait()
+    assert writer.in_flight is None
+
+
+def test_any_other_error_of_ours_is_final_too(store, wrapped, clock, writer):
+    wrapped.plan = [CorruptCheckpointError("url", "nonsense")]
+    writer.submit(make_snapshot(1, 2))
+    with pytest.raises(CorruptCheckpointError):
+        writer.wait()
+    assert clock.waits == []
+
+
+def test_under_a_new_generation_a_writer_begins_anew(store, wrapped, writer):
+    make_store(wrapped.inner).claim_next()  # of the same job, while this process was cut off
+    writer.submit(make_snapshot(1, 2))
+    with pytest.raises(FencedError):
+        writer.wait()
+    writer.progress.reinstate()
+    assert (writer.progress.failure, writer.progress.behind) == (None, 0)
+    assert writer.submit(make_snapshot(3, 3))
+    writer.wait()
+    assert writer.progress.last_durable == CommitId(3, 3)
+
+
+# -- slow writes ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -140,64 +307,156 @@ def gated(root, clock):
     assert gate.reached.wait(TIMEOUT)
     yield writer, snapshot, gate
     gate.open.set()
-    writer.wait(TIMEOUT)
+    writer.wait()
 
 
 def test_a_wait_that_is_too_short_says_so_and_the_write_goes_on(gated):
     writer, snapshot, gate = gated
-    with pytest.raises(
-        FlushTimeoutError, match="g0001-c00000001 is not durable after 0 s; the write goes on"
-    ):
-        writer.wait(0)
+    assert not writer.wait(0)
     assert writer.in_flight is snapshot
     gate.open.set()
-    writer.wait(TIMEOUT)
-    assert (writer.last_durable, writer.in_flight) == (snapshot.id, None)
+    assert writer.wait()
+    assert (writer.progress.last_durable, writer.in_flight) == (snapshot.id, None)
 
 
 def test_one_commit_is_written_at_a_time(gated):
     writer, snapshot, gate = gated
-    with pytest.raises(RuntimeError, match="in flight"):
-        writer.submit(make_snapshot(1, 2))
+    assert not writer.submit(make_snapshot(1, 2))
     assert writer.in_flight is snapshot
     gate.open.set()
-    writer.wait(TIMEOUT)
-    writer.submit(make_snapshot(1, 2))
-    writer.wait(TIMEOUT)
-    assert writer.last_durable == CommitId(1, 2)
+    writer.wait()
+    assert writer.submit(make_snapshot(1, 2))
+    writer.wait()
+    assert writer.progress.last_durable == CommitId(1, 2)
 
 
 def test_submit_does_not_wait_for_the_write(gated):
     writer, snapshot, _ = gated
     assert writer.in_flight is snapshot
-    assert writer.last_durable is None
+    assert writer.progress.last_durable is None
 
 
-def test_stop_gives_up_retries(store, wrapped, clock):
-    wrapped.plan = [away() for _ in range(ATTEMPTS)]
-    writer = BackgroundWriter(store, rank=0)
-    writer.stop()
-    writer.submit(make_snapshot(1, 2))
-    with pytest.raises(StorageError):
-        writer.wait(TIMEOUT)
-    assert len(store.events.of("write_failed")) == 1
+def test_a_write_under_way_is_not_cut_short_by_hurry(gated, clock):
+    writer, _, gate = gated
+    writer.hurry(1)
+    assert not writer.wait(0)
+    gate.open.set()
+    assert writer.wait()
+    assert clock.waits == []
 
 
-def test_waiting_for_nothing_returns_at_once(store):
-    BackgroundWriter(store, rank=0).wait(0)
+def test_how_long_a_write_has_been_under_way(gated, clock):
+    writer, _, _ = gated
+    clock.advance(12)
+    assert writer.progress.behind == 12
+    assert "under way for 12 s" in writer.progress.describe()
 
 
-def test_a_machine_without_another_thread_is_a_failed_write_and_not_a_hang(store, monkeypatch):
+def test_waiting_for_nothing_returns_at_once(writer):
+    writer.hurry()
+    assert writer.wait(0)
+
+
+# -- threads and memory --------------------------------------------------------------------------------------
+
+
+def test_a_machine_without_another_thread_is_a_failed_write_and_not_a_hang(store, writer, monkeypatch):
     class NoThread(threading.Thread):
         def start(self):
             raise RuntimeError("can't start new thread")
 
-    writer = BackgroundWriter(store, rank=0)
     with monkeypatch.context() as patched:
         patched.setattr(writers.threading, "Thread", NoThread)
         writer.submit(make_snapshot(1, 2))
     with pytest.raises(StorageError, match="can't start new thread"):
         writer.wait(0)
+    assert writer.in_flight is None
     writer.submit(make_snapshot(1, 3))
-    writer.wait(TIMEOUT)
-    assert writer.last_durable == CommitId(1, 3)
+    writer.wait()
+    assert writer.progress.last_durable == CommitId(1, 3)
+    assert len(store.events.of("outage_over")) == 1
+
+
+def test_the_writer_steps_back_for_training(store, wrapped, writer, monkeypatch):
+    def niceness():
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    seen = []
+    inner = wrapped.inner.write
+    monkeypatch.setattr(wrapped.inner, "write", lambda *args: seen.append(niceness()) or inner(*args))
+    mine = niceness()
+    writer.submit(make_snapshot(1, 2))
+    writer.wait()
+    assert seen == [max(mine, NICENESS)] * 2
+    assert niceness() == mine
+
+
+def test_a_system_that_refuses_niceness_is_written_from_all_the_same(writer, monkeypatch):
+    def refuse(*args):
+        raise PermissionError
+
+    monkeypatch.setattr(writers.os, "setpriority", refuse)
+    writer.submit(make_snapshot(1, 2))
+    writer.wait()
+    assert writer.progress.last_durable == CommitId(1, 2)
+
+
+@pytest.fixture
+def no_collector():
+    """Only references count, so what is let go is let go at once."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def watched(commit):
+    snapshot = make_snapshot(1, commit)
+    gone = threading.Event()
+    for arena in snapshot.arenas.values():
+        weakref.finalize(arena.buffer, gone.set)
+    return snapshot, gone
+
+
+def deep_error(buffer, depth=3):
+    """Fail as storages do: somewhere below, in frames that hold the bytes, as another error's cause."""
+    try:
+        if depth:
+            deep_error(buffer, depth - 1)
+        raise OSError("no route to host")
+    except OSError as error:
+        raise StorageError("url", "could not write") from error
+
+
+def test_a_snapshot_is_let_go_when_it_is_durable(writer, no_collector):
+    snapshot, gone = watched(2)
+    writer.submit(snapshot)
+    del snapshot
+    writer.wait()
+    assert gone.wait(TIMEOUT)
+
+
+@pytest.mark.parametrize("ends", ["replaced", "fenced", "stopped"])
+def test_a_snapshot_is_let_go_when_its_write_has_failed(
+    store, wrapped, clock, writer, ends, no_collector, monkeypatch
+):
+    clock.pauses = 0
+    monkeypatch.setattr(wrapped, "write", lambda path, buffer: deep_error(buffer))
+    snapshot, gone = watched(2)
+    writer.submit(snapshot)
+    del snapshot
+    assert clock.in_pause.wait(TIMEOUT)
+    with pytest.raises(HvdrecoverError):
+        clock.pauses = 1
+        writer.hurry(2)
+        writer.wait()
+    assert not gone.is_set()
+    if ends == "replaced":
+        assert clock.in_pause.wait(TIMEOUT)
+        assert writer.submit(make_snapshot(1, 3))
+    elif ends == "fenced":
+        make_store(wrapped.inner, job="new").claim_next()
+        writer.hurry()
+    else:
+        writer.stop()
+    assert gone.wait(TIMEOUT)

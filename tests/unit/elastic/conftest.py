@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.fakes.root import FakeRoots
@@ -29,8 +31,9 @@ def roots(monkeypatch: pytest.MonkeyPatch) -> FakeRoots:
 
 
 @pytest.fixture
-def process() -> Process:
+def process() -> Iterator[Process]:
     """A process that is a job of its own, and has been initialised."""
     process = Process(alone())
     process.world.init()
-    return process
+    yield process
+    process.end()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.config import Config
 from hvdrecover.elastic.randomness import Randomness
 from hvdrecover.elastic.state import State
+from tests.fakes.clock import SharedClock
 from tests.fakes.framework import FakeFramework
 from tests.fakes.world import FakeJob, FakeWorld, Fault
 
@@ -29,23 +29,6 @@ CONFIG = Config(
 STATIC = dataclasses.replace(CONFIG, elastic=False)
 
 
-class StillClock:
-    """Time passes only when somebody waits for it, or says so."""
-
-    def __init__(self) -> None:
-        self.seconds = 1000.0
-
-    def now(self) -> float:
-        return self.seconds
-
-    def monotonic(self) -> float:
-        return self.seconds
-
-    def wait(self, event: threading.Event, timeout: float) -> bool:
-        self.seconds += timeout
-        return event.is_set()
-
-
 class Process:
     """What one process of a job has.
 
@@ -58,14 +41,16 @@ class Process:
         self.world = world
         self.framework = FakeFramework(seed)
         self.generator = self.framework.generator
-        self.clock = StillClock()
+        self.clock = SharedClock()
+        self.config = CONFIG
+        self.states: list[State] = []
 
     def state(
         self,
         checkpoint: Checkpoint | str | None = None,
         *,
         rng: Randomness = "reseed",
-        config: Config = CONFIG,
+        config: Config | None = None,
         **attributes: Any,
     ) -> State:
         state = State(
@@ -73,12 +58,19 @@ class Process:
             self.world,
             checkpoint=checkpoint,
             rng=rng,
-            config=config,
+            config=config or self.config,
             clock=self.clock,
             attributes=attributes,
         )
         self.world.told.append(state.on_hosts_updated)
+        self.states.append(state)
         return state
+
+    def end(self) -> None:
+        """End the threads that may be left."""
+        for state in self.states:
+            if state._durability is not None:
+                state._durability.writer.stop()
 
 
 def initialised(body: Callable[[Process], Any], *, seed: int = 1) -> Callable[[FakeWorld], Any]:

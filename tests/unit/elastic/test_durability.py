@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import threading
+import weakref
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +15,7 @@ from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.retrying import ATTEMPTS
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.checkpoint.store import Store
+from hvdrecover.elastic.durability import FINISH_ATTEMPTS
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import FencedError, FlushTimeoutError, ForeignRootError, StorageError
 from hvdrecover.events import Events
@@ -18,7 +23,7 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.framework import FakeModel
 from tests.fakes.root import FakeRoot, FakeRoots
 from tests.fakes.world import HANG_SECONDS
-from tests.unit.elastic.jobs import STATIC, URL, Process, on_ranks
+from tests.unit.elastic.jobs import CONFIG, STATIC, URL, Process, on_ranks
 
 
 @pytest.fixture
@@ -239,7 +244,7 @@ def test_flush_gives_up_after_its_timeout_and_the_write_goes_on(process: Process
     state = begun(process)
     block(root)
     state.commit()
-    with pytest.raises(FlushTimeoutError, match=r"g0001-c00000001 is not durable after 0"):
+    with pytest.raises(FlushTimeoutError, match=r"the newest commit is not durable yet: the write has been"):
         state.flush(timeout=0)
     assert root.published == []
     root.gate.set()
@@ -268,24 +273,84 @@ def test_a_write_that_fails_is_tried_again(process: Process, root: FakeRoot) -> 
     assert process.clock.seconds > 1000  # it waited in between
 
 
+# -- outages -------------------------------------------------------------------------------------------------
+
+
+FOR_EVER = 10**9
+
+
+def break_storage(process: Process, root: FakeRoot, state: State) -> None:
+    """Let all writes fail, and the writer make an attempt only when it is told to."""
+    process.clock.pauses = 0
+    root.failures = FOR_EVER
+    state.commit(durable=True)
+    assert process.clock.in_pause.wait(HANG_SECONDS)
+
+
+def test_training_goes_on_through_an_outage_and_the_newest_commit_is_what_gets_written(
+    process: Process, root: FakeRoot, roots: FakeRoots
+) -> None:
+    state = begun(process, every_commits=10)
+    break_storage(process, root, state)
+    for _ in range(25):
+        train(state)
+        state.commit()
+    assert state.last_commit == CommitId(1, 26)
+    assert state._durability is not None and state._durability.writer.in_flight is not None
+    assert state._durability.writer.in_flight.id == CommitId(1, 21)  # the newest that was due
+    root.failures = 0
+    state.flush()
+    assert root.published == [CommitId(1, 26)]
+    assert weight_in(roots, CommitId(1, 26)) == 25.0
+
+
+def test_an_outage_holds_no_more_than_two_snapshots(process: Process, root: FakeRoot) -> None:
+    state = begun(process)
+    commit_and_settle(state)
+    break_storage(process, root, state)
+    seen = []
+    for _ in range(12):
+        process.clock.in_pause.clear()
+        process.clock.advance(60)
+        assert process.clock.in_pause.wait(HANG_SECONDS)
+        train(state)
+        state.commit()
+        assert state._memory.newest is not None
+        seen.append(weakref.ref(state._memory.newest.arenas["model"]))
+        assert len({arena() for arena in seen} - {None}) <= 2
+
+
 def test_a_write_that_never_succeeds_breaks_no_commit_and_is_raised_by_flush(
     process: Process, root: FakeRoot
 ) -> None:
     state = begun(process)
     commit_and_settle(state)
-    root.failures = 3 * ATTEMPTS
-    for _ in range(2):
-        state.commit(durable=True)
-    with pytest.raises(StorageError, match="the disk is full"):
+    break_storage(process, root, state)
+    process.clock.pauses = ATTEMPTS - 1
+    tried = root.attempts
+    with pytest.raises(StorageError, match="the disk is full") as caught:
         state.flush()
+    assert root.attempts == tried + ATTEMPTS
+    assert "the last durable commit, 1, is" in str(caught.value)
     assert root.published == [CommitId(1, 1)]
-    assert state.last_commit == CommitId(1, 3)
+    assert state.last_commit == CommitId(1, 2)
+
+
+def test_flush_with_a_timeout_gives_up_when_it_is_over(process: Process, root: FakeRoot) -> None:
+    state = begun(process)
+    break_storage(process, root, state)
+    process.clock.pauses = 2
+    block(root)
+    process.clock.impatient = True
+    with pytest.raises(FlushTimeoutError, match="the disk is full"):
+        state.flush(timeout=20)
+    root.gate.set()
 
 
 def test_a_later_commit_makes_up_for_one_that_could_not_be_written(process: Process, root: FakeRoot) -> None:
     state = begun(process)
-    root.failures = ATTEMPTS
-    state.commit(durable=True)
+    break_storage(process, root, state)
+    root.failures = 0
     state.commit(durable=True)
     state.flush()
     assert root.published == [CommitId(1, 2)]
@@ -293,37 +358,215 @@ def test_a_later_commit_makes_up_for_one_that_could_not_be_written(process: Proc
 
 def test_flush_tries_a_commit_again_that_could_not_be_written(process: Process, root: FakeRoot) -> None:
     state = begun(process)
-    root.failures = ATTEMPTS
-    state.commit()
-    with pytest.raises(StorageError):
-        state._durability.writer.wait()  # type: ignore[union-attr]
+    break_storage(process, root, state)
+    root.failures = 0
+    before = process.clock.seconds
     state.flush()
     assert root.published == [CommitId(1, 1)]
+    assert process.clock.seconds == before  # at once
 
 
-def test_a_job_that_was_replaced_is_stopped_at_the_commit_after_its_write(
-    process: Process, root: FakeRoot, roots: FakeRoots
-) -> None:
+def test_the_end_of_a_run_is_more_patient_than_flush(process: Process, root: FakeRoot) -> None:
+    state = begun(process, every_commits=100)
+    train(state)
+    root.failures = FINISH_ATTEMPTS - 1
+    state.finish()
+    assert state.last_durable == CommitId(1, 1)
+    assert process.clock.seconds > 1000 + 300
+
+
+def test_a_storage_that_is_away_when_a_job_starts_is_tried_again(process: Process, root: FakeRoot) -> None:
+    root.refusals = ATTEMPTS - 1
+    process.clock.impatient = True
+    begun(process)
+    assert root.claims() == ["claims/g0001.json"]
+
+
+def test_a_storage_that_stays_away_when_a_job_starts_is_an_error(process: Process, root: FakeRoot) -> None:
+    root.refusals = FOR_EVER
+    process.clock.impatient = True
+    with pytest.raises(StorageError, match="no route to the host"):
+        begun(process)
+
+
+# -- slow storage --------------------------------------------------------------------------------------------
+
+
+def test_a_write_that_hangs_does_not_hold_up_training(process: Process, root: FakeRoot) -> None:
     state = begun(process)
-    commit_and_settle(state)
-    assert store_of(roots).claim_next() == 2
+    block(root)
+    for _ in range(10):
+        train(state)
+        state.commit()
+    assert state.last_commit == CommitId(1, 10)
+    process.clock.impatient = True
+    with pytest.raises(FlushTimeoutError, match="the write has been under way for 50 s"):
+        state.flush(timeout=50)
+    state.settle()
+    assert root.published == []
+    root.gate.set()
+
+
+def test_who_waits_long_is_told(process: Process, root: FakeRoot, tmp_path: Path) -> None:
+    process.config = dataclasses.replace(CONFIG, events=tmp_path)
+    state = begun(process)
+    block(root)
     state.commit()
+    process.clock.impatient = True
+    with pytest.raises(FlushTimeoutError):
+        state.flush(timeout=150)
+    root.gate.set()
+    (log,) = tmp_path.iterdir()
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [event["seconds"] for event in events if event["kind"] == "waiting"] == [60, 120]
+
+
+# -- when a job must stop ------------------------------------------------------------------------------------
+
+
+def limited(process: Process, **settings: object) -> State:
+    """As `begun`, but commits that are due may wait for 100 seconds only."""
+    settings = {"every_commits": 1, **settings}
+    state = process.state(
+        Checkpoint(URL, **settings),  # type: ignore[arg-type]
+        config=dataclasses.replace(process.config, max_durable_age=100.0),
+        model=FakeModel(w=[0.0]),
+    )
+    state.sync()
+    return state
+
+
+def test_a_job_whose_storage_fails_for_too_long_stops(process: Process, root: FakeRoot) -> None:
+    state = limited(process)
+    commit_and_settle(state)
+    break_storage(process, root, state)
+    process.clock.advance(99)
+    state.commit()
+    process.clock.advance(2)
+    with pytest.raises(StorageError, match=r"no commit could be made durable for 101 s") as caught:
+        state.commit()
+    for part in ("HVDRECOVER_MAX_DURABLE_AGE allows 100 s", "the disk is full", "commit, 1, is 101 s old"):
+        assert part in str(caught.value)
+    with pytest.raises(StorageError):
+        state.check_host_updates()
+
+
+def test_a_job_whose_storage_hangs_for_too_long_stops(process: Process, root: FakeRoot) -> None:
+    state = limited(process)
+    block(root)
+    state.commit()
+    process.clock.advance(100)
+    state.commit()
+    process.clock.advance(1)
+    with pytest.raises(StorageError, match="the write has been under way for 101 s"):
+        state.commit()
+    process.clock.impatient = True
+    with pytest.raises(StorageError, match="HVDRECOVER_MAX_DURABLE_AGE"):
+        state.commit(durable=True)  # has to wait for the write, and does not wait for ever
+    with pytest.raises(StorageError, match="HVDRECOVER_MAX_DURABLE_AGE"):
+        state.flush()
+    state.settle()
+    root.gate.set()
+
+
+def test_commits_that_are_merely_rare_stop_no_job(process: Process, root: FakeRoot) -> None:
+    state = limited(process)
+    for _ in range(3):
+        process.clock.advance(5000)
+        commit_and_settle(state)
+    root.failures = 1
+    process.clock.advance(5000)
+    commit_and_settle(state)
+    state.check_host_updates()
+
+
+def test_an_outage_that_ends_in_time_stops_no_job(process: Process, root: FakeRoot) -> None:
+    state = limited(process)
+    for _ in range(2):
+        break_storage(process, root, state)
+        process.clock.advance(80)
+        root.failures = 0
+        state.flush()
+        state.commit()
+        state.flush()
+
+
+def test_all_ranks_of_an_elastic_job_stop_together(root: FakeRoot) -> None:
+    def body(process: Process) -> str:
+        state = limited(process)
+        if process.world.rank() == 0:
+            break_storage(process, root, state)
+            process.clock.advance(101)
+        else:
+            state.commit(durable=True)
+        with pytest.raises(StorageError) as caught:
+            state.commit()
+        process.world.allgather([0], "all are there still")
+        process.end()
+        return str(caught.value)
+
+    first, *others = on_ranks(3, body)
+    assert "HVDRECOVER_MAX_DURABLE_AGE" in first
+    assert others == [f"{URL}: rank 0 has stopped the job; its error says why"] * 2
+
+
+def test_all_ranks_of_a_job_that_was_replaced_stop_together(root: FakeRoot, roots: FakeRoots) -> None:
+    def body(process: Process) -> type[Exception]:
+        state = begun(process)
+        if process.world.rank() == 0:
+            block(root)
+        state.commit()
+        if state._durability is not None:
+            wait_until_blocked(root)
+            store_of(roots).claim_next()
+            root.gate.set()
+            with pytest.raises(FencedError):
+                state._durability.writer.wait()
+        with pytest.raises((FencedError, StorageError)) as caught:
+            state.commit()
+        return caught.type
+
+    assert on_ranks(2, body) == [FencedError, StorageError]
+
+
+def test_the_rank_that_writes_stops_a_static_job(process: Process, root: FakeRoot) -> None:
+    process.config = STATIC
+    state = limited(process)
+    break_storage(process, root, state)
+    process.clock.advance(101)
+    with pytest.raises(StorageError, match="HVDRECOVER_MAX_DURABLE_AGE"):
+        state.commit()
+
+
+@pytest.mark.parametrize("every_commits", [1, 100])
+def test_a_job_that_was_replaced_stops_at_the_first_commit_that_knows(
+    process: Process, root: FakeRoot, roots: FakeRoots, every_commits: int
+) -> None:
+    state = begun(process, every_commits=every_commits)
+    state.commit()
+    state.flush()
+    block(root)
+    state.commit(durable=True)
+    wait_until_blocked(root)
+    store_of(roots).claim_next()
+    root.gate.set()
     assert state._durability is not None
     with pytest.raises(FencedError):
         state._durability.writer.wait()
-    with pytest.raises(FencedError, match="generation 2 has claimed"):
-        state.commit()
+    for _ in range(2):
+        with pytest.raises(FencedError, match="generation 2 has claimed"):
+            state.commit()
     assert root.published == [CommitId(1, 1)]
 
 
-def test_a_job_that_was_replaced_is_told_by_flush(process: Process, roots: FakeRoots) -> None:
-    state = begun(process)
+def test_a_job_that_was_replaced_is_told_by_flush(process: Process, root: FakeRoot, roots: FakeRoots) -> None:
+    state = begun(process, every_commits=100)
     store_of(roots).claim_next()
     state.commit()
-    with pytest.raises(FencedError):
-        state.flush()
-    with pytest.raises(FencedError):
-        state.flush()
+    for _ in range(2):
+        with pytest.raises(FencedError):
+            state.flush()
+    assert root.published == []
 
 
 def test_a_root_with_files_of_somebody_else_is_left_alone(process: Process, root: FakeRoot) -> None:

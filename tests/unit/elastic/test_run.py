@@ -13,7 +13,7 @@ from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.checkpoint.writer import ATTEMPTS
+from hvdrecover.elastic.durability import FINISH_ATTEMPTS
 from hvdrecover.elastic.run import run
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import RecoveryError, StorageError
@@ -287,7 +287,7 @@ def test_a_rank_lost_at_the_finish_is_survived(rank: int, replacement: str, root
 def test_an_end_that_can_not_be_written_is_an_error_on_all_ranks(roots: FakeRoots) -> None:
     def break_the_disk(process: Process, state: State) -> None:
         if state.step == 6:
-            roots[URL].failures = 10 * ATTEMPTS
+            roots[URL].failures = 10 * FINISH_ATTEMPTS
 
     outcomes = Counting(URL, commit_every=100, at_step=break_the_disk).run(2)
     errors = [outcome.error for outcome in sorted(outcomes, key=lambda outcome: outcome.world.place)]
@@ -332,7 +332,7 @@ def test_a_retired_writer_gives_up_its_retries(roots: FakeRoots) -> None:
             state.sync()
             root.gate.set()
             with pytest.raises(StorageError):
-                writer.wait(HANG_SECONDS)
+                writer.wait()
         process.world.allgather([0], "the old write has failed")
         state.model.weights["w"] += 1.0
         state.commit()

@@ -386,7 +386,7 @@ def test_the_training_functions_result_is_returned(roots: Any) -> None:
 def test_an_interrupted_run_leaves_a_root_that_the_next_start_reads(
     roots: Any, monkeypatch: pytest.MonkeyPatch, interruption: type[BaseException], while_writing: bool
 ) -> None:
-    monkeypatch.setattr("hvdrecover.checkpoint.writer.retry_delay", lambda attempt: 0.0)
+    monkeypatch.setattr("hvdrecover.checkpoint.retrying.retry_delay", lambda attempt: 0.0)
     root = roots[URL]
 
     @recover.run
