@@ -7,7 +7,7 @@ import pytest
 
 import hvdrecover
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.policy import expired, is_due, retry_delay
+from hvdrecover.checkpoint.policy import is_due, retry_delay
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.errors import ConfigError
 
@@ -74,15 +74,6 @@ def test_commits_are_ordered_by_generation_first():
 def test_when_a_commit_is_due(every_commits, every_seconds, commits_since, seconds_since, due):
     settings = Checkpoint("/data", every_commits=every_commits, every_seconds=every_seconds)
     assert is_due(settings, commits_since, seconds_since) is due
-
-
-def test_all_but_the_newest_expire_oldest_first():
-    commits = [CommitId(1, 3), CommitId(1, 1), CommitId(2, 1), CommitId(1, 2)]
-    assert expired(commits, 2) == [CommitId(1, 1), CommitId(1, 2)]
-    assert expired(commits, 1) == [CommitId(1, 1), CommitId(1, 2), CommitId(1, 3)]
-    assert expired(commits, 4) == []
-    assert expired(commits, 9) == []
-    assert expired([], 1) == []
 
 
 def test_retries_wait_twice_as_long_each_time_up_to_a_cap():

@@ -1,0 +1,277 @@
+"""Which commits are deleted: a pure decision."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hvdrecover
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.manifest import Manifest
+from hvdrecover.checkpoint.retention import Facts, expired, metric_of
+from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
+from hvdrecover.checkpoint.values import encode
+from hvdrecover.errors import ConfigError
+
+NOW = 1000.0
+
+
+def run(*numbers, generation=1, **fields):
+    return [Facts(CommitId(generation, number), time=float(number), **fields) for number in numbers]
+
+
+def kept(commits, now=NOW, **rules):
+    gone = expired(commits, Keep(**rules), now)
+    return [
+        facts.commit.commit
+        for facts in sorted(commits, key=lambda facts: facts.commit)
+        if facts.commit not in gone
+    ]
+
+
+def measured(*values):
+    return [Facts(CommitId(1, number), 0.0, value) for number, value in enumerate(values)]
+
+
+# -- each rule -----------------------------------------------------------------------------------------
+
+
+def test_the_newest_are_kept_and_the_rest_expires_oldest_first():
+    commits = [*run(3, 1, 2), *run(1, generation=2)]
+    ids = [CommitId(1, 1), CommitId(1, 2), CommitId(1, 3), CommitId(2, 1)]
+    for newest in range(1, 6):
+        assert expired(commits, Keep(newest=newest), NOW) == ids[: max(0, 4 - newest)]
+    assert expired([], Keep(newest=1), NOW) == []
+
+
+def test_of_each_run_of_commit_numbers_the_first_durable_one_is_kept():
+    commits = run(0, 5, 99, 103, 104, 250, 299, 500, 501, 502)
+    assert kept(commits, newest=1, every=100) == [0, 103, 250, 500, 502]
+    assert kept(commits, newest=1, every=1) == [0, 5, 99, 103, 104, 250, 299, 500, 501, 502]
+
+
+def test_a_run_that_was_gone_back_in_keeps_what_it_had_kept():
+    commits = [*run(103, 110), *run(101, 104, 200, generation=2)]
+    assert CommitId(1, 103) not in expired(commits, Keep(newest=1, every=100), NOW)
+    assert CommitId(2, 101) in expired(commits, Keep(newest=1, every=100), NOW)
+
+
+def test_the_young_ones_are_kept():
+    commits = run(100, 900, 939, 941, 990)
+    assert kept(commits, newest=1, younger_than=60.0) == [941, 990]
+    assert kept(commits, newest=1, younger_than=61) == [941, 990]
+    assert kept(commits, newest=1, younger_than=61.5) == [939, 941, 990]
+
+
+def test_a_commit_from_a_clock_that_is_ahead_is_young():
+    assert kept(run(2000, 2001), newest=1, younger_than=1.0) == [2000, 2001]
+
+
+def test_the_best_are_kept():
+    commits = measured(5.0, 3.0, 4.0, 1.0, 2.0, 9.0)
+    assert kept(commits, newest=1, best=Best("loss")) == [3, 5]
+    assert kept(commits, newest=1, best=Best("loss", count=3)) == [1, 3, 4, 5]
+    assert kept(commits, newest=1, best=Best("accuracy", mode="max", count=2)) == [0, 5]
+    assert kept(commits, newest=1, best=Best("loss", count=99)) == [0, 1, 2, 3, 4, 5]
+    commits = measured(3.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0)
+    assert kept(commits, newest=1, best=Best("loss", count=2)) == [1, 4, 6]
+
+def test_of_commits_with_one_measurement_the_first_is_the_one_that_was_measured():
+    assert kept(measured(3.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0), newest=1, best=Best("loss", count=2)) == [
+        1,
+        4,
+        6,
+    ]
+
+
+def test_what_is_no_finite_number_is_never_among_the_best():
+    commits = measured(math.nan, math.inf, -math.inf, None, 7.0, math.nan, None)
+    for mode in ("min", "max"):
+        assert kept(commits, newest=1, best=Best("loss", mode=mode, count=3)) == [4, 6]
+    assert kept(measured(math.nan, None, math.nan), newest=1, best=Best("loss")) == [2]
+
+
+def test_a_commit_is_kept_if_any_rule_asks_for_it():
+    commits = [Facts(CommitId(1, n), float(n), float(abs(n - 333))) for n in range(0, 1000, 10)]
+    assert kept(commits, newest=2, every=250, younger_than=25.0, best=Best("loss")) == [
+        0, 250, 330, 500, 750, 980, 990,
+    ]  # fmt: skip
+
+
+def test_commits_that_are_not_good_are_neither_deleted_nor_counted():
+    commits = [*run(1, 2, 3), *run(4, 5, good=False)]
+    assert expired(commits, Keep(newest=2), NOW) == [CommitId(1, 1)]
+
+
+# -- what always holds ---------------------------------------------------------------------------------
+
+numbers = st.floats(allow_nan=True, allow_infinity=True)
+facts = st.builds(
+    Facts,
+    st.builds(CommitId, st.integers(1, 4), st.integers(0, 40)),
+    st.floats(-1e12, 1e12),
+    st.none() | st.integers(-3, 3).map(float) | numbers,
+    st.booleans(),
+)
+roots = st.lists(facts, unique_by=lambda found: found.commit, max_size=30)
+keeps = st.builds(
+    Keep,
+    st.integers(1, 5),
+    st.none() | st.integers(1, 50),
+    st.none() | st.floats(1e-3, 1e12),
+    st.none() | st.builds(Best, st.just("loss"), st.sampled_from(["min", "max"]), st.integers(1, 4)),
+)
+times = st.floats(-1e12, 1e12)
+
+
+@given(roots, keeps, times)
+def test_the_newest_good_ones_stay_and_those_that_are_not_good_are_left(commits, keep, now):
+    gone = expired(commits, keep, now)
+    good = sorted(found.commit for found in commits if found.good)
+    assert gone == sorted(set(gone))
+    assert set(gone) <= set(good)
+    assert not set(gone) & set(good[-keep.newest :])
+
+
+@given(roots, keeps, times)
+def test_the_order_of_the_listing_does_not_matter(commits, keep, now):
+    assert expired(commits, keep, now) == expired(list(reversed(commits)), keep, now)
+
+
+@given(roots, keeps, times)
+def test_once_deleted_nothing_more_is_to_be_deleted(commits, keep, now):
+    gone = set(expired(commits, keep, now))
+    left = [found for found in commits if found.commit not in gone]
+    assert expired(left, keep, now) == []
+
+
+@given(roots, keeps, keeps, times)
+def test_a_rule_never_makes_another_one_keep_less(commits, keep, more, now):
+    both = Keep(
+        max(keep.newest, more.newest), keep.every or more.every, keep.younger_than or more.younger_than,
+        keep.best or more.best,
+    )  # fmt: skip
+    assert set(expired(commits, both, now)) <= set(expired(commits, keep, now))
+
+
+@given(roots, keeps, times)
+def test_pruning_after_each_commit_keeps_what_each_rule_is_after(commits, keep, now):
+    """As a job does it: one commit more at a time, in order, deletions in between."""
+    left = []
+    for found in sorted(commits, key=lambda found: found.commit):
+        left.append(found)
+        gone = set(expired(left, keep, now))
+        left = [other for other in left if other.commit not in gone]
+    good = [found for found in sorted(commits, key=lambda found: found.commit) if found.good]
+    kept_ids = {found.commit for found in left}
+    if keep.every is not None:
+        left_good = [found for found in left if found.good]
+        for_each = [{found.commit.commit // keep.every for found in some} for some in (good, left_good)]
+        assert for_each[0] == for_each[1]
+    if keep.best is not None:
+        finite = {found.metric for found in good if found.metric is not None and math.isfinite(found.metric)}
+        ranked = sorted(finite, reverse=keep.best.mode == "max")[: keep.best.count]
+        assert set(ranked) <= {found.metric for found in left}
+    assert {found.commit for found in good[-keep.newest :]} <= kept_ids
+
+
+# -- the number ----------------------------------------------------------------------------------------
+
+
+def manifest(attributes):
+    state = {"attributes": attributes} if attributes is not None else {}
+    return Manifest(1, 1, 0.0, {}, 1, {}, (), state)
+
+
+@pytest.mark.parametrize(
+    ("value", "metric"),
+    [
+        (3, 3.0),
+        (0.25, 0.25),
+        (-0.5, -0.5),
+        (np.float32(0.5), 0.5),
+        (np.int64(7), 7.0),
+        (None, None),
+        (math.nan, None),
+        (math.inf, None),
+        (-math.inf, None),
+        (np.float32(np.nan), None),
+        (2**2000, None),
+    ],
+)
+def test_the_number_is_read_from_the_state(value, metric):
+    assert metric_of(manifest({"loss": encode(value, "")}), Best("loss")) == metric
+
+
+@pytest.mark.parametrize("value", [True, "0.5", [0.5], {"a": 1}, 1 + 2j, np.zeros(1), np.complex64(1)])
+def test_what_is_no_number_is_said(value):
+    with pytest.raises(ValueError, match=r"state\.loss is not a number; make it one with float\(\)"):
+        metric_of(manifest({"loss": encode(value, "")}), Best("loss"))
+
+
+@pytest.mark.parametrize("value", [{"$tensor": "value"}, {"$enum": ["gone:Class", "X"]}, {"$numpy": 3}])
+def test_what_only_the_training_can_read_is_no_number(value):
+    with pytest.raises(ValueError, match="is not a number"):
+        metric_of(manifest({"loss": value}), Best("loss"))
+
+
+@pytest.mark.parametrize("attributes", [None, {}, {"accuracy": 1.0}, [], 3])
+def test_an_attribute_that_is_not_there_is_said(attributes):
+    with pytest.raises(ValueError, match="the state has no attribute 'loss'"):
+        metric_of(manifest(attributes), Best("loss"))
+
+
+def test_without_the_rule_nothing_is_looked_for():
+    assert metric_of(manifest(None), None) is None
+
+
+# -- settings ------------------------------------------------------------------------------------------
+
+
+def test_the_defaults():
+    assert Keep() == Keep(newest=3, every=None, younger_than=None, best=None)
+    assert Best("loss") == Best("loss", mode="min", count=1)
+    assert (hvdrecover.Keep, hvdrecover.Best) == (Keep, Best)
+
+
+def test_a_number_stands_for_the_newest():
+    assert Keep.of(5) == Keep(newest=5)
+    assert Keep.of(Keep(every=10)) == Keep(every=10)
+    assert Checkpoint("/data", keep=5).keep == 5
+    assert Checkpoint("/data", keep=Keep(every=10)).keep == Keep(every=10)
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("keep.newest", lambda: Keep(newest=0)),
+        ("keep.newest", lambda: Keep(newest=None)),
+        ("keep.newest", lambda: Keep(newest=1.0)),
+        ("keep.newest", lambda: Keep(newest=True)),
+        ("keep.every", lambda: Keep(every=0)),
+        ("keep.every", lambda: Keep(every=10.0)),
+        ("keep.every", lambda: Keep(every="10")),
+        ("keep.younger_than", lambda: Keep(younger_than=0)),
+        ("keep.younger_than", lambda: Keep(younger_than=-1.0)),
+        ("keep.younger_than", lambda: Keep(younger_than=math.nan)),
+        ("keep.younger_than", lambda: Keep(younger_than="1h")),
+        ("keep.best", lambda: Keep(best="val_loss")),
+        ("keep.best", lambda: Keep(best=1)),
+        ("best.metric", lambda: Best("")),
+        ("best.metric", lambda: Best("state.val_loss")),
+        ("best.metric", lambda: Best(None)),
+        ("best.mode", lambda: Best("loss", mode="least")),
+        ("best.mode", lambda: Best("loss", mode=None)),
+        ("best.count", lambda: Best("loss", count=0)),
+        ("best.count", lambda: Best("loss", count=True)),
+        ("keep", lambda: Checkpoint("/data", keep={"newest": 3})),
+        ("keep", lambda: Checkpoint("/data", keep="3")),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named(name, make):
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert caught.value.name == name
+    assert str(caught.value).startswith(f"{name}: ")
