@@ -27,6 +27,7 @@ def test_every_variable_is_read():
             "HVDRECOVER_CHECKPOINT": "s3://bucket/run",
             "HVDRECOVER_EVENTS": "/var/log/run",
             "HVDRECOVER_LOG": "WARNING",
+            "HVDRECOVER_MAX_DURABLE_AGE": "1.5e3",
             "HOROVOD_ELASTIC": "1",
             "HOROVOD_RANK": "3",
             "HOROVOD_CONTROLLER": "gloo",
@@ -34,13 +35,21 @@ def test_every_variable_is_read():
         }
     )
     assert found == config.Config(
-        "s3://bucket/run", Path("/var/log/run"), "warning", True, True, True, False, "node-7"
+        "s3://bucket/run", Path("/var/log/run"), "warning", True, True, True, False, "node-7", 1500.0
     )
 
 
 def test_an_empty_variable_counts_as_unset():
-    names = ("HVDRECOVER_CHECKPOINT", "HVDRECOVER_EVENTS", "HVDRECOVER_LOG", "HOROVOD_HOSTNAME")
-    assert config.read(dict.fromkeys(names, "")) == config.read({})
+    names = ("CHECKPOINT", "EVENTS", "LOG", "MAX_DURABLE_AGE")
+    unset = {f"HVDRECOVER_{name}": "" for name in names}
+    assert config.read({**unset, "HOROVOD_HOSTNAME": ""}) == config.read({})
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "10 min", "true"])
+def test_an_age_that_is_no_time_is_an_error(text):
+    with pytest.raises(ConfigError, match="is not a number of seconds above 0") as caught:
+        config.read({"HVDRECOVER_MAX_DURABLE_AGE": text})
+    assert caught.value.name == "HVDRECOVER_MAX_DURABLE_AGE"
 
 
 def test_an_unknown_log_level_is_an_error_that_names_the_variable():

@@ -386,7 +386,7 @@ def test_the_training_functions_result_is_returned(roots: Any) -> None:
 def test_an_interrupted_run_leaves_a_root_that_the_next_start_reads(
     roots: Any, monkeypatch: pytest.MonkeyPatch, interruption: type[BaseException], while_writing: bool
 ) -> None:
-    monkeypatch.setattr("hvdrecover.checkpoint.retrying.retry_delay", lambda attempt: 0.0)
+    monkeypatch.setattr("hvdrecover.checkpoint.retrying.retry_delay", lambda attempt: 0.01)
     root = roots[URL]
 
     @recover.run
@@ -399,7 +399,7 @@ def test_an_interrupted_run_leaves_a_root_that_the_next_start_reads(
         train_one_step(state.model, state.optimizer)
         state.step += 1
         if while_writing:
-            root.failures = 1000
+            root.failures = 10**9
             state.commit(durable=True)
         raise interruption
 
