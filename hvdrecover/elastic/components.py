@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hvdrecover.checkpoint import layout, values
@@ -25,12 +25,14 @@ class Part:
         tensors: the tensors themselves, in the outline's order.
         specs: dtypes and shapes, in the same order.
         layout: where the tensors lie in an arena; None if there are none.
+        smallest_first: the tensors' places in the order, by size.
     """
 
     outline: Outline
     tensors: Sequence[Tensor]
     specs: Sequence[TensorSpec]
     layout: Layout | None
+    smallest_first: Sequence[int]
 
 
 class Copier:
@@ -58,7 +60,7 @@ class Copier:
             name: self._renewed(name, tree) or self._from_scratch(name, tree) for name, tree in trees.items()
         }
         # What is remembered must not keep alive tensors that the user lets go.
-        self._parts = {name: Part(part.outline, (), part.specs, part.layout) for name, part in parts.items()}
+        self._parts = {name: replace(part, tensors=()) for name, part in parts.items()}
         return parts
 
     def copy(self, parts: Mapping[str, Part], reuse: Mapping[str, Arena]) -> dict[str, Arena]:
@@ -85,20 +87,19 @@ class Copier:
     ) -> bool:
         """Whether `copy` would make these very bits of the parts; stops at the first difference.
 
-        Small tensors are looked at first: counters of steps, say, tell sooner than weights.
+        Small tensors of a part are looked at first: counters of steps, say, tell sooner than weights.
         """
-        pairs = []
+        if structure != {name: part.outline.structure for name, part in parts.items()}:
+            return False
         for name, part in parts.items():
             arena = arenas.get(name)
             if part.layout != (None if arena is None else arena.layout):
                 return False
-            if arena is not None:
-                views = self._views_of(arena, part)
-                pairs += list(zip(part.specs, part.tensors, views, strict=True))
-        if structure != {name: part.outline.structure for name, part in parts.items()}:
-            return False
-        pairs.sort(key=lambda pair: pair[0].nbytes)
-        return all(self._framework.equals(tensor, view) for _, tensor, view in pairs)
+        return all(self._holds(arena, parts[name]) for name, arena in arenas.items())
+
+    def _holds(self, arena: Arena, part: Part) -> bool:
+        views = self._views_of(arena, part)
+        return all(self._framework.equals(part.tensors[place], views[place]) for place in part.smallest_first)
 
     def _renewed(self, name: str, tree: Tree) -> Part | None:
         """Take a tree apart that is like the last one of this name; None if it isn't."""
@@ -107,12 +108,13 @@ class Copier:
         if last is None or renewed is None or not self._framework.match(renewed[1], last.specs):
             return None
         outline, tensors = renewed
-        return Part(outline, tensors, last.specs, last.layout)
+        return replace(last, outline=outline, tensors=tensors)
 
     def _from_scratch(self, name: str, tree: Tree) -> Part:
         outline, tensors = Outline.of(tree, f"state.{name}", self._framework.is_tensor)
         specs = [self._spec(name, key, tensor) for key, tensor in zip(outline.names, tensors, strict=True)]
-        return Part(outline, tensors, specs, layout.plan(specs) if specs else None)
+        smallest_first = sorted(range(len(specs)), key=lambda place: specs[place].nbytes)
+        return Part(outline, tensors, specs, layout.plan(specs) if specs else None, smallest_first)
 
     def _spec(self, name: str, key: str, tensor: Tensor) -> TensorSpec:
         try:

@@ -58,12 +58,10 @@ class Outline:
             return {TENSOR: key}
 
         structure = values.encode(tree, path, leaf)
-        root: _Node | None = _node(tree, structure, path, is_tensor)
-        try:
-            root.renew(tree, is_tensor, [])
-        except _OtherStructureError:
-            root = None  # tensors inside, say, a tuple: taken apart from scratch every time
-        return cls(structure, list(tensors), root), list(tensors.values())
+        outline = cls(structure, list(tensors), _node(tree, structure, path, is_tensor))
+        if outline.renew(tree, is_tensor) is None:
+            outline._root = None  # tensors inside, say, a tuple: taken apart from scratch every time
+        return outline, list(tensors.values())
 
     def renew(self, tree: Tree, is_tensor: IsTensor) -> tuple[Outline, list[Tensor]] | None:
         """Take a tree apart that has tensors at the same places, and containers of the same keys.

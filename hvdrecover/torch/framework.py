@@ -19,6 +19,7 @@ from hvdrecover.elastic import horovod
 from hvdrecover.elastic.interfaces import Tree
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.torch import optimizer as optimizers
+from hvdrecover.torch.copying import copy_all
 
 _DTYPES = {
     torch.bool: "BOOL",
@@ -115,9 +116,7 @@ class TorchFramework:
 
     def copy_out(self, tensors: Sequence[torch.Tensor], views: Sequence[torch.Tensor]) -> None:
         """Copy tensors into views of an arena; done on return."""
-        if tensors:
-            with torch.no_grad():
-                torch._foreach_copy_(list(views), list(tensors))
+        copy_all(tensors, views)
 
     def tree(self, component: Any) -> Tree:
         """The component's ``state_dict``."""
@@ -140,8 +139,8 @@ class TorchFramework:
         return tree, []
 
     def copies_on_load(self, component: Any) -> bool:
-        """Modules do, or `load` does it for them; everything else may keep what it is given."""
-        return isinstance(component, torch.nn.Module)
+        """Modules and optimizers do, or `load` does it for them; all else may keep what it is given."""
+        return isinstance(component, torch.nn.Module | torch.optim.Optimizer)
 
     def load(self, component: Any, tree: Tree) -> None:
         """Load a tree that fits into a component."""

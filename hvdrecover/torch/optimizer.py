@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hvdrecover.elastic.interfaces import Tree
+from hvdrecover.torch.copying import own
 
 # State that torch's optimizers keep in the shape of its parameter.
 _SHAPED = {
@@ -57,8 +58,12 @@ def load(optimizer: torch.optim.Optimizer, tree: Tree) -> None:
     ``load_state_dict`` casts to the parameter's dtype, which would spoil, say, float32 moments of bfloat16
     parameters. It is still what must be called: Horovod's wrapper forgets unfinished allreduces in it.
 
+    Tensors are copied, and into those that the optimizer has where they fit: memory that is new to the
+    process costs several times as much as the copy.
+
     Gradients are forgotten: what an interrupted backward pass has left would be added to those of the next.
     """
+    tree = own(tree, optimizer.state_dict())
     optimizer.load_state_dict(tree)
     parameters = _parameters(optimizer)
     for key, entries in tree.get("state", {}).items():
