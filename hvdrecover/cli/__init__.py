@@ -6,9 +6,12 @@ Each subcommand is a function that imports what it needs, so that the command li
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
+from hvdrecover.cli import commits
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.version import __version__
 
@@ -26,13 +29,24 @@ def _install_horovod(arguments: argparse.Namespace) -> int:
     return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that does not repeat credentials."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong with the arguments, and exit with 2."""
+        from hvdrecover.checkpoint.storage import redact
+
+        super().error(redact(message))
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="hvdrecover",
         description="Recovery for Horovod: durable commits, and jobs that are hard to kill.",
     )
     parser.add_argument("--version", action="version", version=f"hvdrecover {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commits.add_commands(commands)
 
     install = commands.add_parser(
         "install-horovod",
@@ -63,13 +77,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments; by default those of this process.
 
     Returns:
-        The exit code: 0, 1 after an error of hvdrecover, or 130 when interrupted.
+        The exit code: 0, 1 after an error of hvdrecover or if a commit is broken, or 130 when interrupted.
+        Wrong arguments exit with 2.
     """
     arguments = _parser().parse_args(argv)
     try:
-        return int(arguments.run(arguments))
+        code = int(arguments.run(arguments))
+        sys.stdout.flush()
+        return code
     except HvdrecoverError as error:
         _report(error)
+        return 1
+    except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("hvdrecover: interrupted\n")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.inspection import parts
+from hvdrecover.checkpoint.inspection import contents
 from hvdrecover.checkpoint.inspection.export import chosen, written_aside
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.snapshot import Snapshot
@@ -54,12 +54,14 @@ def to_torch(
     with written_aside(path, force=force) as aside:
         snapshot = read_commit(storage, commit, only or None, clock)
         names = chosen(snapshot.state, only, url)
-        torch.save(_exported(snapshot, names, url), aside)
+        exported = _exported(snapshot, names, url)
+        with aside.open("xb") as file:
+            torch.save(exported, file)
     return names
 
 
 def _exported(snapshot: Snapshot, names: Sequence[str], url: str) -> dict[str, Any]:
-    cursors, structures = parts.samplers(snapshot.state, url), parts.attributes(snapshot.state, url)
+    cursors, structures = contents.samplers(snapshot.state, url), contents.attributes(snapshot.state, url)
     framework, exported, refused = TorchFramework(), {}, []
     for name in names:
         try:

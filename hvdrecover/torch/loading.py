@@ -9,7 +9,8 @@ from typing import Any
 
 from hvdrecover.checkpoint import values
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.inspection import catalog, parts, readable
+from hvdrecover.checkpoint.inspection import catalog, readable
+from hvdrecover.checkpoint.inspection import contents as parts
 from hvdrecover.checkpoint.reader import read_commit, read_newest
 from hvdrecover.checkpoint.retrying import retrying
 from hvdrecover.checkpoint.snapshot import Snapshot

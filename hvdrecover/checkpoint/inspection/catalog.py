@@ -70,8 +70,8 @@ def entries(storage: Storage) -> list[Entry]:
         UnknownCommitError: this is no checkpoint root.
         StorageError: the storage failed.
     """
-    found = (_entry(storage, commit) for commit in commits(storage))
-    return [entry for entry in found if entry is not None]
+    found = (entry(storage, commit) for commit in commits(storage))
+    return [each for each in found if each is not None]
 
 
 def find(storage: Storage, wanted: str | None) -> CommitId:
@@ -103,7 +103,12 @@ def find(storage: Storage, wanted: str | None) -> CommitId:
     raise UnknownCommitError(storage.url, problem, names)
 
 
-def _entry(storage: Storage, commit: CommitId) -> Entry | None:
+def entry(storage: Storage, commit: CommitId) -> Entry | None:
+    """What can be said of one commit without reading its tensors; None if it has no folder.
+
+    Raises:
+        StorageError: the storage failed.
+    """
     try:
         names = storage.names(commit.name)
         if not names:
@@ -140,7 +145,7 @@ def _reason_of_quarantine(storage: Storage, commit: CommitId) -> str:
     try:
         note: Any = json.loads(storage.read(root.quarantine_path(commit)))
         return str(note["reason"])
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, RecursionError, StorageError):
         return "the note that says why can't be read"
 
 

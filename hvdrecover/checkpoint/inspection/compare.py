@@ -16,7 +16,7 @@ import numpy as np
 from hvdrecover.checkpoint import leases, root
 from hvdrecover.checkpoint.arena import Arena, Bytes
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.inspection import numbers, parts, readable
+from hvdrecover.checkpoint.inspection import contents, numbers, readable
 from hvdrecover.checkpoint.inspection.numbers import Numbers
 from hvdrecover.checkpoint.layout import ITEM_BYTES, TensorSpec
 from hvdrecover.checkpoint.manifest import Manifest
@@ -130,7 +130,7 @@ def _objects(storage: Storage, manifests: Sequence[Manifest]) -> dict[str, tuple
             "(versions)": dict(manifest.versions),
         }
         sides.append(
-            {**parts.attributes(manifest.state, url), **parts.samplers(manifest.state, url), **facts}
+            {**contents.attributes(manifest.state, url), **contents.samplers(manifest.state, url), **facts}
         )
     return readable.differences(*sides)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from hvdrecover.checkpoint import layout, leases, root
 from hvdrecover.checkpoint.arena import Bytes
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.inspection import parts, readable, tensors
+from hvdrecover.checkpoint.inspection import contents, readable
 from hvdrecover.checkpoint.layout import Layout, TensorSpec
 from hvdrecover.checkpoint.manifest import Manifest
 from hvdrecover.checkpoint.reader import read_commit
@@ -78,7 +78,7 @@ def chosen(state: Mapping[str, Json], only: Sequence[str], url: str) -> list[str
         ExportError: the commit has no attribute of that name.
         CorruptCheckpointError: the state is nonsense.
     """
-    there = [*parts.attributes(state, url), *parts.samplers(state, url)]
+    there = [*contents.attributes(state, url), *contents.samplers(state, url)]
     for name in only:
         if name not in there:
             raise ExportError(url, f"the commit has no attribute '{name}'; it has {', '.join(there)}")
@@ -143,7 +143,7 @@ def _sources(storage: Storage, manifest: Manifest, names: Sequence[str]) -> Sour
     sources: dict[str, dict[str, TensorSpec]] = {}
     for attribute in names:
         prefix = f"{attribute}." if len(names) > 1 else ""
-        specs = tensors.layout_of(storage, manifest.id, entries[attribute]).specs
+        specs = contents.layout_of(storage, manifest.id, entries[attribute]).specs
         sources[attribute] = {
             spec.name: TensorSpec(prefix + spec.name, spec.dtype, spec.shape) for spec in specs
         }
@@ -152,7 +152,7 @@ def _sources(storage: Storage, manifest: Manifest, names: Sequence[str]) -> Sour
 
 def _refuse_other_than_tensors(storage: Storage, manifest: Manifest, names: Sequence[str]) -> None:
     url = f"{storage.url}/{manifest.id.name}"
-    attributes = parts.attributes(manifest.state, url)
+    attributes = contents.attributes(manifest.state, url)
     others = [name for name in names if not readable.only_tensors(attributes.get(name))]
     if others:
         pure = [name for name in attributes if readable.only_tensors(attributes[name])]

@@ -25,14 +25,15 @@ Node = str | tuple[str, list["Node"], str]
 """A text, or what opens a container, its items, and what closes it."""
 
 
-def text(value: Json, width: int | None = None) -> str:
+def text(value: Json, prefix: str = "", width: int | None = None) -> str:
     """A value as Python would write it, more or less.
 
     Args:
         value: what `hvdrecover.checkpoint.values.encode` gave, or any JSON.
+        prefix: what to begin with, such as ``epoch = ``.
         width: how many characters a line may have, where that can be kept; None for one line.
     """
-    return "\n".join(_lines(_node(value, 0), "", width))
+    return "\n".join(_lines(_prefixed(prefix, _node(value, 0)), "", width))
 
 
 def shortened(value: Json, limit: int = 60) -> str:

@@ -14,7 +14,7 @@ from hvdrecover.checkpoint import leases, root
 from hvdrecover.checkpoint.arena import allocate
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import Digest
-from hvdrecover.checkpoint.inspection import catalog, tensors
+from hvdrecover.checkpoint.inspection import catalog, contents
 from hvdrecover.checkpoint.manifest import FileEntry
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.clock import Clock
@@ -74,7 +74,7 @@ def verify(storage: Storage, commit: CommitId, clock: Clock, advance: Advance) -
 
 def _verify_file(storage: Storage, commit: CommitId, entry: FileEntry, advance: Advance) -> None:
     path = f"{commit.name}/{entry.name}"
-    tensors.layout_of(storage, commit, entry)  # the file's size, and its header
+    contents.layout_of(storage, commit, entry)  # the file's size, and its header
     buffer, found, position = allocate(min(PIECE, entry.size)), Digest(), 0
     while position < entry.size:
         piece = buffer[: entry.size - position]

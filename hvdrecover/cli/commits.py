@@ -1,0 +1,248 @@
+"""The commands that look at a checkpoint root; see ``docs/commands.md``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hvdrecover.cli import options
+from hvdrecover.clock import SYSTEM_CLOCK
+
+if TYPE_CHECKING:
+    from hvdrecover.checkpoint.storage import Storage
+
+
+def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add the commands to the command line."""
+    ls = _command(commands, "ls", _ls, "list the commits of a checkpoint root, newest first")
+    ls.add_argument("--verify", action="store_true", help="read every byte, and check it")
+
+    show = _command(commands, "show", _show, "show what one commit holds: tensors, objects, sample cursors")
+    _add_commit(show)
+
+    verify = _command(
+        commands,
+        "verify",
+        _verify,
+        "read commits through and compare their digests; exit 1 if one is broken",
+    )
+    verify.add_argument("commits", metavar="COMMIT", nargs="*", help="by default all that are complete")
+
+    diff = _command(
+        commands,
+        "diff",
+        _diff,
+        "show what differs between two commits of a root",
+        "For tensors of the same dtype and shape, the change is max|b - a| / max|a| over the elements that "
+        "are finite in both. Elements that became or ceased to be NaN or infinite are counted apart.",
+    )
+    diff.add_argument("a", metavar="A", help="the commit to compare with")
+    diff.add_argument("b", metavar="B", help="the commit that is compared with it")
+
+    _add_prune(commands)
+    _add_export(commands)
+
+
+def _add_prune(commands: argparse._SubParsersAction[Any]) -> None:
+    prune = _command(
+        commands,
+        "prune",
+        _prune,
+        "delete the commits that no rule keeps",
+        "A commit that any of the rules asks for is kept. Incomplete and broken ones are left alone, and "
+        "so is a commit that somebody reads. Nothing is deleted unless a commit that is kept is intact.",
+    )
+    prune.add_argument(
+        "--keep", type=options.count, metavar="N", required=True, help="keep the newest N commits"
+    )
+    prune.add_argument(
+        "--keep-every",
+        type=options.count,
+        metavar="K",
+        help="keep the first commit of each run of K commit numbers",
+    )
+    prune.add_argument(
+        "--keep-younger",
+        type=options.seconds,
+        metavar="TIME",
+        help="keep commits younger than this: seconds, or a number with s, m, h, d or w, such as 7d",
+    )
+    prune.add_argument(
+        "--keep-best",
+        type=options.best,
+        metavar="METRIC:min|max[:N]",
+        help="keep the best N (1) by an attribute of the state that is a number, such as val_loss:min",
+    )
+    prune.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
+
+
+def _add_export(commands: argparse._SubParsersAction[Any]) -> None:
+    export = _command(
+        commands,
+        "export",
+        _export,
+        "write a commit to a plain file of torch or safetensors",
+        "A .pt file holds a dict, attribute to state_dict, for torch.load(weights_only=True); writing it "
+        "takes torch and Horovod. A .safetensors file holds tensors alone, under their own names, or with "
+        "the attribute's before them if several attributes are exported.",
+    )
+    _add_commit(export)
+    export.add_argument(
+        "--to", type=options.exported_file, metavar="FILE", required=True, help="FILE.pt or FILE.safetensors"
+    )
+    export.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="ATTRIBUTE",
+        help="export this attribute of the state, such as model; can be given several times",
+    )
+    export.add_argument("--force", action="store_true", help="replace the file if it exists")
+
+
+def _command(
+    commands: argparse._SubParsersAction[Any],
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    help: str,
+    more: str = "",
+) -> argparse.ArgumentParser:
+    description = f"{help[0].upper()}{help[1:]}. {more}"
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=help, description=description)
+    parser.add_argument("url", metavar="URL", help="the checkpoint root: a path or an fsspec URL")
+    parser.add_argument("--json", action="store_true", help="write JSON (docs/commands.md)")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_commit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "commit",
+        metavar="COMMIT",
+        nargs="?",
+        help="a name such as g0003-c00000120, or its number, 120; by default the newest complete one",
+    )
+
+
+def _open(arguments: argparse.Namespace) -> Storage:
+    from hvdrecover.checkpoint.storage import open_storage
+
+    return open_storage(arguments.url)
+
+
+def _put(arguments: argparse.Namespace, document: Callable[[], Any], text: Callable[[], Any]) -> None:
+    """Write what a command has found: as JSON, or for people."""
+    from hvdrecover.cli import documents, tables
+
+    if arguments.json:
+        sys.stdout.write(documents.dumps(document()))
+    else:
+        tables.put(text())
+
+
+def _ls(arguments: argparse.Namespace) -> int:
+    from hvdrecover.checkpoint.inspection import catalog, verify
+    from hvdrecover.cli import documents, progress, tables
+
+    storage = _open(arguments)
+    entries = catalog.entries(storage)
+    verdicts: dict[Any, Any] = {}
+    if arguments.verify:
+        readable = [entry.id for entry in entries if entry.manifest is not None]
+        with progress.bar("verifying", verify.total_bytes(storage, readable)) as advance:
+            verdicts = verify.verify_all(storage, readable, SYSTEM_CLOCK, advance)
+    _put(
+        arguments,
+        lambda: documents.listing(storage.url, entries, verdicts),
+        lambda: tables.listing(storage.url, entries, verdicts, SYSTEM_CLOCK.now()),
+    )
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from hvdrecover.checkpoint.inspection import catalog, contents
+    from hvdrecover.cli import documents, tables
+
+    storage = _open(arguments)
+    found = contents.look_into(storage, catalog.find(storage, arguments.commit))
+    _put(
+        arguments,
+        lambda: documents.contents(storage.url, found),
+        lambda: tables.contents(storage.url, found, SYSTEM_CLOCK.now()),
+    )
+    return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from hvdrecover.checkpoint.inspection import verify
+    from hvdrecover.cli import documents, progress, tables
+
+    storage = _open(arguments)
+    commits = verify.due(storage, arguments.commits)
+    with progress.bar("verifying", verify.total_bytes(storage, commits)) as advance:
+        verdicts = verify.verify_all(storage, commits, SYSTEM_CLOCK, advance)
+    _put(
+        arguments,
+        lambda: documents.verdicts(storage.url, verdicts),
+        lambda: tables.verdicts(storage.url, verdicts),
+    )
+    return 0 if all(verdict.intact for verdict in verdicts.values()) else 1
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    from hvdrecover.checkpoint.inspection import catalog, compare, verify
+    from hvdrecover.cli import documents, progress, tables
+
+    storage = _open(arguments)
+    pair = catalog.find(storage, arguments.a), catalog.find(storage, arguments.b)
+    with progress.bar("comparing", verify.total_bytes(storage, pair)) as advance:
+        difference = compare.compare(storage, *pair, SYSTEM_CLOCK, advance)
+    _put(
+        arguments,
+        lambda: documents.difference(storage.url, *pair, difference),
+        lambda: tables.difference(storage.url, *pair, difference),
+    )
+    return 0
+
+
+def _prune(arguments: argparse.Namespace) -> int:
+    from hvdrecover.checkpoint.inspection import prune, verify
+    from hvdrecover.checkpoint.settings import Keep
+    from hvdrecover.cli import documents, progress, tables
+
+    storage = _open(arguments)
+    keep = Keep(arguments.keep, arguments.keep_every, arguments.keep_younger, arguments.keep_best)
+    plan = prune.plan(storage, keep, SYSTEM_CLOCK)
+    newest = [entry.id for entry in plan.keep[:1]]
+    with progress.bar("verifying what is kept", verify.total_bytes(storage, newest)) as advance:
+        prune.check_one_is_intact(storage, plan, SYSTEM_CLOCK, advance)
+    deleted = None if arguments.dry_run else list(prune.delete(storage, plan, SYSTEM_CLOCK))
+    _put(
+        arguments,
+        lambda: documents.pruned(storage.url, plan, deleted),
+        lambda: tables.pruned(storage.url, plan, deleted),
+    )
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from hvdrecover.checkpoint.inspection import catalog, export
+    from hvdrecover.cli import documents, tables
+
+    storage = _open(arguments)
+    commit = catalog.find(storage, arguments.commit)
+    wanted = storage, commit, arguments.only, arguments.to
+    if arguments.to.suffix == ".pt":
+        from hvdrecover.torch.export import to_torch
+
+        names = to_torch(*wanted, force=arguments.force, clock=SYSTEM_CLOCK)
+    else:
+        names = export.to_safetensors(*wanted, force=arguments.force, clock=SYSTEM_CLOCK)
+    _put(
+        arguments,
+        lambda: documents.exported(storage.url, commit, names, arguments.to),
+        lambda: tables.exported(storage.url, commit, names, arguments.to),
+    )
+    return 0

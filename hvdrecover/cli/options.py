@@ -1,0 +1,48 @@
+"""What options stand for."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from hvdrecover.checkpoint.settings import Best
+from hvdrecover.errors import ConfigError
+
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_DURATION = re.compile(rf"(\d+(?:\.\d+)?)([{''.join(_SECONDS)}]?)")
+_BEST = re.compile(r"([^:]*):(min|max)(?::(.*))?")
+
+
+def count(text: str) -> int:
+    """A number from 1 on."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 1 on")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A duration: seconds, or a number with one of the units s, m, h, d, w."""
+    match = _DURATION.fullmatch(text)
+    if match is None or float(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a duration such as 3600, 90m, 12h, 7d or 2w")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def best(text: str) -> Best:
+    """``METRIC:min`` or ``METRIC:max``, and after another colon how many: ``val_loss:min:2``."""
+    match = _BEST.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"'{text}' is not METRIC:min, METRIC:max or METRIC:min:COUNT")
+    try:
+        return Best(match[1], "min" if match[2] == "min" else "max", count(match[3] or "1"))
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def exported_file(text: str) -> Path:
+    """A file to export to, whose name tells the format."""
+    path = Path(text)
+    if path.suffix not in (".pt", ".safetensors"):
+        raise argparse.ArgumentTypeError(f"'{text}' ends neither in .pt nor in .safetensors")
+    return path

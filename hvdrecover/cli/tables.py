@@ -1,0 +1,242 @@
+"""What the commands have found, for people."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.inspection import readable
+from hvdrecover.checkpoint.inspection.catalog import Entry
+from hvdrecover.checkpoint.inspection.compare import Change, Difference
+from hvdrecover.checkpoint.inspection.contents import Contents
+from hvdrecover.checkpoint.inspection.prune import Plan
+from hvdrecover.checkpoint.inspection.verify import Verdict
+from hvdrecover.checkpoint.layout import TensorSpec
+from hvdrecover.checkpoint.manifest import Manifest
+
+_UNLIMITED = 100_000  # characters: without a terminal, lines are as long as they are
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
+_AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+_STYLES = {"quarantined": "red", "broken": "red", "newer format": "red", "incomplete": "yellow"}
+
+
+def put(output: RenderableType) -> None:
+    """Write to stdout; as wide as the terminal, if that is one."""
+    if sys.stdout.isatty():
+        Console(highlight=False, markup=False).print(output)
+        return
+    console = Console(width=_UNLIMITED, highlight=False, markup=False)
+    with console.capture() as capture:
+        console.print(output)
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+
+
+def listing(
+    url: str, entries: Sequence[Entry], verdicts: Mapping[CommitId, Verdict], now: float
+) -> RenderableType:
+    """What ``ls`` has found."""
+    if not entries:
+        return Text(f"{url} holds no commits yet")
+    table = _table("generation>", "commit>", "age>", "size>", "ranks>", "framework", "state", "digests")
+    for entry in entries:
+        manifest = entry.manifest
+        table.add_row(
+            str(entry.id.generation),
+            str(entry.id.commit),
+            age(now - manifest.time) if manifest else "",
+            size(entry.nbytes),
+            str(manifest.world_size) if manifest else "",
+            _framework(manifest),
+            _state(entry),
+            _digests(verdicts.get(entry.id)),
+        )
+    return table
+
+
+def contents(url: str, found: Contents, now: float) -> RenderableType:
+    """What ``show`` has found."""
+    manifest, entry = found.manifest, found.entry
+    written = datetime.datetime.fromtimestamp(manifest.time).astimezone().isoformat(" ", "seconds")
+    writer = ", ".join(f"{key} {value}" for key, value in manifest.writer.items())
+    facts: dict[str, str | Text] = {
+        "root": url,
+        "written": f"{written} ({age(now - manifest.time)} ago) by {writer}",
+        "state": _state(entry),
+        "ranks": str(manifest.world_size),
+        "versions": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
+        "size": size(entry.nbytes),
+    }
+    if manifest.dataset is not None:
+        facts["dataset"] = readable.text(manifest.dataset)
+    table = _table("", "")
+    table.show_header = False
+    for name, value in facts.items():
+        table.add_row(name, value if isinstance(value, Text) else _text(value))
+    files = [
+        _section(f"{file.name}, {size(file.size)}", _tensors((spec.name, spec) for spec in specs))
+        for file in manifest.files
+        if (specs := found.layouts[file.name].specs) is not None
+    ]
+    return Group(_heading(str(entry.id)), Padding.indent(table, 2), *files, *_objects(found))
+
+
+def verdicts(url: str, found: Mapping[CommitId, Verdict]) -> RenderableType:
+    """What ``verify`` has found."""
+    lines = []
+    for id, verdict in found.items():
+        lines.append(_text(f"{id}: ", ("ok", "green") if verdict.intact else ("broken", "red")))
+        lines += [_text(f"  {file}: {problem}") for file, problem in verdict.problems.items()]
+    broken = sum(not verdict.intact for verdict in found.values())
+    read = size(sum(verdict.nbytes for verdict in found.values()))
+    lines.append(_text(f"{url}: {_count(len(found), 'commit')} read, {read}; {broken or 'none'} broken"))
+    return Group(*lines)
+
+
+def difference(url: str, a: CommitId, b: CommitId, found: Difference) -> RenderableType:
+    """What ``diff`` has found."""
+    parts: list[RenderableType] = [_heading(f"{a} → {b}")]
+    if found.added:
+        parts.append(_section("added tensors", _tensors(found.added.items())))
+    if found.removed:
+        parts.append(_section("removed tensors", _tensors(found.removed.items())))
+    if found.reshaped:
+        table = _table("tensor", "in A", "in B")
+        for name, (before, after) in found.reshaped.items():
+            table.add_row(_text(name), str(before), str(after))
+        parts.append(_section("tensors of another dtype or shape", table))
+    if found.changes:
+        parts.append(_section("changed tensors: max|b - a| / max|a|", _changes(found.changes)))
+    if found.objects:
+        table = _table("object", "in A", "in B")
+        for path, texts in found.objects.items():
+            table.add_row(_text(path), *(_text("(none)" if text is None else text) for text in texts))
+        parts.append(_section("changed objects", table))
+    parts += [Text(), _text(f"{_count(len(found.unchanged), 'tensor')} unchanged")]
+    return Group(*parts)
+
+
+def pruned(url: str, plan: Plan, deleted: Sequence[tuple[Entry, bool]] | None) -> RenderableType:
+    """What ``prune`` has done, or would do if ``deleted`` is None."""
+    gone = [(entry, True) for entry in plan.delete] if deleted is None else deleted
+    verb = "would delete" if deleted is None else "deleted"
+    lines = [
+        _text(f"{verb} {entry.id}, {size(entry.nbytes)}")
+        if done
+        else _text(f"left {entry.id}, which is being read")
+        for entry, done in gone
+    ]
+    for entry in plan.untouched:
+        lines.append(_text(f"left {entry.id}, which is ", _state(entry)))
+    freed = sum(entry.nbytes for entry, done in gone if done)
+    kept = ", ".join(entry.id.name for entry in plan.keep) or "none"
+    count = _count(sum(done for _, done in gone), "commit")
+    lines += [_text(f"kept: {kept}"), _text(f"{verb} {count}, {size(freed)}")]
+    return Group(*lines)
+
+
+def exported(url: str, id: CommitId, attributes: Sequence[str], file: Path) -> RenderableType:
+    """What ``export`` has done."""
+    return _text(f"{', '.join(attributes)} of {id}: {file}, {size(file.stat().st_size)}")
+
+
+def size(nbytes: int) -> str:
+    """A number of bytes in decimal units: ``1.3 GB``."""
+    value, unit = float(nbytes), 0
+    while value >= 999.5 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{value:.0f} {_UNITS[unit]}" if unit == 0 or value >= 99.5 else f"{value:.1f} {_UNITS[unit]}"
+
+
+def age(seconds: float) -> str:
+    """A duration by its largest unit: ``5 min``; of another host's clock, so it may be below 0."""
+    for length, unit in _AGES:
+        if seconds >= length:
+            return f"{seconds // length:.0f} {unit}"
+    return "0 s"
+
+
+def _objects(found: Contents) -> list[RenderableType]:
+    width = Console().width - 2 if sys.stdout.isatty() else None
+    sections: list[RenderableType] = []
+    for title, values in (
+        ("objects", found.attributes),
+        ("sample cursors", found.samplers),
+        ("random streams", {"": found.manifest.state.get("random")}),
+    ):
+        shown = {name: value for name, value in values.items() if not readable.only_tensors(value)}
+        lines = [readable.text(value, f"{name} = " if name else "", width) for name, value in shown.items()]
+        if lines:
+            sections.append(_section(title, Text("\n".join(lines))))
+    return sections
+
+
+def _tensors(named: Iterable[tuple[str, TensorSpec]]) -> Table:
+    table = _table("tensor", "dtype", "shape", "size>")
+    for name, spec in named:
+        table.add_row(_text(name), spec.dtype, str(list(spec.shape)), size(spec.nbytes))
+    return table
+
+
+def _changes(changes: Sequence[Change]) -> Table:
+    table = _table("tensor", "type", "change>", "elements>", "not finite>")
+    for change in changes:
+        table.add_row(
+            _text(change.tensor),
+            str(change.spec),
+            "from 0" if change.scale == 0 < change.largest else f"{change.relative:.2g}",
+            f"{change.changed}",
+            str(change.non_finite) if change.non_finite else "",
+        )
+    return table
+
+
+def _table(*columns: str) -> Table:
+    """A table without lines; ``>`` at a column's end aligns it to the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        justify: Literal["left", "right"] = "right" if column.endswith(">") else "left"
+        table.add_column(column.rstrip(">"), justify=justify, overflow="fold")
+    return table
+
+
+def _section(title: str, body: RenderableType) -> RenderableType:
+    return Group(Text(), _heading(title), Padding.indent(body, 2))
+
+
+def _heading(title: str) -> Text:
+    return Text(readable.printable(title), "bold")
+
+
+def _text(*parts: str | Text | tuple[str, str]) -> Text:
+    """A text of the commit's or the user's, which rich and the terminal take as it is."""
+    return Text.assemble(*(readable.printable(part) if isinstance(part, str) else part for part in parts))
+
+
+def _state(entry: Entry) -> Text:
+    reason = f": {entry.reason}" if entry.reason else ""
+    return Text(readable.printable(f"{entry.state}{reason}"), _STYLES.get(entry.state, ""))
+
+
+def _digests(verdict: Verdict | None) -> Text:
+    if verdict is None:
+        return Text("not checked", "dim")
+    return Text("ok", "green") if verdict.intact else Text(readable.printable(verdict.text), "red")
+
+
+def _framework(manifest: Manifest | None) -> Text:
+    versions = {} if manifest is None else manifest.versions
+    ours = ("horovod", "hvdrecover")
+    return _text(", ".join(f"{name} {version}" for name, version in versions.items() if name not in ours))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
