@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from hvdrecover.cli import commits
+from hvdrecover.cli.commits import add_commands
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.version import __version__
 
@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"hvdrecover {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    commits.add_commands(commands)
+    add_commands(commands)
 
     install = commands.add_parser(
         "install-horovod",
