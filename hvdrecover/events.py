@@ -19,6 +19,7 @@ facts of its kind:
 ``leftover``     ``commit``: what a writer that was killed left behind is removed
 ``not_deleted``  ``error``: a commit that retention no longer keeps could not be deleted
 ``no_metric``    ``reason``: no commit can be kept as one of the best
+``no_metric``    ``reason``: no commit is kept as one of the best, as they lack the number
 ``not_loaded``   ``what``: with ``strict=False``, a part of a commit that does not fit
 ``skipped``      ``commit``, ``reason``: a durable commit was passed over when reading
 ``reset``        ``reason``: the ranks are about to meet again

@@ -197,7 +197,7 @@ def _memory(url: str, size: int) -> Bytes:
 def _lost(store: Store, since: int) -> list[int]:
     """The generations after ``since`` that had commits once, and have none now; newest first."""
     found = root.commits(store.storage)
-    there = {commit.generation for commit in found if root.is_complete(store.storage, commit)}
+    there = {commit.generation for commit in found if root.may_be_complete(store.storage, commit)}
     claimed = [number for number in store.claims.generations() if number > since and number not in there]
     return [generation for generation in claimed if store.claims.read(generation).acknowledged]
 

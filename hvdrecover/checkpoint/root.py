@@ -50,6 +50,14 @@ def is_complete(storage: Storage, commit: CommitId) -> bool:
     return storage.size(manifest_path(commit)) is not None
 
 
+def may_be_complete(storage: Storage, commit: CommitId) -> bool:
+    """Whether a commit has a manifest, or that can't be found out at present."""
+    try:
+        return is_complete(storage, commit)
+    except StorageError:
+        return True
+
+
 def is_quarantined(storage: Storage, commit: CommitId) -> bool:
     """Whether a commit has been found broken."""
     return storage.size(quarantine_path(commit)) is not None

@@ -150,36 +150,27 @@ class Store:
         if a later one has some. Where none has, a manifest was lost, and the files are left to the user.
         """
         commits = root.commits(self.storage)
-        complete = {commit for commit in commits if root.is_complete(self.storage, commit)}
+        complete = {commit for commit in commits if root.may_be_complete(self.storage, commit)}
         newest = max((commit.generation for commit in complete), default=0)
         for commit in commits:
-            if commit in complete or root.is_quarantined(self.storage, commit):
+            if commit in complete or commit.generation >= generation:  # that is being written by a later job
                 continue
-            if commit.generation >= generation:  # a later job's, which is writing it
-                continue
-            if commit.generation > newest and self._is_acknowledged(commit.generation):
-                self._quarantine(commit)
-            else:
-                self._delete_leftover(commit)
+            try:
+                self._collect_leftover(commit, lost=commit.generation > newest)
+            except StorageError as error:
+                self._not_deleted(error)
 
-    def _delete_leftover(self, commit: CommitId) -> None:
-        try:
-            deleted = delete_unless_read(self.storage, commit, self.clock)
-        except StorageError as error:
-            self._not_deleted(error)
+    def _collect_leftover(self, commit: CommitId, *, lost: bool) -> None:
+        if root.is_quarantined(self.storage, commit):
             return
-        if deleted:
+        if lost and self._is_acknowledged(commit.generation):
+            root.quarantine(self.storage, commit, root.MANIFEST_GONE, self.clock)
+        elif delete_unless_read(self.storage, commit, self.clock):
             message = f"{self.url}: removed {commit}, which was never completed"
             self.events.emit("leftover", message, level=logging.WARNING, commit=commit.name)
 
     def _is_acknowledged(self, generation: int) -> bool:
         return generation in self.claims.generations() and self.claims.read(generation).acknowledged
-
-    def _quarantine(self, commit: CommitId) -> None:
-        try:
-            root.quarantine(self.storage, commit, root.MANIFEST_GONE, self.clock)
-        except StorageError as error:
-            self._not_deleted(error)
 
     def _not_deleted(self, error: StorageError) -> None:
         self.events.emit("not_deleted", str(error), level=logging.WARNING, error=str(error))

@@ -1,19 +1,29 @@
 import dataclasses
 import json
 import logging
+import math
+import os
 import tracemalloc
 
 import pytest
 
 from hvdrecover.checkpoint import manifest as manifests
+from hvdrecover.checkpoint.arena import allocate
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.manifest import FILE_NAME
-from hvdrecover.checkpoint.reader import load_newest, read_commit
-from hvdrecover.checkpoint.root import QUARANTINE, is_quarantined
-from hvdrecover.errors import CorruptCheckpointError, FormatVersionError, NoUsableCommitError, StorageError
+from hvdrecover.checkpoint.reader import load_newest, read_commit, read_newest
+from hvdrecover.checkpoint.root import QUARANTINE, is_complete, is_quarantined, read_manifest
+from hvdrecover.checkpoint.storage import LocalStorage
+from hvdrecover.errors import (
+    CorruptCheckpointError,
+    FormatVersionError,
+    IncompleteCommitError,
+    NoUsableCommitError,
+    StorageError,
+)
 from tests.fakes.clock import FakeClock
-from tests.unit.checkpoint.roots import assert_is, content, make_snapshot, make_store
+from tests.unit.checkpoint.roots import Wrapped, assert_is, content, make_snapshot, make_store
 
 OLDER, NEWEST = "g0001-c00000001", "g0001-c00000002"
 MODEL = f"{NEWEST}/model.safetensors"
@@ -280,11 +290,182 @@ def test_a_commit_that_is_not_there_is_corrupt(store):
         read_commit(store.storage, CommitId(9, 9))
 
 
-def test_a_storage_that_fails_is_no_broken_commit(store, monkeypatch):
-    def away(path, buffer):
-        raise StorageError(path, "the network is down")
+# -- reading a part ------------------------------------------------------------------------------------
 
-    monkeypatch.setattr(store.storage, "read_into", away)
-    with pytest.raises(StorageError, match="network"):
-        load_newest(store)
+
+def test_only_the_tensors_that_are_asked_for_are_read(store):
+    lose(store.storage, f"{NEWEST}/optimizer.safetensors")
+    found = read_commit(store.storage, CommitId(1, 2), only={"model", "unknown"})
+    whole = make_snapshot(1, 2)
+    del whole.arenas["optimizer"]
+    assert_is(found, whole)
+    assert read_commit(store.storage, CommitId(1, 2), only=set()).arenas == {}
+
+
+def test_the_newest_of_which_a_part_verifies(store):
+    flip(store.storage, f"{NEWEST}/optimizer.safetensors")
+    before = content(store.storage)
+    told = []
+    assert read_newest(store.storage, lambda *skip: told.append(skip), {"model"}).id == CommitId(1, 2)
+    assert told == []
+    assert read_newest(store.storage, lambda *skip: told.append(skip)).id == CommitId(1, 1)
+    ((commit, reason, error),) = told
+    assert (commit, type(error)) == (CommitId(1, 2), CorruptCheckpointError)
+    assert reason.startswith("optimizer.safetensors: the file's content does not match")
+    assert content(store.storage) == before
+
+
+def test_a_manifest_is_read_without_its_files(store):
+    for name in ("model", "optimizer"):
+        lose(store.storage, f"{NEWEST}/{name}.safetensors")
+    found = read_manifest(store.storage, CommitId(1, 2))
+    assert (found.id, [file.name for file in found.files]) == (
+        CommitId(1, 2),
+        ["model.safetensors", "optimizer.safetensors"],
+    )
+    with pytest.raises(IncompleteCommitError, match=r"MANIFEST\.json: the file is missing"):
+        read_manifest(store.storage, CommitId(1, 9))
+
+
+# -- storage that fails --------------------------------------------------------------------------------
+
+
+class Sick(Wrapped):
+    """A storage that fails for paths that begin in one way, so many times."""
+
+    def __init__(self, inner, prefix, times=math.inf):
+        super().__init__(inner)
+        self.left = times
+        self.read = lambda path: self.fail(path, prefix) or inner.read(path)
+        self.read_into = lambda path, *args: self.fail(path, prefix) or inner.read_into(path, *args)
+        self.size = lambda path: self.fail(path, prefix) or inner.size(path)
+        self.names = lambda path="": self.fail(path, prefix) or inner.names(path)
+
+    def fail(self, path, prefix):
+        if path.startswith(prefix) and self.left > 0:
+            self.left -= 1
+            raise StorageError(f"{self.url}/{path}", "could not read the file: I/O error")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", FILE_NAME])
+def test_a_commit_that_cannot_be_read_is_walked_back_over_and_not_quarantined(store, file):
+    before = content(store.storage)
+    sick = make_store(Sick(store.storage, f"{NEWEST}/{file}"))
+    assert_is(load_newest(sick), make_snapshot(1, 1))
+    (skipped,) = sick.events.of("skipped")
+    assert (skipped["commit"], skipped["level"]) == (NEWEST, logging.WARNING)
+    assert skipped["reason"] == f"{file}: could not read the file: I/O error"
+    assert content(store.storage) == before
+
+
+@pytest.mark.parametrize("start", [False, True], ids=["reading", "starting"])
+def test_a_folder_that_cannot_be_looked_into_does_not_stop_a_start(store, start):
+    sick = make_store(Sick(store.storage, f"{NEWEST}/"))
+    if start:
+        sick.claim_next()
+    assert_is(load_newest(sick), make_snapshot(1, 1))
+    assert is_complete(store.storage, CommitId(1, 2))
+
+
+def test_a_commit_that_cannot_be_read_at_first_is_tried_again(store):
+    clock = FakeClock()
+    sick = make_store(Sick(store.storage, NEWEST, times=3), clock=clock)
+    assert_is(load_newest(sick), make_snapshot(1, 2))
+    assert sick.events.of("skipped") == []
+    assert len(clock.waits) == 3
+
+
+def test_a_root_that_does_not_answer_at_first_is_tried_again(store):
+    assert_is(load_newest(make_store(Sick(store.storage, "", times=4))), make_snapshot(1, 2))
+
+
+def test_a_storage_that_is_away_is_an_error_and_nothing_is_walked_back_over(store):
+    class Lost(Sick):
+        """One that is cut off when the newest commit is read."""
+
+        def fail(self, path, prefix):
+            self.cut_off = getattr(self, "cut_off", False) or path.startswith(NEWEST)
+            super().fail(path, "" if self.cut_off else prefix)
+
+    away = make_store(Lost(store.storage, NEWEST))
+    with pytest.raises(StorageError, match="I/O error"):
+        load_newest(away)
+    assert away.events.of("skipped") == []
+
+
+def test_if_no_commit_can_be_read_the_storages_error_is_raised(store):
+    flip(store.storage, f"{OLDER}/model.safetensors")
+    sick = make_store(Sick(store.storage, NEWEST))
+    with pytest.raises(StorageError, match=f"{NEWEST}/MANIFEST.json: could not read the file: I/O error"):
+        load_newest(sick)
+    assert [skipped["commit"] for skipped in sick.events.of("skipped")] == [NEWEST, OLDER]
+
+
+# -- what claims to be large ---------------------------------------------------------------------------
+
+HUGE = 1 << 42  # bytes; file systems take that much if it is a hole, and no machine has as much memory
+
+
+@pytest.fixture
+def hole(tmp_path):
+    """A commit of one huge file that is a hole but for its beginning, which the returned function takes."""
+    storage = LocalStorage(tmp_path / "root")
+    store = make_store(storage)
+    for commit in (1, 2):
+        store.write(make_snapshot(1, commit), rank=0)
+    path = tmp_path / "root" / MODEL
+
+    def begin(header):
+        path.write_bytes(header)
+        os.truncate(path, HUGE)
+        rewrite_manifest(store, files=(manifests.FileEntry("model.safetensors", HUGE, "0" * 32),))
+        return store
+
+    return begin
+
+
+def header_of(*specs):
+    text = json.dumps(specs[0]).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+HOLES = {
+    "zeros": b"",
+    "a header as long as the file": (HUGE - 8).to_bytes(8, "little"),
+    "a tensor that ends before the file does": header_of(
+        {"a": {"dtype": "U8", "shape": [1 << 30], "data_offsets": [0, 1 << 30]}}
+    ),
+}
+
+
+@pytest.mark.parametrize("header", HOLES.values(), ids=HOLES.keys())
+def test_a_huge_hole_is_corrupt_before_memory_is_taken(hole, header, monkeypatch):
+    store = hole(header)
+    taken = []
+    monkeypatch.setattr(
+        "hvdrecover.checkpoint.reader.allocate", lambda size: taken.append(size) or allocate(size)
+    )
+    with pytest.raises(CorruptCheckpointError, match=r"model\.safetensors: "):
+        read_commit(store.storage, CommitId(1, 2))
+    assert sum(taken) < 1_000_000
+    assert_is(load_newest(store), make_snapshot(1, 1))
+
+
+def test_a_huge_hole_with_a_header_that_fits_is_an_error_and_no_crash(hole):
+    length = len(header_of({"a": {"dtype": "U8", "shape": [HUGE], "data_offsets": [0, HUGE]}}))
+    nbytes = HUGE - length
+    header = header_of({"a": {"dtype": "U8", "shape": [nbytes], "data_offsets": [0, nbytes]}})
+    assert len(header) == length
+    store = hole(header)
+    with pytest.raises(StorageError, match=f"there is no memory for its {HUGE} bytes"):
+        read_commit(store.storage, CommitId(1, 2))
+    assert_is(load_newest(store), make_snapshot(1, 1))
     assert not is_quarantined(store.storage, CommitId(1, 2))
+
+
+def test_a_huge_manifest_is_corrupt_before_memory_is_taken(tmp_path):
+    storage = LocalStorage(tmp_path)
+    make_store(storage).write(make_snapshot(1, 2), rank=0)
+    os.truncate(tmp_path / MANIFEST, HUGE)
+    with pytest.raises(CorruptCheckpointError, match=f"the file has {HUGE} bytes, more than any manifest"):
+        read_manifest(storage, CommitId(1, 2))

@@ -1,14 +1,13 @@
 import json
-import logging
 
 import pytest
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import FILE_NAME
 from hvdrecover.checkpoint.reader import load_newest, read_commit
-from hvdrecover.checkpoint.root import QUARANTINE, commits, is_complete
+from hvdrecover.checkpoint.root import QUARANTINE, commits, is_complete, is_quarantined
 from hvdrecover.checkpoint.storage import LocalStorage
-from hvdrecover.errors import FencedError, ForeignRootError, StorageError
+from hvdrecover.errors import FencedError, ForeignRootError, NoUsableCommitError, StorageError
 from tests.fakes.clock import FakeClock
 from tests.unit.checkpoint.roots import Killed, Wrapped, assert_is, content, make_snapshot, make_store
 
@@ -200,61 +199,6 @@ def test_a_second_attempt_never_alters_files_under_a_manifest(root):
     assert_is(load_newest(make_store(root)), make_snapshot(1, 1))
 
 
-# -- retention -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("keep", [1, 2, 3])
-def test_the_newest_are_kept(root, keep):
-    store = make_store(root, keep=keep)
-    store.claim_next()
-    write_all(store, *(make_snapshot(1, commit) for commit in range(1, 7)))
-    assert commits(store.storage) == [CommitId(1, commit) for commit in range(6, 6 - keep, -1)]
-
-
-def test_retention_goes_on_over_generations_and_starts(root):
-    write_all(make_store(root, keep=2), make_snapshot(1, 1), make_snapshot(1, 2))
-    later = make_store(root, keep=2, job="later")
-    generation = later.claim_next()
-    write_all(later, make_snapshot(generation, 3))
-    assert commits(later.storage) == [CommitId(2, 3), CommitId(1, 2)]
-
-
-def test_quarantined_commits_are_neither_deleted_nor_counted(root):
-    write_all(make_store(root, keep=9), *(make_snapshot(1, commit) for commit in (1, 2, 3)))
-    root.publish(f"g0001-c00000003/{QUARANTINE}", b"{}")
-    store = make_store(root, keep=2)
-    store.claim_next()
-    write_all(store, make_snapshot(2, 4))
-    assert commits(store.storage) == [CommitId(2, 4), CommitId(1, 3), CommitId(1, 2)]
-    write_all(store, make_snapshot(2, 5), make_snapshot(2, 6))
-    assert commits(store.storage) == [CommitId(2, 6), CommitId(2, 5), CommitId(1, 3)]
-
-
-def test_foreign_files_are_never_touched(root):
-    store = make_store(root, keep=1)
-    store.claim_next()
-    foreign = {"README": b"1", "notes/x": b"2", "g1-c1/y": b"3", "claims/z": b"4"}
-    for path, data in foreign.items():
-        root.publish(path, data)
-    write_all(store, make_snapshot(1, 1), make_snapshot(1, 2))
-    make_store(root).claim_next()
-    assert content(root).items() >= foreign.items()
-
-
-def test_a_commit_that_cannot_be_deleted_is_reported_and_the_new_one_stands(root):
-    wrapped = Wrapped(root)
-    store = make_store(wrapped, keep=1)
-    store.claim_next()
-    write_all(store, make_snapshot(1, 1))
-    # remove of the own manifest, two data files, manifest; then the old commit's manifest
-    wrapped.plan = [None, None, None, None, StorageError("url", "read-only")]
-    write_all(store, make_snapshot(1, 2))
-    assert [facts["level"] for facts in store.events.of("not_deleted")] == [logging.WARNING]
-    assert_is(load_newest(make_store(root)), make_snapshot(1, 2))
-    write_all(store, make_snapshot(1, 3))
-    assert commits(store.storage) == [CommitId(1, 3)]
-
-
 # -- leftovers -----------------------------------------------------------------------------------------
 
 
@@ -285,6 +229,43 @@ def test_a_leftover_that_cannot_be_deleted_does_not_stop_the_start(root):
     store = make_store(wrapped)
     assert store.claim_next() == 2
     assert len(store.events.of("not_deleted")) == 1
+
+
+def test_a_commit_that_lost_only_its_manifest_is_quarantined_and_no_leftover(root):
+    """The claim says that there were commits, and retention never deletes the newest one."""
+    write_all(make_store(root), make_snapshot(1, 1), make_snapshot(1, 2))
+    for commit in (1, 2):
+        root.remove(f"g0001-c0000000{commit}/{FILE_NAME}")
+    before = content(root)
+    store = make_store(root)
+    store.claim_next()
+    assert before.items() <= content(root).items()
+    assert is_quarantined(root, CommitId(1, 2))
+    with pytest.raises(NoUsableCommitError, match="generation 1: its commits are gone"):
+        load_newest(store)
+    assert {skipped["reason"] for skipped in store.events.of("skipped")} == {"its manifest is gone"}
+
+
+def test_a_leftover_beside_the_commits_of_a_later_generation_is_collected(root):
+    """Its generation's commits may have been deleted since, as newer ones were there."""
+    write_all(make_store(root, keep=1), make_snapshot(1, 1), make_snapshot(2, 2))
+    root.publish("g0001-c00000009/model.safetensors", b"half")
+    make_store(root).claim_next()
+    assert commits(root) == [CommitId(2, 2)]
+
+
+def test_what_a_later_job_is_writing_is_no_leftover(root):
+    """This job was stopped between its claim and its cleaning up."""
+
+    class Stopped(Wrapped):
+        def create(self, path, data):
+            created = super().create(path, data)
+            root.publish("claims/g0007.json", b"{}")
+            root.publish("g0007-c00000001/model.safetensors", b"under way")
+            return created
+
+    make_store(Stopped(root)).claim_next()
+    assert commits(root) == [CommitId(7, 1)]
 
 
 # -- fencing -------------------------------------------------------------------------------------------

@@ -1,0 +1,190 @@
+"""What a job deletes at its root after each durable commit."""
+
+import logging
+
+import pytest
+
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.manifest import FILE_NAME
+from hvdrecover.checkpoint.reader import load_newest
+from hvdrecover.checkpoint.root import QUARANTINE, commits
+from hvdrecover.checkpoint.settings import Best, Keep
+from hvdrecover.errors import FencedError, StorageError
+from tests.fakes.clock import FakeClock
+from tests.unit.checkpoint.roots import Wrapped, assert_is, content, make_snapshot, make_store
+
+
+def write_all(store, *snapshots):
+    for snapshot in snapshots:
+        store.write(snapshot, rank=0)
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_the_newest_are_kept(root, keep):
+    store = make_store(root, keep=keep)
+    store.claim_next()
+    write_all(store, *(make_snapshot(1, commit) for commit in range(1, 7)))
+    assert commits(store.storage) == [CommitId(1, commit) for commit in range(6, 6 - keep, -1)]
+
+
+def test_retention_goes_on_over_generations_and_starts(root):
+    write_all(make_store(root, keep=2), make_snapshot(1, 1), make_snapshot(1, 2))
+    later = make_store(root, keep=2, job="later")
+    generation = later.claim_next()
+    write_all(later, make_snapshot(generation, 3))
+    assert commits(later.storage) == [CommitId(2, 3), CommitId(1, 2)]
+
+
+def test_quarantined_commits_are_neither_deleted_nor_counted(root):
+    write_all(make_store(root, keep=9), *(make_snapshot(1, commit) for commit in (1, 2, 3)))
+    root.publish(f"g0001-c00000003/{QUARANTINE}", b"{}")
+    store = make_store(root, keep=2)
+    store.claim_next()
+    write_all(store, make_snapshot(2, 4))
+    assert commits(store.storage) == [CommitId(2, 4), CommitId(1, 3), CommitId(1, 2)]
+    write_all(store, make_snapshot(2, 5), make_snapshot(2, 6))
+    assert commits(store.storage) == [CommitId(2, 6), CommitId(2, 5), CommitId(1, 3)]
+
+
+@pytest.mark.parametrize("keep", [2, Keep(newest=2)])
+def test_a_number_and_a_rule_do_the_same(root, keep):
+    store = make_store(root, keep=keep)
+    write_all(store, *(make_snapshot(1, commit) for commit in range(1, 5)))
+    assert commits(root) == [CommitId(1, 4), CommitId(1, 3)]
+
+
+def with_loss(commit, loss):
+    snapshot = make_snapshot(1, commit)
+    snapshot.state["attributes"]["loss"] = loss
+    return snapshot
+
+
+def test_all_rules_are_followed(root):
+    clock = FakeClock(start=0.0)
+    keep = Keep(newest=1, every=10, younger_than=25.0, best=Best("loss"))
+    store = make_store(root, keep=keep, clock=clock)
+    for commit in range(1, 31):
+        clock.advance(10.0)
+        write_all(store, with_loss(commit, abs(commit - 17) + 0.5))
+    assert [commit.commit for commit in commits(root)] == [30, 29, 28, 20, 17, 10, 1]
+
+
+def test_rules_go_on_over_starts(root):
+    """The facts of earlier starts' commits are read from their manifests, once."""
+    clock, keep = FakeClock(), Keep(newest=1, best=Best("loss"))
+    write_all(make_store(root, keep=9, clock=clock), *(with_loss(commit, commit) for commit in (3, 1, 2)))
+    read = []
+
+    class Watched(Wrapped):
+        def __init__(self, inner):
+            super().__init__(inner)
+            self.read = lambda path: read.append(path) or inner.read(path)
+
+    store = make_store(Watched(root), keep=keep, job="later")
+    generation = store.claim_next()
+    read.clear()
+    for commit in (4, 5, 6):
+        snapshot = make_snapshot(generation, commit)
+        snapshot.state["attributes"]["loss"] = commit
+        write_all(store, snapshot)
+    assert commits(root) == [CommitId(2, 6), CommitId(1, 1)]
+    manifests_of_earlier_starts = [path for path in read if path.startswith("g0001")]
+    looked_at_once = [f"g0001-c0000000{commit}/{FILE_NAME}" for commit in (3, 2, 1)]
+    assert manifests_of_earlier_starts[:3] == looked_at_once
+    # and once more before it is deleted, to be able to put it back
+    assert manifests_of_earlier_starts[3:] == [f"g0001-c0000000{commit}/{FILE_NAME}" for commit in (2, 3)]
+
+
+def test_a_metric_that_is_not_there_is_said_once_and_is_no_failure(root):
+    store = make_store(root, keep=Keep(newest=2, best=Best("val_loss")))
+    write_all(store, *(make_snapshot(1, commit) for commit in range(1, 5)))
+    (said,) = store.events.of("no_metric")
+    assert said["level"] == logging.WARNING
+    assert said["message"].endswith("kept as one of the best: the state has no attribute 'val_loss'")
+    assert commits(root) == [CommitId(1, 4), CommitId(1, 3)]
+
+
+def test_a_metric_that_is_not_measured_yet_is_not_mentioned(root):
+    store = make_store(root, keep=Keep(newest=1, best=Best("loss")))
+    write_all(
+        store, with_loss(1, None), with_loss(2, {"$float": "inf"}), with_loss(3, 0.5), with_loss(4, 0.6)
+    )
+    assert store.events.of("no_metric") == []
+    assert commits(root) == [CommitId(1, 4), CommitId(1, 3)]
+
+
+def test_a_commit_whose_manifest_is_broken_is_left_to_the_user_and_not_counted(root):
+    write_all(make_store(root), *(make_snapshot(1, commit) for commit in (1, 2, 3)))
+    root.publish(f"g0001-c00000003/{FILE_NAME}", b"broken")
+    root.publish(f"g0001-c00000002/{FILE_NAME}", b'{"format": 99}')
+    store = make_store(root, keep=2)
+    write_all(store, make_snapshot(2, 4))
+    assert [commit.commit for commit in commits(root)] == [4, 3, 2, 1]
+    write_all(store, make_snapshot(2, 5))
+    assert [commit.commit for commit in commits(root)] == [5, 4, 3, 2]
+
+
+def test_a_manifest_that_cannot_be_read_for_a_while_does_not_stop_the_rest(root):
+    write_all(make_store(root), *(make_snapshot(1, commit) for commit in (1, 2)))
+    wrapped = Wrapped(root)
+    sick = True
+
+    def read(path):
+        if sick and path.startswith("g0001-c00000001"):
+            raise StorageError(path, "I/O error")
+        return root.read(path)
+
+    wrapped.read = read
+    store = make_store(wrapped, keep=1)
+    write_all(store, make_snapshot(2, 3))
+    assert commits(root) == [CommitId(2, 3), CommitId(1, 1)]
+    sick = False
+    write_all(store, make_snapshot(2, 4))
+    assert commits(root) == [CommitId(2, 4)]
+
+
+def test_a_commit_that_was_quarantined_meanwhile_is_not_deleted(root):
+    store = make_store(root, keep=1)
+    write_all(store, make_snapshot(1, 1))
+    root.publish(f"g0001-c00000001/{QUARANTINE}", b"{}")
+    write_all(store, make_snapshot(1, 2))
+    assert commits(root) == [CommitId(1, 2), CommitId(1, 1)]
+
+
+def test_a_job_that_is_replaced_while_it_writes_deletes_nothing(root):
+    class Overtaken(Wrapped):
+        def publish(self, path, data):
+            super().publish(path, data)
+            if path == f"g0001-c00000002/{FILE_NAME}":
+                make_store(root, job="new").claim_next()
+
+    store = make_store(Overtaken(root), keep=1, job="old")
+    write_all(store, make_snapshot(1, 1), make_snapshot(1, 2))
+    assert commits(root) == [CommitId(1, 2), CommitId(1, 1)]
+    with pytest.raises(FencedError):
+        write_all(store, make_snapshot(1, 3))
+
+
+def test_foreign_files_are_never_touched(root):
+    store = make_store(root, keep=1)
+    store.claim_next()
+    foreign = {"README": b"1", "notes/x": b"2", "g1-c1/y": b"3", "claims/z": b"4"}
+    for path, data in foreign.items():
+        root.publish(path, data)
+    write_all(store, make_snapshot(1, 1), make_snapshot(1, 2))
+    make_store(root).claim_next()
+    assert content(root).items() >= foreign.items()
+
+
+def test_a_commit_that_cannot_be_deleted_is_reported_and_the_new_one_stands(root):
+    wrapped = Wrapped(root)
+    store = make_store(wrapped, keep=1)
+    store.claim_next()
+    write_all(store, make_snapshot(1, 1))
+    # remove of the own manifest, two data files, manifest; then the old commit's manifest
+    wrapped.plan = [None, None, None, None, StorageError("url", "read-only")]
+    write_all(store, make_snapshot(1, 2))
+    assert [facts["level"] for facts in store.events.of("not_deleted")] == [logging.WARNING]
+    assert_is(load_newest(make_store(root)), make_snapshot(1, 2))
+    write_all(store, make_snapshot(1, 3))
+    assert commits(store.storage) == [CommitId(1, 3)]
