@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import math
 
 import pytest
 
@@ -7,7 +8,7 @@ from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.manifest import FileEntry, Manifest
-from hvdrecover.errors import CorruptCheckpointError, FormatVersionError
+from hvdrecover.errors import CorruptCheckpointError, FormatVersionError, UnsupportedValueError
 
 HERE = CommitId(3, 120)
 EXAMPLE = Manifest(
@@ -61,6 +62,36 @@ def test_the_digest_vouches_for_the_order_of_keys():
     swapped = text.replace(b"first", b"OTHER").replace(b"other", b"first").replace(b"OTHER", b"other")
     with pytest.raises(CorruptCheckpointError):
         read(swapped)
+
+
+def test_it_is_compact_json_with_the_digest_of_all_before_it():
+    text = manifests.dumps(EXAMPLE)
+    fields = json.loads(text)
+    claimed = fields.pop("digest")
+    assert text == json.dumps({**fields, "digest": claimed}, separators=(",", ":")).encode()
+    assert claimed == digest(text[: text.rindex(b',"digest"')] + b"}")
+
+
+def test_however_it_is_spaced_it_verifies():
+    """Earlier versions wrote it with line breaks, and people may look at it with tools that do."""
+    fields = json.loads(manifests.dumps(EXAMPLE))
+    for indent in (None, 1, 4):
+        assert read(json.dumps(fields, indent=indent).encode()) == EXAMPLE
+
+
+def test_a_state_that_no_reader_would_take_is_not_written(monkeypatch):
+    nbytes = len(manifests.dumps(EXAMPLE))
+    monkeypatch.setattr(manifests, "MAX_BYTES", nbytes + 100)
+    assert len(manifests.dumps(EXAMPLE)) <= manifests.MAX_BYTES
+    monkeypatch.setattr(manifests, "MAX_BYTES", nbytes - 1)
+    with pytest.raises(UnsupportedValueError, match=r"^state: its plain objects take \d+ bytes as JSON"):
+        manifests.dumps(EXAMPLE)
+
+
+@pytest.mark.parametrize("time", [math.nan, math.inf, -math.inf, 10**400])
+def test_a_time_that_cannot_be_is_refused(time):
+    with pytest.raises(CorruptCheckpointError, match="malformed"):
+        read(signed({**fields_of(), "time": time}))
 
 
 def test_the_helper_of_these_tests_signs_as_the_manifest_does():
