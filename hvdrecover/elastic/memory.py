@@ -50,7 +50,9 @@ class Memory:
             in_flight: the snapshot that is being written and must not change, if any.
             finished: whether the training function has returned.
         """
-        reuse = self.newest.arenas if self.newest is not None and self.newest is not in_flight else {}
+        reuse = self.newest.arenas if self.newest is not None else {}
+        if in_flight is not None and any(arena in in_flight.arenas.values() for arena in reuse.values()):
+            reuse = {}
         self.attempt = commit
         self.newest = None  # an interrupted copy must not pass for a commit
         arenas = self._contents.copy(present, reuse)

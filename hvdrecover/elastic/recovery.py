@@ -12,6 +12,7 @@ import numpy as np
 
 from hvdrecover.checkpoint.arena import Arena, Bytes, allocate
 from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.layout import parse
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.elastic.interfaces import World
@@ -70,8 +71,12 @@ def publish(world: World, mine: CommitId | None) -> Election:
 
 
 def send(world: World, root: int, agreement: Agreement) -> None:
-    """Hand the root's commit to the other ranks."""
+    """Hand the root's commit to the other ranks.
+
+    Those that turn out to hold the very bytes keep what they have; if all do, only its description is sent.
+    """
     snapshot = agreement.snapshot
+    held = _digests(snapshot) if agreement.source == "memory" and world.size() > 1 else {}
     header = {
         "id": [snapshot.id.generation, snapshot.id.commit],
         "source": agreement.source,
@@ -84,10 +89,12 @@ def send(world: World, root: int, agreement: Agreement) -> None:
             name: [arena.layout.nbytes, base64.b64encode(arena.layout.header).decode()]
             for name, arena in snapshot.arenas.items()
         },
+        "digests": held,
     }
     _broadcast_json(world, root, header)
-    for arena in snapshot.arenas.values():
-        _broadcast_buffer(world, root, arena.buffer)
+    if _anybody_lacks(world, False):
+        for arena in snapshot.arenas.values():
+            _broadcast_buffer(world, root, arena.buffer)
 
 
 def send_failure(world: World, root: int, error: BaseException) -> None:
@@ -95,27 +102,40 @@ def send_failure(world: World, root: int, error: BaseException) -> None:
     _broadcast_json(world, root, {"error": f"{type(error).__name__}: {error}"})
 
 
-def receive(world: World, root: int) -> Agreement:
+def receive(world: World, root: int, held: Snapshot | None = None) -> Agreement:
     """Take the root's commit, into memory of its own: what this rank holds stays whole until all has come.
+
+    Args:
+        world: the ranks.
+        root: the rank that sends.
+        held: the commit in this rank's memory, if it may be the one that is sent. If its bytes are, its
+            memory is used, and nothing is copied.
 
     Raises:
         RecoveryError: the root could not load a commit.
     """
+    mine = _digests(held) if held is not None else {}  # while the root makes its own
     header = _broadcast_json(world, root, None)
     if "error" in header:
         raise RecoveryError(f"rank {root} has no state to go on from. {header['error']}")
-    arenas = {}
-    for name, (size, text) in header["files"].items():
-        arenas[name] = Arena(parse(base64.b64decode(text), size))
-        _broadcast_buffer(world, root, arenas[name].buffer)
     snapshot = Snapshot(
         id=CommitId(*header["id"]),
-        arenas=arenas,
+        arenas={},
         state=header["state"],
         world_size=header["world_size"],
         versions=header["versions"],
         finished=header["finished"],
     )
+    lacking = held is None or mine != header["digests"]
+    if held is not None and not lacking:
+        snapshot.arenas = held.arenas
+    if _anybody_lacks(world, lacking):
+        for name, (size, text) in header["files"].items():
+            if lacking:
+                snapshot.arenas[name] = Arena(parse(base64.b64decode(text), size))
+                _broadcast_buffer(world, root, snapshot.arenas[name].buffer)
+            else:
+                _pass_on(world, root, size)
     return Agreement(snapshot, header["source"], header["job"])
 
 
@@ -139,6 +159,25 @@ def _broadcast_json(world: World, root: int, value: dict[str, Any] | None) -> di
     return received
 
 
+def _digests(snapshot: Snapshot) -> dict[str, str]:
+    return {name: digest(arena.buffer) for name, arena in snapshot.arenas.items()}
+
+
+def _anybody_lacks(world: World, lacking: bool) -> bool:
+    return bool(world.allgather([lacking], "hvdrecover.lacking").any())
+
+
 def _broadcast_buffer(world: World, root: int, buffer: Bytes) -> None:
     for start in range(0, len(buffer), _PIECE):
-        world.broadcast(buffer[start : start + _PIECE], root, f"hvdrecover.snapshot.{len(buffer)}.{start}")
+        world.broadcast(buffer[start : start + _PIECE], root, _piece_name(len(buffer), start))
+
+
+def _pass_on(world: World, root: int, size: int) -> None:
+    """Take part in the broadcast of a buffer that this rank has no need of."""
+    scratch = allocate(min(size, _PIECE))
+    for start in range(0, size, _PIECE):
+        world.broadcast(scratch[: size - start], root, _piece_name(size, start))
+
+
+def _piece_name(size: int, start: int) -> str:
+    return f"hvdrecover.snapshot.{size}.{start}"

@@ -177,13 +177,14 @@ class State:
         """
         started = self._clock.monotonic()
         self._events.rank = self._world.rank()
-        mine = self._memory.newest.id if self._memory.newest else None
-        election = recovery.publish(self._world, mine)
+        held = self._memory.newest
+        election = recovery.publish(self._world, held.id if held else None)
         if self._world.rank() == election.root:
             agreement = self._lead(election)
         else:
-            agreement = recovery.receive(self._world, election.root)
-            if agreement.source == "initial" or (agreement.source == "memory" and mine == election.newest):
+            same = held if held is not None and held.id == election.newest else None
+            agreement = recovery.receive(self._world, election.root, same)
+            if agreement.source == "initial" or (agreement.source == "memory" and same is not None):
                 sent = agreement.snapshot.state["random"]
                 agreement.snapshot.state["random"] = self._random.kept(sent, self._world.rank())
             self._job = agreement.job
@@ -362,7 +363,7 @@ class State:
         self._job = uuid.uuid4().hex
         generation, stored = 1, None
         self._retire_writer()  # that of an earlier attempt at this belongs to another job
-        if (durability := self._durable_side()) is not None:
+        if (durability := retrying(self._clock)(self._durable_side)) is not None:
             generation = retrying(self._clock)(durability.store.claim_next)
             stored = load_newest(durability.store)
         if stored is None and self._memory.newest is None:

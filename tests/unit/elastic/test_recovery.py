@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -92,7 +93,55 @@ def test_a_large_snapshot_goes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
         return snapshot.arenas["model"].bytes_of("w").view(np.float64).tolist(), world.visits
 
     pieces = -(-snapshot_of(*weights).nbytes // 1000)
-    assert on_ranks(2, body) == [(weights, pieces + 2)] * 2
+    assert on_ranks(2, body) == [(weights, pieces + 3)] * 2
+
+
+def receive_or_keep(held: dict[int, Snapshot], sent: Snapshot) -> list[tuple[int, Agreement]]:
+    """Rank 0 sends; each rank's number of collectives, and what it ends with."""
+
+    def body(world: FakeWorld) -> tuple[int, Agreement]:
+        agreement = Agreement(sent, "memory", "job")
+        before = world.visits
+        if world.rank() == 0:
+            recovery.send(world, 0, agreement)
+        else:
+            agreement = recovery.receive(world, 0, held.get(world.rank()))
+        return world.visits - before, agreement
+
+    return on_ranks(3, body)
+
+
+DESCRIPTION = 3  # collectives: length, header, who lacks the bytes
+
+
+def test_ranks_that_hold_the_very_bytes_are_sent_no_more_than_a_description() -> None:
+    held = {1: snapshot_of(1.5), 2: snapshot_of(1.5)}
+    sent = dataclasses.replace(snapshot_of(1.5), id=CommitId(3, 5), state={"epoch": 4})
+    found = receive_or_keep(held, sent)
+    assert [visits for visits, _ in found] == [DESCRIPTION] * 3
+    for rank in (1, 2):
+        snapshot = found[rank][1].snapshot
+        assert (snapshot.id, snapshot.state) == (CommitId(3, 5), {"epoch": 4})
+        assert snapshot.arenas["model"] is held[rank].arenas["model"]
+
+
+@pytest.mark.parametrize("other", [snapshot_of(2.5), snapshot_of(1.5, 1.5), None])
+def test_a_rank_that_lacks_the_bytes_gets_them_while_another_keeps_its_own(other: Snapshot | None) -> None:
+    keeps = snapshot_of(1.5)
+    found = receive_or_keep({1: keeps} if other is None else {1: keeps, 2: other}, snapshot_of(1.5))
+    assert [visits for visits, _ in found] == [DESCRIPTION + 1] * 3
+    assert found[1][1].snapshot.arenas["model"] is keeps.arenas["model"]
+    received = found[2][1].snapshot.arenas["model"]
+    assert received.bytes_of("w").view(np.float64).tolist() == [1.5]
+    assert other is None or received is not other.arenas["model"]
+    assert keeps.arenas["model"].bytes_of("w").view(np.float64).tolist() == [1.5]
+
+
+def test_a_large_snapshot_is_passed_on_in_the_same_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "_PIECE", 1000)
+    weights = [float(number) for number in range(2000)]
+    found = receive_or_keep({1: snapshot_of(*weights)}, snapshot_of(*weights))
+    assert found[2][1].snapshot.arenas["model"].bytes_of("w").view(np.float64).tolist() == weights
 
 
 def test_a_snapshot_without_tensors_needs_no_buffers() -> None:

@@ -165,7 +165,7 @@ def test_a_second_fault_while_the_ranks_agree_is_survived() -> None:
     counting = Counting()
     faults = [
         fail_at(2, "gradient", 4),
-        fail_at(1, "hvdrecover.snapshot", 2),
+        fail_at(1, "hvdrecover.lacking", 2),
         fail_at(0, "hvdrecover.election", 3, replacement="appended"),
     ]
     assert counting.results(4, *faults) == [("trained", 6, 6.0)] * 2
