@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -97,16 +98,15 @@ class SftpServer:
     def stop(self) -> None:
         """End the server and its sessions."""
         assert self._process is not None
-        processes = [*self.sessions(), psutil.Process(self._process.pid)]
-        for process in processes:
-            process.kill()
+        sessions = self.sessions()
+        self._process.kill()
         self._process.wait()
-        psutil.wait_procs(processes, timeout=30)
+        kill(sessions)
 
     def sessions(self) -> list[psutil.Process]:
-        """The processes that serve connections, innermost first."""
+        """The processes that serve connections."""
         assert self._process is not None
-        return psutil.Process(self._process.pid).children(recursive=True)[::-1]
+        return psutil.Process(self._process.pid).children(recursive=True)
 
     def _begin(self, port: int) -> None:
         config = self.folder / "config"
@@ -132,6 +132,14 @@ class SftpServer:
             except OSError:
                 time.sleep(0.01)
         return False
+
+
+def kill(processes: list[psutil.Process]) -> None:
+    """Kill processes, some of which may end because others do."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=30)
 
 
 def _free_port() -> int:

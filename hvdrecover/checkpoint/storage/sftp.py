@@ -95,7 +95,7 @@ class SftpStorage:
                 _write(file, piece.data)
 
         with self._session(path, "write the file") as session:
-            _make_folder(session, _parent(target))
+            self._make_parent(session, target)
             digest = Digest()
             with session.open(target, "wb") as file:
                 for piece, _ in transferred(buffer, self._piece, _AT_ONCE, put):
@@ -107,7 +107,7 @@ class SftpStorage:
     def publish(self, path: str, data: bytes) -> None:
         """Write a small file that is durable on return, and is there either whole or not at all."""
         with self._session(path, "write the file") as session:
-            _place(session, self._path(path), data, session.posix_rename)
+            self._place(session, self._path(path), data, session.posix_rename)
 
     def create(self, path: str, data: bytes) -> bool:
         """Like `publish`, unless the file exists: then change nothing and return False."""
@@ -115,7 +115,7 @@ class SftpStorage:
             if _mode(session, self._path(path)) is not None:
                 return False
             try:
-                _place(session, self._path(path), data, session.rename)
+                self._place(session, self._path(path), data, session.rename)
             except OSError:
                 # Servers say no more than that it failed.
                 if _mode(session, self._path(path)) is None:
@@ -127,6 +127,7 @@ class SftpStorage:
         """Delete a file, if it exists."""
         with self._session(path, "delete the file") as session:
             with suppress(FileNotFoundError):
+                self._check_is_folder(session, _parent(self._path(path)))
                 session.remove(self._path(path))
                 session.sync_folder(_parent(self._path(path)))
 
@@ -134,6 +135,7 @@ class SftpStorage:
         """Delete a folder and all below it, if it exists."""
         with self._session(folder, "delete the folder") as session:
             with suppress(FileNotFoundError):
+                self._check_is_folder(session, self._path(folder))
                 _delete(session, self._path(folder))
                 session.sync_folder(_parent(self._path(folder)))
 
@@ -147,6 +149,30 @@ class SftpStorage:
 
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
+
+    def _make_parent(self, session: Session, target: str) -> None:
+        _make_folder(session, _parent(target))
+        self._check_is_folder(session, _parent(target))
+
+    def _check_is_folder(self, session: Session, folder: str) -> None:
+        """Refuse to change anything by way of a link, which may lead out of the root; the root may be one."""
+        if folder != self._root and not stat.S_ISDIR(session.lstat(folder).st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, "it is not a folder, or a link to one")
+
+    def _place(self, session: Session, target: str, data: bytes, rename: Callable[[str, str], None]) -> None:
+        """Write a temporary file beside a target, and rename it when it is on the disk."""
+        self._make_parent(session, target)
+        temporary = f"{_parent(target)}/{TEMPORARY}{uuid.uuid4().hex}"
+        try:
+            with session.open(temporary, "wb") as file:
+                file.write(data)
+                session.sync(file)
+            rename(temporary, target)
+        except OSError:
+            with suppress(OSError):
+                session.remove(temporary)
+            raise
+        session.sync_folder(_parent(target))
 
     @contextmanager
     def _session(self, path: str, action: str) -> Iterator[Session]:
@@ -179,22 +205,6 @@ def _write(file: Any, data: memoryview) -> None:
     file.write(data[:-1])
     file.set_pipelined(False)
     file.write(data[-1:])
-
-
-def _place(session: Session, target: str, data: bytes, rename: Callable[[str, str], None]) -> None:
-    """Write a temporary file beside a target, and rename it when it is on the disk."""
-    _make_folder(session, _parent(target))
-    temporary = f"{_parent(target)}/{TEMPORARY}{uuid.uuid4().hex}"
-    try:
-        with session.open(temporary, "wb") as file:
-            file.write(data)
-            session.sync(file)
-        rename(temporary, target)
-    except OSError:
-        with suppress(OSError):
-            session.remove(temporary)
-        raise
-    session.sync_folder(_parent(target))
 
 
 def _make_folder(session: Session, folder: str) -> None:

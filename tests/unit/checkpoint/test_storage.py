@@ -9,148 +9,12 @@ import fsspec
 import numpy as np
 import pytest
 
-from hvdrecover.checkpoint.arena import allocate
-from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.storage import LocalStorage, RemoteStorage, open_storage, redact
 from hvdrecover.errors import ConfigError, HvdrecoverError, StorageError
 
 
-@pytest.fixture(params=["local", "memory"])
-def storage(request, tmp_path):
-    if request.param == "local":
-        yield open_storage(str(tmp_path / "root"))
-        return
-    path = f"/{uuid.uuid4().hex}"
-    yield open_storage(f"memory:/{path}/root")
-    with contextlib.suppress(FileNotFoundError):
-        fsspec.filesystem("memory").rm(path, recursive=True)
-
-
 def buffer(data):
     return np.frombuffer(data, dtype=np.uint8)
-
-
-# -- the contract --------------------------------------------------------------------------------------
-
-
-def test_a_root_that_is_not_there_is_empty(storage):
-    assert storage.names() == []
-    assert storage.names("claims") == []
-    assert storage.size("claims/g0001.json") is None
-
-
-def test_looking_makes_nothing(storage):
-    storage.names()
-    storage.size("x")
-    storage.remove("folder/x")
-    storage.delete("folder")
-    assert storage.names() == []
-
-
-@pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 1000])
-def test_what_was_written_is_read(storage, data):
-    assert storage.write("folder/file", buffer(data)) == digest(data)
-    storage.publish("folder/small", data)
-    into = np.zeros(len(data), dtype=np.uint8)
-    assert storage.read_into("folder/file", into) == (len(data), digest(data))
-    assert into.tobytes() == data
-    assert storage.read("folder/small") == data
-    assert storage.size("folder/file") == storage.size("folder/small") == len(data)
-
-
-def test_names_are_those_directly_below_and_sorted(storage):
-    for path in ("b/2", "b/1", "a/deep/er/3", "c"):
-        storage.publish(path, b"")
-    assert storage.names() == ["a", "b", "c"]
-    assert storage.names("b") == ["1", "2"]
-    assert storage.names("a") == ["deep"]
-    assert storage.names("a/deep") == ["er"]
-    assert storage.names("nowhere") == []
-
-
-def test_a_shorter_file_replaces_a_longer_one_whole(storage):
-    storage.write("f", buffer(b"long content"))
-    storage.write("f", buffer(b"short"))
-    storage.publish("g", b"long content")
-    storage.publish("g", b"short")
-    assert (storage.read("f"), storage.read("g")) == (b"short", b"short")
-
-
-def test_read_into_tells_how_much_there_was(storage):
-    storage.write("f", buffer(b"12345"))
-    longer, shorter = np.zeros(8, dtype=np.uint8), np.zeros(3, dtype=np.uint8)
-    assert storage.read_into("f", longer) == (5, digest(b"12345"))
-    assert longer.tobytes() == b"12345\0\0\0"
-    assert storage.read_into("f", shorter) == (3, digest(b"123"))
-    assert shorter.tobytes() == b"123"
-
-
-@pytest.mark.parametrize("start", [0, 1, 4096, 4097, 2**24, 2**24 + 5000, 2**24 + 6000, 2**25])
-def test_a_part_of_a_file_is_read_as_asked(storage, start):
-    data = np.random.default_rng(0).bytes(2**24 + 6000)
-    storage.write("f", buffer(data))
-    into = allocate(5000)
-    expected = data[start : start + 5000]
-    assert storage.read_into("f", into, start) == (len(expected), digest(expected))
-    assert into[: len(expected)].tobytes() == expected
-
-
-def test_create_is_for_files_that_are_not_there(storage):
-    assert storage.create("claims/g0001.json", b"mine") is True
-    assert storage.create("claims/g0001.json", b"theirs") is False
-    assert storage.read("claims/g0001.json") == b"mine"
-    assert storage.names("claims") == ["g0001.json"]
-
-
-def test_remove_takes_one_file_and_minds_none(storage):
-    storage.publish("a/1", b"")
-    storage.publish("a/2", b"")
-    storage.remove("a/1")
-    storage.remove("a/1")
-    storage.remove("nowhere/1")
-    assert storage.names("a") == ["2"]
-
-
-def test_delete_takes_a_folder_and_all_below(storage):
-    for path in ("a/1", "a/deep/2", "b/3"):
-        storage.publish(path, b"")
-    storage.delete("a")
-    storage.delete("a")
-    assert storage.names() == ["b"]
-    assert storage.size("a/1") is None
-
-
-def test_a_folder_has_no_size(storage):
-    storage.publish("a/b/c", b"")
-    assert storage.size("a/b") is None
-
-
-def test_reading_what_is_not_there_is_a_storage_error_that_names_it(storage):
-    storage.publish("a/1", b"")
-    for read in (storage.read, lambda path: storage.read_into(path, np.zeros(1, dtype=np.uint8))):
-        with pytest.raises(StorageError) as caught:
-            read("a/2")
-        assert caught.value.url == f"{storage.url}/a/2"
-        assert str(caught.value).startswith(f"{storage.url}/a/2: could not read the file: ")
-        assert caught.value.__cause__ is not None
-
-
-def test_a_root_that_is_a_file_is_a_storage_error(storage):
-    storage.publish("file", b"content")
-    below = open_storage(f"{storage.url}/file")
-    with pytest.raises(StorageError):
-        below.names()
-        below.create("claims/g0001.json", b"")
-    with pytest.raises(StorageError):
-        below.write("g0001-c00000001/model.safetensors", buffer(b"x"))
-    assert storage.read("file") == b"content"
-
-
-def test_another_opening_sees_what_was_done(storage):
-    other = open_storage(storage.url)
-    other.names()
-    storage.publish("a/1", b"x")
-    assert (other.names(), other.names("a"), other.size("a/1")) == (["a"], ["1"], 1)
 
 
 # -- URLs ----------------------------------------------------------------------------------------------
@@ -228,7 +92,7 @@ def test_every_failure_of_a_file_system_is_a_storage_error_without_credentials()
 
 @pytest.mark.parametrize("error", [ConnectionError, RuntimeError, PermissionError])
 def test_a_server_that_cannot_be_reached_is_a_storage_error(monkeypatch, error):
-    def connect(url):
+    def connect(url, **options):
         raise error("no route to sftp://user:secret@host")
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", connect)
@@ -239,7 +103,7 @@ def test_a_server_that_cannot_be_reached_is_a_storage_error(monkeypatch, error):
 
 
 def test_a_missing_package_is_a_config_error_without_credentials(monkeypatch):
-    def connect(url):
+    def connect(url, **options):
         raise ImportError("Install s3fs to access S3")
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", connect)

@@ -1,0 +1,196 @@
+"""What is peculiar to S3: uploads in parts, conditional requests, credentials."""
+
+from __future__ import annotations
+
+import re
+import socket
+from typing import Any
+
+import fsspec
+import moto.settings
+import numpy as np
+import pytest
+from moto.core.responses import ActionAuthenticatorMixin
+from moto.iam.models import iam_backends
+
+from hvdrecover.checkpoint.storage import open_storage
+from hvdrecover.checkpoint.storage import s3 as s3_storage
+from hvdrecover.checkpoint.storage.s3 import part_size
+from hvdrecover.errors import StorageError
+from tests.contracts.servers import HOST, S3Server
+from tests.contracts.storages import SECRET, Backend, s3_options
+from tests.contracts.test_storage import noise
+
+MIB = 1 << 20
+
+
+def unfinished(backend: Backend, prefix: str = "") -> list[str]:
+    bucket = backend.url.split("/")[2]
+    answer = fsspec.filesystem("s3").call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix)
+    return [upload["Key"] for upload in answer.get("Uploads", ())]
+
+
+def begin_upload(url: str) -> None:
+    _, _, bucket, key = url.split("/", 3)
+    fsspec.filesystem("s3").call_s3("create_multipart_upload", Bucket=bucket, Key=key)
+
+
+# -- parts ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "expected"),
+    [
+        (1, 16 * MIB),
+        (160_000 * MIB, 16 * MIB),
+        (160_000 * MIB + 1, 17 * MIB),
+        (5 * 10**12, 477 * MIB),
+        (5 << 40, 525 * MIB),
+    ],
+)
+def test_parts_are_as_large_as_their_number_demands(nbytes: int, expected: int) -> None:
+    size = part_size(nbytes)
+    assert size == expected
+    assert -(-nbytes // size) <= 10_000
+    assert 5 * MIB <= size <= 5 << 30
+
+
+def test_a_large_file_is_uploaded_in_parts_and_a_small_one_with_one_request(
+    s3: Backend, s3_server: S3Server
+) -> None:
+    storage = s3.open_in_pieces()
+    storage.write("small", noise(5 * MIB))
+    assert [request.split()[0] for request in s3_server.requests] == ["PUT"]
+    s3_server.requests.clear()
+    storage.write("large", noise(11 * MIB))
+    parts = [re.findall(r"partNumber=(\d+)", request) for request in s3_server.requests]
+    assert sorted(number for found in parts for number in found) == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("step", ["partNumber=2", "POST"])
+def test_an_upload_that_fails_leaves_no_parts_and_the_file_as_it_was(
+    s3: Backend, s3_server: S3Server, step: str
+) -> None:
+    storage = s3.open_in_pieces()
+    storage.publish("f", b"old")
+    s3_server.fault = lambda request: step in request and "uploadId" in request
+    with pytest.raises(StorageError, match="could not write the file"):
+        storage.write("f", noise(12 * MIB))
+    assert any("uploads=" in request or "?uploads" in request for request in s3_server.requests)
+    assert unfinished(s3) == []
+    assert storage.read("f") == b"old"
+    s3_server.reset()
+    storage.write("f", noise(12 * MIB))
+    assert storage.size("f") == 12 * MIB
+
+
+def test_tidying_aborts_what_killed_processes_left_below_the_root(s3: Backend) -> None:
+    storage = s3.open()
+    for path in ("a/1", "a/2", "3"):
+        begin_upload(f"{s3.url}/{path}")
+    begin_upload(f"{s3.url}-other/a/1")
+    assert len(unfinished(s3)) == 4
+    storage.tidy()
+    assert unfinished(s3) == ["runs/one-other/a/1"]
+
+
+# -- exclusive creation --------------------------------------------------------------------------------
+
+
+def test_a_creation_whose_answer_was_lost_is_ones_own(s3: Backend, s3_server: S3Server) -> None:
+    lost: list[str] = []
+
+    def lose_the_first(request: str) -> bool:
+        lost.extend([request] if request.startswith("PUT") and not lost else [])
+        return lost[-1:] == [request] and len(s3_server.requests) == s3_server.requests.index(request) + 1
+
+    storage = s3.open()
+    s3_server.lost = lose_the_first
+    assert storage.create("claims/g0001.json", b"mine") is True
+    assert len([request for request in s3_server.requests if request.startswith("PUT")]) == 2
+    assert storage.create("claims/g0001.json", b"mine") is False
+
+
+def test_a_creation_that_another_one_forestalled_is_not(s3: Backend, s3_server: S3Server) -> None:
+    storage, other = s3.open(), s3.open()
+    looked: list[str] = []
+
+    def forestall(request: str) -> bool:
+        if request.startswith("PUT") and not looked:
+            looked.append(request)
+            other.publish("claims/g0001.json", b"theirs")
+        return False
+
+    s3_server.fault = forestall
+    assert storage.create("claims/g0001.json", b"mine") is False
+    assert looked
+    assert storage.read("claims/g0001.json") == b"theirs"
+
+
+# -- failures ------------------------------------------------------------------------------------------
+
+
+def test_a_bucket_that_is_not_there_is_a_storage_error_and_not_made(s3: Backend) -> None:
+    storage = open_storage("s3://bucket-of-nobody/run")
+    for call in (
+        lambda: storage.publish("f", b""),
+        lambda: storage.create("f", b""),
+        lambda: storage.write("f", noise(1)),
+    ):
+        with pytest.raises(StorageError, match="bucket does not exist"):
+            call()
+    assert "bucket-of-nobody" not in fsspec.filesystem("s3").ls("")
+
+
+def test_what_could_not_be_deleted_is_told(s3: Backend, s3_server: S3Server) -> None:
+    storage = s3.open()
+    storage.publish("a/1", b"")
+    s3_server.fault = lambda request: request.startswith(("DELETE", "POST"))
+    for call in (lambda: storage.delete("a"), lambda: storage.remove("a/1")):
+        with pytest.raises(StorageError, match="could not delete"):
+            call()
+    s3_server.reset()
+    assert storage.names("a") == ["1"]
+
+
+def test_a_wrong_secret_is_a_storage_error_without_it(
+    s3: Backend, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    iam = iam_backends["123456789012"]["aws"]
+    iam.create_user("us-east-1", "user-of-the-test")
+    key = iam.create_access_key("user-of-the-test").access_key_id
+    monkeypatch.setitem(fsspec.config.conf, "s3", {**s3_options(s3_server.port), "key": key})
+    monkeypatch.setattr(moto.settings, "INITIAL_NO_AUTH_ACTION_COUNT", 0)
+    monkeypatch.setattr(ActionAuthenticatorMixin, "request_count", 0)
+    storage = open_storage(s3.url)
+    for call in (storage.names, lambda: storage.create("f", b""), lambda: storage.write("f", noise(10))):
+        with pytest.raises(StorageError, match=r"signature|Forbidden") as caught:
+            call()
+        error: BaseException | None = caught.value
+        while error is not None:
+            assert SECRET not in str(error) and key not in str(error)
+            error = error.__cause__
+    assert SECRET not in caplog.text
+    iam.delete_access_key(key, "user-of-the-test")
+    iam.delete_user("user-of-the-test")
+
+
+@pytest.fixture
+def stalled(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A server that takes connections, and never reads nor answers."""
+    with socket.create_server((HOST, 0), backlog=100) as server:
+        options = s3_options(server.getsockname()[1], connect_timeout=0.2, read_timeout=0.2)
+        monkeypatch.setitem(fsspec.config.conf, "s3", options)
+        monkeypatch.setattr(s3_storage, "_PATIENCE", 0.5)
+        monkeypatch.setattr(s3_storage, "_SLOWEST", 1 << 40)
+        yield open_storage("s3://bucket/run")
+
+
+def test_nothing_waits_for_ever_for_a_server_that_does_not_answer(stalled: Any) -> None:
+    for call in (
+        lambda: stalled.names(),
+        lambda: stalled.write("f", noise(8 * MIB)),
+        lambda: stalled.read_into("f", np.zeros(1, dtype=np.uint8)),
+    ):
+        with pytest.raises(StorageError):
+            call()

@@ -1,0 +1,240 @@
+"""What is peculiar to SFTP: one connection that can be lost, answers that come late, renames."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import paramiko
+import pytest
+from paramiko.sftp import CMD_OPEN
+
+from hvdrecover.checkpoint.storage import Storage, open_storage
+from hvdrecover.checkpoint.storage.sftp_sessions import Session
+from hvdrecover.errors import StorageError
+from tests.contracts.servers import HOST, SftpServer, kill
+from tests.contracts.storages import SECRET, Backend, sftp_options
+from tests.contracts.test_storage import buffer, every_call, noise
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """The root as it lies on the server's disk."""
+    return tmp_path / "root"
+
+
+def files_below(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+# -- the connection ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["names", "read", "read_into", "write", "publish", "create", "remove"])
+def test_a_lost_connection_is_made_anew_by_the_attempt_after(
+    sftp: Backend, sftp_server: SftpServer, call: str
+) -> None:
+    storage = sftp.open()
+    storage.publish("f", b"content")
+    assert sftp_server.sessions()
+    kill(sftp_server.sessions())
+    attempts = 0
+    while True:
+        attempts += 1
+        try:
+            every_call(storage)[call]()
+            break
+        except StorageError:
+            assert attempts == 1
+    assert (storage.names() == []) == (call == "remove")
+
+
+def test_a_connection_lost_in_the_middle_of_a_write_fails_it_and_the_next_one_goes_through(
+    sftp: Backend, sftp_server: SftpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage, content = sftp.open_in_pieces(), noise(8 << 20)
+    storage.publish("other", b"")
+    under_way, failed = threading.Event(), []
+    lstat = Session.lstat
+
+    def note(self: Session, path: str) -> Any:
+        under_way.set()
+        return lstat(self, path)
+
+    def write() -> None:
+        try:
+            storage.write("f", content)
+        except StorageError as error:
+            failed.append(error)
+
+    monkeypatch.setattr(Session, "lstat", note)
+    sessions = sftp_server.sessions()
+    for process in sessions:
+        process.send_signal(signal.SIGSTOP)  # so that the write can't end before they are killed
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert under_way.wait(30)
+    kill(sessions)
+    writer.join()
+    assert len(failed) == 1
+    storage.write("f", content)
+    assert storage.size("f") == len(content)
+
+
+def test_a_server_that_does_not_answer_is_waited_for_as_long_as_fsspec_is_told(
+    sftp: Backend, sftp_server: SftpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(fsspec.config.conf, "sftp", {**sftp_options(sftp_server), "timeout": 0.5})
+    storage = sftp.open()
+    storage.publish("f", b"content")
+    for name in ("names", "write", "create"):
+        call = every_call(storage)[name]
+        storage.names()
+        sessions = sftp_server.sessions()
+        for process in sessions:
+            process.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(StorageError):
+                call()
+                pytest.fail(f"{name} went through")
+        finally:
+            kill(sessions)
+
+
+def test_sessions_are_used_again(sftp: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+    begin = Session.__init__
+
+    def note(self: Session, channel: paramiko.Channel) -> None:
+        opened.append(channel.get_id())
+        begin(self, channel)
+
+    monkeypatch.setattr(Session, "__init__", note)
+    storage = sftp.open()
+    for number in range(10):
+        storage.publish(f"{number}", b"")
+        assert storage.size("nowhere") is None
+    assert len(opened) == 1
+
+
+# -- durability ----------------------------------------------------------------------------------------
+
+
+def test_files_and_folders_are_on_the_disk_before_they_have_their_names(
+    sftp: Backend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    request = Session._request
+
+    def note(self: Session, kind: int, *args: Any) -> Any:
+        if args[0] == "fsync@openssh.com":
+            done.append("fsync")
+        elif (
+            kind in (paramiko.sftp.CMD_RENAME, paramiko.sftp.CMD_MKDIR)
+            or args[0] == "posix-rename@openssh.com"
+        ):
+            done.append("name")
+        elif kind == CMD_OPEN:
+            done.append("open " + args[0].decode().replace(str(root), ""))
+        return request(self, kind, *args)
+
+    storage = sftp.open()
+    storage.publish("there", b"")
+    monkeypatch.setattr(Session, "_request", note)
+    for call in (storage.publish, storage.create):
+        done.clear()
+        call("f", b"content")
+        storage.remove("f")
+        assert done[0].startswith("open /.hvdrecover-")
+        assert done[1:] == ["fsync", "name", "open ", "fsync", "open ", "fsync"]
+    done.clear()
+    storage.write("new/f", buffer(b"content"))
+    assert done == [
+        "name", "open ", "fsync", "open /new/f", "open /new/f", "fsync", "open /new", "fsync"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("nbytes", [1, 100, 200_000, 3 << 20])
+def test_a_full_disk_fails_a_write_however_late_the_server_says_so(
+    sftp: Backend, root: Path, monkeypatch: pytest.MonkeyPatch, nbytes: int
+) -> None:
+    monkeypatch.setattr(Session, "sync", lambda self, file: None)  # which would fail as well
+    root.mkdir()
+    (root / "f").symlink_to("/dev/full")
+    with pytest.raises(StorageError, match="could not write the file"):
+        sftp.open_in_pieces().write("f", noise(nbytes))
+
+
+def test_what_a_killed_process_left_is_neither_listed_nor_in_the_way_and_tidied_up(
+    sftp: Backend, root: Path
+) -> None:
+    storage = sftp.open()
+    storage.publish("claims/g0001.json", b"claim")
+    for folder in (root, root / "claims"):
+        (folder / ".hvdrecover-1234").write_bytes(b"half a cl")
+    assert (storage.names(), storage.names("claims")) == (["claims"], ["g0001.json"])
+    storage.tidy()
+    assert files_below(root) == ["claims/g0001.json"]
+
+
+def test_nothing_temporary_is_left(sftp: Backend, root: Path) -> None:
+    storage = sftp.open()
+    storage.publish("a/1", b"x")
+    storage.create("a/2", b"x")
+    storage.create("a/2", b"y")
+    (root / "a" / "folder" / "x").mkdir(parents=True)
+    with pytest.raises(StorageError):
+        storage.publish("a/folder", b"x")
+    assert files_below(root) == ["a/1", "a/2"]
+
+
+def test_nothing_is_changed_by_way_of_a_link(sftp: Backend, root: Path, tmp_path: Path) -> None:
+    storage = sftp.open()
+    storage.publish("a/1", b"x")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis").write_text("text")
+    (root / "a" / "link").symlink_to(tmp_path / "mine")
+    (root / "b").symlink_to(tmp_path / "mine")
+    storage.delete("a")
+    for call in (
+        lambda: storage.delete("b"),
+        lambda: storage.remove("b/thesis"),
+        lambda: storage.publish("b/thesis", b""),
+        lambda: storage.create("b/new", b""),
+        lambda: storage.write("b/thesis", buffer(b"x")),
+    ):
+        with pytest.raises(StorageError, match="or a link to one"):
+            call()
+    assert storage.names() == ["b"]
+    assert files_below(tmp_path / "mine") == ["thesis"]
+    assert (tmp_path / "mine" / "thesis").read_text() == "text"
+
+
+# -- credentials ---------------------------------------------------------------------------------------
+
+
+def test_a_refused_password_is_a_storage_error_without_it(
+    sftp_server: SftpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    options = {**sftp_options(sftp_server), "password": SECRET, "key_filename": None}
+    monkeypatch.setitem(fsspec.config.conf, "sftp", options)
+    attempts = [lambda: open_storage(f"sftp://{HOST}:{sftp_server.port}/run")]
+    url = f"sftp://{sftp_server.user}:{SECRET.strip('/')}@{HOST}:{sftp_server.port}/run"
+    attempts.append(lambda: open_storage(url))
+    for attempt in attempts:
+        with pytest.raises(StorageError, match="could not open the storage") as caught:
+            attempt()
+        assert SECRET.strip("/") not in f"{caught.value} {caught.value.__cause__} {caplog.text}"
+        assert caught.value.url == f"sftp://{HOST}:{sftp_server.port}/run"
+
+
+def test_messages_show_no_user_of_the_url(sftp: Backend, sftp_server: SftpServer) -> None:
+    storage: Storage = open_storage(sftp.url.replace("sftp://", f"sftp://{sftp_server.user}:x@"))
+    assert storage.url == sftp.url
+    with pytest.raises(StorageError) as caught:
+        storage.read("nowhere")
+    assert "@" not in str(caught.value)
