@@ -161,6 +161,14 @@ def test_a_commit_that_is_being_read_is_deleted_when_the_reader_is_done(root):
     assert commits(root) == [CommitId(1, 4), CommitId(1, 3)]
 
 
+def test_a_commit_that_is_known_to_be_read_is_not_touched(root):
+    write(root, 1)
+    wrapped = Wrapped(root)
+    with leases.reading(root, OLD, FakeClock()):
+        assert not delete_unless_read(wrapped, OLD, FakeClock())
+    assert wrapped.calls == []
+
+
 def test_a_lease_of_a_killed_reader_holds_a_commit_until_it_expires_and_is_collected(root):
     clock = FakeClock()
     store = write(root, 1, 2, keep=1, clock=clock)

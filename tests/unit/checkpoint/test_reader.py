@@ -358,6 +358,17 @@ def test_a_commit_that_cannot_be_read_is_walked_back_over_and_not_quarantined(st
     assert content(store.storage) == before
 
 
+def test_a_manifest_that_is_there_and_cannot_be_read_is_not_taken_for_missing(store):
+    sick = Wrapped(store.storage)
+
+    def read(path):
+        raise StorageError(path, "I/O error")
+
+    sick.read = read
+    with pytest.raises(StorageError, match="I/O error"):
+        read_manifest(sick, CommitId(1, 2))
+
+
 @pytest.mark.parametrize("start", [False, True], ids=["reading", "starting"])
 def test_a_folder_that_cannot_be_looked_into_does_not_stop_a_start(store, start):
     sick = make_store(Sick(store.storage, f"{NEWEST}/"))

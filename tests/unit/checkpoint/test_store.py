@@ -260,12 +260,12 @@ def test_what_a_later_job_is_writing_is_no_leftover(root):
     class Stopped(Wrapped):
         def create(self, path, data):
             created = super().create(path, data)
-            root.publish("claims/g0007.json", b"{}")
+            make_store(root, job="later").claims.take_after(6)
             root.publish("g0007-c00000001/model.safetensors", b"under way")
             return created
 
     make_store(Stopped(root)).claim_next()
-    assert commits(root) == [CommitId(7, 1)]
+    assert root.names("g0007-c00000001") == ["model.safetensors"]
 
 
 # -- fencing -------------------------------------------------------------------------------------------
