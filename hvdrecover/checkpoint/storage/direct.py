@@ -12,7 +12,7 @@ import errno
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from hvdrecover.checkpoint.arena import Bytes
 from hvdrecover.checkpoint.digest import Digest
 from hvdrecover.checkpoint.layout import PAGE
 from hvdrecover.checkpoint.storage.interface import ReadBytes
+from hvdrecover.checkpoint.storage.threads import Threads
 
 PIECE = 1 << 24  # bytes
 _AT_ONCE = 2  # with one, the disk idles while the next piece is handed over; with four, nothing was gained
@@ -145,10 +146,10 @@ def _transferred(buffer: Bytes, transfer: Transfer) -> Iterator[tuple[Bytes, int
         yield buffer, transfer(buffer, 0)
         return
     under_way: deque[tuple[Bytes, Future[int]]] = deque()
-    with ThreadPoolExecutor(_AT_ONCE, "hvdrecover-disk") as pool:
+    with Threads(_AT_ONCE, "hvdrecover-disk") as threads:
         for start in range(0, len(buffer), PIECE):
             piece = buffer[start : start + PIECE]
-            under_way.append((piece, pool.submit(transfer, piece, start)))
+            under_way.append((piece, threads.submit(transfer, piece, start)))
             if len(under_way) > _AT_ONCE:
                 done, count = under_way.popleft()
                 yield done, count.result()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TypeVar
 
 from hvdrecover.checkpoint.arena import Bytes
+from hvdrecover.checkpoint.storage.threads import Threads
 
 T = TypeVar("T")
 
@@ -30,15 +31,12 @@ def transferred(
         Exception: what ``transfer`` raised first, in order; nothing is under way any more then.
     """
     under_way: deque[tuple[Bytes, Future[T]]] = deque()
-    with ThreadPoolExecutor(at_once, "hvdrecover-transfer") as pool:
-        try:
-            for start in range(0, len(buffer), size):
-                piece = buffer[start : start + size]
-                under_way.append((piece, pool.submit(transfer, piece, start)))
-                if len(under_way) > at_once:
-                    done, result = under_way.popleft()
-                    yield done, result.result()
-            for done, result in under_way:
+    with Threads(at_once, "hvdrecover-transfer") as threads:
+        for start in range(0, len(buffer), size):
+            piece = buffer[start : start + size]
+            under_way.append((piece, threads.submit(transfer, piece, start)))
+            if len(under_way) > at_once:
+                done, result = under_way.popleft()
                 yield done, result.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+        for done, result in under_way:
+            yield done, result.result()

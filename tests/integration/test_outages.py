@@ -1,0 +1,98 @@
+"""Real jobs whose storage fails, hangs and comes back."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.examples.digits_run import PATIENCE, elastic, static
+from hvdrecover.launch.job import Job
+
+SCRIPT = Path(__file__).with_name("scripts") / "moody_storage.py"
+Launch = Callable[..., Job]
+
+
+@pytest.fixture
+def mood(tmp_path: Path) -> Path:
+    mood = tmp_path / "mood"
+    mood.write_text("works")
+    return mood
+
+
+@pytest.fixture
+def launch(tmp_path: Path, mood: Path) -> Iterator[Launch]:
+    jobs: list[Job] = []
+
+    def start(launcher: list[str], **environ: str) -> Job:
+        variables = {
+            "MOOD": str(mood),
+            "EXIT": str(tmp_path / "exit"),
+            "HVDRECOVER_CHECKPOINT": f"moody://{tmp_path / 'root'}",
+            **environ,
+        }
+        jobs.append(Job([*launcher, sys.executable, str(SCRIPT)], tmp_path / "log", variables))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.kill()
+
+
+def wait_for(job: Job, what: str, after: int = 0) -> int:
+    """Wait until the log says it; return where that ends."""
+    deadline = time.monotonic() + PATIENCE
+    while (match := re.compile(what).search(job.log.read_text(), after)) is None:
+        assert job.running and time.monotonic() < deadline, job.tail()
+        time.sleep(0.02)
+    return match.end()
+
+
+def launcher(kind: str, hosts: Path) -> list[str]:
+    return static(2) if kind == "static" else elastic(hosts)
+
+
+def test_training_goes_on_through_an_outage_and_says_so_twice(
+    launch: Launch, mood: Path, tmp_path: Path
+) -> None:
+    job = launch(static(2))
+    here = wait_for(job, r"rank 0 durable g0001-c")
+    mood.write_text("fails")
+    here = wait_for(
+        job, r"could not be written: .*on fire.*Training goes on.*last durable commit, \d+, is \d+ s", here
+    )
+    for _ in range(10):
+        here = wait_for(job, r"step \d+ rank 0", here)
+    mood.write_text("works")
+    wait_for(job, r"the storage works again after .*last durable commit, \d+, is \d+ s old", here)
+    (tmp_path / "exit").touch()
+    assert job.wait(PATIENCE) == 0, job.tail()
+    log = job.log.read_text()
+    assert (log.count("could not be written"), log.count("works again after"), log.count("on fire")) == (
+        1,
+        1,
+        1,
+    )
+
+
+@pytest.mark.parametrize("trouble", ["fails", "hangs"])
+@pytest.mark.parametrize("kind", ["static", "elastic"])
+def test_a_job_that_can_make_nothing_durable_for_too_long_ends_on_all_ranks(
+    launch: Launch, mood: Path, hosts: Path, kind: str, trouble: str
+) -> None:
+    job = launch(launcher(kind, hosts), HVDRECOVER_MAX_DURABLE_AGE="2")
+    here = wait_for(job, r"rank 0 durable g0001-c")
+    mood.write_text(trouble)
+    assert job.wait(PATIENCE) != 0
+    log = job.log.read_text()[here:]
+    assert re.search(
+        r"StorageError: .*no commit could be made durable for \d+ s.*HVDRECOVER_MAX_DURABLE_AGE", log
+    )
+    assert ("rank 0 has stopped the job; its error says why" in log) == (kind == "elastic")
+    assert "going on from commit" not in log
+    while job.processes():  # the launcher's exit is not awaited by its workers
+        time.sleep(0.02)
