@@ -1,0 +1,115 @@
+"""Measure all topics, each in a process of its own, and report."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks import report
+from benchmarks.rows import Fact, Row, load
+from benchmarks.states import SHAPES, STATES
+from hvdrecover.errors import HvdrecoverError
+from hvdrecover.launch.job import Job
+
+_TOPICS = {
+    "stall": STATES,
+    "durable": STATES,
+    "slowdown": ("large",),
+    "restore": STATES,
+    "memory": ("large",),
+    "sync": STATES,
+    "machine": ("large",),
+}
+_PATIENCE = 400.0  # seconds for one topic
+_PAGE = Path("docs/performance.md")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmarks; the exit code is 1 if a topic failed. A missed bar is told by the table."""
+    options = _options(arguments)
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the way out cleans up
+    options.folder.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="run-", dir=options.folder.resolve()))
+    try:
+        found = _measure(options, folder, console)
+    except HvdrecoverError as error:
+        console.print(str(error), markup=False)
+        return 1
+    finally:
+        shutil.rmtree(folder)
+    rows = [each for each in found if isinstance(each, Row)]
+    facts = [each for each in found if isinstance(each, Fact)]
+    report.show(rows, facts, console)
+    page = options.page or (_PAGE if options.size == "full" and not options.only else None)
+    if page is not None:
+        from benchmarks import plot
+
+        report.write(rows, facts, page)
+        plot.draw(rows, page.with_name(report.PLOT))
+        console.print(f"written to {page}")
+    return 0
+
+
+def _measure(options: argparse.Namespace, folder: Path, console: Console) -> list[Row | Fact]:
+    asked = [f"{topic}:{state}" for topic in options.only or _TOPICS for state in _TOPICS[topic]]
+    # At full size, each where no other has left memory behind.
+    groups = [[each] for each in asked] if options.size == "full" else [asked]
+    found: list[Row | Fact] = []
+    for group in groups:
+        with console.status(", ".join(group)):
+            found += _in_a_process(group, options.size, folder)
+    return found
+
+
+def _in_a_process(asked: Sequence[str], size: str, parent: Path) -> list[Row | Fact]:
+    """Measure some topics in a process of their own."""
+    folder = Path(tempfile.mkdtemp(dir=parent))
+    result, log = parent / "result.json", parent / "log.txt"
+    command = [sys.executable, "-m", "benchmarks.topics", size, os.fspath(folder), os.fspath(result)]
+    job = Job([*command, *asked], log)
+    try:
+        if job.wait(_PATIENCE):
+            raise HvdrecoverError(f"measuring {', '.join(asked)} failed; the log ends with\n{job.tail()}")
+    finally:
+        job.kill()
+        shutil.rmtree(folder)
+    return load(result)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks/run", description=__doc__)
+    parser.add_argument(
+        "--size", choices=tuple(SHAPES), default="full", help="small only tests the benchmarks"
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=tuple(_TOPICS),
+        metavar="TOPIC",
+        help=f"measure only this topic; may be repeated: {', '.join(_TOPICS)}",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("build/bench"),
+        help="where to write; the disk that is measured (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--page",
+        type=Path,
+        help=f"page to put the table into, and a plot beside it (default: {_PAGE}, after a whole full run)",
+    )
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""Taking measures by turns, and the things that would spoil them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hvdrecover.checkpoint.arena import Bytes, allocate
+
+Take = Callable[[], float]
+"""Prepares, measures once, and cleans up; only the measured part is in what it returns."""
+
+GB = 1e9
+_PAGE = 4096
+
+
+def stopwatch(action: Callable[[], object]) -> float:
+    """How long an action takes, in seconds."""
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+def by_turns(rounds: int, takes: Sequence[Callable[[], Any]], warmups: int = 1) -> list[list[Any]]:
+    """Take measures in the order A B C A B C …, so that a machine that gets slower does so for all.
+
+    Args:
+        rounds: how often each is measured.
+        takes: what to measure.
+        warmups: rounds before, that don't count.
+
+    Returns:
+        For each take, its values.
+    """
+    values: list[list[Any]] = [[] for _ in takes]
+    for number in range(warmups + rounds):
+        for take, mine in zip(takes, values, strict=True):
+            gc.collect()
+            value = take()
+            if number >= warmups:
+                mine.append(value)
+    return values
+
+
+class Reserve:
+    """Memory that is there when a measured action needs it.
+
+    Virtual machines give memory that is free for some seconds back to their host, and to get it again costs
+    seconds per gigabyte. Whoever allocates next would pay that, be it us or a peer. So some is held between
+    measures, and freed right before each.
+
+    Args:
+        nbytes: how much.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
+        self._memory: Bytes | None = None
+        self._take()
+
+    @contextmanager
+    def freed(self) -> Iterator[None]:
+        """Within this, others can have the memory."""
+        self._memory = None
+        try:
+            yield
+        finally:
+            self._take()
+
+    def _take(self) -> None:
+        self._memory = allocate(self._nbytes)
+        self._memory[::_PAGE] = 1
+
+
+def forget_cached(folder: Path) -> None:
+    """Have the page cache forget all files below a folder."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)  # only clean pages can be forgotten
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+
+
+def sync_all(path: Path) -> None:
+    """Fsync a file, or a folder and all in it."""
+    for each in [path, *path.rglob("*"), path.parent]:
+        descriptor = os.open(each, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def cpu_seconds() -> float:
+    """Processor time of this process and of its children that have ended, user and system."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def resident() -> int:
+    """Memory of this process that is in use, in bytes."""
+    return _status("VmRSS")
+
+
+class PeakMemory:
+    """The most memory that this process has used since this was made."""
+
+    def __init__(self) -> None:
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM; see proc_pid_clear_refs(5)
+
+    def nbytes(self) -> int:
+        """The peak up to now, in bytes."""
+        return _status("VmHWM")
+
+
+def _status(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0]) * 1024
+    raise LookupError(field)

@@ -1,0 +1,102 @@
+"""The rows of the table, and what they are held against."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+Verdict = Literal["stretch met", "bar met", "missed", ""]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a row must reach.
+
+    Attributes:
+        bar: the value that is required.
+        stretch: the value that is aimed at; the bar, if there is no other.
+        at_least: whether a larger value is better.
+        slowdown: whether the value is a ratio less 1, shown in percent.
+    """
+
+    bar: float
+    stretch: float
+    at_least: bool = False
+    slowdown: bool = False
+
+    def reached(self, value: float, limit: float) -> bool:
+        """Whether a value is at a limit or on the better side of it."""
+        return value >= limit if self.at_least else value <= limit
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        topic: the module that measured it.
+        what: what was measured.
+        state: which state, ``1.0 GB`` say.
+        unit: of the measured values.
+        ours: hvdrecover's values.
+        peer: what hvdrecover is compared with; empty if the goal is for our own values.
+        theirs: the peer's values, measured by turns with ours.
+        goal: what the row must reach; None if it is for information.
+    """
+
+    topic: str
+    what: str
+    state: str
+    unit: str
+    ours: Sequence[float]
+    peer: str = ""
+    theirs: Sequence[float] = ()
+    goal: Goal | None = None
+
+    @property
+    def value(self) -> float:
+        """What the goal is about: the ratio of medians or, without a peer, our median."""
+        ours = statistics.median(self.ours)
+        if not self.theirs:
+            return ours
+        ratio = ours / statistics.median(self.theirs)
+        return ratio - 1 if self.goal is not None and self.goal.slowdown else ratio
+
+    @property
+    def verdict(self) -> Verdict:
+        """What has been reached; empty for a row without a goal."""
+        if self.goal is None:
+            return ""
+        if self.goal.reached(self.value, self.goal.stretch):
+            return "stretch met"
+        return "bar met" if self.goal.reached(self.value, self.goal.bar) else "missed"
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Something about the machine that the rows depend on."""
+
+    what: str
+    value: str
+
+
+def dump(found: Sequence[Row | Fact], path: Path) -> None:
+    """Write what a topic found."""
+    entries = [{"kind": type(each).__name__, **asdict(each)} for each in found]
+    path.write_text(json.dumps(entries))
+
+
+def load(path: Path) -> list[Row | Fact]:
+    """Read what a topic found."""
+    found: list[Row | Fact] = []
+    for entry in json.loads(path.read_text()):
+        if entry.pop("kind") == "Fact":
+            found.append(Fact(**entry))
+        else:
+            goal = entry.pop("goal")
+            found.append(Row(**entry, goal=Goal(**goal) if goal else None))
+    return found

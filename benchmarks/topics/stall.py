@@ -1,0 +1,99 @@
+"""How long a commit holds the training loop up."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import horovod.torch as hvd
+from horovod.torch.elastic import TorchState as HorovodState
+
+import hvdrecover.torch as recover
+from benchmarks.measure import Reserve, Take, by_turns, stopwatch
+from benchmarks.peers import AsyncSave
+from benchmarks.rows import Goal, Row
+from benchmarks.states import Setting, Training
+
+_NEVER = 10**9  # commits
+
+
+def measure(setting: Setting) -> list[Row]:
+    """A commit in each situation, against Horovod's and torch's ways to keep a state."""
+    hvd.init()
+    training = Training(setting.shape, trained=True)
+    reserve = Reserve(2 * training.nbytes)
+    return [*_due(training, setting, reserve), *_others(training, setting, reserve)]
+
+
+def _due(training: Training, setting: Setting, reserve: Reserve) -> list[Row]:
+    state = _joined(training, recover.Checkpoint(str(setting.folder / "due")))
+    horovod = HorovodState(model=training.model, optimizer=training.optimizer, batch=0)
+    dcp = AsyncSave(training, setting.folder, reserve)
+
+    def commit() -> float:
+        seconds = _changed(training, reserve, state.commit)
+        state.flush()
+        return seconds
+
+    name, async_save = dcp.best()
+    save = functools.partial(_changed, training, reserve, horovod.save)
+    ours, saves, stalls = by_turns(setting.rounds(5), [commit, save, async_save])
+    dcp.close()
+    what = "stall of a commit that is due, no write in flight"
+    return [
+        _row(setting, what, ours, "Horovod's TorchState.save()", saves, Goal(0.6, 0.45)),
+        _row(setting, what, ours, f"DCP async_save ({name})", stalls, Goal(0.8, 0.5)),
+    ]
+
+
+def _others(training: Training, setting: Setting, reserve: Reserve) -> list[Row]:
+    busy = _joined(training, recover.Checkpoint(str(setting.folder / "busy")))
+    rare = _joined(training, recover.Checkpoint(str(setting.folder / "rare"), every_commits=_NEVER))
+    horovod = HorovodState(model=training.model, optimizer=training.optimizer, batch=0)
+
+    def in_flight() -> float:
+        training.step()
+        busy.commit()
+        written = busy.last_commit
+        training.nudge()
+        if busy.last_durable == written:
+            raise RuntimeError("the write was over before the second commit")
+        seconds = stopwatch(busy.commit)
+        busy.flush()
+        return seconds
+
+    takes: list[Take] = [
+        in_flight,
+        lambda: _changed(training, reserve, rare.commit),
+        lambda: _changed(training, reserve, horovod.save),
+    ]
+    second, not_due, save = by_turns(setting.rounds(5), takes)
+    peer = "Horovod's TorchState.save()"
+    return [
+        _row(setting, "stall of a commit, a write in flight", second, peer, save),
+        _row(setting, "stall of a commit that is not due", not_due, peer, save),
+    ]
+
+
+def _joined(training: Training, checkpoint: recover.Checkpoint) -> recover.TorchState:
+    Path(checkpoint.url).mkdir()
+    state = recover.TorchState(
+        model=training.model, optimizer=training.optimizer, batch=0, checkpoint=checkpoint
+    )
+    state.sync()
+    return state
+
+
+def _changed(training: Training, reserve: Reserve, action: Callable[[], object]) -> float:
+    """How long an action takes after a step."""
+    training.step()
+    with reserve.freed():
+        return stopwatch(action)
+
+
+def _row(
+    setting: Setting, what: str, ours: list[float], peer: str, theirs: list[float], goal: Goal | None = None
+) -> Row:
+    ours, theirs = ([1e3 * seconds for seconds in values] for values in (ours, theirs))
+    return Row("stall", what, setting.shape.title, "ms", ours, peer, theirs, goal)

@@ -1,0 +1,95 @@
+"""How long it takes to bring a worker that has just started to the state of the others.
+
+The module is also the worker: ``horovodrun -np 2 python -m benchmarks.topics.sync SIZE STATE FOLDER``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from horovod.torch.elastic import TorchState as HorovodState
+
+import hvdrecover.torch as recover
+from benchmarks.measure import Reserve, by_turns, stopwatch
+from benchmarks.rows import Goal, Row
+from benchmarks.states import Setting, Training
+from hvdrecover.errors import HvdrecoverError
+from hvdrecover.examples.digits_run import static
+from hvdrecover.launch.job import Job
+
+_WORKERS = 2
+_PATIENCE = 300.0  # seconds
+_GOALS = {"large": Goal(1.0, 0.8), "many": Goal(0.5, 0.2)}
+_RESULT = "sync.json"
+
+
+def measure(setting: Setting) -> list[Row]:
+    """`TorchState.sync` against Horovod's, between two real workers over loopback."""
+    worker = [
+        sys.executable,
+        "-m",
+        "benchmarks.topics.sync",
+        setting.size,
+        setting.state,
+        str(setting.folder),
+    ]
+    programs = os.pathsep.join([os.fspath(Path(sys.executable).parent), os.environ["PATH"]])
+    threads = str(max(1, (os.cpu_count() or 1) // _WORKERS))
+    job = Job(
+        [*static(_WORKERS), *worker],
+        setting.folder / "sync.log",
+        {"PATH": programs, "OMP_NUM_THREADS": threads},
+    )
+    try:
+        if job.wait(_PATIENCE):
+            raise HvdrecoverError(f"the workers failed; their log ends with\n{job.tail()}")
+    finally:
+        job.kill()
+    ours, theirs = json.loads((setting.folder / _RESULT).read_text())
+    what, peer = "sync of a new worker over loopback", "Horovod's TorchState.sync()"
+    return [Row("sync", what, setting.shape.title, "ms", ours, peer, theirs, _GOALS[setting.state])]
+
+
+def work(setting: Setting) -> None:
+    """One of the workers: rank 0 has trained, and rank 1 is new each time."""
+    hvd.init()
+    trained = Training(setting.shape, trained=True)
+    ours = _ours(trained)
+    ours.sync()  # from now on rank 0 has a commit
+    theirs = HorovodState(model=trained.model, optimizer=trained.optimizer, batch=0)
+    reserve = Reserve(2 * trained.nbytes)
+    new = hvd.rank() != 0
+
+    def sync_with(make: Callable[[Training], Any], state: Any, name: str) -> float:
+        fresh = Training(setting.shape, trained=False) if new else trained
+        state = make(fresh) if new else state
+        with reserve.freed():
+            hvd.barrier()
+            mine = torch.tensor([stopwatch(state.sync)], dtype=torch.float64)
+        return 1e3 * float(hvd.allgather(mine, name=name).max())
+
+    values = by_turns(
+        setting.rounds(5),
+        [lambda: sync_with(_ours, ours, "ours"), lambda: sync_with(_theirs, theirs, "theirs")],
+    )
+    if not new:
+        (setting.folder / _RESULT).write_text(json.dumps(values))
+
+
+def _ours(training: Training) -> recover.TorchState:
+    return recover.TorchState(model=training.model, optimizer=training.optimizer, batch=0)
+
+
+def _theirs(training: Training) -> HorovodState:
+    return HorovodState(model=training.model, optimizer=training.optimizer, batch=0)
+
+
+if __name__ == "__main__":
+    work(Setting(sys.argv[1], sys.argv[2], Path(sys.argv[3])))
