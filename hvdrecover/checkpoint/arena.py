@@ -13,18 +13,21 @@ from hvdrecover.checkpoint.layout import Layout
 Bytes = npt.NDArray[np.uint8]
 
 
-_HUGE_PAGE = 1 << 21  # bytes
+HUGE_PAGE = 1 << 21  # bytes
 
 
-def allocate(nbytes: int) -> Bytes:
+def allocate(nbytes: int, *, in_children: bool = False) -> Bytes:
     """Page-aligned zeroed memory, a uint8 array of shape ``[nbytes]``.
 
-    It is not there in child processes: a data loader's forked workers would otherwise keep a copy of each
-    page that the next commit changes.
+    Args:
+        nbytes: how many bytes.
+        in_children: whether child processes have it too. A data loader's forked workers would keep a copy of
+            each page of an arena that the next commit changes.
     """
     memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_DONTFORK)
-    if nbytes >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+    if not in_children:
+        memory.madvise(mmap.MADV_DONTFORK)
+    if nbytes >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         # A first commit would otherwise spend most of its time in page faults.
         with contextlib.suppress(OSError):  # a kernel built without them
             memory.madvise(mmap.MADV_HUGEPAGE)

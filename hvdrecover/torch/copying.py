@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hvdrecover.checkpoint.arena import HUGE_PAGE, allocate
 from hvdrecover.elastic.interfaces import Tree
 
 _WORTH_A_THREAD = 1 << 25  # bytes
@@ -47,11 +48,12 @@ def own(tree: Tree, present: Tree) -> Tree:
 
     def copied(value: Any, old: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            target = old if _can_take(old, value) and old.data_ptr() not in taken else torch.empty_like(value)
-            taken.add(target.data_ptr())
+            if not _can_take(old, value) or old.data_ptr() in taken:
+                old = _new_like(value)
+            taken.add(old.data_ptr())
             sources.append(value)
-            targets.append(target)
-            return target
+            targets.append(old)
+            return old
         if type(value) is dict:
             old = old if isinstance(old, dict) else {}
             return {key: copied(item, old.get(key)) for key, item in value.items()}
@@ -63,6 +65,18 @@ def own(tree: Tree, present: Tree) -> Tree:
     outcome = copied(tree, present)
     copy_all(sources, targets)
     return outcome
+
+
+def _new_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor of the same dtype and shape; the content is undefined.
+
+    A large one lies in huge pages. torch would take small ones, and spend several times as long on getting
+    them as on filling them.
+    """
+    if tensor.nbytes < HUGE_PAGE or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        return torch.empty_like(tensor)
+    memory = allocate(tensor.nbytes, in_children=True)
+    return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape)
 
 
 def _can_take(target: Any, value: torch.Tensor) -> bool:
