@@ -56,10 +56,12 @@ def listing(
             size(entry.nbytes),
             str(manifest.world_size) if manifest else "",
             _framework(manifest),
-            _state(entry),
+            Text(entry.state, _STYLES.get(entry.state, "")),
             _digests(verdicts.get(entry.id)),
         )
-    return table
+    reasons = [_text(f"{entry.id} is {entry.state}: {entry.reason}") for entry in entries if entry.reason]
+    reasons += [_text(f"{id} is broken: {verdict.text}") for id, verdict in verdicts.items() if verdict.text]
+    return Group(table, *([Text()] if reasons else []), *reasons)
 
 
 def contents(url: str, found: Contents, now: float) -> RenderableType:
@@ -228,8 +230,8 @@ def _state(entry: Entry) -> Text:
 
 def _digests(verdict: Verdict | None) -> Text:
     if verdict is None:
-        return Text("not checked", "dim")
-    return Text("ok", "green") if verdict.intact else Text(readable.printable(verdict.text), "red")
+        return Text("unchecked", "dim")
+    return Text("ok", "green") if verdict.intact else Text("broken", "red")
 
 
 def _framework(manifest: Manifest | None) -> Text:

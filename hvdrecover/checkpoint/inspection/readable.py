@@ -88,11 +88,10 @@ def _count_tensors(value: Json, depth: int) -> int | None:
 def _differences(
     a: Json, b: Json, path: str, depth: int
 ) -> Iterator[tuple[str, tuple[str | None, str | None]]]:
-    if a == b and type(a) is type(b):
-        return
     pairs = [_items(side) for side in (a, b)]
     if depth == _DEPTH or pairs[0] is None or pairs[1] is None:
-        yield path, (shortened(a), shortened(b))
+        if a != b or type(a) is not type(b):
+            yield path, (shortened(a), shortened(b))
         return
     for step in {**pairs[0], **pairs[1]}:
         inner = path + step
@@ -124,15 +123,15 @@ def _items(value: Json) -> dict[str, Json] | None:
 def _node(value: Json, depth: int) -> Node:
     if depth == _DEPTH:
         return "…"
-    if isinstance(value, list):
-        return "[", [_node(item, depth + 1) for item in value], "]"
-    if not isinstance(value, dict):
+    if not isinstance(value, list | dict):
         return repr(value)
-    tag = next(iter(value), "")
+    tag = next(iter(value), "") if isinstance(value, dict) else ""
     if tag == _TENSOR:
-        return f"<tensor {printable(str(value[tag]))}>"
+        return f"<tensor {printable(str(value[_TENSOR]))}>"
     if count := _count_tensors(value, depth):
         return f"<{count} tensors>"
+    if isinstance(value, list):
+        return "[", [_node(item, depth + 1) for item in value], "]"
     if tag.startswith("$") and len(value) == 1:
         try:
             return _tagged(tag, value[tag], lambda item: _node(item, depth + 1))
@@ -144,6 +143,8 @@ def _node(value: Json, depth: int) -> Node:
 def _tagged(tag: str, payload: Any, inner: Callable[[Json], Node]) -> Node:
     if tag in _SEQUENCES:
         opening, closing = _SEQUENCES[tag]
+        if tag == "$tuple" and len(payload) == 1:
+            closing = ",)"
         return opening, [inner(item) for item in _list(payload)], closing
     if tag in _MAPPINGS:
         opening, closing = _MAPPINGS[tag]

@@ -1,0 +1,113 @@
+"""What one commit holds, without reading its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hvdrecover.checkpoint import layout as layouts
+from hvdrecover.checkpoint import root
+from hvdrecover.checkpoint.arena import allocate
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.inspection import catalog
+from hvdrecover.checkpoint.inspection.catalog import Entry
+from hvdrecover.checkpoint.layout import Layout
+from hvdrecover.checkpoint.manifest import FileEntry, Manifest
+from hvdrecover.checkpoint.storage import Storage
+from hvdrecover.checkpoint.values import Json
+from hvdrecover.errors import CorruptCheckpointError
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What one commit holds.
+
+    Attributes:
+        entry: its line in the catalogue.
+        manifest: its manifest.
+        layouts: file name to the tensors in it.
+        attributes: the structure of each attribute but the samplers; see the function `attributes`.
+        samplers: the cursor of each sampler, by attribute name.
+    """
+
+    entry: Entry
+    manifest: Manifest
+    layouts: dict[str, Layout]
+    attributes: dict[str, Json]
+    samplers: dict[str, Json]
+
+
+def look_into(storage: Storage, commit: CommitId) -> Contents:
+    """Read a commit's manifest and the headers of its files; no digest of a file is checked.
+
+    Raises:
+        CorruptCheckpointError: the manifest, a file's size or a header is wrong.
+        FormatVersionError: it is of a newer format.
+        StorageError: the storage failed.
+    """
+    manifest, url = root.read_manifest(storage, commit), f"{storage.url}/{commit.name}"
+    entry = catalog.entry(storage, commit)
+    if entry is None:
+        raise CorruptCheckpointError(url, "it has just been deleted")
+    return Contents(
+        entry=entry,
+        manifest=manifest,
+        layouts={file.name: layout_of(storage, commit, file) for file in manifest.files},
+        attributes=attributes(manifest.state, url),
+        samplers=samplers(manifest.state, url),
+    )
+
+
+def attributes(state: Mapping[str, Json], url: str) -> dict[str, Json]:
+    """The structure of each attribute but the samplers: containers, plain values, names of tensors.
+
+    Args:
+        state: `hvdrecover.checkpoint.manifest.Manifest.state`.
+        url: what to call the commit in an error.
+
+    Raises:
+        CorruptCheckpointError: it is nonsense.
+    """
+    return _part(state, "attributes", url)
+
+
+def samplers(state: Mapping[str, Json], url: str) -> dict[str, Json]:
+    """The cursor of each sampler, by attribute name.
+
+    Raises:
+        CorruptCheckpointError: it is nonsense.
+    """
+    return _part(state, "samplers", url)
+
+
+def _part(state: Mapping[str, Json], name: str, url: str) -> dict[str, Json]:
+    part = state.get(name, {})
+    if not isinstance(part, dict):
+        raise CorruptCheckpointError(url, f"the {name} in its manifest are no JSON object")
+    return part
+
+
+def layout_of(storage: Storage, commit: CommitId, entry: FileEntry) -> Layout:
+    """Read a data file's header only; its digest is not checked.
+
+    Raises:
+        CorruptCheckpointError: the file is missing, has another size, or its header is nonsense.
+        StorageError: the storage failed.
+    """
+    path = f"{commit.name}/{entry.name}"
+    url = f"{storage.url}/{path}"
+    size = storage.size(path)
+    if size is None:
+        raise CorruptCheckpointError(url, "the file is missing")
+    if size != entry.size:
+        raise CorruptCheckpointError(url, f"the file has {size} bytes, and the manifest says {entry.size}")
+    try:
+        start = layouts.header_size(_head(storage, path, min(8, size)), size)
+        return layouts.parse(_head(storage, path, start), size)
+    except ValueError as error:
+        raise CorruptCheckpointError(url, str(error)) from error
+
+
+def _head(storage: Storage, path: str, count: int) -> bytes:
+    buffer = allocate(count)
+    return buffer[: storage.read_into(path, buffer).size].tobytes()
