@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import threading
 from typing import Any
 
 import fsspec
@@ -194,3 +195,25 @@ def test_nothing_waits_for_ever_for_a_server_that_does_not_answer(stalled: Any) 
     ):
         with pytest.raises(StorageError):
             call()
+
+
+def test_a_part_that_gets_stuck_fails_the_upload(
+    s3: Backend, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage, released = s3.open_in_pieces(), threading.Event()
+
+    def stuck(request: str) -> bool:
+        if "partNumber=2" in request:
+            released.wait(100)  # what is sent in the meantime is not read
+        return False
+
+    s3_server.fault = stuck
+    monkeypatch.setattr(s3_storage, "_PATIENCE", 0.5)
+    monkeypatch.setattr(s3_storage, "_SLOWEST", 1 << 26)
+    try:
+        with pytest.raises(StorageError):
+            storage.write("f", noise(12 * MIB))
+        assert not released.is_set()
+    finally:
+        released.set()
+    assert unfinished(s3) == []

@@ -100,6 +100,7 @@ def test_a_server_that_does_not_answer_is_waited_for_as_long_as_fsspec_is_told(
             with pytest.raises(StorageError):
                 call()
                 pytest.fail(f"{name} went through")
+            storage.names()  # over a new connection, though the old one still looks alive
         finally:
             kill(sessions)
 
