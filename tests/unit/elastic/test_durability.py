@@ -368,11 +368,24 @@ def test_flush_tries_a_commit_again_that_could_not_be_written(process: Process, 
 
 def test_the_end_of_a_run_is_more_patient_than_flush(process: Process, root: FakeRoot) -> None:
     state = begun(process, every_commits=100)
-    train(state)
-    root.failures = FINISH_ATTEMPTS - 1
+    root.failures = FOR_EVER
+    process.clock.pauses = ATTEMPTS - 1
+
+    def mend() -> None:
+        """When as many attempts have failed as `flush` waits for; there is no other before the time moves."""
+        assert process.clock.in_pause.wait(HANG_SECONDS)
+        assert state._durability is not None
+        left.append(state._durability.writer._patience)
+        root.failures = 0
+        process.clock.advance(30)
+
+    left: list[int] = []
+    mending = threading.Thread(target=mend)
+    mending.start()
     state.finish()
+    mending.join(HANG_SECONDS)
     assert state.last_durable == CommitId(1, 1)
-    assert process.clock.seconds > 1000 + 300
+    assert left[0] >= FINISH_ATTEMPTS - ATTEMPTS
 
 
 def test_a_storage_that_is_away_when_a_job_starts_is_tried_again(process: Process, root: FakeRoot) -> None:
@@ -557,6 +570,27 @@ def test_a_job_that_was_replaced_stops_at_the_first_commit_that_knows(
         with pytest.raises(FencedError, match="generation 2 has claimed"):
             state.commit()
     assert root.published == [CommitId(1, 1)]
+
+
+def test_a_rank_that_its_own_job_went_on_without_writes_again_when_they_have_met(
+    process: Process, root: FakeRoot, roots: FakeRoots
+) -> None:
+    state = begun(process)
+    block(root)
+    state.commit()
+    wait_until_blocked(root)
+    events = Events(None, "host", process.clock)
+    others = Store(roots.open(URL), keep=3, job=state._job, host="other", events=events, clock=process.clock)
+    assert others.claim_next() == 2
+    root.gate.set()
+    assert state._durability is not None
+    with pytest.raises(FencedError):
+        state._durability.writer.wait()
+    for _ in range(2):
+        state.sync()  # once for each generation
+    state.commit()
+    state.flush()
+    assert root.published == [CommitId(3, 2)]
 
 
 def test_a_job_that_was_replaced_is_told_by_flush(process: Process, root: FakeRoot, roots: FakeRoots) -> None:
