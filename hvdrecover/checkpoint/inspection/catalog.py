@@ -143,7 +143,7 @@ def short(storage: Storage, commit: CommitId, error: Exception) -> str:
 
 def _reason_of_quarantine(storage: Storage, commit: CommitId) -> str:
     try:
-        note: Any = json.loads(storage.read(root.quarantine_path(commit)))
+        note: Any = json.loads(root.read_note(storage, root.quarantine_path(commit)))
         return str(note["reason"])
     except (ValueError, KeyError, TypeError, RecursionError, StorageError):
         return "the note that says why can't be read"

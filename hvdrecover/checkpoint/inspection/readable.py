@@ -125,13 +125,13 @@ def _node(value: Json, depth: int) -> Node:
         return "…"
     if not isinstance(value, list | dict):
         return repr(value)
-    tag = next(iter(value), "") if isinstance(value, dict) else ""
-    if tag == _TENSOR:
+    if isinstance(value, dict) and list(value) == [_TENSOR]:
         return f"<tensor {printable(str(value[_TENSOR]))}>"
     if count := _count_tensors(value, depth):
         return f"<{count} tensors>"
     if isinstance(value, list):
         return "[", [_node(item, depth + 1) for item in value], "]"
+    tag = next(iter(value), "")
     if tag.startswith("$") and len(value) == 1:
         try:
             return _tagged(tag, value[tag], lambda item: _node(item, depth + 1))

@@ -1,0 +1,155 @@
+"""Which commits a root holds, and what one of them holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.inspection import catalog, contents
+from hvdrecover.checkpoint.manifest import FILE_NAME
+from hvdrecover.errors import CorruptCheckpointError, FormatVersionError, UnknownCommitError
+from tests.fakes.clock import FakeClock
+from tests.unit.checkpoint.roots import content, make_snapshot, make_store
+
+NEWER_FORMAT = b'{"format": 2, "digest": "of another kind"}'
+
+
+@pytest.fixture
+def storage(root):
+    """A root with the commits 1 and 2 of generation 1, and 2 of generation 2, at which the run finished."""
+    store = make_store(root, clock=FakeClock(start=50.0), keep=9)
+    store.claim_next()
+    store.write(make_snapshot(1, 1), rank=0)
+    store.write(make_snapshot(1, 2), rank=0)
+    store.write(make_snapshot(2, 2, finished=True), rank=0)
+    return root
+
+
+def test_commits_are_listed_newest_first_with_their_facts(storage):
+    entries = catalog.entries(storage)
+    assert [(entry.id.name, entry.state, entry.reason) for entry in entries] == [
+        ("g0002-c00000002", "finished", None),
+        ("g0001-c00000002", "complete", None),
+        ("g0001-c00000001", "complete", None),
+    ]
+    files = content(storage)
+    for entry in entries:
+        assert entry.nbytes == sum(len(data) for path, data in files.items() if entry.id.name in path)
+        assert (entry.manifest.time, entry.manifest.world_size) == (50.0, 2)
+
+
+def test_what_is_wrong_with_a_commit_is_its_state(storage):
+    storage.publish("g0002-c00000002/QUARANTINE.json", b'{"time": 1, "reason": "a flipped bit"}')
+    storage.publish(f"g0001-c00000002/{FILE_NAME}", NEWER_FORMAT)
+    storage.publish(f"g0001-c00000001/{FILE_NAME}", b"{")
+    storage.publish("g0001-c00000000/model.safetensors", b"half")
+    quarantined, newer, broken, incomplete = catalog.entries(storage)
+    assert (quarantined.state, quarantined.reason) == ("quarantined", "a flipped bit")
+    assert quarantined.manifest is not None
+    assert (newer.state, newer.manifest) == ("newer format", None)
+    assert "upgrade hvdrecover" in newer.reason
+    assert (broken.state, broken.manifest) == ("broken", None)
+    assert broken.reason.startswith("MANIFEST.json: the manifest is not JSON")
+    assert (incomplete.state, incomplete.reason, incomplete.nbytes) == ("incomplete", None, 4)
+
+
+@pytest.mark.parametrize("note", [b"", b"[]", b"{}", b"\xff"])
+def test_a_quarantine_whose_note_is_damaged_is_still_one(storage, note):
+    storage.publish("g0002-c00000002/QUARANTINE.json", note)
+    assert catalog.entries(storage)[0].state == "quarantined"
+
+
+def test_listing_changes_nothing(storage):
+    before = content(storage)
+    catalog.entries(storage)
+    contents.look_into(storage, CommitId(1, 1))
+    assert content(storage) == before
+
+
+def test_a_root_where_a_job_has_just_begun_holds_no_commits(root):
+    make_store(root).claim_next()
+    assert catalog.entries(root) == []
+    with pytest.raises(UnknownCommitError, match="no complete commit yet"):
+        catalog.find(root, None)
+    with pytest.raises(UnknownCommitError, match="it holds none at all yet"):
+        catalog.find(root, "1")
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        ([], "does not exist, or is empty"),
+        (["photo.jpg"], r"no checkpoint root: it holds no commits, but 'photo\.jpg'"),
+        ([FILE_NAME, "model.safetensors"], "this is one commit of a checkpoint root; name the folder above"),
+    ],
+)
+def test_what_is_no_root_is_an_error_that_says_what_it_is(root, names, problem):
+    for name in names:
+        root.publish(name, b"")
+    for look in (catalog.entries, lambda storage: catalog.find(storage, None)):
+        with pytest.raises(UnknownCommitError, match=problem):
+            look(root)
+
+
+def test_a_commit_is_found_by_its_name_or_its_number_alone(storage):
+    assert catalog.find(storage, "g0001-c00000002") == CommitId(1, 2)
+    assert catalog.find(storage, "1") == CommitId(1, 1)
+
+
+def test_without_a_name_it_is_the_newest_complete_one(storage):
+    storage.publish("g0003-c00000003/model.safetensors", b"half")
+    assert catalog.find(storage, None) == CommitId(2, 2)
+
+
+def test_a_number_of_several_commits_is_an_error_that_lists_them(storage):
+    with pytest.raises(UnknownCommitError, match="several commits have the number 2") as caught:
+        catalog.find(storage, "2")
+    assert caught.value.candidates == ["g0002-c00000002", "g0001-c00000002"]
+
+
+@pytest.mark.parametrize("wanted", ["7", "g0001-c00000007", "02", "", "../g0001-c00000001", "²"])
+def test_a_commit_that_is_not_there_is_an_error_that_lists_what_is(storage, wanted):
+    with pytest.raises(UnknownCommitError, match="it holds g0002-c00000002, g0001-c00000002") as caught:
+        catalog.find(storage, wanted)
+    assert f"no commit '{wanted}'" in str(caught.value)
+
+
+def test_credentials_in_a_misplaced_url_are_not_repeated(storage):
+    with pytest.raises(UnknownCommitError) as caught:
+        catalog.find(storage, "s3://key:secret@bucket")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_commits_tensors_and_objects_are_known_without_reading_the_tensors(storage, monkeypatch):
+    read = []
+    read_into = storage.read_into
+
+    def note(path, buffer, start=0):
+        read.append(len(buffer))
+        return read_into(path, buffer, start)
+
+    monkeypatch.setattr(storage, "read_into", note)
+    found = contents.look_into(storage, CommitId(2, 2))
+    assert [str(spec) for spec in found.layouts["model.safetensors"].specs] == ["F32[1000]", "U8[0]"]
+    assert found.attributes == make_snapshot(2, 2).state["attributes"]
+    assert (found.samplers, found.entry.state) == ({}, "finished")
+    assert set(read) == {8, 4096}
+
+
+def test_looking_into_a_broken_commit_is_an_error_that_names_the_file(storage):
+    storage.publish("g0001-c00000001/model.safetensors", b"short")
+    with pytest.raises(CorruptCheckpointError, match=r"model\.safetensors: the file has 5 bytes"):
+        contents.look_into(storage, CommitId(1, 1))
+    storage.remove("g0001-c00000002/model.safetensors")
+    with pytest.raises(CorruptCheckpointError, match=r"model\.safetensors: the file is missing"):
+        contents.look_into(storage, CommitId(1, 2))
+    storage.publish(f"g0001-c00000002/{FILE_NAME}", NEWER_FORMAT)
+    with pytest.raises(FormatVersionError):
+        contents.look_into(storage, CommitId(1, 2))
+
+
+@pytest.mark.parametrize("part", ["attributes", "samplers"])
+@pytest.mark.parametrize("nonsense", [None, 1, [], "x"])
+def test_a_state_that_is_nonsense_is_a_corrupt_commit(part, nonsense):
+    with pytest.raises(CorruptCheckpointError, match=f"url: the {part} in its manifest"):
+        getattr(contents, part)({part: nonsense}, "url")

@@ -1,0 +1,133 @@
+"""Tensors of a commit as a safetensors file."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.inspection import export
+from hvdrecover.checkpoint.layout import TensorSpec, plan
+from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.errors import CorruptCheckpointError, ExportError, StorageError
+from tests.fakes.clock import FakeClock
+from tests.unit.checkpoint.roots import content, make_store
+
+ID = CommitId(1, 1)
+TENSORS = {
+    "model": {"a.weight": np.arange(5, dtype="f4"), "a.count": np.array([7], "i8")},
+    "ema": {"a.weight": np.arange(5, dtype="f4") / 3, "empty": np.zeros((0, 3), "f4")},
+    "optimizer": {"state.0.step": np.array([2.0], "f4")},
+}
+CODES = {"float32": "F32", "int64": "I64"}
+
+
+@pytest.fixture
+def storage(root):
+    """A commit of two models, an optimizer with options, a plain object and a sampler."""
+    arenas = {}
+    for attribute, arrays in TENSORS.items():
+        specs = [TensorSpec(name, CODES[array.dtype.name], array.shape) for name, array in arrays.items()]
+        arenas[attribute] = Arena(plan(specs))
+        for name, array in arrays.items():
+            arenas[attribute].bytes_of(name)[:] = array.reshape(-1).view(np.uint8)
+    attributes = {name: {key: {"$tensor": key} for key in arrays} for name, arrays in TENSORS.items()}
+    attributes["optimizer"]["lr"] = 0.1
+    state = {"attributes": {**attributes, "epoch": 3}, "samplers": {"sampler": {"epoch": 1}}}
+    store = make_store(root)
+    store.claim_next()
+    store.write(Snapshot(ID, arenas, state, 1, {}), rank=0)
+    return root
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Where to export to."""
+    folder = tmp_path / "exported"
+    folder.mkdir()
+    return folder
+
+
+def written(storage, path, *only, force=False):
+    names = export.to_safetensors(storage, ID, only, path, force=force, clock=FakeClock())
+    assert names == list(only)
+    return safetensors.numpy.load_file(path)
+
+
+def test_one_attribute_keeps_its_names(storage, folder):
+    before = content(storage)
+    found = written(storage, folder / "x.safetensors", "model")
+    assert {name: array.tolist() for name, array in found.items()} == {
+        "a.weight": [0, 1, 2, 3, 4],
+        "a.count": [7],
+    }
+    assert content(storage) == before
+    assert (folder / "x.safetensors").read_bytes() == before["g0001-c00000001/model.safetensors"]
+
+
+def test_several_attributes_are_told_apart_by_prefixes(storage, folder):
+    found = written(storage, folder / "x.safetensors", "model", "ema")
+    assert {(name, array.shape) for name, array in found.items()} == {
+        ("model.a.weight", (5,)),
+        ("model.a.count", (1,)),
+        ("ema.a.weight", (5,)),
+        ("ema.empty", (0, 3)),
+    }
+    for attribute in ("model", "ema"):
+        assert np.array_equal(found[f"{attribute}.a.weight"], TENSORS[attribute]["a.weight"])
+
+
+@pytest.mark.parametrize(
+    ("only", "culprits"),
+    [((), "optimizer, epoch, sampler"), (("optimizer",), "optimizer"), (("model", "epoch"), "epoch")],
+)
+def test_what_holds_more_than_tensors_is_refused(storage, folder, only, culprits):
+    with pytest.raises(ExportError, match=rf"can't hold {culprits}; export to a \.pt file, or .*model, ema"):
+        written(storage, folder / "x.safetensors", *only)
+    assert list(folder.iterdir()) == []
+
+
+def test_an_unknown_attribute_is_refused_by_a_list_of_those_there_are(storage, folder):
+    with pytest.raises(
+        ExportError, match="no attribute 'modle'; it has model, ema, optimizer, epoch, sampler"
+    ):
+        written(storage, folder / "x.safetensors", "modle")
+
+
+def test_an_existing_file_is_replaced_only_if_asked_to(storage, folder):
+    path = folder / "x.safetensors"
+    path.write_bytes(b"mine")
+    with pytest.raises(ExportError, match="the file exists"):
+        written(storage, path, "model")
+    assert path.read_bytes() == b"mine"
+    assert written(storage, path, "model", force=True)["a.count"] == [7]
+
+
+def test_a_broken_commit_leaves_no_file_and_keeps_the_old_one(storage, folder):
+    path = folder / "x.safetensors"
+    path.write_bytes(b"mine")
+    data = bytearray(storage.read(f"{ID}/model.safetensors"))
+    data[-1] ^= 1
+    storage.publish(f"{ID}/model.safetensors", bytes(data))
+    with pytest.raises(CorruptCheckpointError, match="does not match the manifest's digest"):
+        written(storage, path, "model", force=True)
+    assert [(file.name, file.read_bytes()) for file in folder.iterdir()] == [("x.safetensors", b"mine")]
+
+
+def test_a_folder_that_is_not_there_is_an_error_that_names_the_file(storage, folder):
+    path = folder / "missing" / "x.safetensors"
+    with pytest.raises(StorageError, match=f"{path}: could not write the file: .*No such file"):
+        written(storage, path, "model")
+
+
+def test_a_file_that_appears_meanwhile_is_not_replaced(folder):
+    path = folder / "x"
+    with (
+        pytest.raises(ExportError, match="the file exists"),
+        export.written_aside(path, force=False) as aside,
+    ):
+        aside.write_bytes(b"ours")
+        path.write_bytes(b"theirs")
+    assert [(file.name, file.read_bytes()) for file in folder.iterdir()] == [("x", b"theirs")]

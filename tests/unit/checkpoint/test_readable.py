@@ -1,0 +1,137 @@
+"""Plain objects as text."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdrecover.checkpoint.inspection import readable
+from hvdrecover.checkpoint.values import encode
+from tests.unit.checkpoint import golden
+
+TEXTS = {
+    "z first": "1",
+    "a later": "[None, True, 1180591620717411303424, 0.1, -0.0, 'ü']",
+    "infinite": "inf",
+    "complex": "(1-2j)",
+    "bytes": r"b'\x00\xff'",
+    "tuple": "(1, (2,))",
+    "frozenset": "frozenset({2})",
+    "deque": "deque([1, 2], maxlen=2)",
+    "keys": "{1: 'one', (2, 3): 'pair', '$tag': 'text'}",
+    "ordered": "OrderedDict({'b': 1, 'a': 2})",
+    "counter": "Counter({'a': 2, 'b': 1})",
+    "array": "array([[0, 1], [2, 3]], dtype='>i2')",
+    "scalar": "np.float32(0.5)",
+    "path": "PosixPath('/data/run')",
+    "date": "datetime.date(2024, 2, 29)",
+    "enum": "Phase.TRAIN",
+    "flags": "Access.READ|WRITE",
+    "named": "Point(1, 2)",
+    "dataclass": "Schedule(rate=0.1, steps=[1, 2])",
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_value_reads_as_in_python(name):
+    assert readable.text(encode(golden.OBJECTS[name], "")) == TEXTS[name]
+
+
+def test_every_kind_of_value_has_a_text():
+    for value in golden.OBJECTS.values():
+        assert "$" not in readable.text(encode(value, "")).replace("$tag", "")
+
+
+def test_classes_need_not_be_defined():
+    gone = {"$dataclass": ["gone.module:Outer.Config", {"mode": {"$enum": ["gone:Mode", "FAST"]}}, {"x": 1}]}
+    assert readable.text(gone) == "Config(mode=Mode.FAST, x=1)"
+    assert readable.text({"$namedtuple": ["gone:P", [1, [2]]]}) == "P(1, [2])"
+
+
+def test_a_large_array_is_summed_up():
+    assert readable.text(encode(golden.np.zeros((9, 2), "f4"), "")) == "<array <f4[9, 2]>"
+
+
+def test_tensors_are_counted():
+    tree = {"state": [{"$tensor": "a"}, {"$tensor": "b"}], "lr": 0.1, "one": {"$tensor": "c"}}
+    assert readable.text(tree) == "{'state': <2 tensors>, 'lr': 0.1, 'one': <tensor c>}"
+    assert readable.only_tensors(tree["state"]) and readable.only_tensors(tree["one"])
+    assert not any(map(readable.only_tensors, (tree, {}, [], "x")))
+    assert readable.holds_tensors(tree) and not readable.holds_tensors({"$tuple": [1, {"a": []}]})
+
+
+def test_long_values_are_broken_into_lines():
+    value = {"betas": {"$tuple": [0.9, 0.999]}, "params": list(range(8)), "empty": []}
+    assert readable.text(value, "group = ", 30) == (
+        "group = {\n"
+        "    'betas': (0.9, 0.999),\n"
+        "    'params': [\n" + "".join(f"        {number},\n" for number in range(8)) + "    ],\n"
+        "    'empty': [],\n"
+        "}"
+    )
+    assert readable.shortened(value, 20) == "{'betas': (0.9, 0.9…"
+
+
+def test_nothing_that_a_terminal_obeys_gets_through():
+    hostile = "\x1b[2J\x07\r\u202e\u0085"
+    value = {
+        hostile: [hostile, {"$enum": [f"m:{hostile}", hostile]}],
+        "$": 1,
+        "d": {"$dataclass": [hostile, {hostile: {"$tensor": hostile}}, {}]},
+    }
+    assert readable.text(value).isprintable()
+    assert readable.printable(hostile).isprintable()
+    assert readable.printable("plain ü") == "plain ü"
+    paths = readable.differences(value, {**value, "d": 0, hostile: [1, 2]})
+    assert all(path.isprintable() for path in paths)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text() | st.integers(),
+        lambda inner: (
+            st.lists(inner)
+            | st.dictionaries(st.text(), inner)
+            | st.dictionaries(
+                st.sampled_from(
+                    ["$tuple", "$dict", "$enum", "$dataclass", "$deque", "$numpy", "$int", "$tensor"]
+                ),
+                inner,
+                min_size=1,
+                max_size=2,
+            )
+        ),
+    )
+)
+def test_any_json_has_a_text_that_is_printable(value):
+    value = json.loads(json.dumps(value))
+    assert readable.text(value).isprintable()
+    assert readable.differences(value, None) in ({"": (readable.shortened(value), "None")}, {})
+
+
+def test_what_is_nested_too_deeply_is_cut_off():
+    value = []
+    for _ in range(400):
+        value = [value]
+    assert "…" in readable.text(value)
+    assert not readable.holds_tensors(value)
+    assert readable.differences(value, [value])
+
+
+def test_differences_name_the_way_to_each():
+    a = {"group": [{"lr": 0.1, "betas": {"$tuple": [0.9, 0.99]}}], "keys": {"$dict": [[1, "x"], [2, "y"]]}}
+    b = {"group": [{"lr": 0.2, "betas": {"$tuple": [0.9, 0.9]}}], "keys": {"$dict": [[1, "x"], [3, "y"]]}}
+    assert readable.differences(a, b) == {
+        "group[0].lr": ("0.1", "0.2"),
+        "group[0].betas": ("(0.9, 0.99)", "(0.9, 0.9)"),
+        "keys[2]": ("'y'", None),
+        "keys[3]": (None, "'y'"),
+    }
+    assert readable.differences({"a": 1}, {"a": True}) == {"a": ("1", "True")}
+
+
+def test_tensors_that_come_and_go_are_no_differences_of_objects():
+    assert readable.differences({"w": {"$tensor": "w"}, "n": 1}, {"v": [{"$tensor": "v"}], "n": 1}) == {}

@@ -1,0 +1,167 @@
+"""Verifying commits, and pruning by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from hvdrecover.checkpoint import leases
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.inspection import prune, verify
+from hvdrecover.checkpoint.manifest import FILE_NAME
+from hvdrecover.checkpoint.settings import Best, Keep
+from hvdrecover.errors import ConfigError, CorruptCheckpointError, StorageError, UnknownCommitError
+from tests.fakes.clock import FakeClock
+from tests.unit.checkpoint.roots import content, make_snapshot, make_store
+
+CLOCK = FakeClock(start=1000.0)
+COMMITS = [CommitId(1, number) for number in (3, 2, 1)]
+
+
+def ignore(count):
+    pass
+
+
+@pytest.fixture
+def storage(root):
+    """A root with the commits 1, 2 and 3."""
+    store = make_store(root, clock=FakeClock(start=50.0), keep=9)
+    store.claim_next()
+    for number in (1, 2, 3):
+        store.write(make_snapshot(1, number), rank=0)
+    return root
+
+
+def flip(storage, path, where=-1):
+    data = bytearray(storage.read(path))
+    data[where] ^= 0x80
+    storage.publish(path, bytes(data))
+
+
+def test_an_intact_commit_is_read_through(storage, monkeypatch):
+    monkeypatch.setattr(verify, "PIECE", 4096)
+    told = []
+    verdict = verify.verify(storage, CommitId(1, 1), CLOCK, told.append)
+    assert (verdict.intact, verdict.problems, verdict.text) == (True, {}, "")
+    sizes = [storage.size(f"g0001-c00000001/{name}.safetensors") for name in ("model", "optimizer")]
+    assert verdict.nbytes == sum(sizes) == sum(told) == verify.total_bytes(storage, [CommitId(1, 1)])
+    assert told == [4096, sizes[0] - 4096, 4096, sizes[1] - 4096]
+
+
+@pytest.mark.parametrize("where", [5000, -1], ids=["in the middle", "at the end"])
+def test_a_flipped_bit_is_found(storage, where):
+    flip(storage, "g0001-c00000001/model.safetensors", where)
+    verdict = verify.verify(storage, CommitId(1, 1), CLOCK, ignore)
+    assert verdict.problems == {
+        "model.safetensors": "the file's content does not match the manifest's digest"
+    }
+
+
+def test_every_broken_file_is_named_with_its_reason(storage):
+    storage.publish("g0001-c00000001/model.safetensors", b"short")
+    storage.remove("g0001-c00000001/optimizer.safetensors")
+    verdict = verify.verify(storage, CommitId(1, 1), CLOCK, ignore)
+    assert verdict.text == (
+        "model.safetensors: the file has 5 bytes, and the manifest says 8096; "
+        "optimizer.safetensors: the file is missing"
+    )
+
+
+def test_a_broken_manifest_is_a_problem_of_the_manifest(storage):
+    storage.publish(f"g0001-c00000001/{FILE_NAME}", b"{")
+    (file,) = verify.verify(storage, CommitId(1, 1), CLOCK, ignore).problems
+    assert file == FILE_NAME
+    assert verify.total_bytes(storage, [CommitId(1, 1)]) == 0
+
+
+def test_verifying_leaves_the_root_as_it_is(storage):
+    flip(storage, "g0001-c00000001/model.safetensors")
+    before = content(storage)
+    verify.verify_all(storage, COMMITS, CLOCK, ignore)
+    assert content(storage) == before
+
+
+def test_a_commit_is_leased_while_it_is_read(storage):
+    held = []
+    verify.verify(
+        storage, COMMITS[0], CLOCK, lambda _: held.append(leases.is_read(storage, COMMITS[0], 1000))
+    )
+    assert held == [True, True]
+    assert not leases.is_read(storage, COMMITS[0], 1000)
+
+
+def test_without_names_all_complete_commits_are_due(storage):
+    storage.publish("g0001-c00000004/model.safetensors", b"half")
+    assert verify.due(storage, []) == COMMITS
+    assert verify.due(storage, ["1", "g0001-c00000003", "1"]) == [COMMITS[2], COMMITS[0]]
+    with pytest.raises(UnknownCommitError):
+        verify.due(storage, ["9"])
+
+
+def test_a_commit_that_a_job_deletes_meanwhile_is_left_out(storage):
+    storage.delete("g0001-c00000002")
+    assert list(verify.verify_all(storage, COMMITS, CLOCK, ignore)) == [COMMITS[0], COMMITS[2]]
+
+
+def test_storage_that_fails_says_nothing_about_the_commit(storage, monkeypatch):
+    def away(path, buffer, start=0):
+        raise StorageError(path, "the network is down")
+
+    monkeypatch.setattr(storage, "read_into", away)
+    with pytest.raises(StorageError, match="network"):
+        verify.verify(storage, COMMITS[0], CLOCK, ignore)
+
+
+# -- pruning -------------------------------------------------------------------------------------------
+
+
+def names(entries):
+    return [entry.id.commit for entry in entries]
+
+
+def test_a_plan_tells_what_goes_what_stays_and_what_is_never_touched(storage):
+    storage.publish("g0001-c00000002/QUARANTINE.json", b"{}")
+    storage.publish("g0001-c00000004/model.safetensors", b"half")
+    before = content(storage)
+    plan = prune.plan(storage, Keep(1), CLOCK)
+    assert (names(plan.delete), names(plan.keep), names(plan.untouched)) == ([1], [3], [4, 2])
+    assert content(storage) == before
+
+
+def test_every_rule_counts(storage):
+    assert names(prune.plan(storage, Keep(1, every=2), CLOCK).keep) == [3, 2, 1]
+    assert names(prune.plan(storage, Keep(1, younger_than=951), CLOCK).keep) == [3, 2, 1]
+    assert names(prune.plan(storage, Keep(1, younger_than=949), CLOCK).keep) == [3]
+    assert names(prune.plan(storage, Keep(1, best=Best("z")), CLOCK).keep) == [3, 1]
+
+
+def test_a_metric_that_no_commit_has_is_an_error(storage):
+    with pytest.raises(ConfigError, match="--keep-best: the state has no attribute 'loss'"):
+        prune.plan(storage, Keep(1, best=Best("loss")), CLOCK)
+
+
+def test_what_is_planned_is_deleted_and_nothing_else(storage):
+    plan = prune.plan(storage, Keep(1), CLOCK)
+    kept = {path: data for path, data in content(storage).items() if "c00000003" in path}
+    assert [(entry.id.commit, gone) for entry, gone in prune.delete(storage, plan, CLOCK)] == [
+        (1, True),
+        (2, True),
+    ]
+    assert {path: data for path, data in content(storage).items() if not path.startswith("claims")} == kept
+
+
+def test_a_commit_that_is_being_read_stays(storage):
+    plan = prune.plan(storage, Keep(1), CLOCK)
+    with leases.reading(storage, CommitId(1, 1), CLOCK):
+        done = [(entry.id.commit, gone) for entry, gone in prune.delete(storage, plan, CLOCK)]
+    assert done == [(1, False), (2, True)]
+    assert verify.verify(storage, CommitId(1, 1), CLOCK, ignore).intact
+
+
+def test_the_only_commit_that_is_intact_is_not_deleted(storage):
+    flip(storage, "g0001-c00000003/model.safetensors")
+    plan = prune.plan(storage, Keep(1), CLOCK)
+    with pytest.raises(CorruptCheckpointError, match="nothing was deleted") as caught:
+        prune.check_one_is_intact(storage, plan, CLOCK, ignore)
+    assert "g0001-c00000003: model.safetensors: the file's content" in str(caught.value)
+    prune.check_one_is_intact(storage, prune.plan(storage, Keep(2), CLOCK), CLOCK, ignore)
+    prune.check_one_is_intact(storage, prune.plan(storage, Keep(3), CLOCK), CLOCK, ignore)
