@@ -1,0 +1,459 @@
+"""The commands that look at a checkpoint root: what they say, and how they exit."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvdrecover import cli
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.manifest import FILE_NAME
+from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.storage import LocalStorage
+from hvdrecover.cli import options, tables
+from tests.unit.checkpoint.roots import content, make_snapshot, make_store
+
+DOCS = Path(__file__).parents[2] / "docs" / "commands.md"
+SHOWN = re.findall(r"^\$ hvdrecover (.*)$", DOCS.read_text(), re.MULTILINE)
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A checkpoint root with the commits 1, 2 and 3, written in 1970; the run finished at the last."""
+    storage = LocalStorage(tmp_path / "root")
+    store = make_store(storage, keep=9)
+    store.claim_next()
+    for number in (1, 2, 3):
+        store.write(snapshot(number), rank=0)
+    return tmp_path / "root"
+
+
+def snapshot(number: int) -> Snapshot:
+    made = make_snapshot(1, number, finished=number == 3)
+    tensors = {name: {"$tensor": name} for name in ("weight", "empty")}
+    plain = {"val_loss": 1 / number, "name": "\x1b[31mred"}
+    made.state["attributes"] = {"model": tensors, "optimizer": tensors, **plain}
+    made.state["samplers"] = {"sampler": {"epoch": number}}
+    return made
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs a command, and gives its exit code, its output and its errors."""
+
+    def run(*arguments):
+        try:
+            code = cli.main([str(argument) for argument in arguments])
+        except SystemExit as stop:
+            code = stop.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def document(run):
+    """Runs a command with ``--json``, and gives its exit code and the document."""
+
+    def document(*arguments):
+        code, output, _ = run(*arguments, "--json")
+        return code, json.loads(output)
+
+    return document
+
+
+def columns(line):
+    return re.split(r"  +", line.strip())
+
+
+# -- ls ------------------------------------------------------------------------------------------------
+
+
+def test_ls_lists_the_newest_first(run, root):
+    code, output, errors = run("ls", root)
+    header, *lines = output.splitlines()
+    assert (code, errors) == (0, "")
+    assert " ".join(columns(header)) == "generation commit age size ranks framework state digests"
+    assert [columns(line)[1] for line in lines] == ["3", "2", "1"]
+    assert [columns(line)[-2:] for line in lines] == [
+        ["finished", "unchecked"],
+        ["complete", "unchecked"],
+        ["complete", "unchecked"],
+    ]
+    assert columns(lines[0])[4:6] == ["2", "torch 2.13.0"]
+
+
+def test_ls_verifies_if_asked_to_and_says_below_what_is_wrong(run, document, root):
+    flip(root / "g0001-c00000002" / "model.safetensors")
+    (root / "g0001-c00000001" / FILE_NAME).write_text("{")
+    output = run("ls", root, "--verify")[1]
+    assert [columns(line)[-1] for line in output.splitlines()[1:4]] == ["ok", "broken", "unchecked"]
+    assert "\ng0001-c00000002 is broken: model.safetensors: the file's content does not match" in output
+    assert "\ng0001-c00000001 is broken: MANIFEST.json: the manifest is not JSON" in output
+    _, found = document("ls", root, "--verify")
+    assert [commit["intact"] for commit in found["commits"]] == [True, False, None]
+
+
+def test_ls_as_json(document, root):
+    code, found = document("ls", root)
+    assert (code, found["root"], len(found["commits"])) == (0, f"file://{root}", 3)
+    newest = found["commits"][0]
+    assert newest.pop("bytes") > 8000
+    assert newest.pop("time") < 10**9
+    assert newest == {
+        "commit": "g0001-c00000003",
+        "generation": 1,
+        "number": 3,
+        "state": "finished",
+        "reason": None,
+        "world_size": 2,
+        "versions": {"torch": "2.13.0"},
+        "intact": None,
+        "problems": None,
+    }
+
+
+def test_ls_of_a_root_without_commits(run, document, tmp_path):
+    make_store(LocalStorage(tmp_path / "root")).claim_next()
+    assert run("ls", tmp_path / "root") == (0, f"file://{tmp_path}/root holds no commits yet\n", "")
+    assert document("ls", tmp_path / "root")[1]["commits"] == []
+
+
+# -- show ----------------------------------------------------------------------------------------------
+
+
+def test_show_tells_what_the_newest_commit_holds(run, root):
+    code, output, _ = run("show", root)
+    lines = output.splitlines()
+    assert (code, lines[0]) == (0, "g0001-c00000003")
+    assert "by host host, pid" in output
+    assert "\nmodel.safetensors, 8.1 kB\n" in output
+    assert [columns(line) for line in lines if "F32" in line] == [
+        ["weight", "F32", "[1000]", "4.0 kB"],
+        ["weight", "F32", "[7]", "28 B"],
+    ]
+    assert r"  name = '\x1b[31mred'" in lines
+    assert "  sampler = {'epoch': 3}" in lines
+    assert "model =" not in output  # its tensors are listed already
+
+
+def test_show_as_json(document, root):
+    code, found = document("show", root, "2")
+    assert (code, found["commit"], found["attributes"]["val_loss"]) == (0, "g0001-c00000002", 0.5)
+    assert found["samplers"] == {"sampler": {"epoch": 2}}
+    assert [file["name"] for file in found["files"]] == ["model.safetensors", "optimizer.safetensors"]
+    assert found["files"][1]["tensors"] == [
+        {"name": "weight", "dtype": "F32", "shape": [7], "bytes": 28},
+        {"name": "empty", "dtype": "U8", "shape": [0], "bytes": 0},
+    ]
+
+
+# -- verify --------------------------------------------------------------------------------------------
+
+
+def test_verify_exits_with_0_if_all_is_intact(run, document, root):
+    code, output, errors = run("verify", root)
+    assert (code, errors) == (0, "")
+    assert output.splitlines()[:3] == [f"g0001-c0000000{number}: ok" for number in (3, 2, 1)]
+    assert "3 commits read" in output
+    assert document("verify", root, "1")[1]["intact"] is True
+
+
+def test_verify_exits_with_1_and_names_what_is_broken(run, document, root):
+    flip(root / "g0001-c00000002" / "model.safetensors")
+    before = content(LocalStorage(root))
+    code, output, _ = run("verify", root)
+    assert code == 1
+    assert "g0001-c00000002: broken\n  model.safetensors: the file's content does not match" in output
+    code, found = document("verify", root)
+    assert (code, found["intact"]) == (1, False)
+    assert [list(commit["problems"]) for commit in found["commits"]] == [[], ["model.safetensors"], []]
+    assert run("verify", root, "3", "1")[0] == 0
+    assert content(LocalStorage(root)) == before
+
+
+# -- diff ----------------------------------------------------------------------------------------------
+
+
+def test_diff_tells_what_has_changed(run, document, root):
+    code, output, _ = run("diff", root, "1", "3")
+    assert code == 0
+    lines = [columns(line) for line in output.splitlines()]
+    assert ["model.weight", "F32[1000]", "0.001", "1000"] in lines
+    assert ["val_loss", "1.0", "0.3333333333333333"] in lines
+    assert lines[-1] == ["2 tensors unchanged"]
+    code, found = document("diff", root, "1", "3")
+    assert (code, found["a"], found["b"]) == (0, "g0001-c00000001", "g0001-c00000003")
+    assert [change["name"] for change in found["changed"]] == ["optimizer.weight", "model.weight"]
+    assert found["changed"][1]["relative_change"] == pytest.approx(2 / 2000)
+    assert {"path": "sampler.epoch", "a": "1", "b": "3"} in found["objects"]
+
+
+def test_diff_writes_no_infinity_as_json(document, root):
+    zeros = snapshot(4)
+    zeros.id = CommitId(2, 4)
+    zeros.arenas["model"].bytes_of("weight")[:] = 0
+    make_store(LocalStorage(root), keep=9).write(zeros, rank=0)
+    found = document("diff", root, "4", "3")[1]
+    (change,) = (change for change in found["changed"] if change["name"] == "model.weight")
+    assert (change["relative_change"], change["largest_value"]) == (None, 0.0)
+
+
+# -- prune ---------------------------------------------------------------------------------------------
+
+
+def test_prune_deletes_what_no_rule_keeps(run, root):
+    code, output, _ = run("prune", root, "--keep", "1", "--keep-best", "val_loss:max")
+    assert code == 0
+    assert output.splitlines()[0].startswith("deleted g0001-c00000002, ")
+    assert "kept: g0001-c00000003, g0001-c00000001" in output
+    assert sorted(path.name for path in root.glob("g*")) == ["g0001-c00000001", "g0001-c00000003"]
+
+
+def test_prune_only_says_what_it_would_do_if_asked_to(run, document, root):
+    before = content(LocalStorage(root))
+    code, output, _ = run("prune", root, "--keep", "1", "--dry-run")
+    assert (code, output.splitlines()[-1][:23]) == (0, "would delete 2 commits,")
+    _, found = document("prune", root, "--keep", "1", "--dry-run")
+    assert found["dry_run"] is True
+    assert [commit["commit"] for commit in found["deleted"]] == ["g0001-c00000001", "g0001-c00000002"]
+    assert found["bytes_freed"] == sum(commit["bytes"] for commit in found["deleted"]) > 0
+    assert (found["kept"], found["untouched"], found["being_read"]) == (["g0001-c00000003"], [], [])
+    assert content(LocalStorage(root)) == before
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_prune_refuses_to_delete_the_only_intact_commit(run, root, dry):
+    flip(root / "g0001-c00000003" / "model.safetensors")
+    before = content(LocalStorage(root))
+    code, output, errors = run("prune", root, "--keep", "1", *dry)
+    assert (code, output) == (1, "")
+    assert "nothing was deleted" in errors
+    assert content(LocalStorage(root)) == before
+
+
+def test_prune_says_what_it_leaves_alone(run, root):
+    (root / "g0001-c00000002" / "QUARANTINE.json").write_text('{"reason": "a flipped bit"}')
+    output = run("prune", root, "--keep", "1")[1]
+    assert "left g0001-c00000002, which is quarantined: a flipped bit" in output
+    assert (root / "g0001-c00000002" / FILE_NAME).exists()
+
+
+# -- export --------------------------------------------------------------------------------------------
+
+
+def test_export_writes_a_file_and_says_which(run, document, root, tmp_path):
+    file = tmp_path / "model.safetensors"
+    code, output, _ = run("export", root, "1", "--to", file, "--only", "model")
+    assert (code, output) == (0, f"model of g0001-c00000001: {file}, 8.1 kB\n")
+    code, output, errors = run("export", root, "--to", file, "--only", "model")
+    assert (code, output) == (1, "")
+    assert f"{file}: the file exists" in errors
+    code, found = document("export", root, "--to", file, "--only", "model", "--only", "optimizer", "--force")
+    assert (code, found["commit"], found["attributes"]) == (0, "g0001-c00000003", ["model", "optimizer"])
+    assert found["bytes"] == file.stat().st_size
+
+
+# -- errors --------------------------------------------------------------------------------------------
+
+COMMANDS = (
+    ["ls"],
+    ["show"],
+    ["verify"],
+    ["diff", "1", "2"],
+    ["prune", "--keep", "1"],
+    ["export", "--to", "x.safetensors"],
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("carrierpigeon://user:hunter2@loft/run", "'carrierpigeon://loft/run' can't be opened"),
+        ("missing", "does not exist, or is empty"),
+        ("foreign", "this is no checkpoint root: it holds no commits, but 'photo.jpg'"),
+        ("root/g0001-c00000001", "this is one commit of a checkpoint root"),
+        ("foreign/photo.jpg", "could not list the folder"),
+    ],
+)
+def test_a_url_that_is_no_root_is_an_error_of_one_line(run, root, monkeypatch, command, url, problem):
+    monkeypatch.chdir(root.parent)
+    Path("foreign").mkdir()
+    Path("foreign/photo.jpg").write_bytes(b"")
+    code, output, errors = run(command[0], url, *command[1:])
+    assert (code, output, errors.count("\n")) == (1, "", 1)
+    assert errors.startswith("hvdrecover: ") and problem in errors
+    assert "hunter2" not in errors
+    assert not Path("missing").exists() and not Path("x.safetensors").exists()
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command[0] in ("show", "export")])
+def test_an_unknown_broken_or_newer_commit_is_an_error_of_one_line(run, root, monkeypatch, command):
+    monkeypatch.chdir(root.parent)
+    (root / "g0001-c00000001" / FILE_NAME).write_text('{"format": 2, "digest": "?"}')
+    (root / "g0001-c00000002" / FILE_NAME).write_text("{")
+    for commit, problem in (("9", "holds no commit '9'"), ("1", "upgrade hvdrecover"), ("2", "is not JSON")):
+        code, output, errors = run(command[0], root, commit, *command[1:])
+        assert (code, output, errors.count("\n")) == (1, "", 1)
+        assert problem in errors
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["ls"],
+        ["nonsense"],
+        ["ls", "root", "s3://key:hunter2@bucket"],
+        ["prune", "root"],
+        ["prune", "root", "--keep", "0"],
+        ["prune", "root", "--keep", "1", "--keep-younger", "7 fortnights"],
+        ["prune", "root", "--keep", "1", "--keep-best", "loss"],
+        ["export", "root", "--to", "model.bin"],
+    ],
+)
+def test_wrong_arguments_exit_with_2(run, arguments):
+    code, output, errors = run(*arguments)
+    assert (code, output) == (2, "")
+    assert errors.startswith("usage: hvdrecover")
+    assert "hunter2" not in errors
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), ("2h", 7200), ("7d", 604800), ("1w", 604800)]
+)
+def test_durations(text, seconds):
+    assert options.seconds(text) == seconds
+
+
+def test_the_best_of_a_metric():
+    best = options.best("val_loss:max:4")
+    assert (best.metric, best.mode, best.count) == ("val_loss", "max", 4)
+    assert (options.best("x:min").mode, options.best("x:min").count) == ("min", 1)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (99_949, "99.9 kB"),
+        (123_456, "123 kB"),
+        (10**9, "1.0 GB"),
+    ],
+)
+def test_sizes(nbytes, text):
+    assert tables.size(nbytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(-5, "0 s"), (59.9, "59 s"), (60, "1 min"), (7300, "2 h"), (10**6, "11 d")]
+)
+def test_ages(seconds, text):
+    assert tables.age(seconds) == text
+
+
+# -- processes -----------------------------------------------------------------------------------------
+
+
+def hvdrecover(*arguments, **options):
+    command = [sys.executable, "-m", "hvdrecover", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+
+
+@pytest.mark.parametrize("command", ["ls", "show", "verify"])
+def test_looking_imports_no_framework(root, command):
+    program = "import sys; from hvdrecover.cli import main; main(sys.argv[1:]); print('', *sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program, command, root], capture_output=True, text=True, timeout=120
+    )
+    imported = {name.split(".")[0] for name in done.stdout.splitlines()[-1].split()}
+    assert {"hvdrecover", "rich"} <= imported
+    assert not imported & {"torch", "tensorflow", "keras", "horovod"}
+
+
+def test_output_that_nobody_reads_on_is_no_error(root):
+    command = f"'{sys.executable}' -m hvdrecover show '{root}' --json | head -c 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert done.stderr == ""
+
+
+def on_a_terminal(*arguments):
+    """What a command writes on a terminal of 80 columns."""
+    parent, child = pty.openpty()
+    environ = {**os.environ, "COLUMNS": "80", "TERM": "xterm"}
+    command = [sys.executable, "-m", "hvdrecover", *map(str, arguments)]
+    process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environ)
+    os.close(child)
+    output = b""
+    try:
+        while piece := os.read(parent, 1 << 16):
+            output += piece
+    except OSError:  # how Linux says that the other side is closed
+        pass
+    finally:
+        os.close(parent)
+    return process.wait(60), output.decode()
+
+
+def test_a_terminal_of_80_columns_is_enough_and_shows_progress(root):
+    code, output = on_a_terminal("ls", root, "--verify")
+    assert code == 0
+    assert "verifying" in output and "\x1b[" in output
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output).split("\r\n")
+    table = [line for line in lines if "torch 2.13.0" in line]
+    assert [columns(line)[-1] for line in table] == ["ok", "ok", "ok"]
+    assert all(len(line) <= 80 for line in table)
+
+
+def test_without_a_terminal_there_is_neither_progress_nor_colour(root):
+    done = hvdrecover("verify", root)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+
+
+def test_long_names_are_whole_without_a_terminal(run, root):
+    (root / "g0001-c00000002" / "QUARANTINE.json").write_text(json.dumps({"reason": "x" * 500}))
+    assert "x" * 500 in run("ls", root)[1]
+
+
+# -- the documentation ---------------------------------------------------------------------------------
+
+
+def test_the_documentation_shows_every_command():
+    shown = {command.split()[0] for command in SHOWN}
+    assert shown == {"ls", "show", "verify", "diff", "prune", "export"}
+
+
+def test_what_the_documentation_shows_runs(run, root, monkeypatch):
+    monkeypatch.chdir(root.parent)
+    shutil.copytree(root, "checkpoints/run-1")
+    for command in SHOWN:
+        code, output, errors = run(*command.split())
+        assert (code, errors) == (0, ""), command
+        assert output
+    assert Path("model.safetensors").exists()
+
+
+def test_the_documentation_names_every_key(document, root, tmp_path):
+    text = DOCS.read_text()
+    for command in (*COMMANDS[:4], ["prune", "--keep", "2"]):
+        _, found = document(command[0], root, *command[1:])
+        for key in [*found, *(key for item in found.get("commits", []) for key in item)]:
+            assert f"`{key}`" in text, f"{command[0]}: {key}"
