@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import paramiko
 import pytest
 from paramiko.sftp import CMD_OPEN
 
+from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.storage import Storage, open_storage
 from hvdrecover.checkpoint.storage.sftp_sessions import Session
 from hvdrecover.errors import StorageError
@@ -119,6 +121,25 @@ def test_sessions_are_used_again(sftp: Backend, monkeypatch: pytest.MonkeyPatch)
         storage.publish(f"{number}", b"")
         assert storage.size("nowhere") is None
     assert len(opened) == 1
+
+
+def test_a_server_may_send_less_than_it_is_asked_for(sftp: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, content = sftp.open(), noise(5 << 20)
+    storage.write("f", content)
+    answered: list[int] = []
+    answer = Session._answer
+
+    def note(self: Session, *args: Any) -> bytes:
+        data = answer(self, *args)
+        answered.append(len(data))
+        return data
+
+    monkeypatch.setattr(Session, "_largest_request", lambda self: 1 << 20)  # OpenSSH sends a quarter of it
+    monkeypatch.setattr(Session, "_answer", note)
+    into = np.zeros(len(content), dtype=np.uint8)
+    assert sftp.open().read_into("f", into) == (len(content), digest(content))
+    assert np.array_equal(into, content)
+    assert max(answered) < 1 << 20
 
 
 # -- durability ----------------------------------------------------------------------------------------

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import numpy as np
-
 from hvdrecover.checkpoint.arena import Bytes
 from hvdrecover.checkpoint.digest import Digest
 from hvdrecover.checkpoint.storage.failures import failures
@@ -71,18 +69,11 @@ class SftpStorage:
 
     def read_into(self, path: str, buffer: Bytes, start: int = 0) -> ReadBytes:
         """Fill ``buffer`` with a file's bytes from ``start`` on; less only where the file ends."""
-        with failures(self.url, path, "read the file"):
-            with self._sessions.session() as session:
-                there = max(session.stat(self._path(path)).st_size - start, 0)
-
-            def get(piece: Bytes, at: int) -> None:
-                with self._sessions.session() as session, session.open_large(self._path(path), "rb") as file:
-                    (data,) = file.readv([(start + at, len(piece))])
-                piece[:] = np.frombuffer(data, dtype=np.uint8)
-
-            digest, wanted = Digest(), buffer[:there]
-            for piece, _ in transferred(wanted, self._piece, _AT_ONCE, get):
-                digest.update(piece)
+        with self._session(path, "read the file") as session:
+            with session.open(self._path(path), "rb") as file:
+                wanted, digest = buffer[: max(file.stat().st_size - start, 0)], Digest()
+                for part in session.fill(file, wanted.data, start):
+                    digest.update(part)
             return ReadBytes(len(wanted), digest.hex())
 
     def write(self, path: str, buffer: Bytes) -> str:

@@ -7,16 +7,18 @@ ends the connection too, so that the next attempt starts from a new one.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import paramiko
-from paramiko.sftp import CMD_EXTENDED, CMD_VERSION
+from paramiko.sftp import CMD_EXTENDED, CMD_READ, CMD_STATUS, CMD_VERSION, int64
 
 _FSYNC = "fsync@openssh.com"
 _LIMITS = "limits@openssh.com"
 _REQUEST = 1 << 17  # bytes; each request costs processor time, and four times paramiko's size halves that
+_AHEAD = 1 << 23  # bytes that are asked for before the first of them has come
 _WINDOW = 1 << 24  # bytes the server may send before it has to hear from here
 _KEEPALIVE = 30  # seconds
 
@@ -30,10 +32,51 @@ class Session(paramiko.SFTPClient):  # type: ignore[misc]
         self._most = self._largest_request()
 
     def open_large(self, path: str, mode: str) -> paramiko.SFTPFile:
-        """Open a file for large transfers."""
+        """Open a file for large writes."""
         file = self.open(path, mode)
         file.MAX_REQUEST_SIZE = self._most
         return file
+
+    def fill(self, file: paramiko.SFTPFile, into: memoryview, start: int) -> Iterator[memoryview]:
+        """Fill memory with a file's bytes from ``start`` on; many requests are sent ahead of their answers.
+
+        Yields:
+            The parts of ``into`` that were filled, in order.
+
+        Raises:
+            EOFError: the file ends before.
+        """
+        answers = _Answers()
+        asked: deque[tuple[int, int, int]] = deque()
+        ahead = done = 0
+        while done < len(into):
+            while ahead < len(into) and ahead - done < _AHEAD:
+                count = min(self._most, len(into) - ahead)
+                asked.append((self._ask(answers, file, start + ahead, count), ahead, count))
+                ahead += count
+            number, done, count = asked.popleft()
+            end = done + count
+            while done < end:
+                data = self._answer(answers, number)
+                into[done : done + len(data)] = data
+                yield into[done : done + len(data)]
+                done += len(data)
+                if done < end:  # a server may send less than it was asked for
+                    number = self._ask(answers, file, start + done, end - done)
+
+    def _ask(self, answers: _Answers, file: paramiko.SFTPFile, start: int, count: int) -> int:
+        return int(self._async_request(answers, CMD_READ, file.handle, int64(start), count))
+
+    def _answer(self, answers: _Answers, number: int) -> bytes:
+        while number not in answers.come:
+            self._read_response()
+        kind, message = answers.come.pop(number)
+        if kind == CMD_STATUS:
+            self._convert_status(message)
+        data: bytes = message.get_string()
+        if not data:
+            raise EOFError("the file ends before its size")
+        return data
 
     def sync(self, file: paramiko.SFTPFile) -> None:
         """Have the server bring a file to its disk."""
@@ -72,6 +115,16 @@ class Session(paramiko.SFTPClient):  # type: ignore[misc]
                 self._offered.add(answer.get_text())
                 answer.get_string()
         return kind, data
+
+
+class _Answers:
+    """What came in answer to requests; paramiko hands it over as it does to a file."""
+
+    def __init__(self) -> None:
+        self.come: dict[int, tuple[int, paramiko.Message]] = {}
+
+    def _async_response(self, kind: int, message: paramiko.Message, number: int) -> None:
+        self.come[number] = (kind, message)
 
 
 class Sessions:
