@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from hvdrecover.checkpoint import root
 from hvdrecover.checkpoint.root import CLAIMS
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.clock import Clock
@@ -72,7 +73,7 @@ class Claims:
     def read(self, generation: int) -> Claim:
         """One claim. One that is damaged is nobody's, and may have had commits."""
         try:
-            fields = json.loads(self._storage.read(_path(generation)))
+            fields = json.loads(root.read_note(self._storage, _path(generation)))
             return Claim(generation, str(fields["job"]), bool(fields["acknowledged"]))
         except (ValueError, KeyError, TypeError, RecursionError):
             return Claim(generation, "", True)

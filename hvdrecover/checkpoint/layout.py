@@ -131,10 +131,11 @@ def parse(header: bytes, file_size: int) -> Layout:
         file_size: the size of the file in bytes.
 
     Raises:
-        ValueError: the header is not JSON, or describes overlapping, missing, oversized or unknown tensors.
+        ValueError: the header is not JSON, or describes overlapping, missing, oversized, unaligned or unknown
+            tensors.
     """
     try:
-        entries = json.loads(header[8:])
+        entries = json.loads(header[8:].decode())  # or it would guess at other encodings
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the header is not JSON: {error}") from error
     if not isinstance(entries, dict):
@@ -146,6 +147,8 @@ def parse(header: bytes, file_size: int) -> Layout:
     for spec, start, end in found:
         if start != position or end - start != spec.nbytes:
             raise ValueError(f"tensor '{spec.name}' does not lie where the one before it ends")
+        if (len(header) + start) % ITEM_BYTES[spec.dtype]:
+            raise ValueError(f"tensor '{spec.name}' is not aligned, so no array can be made of its bytes")
         position = end
     if len(header) + position != file_size:
         raise ValueError(f"the tensors end at byte {len(header) + position} of {file_size}")

@@ -113,7 +113,7 @@ def loads(data: bytes, url: str, expected: CommitId) -> Manifest:
         FormatVersionError: it is of a newer format.
     """
     try:
-        fields = json.loads(data)
+        fields = json.loads(data.decode())  # or it would guess at other encodings
         if not isinstance(fields, dict):
             raise CorruptCheckpointError(url, "the manifest is not a JSON object")
         claimed, version = fields.pop("digest", None), fields.get("format")

@@ -26,6 +26,7 @@ CLAIMS = "claims"
 READERS = "readers"
 QUARANTINE = "QUARANTINE.json"
 TENSORS = ".safetensors"
+_MAX_NOTE = 1 << 16  # bytes; what is larger is not read into memory
 MANIFEST_GONE = "its manifest is gone"  # why a commit is quarantined that lost only that
 
 
@@ -68,6 +69,17 @@ def quarantine(storage: Storage, commit: CommitId, reason: str, clock: Clock) ->
     if not is_quarantined(storage, commit):
         note = json.dumps({"time": clock.now(), "reason": reason}).encode()
         storage.publish(quarantine_path(commit), note)
+
+
+def read_note(storage: Storage, path: str) -> str:
+    """The text of a claim or a mark; empty if there is none, or something that can't be one.
+
+    Raises:
+        ValueError: it is no text.
+        StorageError: the storage failed.
+    """
+    size = storage.size(path)
+    return "" if size is None or size > _MAX_NOTE else storage.read(path).decode()
 
 
 def read_manifest(storage: Storage, commit: CommitId) -> Manifest:

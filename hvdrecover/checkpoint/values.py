@@ -333,13 +333,25 @@ def _unpack_numpy(payload: Any, inner: Callable[[Any], Any]) -> Any:
     name, shape, data, scalar = payload
     if not _PLAIN_DTYPE.fullmatch(name):
         raise ValueError(f"the dtype {name} is not plain")
-    dtype = np.dtype(name)
-    # Not frombuffer: an empty string has items of no bytes, which it refuses.
-    content = _unpack_bytes(data)
-    array: npt.NDArray[Any] = np.ndarray(shape, dtype, content).copy()
-    if array.nbytes != len(content) or array.shape != tuple(shape):
+    dtype, content = np.dtype(name), _unpack_bytes(data)
+    # Looked at before an array is made: copying one of a billion items of no bytes takes gigabytes.
+    count = _count(shape)
+    if count * dtype.itemsize != len(content) or (count > 1 and dtype.itemsize == 0):
         raise ValueError(f"{len(content)} bytes do not fill the shape {shape}")
+    # Not frombuffer: an empty string has items of no bytes, which it refuses.
+    if dtype.kind == "U":
+        characters = np.ndarray(len(content) // 4, f"{dtype.byteorder}u4", content)
+        if (characters > sys.maxunicode).any():
+            raise ValueError("a string holds what is no character")
+    array: npt.NDArray[Any] = np.ndarray(shape, dtype, content).copy()
     return array[()] if scalar else array
+
+
+def _count(shape: Any) -> int:
+    """The number of items of an array."""
+    if not all(type(length) is int and length >= 0 for length in shape):
+        raise ValueError(f"{shape} is no shape")
+    return math.prod(shape)
 
 
 def _unpack_enum(payload: Any, inner: Callable[[Any], Any]) -> Any:

@@ -173,6 +173,10 @@ class SampleOrder:
             MismatchError: the data set has another length, or the order another seed, than when it was saved.
                 Nothing was changed.
         """
+        if not isinstance(state, dict):
+            raise MismatchError(
+                name, [f"{name}: the commit holds a {type(state).__name__}, which is no cursor"]
+            )
         differences = [
             f"{name}: the commit's cursor counts in an order of {fact} {state[fact]}, not {mine}"
             for fact, mine in self._counts_in().items()

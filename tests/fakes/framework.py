@@ -190,6 +190,8 @@ class FakeFramework:
     def fit(self, name: str, component: Any, tree: Any) -> tuple[Any, list[str]]:
         if not isinstance(component, FakeModel):
             return tree, []
+        if not isinstance(tree, dict):
+            return {}, [f"{name}: a {type(tree).__name__} in the commit, a FakeModel in this state"]
         mine = component.weights
         differences = [
             f"{name}.{key}: in the commit, but not in the model" for key in tree.keys() - mine.keys()
@@ -199,6 +201,9 @@ class FakeFramework:
         ]
         fitting = {}
         for key in tree.keys() & mine.keys():
+            if not self.is_tensor(tree[key]):
+                differences.append(f"{name}.{key}: no array in the commit")
+                continue
             stored, present = self.spec(tree[key], key), self.spec(mine[key], key)
             if stored == present:
                 fitting[key] = tree[key]
