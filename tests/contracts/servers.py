@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -19,6 +21,7 @@ from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import BaseWSGIServer, make_server
 
 HOST = "127.0.0.1"
+_SET_PARENT_DEATH_SIGNAL = 1  # linux/prctl.h
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 Environ = dict[str, Any]
 
@@ -118,7 +121,8 @@ class SftpServer:
         )
         assert SSHD is not None
         with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen([SSHD, "-D", "-e", "-f", config], stderr=log)
+            command = [SSHD, "-D", "-e", "-f", config]
+            self._process = subprocess.Popen(command, stderr=log, preexec_fn=_die_with_parent)
         self.port = port
 
     def _is_up(self) -> bool:
@@ -132,6 +136,11 @@ class SftpServer:
             except OSError:
                 time.sleep(0.01)
         return False
+
+
+def _die_with_parent() -> None:
+    """End this process when the one that tests is killed."""
+    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def kill(processes: list[psutil.Process]) -> None:

@@ -78,6 +78,7 @@ def test_the_best_are_kept():
     commits = measured(3.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0)
     assert kept(commits, newest=1, best=Best("loss", count=2)) == [1, 4, 6]
 
+
 def test_of_commits_with_one_measurement_the_first_is_the_one_that_was_measured():
     assert kept(measured(3.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0), newest=1, best=Best("loss", count=2)) == [
         1,
