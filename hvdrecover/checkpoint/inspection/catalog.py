@@ -20,6 +20,7 @@ from hvdrecover.checkpoint.storage import Storage, redact
 from hvdrecover.errors import (
     CorruptCheckpointError,
     FormatVersionError,
+    IncompleteCommitError,
     StorageError,
     UnknownCommitError,
 )
@@ -127,6 +128,8 @@ def entry(storage: Storage, commit: CommitId) -> Entry | None:
 def _judge(storage: Storage, commit: CommitId, *, marked: bool) -> tuple[State, str | None, Manifest | None]:
     try:
         manifest = read_manifest(storage, commit)
+    except IncompleteCommitError:
+        return "incomplete", None, None  # it has just been deleted, or is about to be
     except CorruptCheckpointError as error:
         return "broken", short(storage, commit, error), None
     except FormatVersionError as error:

@@ -8,7 +8,7 @@ import shutil
 import stat
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hvdrecover.checkpoint.arena import Bytes
@@ -91,16 +91,18 @@ class LocalStorage:
             if not os.path.lexists(target):
                 return  # which a read-only file system would not say
             target.unlink(missing_ok=True)
-            _sync_folder(target.parent)
+            with suppress(FileNotFoundError):  # somebody else deletes the folder
+                _sync_folder(target.parent)
 
     def delete(self, folder: str) -> None:
         """Delete a folder and all below it, if it exists."""
         with failures(self.url, folder, "delete the folder"):
             target = self._inside(folder)
-            try:
-                shutil.rmtree(target)
-            except FileNotFoundError:
+            if not os.path.lexists(target):
                 return
+            while os.path.lexists(target):
+                with suppress(FileNotFoundError):  # somebody else deletes it too, and one of us has to end it
+                    shutil.rmtree(target)
             _sync_folder(target.parent)
 
     def tidy(self) -> None:

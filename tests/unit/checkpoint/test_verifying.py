@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from hvdrecover.checkpoint import leases
@@ -165,3 +167,33 @@ def test_the_only_commit_that_is_intact_is_not_deleted(storage):
     assert "g0001-c00000003: model.safetensors: the file's content" in str(caught.value)
     prune.check_one_is_intact(storage, prune.plan(storage, Keep(2), CLOCK), CLOCK, ignore)
     prune.check_one_is_intact(storage, prune.plan(storage, Keep(3), CLOCK), CLOCK, ignore)
+
+
+def test_pruning_beside_a_job_leaves_the_newest_commits_whole(root):
+    """The job writes and prunes too; which of the two deletes a commit must not matter to either."""
+    store = make_store(root, keep=3)
+    store.claim_next()
+    store.write(make_snapshot(1, 1), rank=0)
+    over, failures = threading.Event(), []
+
+    def job():
+        try:
+            for number in range(2, 40):
+                store.write(make_snapshot(1, number), rank=0)
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            over.set()
+
+    thread = threading.Thread(target=job)
+    thread.start()
+    while not over.is_set():
+        plan = prune.plan(root, Keep(2), CLOCK)
+        assert {entry.state for entry in plan.untouched} <= {"incomplete"}
+        list(prune.delete(root, plan, CLOCK))
+    thread.join()
+    assert failures == []
+    assert store.events.of("not_deleted") == []
+    commits = verify.due(root, [])
+    assert [commit.commit for commit in commits][:2] == [39, 38]
+    assert all(verdict.intact for verdict in verify.verify_all(root, commits, CLOCK, ignore).values())

@@ -1,0 +1,358 @@
+"""Commits outside a job: `load`, and files for other programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+import hvdrecover.torch as recover
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.manifest import FILE_NAME
+from hvdrecover.checkpoint.storage import LocalStorage
+from hvdrecover.checkpoint.values import encode
+from hvdrecover.cli import main
+from hvdrecover.errors import (
+    ConfigError,
+    CorruptCheckpointError,
+    FormatVersionError,
+    MismatchError,
+    NoUsableCommitError,
+    UnknownCommitError,
+)
+from tests.unit.checkpoint.roots import content
+from tests.unit.torch.jobs import bits, commit_durably, joined, network, state_of, train_one_step
+
+
+@dataclasses.dataclass
+class Schedule:
+    rate: float
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> dict[int, Any]:
+    """A root at ``tmp_path / "root"`` with the commits 1, 2 and 3; what model and optimizer were at each."""
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    state = joined(
+        str(tmp_path / "root"),
+        model=model,
+        optimizer=optimizer,
+        sampler=recover.ElasticSampler(range(7), seed=3),
+        scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 2),
+        schedule=Schedule(0.1),
+        epoch=0,
+    )
+    found = {}
+    for number in (1, 2, 3):
+        train_one_step(model, optimizer)
+        state.epoch = number
+        commit_durably(state)
+        found[number] = state_of(model), state_of(optimizer)
+    assert len(set(map(repr, found.values()))) == 3
+    return found
+
+
+@pytest.fixture
+def url(job: dict[int, Any], tmp_path: Path) -> str:
+    return str(tmp_path / "root")
+
+
+def fresh() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = network(seed=9)
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def folder(url: str, number: int) -> Path:
+    (found,) = Path(url).glob(f"g*-c{number:08d}")
+    return found
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def test_the_model_alone_is_loaded_and_the_root_left_as_it_is(url: str, job: dict[int, Any]) -> None:
+    before = content(LocalStorage(Path(url)))
+    model, optimizer = fresh()
+    untouched = state_of(optimizer)
+    loaded = recover.load(url, model=model)
+    assert state_of(model) == job[3][0]
+    assert state_of(optimizer) == untouched
+    assert (loaded.commit.commit, loaded.world_size, loaded.finished) == (3, 1, False)
+    assert (loaded.versions["torch"], loaded.not_loaded) == (torch.__version__, ())
+    assert content(LocalStorage(Path(url))) == before
+
+
+def test_the_optimizer_alone_is_loaded(url: str, job: dict[int, Any]) -> None:
+    model, optimizer = fresh()
+    untouched = state_of(model)
+    recover.load(url, optimizer=optimizer)
+    assert (state_of(model), state_of(optimizer)) == (untouched, job[3][1])
+
+
+def test_what_is_loaded_goes_on_to_the_last_bit(url: str, job: dict[int, Any]) -> None:
+    model, optimizer = fresh()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    recover.load(url, model=model, optimizer=optimizer, scheduler=scheduler, commit=2)
+    assert (state_of(model), state_of(optimizer)) == job[2]
+    train_one_step(model, optimizer)
+    assert (state_of(model), state_of(optimizer)) == job[3]
+
+
+def test_only_the_files_that_are_needed_are_read(url: str, job: dict[int, Any]) -> None:
+    (folder(url, 3) / "optimizer.safetensors").unlink()
+    model, _ = fresh()
+    assert recover.load(url, model=model).commit.commit == 3
+    assert state_of(model) == job[3][0]
+
+
+def test_a_commit_is_chosen_by_its_number_its_name_or_its_id(url: str, job: dict[int, Any]) -> None:
+    name = folder(url, 1).name
+    for commit in (1, "1", name, CommitId.parse(name)):
+        model, _ = fresh()
+        assert recover.load(url, model=model, commit=commit).commit.name == name
+        assert state_of(model) == job[1][0]
+
+
+def test_broken_commits_are_passed_over_with_a_warning_and_not_marked(
+    url: str, job: dict[int, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    flip(folder(url, 3) / "model.safetensors")
+    (folder(url, 2) / FILE_NAME).write_text("{")
+    before = content(LocalStorage(Path(url)))
+    model, _ = fresh()
+    assert recover.load(url, model=model).commit.commit == 1
+    assert state_of(model) == job[1][0]
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 2
+    assert f"skipping {folder(url, 3).name}: model.safetensors: the file's content" in warnings[0]
+    assert f"skipping {folder(url, 2).name}: MANIFEST.json: the manifest is not JSON" in warnings[1]
+    assert content(LocalStorage(Path(url))) == before
+
+
+def test_a_commit_that_was_asked_for_and_is_broken_is_an_error_and_nothing_is_loaded(url: str) -> None:
+    flip(folder(url, 2) / "model.safetensors")
+    model, _ = fresh()
+    untouched = state_of(model)
+    with pytest.raises(CorruptCheckpointError, match=r"model\.safetensors: the file's content"):
+        recover.load(url, model=model, commit=2)
+    assert state_of(model) == untouched
+
+
+def test_every_commit_broken_is_an_error_that_lists_them(url: str) -> None:
+    for number in (1, 2, 3):
+        flip(folder(url, number) / "model.safetensors")
+    with pytest.raises(NoUsableCommitError) as caught:
+        recover.load(url, model=network())
+    assert list(caught.value.reasons) == [folder(url, number).name for number in (3, 2, 1)]
+
+
+def test_a_newer_format_is_not_passed_over(url: str) -> None:
+    (folder(url, 3) / FILE_NAME).write_text(json.dumps({"format": 99, "digest": "of another kind"}))
+    with pytest.raises(FormatVersionError):
+        recover.load(url, model=network())
+
+
+def test_what_is_not_there_is_an_error(url: str, tmp_path: Path) -> None:
+    with pytest.raises(UnknownCommitError, match="does not exist, or is empty"):
+        recover.load(str(tmp_path / "missing"), model=network())
+    assert not (tmp_path / "missing").exists()
+    with pytest.raises(UnknownCommitError, match="holds no commit '9'"):
+        recover.load(url, model=network(), commit=9)
+    (tmp_path / "begun" / "claims").mkdir(parents=True)
+    with pytest.raises(UnknownCommitError, match="no complete commit yet"):
+        recover.load(str(tmp_path / "begun"), model=network())
+
+
+def test_a_model_that_does_not_fit_is_an_error_that_names_the_tensors_and_nothing_is_loaded(url: str) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
+    untouched = state_of(model)
+    with pytest.raises(MismatchError) as caught:
+        recover.load(url, model=model)
+    assert caught.value.differences == [
+        "model.0.bias: F32[4] in the commit, F32[5] in the model",
+        "model.0.weight: F32[4, 3] in the commit, F32[5, 3] in the model",
+        "model.2.weight: F32[2, 4] in the commit, F32[2, 5] in the model",
+    ]
+    assert state_of(model) == untouched
+
+
+def test_what_fits_is_loaded_if_not_strict(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
+    whole, _ = fresh()
+    recover.load(url, model=whole)
+    loaded = recover.load(url, model=model, strict=False)
+    assert torch.equal(model.state_dict()["2.bias"], whole.state_dict()["2.bias"])
+    assert [line.split(":")[0] for line in loaded.not_loaded] == [
+        "model.0.bias",
+        "model.0.weight",
+        "model.2.weight",
+    ]
+    assert all(line in caplog.text for line in loaded.not_loaded)
+
+
+def test_an_attribute_that_the_commit_lacks_does_not_fit(url: str) -> None:
+    with pytest.raises(MismatchError, match=r"ema: .* not in the commit"):
+        recover.load(url, ema=network())
+
+
+@pytest.mark.parametrize("given", [{}, {"epoch": 0}, {"sampler": recover.ElasticSampler(range(7))}])
+def test_what_can_not_be_loaded_into_is_refused(url: str, given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"nothing to load into|can't be loaded into"):
+        recover.load(url, **given)
+
+
+def test_plain_objects_and_cursors_are_in_the_result(url: str) -> None:
+    objects = recover.load(url, model=network(), commit=2).objects
+    assert set(objects) == {"epoch", "schedule", "scheduler", "sampler"}
+    assert (objects["epoch"], objects["schedule"]) == (2, Schedule(0.1))
+    sampler = recover.ElasticSampler(range(7), seed=3)
+    sampler.load_state_dict(objects["sampler"])
+    with pytest.raises(MismatchError):
+        recover.ElasticSampler(range(8), seed=3).load_state_dict(objects["sampler"])
+
+
+def test_objects_of_classes_that_are_gone_hinder_nobody(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(sys.modules[__name__], "Schedule")
+    objects = recover.load(url, model=network()).objects
+    assert objects["epoch"] == 3
+    with pytest.raises(ValueError, match=r"does not define the class .*Schedule"):
+        objects["schedule"]
+
+
+def test_what_is_loaded_shares_no_memory_with_a_child(url: str) -> None:
+    """The memory that commits are read into is not there in forked processes, such as a data loader's."""
+    program = f"""
+import os, torch, hvdrecover.torch as recover
+import horovod.torch as hvd
+model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+optimizer = torch.optim.AdamW(model.parameters())
+loaded = recover.load({url!r}, model=model, optimizer=optimizer)
+assert not hvd.is_initialized()
+if os.fork() == 0:
+    total = sum(tensor.sum() for state in optimizer.state.values() for tensor in state.values())
+    os._exit(0 if total + sum(each.sum() for each in model.parameters()) else 1)
+print(os.waitstatus_to_exitcode(os.wait()[1]), loaded.commit.commit)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.returncode) == ("0 3\n", 0), done.stderr
+
+
+# -- files for other programs --------------------------------------------------------------------------
+
+
+class Wrapper(torch.nn.Module):
+    """As ``DistributedDataParallel``, it puts ``module.`` before every name."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+class Tied(torch.nn.Module):
+    """Nested modules, buffers, and one weight under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(5, 3)
+        self.body = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+        self.head = torch.nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("mask", torch.tensor([True, False]))
+        self.register_buffer("scale", torch.arange(3, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("make", [network, Tied, lambda: Wrapper(Tied())], ids=["plain", "tied", "wrapped"])
+def test_a_models_file_loads_with_safetensors_under_its_own_names(make: Any, tmp_path: Path) -> None:
+    model = make()
+    commit_durably(joined(str(tmp_path / "root"), model=model))
+    found = safetensors.torch.load_file(folder(str(tmp_path / "root"), 1) / "model.safetensors")
+    state = dict(model.state_dict())
+    assert {name: bits(found[name]) for name in state} == bits(state)
+    assert found.keys() == model.state_dict().keys()
+    other = make()
+    for parameter in other.parameters():
+        torch.nn.init.zeros_(parameter)
+    other.load_state_dict(found)
+    assert state_of(other) == state_of(model)
+
+
+def test_tied_weights_stay_tied(tmp_path: Path) -> None:
+    model = Tied()
+    commit_durably(joined(str(tmp_path / "root"), model=model))
+    other = Tied()
+    recover.load(str(tmp_path / "root"), model=other)
+    assert other.head.weight is other.embedding.weight
+    assert state_of(other) == state_of(model)
+
+
+def export(*arguments: object) -> int:
+    return main(["export", *map(str, arguments)])
+
+
+def test_a_torch_file_is_loaded_without_running_code(url: str, job: dict[int, Any], tmp_path: Path) -> None:
+    file = tmp_path / "x.pt"
+    only = [f"--only={name}" for name in ("model", "optimizer", "scheduler", "sampler", "epoch")]
+    before = content(LocalStorage(Path(url)))
+    assert export(url, 2, "--to", file, *only) == 0
+    found = torch.load(file, weights_only=True)
+    assert list(found) == ["model", "optimizer", "scheduler", "epoch", "sampler"]
+    assert (found["epoch"], found["sampler"]["seed"]) == (2, 3)
+    model, optimizer = fresh()
+    model.load_state_dict(found["model"])
+    optimizer.load_state_dict(found["optimizer"])
+    assert (state_of(model), state_of(optimizer)) == job[2]
+    assert content(LocalStorage(Path(url))) == before
+
+
+def test_a_torch_file_holds_each_tensor_once_and_nothing_else(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.pt"
+    assert export(url, "--to", file, "--only", "model") == 0
+    for tensor in torch.load(file, weights_only=True)["model"].values():
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def test_what_a_torch_file_can_not_hold_is_refused_by_name(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export(url, "--to", tmp_path / "x.pt") == 1
+    errors = capsys.readouterr().err
+    assert "can't hold schedule, a tests.unit.torch.test_loading.Schedule" in errors
+    assert "leave it out: --only model --only optimizer --only scheduler --only epoch" in errors
+    assert export(url, "--to", tmp_path / "x.pt", "--only", "modle") == 1
+    assert "no attribute 'modle'" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["root"]
+
+
+def test_a_torch_file_is_replaced_only_if_asked_to_and_never_by_a_broken_commit(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "x.pt"
+    file.write_bytes(b"mine")
+    assert export(url, "--to", file, "--only", "model") == 1
+    assert "the file exists" in capsys.readouterr().err
+    flip(folder(url, 3) / "model.safetensors")
+    assert export(url, "--to", file, "--only", "model", "--force") == 1
+    assert "does not match the manifest's digest" in capsys.readouterr().err
+    assert file.read_bytes() == b"mine"
+    assert export(url, 2, "--to", file, "--only", "model", "--force") == 0
+    assert list(torch.load(file, weights_only=True)) == ["model"]
+
+
+@pytest.mark.parametrize("value", [1, 1.5, 2j, "x", b"\x00\xff", None, True, [1, (2, {3})], {"a": {1: 2}}])
+def test_every_kind_that_is_not_refused_comes_back(value: Any, tmp_path: Path) -> None:
+    assert encode(value, "value") is not NotImplemented
+    commit_durably(joined(str(tmp_path / "root"), value=value))
+    assert export(tmp_path / "root", "--to", tmp_path / "x.pt", "--only", "value") == 0
+    assert torch.load(tmp_path / "x.pt", weights_only=True) == {"value": value}
