@@ -39,6 +39,8 @@ def by_turns(rounds: int, takes: Sequence[Callable[[], Any]], warmups: int = 1) 
         For each take, its values.
     """
     values: list[list[Any]] = [[] for _ in takes]
+    gc.collect()
+    gc.freeze()  # else each collection looks at a million objects of the libraries
     for number in range(warmups + rounds):
         for take, mine in zip(takes, values, strict=True):
             gc.collect()

@@ -48,7 +48,8 @@ def amount(row: Row, value: float) -> str:
     """A value or a limit of a row, as people read it."""
     if row.goal is not None and row.goal.slowdown:
         return f"{value:+.1%}"
-    return f"{value:.3g} {row.unit}" if not row.theirs else f"{value:.2f}"
+    shown = f"{value:.{row.goal.digits if row.goal else 2}f}"
+    return shown if row.theirs else f"{shown} {row.unit}"
 
 
 def _cells(row: Row) -> list[str]:

@@ -21,15 +21,18 @@ class Goal:
         stretch: the value that is aimed at; the bar, if there is no other.
         at_least: whether a larger value is better.
         slowdown: whether the value is a ratio less 1, shown in percent.
+        digits: decimal places to which a value is shown, and judged.
     """
 
     bar: float
     stretch: float
     at_least: bool = False
     slowdown: bool = False
+    digits: int = 2
 
     def reached(self, value: float, limit: float) -> bool:
         """Whether a value is at a limit or on the better side of it."""
+        value = round(value, self.digits)
         return value >= limit if self.at_least else value <= limit
 
 

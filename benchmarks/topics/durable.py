@@ -36,7 +36,7 @@ def measure(setting: Setting) -> list[Row]:
     root = recover.Checkpoint(str(setting.folder / "root"))
     state = recover.TorchState(model=training.model, optimizer=training.optimizer, batch=0, checkpoint=root)
     state.sync()
-    reserve = Reserve(2 * training.nbytes)
+    reserve = Reserve(training.nbytes)
 
     def ours() -> _Write:
         training.step()
@@ -70,7 +70,7 @@ def measure(setting: Setting) -> list[Row]:
             title,
             "s/GB",
             [write.cpu / (training.nbytes / GB) for write in writes],
-            goal=Goal(0.15, 0.06) if large else None,
+            goal=Goal(0.15, 0.06, digits=3) if large else None,
         ),
     ]
     whole = [write.whole for write in writes]

@@ -7,46 +7,45 @@ import horovod.torch as hvd
 import hvdrecover.torch as recover
 from benchmarks.measure import PeakMemory, resident
 from benchmarks.rows import Goal, Row
-from benchmarks.states import Setting, Training
+from benchmarks.states import Setting, Shape, Training
 
 
 def measure(setting: Setting) -> list[Row]:
     """Memory beyond that of the training itself, as multiples of the state."""
     hvd.init()
+    _commit_beside_a_write(_joined(Training(Shape(1, 8), trained=True), setting, "first"))  # loads code
     training = Training(setting.shape, trained=True)
-    for _ in range(3):
-        training.step()  # its gradients come and go
-    before, rounds = resident(), setting.rounds(3)
+    training.step()
+    before = resident()
+    state = _joined(training, setting, "root")
+    idle, in_flight = [], []
+    for _ in range(setting.rounds(3)):
+        training.nudge()
+        peak = PeakMemory()
+        _commit_beside_a_write(state)
+        in_flight.append((peak.nbytes() - before) / training.nbytes)
+        idle.append((resident() - before) / training.nbytes)
+    title, goals = setting.shape.title, (Goal(1.0, 1.0), Goal(2.0, 2.0))
+    return [
+        Row("memory", "extra memory when idle", title, "states", idle, goal=goals[0]),
+        Row("memory", "extra memory, a commit beside a write", title, "states", in_flight, goal=goals[1]),
+    ]
+
+
+def _joined(training: Training, setting: Setting, name: str) -> recover.TorchState:
     state = recover.TorchState(
         model=training.model,
         optimizer=training.optimizer,
-        checkpoint=recover.Checkpoint(str(setting.folder / "root")),
+        batch=0,
+        checkpoint=recover.Checkpoint(str(setting.folder / name)),
     )
     state.sync()
-    once, in_flight, after = [], [], []
-    for _ in range(rounds):
-        training.step()
-        state.commit()
-        state.flush()
-        once.append((resident() - before) / training.nbytes)
-        # Without a step: the peak is to be that of commits, not of gradients.
-        training.nudge()
-        peak = PeakMemory()
-        state.commit()
-        training.nudge()
-        state.commit()
-        state.flush()
-        in_flight.append((peak.nbytes() - before) / training.nbytes)
-        after.append((resident() - before) / training.nbytes)
-    large, title, unit = setting.state == "large", setting.shape.title, "states"
-    return [
-        Row("memory", "extra memory when idle", title, unit, after, goal=Goal(1.0, 1.0) if large else None),
-        Row(
-            "memory",
-            "extra memory while a write is in flight, a commit beside it",
-            title,
-            unit,
-            in_flight,
-            goal=Goal(2.0, 2.0) if large else None,
-        ),
-    ]
+    return state
+
+
+def _commit_beside_a_write(state: recover.TorchState) -> None:
+    state.batch += 1
+    state.commit()
+    state.batch += 1
+    state.commit()
+    state.flush()

@@ -29,7 +29,7 @@ def measure(setting: Setting) -> list[Row]:
     state.sync()
     cores = torch.get_num_threads()
     rows = []
-    for threads, goal in ((cores, Goal(0.05, 0.02, slowdown=True)), (max(1, cores - 1), None)):
+    for threads, goal in ((cores, Goal(0.05, 0.02, slowdown=True, digits=3)), (max(1, cores - 1), None)):
         torch.set_num_threads(threads)
         work = Work(_STEP_SECONDS if setting.size == "full" else 1e-4)
         during, without = _blocks(training, state, work, setting.rounds(12))

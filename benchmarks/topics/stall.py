@@ -22,7 +22,7 @@ def measure(setting: Setting) -> list[Row]:
     """A commit in each situation, against Horovod's and torch's ways to keep a state."""
     hvd.init()
     training = Training(setting.shape, trained=True)
-    reserve = Reserve(2 * training.nbytes)
+    reserve = Reserve(training.nbytes)
     return [*_due(training, setting, reserve), *_others(training, setting, reserve)]
 
 

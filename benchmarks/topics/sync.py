@@ -60,25 +60,24 @@ def measure(setting: Setting) -> list[Row]:
 def work(setting: Setting) -> None:
     """One of the workers: rank 0 has trained, and rank 1 is new each time."""
     hvd.init()
-    trained = Training(setting.shape, trained=True)
-    ours = _ours(trained)
-    ours.sync()  # from now on rank 0 has a commit
-    theirs = HorovodState(model=trained.model, optimizer=trained.optimizer, batch=0)
-    reserve = Reserve(2 * trained.nbytes)
     new = hvd.rank() != 0
+    training = Training(setting.shape, trained=not new)
+    states = {make: make(training) for make in (_ours, _theirs)}
+    del training
+    states[_ours].sync()  # from now on rank 0 has a commit
+    # The one that has trained needs no new memory.
+    reserve = Reserve(2 * setting.shape.nbytes if new else 0)
 
-    def sync_with(make: Callable[[Training], Any], state: Any, name: str) -> float:
-        fresh = Training(setting.shape, trained=False) if new else trained
-        state = make(fresh) if new else state
+    def take(make: Callable[[Training], Any]) -> float:
+        if new:
+            states.clear()
+            states[make] = make(Training(setting.shape, trained=False))
         with reserve.freed():
             hvd.barrier()
-            mine = torch.tensor([stopwatch(state.sync)], dtype=torch.float64)
-        return 1e3 * float(hvd.allgather(mine, name=name).max())
+            mine = torch.tensor([stopwatch(states[make].sync)], dtype=torch.float64)
+        return 1e3 * float(hvd.allgather(mine, name=make.__name__).max())
 
-    values = by_turns(
-        setting.rounds(5),
-        [lambda: sync_with(_ours, ours, "ours"), lambda: sync_with(_theirs, theirs, "theirs")],
-    )
+    values = by_turns(setting.rounds(4), [lambda: take(_ours), lambda: take(_theirs)])
     if not new:
         (setting.folder / _RESULT).write_text(json.dumps(values))
 

@@ -33,7 +33,7 @@ class FakeRoot:
     files: dict[str, bytes] = field(default_factory=dict)
     gate: threading.Event = field(default_factory=threading.Event)
     at_the_gate: threading.Event = field(default_factory=threading.Event)
-    failures: int = 0
+    failures: float = 0
     refusals: int = 0
     attempts: int = 0
     published: list[CommitId] = field(default_factory=list)

@@ -88,8 +88,16 @@ def mounted(kind: str, folder: Path, image: Path, nbytes: int) -> Iterator[Disk]
 # -- system calls that fail ------------------------------------------------------------------------------
 
 _NUMBERS = {
-    "x86_64": {"read": 0, "pwrite": 18, "preadv2": 327, "fsync": 74, "write": 1, "rename": 82},
-    "aarch64": {"read": 63, "pwrite": 68, "preadv2": 286, "fsync": 82, "write": 64, "rename": 276},
+    "x86_64": {"read": 0, "pwrite": 18, "preadv2": 327, "fsync": 74, "write": 1, "rename": 82, "unlink": 87},
+    "aarch64": {
+        "read": 63,
+        "pwrite": 68,
+        "preadv2": 286,
+        "fsync": 82,
+        "write": 64,
+        "rename": 38,
+        "unlink": 35,
+    },
 }
 _SET_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER = 38, 22, 2  # linux/prctl.h
 _LOAD, _SKIP_UNLESS_EQUAL, _RETURN = 0x20, 0x15, 0x06  # linux/bpf_common.h

@@ -322,14 +322,21 @@ HEADER = st.dictionaries(
 
 @st.composite
 def nearly_right_headers(draw):
-    """Tensors that lie one after the other, but for a byte here and there."""
+    """Tensors that lie one after the other, but for a byte or an odd number here and there."""
     entries, position = {}, 0
     for index in range(draw(st.integers(1, 4))):
         dtype = draw(st.sampled_from(sorted(ITEM_BYTES)))
         shape = draw(st.lists(st.integers(0, 3), max_size=3))
         start = max(0, position + draw(st.sampled_from([0, 0, 0, 0, -1, 1])))
         end = start + ITEM_BYTES[dtype] * math.prod(shape) + draw(st.sampled_from([0, 0, 0, 0, 0, -1, 1]))
-        entries[str(index)] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+        offsets: list[object] = [start, end]
+        for numbers in (shape, offsets):
+            if numbers and draw(st.integers(0, 9)) == 0:
+                number = numbers[0]
+                numbers[0] = draw(
+                    st.sampled_from([float(number), bool(number), -1, str(number), [number], None])
+                )
+        entries[str(index)] = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
         position = end
     return entries, max(0, position + draw(st.sampled_from([0, 0, 0, -1, 1])))
 

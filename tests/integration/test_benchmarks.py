@@ -1,0 +1,74 @@
+"""The benchmarks run, and fill their table; how fast anything is, no test asserts."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.report import PLOT
+from benchmarks.states import SHAPES
+
+ROOT = Path(__file__).parents[2]
+SMALL = {state: shape.title for state, shape in SHAPES["small"].items()}
+
+# What is measured, against what, and for which states a goal is set. The issue's table, in other words.
+GOALS = [
+    ("stall of a commit that is due", "Horovod's TorchState.save()", ("large", "many"), "≤ 0.60", "≤ 0.45"),
+    ("stall of a commit that is due", "DCP async_save", ("large", "many"), "≤ 0.80", "≤ 0.50"),
+    ("durable throughput to a local disk", "raw O_DIRECT write", ("large",), "≥ 0.80", "≥ 0.95"),
+    ("time until durable", "torch.save + fsync", ("large", "many"), "≤ 0.70", "≤ 0.50"),
+    ("time until durable", "safetensors save_file + fsync", ("large", "many"), "≤ 0.70", "≤ 0.50"),
+    ("time until durable", "DCP save", ("large", "many"), "≤ 0.50", "≤ 0.50"),
+    ("processor time of writing", "", ("large",), "≤ 0.150 s/GB", "≤ 0.060 s/GB"),
+    ("a training step while a write is in flight", "the same without", ("large",), "≤ +5.0%", "≤ +2.0%"),
+    ("restore, nothing cached", "torch.load", ("large", "many"), "≤ 0.80", "≤ 0.40"),
+    ("extra memory when idle", "", ("large",), "≤ 1.00 states", "≤ 1.00 states"),
+    ("extra memory, a commit beside a write", "", ("large",), "≤ 2.00 states", "≤ 2.00 states"),
+    ("sync of a new worker", "Horovod's TorchState.sync()", ("large",), "≤ 1.00", "≤ 0.80"),
+    ("sync of a new worker", "Horovod's TorchState.sync()", ("many",), "≤ 0.50", "≤ 0.20"),
+]
+
+
+def test_every_row_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    page = tmp_path / "performance.md"
+    shutil.copy(ROOT / "docs" / "performance.md", page)
+    command = [sys.executable, "-m", "benchmarks", "--size", "small", "--page", os.fspath(page)]
+    folder = tmp_path / "disk"
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
+    ran = subprocess.run(
+        [*command, "--folder", os.fspath(folder)], cwd=ROOT, env=environ, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert list(folder.iterdir()) == []
+    assert (tmp_path / PLOT).read_bytes().startswith(b"\x89PNG")
+    rows = table(page.read_text())
+    for what, peer, states, bar, stretch in GOALS:
+        for state in states:
+            (row,) = [
+                row
+                for row in rows
+                if row[0].startswith(what) and row[3].startswith(peer) and row[1] == SMALL[state] and row[8]
+            ]
+            assert row[6:8] == [bar, stretch]
+    assert sum(bool(row[8]) for row in rows) == sum(len(states) for _, _, states, _, _ in GOALS)
+    for row in rows:
+        assert all(math.isfinite(number) for number in numbers(" ".join([row[2], row[4], row[5]])))
+        assert min(numbers(row[2])) > 0
+
+
+def table(text: str) -> list[list[str]]:
+    """The cells of the page's table, without its head."""
+    section = text.split("<!-- benchmarks/run writes from here -->")[1].split("<!-- to here -->")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+
+
+def numbers(text: str) -> list[float]:
+    return [
+        float(found) for found in re.findall(r"(?<![\w.])[-+]?(?:\d+(?:\.\d+)?(?:e[-+]\d+)?|nan|inf)", text)
+    ]
