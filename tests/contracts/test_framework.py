@@ -57,6 +57,24 @@ def test_a_spec_has_the_name_dtype_and_shape(adapter: Adapter, shape: tuple[int,
         assert adapter.framework.spec(tensor, "layer.weight") == TensorSpec("layer.weight", dtype, shape)
 
 
+def test_tensors_match_their_own_specs_and_no_others(adapter: Adapter) -> None:
+    framework = adapter.framework
+    tensors = [tensor for shape in SHAPES for tensor in every_dtype(adapter, shape).values()]
+    specs = [framework.spec(tensor, str(number)) for number, tensor in enumerate(tensors)]
+    assert framework.match(tensors, specs)
+    assert framework.match([], [])
+    for number, tensor in enumerate(tensors):
+        for other in range(len(tensors)):
+            assert framework.match([tensor], [specs[other]]) is (other == number)
+    assert not framework.match([*tensors[1:], tensors[0]], specs)
+
+
+def test_a_tensor_that_no_commit_can_hold_matches_nothing(adapter: Adapter) -> None:
+    for kind, tensor in adapter.unsupported().items():
+        spec = TensorSpec("t", "F32", tuple(tensor.shape))
+        assert not adapter.framework.match([tensor], [spec]), kind
+
+
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_bit_of_every_dtype_comes_back(adapter: Adapter, shape: tuple[int, ...], own: bool) -> None:

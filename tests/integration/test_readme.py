@@ -44,6 +44,9 @@ def test_its_script_goes_on_through_all_its_commands(tmp_path: Path) -> None:
         assert [int(commit) for commit in resumed] == [10 * earlier for earlier in range(1, number)]
     assert run(COMMANDS[0], tmp_path, stop_at=10**9) == 0
     assert "finished at commit" in (tmp_path / "log").read_text()
+    (look,) = re.findall(r"^\$ (hvdrecover ls .*)$", README, re.MULTILINE)
+    assert run(look, tmp_path, stop_at=0) == 0
+    assert "finished" in (tmp_path / "log").read_text().splitlines()[-3]
 
 
 def run(command: str, folder: Path, stop_at: int) -> int:

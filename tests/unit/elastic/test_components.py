@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 
 from hvdrecover.checkpoint.arena import Arena
-from hvdrecover.elastic.components import rebuild
+from hvdrecover.elastic.components import Copier, rebuild
 from hvdrecover.errors import UnsupportedValueError
 from tests.fakes.capture import capture
 from tests.fakes.framework import FakeFramework
@@ -81,6 +83,29 @@ def test_an_arena_of_another_layout_is_left_alone(changed: Any) -> None:
     _, second = capture(framework, {"w": changed}, first)
     assert second["w"] is not first["w"]
     assert first["w"].bytes_of("value").view(np.float64).tolist() == [1.0]
+
+
+def test_an_arena_is_used_again_by_a_tree_in_another_order() -> None:
+    copier = Copier(FakeFramework())
+    dtypes = {"a": np.float64, "b": np.uint8}  # the larger come first in an arena, whatever the order
+    arenas: dict[str, Arena] = {}
+    for names in ["ab", "ba", "ab"]:
+        tree = {name: np.array([ord(name)], dtype=dtypes[name]) for name in names}
+        parts = copier.take_apart({"it": tree})
+        before, arenas = arenas, copier.copy(parts, arenas)
+        assert not before or arenas["it"] is before["it"]
+        assert arenas["it"].bytes_of("a").view(np.float64).tolist() == [97.0]
+        assert arenas["it"].bytes_of("b").view(dtypes["b"]).tolist() == [98]
+
+
+def test_what_has_been_copied_is_not_kept_alive() -> None:
+    copier = Copier(FakeFramework())
+    tensor = np.array([1.0])
+    arenas = copier.copy(copier.take_apart({"it": tensor}), {})
+    gone = [weakref.ref(tensor), weakref.ref(arenas["it"])]
+    del tensor, arenas
+    gc.collect()
+    assert [reference() for reference in gone] == [None, None]
 
 
 def test_tensors_of_their_own_do_not_share_the_arena() -> None:
