@@ -109,8 +109,9 @@ def cpu_seconds() -> float:
 
 
 def resident() -> int:
-    """Memory of this process that is in use, in bytes."""
-    return _status("VmRSS")
+    """Memory of this process in bytes, without what the system may take whenever it needs some."""
+    path = "/proc/self/smaps_rollup"
+    return _field(path, "Rss") - _field(path, "LazyFree")
 
 
 class PeakMemory:
@@ -121,11 +122,11 @@ class PeakMemory:
 
     def nbytes(self) -> int:
         """The peak up to now, in bytes."""
-        return _status("VmHWM")
+        return _field("/proc/self/status", "VmHWM")
 
 
-def _status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
+def _field(path: str, field: str) -> int:
+    for line in Path(path).read_text().splitlines():
         name, _, value = line.partition(":")
         if name == field:
             return int(value.split()[0]) * 1024

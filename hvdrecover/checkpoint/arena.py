@@ -44,12 +44,36 @@ class Arena:
 
     def __init__(self, layout: Layout, buffer: Bytes | None = None) -> None:
         self.layout = layout
+        self.buffer = allocate(layout.nbytes) if buffer is None else buffer
         if buffer is None:
-            buffer = allocate(layout.nbytes)
-            buffer[: len(layout.header)] = np.frombuffer(layout.header, dtype=np.uint8)
-        self.buffer = buffer
+            self._write_header()
 
     def bytes_of(self, name: str) -> Bytes:
         """The bytes of one tensor, as a writable view."""
         start = self.layout.offsets[name]
         return self.buffer[start : start + self.layout.by_name[name].nbytes]
+
+    def offer_back(self) -> None:
+        """Let the system have the memory if it runs short; until `take_back`, the content is undefined.
+
+        What it does not take can be filled again without page faults, which take longer than the filling.
+        """
+        mapping = _mapping(self.buffer)
+        if mapping is not None and hasattr(mmap, "MADV_FREE"):
+            with contextlib.suppress(OSError):  # a kernel that can't; then it stays ours
+                mapping.madvise(mmap.MADV_FREE)
+
+    def take_back(self) -> None:
+        """Make the arena usable again after `offer_back`; the tensors' content is still undefined."""
+        self._write_header()
+
+    def _write_header(self) -> None:
+        self.buffer[: len(self.layout.header)] = np.frombuffer(self.layout.header, dtype=np.uint8)
+
+
+def _mapping(buffer: Bytes) -> mmap.mmap | None:
+    """The mapping that `allocate` made for a buffer."""
+    base: object = buffer
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return base.obj if isinstance(base, memoryview) and isinstance(base.obj, mmap.mmap) else None

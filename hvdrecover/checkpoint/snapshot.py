@@ -20,6 +20,7 @@ class Snapshot:
         world_size: number of ranks when the commit was made.
         versions: of the framework, Horovod and hvdrecover.
         finished: whether the training function had returned.
+        superseded: whether there is a newer one, so that only the writer still needs the content.
     """
 
     id: CommitId
@@ -28,6 +29,7 @@ class Snapshot:
     world_size: int
     versions: dict[str, str]
     finished: bool = False
+    superseded: bool = False
 
     @property
     def nbytes(self) -> int:

@@ -176,6 +176,9 @@ class BackgroundWriter:
 
     def _end(self) -> None:
         with self._lock:
+            if self._snapshot is not None and self._snapshot.superseded:
+                for arena in self._snapshot.arenas.values():
+                    arena.offer_back()  # while it still counts as in flight: nobody fills it yet
             self._snapshot = None
             self._attempting = False
             self._answered.set()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.values import Json
@@ -9,10 +12,12 @@ from hvdrecover.elastic.contents import Contents, Present
 
 
 class Memory:
-    """The newest commit of one rank.
+    """The newest commit of one rank, and the memory for one more.
 
-    It is overwritten by the next one, unless it is being written; then the next one gets memory of its own,
-    and the writer lets go of the older when it is done. So there are never more than two.
+    The newest commit is overwritten by the next one, unless it is being written. Then the next one goes to
+    other memory, and the two are used by turns: memory that is new to the process costs more time than
+    copying into it. When the write ends, the memory of the older one is offered back to the system, so while
+    nothing is in flight, one state's size is used, and never more than two.
 
     Args:
         contents: what a commit is a copy of.
@@ -27,6 +32,7 @@ class Memory:
         self._contents = contents
         self._versions = versions
         self._positions = contents.positions()
+        self._spare: Mapping[str, Arena] = {}
         self.newest: Snapshot | None = None
         self.attempt = CommitId(0, 0)
 
@@ -50,9 +56,7 @@ class Memory:
             in_flight: the snapshot that is being written and must not change, if any.
             finished: whether the training function has returned.
         """
-        reuse = self.newest.arenas if self.newest is not None else {}
-        if in_flight is not None and any(arena in in_flight.arenas.values() for arena in reuse.values()):
-            reuse = {}
+        reuse = self._room(in_flight)
         self.attempt = commit
         self.newest = None  # an interrupted copy must not pass for a commit
         arenas = self._contents.copy(present, reuse)
@@ -62,8 +66,8 @@ class Memory:
         return self.newest
 
     def adopt(self, snapshot: Snapshot) -> None:
-        """Take a commit that has been loaded; the memory of the one before is let go."""
-        self.newest, self.attempt = snapshot, snapshot.id
+        """Take a commit that has been loaded; the memory of those before is let go."""
+        self.newest, self.attempt, self._spare = snapshot, snapshot.id, {}
 
     def mark(self) -> None:
         """Note where the samplers are at the newest commit."""
@@ -80,3 +84,16 @@ class Memory:
     def is_at_commit(self) -> bool:
         """Whether no sampler has moved since the newest commit."""
         return self.newest is not None and self._contents.positions() == self._positions
+
+    def _room(self, in_flight: Snapshot | None) -> Mapping[str, Arena]:
+        """Arenas that the next commit may overwrite."""
+        if self.newest is None:
+            return {}
+        newest = self.newest.arenas
+        if in_flight is None or not any(arena in in_flight.arenas.values() for arena in newest.values()):
+            return newest
+        in_flight.superseded = True
+        room, self._spare = self._spare, newest
+        for arena in room.values():
+            arena.take_back()
+        return room

@@ -1,3 +1,4 @@
+import ctypes
 import faulthandler
 import os
 import re
@@ -128,3 +129,33 @@ def test_memory_of_a_file_that_was_read_is_taken_over_as_it_is():
     assert arena.buffer is buffer
     buffer[layout.offsets["step"]] = 7
     assert arena.bytes_of("step")[0] == 7
+
+
+def test_memory_that_is_offered_back_is_the_systems_to_take_and_makes_a_whole_file_when_filled_again():
+    arena = Arena(plan([TensorSpec("w", "U8", (SIZE,))]))
+    arena.bytes_of("w")[:] = 1
+    arena.offer_back()
+    assert int(mapping(arena.buffer)["LazyFree"][0]) >= SIZE >> 10
+    take_all(arena.buffer)
+    arena.take_back()
+    arena.bytes_of("w")[:] = 2
+    assert int(mapping(arena.buffer)["LazyFree"][0]) == 0
+    fresh = Arena(arena.layout)
+    fresh.bytes_of("w")[:] = 2
+    assert arena.buffer.tobytes() == fresh.buffer.tobytes()
+
+
+def take_all(buffer):
+    """Have the kernel reclaim memory as if it ran short."""
+    libc, pageout = ctypes.CDLL(None, use_errno=True), 21  # asm-generic/mman-common.h
+    whole = -(-len(buffer) // PAGE) * PAGE
+    done = libc.madvise(ctypes.c_void_p(buffer.ctypes.data), ctypes.c_size_t(whole), pageout)
+    assert done == 0, os.strerror(ctypes.get_errno())
+    assert not buffer.any()
+
+
+def test_memory_of_another_owner_is_not_offered_back():
+    layout = plan([TensorSpec("w", "U8", (SIZE,))])
+    arena = Arena(layout, np.ones(layout.nbytes, dtype=np.uint8))
+    arena.offer_back()
+    assert arena.buffer.all()

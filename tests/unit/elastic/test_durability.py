@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.retrying import ATTEMPTS
@@ -170,8 +171,9 @@ def test_the_bytes_of_the_snapshot_in_flight_never_change(
 
 
 def test_every_write_holds_its_own_commit_whatever_training_does_meanwhile(
-    process: Process, root: FakeRoot, roots: FakeRoots
+    process: Process, root: FakeRoot, roots: FakeRoots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Arena, "offer_back", taken_at_once)
     state = begun(process, keep=100)
     for number in range(1, 30):
         if number % 3 == 0:
@@ -185,6 +187,55 @@ def test_every_write_holds_its_own_commit_whatever_training_does_meanwhile(
     assert CommitId(1, 29) in root.commits()
     for commit in root.commits():
         assert weight_in(roots, commit) == commit.commit
+
+
+def taken_at_once(arena: Arena) -> None:
+    """What a system that is short of memory does when it is offered some."""
+    arena.buffer[:] = 0
+
+
+def test_commits_beside_writes_go_to_the_same_memory_by_turns(
+    process: Process, root: FakeRoot, roots: FakeRoots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Arena, "offer_back", taken_at_once)
+    state = begun(process, keep=100)
+    arenas = set()
+    for _ in range(5):
+        block(root)
+        for _ in range(3):  # the first is in flight meanwhile
+            train(state)
+            state.commit()
+            assert state._memory.newest is not None
+            arenas.add(state._memory.newest.arenas["model"])
+        wait_until_blocked(root)
+        root.gate.set()
+        state.flush()
+    assert len(arenas) == 2
+    assert len(root.commits()) == 10
+    for commit in root.commits():
+        assert weight_in(roots, commit) == commit.commit
+
+
+def test_memory_of_a_commit_that_was_overtaken_is_offered_back_when_it_is_durable(
+    process: Process, root: FakeRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered: list[Arena] = []
+    monkeypatch.setattr(Arena, "offer_back", lambda arena: offered.append(arena))
+    state = begun(process, every_commits=2)
+    durability = state._durability
+    block(root)
+    state.commit(durable=True)
+    wait_until_blocked(root)
+    assert durability is not None
+    assert durability.writer.in_flight is not None
+    arena = durability.writer.in_flight.arenas["model"]
+    state.commit()
+    assert offered == []
+    root.gate.set()
+    durability.writer.wait()
+    assert offered == [arena]
+    state.flush()
+    assert offered == [arena]  # the newest is still needed
 
 
 def test_memory_holds_at_most_two_snapshots(process: Process, root: FakeRoot) -> None:
