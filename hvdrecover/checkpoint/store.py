@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 
 from hvdrecover.checkpoint import claims, leases, root
 from hvdrecover.checkpoint import manifest as manifests
@@ -76,8 +77,13 @@ class Store:
             self._not_deleted(error)
         return generation
 
-    def write(self, snapshot: Snapshot, rank: int) -> None:
+    def write(self, snapshot: Snapshot, rank: int, durable: Callable[[], None] = lambda: None) -> None:
         """Make a commit durable, then delete what retention no longer keeps.
+
+        Args:
+            snapshot: the commit.
+            rank: the writer's rank, for the manifest.
+            durable: called as soon as the commit is durable; deleting may take as long as writing.
 
         Raises:
             FencedError: a later generation has claimed the root; the commit was not published.
@@ -108,6 +114,7 @@ class Store:
         self.claims.check(generation)
         self.storage.publish(path, text)
         self.claims.acknowledge(generation)
+        durable()
         self._prune(manifest)
 
     def _check_is_ours(self) -> None:
@@ -132,8 +139,8 @@ class Store:
             self._pruner.prune()
         except FencedError:
             return  # a job that was replaced deletes nothing; its next write says so
-        except StorageError as error:
-            self._not_deleted(error)  # the new commit is durable all the same
+        except Exception as error:  # of any kind: the new commit is durable all the same
+            self._not_deleted(error)
 
     def _warn_of_no_metric(self, manifest: Manifest) -> None:
         try:
@@ -172,5 +179,6 @@ class Store:
     def _is_acknowledged(self, generation: int) -> bool:
         return generation in self.claims.generations() and self.claims.read(generation).acknowledged
 
-    def _not_deleted(self, error: StorageError) -> None:
-        self.events.emit("not_deleted", str(error), level=logging.WARNING, error=str(error))
+    def _not_deleted(self, error: Exception) -> None:
+        what = str(error) if isinstance(error, StorageError) else f"{self.url}: could not delete: {error!r}"
+        self.events.emit("not_deleted", what, level=logging.WARNING, error=what)

@@ -20,9 +20,12 @@ class BackgroundWriter:
     """Writes one snapshot at a time on a thread of its own.
 
     A snapshot that has been submitted must not be changed while it is `in_flight`; the writer lets go of it
-    when its write ends. A write that fails begins an *outage*: attempts go on, with pauses, until one
-    succeeds or the writer is stopped, and in a pause a newer snapshot may take the place of the one that
-    waits. What time cannot mend, such as another job at the root, ends it for good: `Progress.failure`.
+    when its write ends. After that, while nobody waits any more, it deletes what is no longer kept; a
+    snapshot that is submitted meanwhile is written next.
+
+    A write that fails begins an *outage*: attempts go on, with pauses, until one succeeds or the writer is
+    stopped, and in a pause a newer snapshot may take the place of the one that waits. What time cannot mend,
+    such as another job at the root, ends it for good: `Progress.failure`.
 
     All methods are for one thread, the one that trains.
 
@@ -40,6 +43,8 @@ class BackgroundWriter:
         self._lock = threading.Lock()  # over what both threads change
         self._snapshot: Snapshot | None = None
         self._attempting = False
+        self._cleaned_up = threading.Event()  # set while there is no thread
+        self._cleaned_up.set()
         self._patience = 0  # how many more attempts may fail until `wait` ends
         self._answered = threading.Event()
         self._answered.set()
@@ -72,7 +77,9 @@ class BackgroundWriter:
             if begins:
                 self._attempting = True  # or will be in a moment
                 self._answered.clear()
-        if begins:
+            rests = self._cleaned_up.is_set()
+            self._cleaned_up.clear()
+        if rests:
             self._start()
         return True
 
@@ -114,6 +121,14 @@ class BackgroundWriter:
             ) from cause
         return True
 
+    def wait_for_cleanup(self, timeout: float) -> bool:
+        """Wait, for so many seconds at most, until nothing is in flight and what is no longer kept is gone.
+
+        Returns:
+            False if the time is over.
+        """
+        return self._store.clock.wait(self._cleaned_up, timeout)
+
     def stop(self) -> None:
         """Begin no further attempt; one that is under way comes to its end."""
         with self._lock:
@@ -127,19 +142,31 @@ class BackgroundWriter:
             threading.Thread(target=self._run, name="hvdrecover-writer", daemon=True).start()
         except RuntimeError as error:  # no more threads
             self._failed(StorageError(self._store.url, f"no thread could be started to write: {error}."))
-            self._end()
+            self._let_go()
+            self._cleaned_up.set()
 
     def _run(self) -> None:
         _step_back()
-        try:
-            while not self._stopped:
-                with contextlib.suppress(WokenError):  # to try at once, with short pauses again; or to stop
-                    retrying(self._store.clock, attempts=None, wake=self._wake)(self._attempt)
-                    return
-        except HvdrecoverError:
-            pass  # for good; noted as `progress.failure`
-        finally:
-            self._end()
+        while not self._is_done():
+            self._write_through()
+
+    def _is_done(self) -> bool:
+        with self._lock:
+            if self._snapshot is None:
+                self._cleaned_up.set()
+            return self._snapshot is None
+
+    def _write_through(self) -> None:
+        """Attempt to write until that has succeeded, or never will."""
+        while not self._stopped:
+            try:
+                retrying(self._store.clock, attempts=None, wake=self._wake)(self._attempt)
+                return
+            except WokenError:
+                continue  # at once, with short pauses again; or not, if stopped
+            except HvdrecoverError:
+                break  # for good; noted as `progress.failure`
+        self._let_go()
 
     def _attempt(self) -> None:
         with self._lock:
@@ -160,9 +187,13 @@ class BackgroundWriter:
 
     def _write(self) -> None:
         snapshot, started = self._snapshot, self._store.clock.monotonic()
-        assert snapshot is not None  # `_end` takes it away, on this very thread
-        self._store.write(snapshot, self._rank)
-        self.progress.succeeded(snapshot, self._store.clock.monotonic() - started)
+        assert snapshot is not None  # `_let_go` takes it away, on this very thread
+
+        def durable() -> None:
+            self.progress.succeeded(snapshot, self._store.clock.monotonic() - started)
+            self._let_go()
+
+        self._store.write(snapshot, self._rank, durable)
 
     def _failed(self, error: HvdrecoverError) -> None:
         _forget_locals(error)
@@ -174,7 +205,7 @@ class BackgroundWriter:
             if self._patience == 0:
                 self._answered.set()
 
-    def _end(self) -> None:
+    def _let_go(self) -> None:
         with self._lock:
             if self._snapshot is not None and self._snapshot.superseded:
                 for arena in self._snapshot.arenas.values():

@@ -116,11 +116,15 @@ class Durability:
         )
 
     def settle(self, seconds: float) -> None:
-        """Give the write in flight this long, and a handful of attempts, to succeed; raise nothing."""
+        """Give the write in flight this long, and a handful of attempts, to succeed; raise nothing.
+
+        Then give the deletion of what is no longer kept as long.
+        """
         if self.verdict() is None:
             self.writer.hurry()
             with contextlib.suppress(HvdrecoverError):
-                self.writer.wait(seconds)
+                if self.writer.wait(seconds):
+                    self.writer.wait_for_cleanup(seconds)
 
     def _try_to_submit(self, snapshot: Snapshot) -> bool:
         taken = self.writer.submit(snapshot)

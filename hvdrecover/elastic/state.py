@@ -286,6 +286,7 @@ class State:
             raise failure
         if failed:
             raise RecoveryError("rank 0 could not make the last commit durable; its error says why")
+        self.settle()
         self._say_finished(reports.finished(self.last_commit, self._root()))
 
     def reopen(self) -> None:
@@ -298,7 +299,7 @@ class State:
         self._say_finished(reports.finished_before(self.last_commit))
 
     def settle(self) -> None:
-        """Let the write in flight come to an end; for the way out of a training function that failed."""
+        """Let the write in flight come to an end, and deletions after it; when a training function ends."""
         if self._durability is not None:
             self._durability.settle(SETTLE_SECONDS)
 

@@ -44,11 +44,12 @@ def train(state: State) -> None:
 
 
 def commit_and_settle(state: State) -> None:
-    """A commit whose write, if it began one, has ended."""
+    """A commit whose write, if it began one, has ended, with all deletions after it."""
     train(state)
     state.commit()
     assert state._durability is not None
     state._durability.writer.wait()
+    assert state._durability.writer.wait_for_cleanup(HANG_SECONDS)
 
 
 def store_of(roots: FakeRoots) -> Store:
@@ -113,6 +114,25 @@ def test_only_what_retention_keeps_is_kept(process: Process, root: FakeRoot) -> 
     for _ in range(4):
         commit_and_settle(state)
     assert root.commits() == [CommitId(1, 3), CommitId(1, 4)]
+
+
+def test_who_waits_for_a_commit_does_not_wait_for_deletions(process: Process, root: FakeRoot) -> None:
+    state = begun(process, keep=1)
+    commit_and_settle(state)
+    root.delete_gate.clear()
+    for number in (2, 3):  # the second is written when the deletion has ended
+        state.commit(durable=True)
+        if number == 2:
+            state.flush()
+            assert state.last_durable == CommitId(1, 2)
+    assert state._durability is not None
+    assert not state._durability.writer._cleaned_up.is_set()
+    in_flight = state._durability.writer.in_flight
+    assert in_flight is not None
+    assert in_flight.id == CommitId(1, 3)
+    root.delete_gate.set()
+    state.settle()
+    assert root.commits() == [CommitId(1, 3)]
 
 
 def test_a_save_is_never_written(process: Process, root: FakeRoot) -> None:
