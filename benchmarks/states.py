@@ -92,11 +92,10 @@ class Training:
             self.step()
 
     def step(self) -> None:
-        """Change every parameter and all of the optimizer's state."""
-        for parameter in self.model.parameters():
-            if parameter.grad is None:
-                parameter.grad = torch.full_like(parameter, 1e-3)
+        """Train on one sample; every parameter and all of the optimizer's state change."""
+        self.model(torch.ones(1, self.model[0].in_features)).sum().backward()
         self.optimizer.step()
+        self.optimizer.zero_grad()
 
     def nudge(self) -> None:
         """Change one parameter."""

@@ -44,7 +44,9 @@ def measure(setting: Setting) -> list[Row]:
             stall = stopwatch(state.commit)
             before = cpu_seconds()
             background = stopwatch(state.flush)
-            return _Write(stall + background, background, cpu_seconds() - before)
+            write = _Write(stall + background, background, cpu_seconds() - before)
+            state.settle()  # what is deleted after a write must not slow down the peers
+            return write
 
     nbytes = -(-training.nbytes // PAGE) * PAGE
     raw = peers.Disk(setting.folder, allocate(nbytes).data)

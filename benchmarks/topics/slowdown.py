@@ -82,7 +82,7 @@ def _blocks(
         while state.last_durable != written or not block:
             block.append(1e3 * stopwatch(work))
         block = block[: max(1, len(block) - 1)]  # the write ended somewhere in the last
-        state.flush()
+        state.settle()
         time.sleep(0.05)
         after = [1e3 * stopwatch(work) for _ in block]
         if number:  # the first is for warming up

@@ -34,6 +34,7 @@ def _due(training: Training, setting: Setting, reserve: Reserve) -> list[Row]:
     def commit() -> float:
         seconds = _changed(training, reserve, state.commit)
         state.flush()
+        state.settle()  # what is deleted after a write must not slow down the peers
         return seconds
 
     name, async_save = dcp.best()
@@ -61,6 +62,7 @@ def _others(training: Training, setting: Setting, reserve: Reserve) -> list[Row]
             raise RuntimeError("the write was over before the second commit")
         seconds = stopwatch(busy.commit)
         busy.flush()
+        busy.settle()
         return seconds
 
     takes: list[Take] = [

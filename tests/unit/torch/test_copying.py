@@ -39,6 +39,28 @@ def test_a_large_one_among_small_ones_is_copied() -> None:
     assert all(map(torch.equal, sources, targets))
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda large: large.t(),
+        lambda large: large[:, 1:],
+        lambda large: large.to(torch.complex64).conj(),
+        lambda large: large.to(torch.complex64).conj().imag,
+        lambda large: large.to_sparse().to_dense(),
+        lambda large: torch.nn.Parameter(large),
+        lambda large: large.expand(2, *large.shape),
+    ],
+)
+def test_large_tensors_that_do_not_lie_in_memory_as_they_are_come_out_equal(make: Any) -> None:
+    source = make(some(2000, 700))
+    target = torch.zeros(source.shape, dtype=source.dtype)
+    copy_all([source], [target])
+    assert torch.equal(target, source)
+    scattered = torch.zeros(*source.shape[:-1], 2 * source.shape[-1], dtype=source.dtype)[..., ::2]
+    copy_all([source], [scattered])
+    assert torch.equal(scattered, source)
+
+
 def test_nothing_is_copied_from_nothing() -> None:
     copy_all([], [])
 

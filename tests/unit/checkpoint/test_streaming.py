@@ -1,0 +1,85 @@
+"""Copies of memory: every byte, and no other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdrecover.checkpoint import streaming
+from hvdrecover.checkpoint._streaming import copy as native
+
+GUARD = 64  # bytes on each side that must not be touched
+LARGE = (1 << 25) + 12_345
+WAYS = [native, streaming._memmove]
+
+
+def noise(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, count, dtype=np.uint8)
+
+
+def pack(*spans: streaming.Span) -> bytes:
+    return np.array(spans, dtype=np.uint64).tobytes()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@given(nbytes=st.integers(0, 700), target_at=st.integers(0, 70), source_at=st.integers(0, 70))
+def test_exactly_the_bytes_of_a_span_are_copied(way, nbytes: int, target_at: int, source_at: int) -> None:
+    source = noise(source_at + nbytes + GUARD)
+    target = noise(GUARD + target_at + nbytes + GUARD, seed=1)
+    expected = target.copy()
+    start = GUARD + target_at
+    expected[start : start + nbytes] = source[source_at : source_at + nbytes]
+    way(pack((target.ctypes.data + start, source.ctypes.data + source_at, nbytes)))
+    assert target.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("sizes", [[], [1], [LARGE], [LARGE, 1, 0, 77], [1, 0, LARGE], [LARGE // 3] * 4])
+def test_all_spans_are_copied_on_however_many_threads(sizes: list[int]) -> None:
+    sources = [noise(size, seed) for seed, size in enumerate(sizes)]
+    targets = [np.zeros_like(source) for source in sources]
+    pairs = zip(targets, sources, strict=True)
+    streaming.copy([(target.ctypes.data, source.ctypes.data, source.nbytes) for target, source in pairs])
+    assert all(map(np.array_equal, targets, sources))
+
+
+@given(st.lists(st.integers(0, 10_000), max_size=6))
+def test_halves_are_the_same_bytes_in_two_parts_of_about_equal_size(sizes: list[int]) -> None:
+    starts = np.cumsum([0, *sizes]).tolist()
+    spans = [(start, 10**9 + start, size) for start, size in zip(starts, sizes, strict=False)]
+    first, second = streaming.halves(spans)
+    assert all(size > 0 and source - target == 10**9 for target, source, size in first + second)
+    covered = [byte for target, _, size in first + second for byte in (target, target + size)]
+    assert covered[:1] + covered[-1:] in ([], [0, starts[-1]])
+    assert covered[1:-1:2] == covered[2:-1:2]
+    larger, smaller = (sum(size for _, _, size in half) for half in (second, first))
+    assert 0 <= larger - smaller <= 2 * 64
+
+
+@pytest.mark.parametrize("spans", [b"x", b"x" * 25])
+def test_what_is_no_list_of_spans_is_refused(spans: bytes) -> None:
+    with pytest.raises(ValueError, match="not a whole number of spans"):
+        native(spans)
+
+
+def test_without_the_compiled_part_copies_are_made_all_the_same() -> None:
+    script = """
+import sys
+sys.modules["hvdrecover.checkpoint._streaming"] = None  # an ImportError
+from hvdrecover.checkpoint import streaming
+import numpy as np
+assert streaming._copy is streaming._memmove
+source = np.arange(5_000_000)
+target = np.zeros_like(source)
+streaming.copy([(target.ctypes.data, source.ctypes.data, source.nbytes)])
+assert (target == source).all()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_here_the_compiled_part_is_in_use() -> None:
+    assert streaming._copy is native
