@@ -67,6 +67,11 @@ class Arena:
         """Make the arena usable again after `offer_back`; the tensors' content is still undefined."""
         self._write_header()
 
+    def show_to_children(self) -> None:
+        """Let child processes that are forked from now on have the memory, too."""
+        if (mapping := _mapping(self.buffer)) is not None:
+            mapping.madvise(mmap.MADV_DOFORK)
+
     def _write_header(self) -> None:
         self.buffer[: len(self.layout.header)] = np.frombuffer(self.layout.header, dtype=np.uint8)
 

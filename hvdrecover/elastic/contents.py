@@ -110,7 +110,13 @@ class Contents:
         )
 
     def load(
-        self, state: Mapping[str, Json], arenas: Mapping[str, Arena], where: str, *, strict: bool
+        self,
+        state: Mapping[str, Json],
+        arenas: Mapping[str, Arena],
+        where: str,
+        *,
+        strict: bool,
+        give: bool = False,
     ) -> list[str]:
         """Load a commit into the attributes.
 
@@ -119,6 +125,7 @@ class Contents:
             arenas: its tensors.
             where: what to call the commit in an error.
             strict: whether all must fit; if not, what doesn't is left as it is.
+            give: whether the attributes may keep the arenas' memory; nobody else may use it then.
 
         Returns:
             A line for each difference; empty if all fits.
@@ -129,8 +136,9 @@ class Contents:
             CorruptCheckpointError: the structure of the commit is nonsense. Nothing was loaded.
         """
         try:
+            owned = {name for name in self.values if not give and self._keeps(name)}
             trees = {
-                name: rebuild(self._framework, structure, arenas.get(name), own=self._keeps(name))
+                name: rebuild(self._framework, structure, arenas.get(name), own=name in owned)
                 for name, structure in state["attributes"].items()
             }
             cursors = dict(state["samplers"])
@@ -144,7 +152,7 @@ class Contents:
         if strict and differences:
             raise MismatchError(where, differences)
         try:
-            self._apply(fitting, places)
+            self._apply(fitting, places, give)
         except Exception as error:
             raise MismatchError(where, [f"an attribute refused what the commit holds: {error}"]) from error
         return differences
@@ -189,10 +197,10 @@ class Contents:
                 fitting[name] = cursors[name]
         return fitting, differences
 
-    def _apply(self, fitting: Mapping[str, Any], cursors: Mapping[str, Any]) -> None:
+    def _apply(self, fitting: Mapping[str, Any], cursors: Mapping[str, Any], give: bool) -> None:
         for name, tree in fitting.items():
             if self._framework.is_component(self.values[name]):
-                self._framework.load(self.values[name], tree)
+                self._framework.load(self.values[name], tree, keep=give)
             else:
                 self.values[name] = tree
         for name, order in self.orders.items():

@@ -74,8 +74,14 @@ class Framework(Protocol):
     def copies_on_load(self, component: Component) -> bool:
         """Whether `load` copies tensors; if not, it is handed tensors that the component may keep."""
 
-    def load(self, component: Component, tree: Tree) -> None:
-        """Load a tree that fits into a component."""
+    def load(self, component: Component, tree: Tree, *, keep: bool = False) -> None:
+        """Load a tree that fits into a component.
+
+        Args:
+            component: what to load into.
+            tree: what to load.
+            keep: whether the component may keep the tree's tensors, even if it copies otherwise.
+        """
 
     def draw_seed(self) -> int:
         """A number below 2**63 from the global generator."""

@@ -142,12 +142,12 @@ class TorchFramework:
         """Modules and optimizers do, or `load` does it for them; all else may keep what it is given."""
         return isinstance(component, torch.nn.Module | torch.optim.Optimizer)
 
-    def load(self, component: Any, tree: Tree) -> None:
-        """Load a tree that fits into a component."""
+    def load(self, component: Any, tree: Tree, *, keep: bool = False) -> None:
+        """Load a tree that fits into a component; ``keep`` if it may keep the tree's tensors."""
         if isinstance(component, torch.nn.Module):
             _load_module(component, tree)
         elif isinstance(component, torch.optim.Optimizer):
-            optimizers.load(component, tree)
+            optimizers.load(component, tree, keep=keep)
         else:
             component.load_state_dict(tree)
 

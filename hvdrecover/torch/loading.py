@@ -109,7 +109,9 @@ def load(
     chosen = {name: structures[name] for name in wanted if name in structures}
     contents = Contents(framework, wanted, set())
     state = {"attributes": chosen, "samplers": {}}
-    differences = contents.load(state, snapshot.arenas, where, strict=strict)
+    for arena in snapshot.arenas.values():
+        arena.show_to_children()  # the memory is the optimizer's from now on
+    differences = contents.load(state, snapshot.arenas, where, strict=strict, give=True)
     for line in differences:
         logger.warning("not loaded from %s: %s", where, line)
     plain = {name: value for name, value in structures.items() if not readable.holds_tensors(value)}

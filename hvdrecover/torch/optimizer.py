@@ -52,18 +52,19 @@ def fit(name: str, optimizer: torch.optim.Optimizer, tree: Tree) -> tuple[Tree, 
     return {**tree, "state": fitting, "param_groups": groups}, differences
 
 
-def load(optimizer: torch.optim.Optimizer, tree: Tree) -> None:
+def load(optimizer: torch.optim.Optimizer, tree: Tree, *, keep: bool) -> None:
     """Put a stored state that fits into an optimizer, in the dtypes that it was stored in.
 
     ``load_state_dict`` casts to the parameter's dtype, which would spoil, say, float32 moments of bfloat16
     parameters. It is still what must be called: Horovod's wrapper forgets unfinished allreduces in it.
 
-    Tensors are copied, and into those that the optimizer has where they fit: memory that is new to the
-    process costs several times as much as the copy.
+    Unless the optimizer may ``keep`` them, tensors are copied, and into those that it has where they fit:
+    memory that is new to the process costs several times as much as the copy.
 
     Gradients are forgotten: what an interrupted backward pass has left would be added to those of the next.
     """
-    tree = own(tree, optimizer.state_dict())
+    if not keep:
+        tree = own(tree, optimizer.state_dict())
     optimizer.load_state_dict(tree)
     parameters = _parameters(optimizer)
     for key, entries in tree.get("state", {}).items():

@@ -214,7 +214,7 @@ class FakeFramework:
     def copies_on_load(self, component: Any) -> bool:
         return isinstance(component, FakeModel)
 
-    def load(self, component: Any, tree: Any) -> None:
+    def load(self, component: Any, tree: Any, *, keep: bool = False) -> None:
         component.load_state_dict(tree)
 
     def draw_seed(self) -> int:

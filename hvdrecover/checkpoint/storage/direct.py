@@ -1,6 +1,6 @@
 """Local files of any size, at the speed of the disk: past the page cache where the file system allows it.
 
-Pieces are transferred two at a time, and while the disk is busy with them, the digest takes in those that
+Several pieces are transferred at a time, and while the disk is busy with them, the digest takes in those that
 are done. Bytes that go past the page cache cost next to no processor time and drive nothing else out of
 memory. File systems that refuse ``O_DIRECT`` (some network and overlay ones) are written through the page
 cache, which is told to begin writing each piece at once, and to forget the file at the end.
@@ -16,14 +16,16 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 
-from hvdrecover.checkpoint.arena import Bytes
+from hvdrecover.checkpoint.arena import HUGE_PAGE, Bytes
 from hvdrecover.checkpoint.digest import Digest
 from hvdrecover.checkpoint.layout import PAGE
 from hvdrecover.checkpoint.storage.interface import ReadBytes
 from hvdrecover.checkpoint.storage.threads import Threads
 
 PIECE = 1 << 24  # bytes
-_AT_ONCE = 2  # with one, the disk idles while the next piece is handed over; with four, nothing was gained
+# With one, the disk idles while the next piece is handed over; with twice as many, nothing was gained.
+_WRITES_AT_ONCE = 2
+_READS_AT_ONCE = 3
 
 Transfer = Callable[[Bytes, int], int]
 
@@ -41,7 +43,7 @@ def write(path: Path, buffer: Bytes) -> str:
     digest = Digest()
     with _File(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, buffer) as file:
         os.ftruncate(file.plain, len(buffer))  # so that no piece has to wait for the one before it
-        for piece, count in _transferred(buffer, file.write):
+        for piece, count in _transferred(buffer, file.write, PIECE, _WRITES_AT_ONCE):
             if count < len(piece):
                 raise OSError(errno.EIO, "the file system takes no more bytes, and does not say why")
             digest.update(piece)
@@ -54,7 +56,11 @@ def read(path: Path, buffer: Bytes, start: int = 0) -> ReadBytes:
     """Fill a buffer with a file's bytes from ``start`` on; less only where the file ends."""
     digest, total = Digest(), 0
     with _File(path, os.O_RDONLY, buffer) as file:
-        for piece, count in _transferred(buffer, lambda piece, at: file.read(piece, start + at)):
+
+        def read_piece(piece: Bytes, at: int) -> int:
+            return file.read(piece, start + at)
+
+        for piece, count in _transferred(buffer, read_piece, PIECE // 2, _READS_AT_ONCE, _take_memory):
             digest.update(piece[:count])
             total += count
             if count < len(piece):
@@ -140,17 +146,37 @@ class _File:
             return None
 
 
-def _transferred(buffer: Bytes, transfer: Transfer) -> Iterator[tuple[Bytes, int]]:
-    """Transfer a buffer in pieces; give each, in order, with how many bytes of it were transferred."""
-    if len(buffer) <= PIECE:
+def _take_memory(piece: Bytes) -> None:
+    """Have the system find the memory of a piece, so that the disk does not wait for that."""
+    piece[::HUGE_PAGE] = 0
+
+
+def _transferred(
+    buffer: Bytes,
+    transfer: Transfer,
+    size: int,
+    at_once: int,
+    prepare: Callable[[Bytes], None] = lambda piece: None,
+) -> Iterator[tuple[Bytes, int]]:
+    """Transfer a buffer in pieces; give each, in order, with how many bytes of it were transferred.
+
+    Args:
+        buffer: of any size.
+        transfer: given a piece and its place in the buffer, on one of several threads.
+        size: of a piece, in bytes.
+        at_once: how many pieces are under way.
+        prepare: given a piece while those before it are under way.
+    """
+    if len(buffer) <= size:
         yield buffer, transfer(buffer, 0)
         return
     under_way: deque[tuple[Bytes, Future[int]]] = deque()
-    with Threads(_AT_ONCE, "hvdrecover-disk") as threads:
-        for start in range(0, len(buffer), PIECE):
-            piece = buffer[start : start + PIECE]
+    with Threads(at_once, "hvdrecover-disk") as threads:
+        for start in range(0, len(buffer), size):
+            piece = buffer[start : start + size]
+            prepare(piece)
             under_way.append((piece, threads.submit(transfer, piece, start)))
-            if len(under_way) > _AT_ONCE:
+            if len(under_way) > at_once:
                 done, count = under_way.popleft()
                 yield done, count.result()
         for done, count in under_way:

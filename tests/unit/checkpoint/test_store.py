@@ -1,4 +1,5 @@
 import json
+import logging
 
 import pytest
 
@@ -409,3 +410,28 @@ def test_a_kill_before_the_first_commit_leaves_a_root_that_can_be_started(root, 
         assert_is(found, make_snapshot(found.id.generation, found.id.commit))
     write_all(store, make_snapshot(9, 100))
     assert_is(load_newest(make_store(root)), make_snapshot(9, 100))
+
+
+class Faulty:
+    """A storage with a mistake in it that shows when a commit is deleted."""
+
+    def __init__(self, inner):
+        self._inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def delete(self, folder):
+        raise ZeroDivisionError("a mistake")
+
+
+def test_no_mistake_in_deleting_makes_a_durable_commit_a_failed_one(root):
+    store = make_store(Faulty(root), keep=1)
+    store.claim_next()
+    durable = []
+    for number in (1, 2):
+        store.write(make_snapshot(1, number), 0, lambda number=number: durable.append(number))
+    assert durable == [1, 2]
+    (told,) = store.events.of("not_deleted")
+    assert "a mistake" in told["error"]
+    assert (told["level"], store.url in told["error"]) == (logging.WARNING, True)

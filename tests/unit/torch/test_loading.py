@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import logging
@@ -231,8 +232,8 @@ def test_objects_of_classes_that_are_gone_hinder_nobody(url: str, monkeypatch: p
         objects["schedule"]
 
 
-def test_what_is_loaded_shares_no_memory_with_a_child(url: str) -> None:
-    """The memory that commits are read into is not there in forked processes, such as a data loader's."""
+def test_what_is_loaded_is_there_in_a_child(url: str) -> None:
+    """Other memory that commits are read into is not, and the optimizer keeps what it was read into."""
     program = f"""
 import os, torch, hvdrecover.torch as recover
 import horovod.torch as hvd
@@ -247,6 +248,22 @@ print(os.waitstatus_to_exitcode(os.wait()[1]), loaded.commit.commit)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.returncode) == ("0 3\n", 0), done.stderr
+
+
+def test_what_is_loaded_is_independent_tensors_that_torch_can_copy_and_save(url: str, tmp_path: Path) -> None:
+    model, optimizer = fresh()
+    recover.load(url, model=model, optimizer=optimizer)
+    before = repr(state_of(optimizer))
+    for state in optimizer.state.values():
+        for tensor in state.values():
+            assert tensor.untyped_storage().nbytes() == tensor.nbytes
+    kept = copy.deepcopy(optimizer.state_dict())
+    torch.save(optimizer.state_dict(), tmp_path / "saved.pt")
+    train_one_step(model, optimizer)
+    assert repr(state_of(optimizer)) != before
+    for source in (kept, torch.load(tmp_path / "saved.pt")):
+        optimizer.load_state_dict(source)
+        assert repr(state_of(optimizer)) == before
 
 
 # -- files for other programs --------------------------------------------------------------------------
