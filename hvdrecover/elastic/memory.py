@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 
 from hvdrecover.checkpoint.arena import Arena
@@ -33,6 +34,7 @@ class Memory:
         self._versions = versions
         self._positions = contents.positions()
         self._spare: Mapping[str, Arena] = {}
+        self._abandoned: weakref.WeakSet[Arena] = weakref.WeakSet()
         self.newest: Snapshot | None = None
         self.attempt = CommitId(0, 0)
 
@@ -69,6 +71,10 @@ class Memory:
         """Take a commit that has been loaded; the memory of those before is let go."""
         self.newest, self.attempt, self._spare = snapshot, snapshot.id, {}
 
+    def abandon(self, snapshot: Snapshot) -> None:
+        """Overwrite a snapshot never: somebody whom nobody watches any more may still be writing it."""
+        self._abandoned.update(snapshot.arenas.values())
+
     def mark(self) -> None:
         """Note where the samplers are at the newest commit."""
         self._positions = self._contents.positions()
@@ -87,13 +93,15 @@ class Memory:
 
     def _room(self, in_flight: Snapshot | None) -> Mapping[str, Arena]:
         """Arenas that the next commit may overwrite."""
-        if self.newest is None:
-            return {}
-        newest = self.newest.arenas
-        if in_flight is None or not any(arena in in_flight.arenas.values() for arena in newest.values()):
+        newest = self.newest.arenas if self.newest is not None else {}
+        writing = set(in_flight.arenas.values()) if in_flight is not None else set()
+        if self._abandoned.union(writing).isdisjoint(newest.values()):
             return newest
-        in_flight.superseded = True
+        if in_flight is not None and not writing.isdisjoint(newest.values()):
+            in_flight.superseded = True
         room, self._spare = self._spare, newest
+        if not self._abandoned.isdisjoint(room.values()):
+            return {}
         for arena in room.values():
             arena.take_back()
         return room

@@ -419,6 +419,8 @@ class State:
     def _retire_writer(self) -> None:
         if self._durability is not None:
             self._durability.writer.stop()
+            if (snapshot := self._durability.writer.in_flight) is not None:
+                self._memory.abandon(snapshot)
             self._durability = None
 
     def _durable_side(self) -> Durability | None:

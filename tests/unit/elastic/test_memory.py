@@ -1,0 +1,79 @@
+"""Which memory a commit goes to."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.elastic.contents import Contents
+from hvdrecover.elastic.memory import Memory
+from tests.fakes.framework import FakeFramework
+
+
+class Training:
+    """A state of one array, committed to memory."""
+
+    def __init__(self) -> None:
+        self.contents = Contents(FakeFramework(), {"w": np.zeros(3)}, set())
+        self.memory = Memory(self.contents, {})
+        self.number = 0
+
+    def commit(self, in_flight: Snapshot | None = None) -> Snapshot:
+        self.number += 1
+        self.contents.values["w"] = np.full(3, float(self.number))
+        present = self.contents.take_apart()
+        return self.memory.capture(CommitId(1, self.number), present, {}, 1, in_flight=in_flight)
+
+
+def arena(snapshot: Snapshot) -> Arena:
+    return snapshot.arenas["w"]
+
+
+def value(snapshot: Snapshot) -> float:
+    return float(arena(snapshot).bytes_of("value").view(np.float64)[0])
+
+
+def test_the_newest_is_overwritten_while_nothing_is_in_flight() -> None:
+    training = Training()
+    first = arena(training.commit())
+    second = training.commit()
+    assert arena(second) is first
+    assert value(second) == 2.0
+
+
+def test_two_arenas_are_used_by_turns_if_each_is_being_written() -> None:
+    training = Training()
+    snapshots = [training.commit()]
+    for _ in range(5):
+        snapshots.append(training.commit(in_flight=snapshots[-1]))
+        assert [value(each) for each in snapshots[-2:]] == [training.number - 1, training.number]
+    assert len({arena(snapshot) for snapshot in snapshots}) == 2
+    assert [snapshot.superseded for snapshot in snapshots] == [True] * 5 + [False]
+
+
+def test_one_in_flight_that_was_overtaken_long_ago_is_left_alone() -> None:
+    training = Training()
+    old = training.commit()
+    for _ in range(4):
+        training.commit(in_flight=old)
+        assert value(old) == 1.0
+
+
+def test_what_a_writer_that_was_left_behind_may_be_writing_is_never_overwritten() -> None:
+    training = Training()
+    left = training.commit()
+    training.memory.abandon(left)
+    newest = training.commit()
+    for _ in range(4):
+        newest = training.commit(in_flight=newest)
+        assert value(left) == 1.0
+    assert arena(left) not in training.memory._spare.values()
+
+
+def test_memory_that_was_abandoned_is_let_go_in_the_end() -> None:
+    training = Training()
+    training.memory.abandon(training.commit())
+    training.memory.adopt(training.commit())
+    assert len(training.memory._abandoned) == 0
