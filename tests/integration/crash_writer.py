@@ -82,6 +82,7 @@ def write_commits(root: Path, nbytes: int, tell: Callable[[Message], None], coun
         writer.submit(make_commit(CommitId(generation, commit), nbytes))
         writer.wait()
         count = None if count is None else count - 1
+    assert writer.wait_for_cleanup(TIMEOUT)
 
 
 def _run(work: Callable[..., None], arguments: tuple[Any, ...], channel: Connection) -> None:
