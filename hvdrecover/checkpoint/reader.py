@@ -160,15 +160,12 @@ def load_newest(store: Store) -> Snapshot | None:
 def _read_file(storage: Storage, commit: CommitId, entry: FileEntry, lease: Lease) -> Arena:
     path = f"{commit.name}/{entry.name}"
     url = f"{storage.url}/{path}"
-    size = storage.size(path)
-    if size is None:
-        raise CorruptCheckpointError(url, "the file is missing")
-    if size != entry.size:
-        raise CorruptCheckpointError(url, f"the file has {size} bytes, and the manifest says {entry.size}")
+    size = entry.size
+    root.check_size(storage, commit, entry)
     lease.last(size)
     try:
         if size > _WITHOUT_A_LOOK:
-            layout.parse(_header(storage, path, size).tobytes(), size)
+            root.read_layout(storage, path, size)
         buffer = _memory(url, size)
         if storage.read_into(path, buffer) != ReadBytes(size, entry.digest):
             raise CorruptCheckpointError(url, "the file's content does not match the manifest's digest")
@@ -176,15 +173,6 @@ def _read_file(storage: Storage, commit: CommitId, entry: FileEntry, lease: Leas
         return Arena(layout.parse(header, size), buffer)
     except ValueError as error:
         raise CorruptCheckpointError(url, str(error)) from error
-
-
-def _header(storage: Storage, path: str, size: int) -> Bytes:
-    """A file's bytes before the first tensor."""
-    start = allocate(layout.PAGE)
-    storage.read_into(path, start)
-    header = allocate(layout.header_size(start[:8].tobytes(), size))
-    storage.read_into(path, header)
-    return header
 
 
 def _memory(url: str, size: int) -> Bytes:

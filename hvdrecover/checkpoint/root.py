@@ -15,9 +15,12 @@ from __future__ import annotations
 
 import json
 
+from hvdrecover.checkpoint import layout as layouts
 from hvdrecover.checkpoint import manifest as manifests
+from hvdrecover.checkpoint.arena import allocate
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.manifest import Manifest
+from hvdrecover.checkpoint.layout import Layout
+from hvdrecover.checkpoint.manifest import FileEntry, Manifest
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.clock import Clock
 from hvdrecover.errors import CorruptCheckpointError, IncompleteCommitError, StorageError
@@ -39,6 +42,38 @@ def commits(storage: Storage) -> list[CommitId]:
 def manifest_path(commit: CommitId) -> str:
     """Where a commit's manifest lies."""
     return f"{commit.name}/{manifests.FILE_NAME}"
+
+
+def check_size(storage: Storage, commit: CommitId, entry: FileEntry) -> None:
+    """Make sure that a data file has the size that its manifest says.
+
+    Raises:
+        CorruptCheckpointError: it is missing or has another size.
+        StorageError: the storage failed.
+    """
+    path = f"{commit.name}/{entry.name}"
+    size = storage.size(path)
+    if size is None:
+        raise CorruptCheckpointError(f"{storage.url}/{path}", "the file is missing")
+    if size != entry.size:
+        reason = f"the file has {size} bytes, and the manifest says {entry.size}"
+        raise CorruptCheckpointError(f"{storage.url}/{path}", reason)
+
+
+def read_layout(storage: Storage, path: str, size: int) -> Layout:
+    """Read the header of a data file of a known size, and nothing else of it.
+
+    Raises:
+        ValueError: it is nonsense.
+        StorageError: the storage failed.
+    """
+    start = layouts.header_size(_head(storage, path, min(8, size)), size)
+    return layouts.parse(_head(storage, path, start), size)
+
+
+def _head(storage: Storage, path: str, count: int) -> bytes:
+    buffer = allocate(count)
+    return buffer[: storage.read_into(path, buffer).size].tobytes()
 
 
 def quarantine_path(commit: CommitId) -> str:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hvdrecover.checkpoint import layout as layouts
 from hvdrecover.checkpoint import root
-from hvdrecover.checkpoint.arena import allocate
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.inspection import catalog
 from hvdrecover.checkpoint.inspection.catalog import Entry
@@ -96,18 +94,8 @@ def layout_of(storage: Storage, commit: CommitId, entry: FileEntry) -> Layout:
     """
     path = f"{commit.name}/{entry.name}"
     url = f"{storage.url}/{path}"
-    size = storage.size(path)
-    if size is None:
-        raise CorruptCheckpointError(url, "the file is missing")
-    if size != entry.size:
-        raise CorruptCheckpointError(url, f"the file has {size} bytes, and the manifest says {entry.size}")
+    root.check_size(storage, commit, entry)
     try:
-        start = layouts.header_size(_head(storage, path, min(8, size)), size)
-        return layouts.parse(_head(storage, path, start), size)
+        return root.read_layout(storage, path, entry.size)
     except ValueError as error:
         raise CorruptCheckpointError(url, str(error)) from error
-
-
-def _head(storage: Storage, path: str, count: int) -> bytes:
-    buffer = allocate(count)
-    return buffer[: storage.read_into(path, buffer).size].tobytes()

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from hvdrecover.checkpoint.arena import HUGE_PAGE, Bytes
 from hvdrecover.checkpoint.digest import Digest
 from hvdrecover.checkpoint.layout import PAGE
 from hvdrecover.checkpoint.storage.interface import ReadBytes
-from hvdrecover.checkpoint.storage.threads import Threads
+from hvdrecover.checkpoint.storage.pieces import transferred
 
 PIECE = 1 << 24  # bytes
 # With one, the disk idles while the next piece is handed over; with twice as many, nothing was gained.
@@ -43,7 +41,7 @@ def write(path: Path, buffer: Bytes) -> str:
     digest = Digest()
     with _File(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, buffer) as file:
         os.ftruncate(file.plain, len(buffer))  # so that no piece has to wait for the one before it
-        for piece, count in _transferred(buffer, file.write, PIECE, _WRITES_AT_ONCE):
+        for piece, count in _transferred(buffer, PIECE, _WRITES_AT_ONCE, file.write):
             if count < len(piece):
                 raise OSError(errno.EIO, "the file system takes no more bytes, and does not say why")
             digest.update(piece)
@@ -60,7 +58,7 @@ def read(path: Path, buffer: Bytes, start: int = 0) -> ReadBytes:
         def read_piece(piece: Bytes, at: int) -> int:
             return file.read(piece, start + at)
 
-        for piece, count in _transferred(buffer, read_piece, PIECE // 2, _READS_AT_ONCE, _take_memory):
+        for piece, count in _transferred(buffer, PIECE // 2, _READS_AT_ONCE, read_piece, _take_memory):
             digest.update(piece[:count])
             total += count
             if count < len(piece):
@@ -153,31 +151,13 @@ def _take_memory(piece: Bytes) -> None:
 
 def _transferred(
     buffer: Bytes,
-    transfer: Transfer,
     size: int,
     at_once: int,
+    transfer: Transfer,
     prepare: Callable[[Bytes], None] = lambda piece: None,
 ) -> Iterator[tuple[Bytes, int]]:
-    """Transfer a buffer in pieces; give each, in order, with how many bytes of it were transferred.
-
-    Args:
-        buffer: of any size.
-        transfer: given a piece and its place in the buffer, on one of several threads.
-        size: of a piece, in bytes.
-        at_once: how many pieces are under way.
-        prepare: given a piece while those before it are under way.
-    """
+    """As `transferred`, but without a thread for a single piece, as most files are."""
     if len(buffer) <= size:
         yield buffer, transfer(buffer, 0)
         return
-    under_way: deque[tuple[Bytes, Future[int]]] = deque()
-    with Threads(at_once, "hvdrecover-disk") as threads:
-        for start in range(0, len(buffer), size):
-            piece = buffer[start : start + size]
-            prepare(piece)
-            under_way.append((piece, threads.submit(transfer, piece, start)))
-            if len(under_way) > at_once:
-                done, count = under_way.popleft()
-                yield done, count.result()
-        for done, count in under_way:
-            yield done, count.result()
+    yield from transferred(buffer, size, at_once, transfer, prepare)

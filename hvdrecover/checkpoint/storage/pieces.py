@@ -14,7 +14,11 @@ T = TypeVar("T")
 
 
 def transferred(
-    buffer: Bytes, size: int, at_once: int, transfer: Callable[[Bytes, int], T]
+    buffer: Bytes,
+    size: int,
+    at_once: int,
+    transfer: Callable[[Bytes, int], T],
+    prepare: Callable[[Bytes], None] = lambda piece: None,
 ) -> Iterator[tuple[Bytes, T]]:
     """Transfer a buffer in pieces; give each, in order, when it has been transferred.
 
@@ -23,6 +27,7 @@ def transferred(
         size: bytes of a piece; the last one may have fewer.
         at_once: how many pieces are under way at a time, each in a thread of its own.
         transfer: transfers one piece, and is told where in the buffer it starts.
+        prepare: given each piece before that, while earlier ones are under way.
 
     Yields:
         A piece, and what ``transfer`` returned for it.
@@ -34,6 +39,7 @@ def transferred(
     with Threads(at_once, "hvdrecover-transfer") as threads:
         for start in range(0, len(buffer), size):
             piece = buffer[start : start + size]
+            prepare(piece)
             under_way.append((piece, threads.submit(transfer, piece, start)))
             if len(under_way) > at_once:
                 done, result = under_way.popleft()

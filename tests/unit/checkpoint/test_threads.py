@@ -30,7 +30,7 @@ def run(pieces):
         pass
 
 buffer = np.zeros(4 * PIECE, np.uint8)
-for pieces in transferred(buffer, PIECE, 2, hang), _transferred(buffer, hang, PIECE, 2):
+for pieces in transferred(buffer, PIECE, 2, hang), _transferred(buffer, PIECE, 2, hang):
     threading.Thread(target=run, args=(pieces,), daemon=True).start()
 for _ in range(4):
     begun.acquire()
