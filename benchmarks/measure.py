@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from hvdrecover.checkpoint.arena import Bytes, allocate
+from hvdrecover.elastic.state import State
 
 Take = Callable[[], float]
 """Prepares, measures once, and cleans up; only the measured part is in what it returns."""
 
 GB = 1e9
 _PAGE = 4096
+_CLEANUP_SECONDS = 60.0
 
 
 def stopwatch(action: Callable[[], object]) -> float:
@@ -100,6 +102,13 @@ def sync_all(path: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def let_clean_up(state: State) -> None:
+    """Wait until what is no longer kept is gone: deleting must not slow down what is measured next."""
+    assert state._durability is not None
+    if not state._durability.writer.wait_for_cleanup(_CLEANUP_SECONDS):
+        raise RuntimeError("old commits are being deleted still")
 
 
 def cpu_seconds() -> float:

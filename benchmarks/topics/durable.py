@@ -8,12 +8,13 @@ import horovod.torch as hvd
 
 import hvdrecover.torch as recover
 from benchmarks import peers
-from benchmarks.measure import GB, Reserve, by_turns, cpu_seconds, stopwatch
+from benchmarks.measure import GB, Reserve, by_turns, cpu_seconds, let_clean_up, stopwatch
 from benchmarks.rows import Goal, Row
 from benchmarks.states import Setting, Training
 from hvdrecover.checkpoint.arena import allocate
 from hvdrecover.checkpoint.layout import PAGE
 
+_KEEP = 2
 _PEERS = {
     "torch.save + fsync": (peers.torch_save, Goal(0.7, 0.5)),
     "safetensors save_file + fsync": (peers.safetensors_save, Goal(0.7, 0.5)),
@@ -33,9 +34,14 @@ def measure(setting: Setting) -> list[Row]:
     """The way to the disk, against the disk itself and other ways."""
     hvd.init()
     training = Training(setting.shape, trained=True)
-    root = recover.Checkpoint(str(setting.folder / "root"))
+    root = recover.Checkpoint(str(setting.folder / "root"), keep=_KEEP)
     state = recover.TorchState(model=training.model, optimizer=training.optimizer, batch=0, checkpoint=root)
     state.sync()
+    for _ in range(_KEEP + 1):  # from then on, files of deleted commits are written over
+        training.step()
+        state.commit()
+        state.flush()
+        let_clean_up(state)
     reserve = Reserve(training.nbytes)
 
     def ours() -> _Write:
@@ -45,7 +51,7 @@ def measure(setting: Setting) -> list[Row]:
             before = cpu_seconds()
             background = stopwatch(state.flush)
             write = _Write(stall + background, background, cpu_seconds() - before)
-            state.settle()  # what is deleted after a write must not slow down the peers
+            let_clean_up(state)
             return write
 
     nbytes = -(-training.nbytes // PAGE) * PAGE

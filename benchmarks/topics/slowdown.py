@@ -9,7 +9,7 @@ import horovod.torch as hvd
 import torch
 
 import hvdrecover.torch as recover
-from benchmarks.measure import stopwatch
+from benchmarks.measure import let_clean_up, stopwatch
 from benchmarks.rows import Goal, Row
 from benchmarks.states import Setting, Training
 
@@ -82,7 +82,7 @@ def _blocks(
         while state.last_durable != written or not block:
             block.append(1e3 * stopwatch(work))
         block = block[: max(1, len(block) - 1)]  # the write ended somewhere in the last
-        state.settle()
+        let_clean_up(state)
         time.sleep(0.05)
         after = [1e3 * stopwatch(work) for _ in block]
         if number:  # the first is for warming up

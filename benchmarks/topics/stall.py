@@ -10,7 +10,7 @@ import horovod.torch as hvd
 from horovod.torch.elastic import TorchState as HorovodState
 
 import hvdrecover.torch as recover
-from benchmarks.measure import Reserve, Take, by_turns, stopwatch
+from benchmarks.measure import Reserve, Take, by_turns, let_clean_up, stopwatch
 from benchmarks.peers import AsyncSave
 from benchmarks.rows import Goal, Row
 from benchmarks.states import Setting, Training
@@ -34,7 +34,7 @@ def _due(training: Training, setting: Setting, reserve: Reserve) -> list[Row]:
     def commit() -> float:
         seconds = _changed(training, reserve, state.commit)
         state.flush()
-        state.settle()  # what is deleted after a write must not slow down the peers
+        let_clean_up(state)
         return seconds
 
     name, async_save = dcp.best()
@@ -62,7 +62,7 @@ def _others(training: Training, setting: Setting, reserve: Reserve) -> list[Row]
             raise RuntimeError("the write was over before the second commit")
         seconds = stopwatch(busy.commit)
         busy.flush()
-        busy.settle()
+        let_clean_up(busy)
         return seconds
 
     takes: list[Take] = [

@@ -118,13 +118,14 @@ class Durability:
     def settle(self, seconds: float) -> None:
         """Give the write in flight this long, and a handful of attempts, to succeed; raise nothing.
 
-        Then give the deletion of what is no longer kept as long.
+        Then give the deletion of what is no longer kept as long. Later writes still work, but slower.
         """
         if self.verdict() is None:
             self.writer.hurry()
             with contextlib.suppress(HvdrecoverError):
                 if self.writer.wait(seconds):
                     self.writer.wait_for_cleanup(seconds)
+                self.store.storage.close()
 
     def _try_to_submit(self, snapshot: Snapshot) -> bool:
         taken = self.writer.submit(snapshot)

@@ -136,6 +136,9 @@ class FakeStorage:
     def tidy(self) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
     @contextmanager
     def _files(self) -> Iterator[dict[str, bytes]]:
         """The files of the root, for one thread at a time."""

@@ -47,6 +47,7 @@ def check_start(root: Path, acknowledged: CommitId | None) -> None:
     written = [CommitId(generation, first + 1), CommitId(generation, first + 2)]
     for commit in written:
         store.write(make_commit(commit), rank=0)
+    store.storage.close()
     assert len(written) == KEEP
     assert [folder.name for folder in _commit_folders(root)] == [commit.name for commit in written]
     for path in root.rglob("*"):

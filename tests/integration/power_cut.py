@@ -44,9 +44,7 @@ class Disk:
         folder, name = self._parent(step.path)
         match step.verb:
             case "open":
-                node = folder.now.setdefault(name, File())
-                assert isinstance(node, File)
-                node.now.clear()  # all that open to write truncate
+                assert isinstance(folder.now.setdefault(name, File()), File)
             case "mkdir":
                 folder.now[name] = Folder()
             case "unlink" | "rmdir":

@@ -106,6 +106,7 @@ class Traced:
         named = self._named(path, dir_fd)
         if named is None or not flags & os.O_CREAT:
             return call(path, flags, mode, dir_fd=dir_fd)
+        assert not flags & os.O_TRUNC, "the model of a disk knows no truncation by opening"
         return self._do(Step("open", named), lambda: call(path, flags, mode, dir_fd=dir_fd))
 
     def _ftruncate(self, call: Any, file: int, size: int) -> Any:

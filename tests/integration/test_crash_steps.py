@@ -19,6 +19,7 @@ from tests.unit.checkpoint.roots import Recorder
 NBYTES = 20_000  # five pages: a write can break off between them
 NEWEST = CommitId(1, 2)
 WRITTEN, EXPIRED, LEFT = "g0002-c00000003", "g0001-c00000001", "g0001-c00000003"
+SECOND = "g0002-c00000004"  # goes over the files of the expired one
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start_and_write(root: Path, die_at: int | None, when: When, tell: Callable[[Message], None]) -> None:
     Traced(root, lambda step: tell(("step", step)), die_at, when).install()
-    write_commits(root, NBYTES, tell, count=1)
+    write_commits(root, NBYTES, tell, count=2)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def whole(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tupl
             newest = CommitId(facts["generation"], facts["commit"])
         elif kind == "step":
             steps.append((facts, newest))
-    assert newest.name == WRITTEN
+    assert newest.name == SECOND
     disk = Disk(prepared)
     for step, _ in steps:
         disk.apply(step)
@@ -119,4 +120,8 @@ def test_the_steps_are_those_of_the_protocol_in_its_order(whole: list[tuple[Step
     durable = steps.index(f"fsync {WRITTEN}", published)
     assert published < durable < at(f"unlink {EXPIRED}/MANIFEST.json")
     assert at(f"unlink {EXPIRED}/MANIFEST.json") < at(f"fsync {EXPIRED}")
-    assert at(f"fsync {EXPIRED}") < at(f"unlink {EXPIRED}/model.safetensors") < at(f"rmdir {EXPIRED}")
+    for name in ("model", "optimizer"):
+        kept = at(f"rename {EXPIRED}/{name}.safetensors TEMPORARY")
+        placed = at(f"rename TEMPORARY {SECOND}/{name}.safetensors")
+        assert at(f"fsync {EXPIRED}") < kept < at(f"rmdir {EXPIRED}") < placed
+        assert placed < steps.index(f"write {SECOND}/{name}.safetensors")

@@ -8,6 +8,7 @@ cache, which is told to begin writing each piece at once, and to forget the file
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from collections.abc import Callable, Iterator
@@ -25,6 +26,9 @@ PIECE = 1 << 24  # bytes
 _WRITES_AT_ONCE = 2
 _READS_AT_ONCE = 3
 
+_CANT_RESERVE = {errno.EOPNOTSUPP, errno.ENOSYS}
+_libc = ctypes.CDLL(None, use_errno=True)
+
 Transfer = Callable[[Bytes, int], int]
 
 
@@ -32,15 +36,16 @@ def write(path: Path, buffer: Bytes) -> str:
     """Write a file; it is on the disk on return.
 
     Args:
-        path: the file; made, or replaced unless it is a symbolic link.
+        path: the file; made, or written over unless it is a symbolic link. One of the same size keeps its
+            blocks on the disk.
         buffer: its content. Only page-aligned memory can go past the page cache.
 
     Returns:
         The content's digest.
     """
     digest = Digest()
-    with _File(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, buffer) as file:
-        os.ftruncate(file.plain, len(buffer))  # so that no piece has to wait for the one before it
+    with _File(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, buffer) as file:
+        _reserve(file.plain, len(buffer))
         for piece, count in _transferred(buffer, PIECE, _WRITES_AT_ONCE, file.write):
             if count < len(piece):
                 raise OSError(errno.EIO, "the file system takes no more bytes, and does not say why")
@@ -79,7 +84,7 @@ class _File:
         self._direct: int | None = None
         if len(buffer) >= PAGE and buffer.ctypes.data % PAGE == 0:
             try:
-                self._direct = self._open(path, flags & ~(os.O_CREAT | os.O_TRUNC) | os.O_DIRECT)
+                self._direct = self._open(path, flags & ~os.O_CREAT | os.O_DIRECT)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     self._stack.close()
@@ -142,6 +147,24 @@ class _File:
                 raise
             self._direct = None  # a file system that says no only when it comes to it
             return None
+
+
+def _reserve(file: int, nbytes: int) -> None:
+    """Give a file its size and, where the file system can, its place on the disk.
+
+    No piece then has to wait for the one before it, and a disk that is too full says so before the first.
+    """
+    if os.fstat(file).st_size == nbytes:
+        return
+    os.ftruncate(file, 0)
+    # Not `os.posix_fallocate`: where the file system can't, glibc writes into each block instead.
+    while _libc.fallocate(file, 0, ctypes.c_int64(0), ctypes.c_int64(nbytes)):
+        error = ctypes.get_errno()
+        if error in _CANT_RESERVE:
+            os.ftruncate(file, nbytes)
+            return
+        if error != errno.EINTR:
+            raise OSError(error, os.strerror(error))
 
 
 def _take_memory(piece: Bytes) -> None:

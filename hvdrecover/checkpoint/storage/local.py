@@ -15,6 +15,7 @@ from hvdrecover.checkpoint.arena import Bytes
 from hvdrecover.checkpoint.storage import direct
 from hvdrecover.checkpoint.storage.failures import failures
 from hvdrecover.checkpoint.storage.interface import TEMPORARY, ReadBytes
+from hvdrecover.checkpoint.storage.spares import Spares
 
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
@@ -24,6 +25,7 @@ class LocalStorage:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._spares = Spares(root)
         self.url = f"file://{root}"
 
     def names(self, folder: str = "") -> list[str]:
@@ -60,6 +62,7 @@ class LocalStorage:
         with failures(self.url, path, "write the file"):
             target = self._inside(path)
             self._make_folder(target.parent)
+            self._spares.place(target, len(buffer))
             digest = direct.write(target, buffer)
             _sync_folder(target.parent)
             return digest
@@ -102,6 +105,7 @@ class LocalStorage:
                 return
             while os.path.lexists(target):
                 with suppress(FileNotFoundError):  # somebody else deletes it too, and one of us has to end it
+                    self._spares.keep(target)
                     shutil.rmtree(target)
             _sync_folder(target.parent)
 
@@ -111,6 +115,11 @@ class LocalStorage:
             folders = [self._root, *(entry for entry in self._root.iterdir() if _is_folder(entry))]
             for temporary in [found for folder in folders for found in folder.glob(f"{TEMPORARY}*")]:
                 temporary.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Delete the files that were kept for later writes."""
+        with failures(self.url, "", "delete temporary files"):
+            self._spares.delete()
 
     def _inside(self, path: str) -> Path:
         """Where to change something; a folder that may lead out of the root is refused."""

@@ -115,6 +115,9 @@ class RemoteStorage:
     def tidy(self) -> None:
         """Do nothing: a file is there when it has been closed, and shown then."""
 
+    def close(self) -> None:
+        """Do nothing: nothing was kept."""
+
     def _make_folder(self, folder: str) -> None:
         self._fs.makedirs(folder, exist_ok=True)
 

@@ -138,6 +138,9 @@ class SftpStorage:
                     if name.startswith(TEMPORARY):
                         session.remove(f"{folder}/{name}")
 
+    def close(self) -> None:
+        """Do nothing: nothing was kept."""
+
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
 

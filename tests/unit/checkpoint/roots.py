@@ -97,6 +97,9 @@ class Wrapped:
     def tidy(self) -> None:
         self.inner.tidy()
 
+    def close(self) -> None:
+        self.inner.close()
+
 
 class Gate:
     """A storage whose data files wait until `open` is set; `reached` says that one waits."""
