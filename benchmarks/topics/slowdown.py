@@ -32,7 +32,7 @@ def measure(setting: Setting) -> list[Row]:
     for threads, goal in ((cores, Goal(0.05, 0.02, slowdown=True, digits=3)), (max(1, cores - 1), None)):
         torch.set_num_threads(threads)
         work = Work(_STEP_SECONDS if setting.size == "full" else 1e-4)
-        during, without = _blocks(training, state, work, setting.rounds(12))
+        during, without = _blocks(training, state, work, setting.rounds(20))
         rows.append(
             Row(
                 "slowdown",

@@ -39,7 +39,7 @@ def _due(training: Training, setting: Setting, reserve: Reserve) -> list[Row]:
 
     name, async_save = dcp.best()
     save = functools.partial(_changed, training, reserve, horovod.save)
-    ours, saves, stalls = by_turns(setting.rounds(9), [commit, save, async_save])
+    ours, saves, stalls = by_turns(setting.rounds(15), [commit, save, async_save])
     dcp.close()
     what = "stall of a commit that is due, no write in flight"
     return [

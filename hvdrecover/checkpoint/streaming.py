@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 
@@ -12,7 +14,7 @@ Span = tuple[int, int, int]
 """Addresses of a target and a source that don't overlap, and the number of bytes."""
 
 _WORTH_A_THREAD = 1 << 25  # bytes
-_LINE = 64  # bytes of a cache line
+_PIECE = 1 << 22  # bytes; a multiple of a cache line, as pieces must not share one
 
 
 def _memmove(spans: bytes) -> None:
@@ -30,32 +32,40 @@ except ImportError:  # the package was installed without a C compiler
 def copy(spans: Sequence[Span]) -> None:
     """Copy spans of memory; done on return.
 
-    One core can't use all of the memory's bandwidth, so half of a large copy is done on a second one.
+    One core can't use all of the memory's bandwidth, so a large copy is done on two. Each takes piece after
+    piece: neither waits long for the other, even if that is kept from its core.
     """
-    total = sum(nbytes for _, _, nbytes in spans)
-    if total < _WORTH_A_THREAD:
+    if sum(nbytes for _, _, nbytes in spans) < _WORTH_A_THREAD:
         _copy(_packed(spans))
         return
-    mine, others = halves(spans)
+    left = deque(pieces(spans))
+
+    def copy_what_is_left() -> None:
+        with suppress(IndexError):
+            while True:
+                _copy(left.popleft())
+
     with ThreadPoolExecutor(1, "hvdrecover-copy") as pool:
-        other = pool.submit(_copy, _packed(others))
-        _copy(_packed(mine))
+        other = pool.submit(copy_what_is_left)
+        copy_what_is_left()
         other.result()
 
 
-def halves(spans: Sequence[Span]) -> tuple[list[Span], list[Span]]:
-    """The same bytes as two lists of about equal size; a span may be cut in two."""
-    left = sum(nbytes for _, _, nbytes in spans) // 2 // _LINE * _LINE
-    first: list[Span] = []
-    second: list[Span] = []
+def pieces(spans: Sequence[Span]) -> Iterator[bytes]:
+    """The spans cut into pieces of about equal size, each packed for the copy."""
+    piece: list[Span] = []
+    room = _PIECE
     for target, source, nbytes in spans:
-        here = min(left, nbytes)
-        left -= here
-        if here:
-            first.append((target, source, here))
-        if here < nbytes:
-            second.append((target + here, source + here, nbytes - here))
-    return first, second
+        done = 0
+        while done < nbytes:
+            count = min(room, nbytes - done)
+            piece.append((target + done, source + done, count))
+            done, room = done + count, room - count
+            if not room:
+                yield _packed(piece)
+                piece, room = [], _PIECE
+    if piece:
+        yield _packed(piece)
 
 
 def _packed(spans: Sequence[Span]) -> bytes:

@@ -74,12 +74,16 @@ class Copier:
             An arena for each part that has tensors.
         """
         arenas = {}
+        tensors: list[Tensor] = []
+        views: list[Tensor] = []
         for name, part in parts.items():
             if part.layout is not None:
                 arena = reuse.get(name)
                 fits = arena is not None and arena.layout == part.layout
                 arenas[name] = arena if arena is not None and fits else Arena(part.layout)
-                self._framework.copy_out(part.tensors, self._views_of(arenas[name], part))
+                tensors += part.tensors
+                views += self._views_of(arenas[name], part)
+        self._framework.copy_out(tensors, views)  # all at once, as many at a time copy faster
         return arenas
 
     def is_copy(

@@ -47,17 +47,29 @@ def test_all_spans_are_copied_on_however_many_threads(sizes: list[int]) -> None:
     assert all(map(np.array_equal, targets, sources))
 
 
-@given(st.lists(st.integers(0, 10_000), max_size=6))
-def test_halves_are_the_same_bytes_in_two_parts_of_about_equal_size(sizes: list[int]) -> None:
+@given(st.lists(st.integers(0, 3 * streaming._PIECE), max_size=6))
+def test_pieces_are_the_same_bytes_in_order_and_all_but_the_last_of_one_size(sizes: list[int]) -> None:
     starts = np.cumsum([0, *sizes]).tolist()
     spans = [(start, 10**9 + start, size) for start, size in zip(starts, sizes, strict=False)]
-    first, second = streaming.halves(spans)
-    assert all(size > 0 and source - target == 10**9 for target, source, size in first + second)
-    covered = [byte for target, _, size in first + second for byte in (target, target + size)]
-    assert covered[:1] + covered[-1:] in ([], [0, starts[-1]])
-    assert covered[1:-1:2] == covered[2:-1:2]
-    larger, smaller = (sum(size for _, _, size in half) for half in (second, first))
-    assert 0 <= larger - smaller <= 2 * 64
+    packed = [np.frombuffer(piece, dtype=np.uint64).reshape(-1, 3) for piece in streaming.pieces(spans)]
+    at = 0
+    for target, source, size in (span for piece in packed for span in piece.tolist()):
+        assert (target, source) == (at, 10**9 + at)
+        assert size > 0
+        at += size
+    assert at == starts[-1]
+    totals = [int(piece[:, 2].sum()) for piece in packed]
+    assert set(totals[:-1]) <= {streaming._PIECE}
+    assert all(total <= streaming._PIECE for total in totals)
+
+
+def test_an_error_on_either_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(piece: bytes) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(streaming, "_copy", fail)
+    with pytest.raises(MemoryError):
+        streaming.copy([(0, 0, LARGE)])
 
 
 @pytest.mark.parametrize("spans", [b"x", b"x" * 25])
