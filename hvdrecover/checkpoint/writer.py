@@ -13,7 +13,7 @@ from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.store import Store
 from hvdrecover.errors import HvdrecoverError, StorageError
 
-NICENESS = 15  # of the writer's thread: training goes first, at a ratio of 28 to 1 for a core
+NICENESS = 17  # of the writer's thread: training goes first, at a ratio of 45 to 1 for a core
 
 
 class BackgroundWriter:
