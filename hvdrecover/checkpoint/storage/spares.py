@@ -3,8 +3,8 @@
 A file system has to find blocks for a new file, and a disk that is thinly provisioned has to find room for
 them; both have to take them back in the end. Writing over old blocks spares all that.
 
-Somebody else may still read a deleted file: whoever has it open or mapped, for as long as he likes. Such a
-file is never written over. The kernel knows: it grants a write lease (see fcntl(2)) only on a file that
+Somebody else may still read a deleted file: whoever has it open or mapped, as long as he likes. Such a file
+is never written over. The kernel knows: it grants a write lease (see fcntl(2)) only on a file that
 nobody else has open. It knows of processes on this host only, and so only file systems that no other host can
 have mounted count.
 """
