@@ -54,6 +54,7 @@ class Config:
         controller_inherited: whether `choose_controller` of a parent process has chosen it, for itself, and
             no launcher after it.
         host: the name of this host as Horovod knows it.
+        collective_seconds: after how many seconds Horovod gives up a rank that says nothing.
         max_durable_age: for how many seconds commits that are due may fail to become durable before the job
             is stopped, or None for as long as it takes.
     """
@@ -67,6 +68,7 @@ class Config:
     controller_inherited: bool
     host: str
     max_durable_age: float | None = None
+    collective_seconds: float = 30.0
 
 
 def read(environ: Mapping[str, str] | None = None) -> Config:
@@ -93,6 +95,7 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         controller_inherited=chooser not in (None, str(os.getpid())) and _GLOO_LAUNCHED not in env,
         host=env.get("HOROVOD_HOSTNAME") or socket.gethostname(),
         max_durable_age=_seconds(env, "HVDRECOVER_MAX_DURABLE_AGE"),
+        collective_seconds=_seconds(env, "HOROVOD_GLOO_TIMEOUT_SECONDS") or 30.0,
     )
 
 
@@ -123,3 +126,12 @@ def choose_controller(config: Config) -> None:
             os.environ.pop(name, None)
     if not config.launched and not config.controller_chosen:
         os.environ.update({**_CHOICE, _CHOOSER: str(os.getpid())})
+
+
+def quiet_tensorflow() -> None:
+    """Keep TensorFlow's start-up messages off the terminal, unless ``HVDRECOVER_LOG`` asks for all there is.
+
+    For our own commands; must be called before TensorFlow is imported.
+    """
+    if read().log != "debug":
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from importlib import metadata
 from typing import Any, Literal
 
+from hvdrecover.elastic.interfaces import World
+
 Fault = Literal["peers", "hosts"]
 
 
@@ -18,8 +20,12 @@ def version() -> str:
     return metadata.version("horovod")
 
 
-def fault_of(error: BaseException) -> Fault | None:
+def fault_of(error: BaseException, world: World) -> Fault | None:
     """What an error that ended a training function means.
+
+    Args:
+        error: the error.
+        world: the ranks.
 
     Returns:
         ``peers`` if a collective failed because ranks were lost, ``hosts`` if hosts have come or gone without
@@ -29,7 +35,7 @@ def fault_of(error: BaseException) -> Fault | None:
 
     if isinstance(error, HostsUpdatedInterrupt):
         return "hosts"
-    return "peers" if isinstance(error, HorovodInternalError) else None
+    return "peers" if isinstance(error, HorovodInternalError) or world.lost(error) else None
 
 
 def hosts_updated() -> Exception:

@@ -111,6 +111,12 @@ class World(Protocol):
     def shutdown(self) -> None:
         """Part from the other ranks."""
 
+    def lost(self, error: BaseException) -> bool:
+        """Whether an error came of a collective that failed because ranks were lost.
+
+        Horovod's own ``HorovodInternalError`` is known to; this is about what a framework makes of it.
+        """
+
     def allgather(self, values: Sequence[int], name: str) -> npt.NDArray[np.int64]:
         """Everybody's values, as int64 of shape ``[size, len(values)]``."""
 

@@ -55,8 +55,8 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
             state.finish()
             return result
         except (Exception, SystemExit) as error:
-            fault = fault_of(error)
-            if fault is None or not state._config.elastic:
+            fault = fault_of(error, state._world) if state._config.elastic else None
+            if fault is None:
                 state.settle()
                 raise
             _keep_or_roll_back(state, fault)

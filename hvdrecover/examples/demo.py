@@ -48,11 +48,12 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the demo; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m hvdrecover.examples.demo", description=__doc__)
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep logs, events and commits here")
+    parser.add_argument("--framework", choices=("torch", "tensorflow"), default="torch")
     options = parser.parse_args(arguments)
     console = Console(highlight=False)
     folder = Path(tempfile.mkdtemp(prefix="hvdrecover-demo-"))
     try:
-        return _demo(folder, console)
+        return _demo(folder, options.framework, console)
     except HvdrecoverError as error:
         console.print(f"the demo failed: {error}", style="red", markup=False)
         return 1
@@ -62,12 +63,12 @@ def main(arguments: list[str] | None = None) -> int:
         shutil.rmtree(folder)
 
 
-def _demo(folder: Path, console: Console) -> int:
+def _demo(folder: Path, framework: str, console: Console) -> int:
     # Two names of this host, so that Horovod sees two hosts: it gives up a host on which a worker failed.
     hosts = folder / "hosts"
     hosts.write_text("localhost:1\n127.0.0.1:1\n")
-    clean = DigitsRun(folder / "clean", EPOCHS, "--step-seconds", "0.01")
-    killed = DigitsRun(folder / "killed", EPOCHS, "--step-seconds", "0.01")
+    clean = DigitsRun(folder / "clean", EPOCHS, "--step-seconds", "0.01", framework=framework)
+    killed = DigitsRun(folder / "killed", EPOCHS, "--step-seconds", "0.01", framework=framework)
     console.print(f"1. training {EPOCHS} epochs of digits with 2 workers, undisturbed …")
     clean.finish(clean.start(elastic(hosts)))
     console.print(f"   test accuracy {clean.accuracy():.1%}")

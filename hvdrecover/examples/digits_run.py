@@ -65,14 +65,16 @@ class DigitsRun:
     Args:
         folder: where its checkpoint root, ledger, events, log and final weights go.
         epochs: how long to train.
-        options: more options of `hvdrecover.examples.torch_digits`.
+        options: more options of the example.
+        framework: whose example it is, ``torch`` or ``tensorflow``.
     """
 
-    def __init__(self, folder: Path, epochs: int, *options: str) -> None:
+    def __init__(self, folder: Path, epochs: int, *options: str, framework: str = "torch") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.epochs = epochs
         self._options = options
+        self._framework = framework
 
     @property
     def root(self) -> Path:
@@ -82,7 +84,7 @@ class DigitsRun:
     @property
     def weights(self) -> Path:
         """The file of final weights, optimizer state and accuracy."""
-        return self.folder / "final.pt"
+        return self.folder / ("final.pt" if self._framework == "torch" else "final.npz")
 
     @property
     def log(self) -> str:
@@ -91,7 +93,7 @@ class DigitsRun:
 
     def start(self, launcher: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Job:
         """Start it, or start it again; without a launcher, as one process."""
-        command = [*launcher, sys.executable, "-m", "hvdrecover.examples.torch_digits"]
+        command = [*launcher, sys.executable, "-m", f"hvdrecover.examples.{self._framework}_digits"]
         command += ["--epochs", str(self.epochs), "--checkpoint", str(self.root), "--save", str(self.weights)]
         command += ["--ledger", str(self.folder / "ledger"), *self._options]
         settings = {"HVDRECOVER_EVENTS": str(self.folder / "events")}

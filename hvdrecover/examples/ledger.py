@@ -57,15 +57,15 @@ class Ledger:
         self._state = state
         self._file: TextIO | None = None
 
-    def batch(self, rank: int, size: int, epoch: int, indices: Sequence[int]) -> None:
-        """Write down one batch, before the commit that makes it count."""
+    def batch(self, rank: int, size: int, indices: Sequence[int]) -> None:
+        """Write down one batch of the state's epoch, before the commit that makes it count."""
         if self._folder is None:
             return
         if self._file is None:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._file = (self._folder / f"{socket.gethostname()}-{os.getpid()}.jsonl").open("a", buffering=1)
         last = self._state.last_commit
-        when = [time.time(), os.getpid(), rank, size, last.generation, last.commit, epoch]
+        when = [time.time(), os.getpid(), rank, size, last.generation, last.commit, self._state.epoch]
         self._file.write(json.dumps([*when, list(indices)]) + "\n")
 
 

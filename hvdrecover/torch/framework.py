@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.elastic import horovod
+from hvdrecover.elastic.fitting import fit_tensors
 from hvdrecover.elastic.interfaces import Tree
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.torch import optimizer as optimizers
@@ -133,7 +134,8 @@ class TorchFramework:
             )
             return self.tree(component), [line]
         if isinstance(component, torch.nn.Module):
-            return self._fit_module(name, component, tree)
+            # What a layer keeps as its extra state may be a tensor at one time and none at another.
+            return fit_tensors(self, name, "model", dict(component.state_dict()), tree, _is_extra_state)
         if isinstance(component, torch.optim.Optimizer):
             return optimizers.fit(name, component, tree)
         return tree, []
@@ -183,27 +185,9 @@ class TorchFramework:
             for device, state in enumerate(states["cuda"][: torch.cuda.device_count()]):
                 torch.cuda.set_rng_state(torch.from_numpy(state), device)
 
-    def _fit_module(self, name: str, module: torch.nn.Module, tree: Tree) -> tuple[Tree, list[str]]:
-        mine = dict(module.state_dict())
-        differences = [
-            f"{name}.{key}: in the commit, but not in the model" for key in tree.keys() - mine.keys()
-        ]
-        differences += [
-            f"{name}.{key}: in the model, but not in the commit" for key in mine.keys() - tree.keys()
-        ]
-        fitting = {}
-        for key in tree.keys() & mine.keys():
-            # What a layer keeps as its extra state may be a tensor at one time and none at another.
-            theirs, ours = self._kind(tree[key], key), self._kind(mine[key], key)
-            if theirs == ours or key.rpartition(".")[2] == "_extra_state":
-                fitting[key] = tree[key]
-            else:
-                differences.append(f"{name}.{key}: {theirs} in the commit, {ours} in the model")
-        return fitting, differences
 
-    def _kind(self, value: Any, name: str) -> str:
-        """What must be equal for one value to be loaded into another's place."""
-        return str(self.spec(value, name)) if self.is_tensor(value) else f"a {type(value).__name__}"
+def _is_extra_state(key: str) -> bool:
+    return key.rpartition(".")[2] == "_extra_state"
 
 
 def _cuda_in_use() -> bool:

@@ -35,6 +35,10 @@ class TorchWorld:
         """Part from the other ranks."""
         hvd.shutdown()
 
+    def lost(self, error: BaseException) -> bool:
+        """Never: ``horovod.torch`` raises ``HorovodInternalError``."""
+        return False
+
     def allgather(self, values: Sequence[int], name: str) -> npt.NDArray[np.int64]:
         """Everybody's values, as int64 of shape ``[size, len(values)]``."""
         mine = torch.tensor([list(values)], dtype=torch.int64)

@@ -25,7 +25,13 @@ def _torch() -> Adapter:
     return TorchAdapter()
 
 
-@pytest.fixture(params=[_fake, _torch], ids=["fake", "torch"])
+def _tensorflow() -> Adapter:
+    from tests.contracts.tensorflow_adapter import TensorFlowAdapter
+
+    return TensorFlowAdapter()
+
+
+@pytest.fixture(params=[_fake, _torch, _tensorflow], ids=["fake", "torch", "tensorflow"])
 def adapter(request: pytest.FixtureRequest) -> Adapter:
     """Each adapter in turn; its framework is imported only when it is tested."""
     made: Adapter = request.param()

@@ -177,6 +177,9 @@ class FakeWorld:
                 raise Left
             self.meetings += 1
 
+    def lost(self, error: BaseException) -> bool:
+        return False
+
     def shutdown(self) -> None:
         with self.job.condition:
             self._break_ring()

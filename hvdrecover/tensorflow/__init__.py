@@ -1,0 +1,26 @@
+"""Recovery for ``horovod.tensorflow``: elastic states whose commits can be durable, for TensorFlow and Keras 3."""
+
+from hvdrecover import config as _config
+from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
+from hvdrecover.elastic.run import run
+from hvdrecover.tensorflow.callbacks import callbacks
+from hvdrecover.tensorflow.dataset import ElasticDataset, elastic_dataset
+from hvdrecover.tensorflow.gradients import DistributedGradientTape
+from hvdrecover.tensorflow.optimizer import DistributedOptimizer
+from hvdrecover.tensorflow.state import TensorFlowKerasState, TensorFlowState
+
+__all__ = [
+    "Best",
+    "Checkpoint",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "ElasticDataset",
+    "Keep",
+    "TensorFlowKerasState",
+    "TensorFlowState",
+    "callbacks",
+    "elastic_dataset",
+    "run",
+]
+
+_config.choose_controller(_config.read())

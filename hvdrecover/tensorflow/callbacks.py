@@ -1,0 +1,179 @@
+"""What a state needs of ``model.fit``, as Keras callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
+
+from hvdrecover.elastic.state import State
+from hvdrecover.errors import ConfigError
+from hvdrecover.tensorflow import xla
+from hvdrecover.tensorflow.dataset import ElasticDataset
+
+
+def callbacks(
+    state: State,
+    *,
+    commit_every_batches: int | None = None,
+    average_metrics: bool = True,
+    warmup_epochs: float | None = None,
+    tensorboard: str | None = None,
+) -> list[keras.callbacks.Callback]:
+    """The callbacks of one call of ``model.fit``; put them before your own, which then see averaged metrics.
+
+    Args:
+        state: has the attributes ``epoch`` and ``batch``.
+        commit_every_batches: commit after every so many batches; in any case at the end of each epoch.
+        average_metrics: average each epoch's metrics across the ranks.
+        warmup_epochs: scale the learning rate by the number of ranks, and let it rise to that over so many
+            epochs; see `LearningRate`. None leaves it alone.
+        tensorboard: folder for TensorBoard's logs, which only rank 0 writes.
+
+    Raises:
+        ConfigError: the state lacks ``epoch`` or ``batch``, or a number makes no sense.
+    """
+    if commit_every_batches is not None and commit_every_batches < 1:
+        raise ConfigError("commit_every_batches", f"{commit_every_batches!r} is not a number from 1 on")
+    found: list[keras.callbacks.Callback] = []
+    if average_metrics:
+        found.append(AverageMetrics())
+    if warmup_epochs is not None:
+        found.append(LearningRate(state, warmup_epochs))
+    if tensorboard is not None and hvd.rank() == 0:
+        found.append(keras.callbacks.TensorBoard(tensorboard))
+    return [*found, Progress(state, commit_every_batches)]
+
+
+class Progress(keras.callbacks.Callback):  # type: ignore[misc]
+    """Keeps the state's counters and data cursors, and commits.
+
+    Args:
+        state: has the attributes ``epoch`` and ``batch``; batches count from the start of the epoch.
+        every: commit after every so many batches; None only at the end of an epoch.
+
+    Raises:
+        ConfigError: the state lacks ``epoch`` or ``batch``.
+    """
+
+    def __init__(self, state: State, every: int | None) -> None:
+        super().__init__()
+        for name in ("epoch", "batch"):
+            if not isinstance(getattr(state, name, None), int):
+                raise ConfigError(f"state.{name}", f"make the state with {name}=0; model.fit is resumed by it")
+        self._state = state
+        self._every = every
+        self._begun = 0
+        self._resumed = False
+        self._stopped = False
+
+    def set_model(self, model: keras.Model) -> None:
+        """Before ``fit`` makes its training function: what can't be compiled must not be."""
+        super().set_model(model)
+        xla.switch_off(model)
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Go to the epoch, or on with it."""
+        for data in datasets(self._state):
+            data.set_epoch(epoch)
+        self._resumed = any(data.order.done for data in datasets(self._state))
+
+    def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Remember where a run of batches begins; with ``steps_per_execution`` it has several."""
+        self._begun = batch
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Count, and commit when it is time."""
+        before = self._state.batch
+        count = batch - self._begun + 1
+        for data in datasets(self._state):
+            data.record_batch(count)
+        self._state.batch = before + count
+        if self._every is not None and before // self._every < self._state.batch // self._every:
+            self._state.commit()
+        if self._resumed and all(data.is_done for data in datasets(self._state)):
+            # Keras expects as many batches as in any epoch. One too many would fail, but not before parts of
+            # the training step that need no data have been done, such as counting it.
+            self.model.stop_training = self._stopped = True
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Commit the end of the epoch."""
+        if self._stopped:
+            self.model.stop_training = self._stopped = False  # the next epoch is to come
+        self._state.epoch, self._state.batch = epoch + 1, 0
+        self._state.commit()
+
+
+class AverageMetrics(keras.callbacks.Callback):  # type: ignore[misc]
+    """Averages the metrics of an epoch across the ranks, for the callbacks after it."""
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Put the averages in the place of this rank's own numbers."""
+        if not logs or hvd.size() == 1:
+            return
+        names = sorted(name for name, value in logs.items() if np.ndim(value) == 0)
+        mine = tf.constant([float(logs[name]) for name in names], tf.float64)
+        everybodys = hvd.allreduce(mine, op=hvd.Average, name="hvdrecover_metrics")
+        logs.update(zip(names, everybodys.numpy().tolist(), strict=True))
+
+
+class LearningRate(keras.callbacks.Callback):  # type: ignore[misc]
+    """Scales the learning rate with the number of ranks, at the start and when ranks come or go.
+
+    See `scaled`; after Goyal et al., "Accurate, Large Minibatch SGD" (2017), section 2.2.
+
+    Args:
+        state: has the learning rate of a single rank as ``state.learning_rate``; the optimizer's own is set
+            anew at every batch.
+        warmup_epochs: see `scaled`.
+
+    Raises:
+        ConfigError: the state lacks ``learning_rate``, or a negative number of epochs.
+    """
+
+    def __init__(self, state: State, warmup_epochs: float) -> None:
+        super().__init__()
+        if warmup_epochs < 0:
+            raise ConfigError("warmup_epochs", f"{warmup_epochs!r} is not a number of epochs from 0 on")
+        if not isinstance(getattr(state, "learning_rate", None), float):
+            raise ConfigError(
+                "state.learning_rate",
+                "make the state with learning_rate=, the rate of a single rank; what the optimizer has may have "
+                "been scaled before",
+            )
+        self._state = state
+        self._warmup = warmup_epochs
+        self._set: float | None = None
+
+    def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Set the rate for the batch, if it changes."""
+        parts = [data.order.done / data.order.length for data in datasets(self._state) if data.order.length]
+        epochs = self._state.epoch + max(parts, default=0.0)
+        rate = scaled(self._state.learning_rate, hvd.size(), epochs, self._warmup)
+        if rate != self._set:
+            self.model.optimizer.learning_rate = rate
+            self._set = rate
+
+
+def datasets(state: State) -> list[ElasticDataset]:
+    """The elastic data sets that a state tracks."""
+    return [value for value in state._contents.values.values() if isinstance(value, ElasticDataset)]
+
+
+def scaled(rate: float, size: int, epochs: float, warmup_epochs: float) -> float:
+    """The learning rate for ``size`` ranks after a number of epochs.
+
+    It rises from the rate of a single rank to ``size`` times that, in a straight line.
+
+    Args:
+        rate: of a single rank.
+        size: number of ranks.
+        epochs: how many have been trained, with the part of the present one.
+        warmup_epochs: how many it takes to rise.
+    """
+    progress = 1.0 if epochs >= warmup_epochs else epochs / warmup_epochs
+    return rate * (1.0 + progress * (size - 1.0))

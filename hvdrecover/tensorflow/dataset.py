@@ -1,0 +1,161 @@
+"""Data sets that know which samples the job has done."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from hvdrecover.data.order import SampleOrder, Tail, rounds
+from hvdrecover.errors import ConfigError
+
+Indices = npt.NDArray[np.int64]
+
+
+def elastic_dataset(
+    data: Any,
+    batch_size: int,
+    *,
+    shuffle: bool = True,
+    seed: int = 0,
+    tail: Tail = "pad",
+    transform: Callable[..., Any] | None = None,
+) -> ElasticDataset:
+    """Deal the samples of an epoch out to the ranks in batches; see `ElasticDataset`.
+
+    Args:
+        data: arrays or tensors of the same length, alone or nested in tuples and dicts; or a ``tf.data``
+            data set of known cardinality that gives the same samples in the same order each time. A data set
+            can't be shuffled by number, so it needs ``shuffle=False``.
+        batch_size: samples in one rank's batch.
+        shuffle: whether each epoch has an order of its own.
+        seed: seed of the shuffling; the same on all ranks.
+        tail: ``"pad"`` repeats samples so that the last round is full on all ranks, ``"drop"`` leaves it out.
+        transform: applied to each batch, by ``tf.data.Dataset.map``.
+
+    Raises:
+        ConfigError: data of no common or no known length, a data set that is to be shuffled, a batch size
+            below 1, or an unknown ``tail``.
+    """
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise ConfigError("batch_size", f"{batch_size!r} is not a number of samples from 1 on")
+    order = SampleOrder(_length(data, shuffle), shuffle=shuffle, seed=seed, tail=tail)
+    if hvd.is_initialized():
+        order.place(hvd.rank(), hvd.size())
+    batches = _of_dataset if isinstance(data, tf.data.Dataset) else _of_arrays
+    pipeline = batches(data, order, batch_size)
+    if transform is not None:
+        pipeline = pipeline.map(transform, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return ElasticDataset(pipeline.prefetch(tf.data.AUTOTUNE), order, batch_size)
+
+
+class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
+    """A ``tf.data`` data set of one rank's batches; made by `elastic_dataset`.
+
+    Track it as an attribute of a state. In a loop of your own, call `set_epoch` for each epoch and
+    `record_batch` after each batch; with ``model.fit``, the callbacks do. What is left of an epoch after a
+    commit is then gone through exactly once, whatever happens in between. An iteration goes on from the
+    cursor, so batches may be prefetched at will.
+
+    Attributes:
+        order: the sample order and the cursor.
+        batch_size: samples in one rank's batch; the last one of an epoch may have fewer.
+    """
+
+    def __init__(self, pipeline: tf.data.Dataset, order: SampleOrder, batch_size: int) -> None:
+        self._pipeline = pipeline
+        self.order = order
+        self.batch_size = batch_size
+        super().__init__(pipeline._variant_tensor)
+
+    @property
+    def element_spec(self) -> Any:
+        """What a batch is made of."""
+        return self._pipeline.element_spec
+
+    def cardinality(self) -> tf.Tensor:
+        """Number of batches in a whole epoch; one that is resumed has fewer.
+
+        Keras would take the number of the first epoch that it sees for that of all.
+        """
+        order = self.order
+        samples = rounds(order.length, order.size, order.tail)
+        return tf.constant(math.ceil(samples / self.batch_size), tf.int64)
+
+    def _inputs(self) -> list[tf.data.Dataset]:
+        return [self._pipeline]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing of this epoch is left."""
+        order = self.order
+        return rounds(order.length - order.done, order.size, order.tail) == 0
+
+    def record_batch(self, batches: int = 1) -> None:
+        """Note that every rank has done so many batches."""
+        self.order.record(batches * self.batch_size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to an epoch. Naming the epoch under way changes nothing, so that a resumed one goes on."""
+        self.order.set_epoch(epoch)
+
+
+def _of_arrays(data: Any, order: SampleOrder, batch_size: int) -> tf.data.Dataset:
+    tensors = tf.nest.map_structure(tf.convert_to_tensor, data)
+
+    def batches() -> Iterator[Indices]:
+        indices = order.begin()
+        for start in range(0, len(indices), batch_size):
+            yield indices[start : start + batch_size]
+
+    numbers = tf.data.Dataset.from_generator(batches, output_signature=tf.TensorSpec([None], tf.int64))
+
+    def look_up(indices: tf.Tensor) -> Any:
+        return tf.nest.map_structure(lambda tensor: tf.gather(tensor, indices), tensors)
+
+    return numbers.map(look_up, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+
+def _of_dataset(data: tf.data.Dataset, order: SampleOrder, batch_size: int) -> tf.data.Dataset:
+    def place() -> npt.NDArray[np.int64]:
+        order.begin()
+        start = order.length - len(order.remaining())
+        return np.array([start, order.rank, order.size, order.rounds], dtype=np.int64)
+
+    def samples(_: tf.Tensor) -> tf.data.Dataset:
+        numbers = tf.numpy_function(place, [], tf.int64)
+        start, rank, size, rounds = (numbers[place] for place in range(4))
+        # From the first sample left on; what is missing in the last round comes from the epoch's start.
+        return data.repeat().skip(start).take(rounds * size).shard(size, rank)
+
+    return tf.data.Dataset.from_tensors(0).flat_map(samples).batch(batch_size)
+
+
+def _length(data: Any, shuffle: bool) -> int:
+    if isinstance(data, tf.data.Dataset):
+        if shuffle:
+            raise ConfigError(
+                "dataset",
+                "samples of a tf.data data set can't be looked up by number, so it can't be shuffled here; pass "
+                "shuffle=False, or arrays",
+            )
+        length = int(data.cardinality())
+        if length < 0:
+            raise ConfigError(
+                "dataset",
+                "its number of samples is unknown or infinite; say it by "
+                "dataset.apply(tf.data.experimental.assert_cardinality(n))",
+            )
+        return length
+    shapes = [np.shape(each) for each in tf.nest.flatten(data)]
+    if () in shapes:
+        raise ConfigError("dataset", "a single number has no length, so it can't be dealt out")
+    lengths = {shape[0] for shape in shapes}
+    if len(lengths) != 1:
+        raise ConfigError("dataset", f"its arrays have no common length, but {sorted(lengths)}")
+    return int(lengths.pop())

@@ -1,0 +1,237 @@
+"""Facts about TensorFlow and Keras: their tensors, variables and random generators."""
+
+from __future__ import annotations
+
+import random
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+from keras.src.random.seed_generator import global_seed_generator
+
+from hvdrecover.checkpoint import streaming
+from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.layout import TensorSpec
+from hvdrecover.elastic import horovod
+from hvdrecover.elastic.fitting import fit_tensors
+from hvdrecover.elastic.interfaces import Tree
+from hvdrecover.errors import UnsupportedTensorError
+from hvdrecover.tensorflow.optimizer import forget_sums
+from hvdrecover.tensorflow.variables import named, seeds, variables_of, without_numbers
+
+Array = npt.NDArray[Any]
+
+_DTYPES = {
+    tf.bool: "BOOL",
+    tf.uint8: "U8",
+    tf.int8: "I8",
+    tf.dtypes.experimental.float8_e4m3fn: "F8_E4M3",
+    tf.dtypes.experimental.float8_e5m2: "F8_E5M2",
+    tf.uint16: "U16",
+    tf.int16: "I16",
+    tf.float16: "F16",
+    tf.bfloat16: "BF16",
+    tf.uint32: "U32",
+    tf.int32: "I32",
+    tf.float32: "F32",
+    tf.uint64: "U64",
+    tf.int64: "I64",
+    tf.float64: "F64",
+    tf.complex64: "C64",
+}
+_BY_CODE = {code: dtype for dtype, code in _DTYPES.items()}
+
+
+class View(np.ndarray):  # type: ignore[type-arg]
+    """A tensor over memory of an arena; TensorFlow's own can't be written to."""
+
+
+class TensorFlowFramework:
+    """The TensorFlow side of the core; see `hvdrecover.elastic.interfaces.Framework`."""
+
+    name = "tensorflow"
+
+    def __init__(self) -> None:
+        self._with_seeds: dict[int, weakref.ref[Any]] = {}  # in the order in which they were met
+        # Made when first asked for, and then by drawing from Python's generator: better now than later.
+        list(self._keras_states())
+
+    def versions(self) -> dict[str, str]:
+        """Versions of TensorFlow, Keras and Horovod."""
+        return {
+            "tensorflow": str(tf.__version__),
+            "keras": str(keras.__version__),
+            "horovod": horovod.version(),
+        }
+
+    def is_tensor(self, value: Any) -> bool:
+        """Whether a value is a tensor, a variable as `tree` gives it, or a view of an arena."""
+        return isinstance(value, tf.Tensor | tf.Variable | View)
+
+    def is_component(self, value: Any) -> bool:
+        """Whether a value holds variables: a model, a layer, an optimizer, a list of variables, …."""
+        return variables_of(value) is not None
+
+    def spec(self, tensor: tf.Tensor | tf.Variable | View, name: str) -> TensorSpec:
+        """Dtype and shape of a tensor, a variable or a view.
+
+        Raises:
+            UnsupportedTensorError: it is symbolic, or of a dtype that safetensors lacks.
+        """
+        dtype = tf.as_dtype(tensor.dtype)
+        if dtype not in _DTYPES or not _has_a_value(tensor):
+            raise UnsupportedTensorError(
+                name,
+                f"a tensor of this kind ({type(tensor).__name__}, {dtype.name}) can't be part of a commit; "
+                "make it a dense eager tensor of a plain dtype",
+            )
+        return TensorSpec(name, _DTYPES[dtype], tuple(tensor.shape))
+
+    def match(self, tensors: Sequence[Any], specs: Sequence[TensorSpec]) -> bool:
+        """Whether `spec` would give these very specs, found out fast; if in doubt, no."""
+        return all(
+            _DTYPES.get(tensor.dtype) == spec.dtype
+            and tuple(tensor.shape) == spec.shape
+            and _has_a_value(tensor)
+            for tensor, spec in zip(tensors, specs, strict=True)
+        )
+
+    def views(self, arena: Arena) -> dict[str, View]:
+        """A view of each tensor's bytes in an arena; no copies."""
+        return {spec.name: _view(arena, spec) for spec in arena.layout.specs}
+
+    def clone(self, tensor: Any) -> tf.Tensor:
+        """A tensor of its own memory."""
+        return _own(tensor)
+
+    def copy_out(self, tensors: Sequence[tf.Tensor | tf.Variable], views: Sequence[View]) -> None:
+        """Copy tensors into views of an arena; done on return."""
+        sources = [_on_host(tensor) for tensor in tensors]
+        streaming.copy(
+            [
+                (_address(view), _address(source), source.nbytes)
+                for view, source in zip(views, sources, strict=True)
+            ]
+        )
+
+    def equals(self, tensor: tf.Tensor | tf.Variable, view: View) -> bool:
+        """Whether a tensor holds the very bits of a view of an arena of the same dtype and shape."""
+        return np.array_equal(_bits(_on_host(tensor)), _bits(view))
+
+    def tree(self, component: Any) -> Tree:
+        """The component's variables by Keras path or name, but for seeds, which are generators."""
+        if seeds(component):
+            self._with_seeds.setdefault(id(component), weakref.ref(component))
+        return named(component)
+
+    def fit(self, name: str, component: Any, tree: Tree) -> tuple[Tree, list[str]]:
+        """The part of a tree that fits a component, and a line for each difference."""
+        mine = named(component)
+        if not isinstance(tree, dict):
+            kind = f"a {type(tree).__name__} in the commit, a {type(component).__name__} in this state"
+            return mine, [f"{name}: {kind}"]
+        what = "optimizer" if isinstance(component, keras.optimizers.Optimizer) else "model"
+        return fit_tensors(self, name, what, mine, _renamed(tree, mine))
+
+    def copies_on_load(self, component: Any) -> bool:
+        """All variables do."""
+        return True
+
+    def load(self, component: Any, tree: Tree, *, keep: bool = False) -> None:
+        """Assign a tree that fits to a component's variables."""
+        mine = named(component)
+        for name, value in tree.items():
+            tf.raw_ops.AssignVariableOp(resource=mine[name].handle, value=_own(value))
+        forget_sums(component)
+
+    def draw_seed(self) -> int:
+        """A number below 2**63 from Python's generator, which ``keras.utils.set_random_seed`` seeds."""
+        return random.getrandbits(63)
+
+    def seed(self, derive: Callable[[str], int]) -> None:
+        """Seed Python's, numpy's, TensorFlow's and Keras's generators, and those of tracked models."""
+        random.seed(derive("python"))
+        np.random.seed(_halves(derive("numpy")))
+        _tensorflow_generator().reset_from_seed(derive("tensorflow"))
+        for number, state in enumerate(self._keras_states()):
+            state.assign(np.array(_halves(derive(f"keras/{number}")), dtype=state.dtype.as_numpy_dtype))
+
+    def generators(self) -> Any:
+        """The states of all of them."""
+        return {
+            "python": random.getstate(),
+            "numpy": np.random.get_state(legacy=False),
+            "tensorflow": _tensorflow_generator().state.numpy(),
+            "keras": [state.numpy() for state in self._keras_states()],
+        }
+
+    def set_generators(self, states: Any) -> None:
+        """Set what `generators` gave."""
+        random.setstate(states["python"])
+        np.random.set_state(states["numpy"])
+        _tensorflow_generator().state.assign(states["tensorflow"])
+        for mine, stored in zip(self._keras_states(), states["keras"], strict=False):
+            mine.assign(stored)
+
+    def _keras_states(self) -> Iterator[tf.Variable]:
+        """The global seed generator's state, then those of each model that has been part of a commit."""
+        yield global_seed_generator().state.value
+        for reference in self._with_seeds.values():
+            if (component := reference()) is not None:
+                yield from seeds(component)
+
+
+def _tensorflow_generator() -> tf.random.Generator:
+    try:
+        return tf.random.get_global_generator()
+    except RuntimeError:  # with op determinism, TensorFlow makes none of its own
+        tf.random.set_global_generator(tf.random.Generator.from_seed(0, alg="philox"))
+        return tf.random.get_global_generator()
+
+
+def _halves(seed: int) -> list[int]:
+    return [seed & 0xFFFFFFFF, seed >> 32]
+
+
+def _has_a_value(tensor: Any) -> bool:
+    return isinstance(tensor, tf.Variable | View) or hasattr(tensor, "numpy")
+
+
+def _view(arena: Arena, spec: TensorSpec) -> View:
+    dtype = _BY_CODE[spec.dtype].as_numpy_dtype
+    return arena.bytes_of(spec.name).view(dtype).reshape(spec.shape).view(View)
+
+
+def _on_host(tensor: tf.Tensor | tf.Variable) -> Array:
+    """A tensor's content as an array, without a copy if it is in this host's memory.
+
+    As long as the array lives, an assignment to the variable goes to new memory.
+    """
+    if isinstance(tensor, tf.Variable):  # `read_value` takes several times as long
+        tensor = tf.raw_ops.ReadVariableOp(resource=tensor.handle, dtype=tensor.dtype)
+    return np.ascontiguousarray(tensor._numpy())
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _bits(array: Array) -> npt.NDArray[np.uint8]:
+    return array.reshape(-1).view(np.uint8)
+
+
+def _own(tensor: Any) -> tf.Tensor:
+    """A tensor of the same bits that shares no memory with an arena; `tf.constant` alone might."""
+    return tf.constant(np.array(tensor, copy=True, subok=False)) if isinstance(tensor, View) else tf.identity(tensor)
+
+
+def _renamed(tree: dict[str, Any], mine: dict[str, Any]) -> dict[str, Any]:
+    """A stored tree under the names that a component has here, if they differ only in Keras's numbers."""
+    if tree.keys() == mine.keys() or list(map(without_numbers, tree)) != list(map(without_numbers, mine)):
+        return tree
+    return dict(zip(mine, tree.values(), strict=True))

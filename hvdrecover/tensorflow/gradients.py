@@ -1,0 +1,215 @@
+"""Gradients averaged across the ranks, by Horovod's grouped allreduce."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+from horovod.common.util import split_list
+
+from hvdrecover import config
+from hvdrecover.errors import ConfigError
+from hvdrecover.tensorflow.variables import Variable, is_variable, raw, without_numbers
+
+Gradient = Any
+"""A ``tf.Tensor``, ``tf.IndexedSlices`` or None."""
+Groups = int | Sequence[Sequence[Variable]] | None
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How gradients are brought together.
+
+    All that is dense and of one dtype is reduced as one group, unless ``groups`` says otherwise: the sums are
+    then made in the same order in each run, so that a resumed one is equal to the last bit. Sparse gradients
+    are gathered.
+
+    Attributes:
+        op: ``hvd.Average``, ``hvd.Sum``, ….
+        compression: of ``hvd.Compression``.
+        prescale: factor before the sum.
+        postscale: factor after it.
+        groups: a number of groups of about equal size, or a list of groups of variables, with all others as a
+            group of their own; None for one group.
+        sparse_as_dense: make sparse gradients dense first.
+
+    Raises:
+        ConfigError: a value that can't be.
+    """
+
+    op: Any = hvd.Average
+    compression: Any = hvd.Compression.none
+    prescale: float = 1.0
+    postscale: float = 1.0
+    groups: Groups = None
+    sparse_as_dense: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.groups, int):
+            if self.groups < 1:
+                raise ConfigError("groups", f"{self.groups} is not a number of groups from 1 on")
+        elif self.groups is not None and not all(
+            is_variable(variable) for group in self.groups for variable in group
+        ):
+            raise ConfigError("groups", "it is neither a number nor a list of lists of variables")
+
+    def __call__(self, gradients: Sequence[Gradient], variables: Sequence[Variable]) -> list[Gradient]:
+        """Reduce the gradients of variables.
+
+        Args:
+            gradients: one for each variable; None stays None.
+            variables: what they are gradients of.
+
+        Raises:
+            ConfigError: sparse gradients, and an ``op`` other than the average or the sum.
+        """
+        given = [self._dense(gradient) for gradient in gradients]
+        places = [place for place, gradient in enumerate(given) if gradient is not None]
+        present = [given[place] for place in places]
+        if hvd.size() == 1 and not config.read().elastic:
+            reduced = [_times(gradient, self.prescale * self.postscale) for gradient in present]
+        else:
+            reduced = self._reduced(present, [variables[place] for place in places])
+        for place, gradient in zip(places, reduced, strict=True):
+            given[place] = gradient
+        return given
+
+    def _dense(self, gradient: Gradient) -> Gradient:
+        sparse = isinstance(gradient, tf.IndexedSlices)
+        return tf.convert_to_tensor(gradient) if sparse and self.sparse_as_dense else gradient
+
+    def _reduced(self, gradients: list[Gradient], variables: list[Variable]) -> list[Gradient]:
+        name = _name(gradients, variables)
+        reduced = list(gradients)
+        for number, places in enumerate(self._groups_of(gradients, variables)):
+            group = hvd.grouped_allreduce(
+                [gradients[place] for place in places],
+                op=self.op,
+                compression=self.compression,
+                prescale_factor=self.prescale,
+                postscale_factor=self.postscale,
+                name=f"{name}_{number}",
+                ignore_name_scope=True,
+            )
+            for place, gradient in zip(places, group, strict=True):
+                reduced[place] = gradient
+        for place, gradient in enumerate(gradients):
+            if isinstance(gradient, tf.IndexedSlices):
+                reduced[place] = self._gathered(gradient, f"{name}_{place}")
+        return reduced
+
+    def _gathered(self, gradient: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
+        """The sum of sparse gradients: the slices of all of them."""
+        if self.op not in (hvd.Average, hvd.Sum):
+            raise ConfigError("op", "sparse gradients can only be averaged or summed; pass sparse_as_dense=True")
+        values = hvd.allgather(gradient.values, name=f"{name}_values", ignore_name_scope=True)
+        indices = hvd.allgather(gradient.indices, name=f"{name}_indices", ignore_name_scope=True)
+        if self.op == hvd.Average:
+            values /= tf.cast(hvd.size_op(), values.dtype)  # as of when it runs, not as of when it was traced
+        slices = tf.IndexedSlices(values, indices, gradient.dense_shape)
+        return _times(slices, self.prescale * self.postscale)
+
+    def _groups_of(self, gradients: list[Gradient], variables: list[Variable]) -> list[list[int]]:
+        """The places of the dense gradients in groups, each of one dtype, as Horovod asks for."""
+        dense = [
+            place for place, gradient in enumerate(gradients) if not isinstance(gradient, tf.IndexedSlices)
+        ]
+        groups: list[list[int]]
+        if isinstance(self.groups, int):
+            groups = split_list(dense, min(self.groups, max(1, len(dense))))
+        else:
+            number_of = {
+                id(raw(variable)): number for number, group in enumerate(self.groups or []) for variable in group
+            }
+            groups = [[] for _ in range(len(self.groups or []) + 1)]
+            for place in dense:
+                groups[number_of.get(id(raw(variables[place])), -1)].append(place)
+        by_dtype: dict[tuple[int, Any], list[int]] = {}
+        for number, group in enumerate(groups):
+            for place in group:
+                by_dtype.setdefault((number, gradients[place].dtype), []).append(place)
+        return list(by_dtype.values())
+
+
+class DistributedGradientTape:
+    """A ``tf.GradientTape`` whose gradients are averaged across the ranks.
+
+    Use it in the place of the tape it is made of, before or after that has recorded::
+
+        with recover.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = ...
+        gradients = tape.gradient(loss, model.trainable_variables)
+
+    Args:
+        tape: the tape.
+        op: see `Reduction`, as all that follows.
+        compression: ``hvd.Compression.fp16`` sends half of the bytes.
+        prescale: factor before the sum.
+        postscale: factor after it.
+        groups: a number of groups, or lists of variables.
+        sparse_as_dense: make sparse gradients dense first.
+
+    Raises:
+        ConfigError: a value that can't be.
+    """
+
+    def __init__(
+        self,
+        tape: tf.GradientTape,
+        *,
+        op: Any = hvd.Average,
+        compression: Any = hvd.Compression.none,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        groups: Groups = None,
+        sparse_as_dense: bool = False,
+    ) -> None:
+        self._tape = tape
+        self._reduction = Reduction(op, compression, prescale, postscale, groups, sparse_as_dense)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tape, name)
+
+    def __enter__(self) -> DistributedGradientTape:
+        self._tape.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._tape.__exit__(*error)
+
+    def gradient(self, target: Any, sources: Any, *args: Any, **options: Any) -> Any:
+        """As ``tf.GradientTape.gradient``, averaged across the ranks; all ranks have to call it."""
+        gradients = self._tape.gradient(target, sources, *args, **options)
+        flat = _flat(sources)
+        reduced = self._reduction(_flat(gradients), flat)
+        return tf.nest.pack_sequence_as(sources, reduced)
+
+
+def _flat(structure: Any) -> list[Any]:
+    flat: list[Any] = tf.nest.flatten(structure)
+    return flat
+
+
+def _times(gradient: Gradient, factor: float) -> Gradient:
+    if factor == 1.0:
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(factor, gradient.dtype)
+
+
+def _name(gradients: Sequence[Gradient], variables: Sequence[Variable]) -> str:
+    """What a collective on gradients is called: the same on all ranks, whatever each has done before.
+
+    Horovod would number it; a rank that has just started would begin at 0, and wait for the others for ever.
+    """
+    each = (
+        f"{without_numbers(str(variable.name))} {variable.shape} {gradient.dtype.name}"
+        for gradient, variable in zip(gradients, variables, strict=True)
+    )
+    digest = hashlib.blake2b("\n".join(each).encode(), digest_size=8).hexdigest()
+    return f"hvdrecover_gradients_{digest}"

@@ -1,0 +1,141 @@
+"""Keras optimizers that average gradients across the ranks before they apply them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import horovod.tensorflow as hvd
+import keras
+import tensorflow as tf
+
+from hvdrecover.errors import ConfigError
+from hvdrecover.tensorflow.gradients import Gradient, Groups, Reduction
+from hvdrecover.tensorflow.variables import Variable, raw
+
+
+def DistributedOptimizer(  # noqa: N802  Horovod's name for it
+    optimizer: keras.optimizers.Optimizer,
+    *,
+    op: Any = hvd.Average,
+    compression: Any = hvd.Compression.none,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    backward_passes_per_step: int = 1,
+    groups: Groups = None,
+    sparse_as_dense: bool = False,
+) -> keras.optimizers.Optimizer:
+    """Have an optimizer average gradients across the ranks, in ``model.fit`` and in loops of your own.
+
+    The optimizer itself is changed and returned, with all that it holds. For mixed precision, wrap the
+    ``LossScaleOptimizer``: then all ranks see the same gradients, and skip the same steps.
+
+    Args:
+        optimizer: a Keras optimizer.
+        op: see `hvdrecover.tensorflow.gradients.Reduction`.
+        compression: ``hvd.Compression.fp16`` sends half of the bytes.
+        prescale: factor before the sum.
+        postscale: factor after it.
+        backward_passes_per_step: average the gradients of so many calls on this rank first, and then apply
+            them once. What has been added up is forgotten when a commit is loaded, so commit after whole
+            steps only.
+        groups: a number of groups, or lists of variables.
+        sparse_as_dense: make sparse gradients dense first.
+
+    Raises:
+        ConfigError: not a Keras optimizer, one that has been through this, or a value that can't be.
+    """
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise ConfigError("optimizer", f"a {type(optimizer).__name__} is no Keras optimizer")
+    if isinstance(optimizer, Distributed):
+        raise ConfigError("optimizer", "it averages gradients already; make it distributed once")
+    if backward_passes_per_step < 1:
+        raise ConfigError("backward_passes_per_step", f"{backward_passes_per_step!r} is not a number from 1 on")
+    kind = type(optimizer)
+    # Of the same name and module, so that Keras saves it as what it was.
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    optimizer.__class__ = type(kind.__name__, (Distributed, kind), names)
+    reduction = Reduction(op, compression, prescale, postscale, groups, sparse_as_dense)
+    optimizer._hvdrecover = _Settings(reduction, backward_passes_per_step)
+    return optimizer
+
+
+class _Settings:
+    """What a distributed optimizer needs to know; Keras does not look into it."""
+
+    def __init__(self, reduction: Reduction, passes: int) -> None:
+        self.reduction = reduction
+        self.passes = passes
+        self.sums: Sums | None = None
+
+
+class Distributed:
+    """What is added to an optimizer's class."""
+
+    _hvdrecover: _Settings
+
+    def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Variable] | None = None) -> None:
+        """Average gradients across the ranks, then apply them as the optimizer does."""
+        settings = self._hvdrecover
+        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
+        gradients = list(grads)
+        if settings.passes == 1:
+            super().apply(settings.reduction(gradients, variables), trainable_variables)
+            return
+        if not self.built:
+            self.build(variables)  # not in one branch of a condition
+        if settings.sums is None:
+            with tf.init_scope():
+                settings.sums = Sums(variables)
+        sums = settings.sums
+        sums.add(gradients)
+
+        def step() -> tf.Tensor:
+            super(Distributed, self).apply(
+                settings.reduction(sums.means(gradients, settings.passes), variables), trainable_variables
+            )
+            sums.forget()
+            return tf.constant(True)
+
+        tf.cond(tf.equal(sums.count, settings.passes), step, lambda: tf.constant(False))
+
+
+class Sums:
+    """Gradients of this rank, added up over several passes.
+
+    Args:
+        variables: what they are gradients of.
+
+    Attributes:
+        count: how many passes have been added up.
+    """
+
+    def __init__(self, variables: Sequence[Variable]) -> None:
+        self.count = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._sums = [tf.Variable(tf.zeros_like(raw(variable)), trainable=False) for variable in variables]
+
+    def add(self, gradients: Sequence[Gradient]) -> None:
+        """Add one pass."""
+        for total, gradient in zip(self._sums, gradients, strict=True):
+            if gradient is not None:
+                total.assign_add(tf.cast(tf.convert_to_tensor(gradient), total.dtype))
+        self.count.assign_add(1)
+
+    def means(self, gradients: Sequence[Gradient], passes: int) -> list[Gradient]:
+        """The means over the passes, dense; None where a gradient is None."""
+        return [
+            None if gradient is None else total / tf.cast(passes, total.dtype)
+            for total, gradient in zip(self._sums, gradients, strict=True)
+        ]
+
+    def forget(self) -> None:
+        """Begin anew."""
+        for total in self._sums:
+            total.assign(tf.zeros_like(total))
+        self.count.assign(0)
+
+
+def forget_sums(optimizer: Any) -> None:
+    """Forget gradients that a rolled back step has left."""
+    if isinstance(optimizer, Distributed) and optimizer._hvdrecover.sums is not None:
+        optimizer._hvdrecover.sums.forget()

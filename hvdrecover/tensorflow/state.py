@@ -1,0 +1,95 @@
+"""The states of TensorFlow training jobs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.elastic.randomness import Randomness
+from hvdrecover.elastic.state import State
+from hvdrecover.errors import ConfigError
+from hvdrecover.tensorflow.framework import TensorFlowFramework
+from hvdrecover.tensorflow.variables import Variable
+from hvdrecover.tensorflow.world import TensorFlowWorld
+
+logger = logging.getLogger("hvdrecover")
+
+
+class TensorFlowState(State):
+    """A `State` of variables and plain objects.
+
+    Args:
+        variables: ``tf.Variable`` and Keras variables, or None.
+        checkpoint: a `Checkpoint` or its URL; None takes ``HVDRECOVER_CHECKPOINT``, and without that nothing
+            is written.
+        rng: ``"reseed"`` or ``"store"``; see `hvdrecover.elastic.randomness`.
+        attributes: models, optimizers, data sets made by `elastic_dataset` and anything else to track, by
+            name.
+
+    Raises:
+        ConfigError: a setting has no usable value, or an attribute's name is taken.
+        UnsupportedValueError: a plain object that JSON can't hold.
+        UnsupportedTensorError: a tensor that safetensors can't hold.
+    """
+
+    def __init__(
+        self,
+        variables: Sequence[Variable] | None = None,
+        *,
+        checkpoint: Checkpoint | str | None = None,
+        rng: Randomness = "reseed",
+        **attributes: Any,
+    ) -> None:
+        tracked = {} if variables is None else {"variables": list(variables)}
+        super().__init__(
+            TensorFlowFramework(),
+            TensorFlowWorld(),
+            checkpoint=checkpoint,
+            rng=rng,
+            attributes={**tracked, **attributes},
+        )
+
+
+class TensorFlowKerasState(TensorFlowState):
+    """A `State` of a Keras model and its optimizer.
+
+    Args:
+        model: a model that has been built.
+        optimizer: its optimizer; None takes the one that the model was compiled with, if any. One that has no
+            slots yet gets them here, so that there is something for a commit to be loaded into.
+        checkpoint: see `TensorFlowState`.
+        rng: see `TensorFlowState`.
+        attributes: see `TensorFlowState`.
+
+    Raises:
+        ConfigError: the model has not been built; or as for `TensorFlowState`.
+        UnsupportedValueError: a plain object that JSON can't hold.
+        UnsupportedTensorError: a tensor that safetensors can't hold.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer | None = None,
+        *,
+        checkpoint: Checkpoint | str | None = None,
+        rng: Randomness = "reseed",
+        **attributes: Any,
+    ) -> None:
+        if not model.built:
+            raise ConfigError(
+                "state.model",
+                "the model has no variables yet, so there is nothing to be kept or loaded into; call "
+                "model.build(input_shape), or the model on one batch, before the state is made",
+            )
+        if optimizer is None:
+            optimizer = getattr(model, "optimizer", None)
+        if optimizer is not None and not optimizer.built:
+            optimizer.build(model.trainable_variables)
+        super().__init__(
+            checkpoint=checkpoint, rng=rng, model=model, optimizer=optimizer, **attributes
+        )

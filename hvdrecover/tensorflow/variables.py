@@ -1,0 +1,82 @@
+"""The variables of models, optimizers and whatever else holds some, and what they are called."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+Variable = Any
+"""A ``tf.Variable`` or a ``keras.Variable``."""
+
+# Keras numbers what has no name of its own by how many of its kind the process has made: dense, dense_1, ….
+_NUMBER = re.compile(r"_\d+(?=[/_]|$)")
+
+
+def is_variable(value: Any) -> bool:
+    """Whether a value is a variable, of TensorFlow or of Keras."""
+    return isinstance(value, tf.Variable | keras.Variable)
+
+
+def variables_of(component: Any) -> list[Variable] | None:
+    """All variables of a component in a fixed order, or None if the value is no component.
+
+    A component is a variable, a list or tuple of variables, or an object with ``variables``: a Keras model,
+    layer, optimizer or metric, or a ``tf.Module``.
+    """
+    if is_variable(component):
+        return [component]
+    if isinstance(component, type):
+        return None
+    found = component if type(component) in (list, tuple) and component else _variables_inside(component)
+    if isinstance(found, Sequence) and not isinstance(found, str) and all(map(is_variable, found)):
+        return list(found)
+    return None
+
+
+def _variables_inside(value: Any) -> Any:
+    return getattr(value, "variables", None) if not isinstance(value, dict | list | tuple) else None
+
+
+def is_seed(variable: Variable) -> bool:
+    """Whether a variable is the state of a ``keras.random.SeedGenerator``, such as that of a dropout layer."""
+    return isinstance(variable, keras.Variable) and variable.name == "seed_generator_state"
+
+
+def named(component: Any) -> dict[str, tf.Variable]:
+    """The variables that are training state, by Keras path or by name, each name once."""
+    found: dict[str, tf.Variable] = {}
+    for variable in variables_of(component) or []:
+        if not is_seed(variable):
+            found[_unused(_name(variable), found)] = raw(variable)
+    return found
+
+
+def seeds(component: Any) -> list[tf.Variable]:
+    """The states of the component's seed generators; uint32 of shape ``[2]``."""
+    return [raw(variable) for variable in variables_of(component) or [] if is_seed(variable)]
+
+
+def raw(variable: Variable) -> tf.Variable:
+    """The ``tf.Variable`` of a variable."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def without_numbers(name: str) -> str:
+    """A name without the numbers that Keras gave: the same in a process that has made more layers before."""
+    return _NUMBER.sub("", name)
+
+
+def _name(variable: Variable) -> str:
+    name = variable.path if isinstance(variable, keras.Variable) else variable.name
+    return str(name).removesuffix(":0")
+
+
+def _unused(name: str, used: dict[str, tf.Variable]) -> str:
+    number, found = 1, name
+    while found in used:
+        found, number = f"{name}_{number}", number + 1
+    return found

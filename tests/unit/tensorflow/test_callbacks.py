@@ -1,0 +1,200 @@
+"""``model.fit`` with the callbacks, in one process."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvdrecover.tensorflow as recover
+from hvdrecover.errors import ConfigError
+from hvdrecover.tensorflow.callbacks import AverageMetrics, scaled
+
+SAMPLES, BATCH = 40, 4  # ten batches an epoch
+X = np.linspace(-1, 1, SAMPLES * 3, dtype=np.float32).reshape(SAMPLES, 3)
+Y = np.arange(SAMPLES) % 2
+
+
+class Interruption(Exception):
+    pass
+
+
+class Interrupt(keras.callbacks.Callback):  # type: ignore[misc]
+    """Raises when so many batches have been done in all."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self._left = after
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._left -= 1
+        if not self._left:
+            raise Interruption
+
+
+def a_state(root: Path | None = None, **options: Any) -> recover.TensorFlowKerasState:
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(8, activation="tanh"), keras.layers.Dropout(0.5), keras.layers.Dense(2)]
+    model = keras.Sequential(layers)
+    model.build((None, 3))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(
+        recover.DistributedOptimizer(keras.optimizers.Adam(0.01)), loss, metrics=["accuracy"], **options
+    )
+    data = recover.elastic_dataset((X, Y), BATCH)
+    checkpoint = None if root is None else str(root)
+    return recover.TensorFlowKerasState(
+        model, data=data, epoch=0, batch=0, learning_rate=0.01, checkpoint=checkpoint
+    )
+
+
+def fit(state: Any, *extra: Any, epochs: int = 3, every: int | None = 3, **options: Any) -> Any:
+    found = [*recover.callbacks(state, commit_every_batches=every, **options), *extra]
+    return state.model.fit(
+        state.data, epochs=epochs, initial_epoch=state.epoch, callbacks=found, verbose=0, shuffle=False
+    )
+
+
+def weights(state: Any) -> list[bytes]:
+    variables = [*state.model.trainable_variables, *state.optimizer.variables]
+    return [variable.numpy().tobytes() for variable in variables]
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> list[bytes]:
+    state = a_state()
+    state.sync()
+    fit(state)
+    assert (state.epoch, state.batch) == (3, 0)
+    return weights(state)
+
+
+@pytest.mark.parametrize("after", [1, 4, 10, 11, 15, 29])
+def test_fit_that_was_interrupted_goes_on_inside_the_epoch_and_ends_with_the_same_bits(
+    tmp_path: Path, undisturbed: list[bytes], after: int
+) -> None:
+    state = a_state(tmp_path)
+    state.sync()
+    with pytest.raises(Interruption):
+        fit(state, Interrupt(after))
+    state.flush()
+    again = a_state(tmp_path)
+    keras.utils.set_random_seed(99)  # what a new process has drawn before must not matter
+    again.sync()
+    epoch, batch = divmod(after, 10)
+    assert (again.epoch, again.batch) == ((epoch, batch // 3 * 3) if after != 10 else (0, 9))
+    at_the_end = again.epoch > 0 and not again.batch  # the next epoch is gone to when it begins
+    assert again.data.order.done == (SAMPLES if at_the_end else again.batch * BATCH)
+    fit(again)
+    assert weights(again) == undisturbed
+
+
+def test_rolled_back_in_the_same_process_it_ends_with_the_same_bits(undisturbed: list[bytes]) -> None:
+    state = a_state()
+    state.sync()
+    with pytest.raises(Interruption):
+        fit(state, Interrupt(17))
+    state.restore()
+    assert (state.epoch, state.batch) == (1, 6)
+    fit(state)
+    assert weights(state) == undisturbed
+
+
+def test_several_steps_in_one_execution_are_all_counted(tmp_path: Path) -> None:
+    state = a_state(steps_per_execution=4)
+    state.sync()
+    counted = []
+    fit(
+        state,
+        keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: counted.append(state.batch)),
+        epochs=1,
+        every=None,
+    )
+    assert counted[:2] == [4, 8]
+    assert (state.epoch, state.batch) == (1, 0)
+    assert state.data.order.done == SAMPLES
+
+
+def test_validation_does_not_move_the_cursor() -> None:
+    state = a_state()
+    state.sync()
+    found = recover.callbacks(state)
+    state.model.fit(state.data, validation_data=(X, Y), epochs=1, callbacks=found, verbose=0)
+    assert (state.epoch, state.data.order.done) == (1, SAMPLES)
+
+
+def test_xla_is_switched_off_and_who_asked_for_it_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "hvdrecover"):
+        state = a_state(jit_compile=True)
+        state.sync()
+        fit(state, epochs=1)
+    assert [record.getMessage().count("jit_compile=True is switched off") for record in caplog.records] == [1]
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "hvdrecover"):
+        automatic = a_state()
+        automatic.sync()
+        fit(automatic, epochs=1)
+    assert caplog.records == []
+    assert automatic.model.jit_compile is False
+
+
+def test_rank_0_writes_for_tensorboard(tmp_path: Path) -> None:
+    state = a_state()
+    state.sync()
+    fit(state, epochs=1, tensorboard=str(tmp_path))
+    assert list(tmp_path.rglob("events.out.tfevents.*"))
+
+
+def test_averaging_alone_changes_no_metric() -> None:
+    logs = {"loss": 0.25, "accuracy": 1.0}
+    AverageMetrics().on_epoch_end(0, logs)
+    assert logs == {"loss": 0.25, "accuracy": 1.0}
+
+
+def test_the_learning_rate_of_one_rank_is_its_own() -> None:
+    state = a_state()
+    state.sync()
+    fit(state, epochs=1, warmup_epochs=2)
+    assert float(state.optimizer.learning_rate) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("size", "epochs", "warmup", "rate"),
+    [
+        (1, 0.0, 5, 0.1),
+        (1, 7.0, 5, 0.1),
+        (8, 0.0, 5, 0.1),
+        (8, 2.5, 5, 0.45),
+        (8, 5.0, 5, 0.8),
+        (8, 50.0, 5, 0.8),
+        (8, 0.0, 0, 0.8),
+    ],
+)
+def test_the_rate_rises_in_a_straight_line_to_that_of_all_ranks(
+    size: int, epochs: float, warmup: float, rate: float
+) -> None:
+    assert scaled(0.1, size, epochs, warmup) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(
+    ("missing", "options"),
+    [("epoch", {}), ("batch", {}), ("learning_rate", {"warmup_epochs": 1.0})],
+)
+def test_a_state_without_what_is_needed_is_refused(missing: str, options: dict[str, Any]) -> None:
+    attributes = {"epoch": 0, "batch": 0, "learning_rate": 0.1}
+    del attributes[missing]
+    state = recover.TensorFlowState([tf.Variable(1.0)], **attributes)
+    with pytest.raises(ConfigError, match=f"state.{missing}"):
+        recover.callbacks(state, **options)
+
+
+@pytest.mark.parametrize("options", [{"commit_every_batches": 0}, {"warmup_epochs": -1.0}])
+def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    state = recover.TensorFlowState([tf.Variable(1.0)], epoch=0, batch=0, learning_rate=0.1)
+    with pytest.raises(ConfigError):
+        recover.callbacks(state, **options)

@@ -1,0 +1,166 @@
+"""Data sets of one process that stands for several ranks, one after the other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvdrecover.tensorflow as recover
+from hvdrecover.errors import ConfigError
+
+LENGTH = 23
+
+
+def arrays(length: int = LENGTH) -> Any:
+    numbers = np.arange(length)
+    return {"x": numbers * 10.0, "it": numbers}
+
+
+def of_arrays(**options: Any) -> recover.ElasticDataset:
+    return recover.elastic_dataset(arrays(), 4, **options)
+
+
+def of_dataset(**options: Any) -> recover.ElasticDataset:
+    data = tf.data.Dataset.from_tensor_slices(arrays())
+    return recover.elastic_dataset(data, 4, shuffle=False, **options)
+
+
+MAKERS = [of_arrays, of_dataset]
+
+
+def seen(batches: Any) -> list[int]:
+    found: list[int] = []
+    for batch in batches:
+        assert batch["x"].numpy().tolist() == [10.0 * number for number in batch["it"].numpy()]
+        found += batch["it"].numpy().tolist()
+    return found
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("size", [1, 2, 3, 30])
+def test_the_ranks_together_see_each_sample_once_but_for_padding(make: Any, size: int) -> None:
+    every: list[int] = []
+    counts = set()
+    for rank in range(size):
+        data = make()
+        data.order.place(rank, size)
+        mine = seen(data)
+        counts.add(len(mine))
+        every += mine
+    assert len(counts) == 1
+    assert set(every) == set(range(LENGTH))
+    assert len(every) - LENGTH < size
+    assert max(Counter(every).values()) <= 2 + size // LENGTH
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_dropping_leaves_out_the_last_round(make: Any, size: int) -> None:
+    every: list[int] = []
+    for rank in range(size):
+        data = make(tail="drop")
+        data.order.place(rank, size)
+        every += seen(data)
+    assert len(every) == len(set(every)) == LENGTH // size * size
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("done", [0, 1, 3])
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 3), (3, 1)])
+def test_what_is_left_is_dealt_out_anew_and_prefetched_batches_do_not_count(
+    make: Any, done: int, before: int, after: int
+) -> None:
+    first: list[int] = []
+    cursor: dict[str, Any] = {}
+    for rank in range(before):
+        data = make()
+        data.order.place(rank, before)
+        iterator = iter(data)
+        for _ in range(done):
+            batch = next(iterator, None)
+            first += [] if batch is None else batch["it"].numpy().tolist()
+            data.record_batch()
+        next(iterator, None)  # fetched, never trained on
+        cursor = data.order.state_dict()
+    then: list[int] = []
+    for rank in range(after):
+        data = make()
+        data.order.load_state_dict(cursor)
+        data.order.place(rank, after)
+        then += seen(data)
+    assert set(first) | set(then) == set(range(LENGTH))
+    assert not set(first) & set(then[: LENGTH - len(first)]) or len(then) + len(first) - LENGTH < after
+
+
+def test_epochs_are_shuffled_differently_and_the_same_everywhere() -> None:
+    orders = []
+    for epoch in (0, 1, 0):
+        data = of_arrays(seed=3)
+        data.set_epoch(epoch)
+        orders.append(seen(data))
+    assert orders[0] != orders[1]
+    assert orders[0] == orders[2] != sorted(orders[0])
+
+
+def test_one_data_set_is_gone_through_again_and_again() -> None:
+    data = of_arrays()
+    for epoch in range(3):
+        data.set_epoch(epoch)
+        mine = []
+        for batch in data:
+            mine += batch["it"].numpy().tolist()
+            data.record_batch()
+        assert sorted(mine) == list(range(LENGTH))
+        assert seen(data) != []  # the epoch over again, as it was gone through
+
+
+def test_the_last_batch_is_smaller_and_all_have_the_spec() -> None:
+    data = of_arrays()
+    assert [len(batch["it"]) for batch in data] == [4, 4, 4, 4, 4, 3]
+    assert data.element_spec == {"x": tf.TensorSpec([None], tf.float64), "it": tf.TensorSpec([None], tf.int64)}
+
+
+def test_a_transform_is_applied_to_batches() -> None:
+    data = recover.elastic_dataset((np.arange(4), np.arange(4)), 2, shuffle=False, transform=lambda x, y: (x + 1, y))
+    assert [(x.numpy().tolist(), y.numpy().tolist()) for x, y in data] == [([1, 2], [0, 1]), ([3, 4], [2, 3])]
+
+
+def test_it_can_be_used_inside_a_function_and_transformed_further() -> None:
+    data = of_arrays(shuffle=False)
+
+    @tf.function
+    def total() -> tf.Tensor:
+        found = tf.constant(0, tf.int64)
+        for batch in data:
+            found += tf.reduce_sum(batch["it"])
+        return found
+
+    assert int(total()) == sum(range(LENGTH))
+    assert [int(tf.reduce_sum(batch)) for batch in data.map(lambda each: each["it"]).take(2)] == [6, 22]
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        ((np.zeros(3), np.zeros(4)), {}, "no common length"),
+        (tf.data.Dataset.range(3), {}, "shuffle=False"),
+        (tf.data.Dataset.range(3).repeat(), {"shuffle": False}, "unknown or infinite"),
+        (tf.data.Dataset.range(3).filter(lambda x: x > 0), {"shuffle": False}, "assert_cardinality"),
+        (np.zeros(3), {"tail": "cut"}, "'cut'"),
+        (np.float32(1), {}, "no length"),
+        ((), {}, "no common length"),
+    ],
+)
+def test_what_cannot_be_dealt_out_is_refused(data: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        recover.elastic_dataset(data, 2, **options)
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 1.5, "2"])
+def test_a_batch_has_a_number_of_samples(batch_size: Any) -> None:
+    with pytest.raises(ConfigError, match="batch_size"):
+        recover.elastic_dataset(np.zeros(3), batch_size)

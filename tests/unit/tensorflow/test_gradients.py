@@ -1,0 +1,123 @@
+"""Gradients of one rank; what several make of them is tested with real ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvdrecover.tensorflow as recover
+from hvdrecover.errors import ConfigError
+from hvdrecover.tensorflow.gradients import Reduction, _name
+
+
+@pytest.fixture(params=["keras", "tensorflow"])
+def variable(request: pytest.FixtureRequest) -> Any:
+    if request.param == "keras":
+        return keras.Variable([1.0, 2.0, 3.0], name="w")
+    return tf.Variable([1.0, 2.0, 3.0], name="w")
+
+
+def test_a_tape_is_used_as_a_context_manager(variable: Any) -> None:
+    with recover.DistributedGradientTape(tf.GradientTape()) as tape:
+        loss = tf.reduce_sum(tf.convert_to_tensor(variable) ** 2)
+    assert tape.gradient(loss, variable).numpy().tolist() == [2.0, 4.0, 6.0]
+
+
+def test_a_tape_is_wrapped_when_it_has_recorded(variable: Any) -> None:
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.convert_to_tensor(variable) ** 2)
+    gradients = recover.DistributedGradientTape(tape).gradient(loss, {"it": [variable]})
+    assert gradients["it"][0].numpy().tolist() == [2.0, 4.0, 6.0]
+
+
+def test_a_tape_works_inside_a_function(variable: Any) -> None:
+    @tf.function
+    def step() -> Any:
+        with recover.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_sum(tf.convert_to_tensor(variable) ** 2)
+        return tape.gradient(loss, [variable])
+
+    assert step()[0].numpy().tolist() == [2.0, 4.0, 6.0]
+
+
+def test_what_does_not_depend_on_a_variable_has_no_gradient(variable: Any) -> None:
+    other = tf.Variable([1.0])
+    with recover.DistributedGradientTape(tf.GradientTape()) as tape:
+        loss = tf.reduce_sum(tf.convert_to_tensor(variable) ** 2)
+    gradients = tape.gradient(loss, [other, variable])
+    assert gradients[0] is None
+    assert gradients[1].numpy().tolist() == [2.0, 4.0, 6.0]
+
+
+def test_a_persistent_tape_gives_gradients_twice_and_other_methods_are_its_own(variable: Any) -> None:
+    constant = tf.constant(2.0)
+    with recover.DistributedGradientTape(tf.GradientTape(persistent=True)) as tape:
+        tape.watch(constant)
+        loss = tf.reduce_sum(tf.convert_to_tensor(variable) * constant)
+    assert tape.gradient(loss, [variable])[0].numpy().tolist() == [2.0] * 3
+    assert float(tape.gradient(loss, constant)) == 6.0
+    assert len(tape.watched_variables()) == 1
+
+
+def test_sparse_gradients_stay_sparse_unless_asked() -> None:
+    table = tf.Variable(tf.ones([4, 2]))
+
+    def gradient(**options: Any) -> Any:
+        with recover.DistributedGradientTape(tf.GradientTape(), **options) as tape:
+            loss = tf.reduce_sum(tf.gather(table, [1, 3, 1]))
+        return tape.gradient(loss, table)
+
+    sparse = gradient()
+    assert isinstance(sparse, tf.IndexedSlices)
+    dense = gradient(sparse_as_dense=True)
+    assert isinstance(dense, tf.Tensor)
+    expected = [[0.0, 0.0], [2.0, 2.0], [0.0, 0.0], [1.0, 1.0]]
+    assert dense.numpy().tolist() == tf.convert_to_tensor(sparse).numpy().tolist() == expected
+
+
+def test_factors_count_with_a_single_rank_too() -> None:
+    variable = tf.Variable([2.0])
+    reduction = Reduction(op=hvd.Sum, prescale=0.5, postscale=4.0)
+    assert reduction([tf.constant([3.0])], [variable])[0].numpy().tolist() == [6.0]
+
+
+def test_groups_hold_one_dtype_each_and_all_dense_gradients() -> None:
+    variables = [tf.Variable(0.0), tf.Variable(0.0, dtype=tf.float64), tf.Variable(0.0), tf.Variable([0.0])]
+    gradients: list[Any] = [tf.constant(0.0), tf.constant(0.0, tf.float64), tf.constant(0.0)]
+    gradients.append(tf.IndexedSlices(tf.constant([1.0]), tf.constant([0]), tf.constant([1])))
+
+    def groups(asked: Any) -> list[list[int]]:
+        return Reduction(groups=asked)._groups_of(gradients, variables)
+
+    assert groups(None) == [[0, 2], [1]]
+    assert sorted(place for group in groups(2) for place in group) == [0, 1, 2]
+    assert groups(99) == [[0], [1], [2]]
+    assert groups([[variables[2]]]) == [[2], [0], [1]]
+    keras_variable = keras.Variable(0.0)
+    assert Reduction(groups=[[keras_variable]])._groups_of([tf.constant(0.0)] * 2, [variables[0], keras_variable]) == [
+        [1],
+        [0],
+    ]
+
+
+@pytest.mark.parametrize("groups", [0, -1, [["w"]]])
+def test_groups_that_cannot_be_are_refused(groups: Any) -> None:
+    with pytest.raises(ConfigError, match="groups"):
+        recover.DistributedGradientTape(tf.GradientTape(), groups=groups)
+
+
+def test_the_name_of_a_collective_does_not_depend_on_what_the_process_has_made_before() -> None:
+    def name() -> str:
+        model = keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(2)])
+        model.build((None, 2))
+        variables = model.trainable_variables
+        return _name([tf.convert_to_tensor(each) for each in variables], variables)
+
+    assert name() == name()
+    other = tf.Variable(np.zeros(5, np.float32))
+    assert _name([tf.zeros(5)], [other]) != name()
