@@ -21,6 +21,7 @@ import hvdrecover.torch as recover
 from hvdrecover.examples.digits import Digits, digits, options
 from hvdrecover.examples.ledger import Ledger
 
+
 def network() -> torch.nn.Module:
     """Two hidden layers with dropout; float32 [N, 64] to float32 [N, 10]."""
     return torch.nn.Sequential(

@@ -118,7 +118,7 @@ def _of_arrays(data: Any, order: SampleOrder, batch_size: int) -> tf.data.Datase
     def look_up(indices: tf.Tensor) -> Any:
         return tf.nest.map_structure(lambda tensor: tf.gather(tensor, indices), tensors)
 
-    return numbers.map(look_up, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return numbers.map(look_up)
 
 
 def _of_dataset(data: tf.data.Dataset, order: SampleOrder, batch_size: int) -> tf.data.Dataset:

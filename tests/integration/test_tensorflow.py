@@ -1,0 +1,87 @@
+"""TensorFlow jobs, in a loop of their own and by ``model.fit``: killed, resumed, resized."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hvdrecover.examples.digits_run import DigitsRun, elastic, static
+from hvdrecover.launch.job import kill
+from tests.integration.conftest import Start
+from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once, kill_in_epoch
+
+WAYS = {"loop": (), "fit": ("--fit",)}
+
+
+def a_run(folder: Path, epochs: int, way: str, *options: str) -> DigitsRun:
+    return DigitsRun(folder, epochs, *WAYS[way], *options, framework="tensorflow")
+
+
+def assert_same_weights(run: DigitsRun, clean: DigitsRun) -> None:
+    mine, theirs = np.load(run.weights), np.load(clean.weights)
+    assert set(mine) == set(theirs)
+    assert len(mine) > 6
+    different = [name for name in mine if mine[name].tobytes() != theirs[name].tobytes()]
+    assert different == []
+
+
+@pytest.fixture(scope="module", params=[("loop", "adam"), ("fit", "sgd")], ids=lambda pair: "-".join(pair))
+def undisturbed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, str, DigitsRun]:
+    """How it trains, by which optimizer, and a finished run of two workers that nothing happened to."""
+    way, optimizer = request.param
+    run = a_run(tmp_path_factory.mktemp("undisturbed"), 3, way, "--optimizer", optimizer)
+    run.finish(run.start(static(2), {"OMP_NUM_THREADS": "1"}))
+    return way, optimizer, run
+
+
+def test_resumed_in_mid_epoch_it_is_bitwise_equal(
+    undisturbed: tuple[str, str, DigitsRun], start: Start, tmp_path: Path
+) -> None:
+    way, optimizer, clean = undisturbed
+    run = a_run(tmp_path, clean.epochs, way, "--optimizer", optimizer, *SLOW)
+    kill_in_epoch(run, start(run, static(2)), epoch=1, commits=3)
+    assert not run.weights.exists()
+    run.finish(start(run, static(2)))
+    last = max(batch.commit for batch in run.batches() if batch.generation == 1)
+    assert 0 < last - run.generations()[2] <= 2  # inside the epoch, a few commits back at most
+    assert "resumed from commit" in run.log
+    assert_same_weights(run, clean)
+    assert_each_sample_once(run, padding=1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_other_rank_goes_on_when_one_is_killed(
+    way: str, start: Start, hosts: Path, tmp_path: Path
+) -> None:
+    run = a_run(tmp_path / "run", 3, way, *SLOW)
+    job = start(run, elastic(hosts))
+    batch = run.wait_for(job, lambda batch: batch.epoch == 1 and batch.size == 2 and batch.commit >= 12)
+    survivor = run.process_of(1)
+    kill(run.process_of(0))
+    after = run.wait_for(job, lambda other: other.generation > batch.generation)
+    run.finish(job)
+    assert (after.pid, after.size) == (survivor, 1)
+    last = max(batch.commit for batch in run.batches() if batch.generation == 1)
+    assert run.generations()[2] in (last, last + 1)
+    assert "memory" in run.log
+    assert_each_sample_once(run, padding=1)
+
+
+def test_a_host_that_joins_and_one_that_leaves_cost_no_step(
+    start: Start, hosts: Path, tmp_path: Path
+) -> None:
+    hosts.write_text("localhost:1\n")
+    run = a_run(tmp_path / "run", 6, "fit", "--step-seconds", "0.05")
+    job = start(run, elastic(hosts, workers=1))
+    run.wait_for(job, lambda batch: batch.commit >= 3)
+    hosts.write_text("localhost:1\n127.0.0.1:1\n")
+    run.wait_for(job, lambda batch: batch.size == 2 and batch.commit >= 10)
+    hosts.write_text("127.0.0.1:1\n")
+    run.wait_for(job, lambda batch: batch.generation >= 3 and batch.size == 1)
+    run.finish(job)
+    assert len(run.committed()) == len(run.batches())  # no batch was thrown away
+    assert_each_sample_once(run, padding=1)
