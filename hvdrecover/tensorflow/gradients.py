@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,7 +74,9 @@ class Reduction:
         if hvd.size() == 1 and not config.read().elastic:
             reduced = [_times(gradient, self.prescale * self.postscale) for gradient in present]
         else:
-            reduced = self._reduced(present, [variables[place] for place in places])
+            with _Turn() as turn:
+                reduced = self._reduced(present, [variables[place] for place in places])
+                turn.ends_with(reduced)
         for place, gradient in zip(places, reduced, strict=True):
             given[place] = gradient
         return given
@@ -105,7 +108,9 @@ class Reduction:
     def _gathered(self, gradient: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
         """The sum of sparse gradients: the slices of all of them."""
         if self.op not in (hvd.Average, hvd.Sum):
-            raise ConfigError("op", "sparse gradients can only be averaged or summed; pass sparse_as_dense=True")
+            raise ConfigError(
+                "op", "sparse gradients can only be averaged or summed; pass sparse_as_dense=True"
+            )
         values = hvd.allgather(gradient.values, name=f"{name}_values", ignore_name_scope=True)
         indices = hvd.allgather(gradient.indices, name=f"{name}_indices", ignore_name_scope=True)
         if self.op == hvd.Average:
@@ -123,7 +128,9 @@ class Reduction:
             groups = split_list(dense, min(self.groups, max(1, len(dense))))
         else:
             number_of = {
-                id(raw(variable)): number for number, group in enumerate(self.groups or []) for variable in group
+                id(raw(variable)): number
+                for number, group in enumerate(self.groups or [])
+                for variable in group
             }
             groups = [[] for _ in range(len(self.groups or []) + 1)]
             for place in dense:
@@ -187,6 +194,35 @@ class DistributedGradientTape:
         flat = _flat(sources)
         reduced = self._reduction(_flat(gradients), flat)
         return tf.nest.pack_sequence_as(sources, reduced)
+
+
+class _Turn:
+    """Lets a function's reductions run one after the other, in the order of the program.
+
+    TensorFlow would start those of the same variables together, in nested functions and in iterations of a
+    loop, where all of them are called the same; Horovod refuses that.
+    """
+
+    def __enter__(self) -> _Turn:
+        self._dependencies = tf.control_dependencies([_turns().assign_add(1)] if tf.inside_function() else [])
+        self._dependencies.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._dependencies.__exit__(*error)
+
+    def ends_with(self, results: list[Gradient]) -> None:
+        """Keep the next one waiting until these are there."""
+        if tf.inside_function():
+            with tf.control_dependencies(tf.nest.flatten(results, expand_composites=True)):
+                _turns().assign_add(1)
+
+
+@functools.cache
+def _turns() -> tf.Variable:
+    """What all reductions change, so that TensorFlow keeps their order."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        return tf.Variable(0, dtype=tf.int64, trainable=False, name="hvdrecover_turns")
 
 
 def _flat(structure: Any) -> list[Any]:

@@ -50,7 +50,9 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name for it
     if isinstance(optimizer, Distributed):
         raise ConfigError("optimizer", "it averages gradients already; make it distributed once")
     if backward_passes_per_step < 1:
-        raise ConfigError("backward_passes_per_step", f"{backward_passes_per_step!r} is not a number from 1 on")
+        raise ConfigError(
+            "backward_passes_per_step", f"{backward_passes_per_step!r} is not a number from 1 on"
+        )
     kind = type(optimizer)
     # Of the same name and module, so that Keras saves it as what it was.
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
@@ -69,10 +71,27 @@ class _Settings:
         self.sums: Sums | None = None
 
 
-class Distributed:
+class Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
     """What is added to an optimizer's class."""
 
     _hvdrecover: _Settings
+
+    @property
+    def loss_scale_factor(self) -> float | None:
+        """As in any optimizer; a ``LossScaleOptimizer`` takes it away from the one that it is put around."""
+        factor: float | None = self.__dict__["loss_scale_factor"]
+        return factor
+
+    @loss_scale_factor.setter
+    def loss_scale_factor(self, factor: float | None) -> None:
+        if factor is None:
+            raise ConfigError(
+                "optimizer",
+                "a LossScaleOptimizer around a distributed optimizer (Keras makes one for models of "
+                "mixed_float16) would skip steps on some of the ranks only, and the others would wait; use "
+                "DistributedOptimizer(LossScaleOptimizer(...))",
+            )
+        self.__dict__["loss_scale_factor"] = factor
 
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Variable] | None = None) -> None:
         """Average gradients across the ranks, then apply them as the optimizer does."""

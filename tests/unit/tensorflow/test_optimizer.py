@@ -63,7 +63,9 @@ def close(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
 def test_one_rank_trains_as_without_us(kind: str, graph: bool) -> None:
     batches = [(X, Y)] * 3
     plain = steps(a_model(), OPTIMIZERS[kind](), batches, graph=graph)
-    assert equal(steps(a_model(), recover.DistributedOptimizer(OPTIMIZERS[kind]()), batches, graph=graph), plain)
+    assert equal(
+        steps(a_model(), recover.DistributedOptimizer(OPTIMIZERS[kind]()), batches, graph=graph), plain
+    )
 
 
 @pytest.mark.parametrize("graph", [False, True])
@@ -116,7 +118,8 @@ def test_an_optimizer_by_its_name_works_in_compile_and_fit() -> None:
     for model in (plain, distributed):
         model.fit(X, Y, epochs=2, shuffle=False, verbose=0)
     assert equal(
-        [variable.numpy() for variable in distributed.variables], [variable.numpy() for variable in plain.variables]
+        [variable.numpy() for variable in distributed.variables],
+        [variable.numpy() for variable in plain.variables],
     )
 
 
@@ -130,3 +133,15 @@ def test_what_makes_no_sense_is_refused(what: str) -> None:
             recover.DistributedOptimizer("sgd")
         else:
             recover.DistributedOptimizer(optimizer, backward_passes_per_step=0)
+
+
+def test_loss_scaling_around_it_is_refused() -> None:
+    """It would skip steps on some of the ranks only."""
+    optimizer = recover.DistributedOptimizer(keras.optimizers.SGD(0.1, loss_scale_factor=2.0))
+    assert optimizer.loss_scale_factor == 2.0
+    with pytest.raises(ConfigError, match=r"DistributedOptimizer\(LossScaleOptimizer"):
+        keras.optimizers.LossScaleOptimizer(optimizer)
+    model = keras.Sequential([keras.layers.Dense(1, dtype="mixed_float16")], name="mixed")
+    model.dtype_policy = keras.DTypePolicy("mixed_float16")
+    with pytest.raises(ConfigError, match="mixed_float16"):
+        model.compile(optimizer, "mse")

@@ -1,0 +1,493 @@
+"""Checks of gradients that two ranks make together; rank 0 prints one line of JSON for each.
+
+Each rank has one half of a batch. What comes of both is compared with what this process computes alone, from
+the whole batch, without Horovod.
+"""
+
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
+
+import hvdrecover.tensorflow as recover
+from hvdrecover.tensorflow.gradients import Reduction
+
+GENERATOR = np.random.default_rng(0)
+X = GENERATOR.normal(size=(16, 3)).astype(np.float32)
+Y = GENERATOR.integers(0, 2, size=16)
+WORDS = GENERATOR.integers(0, 10, size=(16, 3))
+CLOSE = 1e-5  # of sums of float32 in another order
+CLOSE_HALF = 2e-3  # of float16
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "clipped": lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.05),
+    "loss_scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01), initial_scale=8.0),
+}
+OPTIONS: dict[str, tuple[dict[str, Any], float, float]] = {
+    # options, what they multiply the gradients with, tolerance
+    "default": ({}, 1.0, CLOSE),
+    "fp16": ({"compression": hvd.Compression.fp16}, 1.0, CLOSE_HALF),
+    "sum": ({"op": hvd.Sum}, 2.0, CLOSE),
+    "factors": ({"prescale": 0.5, "postscale": 3.0}, 1.5, CLOSE),
+    "two_groups": ({"groups": 2}, 1.0, CLOSE),
+    "sparse_as_dense": ({"sparse_as_dense": True}, 1.0, CLOSE),
+}
+CHECKS: dict[str, Callable[["Findings"], None]] = {}
+
+
+class Findings:
+    """What a check found wrong on this rank; it goes on, so that ranks do not part ways."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    def expect(self, good: Any, problem: str) -> None:
+        if not good:
+            self.problems.append(problem)
+
+    def close(self, what: str, got: Any, expected: Any, tolerance: float = CLOSE) -> None:
+        """Expect arrays to be close to others, and not to be 0."""
+        for place, (one, other) in enumerate(zip(arrays(got), arrays(expected), strict=True)):
+            self.expect(
+                one.shape == other.shape and np.allclose(one, other, rtol=tolerance, atol=tolerance),
+                f"{what}[{place}]: {one.tolist()} instead of {other.tolist()}",
+            )
+            self.expect(np.any(other), f"{what}[{place}]: nothing but zeros shows nothing")
+
+    def same_everywhere(self, what: str, got: Any) -> None:
+        """Expect arrays to be the same on all ranks, to the last bit."""
+        bits = [array.tobytes() for array in arrays(got)]
+        everybodys = hvd.allgather_object(bits, name="same")
+        self.expect(all(each == everybodys[0] for each in everybodys), f"{what}: the ranks differ")
+
+
+def arrays(values: Any) -> list[np.ndarray]:
+    return [np.asarray(tf.convert_to_tensor(value)) for value in values]
+
+
+def check(function: Callable[[Findings], None]) -> Callable[[Findings], None]:
+    CHECKS[function.__name__] = function
+    return function
+
+
+def check_each(**variants: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """One check for each value of the only argument, eagerly and in a function."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        ((argument, values),) = variants.items()
+        for value in values:
+            for graph in (False, True):
+                name = f"{function.__name__}-{value}-{'graph' if graph else 'eager'}"
+                CHECKS[name] = lambda found, value=value, graph=graph: function(
+                    found, graph=graph, **{argument: value}
+                )
+        return function
+
+    return register
+
+
+def half(data: np.ndarray) -> np.ndarray:
+    """This rank's half of a batch."""
+    size = len(data) // hvd.size()
+    return data[hvd.rank() * size : (hvd.rank() + 1) * size]
+
+
+def a_model(*, embedding: bool = False) -> keras.Model:
+    """A small model, always of the same weights."""
+    first = [keras.layers.Embedding(10, 2), keras.layers.Flatten()] if embedding else []
+    model = keras.Sequential([*first, keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(2)])
+    model.build((None, 3))
+    for place, variable in enumerate(model.trainable_variables):
+        count = int(np.prod(variable.shape))
+        variable.assign(np.linspace(-1, 1 + place, count).reshape(variable.shape))
+    return model
+
+
+def loss_of(model: keras.Model, x: Any, y: Any) -> tf.Tensor:
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x, training=True)))
+
+
+def train(
+    model: keras.Model, optimizer: Any, batches: Any, *, graph: bool, tape_of: Any = lambda tape: tape
+) -> Any:
+    """Train a model; its weights and the optimizer's variables."""
+
+    def step(x: Any, y: Any) -> None:
+        with tape_of(tf.GradientTape()) as tape:
+            loss = optimizer.scale_loss(loss_of(model, x, y))
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+    run = tf.function(step) if graph else step
+    for x, y in batches:
+        run(tf.constant(x), tf.constant(y))
+    return model.trainable_variables, optimizer.variables
+
+
+def compare(found: Findings, got: Any, expected: Any) -> None:
+    for what, mine, right in zip(("weight", "slot"), got, expected, strict=True):
+        found.same_everywhere(what, mine)
+        moving = [place for place, each in enumerate(arrays(right)) if np.any(each)]
+        found.expect(len(moving) > 1, f"{what}: almost all of them are zeros")
+        found.close(what, [mine[place] for place in moving], [right[place] for place in moving])
+
+
+@check_each(kind=OPTIMIZERS)
+def tape_and_plain_optimizer(found: Findings, kind: str, graph: bool) -> None:
+    """As a single process on the concatenated batch."""
+    optimizer = OPTIMIZERS[kind]()
+    mine = [(half(X), half(Y))] * 3
+    got = train(a_model(), optimizer, mine, graph=graph, tape_of=recover.DistributedGradientTape)
+    compare(found, got, train(a_model(), OPTIMIZERS[kind](), [(X, Y)] * 3, graph=graph))
+
+
+@check_each(kind=OPTIMIZERS)
+def optimizer_of_a_loop(found: Findings, kind: str, graph: bool) -> None:
+    """As a single process on the concatenated batch."""
+    optimizer = recover.DistributedOptimizer(OPTIMIZERS[kind]())
+    got = train(a_model(), optimizer, [(half(X), half(Y))] * 3, graph=graph)
+    compare(found, got, train(a_model(), OPTIMIZERS[kind](), [(X, Y)] * 3, graph=graph))
+
+
+def gradients_of(model: keras.Model, x: Any, y: Any, *, graph: bool, tape_of: Any = lambda tape: tape) -> Any:
+    def step() -> Any:
+        with tape_of(tf.GradientTape()) as tape:
+            loss = loss_of(model, x, y)
+        return tape.gradient(loss, model.trainable_variables)
+
+    return (tf.function(step) if graph else step)()
+
+
+@check_each(name=OPTIONS)
+def option_of_tape(found: Findings, name: str, graph: bool) -> None:
+    """Of dense and sparse gradients alike."""
+    options, factor, tolerance = OPTIONS[name]
+    model = a_model(embedding=True)
+
+    def tape_of(tape: Any) -> Any:
+        return recover.DistributedGradientTape(tape, **options)
+
+    for _ in range(2):
+        got = gradients_of(model, half(WORDS), half(Y), graph=graph, tape_of=tape_of)
+        expected = gradients_of(model, WORDS, Y, graph=graph)
+        found.expect(isinstance(expected[0], tf.IndexedSlices), "the embedding has a dense gradient")
+        sparse = isinstance(got[0], tf.IndexedSlices)
+        found.expect(sparse == (name != "sparse_as_dense"), f"sparse: {sparse}")
+        found.close("gradient", got, [factor * gradient for gradient in arrays(expected)], tolerance)
+        found.same_everywhere("gradient", got)
+
+
+@check_each(name=OPTIONS)
+def option_of_optimizer(found: Findings, name: str, graph: bool) -> None:
+    """Of dense and sparse gradients alike; steps of plain SGD show what gradients were applied."""
+    options, factor, tolerance = OPTIONS[name]
+    optimizer = recover.DistributedOptimizer(keras.optimizers.SGD(1.0), **options)
+    model = a_model(embedding=True)
+    expected = gradients_of(model, WORDS, Y, graph=graph)
+    before = arrays(model.trainable_variables)
+    weights, _ = train(model, optimizer, [(half(WORDS), half(Y))], graph=graph)
+    steps = [one - other for one, other in zip(before, arrays(weights), strict=True)]
+    found.close("step", steps, [factor * gradient for gradient in arrays(expected)], tolerance)
+    found.same_everywhere("weight", weights)
+
+
+@check_each(what=["tape", "optimizer"])
+def groups_of_variables(found: Findings, what: str, graph: bool) -> None:
+    """Lists of some variables, in another order than the model's."""
+    model = a_model()
+    variables = model.trainable_variables
+    groups = [[variables[3], variables[0]], [variables[1]]]
+    expected = gradients_of(model, X, Y, graph=graph)
+    if what == "tape":
+
+        def tape_of(tape: Any) -> Any:
+            return recover.DistributedGradientTape(tape, groups=groups)
+
+        got = gradients_of(model, half(X), half(Y), graph=graph, tape_of=tape_of)
+    else:
+        before = arrays(variables)
+        optimizer = recover.DistributedOptimizer(keras.optimizers.SGD(1.0), groups=groups)
+        train(model, optimizer, [(half(X), half(Y))], graph=graph)
+        got = [one - other for one, other in zip(before, arrays(variables), strict=True)]
+    found.close("gradient", got, expected)
+    found.same_everywhere("gradient", got)
+
+
+@check_each(kind=OPTIMIZERS)
+def several_passes(found: Findings, kind: str, graph: bool) -> None:
+    """Two passes on each rank: as a single process on all four quarters."""
+    optimizer = recover.DistributedOptimizer(OPTIMIZERS[kind](), backward_passes_per_step=2)
+    x, y = half(X), half(Y)
+    quarters = [(x[:4], y[:4]), (x[4:], y[4:])]
+    got = train(a_model(), optimizer, quarters * 3, graph=graph)
+    compare(found, got, train(a_model(), OPTIMIZERS[kind](), [(X, Y)] * 3, graph=graph))
+
+
+@check_each(what=["sparse"])
+def several_passes_of(found: Findings, what: str, graph: bool) -> None:
+    """Their sums are dense."""
+    x, y = half(WORDS), half(Y)
+    quarters = [(x[:4], y[:4]), (x[4:], y[4:])]
+    optimizer = recover.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2)
+    got, _ = train(a_model(embedding=True), optimizer, quarters, graph=graph)
+    expected, _ = train(a_model(embedding=True), keras.optimizers.SGD(0.1), [(WORDS, Y)], graph=graph)
+    found.close("weight", got, expected)
+    found.same_everywhere("weight", got)
+
+
+@check_each(what=["tape", "reduction"])
+def variables_of_all_kinds(found: Findings, what: str, graph: bool) -> None:
+    """TensorFlow's and Keras's, of two dtypes, one of them unused."""
+    variables = [
+        tf.Variable([1.0, 2.0], dtype=tf.float64),
+        keras.Variable([1.0, 2.0], dtype="float32"),
+        tf.Variable([5.0]),
+        tf.Variable([3.0, 4.0]),
+        keras.Variable([3.0, 4.0], dtype="float64"),
+    ]
+    factor = hvd.rank() + 1.0
+
+    def step() -> Any:
+        with tf.GradientTape() as plain:
+            used = [tf.cast(tf.convert_to_tensor(variables[place]), tf.float64) for place in (0, 1, 3, 4)]
+            loss = tf.add_n([tf.reduce_sum(factor * value**2) for value in used])
+        if what == "tape":
+            return recover.DistributedGradientTape(plain).gradient(loss, variables)
+        return Reduction()(plain.gradient(loss, variables), variables)
+
+    got = (tf.function(step) if graph else step)()
+    found.expect(got[2] is None, "an unused variable has a gradient")
+    given = [gradient for gradient in got if gradient is not None]
+    found.expect(
+        [gradient.dtype.name for gradient in given] == ["float64", "float32", "float32", "float64"],
+        str(given),
+    )
+    found.close("gradient", given, [[3.0, 6.0], [3.0, 6.0], [9.0, 12.0], [9.0, 12.0]])
+
+
+@check
+def an_unused_layer_in_an_optimizer(found: Findings) -> None:
+    optimizer = recover.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    unused, used = keras.Variable([1.0, 1.0]), keras.Variable([2.0])
+    optimizer.apply([None, tf.constant([hvd.rank() + 1.0])], [unused, used])
+    found.close("weight", [unused, used], [[1.0, 1.0], [0.5]])
+
+
+@check_each(how=["in_a_row", "in_scopes", "in_functions", "in_a_loop"])
+def the_same_variables_twice_at_once(found: Findings, how: str, graph: bool) -> None:
+    """Nothing in the data orders the two; neither may be taken for the other."""
+    variable = tf.Variable(tf.ones([1000]))
+
+    def gradient(factor: tf.Tensor) -> Any:
+        with recover.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_sum(factor * variable)
+        return tape.gradient(loss, variable)
+
+    nested = tf.function(gradient) if how == "in_functions" else gradient
+
+    def both(factor: tf.Tensor) -> Any:
+        if how == "in_scopes":
+            with tf.name_scope("one"):
+                one = nested(factor)
+            with tf.name_scope("two"):
+                return one, nested(2.0 * factor)
+        if how == "in_a_loop":
+            each = tf.TensorArray(tf.float32, 2)
+            for place in tf.range(2):
+                each = each.write(place, nested(tf.cast(place + 1, tf.float32) * factor))
+            return tf.unstack(each.stack(), 2)
+        return nested(factor), nested(2.0 * factor)
+
+    run = tf.function(both) if graph else both
+    for _ in range(20):
+        got = run(tf.constant(hvd.rank() + 1.0))
+        found.close("gradient", got, [[1.5] * 1000, [3.0] * 1000])
+
+
+def a_history() -> None:
+    """What a process may have done before: it shifts Keras's and TensorFlow's numbers."""
+    for _ in range(2):
+        model = a_model(embedding=True)
+        train(model, keras.optimizers.Adam(0.1), [(WORDS, Y)] * 2, graph=True)
+        train(model, keras.optimizers.Adam(0.1), [(WORDS, Y)] * 2, graph=False)
+        tf.Variable([1.0])
+
+
+@check_each(kind=["sgd", "adam"])
+def ranks_of_different_histories(found: Findings, kind: str, graph: bool) -> None:
+    """Collectives find their peers, whatever else was made on one of the ranks."""
+    if hvd.rank() == 1:
+        a_history()
+    before = [layer.name for layer in a_model().layers]
+    found.expect(len(set(map(tuple, hvd.allgather_object(before)))) == 2, "Keras gave the same names")
+    optimizer = recover.DistributedOptimizer(OPTIMIZERS[kind]())
+    got, _ = train(a_model(embedding=True), optimizer, [(half(WORDS), half(Y))] * 3, graph=graph)
+    expected, _ = train(a_model(embedding=True), OPTIMIZERS[kind](), [(WORDS, Y)] * 3, graph=graph)
+    found.same_everywhere("weight", got)
+    found.close("weight", got, expected)
+
+
+@check_each(how=["tape", "optimizer"])
+def infinite_gradients_on_one_rank(found: Findings, how: str, graph: bool) -> None:
+    """Both skip the step and halve the scale; and both go on."""
+    optimizer = OPTIMIZERS["loss_scale"]()
+    tape_of: Any = recover.DistributedGradientTape
+    if how == "optimizer":
+        optimizer, tape_of = recover.DistributedOptimizer(optimizer), lambda tape: tape
+    model = a_model()
+    before = arrays(model.trainable_variables)
+
+    def step(factor: Any) -> None:
+        with tape_of(tf.GradientTape()) as tape:
+            loss = optimizer.scale_loss(factor * loss_of(model, half(X), half(Y)))
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+    run = tf.function(step) if graph else step
+    run(tf.constant(np.inf if hvd.rank() == 1 else 1.0, tf.float32))
+    skipped = arrays(model.trainable_variables)
+    found.expect(
+        all(np.array_equal(*pair) for pair in zip(before, skipped, strict=True)), "the step was not skipped"
+    )
+    found.expect(float(optimizer.dynamic_scale) == 4.0, f"the scale is {float(optimizer.dynamic_scale)}")
+    run(tf.constant(1.0))
+    found.same_everywhere("weight", model.trainable_variables)
+    found.same_everywhere("slot", optimizer.variables)
+    found.expect(
+        not any(
+            np.array_equal(*pair) for pair in zip(before, arrays(model.trainable_variables), strict=True)
+        ),
+        "the next step was skipped, too",
+    )
+
+
+class Logs(keras.callbacks.Callback):
+    """Keeps what an epoch's end brings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logs: list[dict[str, float]] = []
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.logs.append(dict(logs or {}))
+
+
+def fit(found: Findings, optimizer: Any, plain: Any, **options: Any) -> None:
+    """Two epochs of ``model.fit``, as a single process that has the batches of both ranks."""
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model, alone = a_model(), a_model()
+    model.compile(optimizer, loss, metrics=["accuracy"], **options)
+    state = recover.TensorFlowKerasState(model, optimizer, epoch=0, batch=0)
+    own, averaged = Logs(), Logs()
+    model.fit(
+        half(X),
+        half(Y),
+        batch_size=4,
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+        callbacks=[own, *recover.callbacks(state), averaged],
+    )
+    alone.compile(plain, loss, jit_compile=False)
+    order = [index for start in (0, 4) for rank in (0, 8) for index in range(rank + start, rank + start + 4)]
+    alone.fit(X[order], Y[order], batch_size=8, epochs=2, shuffle=False, verbose=0)
+    compare(
+        found, (model.trainable_variables, optimizer.variables), (alone.trainable_variables, plain.variables)
+    )
+    everybodys = hvd.allgather_object((own.logs, averaged.logs))
+    found.expect(everybodys[0][0] != everybodys[1][0], f"both ranks had the same metrics: {own.logs}")
+    found.expect(everybodys[0][1] == everybodys[1][1], f"the averages differ: {everybodys}")
+    for epoch, logs in enumerate(averaged.logs):
+        found.expect(logs.keys() == {"loss", "accuracy"}, str(logs))
+        for name, value in logs.items():
+            mean = np.mean([each[0][epoch][name] for each in everybodys])
+            found.expect(np.isclose(value, mean, rtol=1e-12), f"{name}: {value} is not the average {mean}")
+
+
+@check
+def fit_with_compilation_left_to_keras(found: Findings) -> None:
+    optimizer = recover.DistributedOptimizer(keras.optimizers.Adam(0.01))
+    fit(found, optimizer, keras.optimizers.Adam(0.01))
+    found.expect(
+        int(optimizer.iterations) == 4,
+        f"{int(optimizer.iterations)} steps instead of 4, those of half of the data",
+    )
+
+
+@check
+def fit_with_compilation_asked_for(found: Findings) -> None:
+    optimizer = recover.DistributedOptimizer(OPTIMIZERS["sgd"]())
+    fit(found, optimizer, OPTIMIZERS["sgd"](), jit_compile=True)
+
+
+@check
+def fit_eagerly(found: Findings) -> None:
+    optimizer = recover.DistributedOptimizer(OPTIMIZERS["sgd"]())
+    fit(found, optimizer, OPTIMIZERS["sgd"](), run_eagerly=True)
+
+
+@check
+def fit_with_several_passes(found: Findings) -> None:
+    optimizer = recover.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2)
+    model, alone = a_model(), a_model()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, jit_compile=False)
+    model.fit(half(X), half(Y), batch_size=4, epochs=2, shuffle=False, verbose=0)
+    alone.compile(keras.optimizers.SGD(0.1), loss, jit_compile=False)
+    alone.fit(X, Y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+    found.close("weight", model.trainable_variables, alone.trainable_variables)
+    found.same_everywhere("weight", model.trainable_variables)
+
+
+def allreduce_as_mpi4py_does(found: Findings, dtype: str, graph: bool) -> None:
+    """The sum of random tensors, to the last bit: of two numbers there is only one."""
+    from mpi4py import MPI
+
+    found.expect(hvd.mpi_enabled() and not hvd.gloo_enabled(), "Horovod does not use MPI")
+    found.expect((MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()) == (hvd.rank(), 2), "other ranks")
+    mine = np.random.default_rng(hvd.rank() + 1)
+    arrays_ = [mine.normal(scale=10.0**scale, size=shape).astype(dtype) for scale, shape in SIZES]
+    variables = [tf.Variable(tf.zeros(array.shape, array.dtype)) for array in arrays_]
+    reduction = Reduction(op=hvd.Sum)
+
+    def reduce() -> Any:
+        return reduction([tf.constant(array) for array in arrays_], variables)
+
+    got = (tf.function(reduce) if graph else reduce)()
+    for array, reduced in zip(arrays_, arrays(got), strict=True):
+        expected = np.empty_like(array)
+        MPI.COMM_WORLD.Allreduce(array, expected, op=MPI.SUM)
+        found.expect(reduced.dtype == array.dtype, f"{reduced.dtype} of {array.dtype}")
+        found.expect(not np.array_equal(array, expected), "nothing was added")
+        found.expect(np.array_equal(reduced, expected), f"{reduced} instead of {expected}")
+
+
+SIZES = [(0, (3,)), (-20, (7, 5)), (5, (1,)), (0, (100_003,)), (15, (2, 3, 4))]
+
+
+def run(name: str) -> None:
+    """Run a check on all ranks, and tell its outcome."""
+    found = Findings()
+    try:
+        CHECKS[name](found)
+    except Exception:
+        found.problems.append(traceback.format_exc())
+    problems = hvd.allgather_object(found.problems, name="problems")
+    if hvd.rank() == 0:
+        everybodys = [f"rank {rank}: {each}"[:4000] for rank, own in enumerate(problems) for each in own]
+        print("outcome", json.dumps({"check": name, "problems": everybodys}), flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "mpi":
+        CHECKS.clear()
+        check_each(dtype=["float32", "float64"])(allreduce_as_mpi4py_does)
+    hvd.init()
+    keras.utils.set_random_seed(0)
+    for each in [name for name in CHECKS if len(sys.argv) < 3 or sys.argv[2] in name]:
+        run(each)

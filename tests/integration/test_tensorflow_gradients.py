@@ -1,0 +1,91 @@
+"""Gradients that real ranks make together; each check's own text is in the script that the ranks run."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.examples.digits_run import PATIENCE, mpirun, static
+from hvdrecover.launch.job import Job
+
+SCRIPT = Path(__file__).with_name("scripts") / "tensorflow_gradients.py"
+OPTIMIZERS = ["sgd", "adam", "clipped", "loss_scale"]
+OPTIONS = ["default", "fp16", "sum", "factors", "two_groups", "sparse_as_dense"]
+BOTH_WAYS = {
+    "tape_and_plain_optimizer": OPTIMIZERS,
+    "optimizer_of_a_loop": OPTIMIZERS,
+    "option_of_tape": OPTIONS,
+    "option_of_optimizer": OPTIONS,
+    "groups_of_variables": ["tape", "optimizer"],
+    "several_passes": OPTIMIZERS,
+    "several_passes_of": ["sparse"],
+    "variables_of_all_kinds": ["tape", "reduction"],
+    "the_same_variables_twice_at_once": ["in_a_row", "in_scopes", "in_functions", "in_a_loop"],
+    "ranks_of_different_histories": ["sgd", "adam"],
+    "infinite_gradients_on_one_rank": ["tape", "optimizer"],
+}
+GLOO = [
+    *(
+        f"{name}-{variant}-{way}"
+        for name, variants in BOTH_WAYS.items()
+        for variant in variants
+        for way in ("eager", "graph")
+    ),
+    "an_unused_layer_in_an_optimizer",
+    "fit_with_compilation_left_to_keras",
+    "fit_with_compilation_asked_for",
+    "fit_eagerly",
+    "fit_with_several_passes",
+]
+MPI = [
+    f"allreduce_as_mpi4py_does-{dtype}-{way}"
+    for dtype in ("float32", "float64")
+    for way in ("eager", "graph")
+]
+ENVIRON = {
+    "OMP_NUM_THREADS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+}
+
+Outcomes = dict[str, list[str]]
+
+
+def outcomes(launcher: list[str], checks: str, folder: Path) -> Outcomes:
+    """Run all checks in one job; what each found wrong, by name."""
+    job = Job([*launcher, sys.executable, str(SCRIPT), checks], folder / "log", ENVIRON)
+    try:
+        assert job.wait(PATIENCE) == 0, job.tail()
+    finally:
+        job.kill()
+    found = [json.loads(line) for line in re.findall(r"outcome (\{.*\})", job.log.read_text())]
+    return {each["check"]: each["problems"] for each in found}
+
+
+@pytest.fixture(scope="module")
+def gloo(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return outcomes(static(2), "gloo", tmp_path_factory.mktemp("gloo"))
+
+
+@pytest.fixture(scope="module")
+def mpi(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return outcomes(mpirun(2), "mpi", tmp_path_factory.mktemp("mpi"))
+
+
+@pytest.mark.parametrize("check", GLOO)
+def test_two_ranks_with_gloo(gloo: Outcomes, check: str) -> None:
+    assert gloo[check] == []
+
+
+@pytest.mark.parametrize("check", MPI)
+def test_two_ranks_with_mpi(mpi: Outcomes, check: str) -> None:
+    assert mpi[check] == []
+
+
+def test_no_check_is_left_out(gloo: Outcomes, mpi: Outcomes) -> None:
+    assert sorted([*gloo, *mpi]) == sorted([*GLOO, *MPI])
