@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hvdrecover import config
 from hvdrecover.cli import options
 from hvdrecover.clock import SYSTEM_CLOCK
+from hvdrecover.errors import ConfigError
 
 if TYPE_CHECKING:
     from hvdrecover.checkpoint.storage import Storage
@@ -83,14 +88,19 @@ def _add_export(commands: argparse._SubParsersAction[Any]) -> None:
         commands,
         "export",
         _export,
-        "write a commit to a plain file of torch or safetensors",
+        "write a commit to a plain file of torch, Keras or safetensors",
         "A .pt file holds a dict, attribute to state_dict, for torch.load(weights_only=True); writing it "
-        "takes torch and Horovod. A .safetensors file holds tensors alone, under their own names, or with "
-        "the attribute's before them if several attributes are exported.",
+        "takes torch and Horovod. A .keras file holds a model, for keras.models.load_model; writing it takes "
+        "TensorFlow and Horovod. A .safetensors file holds tensors alone, under their own names, or with the "
+        "attribute's before them if several attributes are exported.",
     )
     _add_commit(export)
     export.add_argument(
-        "--to", type=options.exported_file, metavar="FILE", required=True, help="FILE.pt or FILE.safetensors"
+        "--to",
+        type=options.exported_file,
+        metavar="FILE",
+        required=True,
+        help="FILE.pt, FILE.keras or FILE.safetensors",
     )
     export.add_argument(
         "--only",
@@ -99,7 +109,14 @@ def _add_export(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="ATTRIBUTE",
         help="export this attribute of the state, such as model; can be given several times",
     )
+    export.add_argument(
+        "--model-config",
+        type=Path,
+        metavar="FILE",
+        help="for a .keras file: what model.to_json() gives, or another .keras file of the model",
+    )
     export.add_argument("--force", action="store_true", help="replace the file if it exists")
+    export.set_defaults(refuse=export.error)
 
 
 def _command(
@@ -228,21 +245,48 @@ def _prune(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from hvdrecover.checkpoint.inspection import catalog, export
+    from hvdrecover.checkpoint.inspection import catalog
     from hvdrecover.cli import documents, tables
 
+    if arguments.to.suffix == ".keras" and arguments.model_config is None:
+        arguments.refuse("a commit holds no model's config, so a .keras file takes --model-config FILE, too")
+    if arguments.to.suffix != ".keras" and arguments.model_config is not None:
+        arguments.refuse("--model-config is for a .keras file only")
     storage = _open(arguments)
     commit = catalog.find(storage, arguments.commit)
     wanted = storage, commit, arguments.only, arguments.to
-    if arguments.to.suffix == ".pt":
-        from hvdrecover.torch.export import to_torch
-
-        names = to_torch(*wanted, force=arguments.force, clock=SYSTEM_CLOCK)
-    else:
-        names = export.to_safetensors(*wanted, force=arguments.force, clock=SYSTEM_CLOCK)
+    names = _exporter(arguments)(*wanted, force=arguments.force, clock=SYSTEM_CLOCK)
     _put(
         arguments,
         lambda: documents.exported(storage.url, commit, names, arguments.to),
         lambda: tables.exported(storage.url, commit, names, arguments.to),
     )
     return 0
+
+
+def _exporter(arguments: argparse.Namespace) -> Callable[..., list[str]]:
+    """What writes a file of the format that was asked for."""
+    if arguments.to.suffix == ".pt":
+        with _needed(".pt", "PyTorch"):
+            from hvdrecover.torch.export import to_torch
+        return to_torch
+    if arguments.to.suffix == ".keras":
+        config.quiet_tensorflow()
+        with _needed(".keras", "TensorFlow"):
+            from hvdrecover.tensorflow.export import to_keras
+        return functools.partial(to_keras, model_config=arguments.model_config)
+    from hvdrecover.checkpoint.inspection.export import to_safetensors
+
+    return to_safetensors
+
+
+@contextmanager
+def _needed(suffix: str, framework: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            "--to",
+            f"writing a {suffix} file takes {framework} and Horovod, and one of them can't be imported here "
+            f"({error}); install it, or export to a .safetensors file",
+        ) from error

@@ -43,6 +43,6 @@ def best(text: str) -> Best:
 def exported_file(text: str) -> Path:
     """A file to export to, whose name tells the format."""
     path = Path(text)
-    if path.suffix not in (".pt", ".safetensors"):
-        raise argparse.ArgumentTypeError(f"'{text}' ends neither in .pt nor in .safetensors")
+    if path.suffix not in (".pt", ".keras", ".safetensors"):
+        raise argparse.ArgumentTypeError(f"'{text}' ends in none of .pt, .keras and .safetensors")
     return path

@@ -73,13 +73,13 @@ class Contents:
     def put(self, name: str, value: Any) -> None:
         """Set an attribute."""
         self.values[name] = value
-        if _is_sampler(value):
+        if is_sampler(value):
             value.order.on_iterate = self._on_iterate
 
     @property
     def orders(self) -> dict[str, SampleOrder]:
         """The sample orders of all samplers, by attribute name."""
-        return {name: value.order for name, value in self.values.items() if _is_sampler(value)}
+        return {name: value.order for name, value in self.values.items() if is_sampler(value)}
 
     def positions(self) -> dict[str, tuple[int, int]]:
         """Each sampler's epoch and cursor."""
@@ -94,7 +94,7 @@ class Contents:
         trees = {
             name: self._framework.tree(value) if self._framework.is_component(value) else value
             for name, value in self.values.items()
-            if not _is_sampler(value)
+            if not is_sampler(value)
         }
         cursors = {name: order.state_dict() for name, order in self.orders.items()}
         return Present(self._copier.take_apart(trees), cursors)
@@ -170,7 +170,7 @@ class Contents:
         for name in [name for name in self.values if name in trees]:
             value, tree = self.values[name], trees[name]
             stateful = self._framework.is_component(value)
-            if _is_sampler(value) or (stateful and tree is None):
+            if is_sampler(value) or (stateful and tree is None):
                 differences.append(
                     f"{name}: a {type(tree).__name__} in the commit, a {type(value).__name__} in this state"
                 )
@@ -186,7 +186,7 @@ class Contents:
         differences: list[str] = []
         for name in [name for name in self.values if name in cursors]:
             value = self.values[name]
-            if not _is_sampler(value):
+            if not is_sampler(value):
                 differences.append(f"{name}: a sampler in the commit, a {type(value).__name__} in this state")
                 continue
             try:
@@ -213,5 +213,6 @@ class Contents:
         return not (self._framework.is_component(value) and self._framework.copies_on_load(value))
 
 
-def _is_sampler(value: Any) -> bool:
+def is_sampler(value: Any) -> bool:
+    """Whether a value has a place in a sample order, which a commit holds as a cursor."""
     return isinstance(getattr(value, "order", None), SampleOrder)

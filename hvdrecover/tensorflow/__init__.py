@@ -1,11 +1,13 @@
-"""Recovery for ``horovod.tensorflow``: elastic states whose commits can be durable, for TensorFlow and Keras 3."""
+"""Recovery for ``horovod.tensorflow``: states whose commits can be durable, for TensorFlow and Keras 3."""
 
 from hvdrecover import config as _config
 from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
+from hvdrecover.elastic.loading import Loaded
 from hvdrecover.elastic.run import run
 from hvdrecover.tensorflow.callbacks import callbacks
 from hvdrecover.tensorflow.dataset import ElasticDataset, elastic_dataset
 from hvdrecover.tensorflow.gradients import DistributedGradientTape
+from hvdrecover.tensorflow.loading import load
 from hvdrecover.tensorflow.optimizer import DistributedOptimizer
 from hvdrecover.tensorflow.state import TensorFlowKerasState, TensorFlowState
 
@@ -16,10 +18,12 @@ __all__ = [
     "DistributedOptimizer",
     "ElasticDataset",
     "Keep",
+    "Loaded",
     "TensorFlowKerasState",
     "TensorFlowState",
     "callbacks",
     "elastic_dataset",
+    "load",
     "run",
 ]
 

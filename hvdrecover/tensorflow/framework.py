@@ -21,7 +21,7 @@ from hvdrecover.elastic.fitting import fit_tensors
 from hvdrecover.elastic.interfaces import Tree
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.tensorflow.optimizer import forget_sums
-from hvdrecover.tensorflow.variables import named, seeds, variables_of, without_numbers
+from hvdrecover.tensorflow.variables import mean_the_same, named, seeds, variables_of
 
 Array = npt.NDArray[Any]
 
@@ -231,7 +231,7 @@ def _own(tensor: Any) -> tf.Tensor:
 
 
 def _renamed(tree: dict[str, Any], mine: dict[str, Any]) -> dict[str, Any]:
-    """A stored tree under the names that a component has here, if they differ only in Keras's numbers."""
-    if tree.keys() == mine.keys() or list(map(without_numbers, tree)) != list(map(without_numbers, mine)):
+    """A stored tree under the names that a component has here, if they mean the same variables."""
+    if tree.keys() == mine.keys() or not mean_the_same(list(tree), list(mine)):
         return tree
     return dict(zip(mine, tree.values(), strict=True))

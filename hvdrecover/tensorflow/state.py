@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,12 +10,10 @@ import keras
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.elastic.randomness import Randomness
 from hvdrecover.elastic.state import State
-from hvdrecover.errors import ConfigError
+from hvdrecover.tensorflow.building import build_optimizer, refuse_unbuilt
 from hvdrecover.tensorflow.framework import TensorFlowFramework
 from hvdrecover.tensorflow.variables import Variable
 from hvdrecover.tensorflow.world import TensorFlowWorld
-
-logger = logging.getLogger("hvdrecover")
 
 
 class TensorFlowState(State):
@@ -80,16 +77,8 @@ class TensorFlowKerasState(TensorFlowState):
         rng: Randomness = "reseed",
         **attributes: Any,
     ) -> None:
-        if not model.built:
-            raise ConfigError(
-                "state.model",
-                "the model has no variables yet, so there is nothing to be kept or loaded into; call "
-                "model.build(input_shape), or the model on one batch, before the state is made",
-            )
+        refuse_unbuilt("state.model", model)
         if optimizer is None:
             optimizer = getattr(model, "optimizer", None)
-        if optimizer is not None and not optimizer.built:
-            optimizer.build(model.trainable_variables)
-        super().__init__(
-            checkpoint=checkpoint, rng=rng, model=model, optimizer=optimizer, **attributes
-        )
+        build_optimizer(optimizer, model)
+        super().__init__(checkpoint=checkpoint, rng=rng, model=model, optimizer=optimizer, **attributes)

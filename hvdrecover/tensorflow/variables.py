@@ -70,6 +70,31 @@ def without_numbers(name: str) -> str:
     return _NUMBER.sub("", name)
 
 
+def mean_the_same(stored: Sequence[str], mine: Sequence[str]) -> bool:
+    """Whether names are those of the same variables in another process, or of a model made in another way.
+
+    Keras may have numbered layers differently. And it puts a model's own name before its variables' or not,
+    depending on when the model was built: ``net/dense/kernel``, and ``adam/net_dense_kernel_momentum``, or
+    ``dense/kernel`` for the same model made of its config.
+    """
+    pair = [list(map(without_numbers, names)) for names in (stored, mine)]
+    longer, shorter = sorted(pair, key=lambda names: sum(map(len, names)), reverse=True)
+    if len(longer) != len(shorter):
+        return False
+    added = {_added(*names) for names in zip(longer, shorter, strict=True) if names[0] != names[1]}
+    return len(added) <= 1 and None not in added
+
+
+def _added(longer: str, shorter: str) -> str | None:
+    """What another name lacks at its beginning or after its first slash, such as ``net``; None for more."""
+    for place in (0, shorter.find("/") + 1):
+        rest = shorter[place:]
+        part = longer[place : len(longer) - len(rest)]
+        if part.endswith(("/", "_")) and longer == shorter[:place] + part + rest:
+            return part.rstrip("/_")
+    return None
+
+
 def _name(variable: Variable) -> str:
     name = variable.path if isinstance(variable, keras.Variable) else variable.name
     return str(name).removesuffix(":0")

@@ -2,8 +2,9 @@
 
 from hvdrecover import config as _config
 from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
+from hvdrecover.elastic.loading import Loaded
 from hvdrecover.elastic.run import run
-from hvdrecover.torch.loading import Loaded, load
+from hvdrecover.torch.loading import load
 from hvdrecover.torch.sampler import ElasticSampler
 from hvdrecover.torch.state import TorchState
 

@@ -90,7 +90,7 @@ def written_aside(path: Path, *, force: bool) -> Iterator[Path]:
     """A name beside a file's, for what takes the file's place at the end, if all goes well.
 
     Args:
-        path: the file.
+        path: the file; the name has the same suffix.
         force: whether it may be replaced.
 
     Raises:
@@ -98,7 +98,7 @@ def written_aside(path: Path, *, force: bool) -> Iterator[Path]:
         StorageError: it could not be written.
     """
     _refuse_existing(path, force)
-    aside = path.with_name(f".hvdrecover-{uuid.uuid4().hex}")
+    aside = path.with_name(f".hvdrecover-{uuid.uuid4().hex}{path.suffix}")
     with failures(str(path), "", "write the file"):
         try:
             yield aside

@@ -1,0 +1,40 @@
+"""Seeing to it that models and optimizers have their variables, so that there is something to load into."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from hvdrecover.errors import ConfigError
+
+
+def refuse_unbuilt(name: str, value: Any) -> None:
+    """Refuse a Keras model, layer or optimizer that has not made its variables yet.
+
+    Args:
+        name: what to call it in the error.
+        value: anything; what Keras does not build is let pass.
+
+    Raises:
+        ConfigError: it has not been built.
+    """
+    if isinstance(value, keras.layers.Layer) and not value.built:
+        raise ConfigError(
+            name,
+            "the model has no variables yet, so there is nothing to be kept or loaded into; call "
+            "model.build(input_shape), or the model on one batch, first",
+        )
+    if isinstance(value, keras.optimizers.Optimizer) and not value.built:
+        raise ConfigError(
+            name,
+            "the optimizer has no slots yet, so there is nothing to be kept or loaded into; call "
+            "optimizer.build(model.trainable_variables) first",
+        )
+
+
+def build_optimizer(optimizer: Any, model: Any) -> None:
+    """Make the slots of a Keras optimizer that has none yet, for what a model trains; None is let pass."""
+    trainable = getattr(model, "trainable_variables", None)
+    if isinstance(optimizer, keras.optimizers.Optimizer) and not optimizer.built and trainable is not None:
+        optimizer.build(trainable)

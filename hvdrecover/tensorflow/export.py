@@ -1,0 +1,105 @@
+"""A commit's model as a ``.keras`` file."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+import keras
+
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.inspection import contents, readable
+from hvdrecover.checkpoint.inspection.export import chosen, written_aside
+from hvdrecover.checkpoint.reader import read_commit
+from hvdrecover.checkpoint.storage import Storage
+from hvdrecover.clock import Clock
+from hvdrecover.elastic.contents import Contents
+from hvdrecover.errors import ExportError
+from hvdrecover.tensorflow.framework import TensorFlowFramework
+
+_MODEL = "model"  # the attribute that is exported unless another one is named
+
+
+def to_keras(
+    storage: Storage,
+    commit: CommitId,
+    only: Sequence[str],
+    path: Path,
+    *,
+    model_config: Path,
+    force: bool,
+    clock: Clock,
+) -> list[str]:
+    """Write a model to a file that ``keras.models.load_model`` reads; every byte is verified.
+
+    The model is not compiled: the file holds no optimizer.
+
+    Args:
+        storage: the root.
+        commit: which commit.
+        only: the attribute that is the model; empty for ``model``.
+        path: the file to write; it ends in ``.keras``.
+        model_config: what the model is made of: a file of the text that its ``to_json()`` gives, or a
+            ``.keras`` file of it, whose weights are not used.
+        force: whether to replace the file if it exists.
+        clock: for the lease.
+
+    Returns:
+        The attribute that was exported.
+
+    Raises:
+        ExportError: the file exists, there is no such attribute, several were named, no model can be made of
+            ``model_config``, or what is made of it is not the commit's model.
+        CorruptCheckpointError: the commit is damaged.
+        FormatVersionError: it is of a newer format.
+        StorageError: the storage failed, or the file could not be written.
+    """
+    url = f"{storage.url}/{commit.name}"
+    if len(only) > 1:
+        raise ExportError(url, f"a .keras file holds one model; name one of {', '.join(only)} with --only")
+    name = only[0] if only else _MODEL
+    model = _make(model_config)
+    with written_aside(path, force=force) as aside:
+        snapshot = read_commit(storage, commit, {name}, clock)
+        chosen(snapshot.state, [name], url)
+        structures = contents.attributes(snapshot.state, url)
+        if not readable.only_tensors(structures.get(name)):
+            raise ExportError(url, f"the commit's '{name}' is no model; name one with --only")
+        state = {"attributes": {name: structures[name]}, "samplers": {}}
+        differences = Contents(TensorFlowFramework(), {name: model}, set()).load(
+            state, snapshot.arenas, url, strict=False
+        )
+        if differences:
+            listing = "".join(f"\n  {line}" for line in differences)
+            raise ExportError(url, f"the commit does not fit the model of {model_config}:{listing}")
+        model.save(aside)
+    return [name]
+
+
+def _make(file: Path) -> keras.Model:
+    """Make a model without running code of the file's; Keras refuses what would."""
+    try:
+        if file.suffix == ".keras":
+            model = keras.models.load_model(file, compile=False, safe_mode=True)
+        else:
+            config = {**json.loads(file.read_text()), "compile_config": None}
+            model = keras.models.model_from_json(json.dumps(config))
+    except OSError as error:
+        raise ExportError(str(file), f"the file can't be read: {error.strerror or error}") from error
+    except Exception as error:  # Keras raises all kinds
+        raise ExportError(
+            str(file),
+            f"no model can be made of it ({textwrap.shorten(str(error), 300)}). It has to hold what "
+            "model.to_json() gives, or be a .keras file. A model with classes or lambdas of your own is "
+            "exported in Python, where they are known: hvdrecover.tensorflow.load(URL, model=model), then "
+            "model.save(FILE)",
+        ) from error
+    if not isinstance(model, keras.Model) or not model.built:
+        raise ExportError(
+            str(file),
+            f"what is made of it is a {type(model).__name__}, and no model that has been built; write the "
+            "file after model.build(input_shape), or after a call of the model",
+        )
+    return model
