@@ -33,8 +33,12 @@ def fit_tensors(
     def kind(value: Any, key: str) -> str:
         return str(framework.spec(value, key)) if framework.is_tensor(value) else f"a {type(value).__name__}"
 
-    differences = [f"{name}.{key}: in the commit, but not in the {what}" for key in stored.keys() - mine.keys()]
-    differences += [f"{name}.{key}: in the {what}, but not in the commit" for key in mine.keys() - stored.keys()]
+    differences = [
+        f"{name}.{key}: in the commit, but not in the {what}" for key in stored.keys() - mine.keys()
+    ]
+    differences += [
+        f"{name}.{key}: in the {what}, but not in the commit" for key in mine.keys() - stored.keys()
+    ]
     fitting = {}
     for key in stored.keys() & mine.keys():
         theirs, ours = kind(stored[key], key), kind(mine[key], key)

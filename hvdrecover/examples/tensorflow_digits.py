@@ -134,7 +134,9 @@ def by_fit(
     state: recover.TensorFlowKerasState, ledger: Ledger, loss: keras.losses.Loss, chosen: argparse.Namespace
 ) -> None:
     """Train by ``model.fit``."""
-    slower = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(chosen.step_seconds))
+    slower = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: time.sleep(chosen.step_seconds)
+    )
     state.model.fit(
         state.data,
         epochs=chosen.epochs,

@@ -56,6 +56,7 @@ def write_commits(number: int, size: int = 1, **options: Any) -> list[Any]:
             step(state)
             state.commit()
             state.flush()
+        state.settle()  # what is no longer kept is deleted after that
         return facts(state)
 
     return on_ranks(size, body, **options)

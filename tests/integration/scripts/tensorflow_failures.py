@@ -1,0 +1,189 @@
+"""What Horovod's elastic TensorFlow API fails at, done by it or by ours: ``SIDE`` is ``horovod`` or ``hvdrecover``.
+
+``python tensorflow_failures.py CASE [OPTION]`` prints a line ``report {…}`` per rank.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from hvdrecover import config
+
+config.quiet_tensorflow()
+
+import horovod.tensorflow as hvd  # noqa: E402
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+if os.environ["SIDE"] == "horovod":
+    from horovod.tensorflow import DistributedGradientTape
+    from horovod.tensorflow.elastic import TensorFlowKerasState, TensorFlowState, run
+else:
+    from hvdrecover.tensorflow import DistributedGradientTape, TensorFlowKerasState, TensorFlowState, run
+
+STEPS, FATAL = 10, 4
+
+
+def report(**facts):
+    print("report", json.dumps({"rank": hvd.rank(), **facts}), flush=True)
+
+
+def a_model():
+    model = keras.Sequential([keras.layers.Dense(2, name="one")], name="net")
+    model.build((None, 3))
+    return model
+
+
+def sync():
+    """Each rank has a value of its own; all must end with that of rank 0."""
+    variable = tf.Variable([float(10 + hvd.rank())])
+    state = TensorFlowState(variables=[variable], batch=0)
+    state.sync()
+    report(value=variable.numpy().tolist())
+
+
+def uncommitted():
+    """What was not committed when hosts change belongs together: the variables and the counters."""
+    variable = tf.Variable([0.0])
+    state = TensorFlowState(variables=[variable], batch=0)
+    state.sync()
+    variable.assign([5.0])
+    state.batch = 5
+    state.sync()
+    report(value=variable.numpy().tolist(), batch=state.batch)
+
+
+def slots():
+    """An optimizer that has not been used is in step after a sync, and trains on in step."""
+    keras.utils.set_random_seed(hvd.rank())
+    model, optimizer = a_model(), keras.optimizers.Adam(0.1)
+    state = TensorFlowKerasState(model, optimizer, batch=0)
+    state.sync()
+    report(slots=len(optimizer.variables), content=digest([*model.variables, *optimizer.variables]))
+
+
+def tape():
+    """The gradients of Keras 3 variables."""
+    model = a_model()
+    for variable in model.trainable_variables:
+        variable.assign(np.ones(variable.shape))
+    with tf.GradientTape() as recorded:
+        loss = tf.reduce_sum(model(tf.ones([1, 3]) * (1.0 + hvd.rank())))
+    gradients = DistributedGradientTape(recorded).gradient(loss, model.trainable_variables)
+    report(gradients=[gradient.numpy().tolist() for gradient in gradients])
+
+
+def lost(collective, folder):
+    """Rank 1 is killed while the others are in a collective inside a ``tf.function``."""
+    marker = Path(folder, "killed")
+
+    @tf.function
+    def step(value):
+        values = tf.stack([value, value])
+        if collective == "grouped_allreduce":
+            return hvd.grouped_allreduce([values], op=hvd.Sum)[0]
+        if collective == "alltoall":
+            return hvd.alltoall(tf.repeat(values, 6), name="mine")[0]
+        return hvd.reducescatter(tf.repeat(values, 6), name="mine", op=hvd.Sum)
+
+    def train(state):
+        while state.batch < STEPS:
+            if hvd.rank() == 1 and state.batch == FATAL and not marker.exists():
+                marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            step(tf.constant(1.0))
+            state.batch += 1
+            state.commit()
+        return "trained"
+
+    state = TensorFlowState(variables=[tf.Variable(1.0)], batch=0)
+    result = run(train)(state)
+    report(result=result, batch=state.batch)
+
+
+def mistake(where):
+    """User code inside a graph fails, on all ranks or only on one; TensorFlow calls that an unknown error."""
+
+    def fail(value):
+        if where == "everywhere" or hvd.rank() == 1:
+            raise OSError("my own mistake with HorovodAllreduce in its text")
+        return value
+
+    @tf.function
+    def step(value):
+        return hvd.allreduce(tf.py_function(fail, [value], tf.float32), op=hvd.Sum)
+
+    def train(state):
+        step(tf.constant(1.0))
+        return "trained"
+
+    state = TensorFlowState(variables=[tf.Variable(1.0)], batch=0)
+    try:
+        result = run(train)(state)
+    except tf.errors.OpError as error:
+        functions = []
+        trace = error.__traceback__
+        while trace is not None:
+            functions.append(trace.tb_frame.f_code.co_name)
+            trace = trace.tb_next
+        report(kind=type(error).__name__, mine="my own mistake" in str(error), through="train" in functions)
+        raise
+    report(result=result)
+
+
+def join():
+    """Ranks that join late have all that the others have."""
+    keras.utils.set_random_seed(os.getpid())
+    layers = [keras.layers.Dense(8, name="one"), keras.layers.Dropout(0.5), keras.layers.Dense(2, name="two")]
+    model = keras.Sequential(layers, name="net")
+    model.build((None, 3))
+    optimizer = keras.optimizers.Adam(0.01)
+    import hvdrecover.tensorflow as recover
+
+    data = recover.elastic_dataset((np.ones((5000, 3), np.float32),), 4)
+    state = TensorFlowKerasState(model, optimizer, data=data, batch=0, epoch=0)
+
+    @tf.function(reduce_retracing=True)
+    def step(x):
+        with DistributedGradientTape(tf.GradientTape()) as recording:
+            loss = tf.reduce_mean(model(x, training=True) ** 2)
+        optimizer.apply(recording.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+    def train(state):
+        together = 0
+        for (x,) in state.data:
+            together += hvd.size() == 2
+            if together == 1:
+                report(
+                    content=digest([*model.variables, *optimizer.variables]),
+                    batch=state.batch,
+                    cursor=state.data.order.state_dict(),
+                    run_seed=state._random.seed,
+                    seeds_differ=digest([each for each in model.variables if "seed" in each.path]),
+                )
+            step(x)
+            state.data.record_batch()
+            state.batch += 1
+            state.commit()
+            if together == 3:
+                report(after=digest([*model.trainable_variables, *optimizer.variables]))
+                return
+            time.sleep(0.05)
+
+    run(train)(state)
+
+
+def digest(variables):
+    content = b"".join(each.numpy().tobytes() for each in variables if "seed" not in each.path)
+    if not content:
+        content = b"".join(each.numpy().tobytes() for each in variables)
+    return hashlib.sha256(content).hexdigest()
+
+
+hvd.init()
+globals()[sys.argv[1]](*sys.argv[2:])
