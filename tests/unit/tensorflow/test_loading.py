@@ -1,0 +1,164 @@
+"""`load`: commits outside a job."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvdrecover.tensorflow as recover
+from hvdrecover.checkpoint.storage import LocalStorage
+from hvdrecover.errors import ConfigError, CorruptCheckpointError, MismatchError
+from tests.unit.checkpoint.roots import content as files_of
+from tests.unit.tensorflow.jobs import (
+    content,
+    flip,
+    folder,
+    network,
+    train_one_step,
+    write_three_commits,
+)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def job(root: Path) -> dict[int, Any]:
+    return write_three_commits(root)
+
+
+def test_the_model_alone_is_loaded_and_the_root_left_as_it_is(root: Path, job: dict[int, Any]) -> None:
+    before = files_of(LocalStorage(root))
+    model = network(seed=9)
+    loaded = recover.load(str(root), model=model)
+    assert content(model) == job[3][0]
+    assert (loaded.commit.commit, loaded.world_size, loaded.finished) == (3, 1, False)
+    assert (loaded.versions["keras"], loaded.not_loaded) == (keras.__version__, ())
+    assert files_of(LocalStorage(root)) == before
+
+
+def test_an_unbuilt_optimizer_is_built_for_the_model_and_goes_on_to_the_last_bit(
+    root: Path, job: dict[int, Any]
+) -> None:
+    model, optimizer = network(seed=9), keras.optimizers.Adam(0.5)
+    recover.load(str(root), model=model, optimizer=optimizer, commit=2)
+    assert (content(model), content(optimizer)) == job[2]
+    train_one_step(model, optimizer)
+    assert (content(model), content(optimizer)) == job[3]
+
+
+def test_only_the_files_that_are_needed_are_read(root: Path, job: dict[int, Any]) -> None:
+    (folder(root, 3) / "optimizer.safetensors").unlink()
+    model = network(seed=9)
+    assert recover.load(str(root), model=model).commit.commit == 3
+    assert content(model) == job[3][0]
+
+
+def test_the_optimizer_alone_is_loaded(root: Path, job: dict[int, Any]) -> None:
+    model, optimizer = network(seed=9), keras.optimizers.Adam(0.5)
+    optimizer.build(model.trainable_variables)
+    untouched = content(model)
+    recover.load(str(root), optimizer=optimizer)
+    assert (content(model), content(optimizer)) == (untouched, job[3][1])
+
+
+def test_variables_are_loaded_in_place(root: Path) -> None:
+    variables = [tf.Variable([1.0, 2.0], name="a"), tf.Variable(3, name="b")]
+    state = recover.TensorFlowState(variables, checkpoint=str(root))
+    state.sync()
+    state.commit(durable=True)
+    state.flush()
+    others = [tf.Variable([0.0, 0.0], name="a"), tf.Variable(0, name="b")]
+    recover.load(str(root), variables=others)
+    assert [each.numpy().tolist() for each in others] == [[1.0, 2.0], 3]
+
+
+def test_what_has_no_variables_yet_is_refused_with_the_remedy(root: Path, job: dict[int, Any]) -> None:
+    unbuilt = keras.Sequential([keras.layers.Dense(2)])
+    with pytest.raises(ConfigError, match=r"^model: the model has no variables yet.*model\.build"):
+        recover.load(str(root), model=unbuilt, optimizer=keras.optimizers.Adam())
+    with pytest.raises(ConfigError, match=r"^ema: the model has no variables yet"):
+        recover.load(str(root), ema=unbuilt)
+    with pytest.raises(ConfigError, match=r"^optimizer: the optimizer has no slots yet.*optimizer\.build"):
+        recover.load(str(root), optimizer=keras.optimizers.Adam())
+
+
+@pytest.mark.parametrize("given", [{}, {"epoch": 0}, {"data": recover.elastic_dataset(np.arange(7.0), 2)}])
+def test_what_can_not_be_loaded_into_is_refused(
+    root: Path, job: dict[int, Any], given: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match=r"nothing to load into|can't be loaded into"):
+        recover.load(str(root), **given)
+
+
+def test_a_model_that_does_not_fit_is_an_error_that_names_the_variables_and_nothing_is_loaded(
+    root: Path, job: dict[int, Any]
+) -> None:
+    model = network(width=5)
+    untouched = content(model)
+    with pytest.raises(MismatchError) as caught:
+        recover.load(str(root), model=model)
+    name = model.layers[0].kernel.path
+    assert f"model.{name}: F32[3, 4] in the commit, F32[3, 5] in the model" in caught.value.differences
+    assert content(model) == untouched
+    loaded = recover.load(str(root), model=model, strict=False)
+    assert list(loaded.not_loaded) == caught.value.differences
+    whole = network(seed=9)
+    recover.load(str(root), model=whole)
+    assert model.layers[-1].bias.numpy().tolist() == whole.layers[-1].bias.numpy().tolist() != [0.0, 0.0]
+
+
+def test_a_model_made_of_its_config_and_its_optimizer_fit_though_keras_calls_their_variables_otherwise(
+    root: Path, job: dict[int, Any]
+) -> None:
+    again = keras.models.model_from_json(network().to_json())
+    assert again.layers[0].kernel.path.count("/") < network().layers[0].kernel.path.count("/")
+    optimizer = keras.optimizers.Adam()
+    recover.load(str(root), model=again, optimizer=optimizer)
+    assert (content(again), content(optimizer)) == job[3]
+
+
+def test_what_is_loaded_shares_no_memory_with_a_second_load(root: Path, job: dict[int, Any]) -> None:
+    one, two = network(seed=1), network(seed=2)
+    recover.load(str(root), model=one)
+    recover.load(str(root), model=two)
+    one.layers[0].kernel.assign(tf.zeros((3, 4)))
+    assert content(two) == job[3][0]
+
+
+def test_plain_objects_and_cursors_are_in_the_result(root: Path, job: dict[int, Any]) -> None:
+    objects = recover.load(str(root), model=network(), commit=2).objects
+    assert set(objects) == {"epoch", "data"}
+    assert (objects["epoch"], objects["data"]["seed"]) == (2, 3)
+
+
+def test_broken_commits_are_passed_over_and_one_that_was_asked_for_is_an_error(
+    root: Path, job: dict[int, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    flip(folder(root, 3) / "model.safetensors")
+    model = network(seed=9)
+    assert recover.load(str(root), model=model).commit.commit == 2
+    assert content(model) == job[2][0]
+    assert f"skipping {folder(root, 3).name}: model.safetensors: the file's content" in caplog.text
+    with pytest.raises(CorruptCheckpointError):
+        recover.load(str(root), model=network(seed=8), commit=3)
+
+
+def test_horovod_need_not_be_initialised(root: Path, job: dict[int, Any]) -> None:
+    program = f"""
+import keras, horovod.tensorflow as hvd, hvdrecover.tensorflow as recover
+from tests.unit.tensorflow.jobs import network
+loaded = recover.load({str(root)!r}, model=network(), optimizer=keras.optimizers.Adam())
+print(hvd.is_initialized(), loaded.commit.commit)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.returncode) == ("False 3\n", 0), done.stderr
