@@ -214,7 +214,7 @@ def option_of_optimizer(found: Findings, name: str, graph: bool) -> None:
 
 @check_each(what=["tape", "optimizer"])
 def groups_of_variables(found: Findings, what: str, graph: bool) -> None:
-    """A number of them, or lists of some variables in another order than the model's; all others are a third."""
+    """A number of them, or lists of some variables in another order; all others are a group, too."""
     for number in (2, 3):
         model = a_model()
         variables = model.trainable_variables
