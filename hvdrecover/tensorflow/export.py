@@ -89,9 +89,10 @@ def _make(file: Path) -> keras.Model:
     except OSError as error:
         raise ExportError(str(file), f"the file can't be read: {error.strerror or error}") from error
     except Exception as error:  # Keras raises all kinds
+        reason = str(error).rpartition("Exception encountered: ")[2]  # after a page of the config
         raise ExportError(
             str(file),
-            f"no model can be made of it ({textwrap.shorten(str(error), 300)}). It has to hold what "
+            f"no model can be made of it ({textwrap.shorten(reason, 200)}). It has to hold what "
             "model.to_json() gives, or be a .keras file. A model with classes or lambdas of your own is "
             "exported in Python, where they are known: hvdrecover.tensorflow.load(URL, model=model), then "
             "model.save(FILE)",

@@ -1,0 +1,278 @@
+"""Commits of TensorFlow jobs as files for other programs, and the commands that look at them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import safetensors.numpy
+import tensorflow as tf
+
+import hvdrecover.tensorflow as recover
+from hvdrecover.cli import main
+from tests.unit.tensorflow.jobs import X, content, flip, folder, network, write_three_commits
+from tests.unit.test_cli import SHOWN
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def job(root: Path) -> dict[int, Any]:
+    return write_three_commits(root)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return written(tmp_path / "model.json", network().to_json())
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def export(*arguments: object) -> int:
+    return main(["export", *map(str, arguments)])
+
+
+def test_a_keras_file_is_the_model_of_the_commit(
+    root: Path, job: dict[int, Any], config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "out.keras"
+    assert export(root, 2, "--to", file, "--model-config", config) == 0
+    assert capsys.readouterr().out.startswith(f"model of g0001-c00000002: {file}, ")
+    model = keras.models.load_model(file)
+    assert (content(model), model.compiled) == (job[2][0], False)
+    mine = network(seed=9)
+    recover.load(str(root), model=mine, commit=2)
+    assert np.array_equal(model(X), mine(X))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.json", "out.keras", "root"]
+
+
+def test_a_keras_file_of_the_model_will_do_and_its_weights_are_not_used(
+    root: Path, job: dict[int, Any], tmp_path: Path
+) -> None:
+    compiled = network(seed=9)
+    compiled.compile(keras.optimizers.SGD(), "mse")
+    compiled.save(tmp_path / "old.keras")
+    assert export(root, "--to", tmp_path / "new.keras", "--model-config", tmp_path / "old.keras") == 0
+    assert content(keras.models.load_model(tmp_path / "new.keras")) == job[3][0]
+
+
+def test_a_config_of_a_compiled_model_need_not_know_its_loss(
+    root: Path, job: dict[int, Any], tmp_path: Path
+) -> None:
+    model = network()
+    model.compile("sgd", loss=lambda true, found: tf.reduce_sum(true - found))
+    config = written(tmp_path / "model.json", model.to_json())
+    assert json.loads(config.read_text())["compile_config"] is not None
+    assert export(root, "--to", tmp_path / "out.keras", "--model-config", config) == 0
+
+
+def test_the_model_may_have_another_name_in_the_state(tmp_path: Path, config: Path) -> None:
+    generator = network(seed=3)
+    state = recover.TensorFlowState(checkpoint=str(tmp_path / "root"), generator=generator, epoch=0)
+    state.sync()
+    state.commit(durable=True)
+    state.flush()
+    file = tmp_path / "out.keras"
+    assert export(tmp_path / "root", "--to", file, "--model-config", config) == 1
+    assert export(tmp_path / "root", "--to", file, "--model-config", config, "--only", "generator") == 0
+    assert content(keras.models.load_model(file)) == content(generator)
+
+
+@pytest.mark.parametrize(
+    ("only", "problem"),
+    [
+        (["modle"], "the commit has no attribute 'modle'; it has model, optimizer, epoch, data"),
+        (["epoch"], "'epoch' is no model; name one with --only"),
+        (["data"], "'data' is no model; name one with --only"),
+        (["model", "optimizer"], "a .keras file holds one model; name one of model, optimizer"),
+        (["optimizer"], "does not fit the model of"),
+    ],
+)
+def test_what_is_no_model_is_refused(
+    root: Path,
+    job: dict[int, Any],
+    config: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    only: list[str],
+    problem: str,
+) -> None:
+    chosen = [f"--only={name}" for name in only]
+    assert export(root, "--to", tmp_path / "out.keras", "--model-config", config, *chosen) == 1
+    assert problem in capsys.readouterr().err
+    assert not (tmp_path / "out.keras").exists()
+
+
+def test_a_config_of_another_model_is_an_error_that_names_the_variables(
+    root: Path, job: dict[int, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = written(tmp_path / "model.json", network(width=5).to_json())
+    assert export(root, "--to", tmp_path / "out.keras", "--model-config", config) == 1
+    errors = capsys.readouterr().err
+    assert f"does not fit the model of {config}:" in errors
+    assert "/kernel: F32[3, 4] in the commit, F32[3, 5] in the model" in errors
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.json", "root"]
+
+
+class Unknown(keras.layers.Layer):  # type: ignore[misc]
+    """A class that Keras won't look for: it is not registered."""
+
+
+def with_layer(layer: keras.layers.Layer) -> str:
+    text: str = keras.Sequential([keras.Input((3,)), layer]).to_json()
+    return text
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "no model can be made of it (Expecting value"),
+        ("[]", "no model can be made of it"),
+        ("{}", "is a dict, and no model that has been built"),
+        (with_layer(Unknown()), "no model can be made of it (Could not locate class 'Unknown'"),
+        (with_layer(keras.layers.Lambda(lambda x: x)), "Python lambda"),
+        (keras.Sequential([keras.layers.Dense(2)]).to_json(), "and no model that has been built"),
+        (json.dumps(keras.optimizers.serialize(keras.optimizers.Adam())), "is a Adam, and no model"),
+    ],
+)
+def test_a_config_that_makes_no_model_is_an_error_of_one_line(
+    root: Path,
+    job: dict[int, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    problem: str,
+) -> None:
+    config = written(tmp_path / "model.json", text)
+    assert export(root, "--to", tmp_path / "out.keras", "--model-config", config) == 1
+    errors = capsys.readouterr().err
+    assert errors.startswith(f"hvdrecover: {config}: ") and problem in errors
+    assert (errors.count("\n"), len(errors) < 1000) == (1, True)
+
+
+def test_lambdas_are_refused_in_a_keras_file_too_and_code_is_never_run(
+    root: Path, job: dict[int, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keras.Sequential([keras.Input((3,)), keras.layers.Lambda(lambda x: x)]).save(tmp_path / "old.keras")
+    assert export(root, "--to", tmp_path / "new.keras", "--model-config", tmp_path / "old.keras") == 1
+    assert "lambda" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["missing.json", "missing.keras", "."])
+def test_a_config_that_can_not_be_read_is_an_error(
+    root: Path, job: dict[int, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert export(root, "--to", tmp_path / "out.keras", "--model-config", tmp_path / name) == 1
+    errors = capsys.readouterr().err
+    assert (errors.startswith(f"hvdrecover: {tmp_path / name}: "), errors.count("\n")) == (True, 1)
+
+
+def test_a_file_is_replaced_only_if_asked_to_and_never_by_a_broken_commit(
+    root: Path, job: dict[int, Any], config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "out.keras"
+    file.write_bytes(b"mine")
+    options = "--to", file, "--model-config", config
+    assert export(root, *options) == 1
+    assert "the file exists" in capsys.readouterr().err
+    flip(folder(root, 3) / "model.safetensors")
+    assert export(root, *options, "--force") == 1
+    assert "does not match the manifest's digest" in capsys.readouterr().err
+    assert file.read_bytes() == b"mine"
+    assert export(root, 2, *options, "--force") == 0
+    assert content(keras.models.load_model(file)) == job[2][0]
+
+
+def test_a_safetensors_file_holds_the_variables_by_their_keras_paths(
+    root: Path, job: dict[int, Any], tmp_path: Path
+) -> None:
+    assert export(root, "--to", tmp_path / "x.safetensors", "--only", "model") == 0
+    found = safetensors.numpy.load_file(tmp_path / "x.safetensors")
+    assert sorted(array.tobytes() for array in found.values()) == sorted(job[3][0])
+    assert sum(name.endswith("/kernel") for name in found) == 2
+
+
+def test_a_torch_file_can_be_made_too(root: Path, job: dict[int, Any], tmp_path: Path) -> None:
+    """In a process of its own: one that holds both frameworks is not what users have."""
+    program = f"""
+import sys, torch
+from hvdrecover.cli import main
+assert main(["export", {str(root)!r}, "--to", {str(tmp_path / "x.pt")!r}]) == 0
+found = torch.load({str(tmp_path / "x.pt")!r}, weights_only=True)
+print([bytes(each.flatten().view(torch.uint8).tolist()) for each in found["model"].values()])
+print(list(found), found["epoch"], "tensorflow" in sys.modules, file=sys.stderr)
+"""
+    done = in_a_process(program)
+    assert done.stderr == "['model', 'optimizer', 'epoch', 'data'] 3 False\n"
+    assert done.stdout.splitlines()[-1] == str(job[3][0])
+
+
+def in_a_process(program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program as a user's shell would, where nothing is set that quietens TensorFlow."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("TF_")}
+    return subprocess.run(
+        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=120
+    )
+
+
+CLI = "import sys; from hvdrecover.cli import main; code = main(sys.argv[1:] or {!r}); "
+
+
+def test_a_keras_file_is_written_without_a_word_of_tensorflows(
+    root: Path, job: dict[int, Any], config: Path, tmp_path: Path
+) -> None:
+    arguments = ["export", str(root), "--to", str(tmp_path / "out.keras"), "--model-config", str(config)]
+    done = in_a_process(CLI.format(arguments) + "assert 'tensorflow' in sys.modules; sys.exit(code)")
+    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
+
+
+def test_nothing_else_imports_a_framework(root: Path, job: dict[int, Any], tmp_path: Path) -> None:
+    commands = [
+        ["ls", str(root), "--verify"],
+        ["show", str(root)],
+        ["verify", str(root)],
+        ["diff", str(root), "1", "3"],
+        ["export", str(root), "--to", str(tmp_path / "x.safetensors"), "--only", "model"],
+    ]
+    runs = f"codes = [main(arguments) for arguments in {commands!r}]; "
+    done = in_a_process(
+        f"import sys; from hvdrecover.cli import main; {runs}"
+        "sys.exit(str([codes, sorted({'tensorflow', 'keras', 'torch', 'horovod'} & set(sys.modules))]))"
+    )
+    assert done.stderr == "[[0, 0, 0, 0, 0], []]\n"
+    assert "tensorflow" in done.stdout
+
+
+@pytest.mark.parametrize(("suffix", "name"), [(".keras", "tensorflow"), (".pt", "torch")])
+def test_a_framework_that_is_missing_is_an_error_of_one_line(
+    root: Path, job: dict[int, Any], config: Path, tmp_path: Path, suffix: str, name: str
+) -> None:
+    options = ["--model-config", str(config)] if suffix == ".keras" else []
+    arguments = ["export", str(root), "--to", str(tmp_path / f"out{suffix}"), *options]
+    done = in_a_process(f"import sys; sys.modules[{name!r}] = None; {CLI.format(arguments)} sys.exit(code)")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert f"writing a {suffix} file takes" in done.stderr and "install it" in done.stderr
+
+
+def test_what_the_documentation_shows_runs(
+    root: Path, job: dict[int, Any], config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("checkpoints").mkdir()
+    root.rename("checkpoints/run-1")
+    (shown,) = [command for command in SHOWN if ".keras" in command]
+    assert main(shown.split()) == 0
+    assert content(keras.models.load_model("model.keras")) == job[3][0]
