@@ -38,6 +38,7 @@ GLOO = [
     "an_unused_layer_in_an_optimizer",
     "fit_with_compilation_left_to_keras",
     "fit_with_compilation_asked_for",
+    "compilation_without_callbacks_is_refused",
     "fit_eagerly",
     "fit_with_several_passes",
 ]

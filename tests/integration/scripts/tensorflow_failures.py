@@ -41,10 +41,11 @@ def a_model():
 
 def sync():
     """Each rank has a value of its own; all must end with that of rank 0."""
-    variable = tf.Variable([float(10 + hvd.rank())])
+    variable = tf.Variable([0.0])
     state = TensorFlowState(variables=[variable], batch=0)
+    variable.assign([float(10 + hvd.rank())])
     state.sync()
-    report(value=variable.numpy().tolist())
+    report(case="sync", value=variable.numpy().tolist())
 
 
 def uncommitted():
@@ -55,7 +56,7 @@ def uncommitted():
     variable.assign([5.0])
     state.batch = 5
     state.sync()
-    report(value=variable.numpy().tolist(), batch=state.batch)
+    report(case="uncommitted", value=variable.numpy().tolist(), batch=state.batch)
 
 
 def slots():
@@ -64,7 +65,8 @@ def slots():
     model, optimizer = a_model(), keras.optimizers.Adam(0.1)
     state = TensorFlowKerasState(model, optimizer, batch=0)
     state.sync()
-    report(slots=len(optimizer.variables), content=digest([*model.variables, *optimizer.variables]))
+    content = digest([*model.variables, *optimizer.variables])
+    report(case="slots", slots=len(optimizer.variables), content=content)
 
 
 def tape():
@@ -75,7 +77,16 @@ def tape():
     with tf.GradientTape() as recorded:
         loss = tf.reduce_sum(model(tf.ones([1, 3]) * (1.0 + hvd.rank())))
     gradients = DistributedGradientTape(recorded).gradient(loss, model.trainable_variables)
-    report(gradients=[gradient.numpy().tolist() for gradient in gradients])
+    report(case="tape", gradients=[gradient.numpy().tolist() for gradient in gradients])
+
+
+def without_faults():
+    """All of the above, each reported by its name, and an error as what it says."""
+    for case in (sync, uncommitted, slots, tape):
+        try:
+            case()
+        except Exception as error:
+            report(case=case.__name__, error=str(error))
 
 
 def lost(collective, folder):

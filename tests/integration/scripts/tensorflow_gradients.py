@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import horovod.tensorflow as hvd
 import keras
@@ -17,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvdrecover.tensorflow as recover
+from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow.gradients import Reduction
 
 GENERATOR = np.random.default_rng(0)
@@ -433,8 +435,10 @@ def fit(found: Findings, optimizer: Any, reference: Any, **options: Any) -> None
 
 @check
 def fit_with_compilation_left_to_keras(found: Findings) -> None:
+    """Keras compiles where it finds an accelerator; here it is made to believe so."""
     optimizer = recover.DistributedOptimizer(keras.optimizers.Adam(0.01))
-    fit(found, optimizer, keras.optimizers.Adam(0.01))
+    with mock.patch.object(keras.Model, "_resolve_auto_jit_compile", lambda model: True):
+        fit(found, optimizer, keras.optimizers.Adam(0.01))
     found.expect(
         int(optimizer.iterations) == 4,
         f"{int(optimizer.iterations)} steps instead of 4, those of half of the data",
@@ -445,6 +449,27 @@ def fit_with_compilation_left_to_keras(found: Findings) -> None:
 def fit_with_compilation_asked_for(found: Findings) -> None:
     optimizer = recover.DistributedOptimizer(OPTIMIZERS["sgd"]())
     fit(found, optimizer, OPTIMIZERS["sgd"](), jit_compile=True)
+
+
+@check
+def compilation_without_callbacks_is_refused(found: Findings) -> None:
+    """Before XLA gets to see it."""
+    variable = tf.Variable([1.0])
+
+    @tf.function
+    def step() -> Any:
+        return Reduction()([tf.constant([1.0])], [variable])
+
+    model = a_model()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(recover.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss, jit_compile=True)
+    for compiled in (tf.function(step, jit_compile=True), lambda: model.fit(half(X), half(Y), verbose=0)):
+        try:
+            compiled()
+        except ConfigError as error:
+            found.expect("jit_compile" in str(error), str(error))
+        else:
+            found.expect(False, "nothing was said")
 
 
 @check
