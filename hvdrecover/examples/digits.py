@@ -32,12 +32,12 @@ def digits() -> tuple[Digits, Digits]:
     data: Any = load_digits()
     images = (data.images.reshape(len(data.images), -1) / 16).astype(np.float32)
     labels = data.target.astype(np.int64)
-    every = Digits(images, labels, np.arange(len(images)))
-    train, test = (
-        Digits(*(array[part] for array in every))
-        for part in (slice(None, -TEST_SAMPLES), slice(-TEST_SAMPLES, None))
+    indices = np.arange(len(images))
+    train, test = slice(None, -TEST_SAMPLES), slice(-TEST_SAMPLES, None)
+    return (
+        Digits(images[train], labels[train], indices[train]),
+        Digits(images[test], labels[test], indices[test]),
     )
-    return train, test
 
 
 def options(framework: str, description: str | None, arguments: list[str] | None) -> argparse.Namespace:

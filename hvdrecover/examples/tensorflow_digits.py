@@ -110,7 +110,7 @@ def by_steps(
     """Train in a loop of our own."""
     model, optimizer = state.model, state.optimizer
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
     def step(images: tf.Tensor, labels: tf.Tensor) -> None:
         with recover.DistributedGradientTape(tf.GradientTape()) as tape:
             value = loss(labels, model(images, training=True))

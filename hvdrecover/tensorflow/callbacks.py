@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -35,7 +36,8 @@ def callbacks(
         tensorboard: folder for TensorBoard's logs, which only rank 0 writes.
 
     Raises:
-        ConfigError: the state lacks ``epoch`` or ``batch``, or a number makes no sense.
+        ConfigError: the state lacks ``epoch`` or ``batch``, a number makes no sense, or TensorBoard is not
+            installed.
     """
     if commit_every_batches is not None and commit_every_batches < 1:
         raise ConfigError("commit_every_batches", f"{commit_every_batches!r} is not a number from 1 on")
@@ -44,6 +46,8 @@ def callbacks(
         found.append(AverageMetrics())
     if warmup_epochs is not None:
         found.append(LearningRate(state, warmup_epochs))
+    if tensorboard is not None and find_spec("tensorboard") is None:
+        raise ConfigError("tensorboard", "the package tensorboard, which writes its logs, is not installed")
     if tensorboard is not None and hvd.rank() == 0:
         found.append(keras.callbacks.TensorBoard(tensorboard))
     return [*found, Progress(state, commit_every_batches)]
@@ -64,7 +68,9 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         for name in ("epoch", "batch"):
             if not isinstance(getattr(state, name, None), int):
-                raise ConfigError(f"state.{name}", f"make the state with {name}=0; model.fit is resumed by it")
+                raise ConfigError(
+                    f"state.{name}", f"make the state with {name}=0; model.fit is resumed by it"
+                )
         self._state = state
         self._every = every
         self._begun = 0
@@ -142,8 +148,8 @@ class LearningRate(keras.callbacks.Callback):  # type: ignore[misc]
         if not isinstance(getattr(state, "learning_rate", None), float):
             raise ConfigError(
                 "state.learning_rate",
-                "make the state with learning_rate=, the rate of a single rank; what the optimizer has may have "
-                "been scaled before",
+                "make the state with learning_rate=, the rate of a single rank; what the optimizer has may "
+                "have been scaled before",
             )
         self._state = state
         self._warmup = warmup_epochs

@@ -141,8 +141,8 @@ def _length(data: Any, shuffle: bool) -> int:
         if shuffle:
             raise ConfigError(
                 "dataset",
-                "samples of a tf.data data set can't be looked up by number, so it can't be shuffled here; pass "
-                "shuffle=False, or arrays",
+                "samples of a tf.data data set can't be looked up by number, so it can't be shuffled here; "
+                "pass shuffle=False, or arrays",
             )
         length = int(data.cardinality())
         if length < 0:

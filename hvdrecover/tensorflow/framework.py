@@ -46,7 +46,7 @@ _DTYPES = {
 _BY_CODE = {code: dtype for dtype, code in _DTYPES.items()}
 
 
-class View(np.ndarray):  # type: ignore[type-arg]
+class View(np.ndarray):
     """A tensor over memory of an arena; TensorFlow's own can't be written to."""
 
 
@@ -203,7 +203,8 @@ def _has_a_value(tensor: Any) -> bool:
 
 def _view(arena: Arena, spec: TensorSpec) -> View:
     dtype = _BY_CODE[spec.dtype].as_numpy_dtype
-    return arena.bytes_of(spec.name).view(dtype).reshape(spec.shape).view(View)
+    view: View = arena.bytes_of(spec.name).view(dtype).reshape(spec.shape).view(View)
+    return view
 
 
 def _on_host(tensor: tf.Tensor | tf.Variable) -> Array:
@@ -227,7 +228,11 @@ def _bits(array: Array) -> npt.NDArray[np.uint8]:
 
 def _own(tensor: Any) -> tf.Tensor:
     """A tensor of the same bits that shares no memory with an arena; `tf.constant` alone might."""
-    return tf.constant(np.array(tensor, copy=True, subok=False)) if isinstance(tensor, View) else tf.identity(tensor)
+    return (
+        tf.constant(np.array(tensor, copy=True, subok=False))
+        if isinstance(tensor, View)
+        else tf.identity(tensor)
+    )
 
 
 def _renamed(tree: dict[str, Any], mine: dict[str, Any]) -> dict[str, Any]:

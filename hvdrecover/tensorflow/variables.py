@@ -42,7 +42,7 @@ def _variables_inside(value: Any) -> Any:
 
 
 def is_seed(variable: Variable) -> bool:
-    """Whether a variable is the state of a ``keras.random.SeedGenerator``, such as that of a dropout layer."""
+    """Whether a variable is the state of a ``keras.random.SeedGenerator``, such as a dropout layer has."""
     return isinstance(variable, keras.Variable) and variable.name == "seed_generator_state"
 
 

@@ -1,4 +1,4 @@
-"""What Horovod's elastic TensorFlow API fails at, done by it or by ours: ``SIDE`` is ``horovod`` or ``hvdrecover``.
+"""What Horovod's elastic TensorFlow API fails at; ``SIDE``, ``horovod`` or ``hvdrecover``, says who does it.
 
 ``python tensorflow_failures.py CASE [OPTION]`` prints a line ``report {…}`` per rank.
 """

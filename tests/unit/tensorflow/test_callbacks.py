@@ -20,7 +20,7 @@ X = np.linspace(-1, 1, SAMPLES * 3, dtype=np.float32).reshape(SAMPLES, 3)
 Y = np.arange(SAMPLES) % 2
 
 
-class Interruption(Exception):
+class InterruptionError(Exception):
     pass
 
 
@@ -34,7 +34,7 @@ class Interrupt(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._left -= 1
         if not self._left:
-            raise Interruption
+            raise InterruptionError
 
 
 def a_state(root: Path | None = None, **options: Any) -> recover.TensorFlowKerasState:
@@ -80,7 +80,7 @@ def test_fit_that_was_interrupted_goes_on_inside_the_epoch_and_ends_with_the_sam
 ) -> None:
     state = a_state(tmp_path)
     state.sync()
-    with pytest.raises(Interruption):
+    with pytest.raises(InterruptionError):
         fit(state, Interrupt(after))
     state.flush()
     again = a_state(tmp_path)
@@ -97,7 +97,7 @@ def test_fit_that_was_interrupted_goes_on_inside_the_epoch_and_ends_with_the_sam
 def test_rolled_back_in_the_same_process_it_ends_with_the_same_bits(undisturbed: list[bytes]) -> None:
     state = a_state()
     state.sync()
-    with pytest.raises(Interruption):
+    with pytest.raises(InterruptionError):
         fit(state, Interrupt(17))
     state.restore()
     assert (state.epoch, state.batch) == (1, 6)

@@ -121,11 +121,16 @@ def test_one_data_set_is_gone_through_again_and_again() -> None:
 def test_the_last_batch_is_smaller_and_all_have_the_spec() -> None:
     data = of_arrays()
     assert [len(batch["it"]) for batch in data] == [4, 4, 4, 4, 4, 3]
-    assert data.element_spec == {"x": tf.TensorSpec([None], tf.float64), "it": tf.TensorSpec([None], tf.int64)}
+    assert data.element_spec == {
+        "x": tf.TensorSpec([None], tf.float64),
+        "it": tf.TensorSpec([None], tf.int64),
+    }
 
 
 def test_a_transform_is_applied_to_batches() -> None:
-    data = recover.elastic_dataset((np.arange(4), np.arange(4)), 2, shuffle=False, transform=lambda x, y: (x + 1, y))
+    data = recover.elastic_dataset(
+        (np.arange(4), np.arange(4)), 2, shuffle=False, transform=lambda x, y: (x + 1, y)
+    )
     assert [(x.numpy().tolist(), y.numpy().tolist()) for x, y in data] == [([1, 2], [0, 1]), ([3, 4], [2, 3])]
 
 

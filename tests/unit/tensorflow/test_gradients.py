@@ -99,7 +99,9 @@ def test_groups_hold_one_dtype_each_and_all_dense_gradients() -> None:
     assert groups(99) == [[0], [1], [2]]
     assert groups([[variables[2]]]) == [[2], [0], [1]]
     keras_variable = keras.Variable(0.0)
-    assert Reduction(groups=[[keras_variable]])._groups_of([tf.constant(0.0)] * 2, [variables[0], keras_variable]) == [
+    assert Reduction(groups=[[keras_variable]])._groups_of(
+        [tf.constant(0.0)] * 2, [variables[0], keras_variable]
+    ) == [
         [1],
         [0],
     ]

@@ -1,0 +1,47 @@
+"""What docs/tensorflow.md shows is what runs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from hvdrecover.examples.digits_run import PATIENCE, static
+from hvdrecover.launch.job import Job
+
+PAGE = (Path(__file__).parents[2] / "docs" / "tensorflow.md").read_text()
+STOP = """
+class Stop(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 24 and "--stop" in sys.argv:
+            state.flush()
+            raise SystemExit(3)
+"""
+
+
+def test_its_script_goes_on_inside_the_epoch_with_another_number_of_ranks(tmp_path: Path) -> None:
+    (script,) = re.findall(r"```python\n(import horovod\.tensorflow.*?)```", PAGE, re.DOTALL)
+    callbacks = "callbacks=recover.callbacks(state, commit_every_batches=10),"
+    assert callbacks in script
+    script = script.replace(callbacks, f"callbacks=[*{callbacks[10:-1]}, Stop()],")
+    (tmp_path / "train.py").write_text(
+        "import sys\n" + script.replace("\n\n@recover.run", STOP + "\n\n@recover.run")
+    )
+    assert run([], tmp_path, "--stop") == 3
+    assert run(static(2), tmp_path) == 0
+    log = (tmp_path / "log").read_text(errors="replace")
+    assert "resumed from commit 2 " in log
+    epochs = re.findall(r"Epoch (\d)/5", log)
+    assert epochs == ["1", "1", "2", "3", "4", "5"]
+    assert "finished at commit" in log
+    assert "ran out of data" not in log
+    assert "Warning" not in log
+
+
+def run(launcher: list[str], folder: Path, *options: str) -> int:
+    script = ["sh", "-c", 'cd "$0" && exec "$@"', str(folder), sys.executable, "train.py", *options]
+    job = Job([*launcher, *script], folder / "log")
+    try:
+        return job.wait(PATIENCE)
+    finally:
+        job.kill()
