@@ -11,6 +11,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.common.util import split_list
+from tensorflow.python.ops import control_flow_util
 
 from hvdrecover import config
 from hvdrecover.errors import ConfigError
@@ -66,7 +67,8 @@ class Reduction:
             variables: what they are gradients of.
 
         Raises:
-            ConfigError: sparse gradients, and an ``op`` other than the average or the sum.
+            ConfigError: sparse gradients, and an ``op`` other than the average or the sum; or it is part of
+                what XLA is to compile.
         """
         given = [self._dense(gradient) for gradient in gradients]
         places = [place for place, gradient in enumerate(given) if gradient is not None]
@@ -74,6 +76,7 @@ class Reduction:
         if hvd.size() == 1 and not config.read().elastic:
             reduced = [_times(gradient, self.prescale * self.postscale) for gradient in present]
         else:
+            _refuse_xla()
             with _Turn() as turn:
                 reduced = self._reduced(present, [variables[place] for place in places])
                 turn.ends_with(reduced)
@@ -194,6 +197,15 @@ class DistributedGradientTape:
         flat = _flat(sources)
         reduced = self._reduction(_flat(gradients), flat)
         return tf.nest.pack_sequence_as(sources, reduced)
+
+
+def _refuse_xla() -> None:
+    if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+        raise ConfigError(
+            "jit_compile",
+            "XLA can't compile Horovod's collectives; pass jit_compile=False to tf.function or to "
+            "model.compile, or hvdrecover's callbacks to model.fit",
+        )
 
 
 class _Turn:

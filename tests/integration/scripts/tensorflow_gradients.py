@@ -18,7 +18,6 @@ import numpy as np
 import tensorflow as tf
 
 import hvdrecover.tensorflow as recover
-from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow.gradients import Reduction
 
 GENERATOR = np.random.default_rng(0)
@@ -466,8 +465,9 @@ def compilation_without_callbacks_is_refused(found: Findings) -> None:
     for compiled in (tf.function(step, jit_compile=True), lambda: model.fit(half(X), half(Y), verbose=0)):
         try:
             compiled()
-        except ConfigError as error:
-            found.expect("jit_compile" in str(error), str(error))
+        except Exception as error:  # AutoGraph makes its own of it where it has converted the function
+            found.expect("ConfigError" in f"{type(error)} {error}", traceback.format_exc())
+            found.expect("pass jit_compile=False" in str(error), str(error))
         else:
             found.expect(False, "nothing was said")
 
@@ -536,5 +536,5 @@ if __name__ == "__main__":
         check_each(dtype=["float32", "float64"])(allreduce_as_mpi4py_does)
     hvd.init()
     keras.utils.set_random_seed(0)
-    for each in [name for name in CHECKS if len(sys.argv) < 3 or sys.argv[2] in name]:
+    for each in CHECKS:
         run(each)
