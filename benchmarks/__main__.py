@@ -26,6 +26,7 @@ _TOPICS = {
     "restore": STATES,
     "memory": ("large",),
     "sync": STATES,
+    "tensorflow": STATES,
     "machine": ("large",),
 }
 _PATIENCE = 400.0  # seconds for one topic

@@ -95,6 +95,8 @@ class Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Variable] | None = None) -> None:
         """Average gradients across the ranks, then apply them as the optimizer does."""
+        if trainable_variables is None and not self.built:
+            super().apply(grads)  # which says what is missing
         settings = self._hvdrecover
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
         gradients = list(grads)

@@ -12,12 +12,11 @@ logger = logging.getLogger("hvdrecover")
 def switch_off(model: keras.Model) -> None:
     """Have Keras not compile a model's training step: XLA knows none of Horovod's collectives.
 
-    Keras compiles where it can unless told otherwise; only who has asked for it is told.
+    The user is told, once for each model. Keras also compiles unasked where there is an accelerator, and does
+    not tell afterwards whether it was asked to.
     """
-    if not getattr(model, "jit_compile", False):
-        return
-    if (model.get_compile_config() or {}).get("jit_compile") is True:
+    if getattr(model, "jit_compile", False):
         logger.warning(
-            "%s: jit_compile=True is switched off, as XLA can't compile Horovod's collectives", model.name
+            "%s: jit_compile is switched off, as XLA can't compile Horovod's collectives", model.name
         )
-    model.jit_compile = False
+        model.jit_compile = False

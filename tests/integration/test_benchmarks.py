@@ -14,12 +14,19 @@ from benchmarks.report import PLOT
 from benchmarks.states import SHAPES
 
 ROOT = Path(__file__).parents[2]
-SMALL = {state: shape.title for state, shape in SHAPES["small"].items()}
+SMALL = {state: shape.title.split(",")[0] for state, shape in SHAPES["small"].items()}  # sizes
 
 # What is measured, against what, and for which states a goal is set. The table, in other words.
 GOALS = [
     ("stall of a commit that is due", "Horovod's TorchState.save()", ("large", "many"), "≤ 0.60", "≤ 0.45"),
     ("stall of a commit that is due", "DCP async_save", ("large", "many"), "≤ 0.80", "≤ 0.50"),
+    (
+        "stall of a TensorFlow commit that is due",
+        "Horovod's TensorFlowKerasState.save()",
+        ("large", "many"),
+        "≤ 0.60",
+        "≤ 0.45",
+    ),
     ("durable throughput to a local disk", "raw O_DIRECT write", ("large",), "≥ 0.80", "≥ 0.95"),
     ("time until durable", "torch.save + fsync", ("large", "many"), "≤ 0.70", "≤ 0.50"),
     ("time until durable", "safetensors save_file + fsync", ("large", "many"), "≤ 0.70", "≤ 0.50"),
@@ -52,7 +59,10 @@ def test_every_row_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> Non
             (row,) = [
                 row
                 for row in rows
-                if row[0].startswith(what) and row[3].startswith(peer) and row[1] == SMALL[state] and row[8]
+                if row[0].startswith(what)
+                and row[3].startswith(peer)
+                and row[1].split(",")[0] == SMALL[state]
+                and row[8]
             ]
             assert row[6:8] == [bar, stretch]
     assert sum(bool(row[8]) for row in rows) == sum(len(states) for _, _, states, _, _ in GOALS)

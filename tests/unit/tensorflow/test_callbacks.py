@@ -128,12 +128,12 @@ def test_validation_does_not_move_the_cursor() -> None:
     assert (state.epoch, state.data.order.done) == (1, SAMPLES)
 
 
-def test_xla_is_switched_off_and_who_asked_for_it_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_xla_is_switched_off_and_the_user_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "hvdrecover"):
         state = a_state(jit_compile=True)
         state.sync()
         fit(state, epochs=1)
-    assert [record.getMessage().count("jit_compile=True is switched off") for record in caplog.records] == [1]
+    assert [record.getMessage().count("jit_compile is switched off") for record in caplog.records] == [1]
     caplog.clear()
     with caplog.at_level(logging.WARNING, "hvdrecover"):
         automatic = a_state()

@@ -145,3 +145,10 @@ def test_loss_scaling_around_it_is_refused() -> None:
     model.dtype_policy = keras.DTypePolicy("mixed_float16")
     with pytest.raises(ConfigError, match="mixed_float16"):
         model.compile(optimizer, "mse")
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_gradients_without_variables_need_an_optimizer_that_was_built(passes: int) -> None:
+    optimizer = recover.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=passes)
+    with pytest.raises(ValueError, match=r"optimizer.build\(trainable_variables\)"):
+        optimizer.apply([tf.constant(1.0)])
