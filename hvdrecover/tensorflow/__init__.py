@@ -4,9 +4,9 @@ from hvdrecover import config as _config
 from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
 from hvdrecover.elastic.loading import Loaded
 from hvdrecover.elastic.run import run
-from hvdrecover.tensorflow.callbacks import callbacks
 from hvdrecover.tensorflow.dataset import ElasticDataset, elastic_dataset
 from hvdrecover.tensorflow.gradients import DistributedGradientTape
+from hvdrecover.tensorflow.keras_callbacks import callbacks
 from hvdrecover.tensorflow.loading import load
 from hvdrecover.tensorflow.optimizer import DistributedOptimizer
 from hvdrecover.tensorflow.state import TensorFlowKerasState, TensorFlowState

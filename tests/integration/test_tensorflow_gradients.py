@@ -40,6 +40,7 @@ GLOO = [
     "fit_with_compilation_asked_for",
     "compilation_without_callbacks_is_refused",
     "fit_eagerly",
+    "fit_with_a_learning_rate_for_two_ranks",
     "fit_with_several_passes",
 ]
 MPI = [

@@ -479,6 +479,25 @@ def fit_eagerly(found: Findings) -> None:
 
 
 @check
+def fit_with_a_learning_rate_for_two_ranks(found: Findings) -> None:
+    for warmup, epoch, expected in ((0.0, 0, 0.2), (4.0, 2, 0.15)):
+        model = a_model()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(recover.DistributedOptimizer(keras.optimizers.SGD(0.9)), loss, jit_compile=False)
+        state = recover.TensorFlowKerasState(model, epoch=epoch, batch=0, learning_rate=0.1)
+        model.fit(
+            half(X),
+            half(Y),
+            initial_epoch=epoch,
+            epochs=epoch + 1,
+            verbose=0,
+            callbacks=recover.callbacks(state, warmup_epochs=warmup),
+        )
+        rate = float(model.optimizer.learning_rate)
+        found.expect(np.isclose(rate, expected), f"the rate is {rate}, and not {expected}")
+
+
+@check
 def fit_with_several_passes(found: Findings) -> None:
     optimizer = recover.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2)
     model, alone = a_model(), a_model()
