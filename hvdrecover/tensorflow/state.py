@@ -28,7 +28,8 @@ class TensorFlowState(State):
             name.
 
     Raises:
-        ConfigError: a setting has no usable value, or an attribute's name is taken.
+        ConfigError: a setting has no usable value, an attribute's name is taken, or a model or an optimizer
+            has not been built.
         UnsupportedValueError: a plain object that JSON can't hold.
         UnsupportedTensorError: a tensor that safetensors can't hold.
     """
@@ -41,13 +42,12 @@ class TensorFlowState(State):
         rng: Randomness = "reseed",
         **attributes: Any,
     ) -> None:
-        tracked = {} if variables is None else {"variables": list(variables)}
+        if variables is not None:
+            attributes = {"variables": list(variables), **attributes}
+        for name, value in attributes.items():
+            refuse_unbuilt(f"state.{name}", value)
         super().__init__(
-            TensorFlowFramework(),
-            TensorFlowWorld(),
-            checkpoint=checkpoint,
-            rng=rng,
-            attributes={**tracked, **attributes},
+            TensorFlowFramework(), TensorFlowWorld(), checkpoint=checkpoint, rng=rng, attributes=attributes
         )
 
 
@@ -63,7 +63,7 @@ class TensorFlowKerasState(TensorFlowState):
         attributes: see `TensorFlowState`.
 
     Raises:
-        ConfigError: the model has not been built; or as for `TensorFlowState`.
+        ConfigError: as for `TensorFlowState`.
         UnsupportedValueError: a plain object that JSON can't hold.
         UnsupportedTensorError: a tensor that safetensors can't hold.
     """

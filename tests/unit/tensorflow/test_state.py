@@ -1,0 +1,104 @@
+"""What a state keeps, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvdrecover.tensorflow as recover
+from hvdrecover.errors import ConfigError
+
+
+def a_model() -> keras.Model:
+    model = keras.Sequential([keras.layers.Dense(2), keras.layers.Dropout(0.5)])
+    model.build((None, 3))
+    return model
+
+
+def test_variables_of_both_kinds_objects_and_tensors_are_rolled_back() -> None:
+    variables = [tf.Variable([1.0, 2.0]), keras.Variable([3.0]), tf.Variable(4, dtype=tf.int64)]
+    state = recover.TensorFlowState(variables, batch=0, history=[], tensor=tf.constant([5.0]))
+    state.sync()
+    for variable in variables:
+        variable.assign(tf.zeros_like(tf.convert_to_tensor(variable)))
+    state.batch = 7
+    state.history.append(1)
+    state.tensor = tf.constant([0.0])
+    state.restore()
+    assert [variable.numpy().tolist() for variable in variables] == [[1.0, 2.0], [3.0], 4]
+    assert (state.batch, state.history, state.tensor.numpy().tolist()) == (0, [], [5.0])
+
+
+def test_a_module_and_a_single_variable_are_components(tmp_path: Path) -> None:
+    class Module(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = tf.Variable([1.0], name="weight")
+
+    def made(value: float) -> Any:
+        module, variable = Module(), tf.Variable(value)
+        module.weight.assign([value])
+        return recover.TensorFlowState(module=module, variable=variable, checkpoint=str(tmp_path))
+
+    state = made(2.0)
+    state.sync()
+    state.commit()
+    state.flush()
+    again = made(0.0)
+    again.sync()
+    assert (float(again.module.weight[0]), float(again.variable)) == (2.0, 2.0)
+
+
+def test_an_assignment_after_a_commit_does_not_reach_the_commit() -> None:
+    variable = tf.Variable(np.arange(1 << 18, dtype=np.float32))
+    state = recover.TensorFlowState([variable])
+    state.sync()
+    for value in range(3):
+        state.commit()
+        before = variable.numpy()
+        variable.assign_add(tf.fill(variable.shape, float(value + 1)))
+        state.restore()
+        assert np.array_equal(variable.numpy(), before)
+
+
+def test_the_optimizer_that_a_model_was_compiled_with_is_kept_and_built() -> None:
+    model = a_model()
+    model.compile(keras.optimizers.Adam(), "mse")
+    state = recover.TensorFlowKerasState(model)
+    assert state.optimizer is model.optimizer
+    assert state.optimizer.built
+
+
+def test_dropout_is_seeded_anew_at_each_commit_and_the_same_after_a_restore() -> None:
+    model = a_model()
+    state = recover.TensorFlowKerasState(model, batch=0)
+    state.sync()
+    x = tf.ones([4, 3])
+
+    def draws() -> list[bytes]:
+        return [model(x, training=True).numpy().tobytes() for _ in range(2)]
+
+    first = draws()
+    state.restore()
+    assert draws() == first
+    state.batch += 1  # a commit at which nothing has changed goes on with the stream
+    state.commit()
+    assert draws() != first
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model", lambda: keras.Sequential([keras.layers.Dense(2)])),
+        ("generator", lambda: keras.Sequential([keras.layers.Dense(2)])),
+        ("second", lambda: keras.optimizers.Adam()),
+    ],
+)
+def test_what_has_no_variables_yet_is_refused_with_the_remedy(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"state\.{name}: .*build\("):
+        recover.TensorFlowState(**{name: value()})
