@@ -17,9 +17,10 @@ from hvdrecover.launch.job import Job
 
 PATIENCE = 180.0  # seconds to wait for anything
 TRAINING_SAMPLES = 1437
+ROOT_MAY_USE_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 _ACCURACY = re.compile(r"test accuracy ([\d.]+)")
-_ROOT_MAY_USE_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
 
 
 def static(workers: int) -> list[str]:
@@ -99,7 +100,7 @@ class DigitsRun:
         settings = {"HVDRECOVER_EVENTS": str(self.folder / "events")}
         # As in an activated environment: horovodrun looks for mpirun on the path.
         settings["PATH"] = os.pathsep.join([os.fspath(Path(sys.executable).parent), os.environ["PATH"]])
-        return Job(command, self.folder / "log.txt", {**settings, **_ROOT_MAY_USE_MPI, **(environ or {})})
+        return Job(command, self.folder / "log.txt", {**settings, **ROOT_MAY_USE_MPI, **(environ or {})})
 
     def finish(self, job: Job) -> None:
         """Wait for the end of a job, which must be a good one.

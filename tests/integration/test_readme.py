@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.examples.digits_run import PATIENCE
+from hvdrecover.examples.digits_run import PATIENCE, ROOT_MAY_USE_MPI
 from hvdrecover.launch.job import Job
 
 ROOT = Path(__file__).parents[2]
@@ -53,8 +53,7 @@ def run(command: str, folder: Path, stop_at: int) -> int:
     settings = {
         "STOP_AT": str(stop_at),
         "PATH": os.pathsep.join([os.fspath(Path(sys.executable).parent), os.environ["PATH"]]),
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        **ROOT_MAY_USE_MPI,
     }
     # sh finds the programs on the path that is set here, as the reader's shell would.
     job = Job(["sh", "-c", f"cd {shlex.quote(str(folder))} && {command}"], folder / "log", settings)

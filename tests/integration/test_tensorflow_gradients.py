@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.examples.digits_run import PATIENCE, mpirun, static
+from hvdrecover.examples.digits_run import PATIENCE, ROOT_MAY_USE_MPI, mpirun, static
 from hvdrecover.launch.job import Job
 
 SCRIPT = Path(__file__).with_name("scripts") / "tensorflow_gradients.py"
@@ -48,12 +48,7 @@ MPI = [
     for dtype in ("float32", "float64")
     for way in ("eager", "graph")
 ]
-ENVIRON = {
-    "OMP_NUM_THREADS": "1",
-    "TF_CPP_MIN_LOG_LEVEL": "2",
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-}
+ENVIRON = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", **ROOT_MAY_USE_MPI}
 
 Outcomes = dict[str, list[str]]
 
