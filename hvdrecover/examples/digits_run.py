@@ -22,7 +22,6 @@ ROOT_MAY_USE_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFI
 _ACCURACY = re.compile(r"test accuracy ([\d.]+)")
 
 
-
 def static(workers: int) -> list[str]:
     """A launcher: ``horovodrun`` with a fixed number of workers on this host."""
     return [_program("horovodrun"), "--gloo", "-np", str(workers)]
