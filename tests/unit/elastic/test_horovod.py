@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
@@ -14,10 +16,12 @@ from hvdrecover.elastic import horovod
         (HostsUpdatedInterrupt(True), "hosts"),
         (RuntimeError("CUDA error"), None),
         (KeyboardInterrupt(), None),
+        (ConnectionError("what the framework makes of a lost rank"), "peers"),
     ],
 )
 def test_what_an_error_means(error: BaseException, fault: str | None) -> None:
-    assert horovod.fault_of(error) == fault
+    world = SimpleNamespace(lost=lambda error: isinstance(error, ConnectionError))
+    assert horovod.fault_of(error, world) == fault
 
 
 def test_an_interrupt_never_asks_to_skip_the_meeting() -> None:

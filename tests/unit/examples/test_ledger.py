@@ -16,8 +16,8 @@ def batch(generation: int, commit: int, *indices: int, time: float = 0.0) -> Bat
     return Batch(time, 1, 0, 1, generation, commit, 0, indices)
 
 
-def state_at(generation: int, commit: int) -> Any:
-    return SimpleNamespace(last_commit=CommitId(generation, commit))
+def state_at(generation: int, commit: int, epoch: int = 0) -> Any:
+    return SimpleNamespace(last_commit=CommitId(generation, commit), epoch=epoch)
 
 
 # -- committed ---------------------------------------------------------------------------------------------
@@ -55,9 +55,11 @@ def test_nothing_counts_of_nothing() -> None:
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     folder = tmp_path / "made" / "when needed"
-    log = Ledger(folder, state_at(2, 7))
-    log.batch(1, 3, 4, [10, 20])
-    log.batch(1, 3, 5, [])
+    state = state_at(2, 7, epoch=4)
+    log = Ledger(folder, state)
+    log.batch(1, 3, [10, 20])
+    state.epoch = 5
+    log.batch(1, 3, [])
     first, second = read(folder)
     assert dataclasses.replace(first, time=0.0, pid=0) == Batch(0.0, 0, 1, 3, 2, 7, 4, (10, 20))
     assert (second.epoch, second.indices) == (5, ())
@@ -66,13 +68,13 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 def test_a_batch_can_be_read_before_the_process_ends(tmp_path: Path) -> None:
     log = Ledger(tmp_path, state_at(1, 0))
-    log.batch(0, 1, 0, [1])
+    log.batch(0, 1, [1])
     assert len(read(tmp_path)) == 1
 
 
 def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Ledger(None, state_at(1, 0)).batch(0, 1, 0, [1])
+    Ledger(None, state_at(1, 0)).batch(0, 1, [1])
     assert list(tmp_path.iterdir()) == []
 
 
