@@ -87,9 +87,7 @@ def test_ctrl_c_leaves_nothing_that_a_later_start_trips_over(
     for process in job.processes():  # a terminal sends SIGINT to all of the foreground
         os.kill(process, signal.SIGINT)
     job.wait(timeout=60)
-    deadline = (
-        time.monotonic() + 60
-    )  # workers, which were told as well, may end a moment after their launcher
+    deadline = time.monotonic() + 60  # workers were told as well, and may end after their launcher
     while job.processes() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert job.processes() == []
