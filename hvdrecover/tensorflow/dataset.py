@@ -124,8 +124,7 @@ def _of_arrays(data: Any, order: SampleOrder, batch_size: int) -> tf.data.Datase
 def _of_dataset(data: tf.data.Dataset, order: SampleOrder, batch_size: int) -> tf.data.Dataset:
     def place() -> npt.NDArray[np.int64]:
         order.begin()
-        start = order.length - len(order.remaining())
-        return np.array([start, order.rank, order.size, order.rounds], dtype=np.int64)
+        return np.array([order.done, order.rank, order.size, order.rounds], dtype=np.int64)
 
     def samples(_: tf.Tensor) -> tf.data.Dataset:
         numbers = tf.numpy_function(place, [], tf.int64)
