@@ -46,6 +46,33 @@ def hosts_updated() -> Exception:
     return interrupt
 
 
+class Ranks:
+    """The ranks as each of Horovod's framework modules knows them; what a `World` is made upon.
+
+    Args:
+        hvd: the module, such as ``horovod.torch``.
+    """
+
+    def __init__(self, hvd: Any) -> None:
+        self._hvd = hvd
+
+    def rank(self) -> int:
+        """This process's rank."""
+        return int(self._hvd.rank())
+
+    def size(self) -> int:
+        """Number of ranks."""
+        return int(self._hvd.size())
+
+    def init(self) -> None:
+        """Meet the other ranks."""
+        self._hvd.init()
+
+    def shutdown(self) -> None:
+        """Part from the other ranks."""
+        self._hvd.shutdown()
+
+
 @contextmanager
 def notifications(state: Any) -> Iterator[None]:
     """Have Horovod's driver tell a state when hosts come or go, by ``state.on_hosts_updated``."""

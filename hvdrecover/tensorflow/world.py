@@ -10,27 +10,15 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from hvdrecover.checkpoint.arena import Bytes
+from hvdrecover.elastic.horovod import Ranks
 from hvdrecover.tensorflow import faults
 
 
-class TensorFlowWorld:
+class TensorFlowWorld(Ranks):
     """The ranks, by ``horovod.tensorflow``."""
 
-    def rank(self) -> int:
-        """This process's rank."""
-        return int(hvd.rank())
-
-    def size(self) -> int:
-        """Number of ranks."""
-        return int(hvd.size())
-
-    def init(self) -> None:
-        """Meet the other ranks."""
-        hvd.init()
-
-    def shutdown(self) -> None:
-        """Part from the other ranks."""
-        hvd.shutdown()
+    def __init__(self) -> None:
+        super().__init__(hvd)
 
     def lost(self, error: BaseException) -> bool:
         """Whether an error came of a collective that failed because ranks were lost."""

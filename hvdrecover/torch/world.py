@@ -10,30 +10,18 @@ import numpy.typing as npt
 import torch
 
 from hvdrecover.checkpoint.arena import Bytes
+from hvdrecover.elastic.horovod import Ranks
 
 
-class TorchWorld:
+class TorchWorld(Ranks):
     """The ranks, by ``horovod.torch``.
 
     Every collective has a name of its own: a process that has just started would otherwise number its
     collectives from 0, and wait for ranks that are at another number.
     """
 
-    def rank(self) -> int:
-        """This process's rank."""
-        return int(hvd.rank())
-
-    def size(self) -> int:
-        """Number of ranks."""
-        return int(hvd.size())
-
-    def init(self) -> None:
-        """Meet the other ranks."""
-        hvd.init()
-
-    def shutdown(self) -> None:
-        """Part from the other ranks."""
-        hvd.shutdown()
+    def __init__(self) -> None:
+        super().__init__(hvd)
 
     def lost(self, error: BaseException) -> bool:
         """Never: ``horovod.torch`` raises ``HorovodInternalError``."""
