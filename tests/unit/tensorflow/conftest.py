@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from hvdrecover import config
 
 config.quiet_tensorflow()
@@ -13,3 +16,17 @@ import hvdrecover.tensorflow  # noqa: E402, F401  chooses a controller for a pro
 @pytest.fixture(autouse=True, scope="session")
 def alone() -> None:
     hvd.init()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Where a checkpoint root may be made."""
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def job(root: Path) -> dict[int, Any]:
+    """What model and optimizer held at each of the three commits that a job has written to the root."""
+    from tests.unit.tensorflow.jobs import write_three_commits
+
+    return write_three_commits(root)

@@ -17,18 +17,8 @@ import tensorflow as tf
 
 import hvdrecover.tensorflow as recover
 from hvdrecover.cli import main
-from tests.unit.tensorflow.jobs import X, content, flip, folder, network, write_three_commits
+from tests.unit.tensorflow.jobs import X, content, flip, folder, network
 from tests.unit.test_cli import SHOWN
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "root"
-
-
-@pytest.fixture
-def job(root: Path) -> dict[int, Any]:
-    return write_three_commits(root)
 
 
 @pytest.fixture

@@ -22,18 +22,7 @@ from tests.unit.tensorflow.jobs import (
     folder,
     network,
     train_one_step,
-    write_three_commits,
 )
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "root"
-
-
-@pytest.fixture
-def job(root: Path) -> dict[int, Any]:
-    return write_three_commits(root)
 
 
 def test_the_model_alone_is_loaded_and_the_root_left_as_it_is(root: Path, job: dict[int, Any]) -> None:
