@@ -12,11 +12,8 @@ from tests.integration.conftest import Start
 from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_the_other_rank_goes_on_when_one_is_killed(
-    rank: int, start: Start, hosts: Path, tmp_path: Path
-) -> None:
-    run = DigitsRun(tmp_path / "run", 3, *SLOW)
+def kill_one_rank(run: DigitsRun, rank: int, start: Start, hosts: Path) -> None:
+    """Kill a rank of two; the other one goes on from memory, and no sample is lost or done twice."""
     job = start(run, elastic(hosts))
     batch = run.wait_for(job, lambda batch: batch.epoch == 1 and batch.size == 2 and batch.commit >= 12)
     survivor = run.process_of(1 - rank)
@@ -31,11 +28,16 @@ def test_the_other_rank_goes_on_when_one_is_killed(
     assert_each_sample_once(run, padding=1)
 
 
-def test_a_host_that_joins_and_one_that_leaves_cost_no_step(
-    start: Start, hosts: Path, tmp_path: Path
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_other_rank_goes_on_when_one_is_killed(
+    rank: int, start: Start, hosts: Path, tmp_path: Path
 ) -> None:
+    kill_one_rank(DigitsRun(tmp_path / "run", 3, *SLOW), rank, start, hosts)
+
+
+def change_hosts(run: DigitsRun, start: Start, hosts: Path) -> None:
+    """Add a host to the only one, then take the first away; not a step is lost."""
     hosts.write_text("localhost:1\n")
-    run = DigitsRun(tmp_path / "run", 5, "--step-seconds", "0.05")
     job = start(run, elastic(hosts, workers=1))
     run.wait_for(job, lambda batch: batch.commit >= 3)
     hosts.write_text("localhost:1\n127.0.0.1:1\n")
@@ -47,6 +49,12 @@ def test_a_host_that_joins_and_one_that_leaves_cost_no_step(
     assert sizes[0] == 1 and 2 in sizes and sizes[-1] == 1
     assert len(run.committed()) == len(run.batches())  # no batch was thrown away
     assert_each_sample_once(run, padding=1)
+
+
+def test_a_host_that_joins_and_one_that_leaves_cost_no_step(
+    start: Start, hosts: Path, tmp_path: Path
+) -> None:
+    change_hosts(DigitsRun(tmp_path / "run", 5, "--step-seconds", "0.05"), start, hosts)
 
 
 def test_all_hosts_replaced_at_once_the_durable_commit_carries_the_job_over(

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hvdrecover.examples.digits_run import DigitsRun, elastic, static
-from hvdrecover.launch.job import kill
+from hvdrecover.examples.digits_run import DigitsRun, static
 from tests.integration.conftest import Start
+from tests.integration.test_elastic import change_hosts, kill_one_rank
 from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once, kill_in_epoch
 
 WAYS = {"loop": (), "fit": ("--fit",)}
@@ -58,31 +58,10 @@ def test_resumed_in_mid_epoch_it_is_bitwise_equal(
 def test_the_other_rank_goes_on_when_one_is_killed(
     way: str, start: Start, hosts: Path, tmp_path: Path
 ) -> None:
-    run = a_run(tmp_path / "run", 3, way, *SLOW)
-    job = start(run, elastic(hosts))
-    batch = run.wait_for(job, lambda batch: batch.epoch == 1 and batch.size == 2 and batch.commit >= 12)
-    survivor = run.process_of(1)
-    kill(run.process_of(0))
-    after = run.wait_for(job, lambda other: other.generation > batch.generation)
-    run.finish(job)
-    assert (after.pid, after.size) == (survivor, 1)
-    last = max(batch.commit for batch in run.batches() if batch.generation == 1)
-    assert run.generations()[2] in (last, last + 1)
-    assert "memory" in run.log
-    assert_each_sample_once(run, padding=1)
+    kill_one_rank(a_run(tmp_path / "run", 3, way, *SLOW), 0, start, hosts)
 
 
 def test_a_host_that_joins_and_one_that_leaves_cost_no_step(
     start: Start, hosts: Path, tmp_path: Path
 ) -> None:
-    hosts.write_text("localhost:1\n")
-    run = a_run(tmp_path / "run", 6, "fit", "--step-seconds", "0.05")
-    job = start(run, elastic(hosts, workers=1))
-    run.wait_for(job, lambda batch: batch.commit >= 3)
-    hosts.write_text("localhost:1\n127.0.0.1:1\n")
-    run.wait_for(job, lambda batch: batch.size == 2 and batch.commit >= 10)
-    hosts.write_text("127.0.0.1:1\n")
-    run.wait_for(job, lambda batch: batch.generation >= 3 and batch.size == 1)
-    run.finish(job)
-    assert len(run.committed()) == len(run.batches())  # no batch was thrown away
-    assert_each_sample_once(run, padding=1)
+    change_hosts(a_run(tmp_path / "run", 6, "fit", "--step-seconds", "0.05"), start, hosts)
