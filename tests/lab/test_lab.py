@@ -1,0 +1,283 @@
+"""The lab itself: its hosts reach each other, fail the way real ones do, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hvdrecover.examples.digits_run import DigitsRun
+from tests.integration.conftest import Start
+from tests.lab.hosts import INTERFACE, Host
+from tests.lab.lab import Lab
+from tests.lab.network import PATIENCE, program, traces
+
+OWNER = """
+from tests.lab.lab import Lab
+lab = Lab()
+lab.hosts[1].run(["sleep", "1000"])
+print(lab.number, lab.janitor, flush=True)
+input()
+"""
+
+
+def ssh(lab: Lab, source: Host, target: Host, *command: str) -> subprocess.Popen[str]:
+    """Start a command on a host, from another one."""
+    return source.run(["ssh", *lab.ssh_options, "-o", "ConnectTimeout=1", target.address, *command])
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    """What a process that does well printed."""
+    output, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors
+    return output
+
+
+def echoed(cat: subprocess.Popen[str], line: str) -> str:
+    assert cat.stdin is not None and cat.stdout is not None
+    cat.stdin.write(f"{line}\n")
+    cat.stdin.flush()
+    return cat.stdout.readline().strip()
+
+
+def assert_silent(lab: Lab, source: Host, target: Host) -> None:
+    """No answer at all: a host that is there would refuse or reset a connection that it doesn't want."""
+    attempt = ssh(lab, source, target, "true")
+    _, errors = attempt.communicate(timeout=PATIENCE)
+    assert attempt.returncode == 255
+    assert "timed out" in errors or "No route to host" in errors
+
+
+def until(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def marked(mark: str) -> list[int]:
+    """The living processes that have this in their environment."""
+    found = psutil.process_iter(["environ"])
+    return [process.pid for process in found if mark in (process.info["environ"] or {}).values()]
+
+
+def test_every_host_logs_in_to_every_host(lab: Lab) -> None:
+    for source in lab.hosts:
+        for target in lab.hosts:
+            answer = said(ssh(lab, source, target, "ip netns identify; echo $SSH_CONNECTION"))
+            name, connection = answer.splitlines()
+            assert name == target.name
+            assert connection.split()[0::2] == [source.address, target.address]
+
+
+def test_the_machines_name_is_each_hosts_own_address(lab: Lab) -> None:
+    command = [sys.executable, "-c", "import socket; print(socket.gethostbyname(socket.gethostname()))"]
+    for host in lab.hosts:
+        assert said(host.run(command)).strip() == host.address
+
+
+def test_ssh_keeps_out_of_the_users_own_settings(lab: Lab) -> None:
+    first, second, _ = lab.hosts
+    session = first.run(["ssh", "-v", *lab.ssh_options, second.address, "true"])
+    _, steps = session.communicate(timeout=PATIENCE)
+    assert session.returncode == 0
+    assert str(lab.key) in steps
+    assert os.fspath(Path("~root/.ssh").expanduser()) not in steps
+
+
+def test_a_host_that_is_cut_off_is_silent_until_it_joins(lab: Lab) -> None:
+    first, second, third = lab.hosts
+    cat = ssh(lab, first, second, "cat")
+    assert echoed(cat, "before") == "before"
+    second.cut_off()
+    assert_silent(lab, first, second)
+    assert_silent(lab, second, third)
+    said(ssh(lab, first, third, "true"))
+    assert cat.poll() is None
+    second.join()
+    assert echoed(cat, "after") == "after"  # over the same connection: neither end had heard of a fault
+    said(ssh(lab, second, third, "true"))
+
+
+def test_power_off_ends_everything_there_and_only_there(lab: Lab) -> None:
+    first, second, third = lab.hosts
+    cats = [ssh(lab, first, host, "cat") for host in (second, third)]
+    assert [echoed(cat, "before") for cat in cats] == ["before"] * 2
+    sleeper = third.run(["sleep", "1000"])
+    elsewhere = first.processes() + second.processes()
+    third.power_off()
+    assert sleeper.wait(PATIENCE) == -signal.SIGKILL
+    assert third.processes() == []
+    assert_silent(lab, first, third)
+    assert first.processes() + second.processes() == elsewhere
+    assert echoed(cats[0], "after") == "after"
+    assert cats[1].poll() is None  # nobody told it
+
+
+def test_a_host_that_is_switched_on_again_knows_nothing_of_before(lab: Lab) -> None:
+    first, _, third = lab.hosts
+    cat = ssh(lab, first, third, "cat")
+    assert echoed(cat, "before") == "before"
+    third.power_off()
+    third.power_on()
+    said(ssh(lab, first, third, "true"))
+    assert cat.poll() is None
+    assert echoed(cat, "after") == ""
+    assert cat.wait(PATIENCE) == 255
+
+
+def test_a_cut_off_host_that_is_switched_off_and_on_is_joined(lab: Lab) -> None:
+    first, second, _ = lab.hosts
+    second.cut_off()
+    second.power_off()
+    second.power_on()
+    said(ssh(lab, first, second, "true"))
+
+
+# -- what is left behind: nothing --------------------------------------------------------------------------
+
+
+def interfaces() -> set[str]:
+    return {path.name for path in Path("/sys/class/net").iterdir()}
+
+
+@pytest.mark.usefixtures("_possible")
+def test_a_closed_lab_leaves_nothing() -> None:
+    before = interfaces()
+    mark = uuid.uuid4().hex
+    with Lab() as lab:
+        lab.hosts[0].run(["sleep", "1000"], {"MARK": mark})
+        ssh(lab, lab.hosts[1], lab.hosts[2], f"MARK={mark} setsid sleep 1000")
+        until(lambda: len(marked(mark)) == 2)
+        lab.hosts[2].cut_off()
+        assert interfaces() == before  # they are in namespaces
+        assert len(traces(lab.number)) == 8
+    assert traces(lab.number) == []
+    assert marked(mark) == []
+    assert not psutil.pid_exists(lab.janitor)
+
+
+@pytest.mark.usefixtures("_possible")
+def test_a_host_that_is_off_is_removed_too() -> None:
+    with Lab() as lab:
+        lab.hosts[0].power_off()
+    assert traces(lab.number) == []
+
+
+@dataclass
+class Owner:
+    """A process that uses a lab.
+
+    Attributes:
+        process: the process.
+        lab: its lab's number.
+        janitor: id of its lab's janitor.
+        mark: part of the environment of all that it started.
+    """
+
+    process: subprocess.Popen[str]
+    lab: int
+    janitor: int
+    mark: str
+
+
+@pytest.fixture
+def owner(_possible: None) -> Iterator[Owner]:
+    """A process with a lab of its own."""
+    mark = uuid.uuid4().hex
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER],
+        env={**os.environ, "MARK": mark},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    number, janitor = process.stdout.readline().split()
+    yield Owner(process, int(number), int(janitor), mark)
+    process.kill()
+    process.wait()
+
+
+def test_a_lab_whose_owner_is_killed_is_removed(owner: Owner) -> None:
+    assert traces(owner.lab)
+    assert len(marked(owner.mark)) > 1
+    owner.process.kill()
+    owner.process.wait()
+    until(lambda: traces(owner.lab) == [] and marked(owner.mark) == [])
+
+
+def test_a_lab_whose_janitor_is_killed_too_is_removed_by_the_next(owner: Owner) -> None:
+    os.kill(owner.janitor, signal.SIGKILL)
+    owner.process.kill()
+    owner.process.wait()
+    until(lambda: not psutil.pid_exists(owner.janitor))
+    assert traces(owner.lab)
+    assert marked(owner.mark)
+    with Lab():
+        assert marked(owner.mark) == []
+    assert traces(owner.lab) == []
+
+
+def test_two_labs_at_once_do_not_disturb_each_other(lab: Lab, owner: Owner) -> None:
+    assert lab.number != owner.lab
+    first, second, _ = lab.hosts
+    cat = ssh(lab, first, second, "cat")
+    assert echoed(cat, "both") == "both"
+    owner.process.kill()
+    until(lambda: traces(owner.lab) == [])
+    assert echoed(cat, "one") == "one"
+    with Lab() as other:
+        assert other.number != lab.number
+        said(ssh(other, other.hosts[0], other.hosts[1], "true"))
+        foreign = ssh(other, other.hosts[0], second, "true")
+        _, errors = foreign.communicate(timeout=PATIENCE)
+        assert "Network is unreachable" in errors
+        other.hosts[1].power_off()
+        assert echoed(cat, "three") == "three"
+    assert echoed(cat, "four") == "four"
+
+
+# -- a job -------------------------------------------------------------------------------------------------
+
+
+def horovodrun(lab: Lab, folder: Path) -> list[str]:
+    """A launcher on the first host: elastic ``horovodrun`` with a worker on each."""
+    script = folder / "hosts.sh"
+    lines = "".join(f"echo {host.address}:1\n" for host in lab.hosts)
+    script.write_text(f"#!/bin/sh\n{lines}")
+    script.chmod(0o755)
+    command = [os.fspath(Path(sys.executable).with_name("horovodrun")), "-np", "3", "--min-np", "1"]
+    command += ["--host-discovery-script", os.fspath(script)]
+    command += ["--network-interface", INTERFACE, "-i", os.fspath(lab.key)]
+    return lab.hosts[0].command(command)
+
+
+def settings(folder: Path) -> dict[str, str]:
+    """The environment of a launcher that is to notice a lost host; Horovod has no option for ssh's."""
+    wrapper = folder / "programs" / "ssh"
+    wrapper.parent.mkdir()
+    options = "-o ServerAliveInterval=2 -o ServerAliveCountMax=2 -o ConnectTimeout=5"
+    wrapper.write_text(f'#!/bin/sh\nexec {program("ssh")} {options} "$@"\n')
+    wrapper.chmod(0o755)
+    path = os.pathsep.join([os.fspath(wrapper.parent), os.environ["PATH"]])
+    return {"HOROVOD_GLOO_TIMEOUT_SECONDS": "10", "PATH": path}
+
+
+def test_horovodrun_trains_over_the_three_hosts(lab: Lab, start: Start, tmp_path: Path) -> None:
+    run = DigitsRun(tmp_path / "run", 2, "--step-seconds", "0.02")
+    job = start(run, horovodrun(lab, tmp_path), settings(tmp_path))
+    run.wait_for(job, lambda batch: batch.size == 3 and batch.commit >= 3)
+    ranks = {run.process_of(rank) for rank in range(3)}
+    assert [len(ranks.intersection(host.processes())) for host in lab.hosts] == [1, 1, 1]
+    run.finish(job)
+    assert [len(host.processes()) for host in lab.hosts] == [1, 1, 1]  # their ssh servers
