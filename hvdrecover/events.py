@@ -1,31 +1,7 @@
 """What happened, as one line of JSON for programs and one line of text for people.
 
 An event line holds ``time`` (seconds since the Unix epoch), ``kind``, ``host``, ``pid``, ``rank`` and the
-facts of its kind:
-
-================ ============================================================================================
-``sync``         ``source`` (memory, durable, initial), ``generation``, ``commit``, ``size``, ``seconds``
-``commit``       ``generation``, ``commit``: a commit is in host memory
-``durable``      ``generation``, ``commit``, ``bytes``, ``seconds``: a commit is complete at the root
-``write_failed`` ``generation``, ``commit``, ``error``, ``attempt``: an attempt to write a commit failed
-``outage``       ``generation``, ``commit``, ``error``, ``age``: the first failure since the storage worked;
-                 ``age`` is the last durable commit's in seconds, or the time since the beginning if there is
-                 none
-``outage_over``  ``generation``, ``commit``, ``attempts``, ``seconds``, ``age``: the storage works again, and
-                 this commit is durable; ``attempts`` have failed, and until now the last durable one was
-                 that old
-``waiting``      ``seconds``: a commit has to become durable before the program goes on, and has not for so
-                 long
-``leftover``     ``commit``: what a writer that was killed left behind is removed
-``not_deleted``  ``error``: a commit that retention no longer keeps could not be deleted
-``no_metric``    ``reason``: no commit can be kept as one of the best
-``no_metric``    ``reason``: no commit is kept as one of the best, as they lack the number
-``not_loaded``   ``what``: with ``strict=False``, a part of a commit that does not fit
-``skipped``      ``commit``, ``reason``: a durable commit was passed over when reading
-``reset``        ``reason``: the ranks are about to meet again
-``tail``         ``sampler``, ``epoch``, ``padding``, ``dropped``: how an epoch's last batch was evened out
-``finished``     ``generation``, ``commit``: the run is over
-================ ============================================================================================
+facts of its kind; ``docs/events.md`` lists them all.
 
 Writing an event never raises and never blocks on anything but a local append.
 """

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from hvdrecover.cli.commits import add_commands
+from hvdrecover.cli.report import add_report
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.version import __version__
 
@@ -47,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"hvdrecover {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     add_commands(commands)
+    add_report(commands)
 
     install = commands.add_parser(
         "install-horovod",

@@ -46,7 +46,7 @@ def listing(
     """What ``ls`` has found."""
     if not entries:
         return Text(f"{url} holds no commits yet")
-    table = _table("generation>", "commit>", "age>", "size>", "ranks>", "framework", "state", "digests")
+    table = grid("generation>", "commit>", "age>", "size>", "ranks>", "framework", "state", "digests")
     for entry in entries:
         manifest = entry.manifest
         table.add_row(
@@ -59,8 +59,8 @@ def listing(
             Text(entry.state, _STYLES.get(entry.state, "")),
             _digests(verdicts.get(entry.id)),
         )
-    reasons = [_text(f"{entry.id} is {entry.state}: {entry.reason}") for entry in entries if entry.reason]
-    reasons += [_text(f"{id} is broken: {verdict.text}") for id, verdict in verdicts.items() if verdict.text]
+    reasons = [plain(f"{entry.id} is {entry.state}: {entry.reason}") for entry in entries if entry.reason]
+    reasons += [plain(f"{id} is broken: {verdict.text}") for id, verdict in verdicts.items() if verdict.text]
     return Group(table, *([Text()] if reasons else []), *reasons)
 
 
@@ -79,12 +79,12 @@ def contents(url: str, found: Contents, now: float) -> RenderableType:
     }
     if manifest.dataset is not None:
         facts["dataset"] = readable.text(manifest.dataset)
-    table = _table("", "")
+    table = grid("", "")
     table.show_header = False
     for name, value in facts.items():
-        table.add_row(name, value if isinstance(value, Text) else _text(value))
+        table.add_row(name, value if isinstance(value, Text) else plain(value))
     files = [
-        _section(f"{file.name}, {size(file.size)}", _tensors((spec.name, spec) for spec in specs))
+        section(f"{file.name}, {size(file.size)}", _tensors((spec.name, spec) for spec in specs))
         for file in manifest.files
         if (specs := found.layouts[file.name].specs) is not None
     ]
@@ -95,11 +95,11 @@ def verdicts(url: str, found: Mapping[CommitId, Verdict]) -> RenderableType:
     """What ``verify`` has found."""
     lines = []
     for id, verdict in found.items():
-        lines.append(_text(f"{id}: ", ("ok", "green") if verdict.intact else ("broken", "red")))
-        lines += [_text(f"  {file}: {problem}") for file, problem in verdict.problems.items()]
+        lines.append(plain(f"{id}: ", ("ok", "green") if verdict.intact else ("broken", "red")))
+        lines += [plain(f"  {file}: {problem}") for file, problem in verdict.problems.items()]
     broken = sum(not verdict.intact for verdict in found.values())
     read = size(sum(verdict.nbytes for verdict in found.values()))
-    lines.append(_text(f"{url}: {_count(len(found), 'commit')} read, {read}; {broken or 'none'} broken"))
+    lines.append(plain(f"{url}: {_count(len(found), 'commit')} read, {read}; {broken or 'none'} broken"))
     return Group(*lines)
 
 
@@ -107,22 +107,22 @@ def difference(url: str, a: CommitId, b: CommitId, found: Difference) -> Rendera
     """What ``diff`` has found."""
     parts: list[RenderableType] = [_heading(f"{a} → {b}")]
     if found.added:
-        parts.append(_section("added tensors", _tensors(found.added.items())))
+        parts.append(section("added tensors", _tensors(found.added.items())))
     if found.removed:
-        parts.append(_section("removed tensors", _tensors(found.removed.items())))
+        parts.append(section("removed tensors", _tensors(found.removed.items())))
     if found.reshaped:
-        table = _table("tensor", "in A", "in B")
+        table = grid("tensor", "in A", "in B")
         for name, (before, after) in found.reshaped.items():
-            table.add_row(_text(name), str(before), str(after))
-        parts.append(_section("tensors of another dtype or shape", table))
+            table.add_row(plain(name), str(before), str(after))
+        parts.append(section("tensors of another dtype or shape", table))
     if found.changes:
-        parts.append(_section("changed tensors: max|b - a| / max|a|", _changes(found.changes)))
+        parts.append(section("changed tensors: max|b - a| / max|a|", _changes(found.changes)))
     if found.objects:
-        table = _table("object", "in A", "in B")
+        table = grid("object", "in A", "in B")
         for path, texts in found.objects.items():
-            table.add_row(_text(path), *(_text("(none)" if text is None else text) for text in texts))
-        parts.append(_section("changed objects", table))
-    parts += [Text(), _text(f"{_count(len(found.unchanged), 'tensor')} unchanged")]
+            table.add_row(plain(path), *(plain("(none)" if text is None else text) for text in texts))
+        parts.append(section("changed objects", table))
+    parts += [Text(), plain(f"{_count(len(found.unchanged), 'tensor')} unchanged")]
     return Group(*parts)
 
 
@@ -131,23 +131,23 @@ def pruned(url: str, plan: Plan, deleted: Sequence[tuple[Entry, bool]] | None) -
     gone = [(entry, True) for entry in plan.delete] if deleted is None else deleted
     verb = "would delete" if deleted is None else "deleted"
     lines = [
-        _text(f"{verb} {entry.id}, {size(entry.nbytes)}")
+        plain(f"{verb} {entry.id}, {size(entry.nbytes)}")
         if done
-        else _text(f"left {entry.id}, which is being read")
+        else plain(f"left {entry.id}, which is being read")
         for entry, done in gone
     ]
     for entry in plan.untouched:
-        lines.append(_text(f"left {entry.id}, which is ", _state(entry)))
+        lines.append(plain(f"left {entry.id}, which is ", _state(entry)))
     freed = sum(entry.nbytes for entry, done in gone if done)
     kept = ", ".join(entry.id.name for entry in plan.keep) or "none"
     count = _count(sum(done for _, done in gone), "commit")
-    lines += [_text(f"kept: {kept}"), _text(f"{verb} {count}, {size(freed)}")]
+    lines += [plain(f"kept: {kept}"), plain(f"{verb} {count}, {size(freed)}")]
     return Group(*lines)
 
 
 def exported(url: str, id: CommitId, attributes: Sequence[str], file: Path) -> RenderableType:
     """What ``export`` has done."""
-    return _text(f"{', '.join(attributes)} of {id}: {file}, {size(file.stat().st_size)}")
+    return plain(f"{', '.join(attributes)} of {id}: {file}, {size(file.stat().st_size)}")
 
 
 def size(nbytes: int) -> str:
@@ -166,6 +166,25 @@ def age(seconds: float) -> str:
     return "0 s"
 
 
+def grid(*columns: str) -> Table:
+    """A table without lines; ``>`` at a column's end aligns it to the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        justify: Literal["left", "right"] = "right" if column.endswith(">") else "left"
+        table.add_column(column.rstrip(">"), justify=justify, overflow="fold")
+    return table
+
+
+def section(title: str, body: RenderableType) -> RenderableType:
+    """A part of what a command shows, below a title."""
+    return Group(Text(), _heading(title), Padding.indent(body, 2))
+
+
+def plain(*parts: str | Text | tuple[str, str]) -> Text:
+    """A text of the commit's or the user's, which rich and the terminal take as it is."""
+    return Text.assemble(*(readable.printable(part) if isinstance(part, str) else part for part in parts))
+
+
 def _objects(found: Contents) -> list[RenderableType]:
     width = Console().width - 2 if sys.stdout.isatty() else None
     sections: list[RenderableType] = []
@@ -177,22 +196,22 @@ def _objects(found: Contents) -> list[RenderableType]:
         shown = {name: value for name, value in values.items() if not readable.only_tensors(value)}
         lines = [readable.text(value, f"{name} = " if name else "", width) for name, value in shown.items()]
         if lines:
-            sections.append(_section(title, Text("\n".join(lines))))
+            sections.append(section(title, Text("\n".join(lines))))
     return sections
 
 
 def _tensors(named: Iterable[tuple[str, TensorSpec]]) -> Table:
-    table = _table("tensor", "dtype", "shape", "size>")
+    table = grid("tensor", "dtype", "shape", "size>")
     for name, spec in named:
-        table.add_row(_text(name), spec.dtype, str(list(spec.shape)), size(spec.nbytes))
+        table.add_row(plain(name), spec.dtype, str(list(spec.shape)), size(spec.nbytes))
     return table
 
 
 def _changes(changes: Sequence[Change]) -> Table:
-    table = _table("tensor", "type", "change>", "elements>", "not finite>")
+    table = grid("tensor", "type", "change>", "elements>", "not finite>")
     for change in changes:
         table.add_row(
-            _text(change.tensor),
+            plain(change.tensor),
             str(change.spec),
             "from 0" if change.scale == 0 < change.largest else f"{change.relative:.2g}",
             f"{change.changed}",
@@ -201,26 +220,8 @@ def _changes(changes: Sequence[Change]) -> Table:
     return table
 
 
-def _table(*columns: str) -> Table:
-    """A table without lines; ``>`` at a column's end aligns it to the right."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        justify: Literal["left", "right"] = "right" if column.endswith(">") else "left"
-        table.add_column(column.rstrip(">"), justify=justify, overflow="fold")
-    return table
-
-
-def _section(title: str, body: RenderableType) -> RenderableType:
-    return Group(Text(), _heading(title), Padding.indent(body, 2))
-
-
 def _heading(title: str) -> Text:
     return Text(readable.printable(title), "bold")
-
-
-def _text(*parts: str | Text | tuple[str, str]) -> Text:
-    """A text of the commit's or the user's, which rich and the terminal take as it is."""
-    return Text.assemble(*(readable.printable(part) if isinstance(part, str) else part for part in parts))
 
 
 def _state(entry: Entry) -> Text:
@@ -237,7 +238,7 @@ def _digests(verdict: Verdict | None) -> Text:
 def _framework(manifest: Manifest | None) -> Text:
     versions = {} if manifest is None else manifest.versions
     ours = ("horovod", "hvdrecover")
-    return _text(", ".join(f"{name} {version}" for name, version in versions.items() if name not in ours))
+    return plain(", ".join(f"{name} {version}" for name, version in versions.items() if name not in ours))
 
 
 def _count(number: int, what: str) -> str:

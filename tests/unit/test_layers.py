@@ -21,6 +21,7 @@ LAYERS = {
     "discovery": 1,
     "data": 1,
     "install": 1,
+    "reporting": 1,
     "elastic": 2,
     "torch": 3,
     "tensorflow": 3,

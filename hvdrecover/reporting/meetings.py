@@ -1,0 +1,111 @@
+"""Meetings of ranks, put together from what each of them tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hvdrecover.reporting.clocks import TOLERANCE
+from hvdrecover.reporting.records import Event, Stint
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Ranks that agreed on a commit to go on from, and what they did until the next meeting.
+
+    Generations alone do not tell meetings apart: a job that starts anew may count from an earlier one again.
+
+    Attributes:
+        generation: the generation that the meeting began.
+        commit: the commit that it went on from.
+        size: number of ranks.
+        stints: of those ranks whose files are there; at least one.
+    """
+
+    generation: int
+    commit: int
+    size: int
+    stints: tuple[Stint, ...]
+
+    @property
+    def agreed(self) -> float:
+        """When the last rank had agreed with the others, in seconds since the Unix epoch."""
+        return max(stint.sync.time for stint in self.stints)
+
+    @property
+    def began(self) -> float:
+        """When the first rank had, as far as is known."""
+        return min(stint.sync.time for stint in self.stints)
+
+    @property
+    def newest(self) -> int:
+        """The newest commit that was made, or the one that the meeting went on from."""
+        return max([self.commit, *(max(stint.numbers) for stint in self.stints if stint.numbers)])
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run ended here."""
+        return any(stint.finished for stint in self.stints)
+
+    @property
+    def steps_lost(self) -> int:
+        """The most steps that a surviving rank rolled back when the meeting was broken."""
+        return max((stint.reset.whole("steps") or 0 for stint in self.stints if stint.reset), default=0)
+
+    @property
+    def first_steps(self) -> list[Event]:
+        """The ranks' first steps after the recovery, in order of time."""
+        return sorted((s.recovered for s in self.stints if s.recovered), key=lambda event: event.time)
+
+    def stepped(self) -> float | None:
+        """When all ranks were stepping again, in seconds since the Unix epoch; None if they never were.
+
+        A rank whose file is missing, as its host died, is taken to have stepped with the others. One whose
+        file is there and tells of no step has not, unless others have made two commits (a first one may
+        precede the first step) or have finished, for which it takes all ranks.
+        """
+        steps = self.first_steps
+        if len(steps) == len(self.stints):
+            return steps[-1].time
+        proofs = [stint.times[1] for stint in self.stints if len(stint.times) > 1]
+        proofs += [stint.finished.time for stint in self.stints if stint.finished]
+        if not proofs:
+            return None
+        return steps[-1].time if steps else min(proofs)
+
+    def reached(self, commit: int) -> float:
+        """When a commit was made, or the newest before it, in seconds since the Unix epoch.
+
+        If none was made here, that is when the ranks had agreed.
+        """
+        made: dict[int, float] = {}
+        for stint in self.stints:
+            for number, time in zip(stint.numbers, stint.times, strict=True):
+                if number <= commit and time < made.get(number, float("inf")):
+                    made[number] = time
+        return made[max(made)] if made else self.agreed
+
+
+def group(stints: Iterable[Stint]) -> list[Meeting]:
+    """Find out who met whom.
+
+    Ranks of one meeting name the same generation, commit and size, each is there once, and they were at it at
+    the same time.
+
+    Returns:
+        The meetings, in order of time.
+    """
+    meetings: dict[tuple[int, int, int], list[list[Stint]]] = {}
+    for stint in sorted(stints, key=lambda stint: stint.sync.time):
+        same = meetings.setdefault(stint.place, [])
+        if not (same and _fits(stint, same[-1])):
+            same.append([])
+        same[-1].append(stint)
+    found = [Meeting(*place, tuple(met)) for place, all_met in meetings.items() for met in all_met]
+    return sorted(found, key=lambda meeting: meeting.began)
+
+
+def _fits(stint: Stint, met: Sequence[Stint]) -> bool:
+    begun = stint.sync.time - (stint.sync.number("seconds") or 0.0)
+    together = begun <= min(other.sync.time for other in met) + TOLERANCE
+    return together and all(other.sync.rank != stint.sync.rank for other in met)

@@ -1,0 +1,108 @@
+"""What is taken from event files: events, and the stints of processes between meetings."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_LARGEST = 1 << 62  # what we count stays far below, and arrays hold no more
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of an event file; ``docs/events.md`` tells what the facts of each kind are.
+
+    Attributes:
+        time: seconds since the Unix epoch.
+        kind: what happened.
+        host: the host's name.
+        rank: the process's rank.
+        facts: the facts of this kind, as they were read.
+    """
+
+    time: float
+    kind: str
+    host: str
+    rank: int
+    facts: Mapping[str, Any]
+
+    def number(self, name: str) -> float | None:
+        """A fact that is a finite number; None if it is anything else."""
+        return number(self.facts.get(name))
+
+    def whole(self, name: str) -> int | None:
+        """A fact that is a whole number; None if it is anything else."""
+        return whole(self.facts.get(name))
+
+    def word(self, name: str) -> str:
+        """A fact that is a text; empty if it is anything else."""
+        value = self.facts.get(name)
+        return value if isinstance(value, str) else ""
+
+
+@dataclass(frozen=True)
+class Stint:
+    """What one process did from one meeting to the next.
+
+    Attributes:
+        sync: how it agreed with the others.
+        numbers: its commits, in the order in which it made them.
+        times: when it made them, in seconds since the Unix epoch; as long as ``numbers``.
+        recovered: its first step, if that followed a recovery.
+        reset: how the stint ended, if it was ended by another meeting.
+        finished: the end of the run.
+    """
+
+    sync: Event
+    numbers: array[int]
+    times: array[float]
+    recovered: Event | None = None
+    reset: Event | None = None
+    finished: Event | None = None
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Generation, the commit that it went on from, and number of ranks: the same for all that met."""
+        return (
+            self.sync.whole("generation") or 0,
+            self.sync.whole("commit") or 0,
+            self.sync.whole("size") or 0,
+        )
+
+
+@dataclass(frozen=True)
+class Log:
+    """What a folder of event files holds.
+
+    Attributes:
+        events: what guardians and supervisors tell, in order of time.
+        stints: what training processes tell.
+        spans: host to the times of its first and its last event of any kind.
+        files: number of event files.
+        passed_over: number of lines that are no events, such as one that a killed process left half-written.
+    """
+
+    events: tuple[Event, ...]
+    stints: tuple[Stint, ...]
+    spans: Mapping[str, tuple[float, float]]
+    files: int
+    passed_over: int
+
+    def of(self, kind: str) -> list[Event]:
+        """The events of a kind."""
+        return [event for event in self.events if event.kind == kind]
+
+
+def number(value: Any) -> float | None:
+    """A finite number; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -_LARGEST < value < _LARGEST:
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def whole(value: Any) -> int | None:
+    """A whole number; None for anything else."""
+    return value if isinstance(value, int) and number(value) is not None else None

@@ -1,0 +1,276 @@
+"""What a run's events come to: faults, the time to recover from them, and what was done twice."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hvdrecover.reporting.clocks import TOLERANCE, corrected, offsets
+from hvdrecover.reporting.meetings import Meeting, group
+from hvdrecover.reporting.records import Event, Log, whole
+
+PHASES = ("reset", "rendezvous", "load", "sync", "first_step")
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How all ranks came to step again.
+
+    Attributes:
+        generation: the generation in which they did.
+        commit: the commit that they went on from.
+        seconds: from the fault to the last rank's first step.
+        rank: the rank that stepped last; None if no rank tells of its first step.
+        phases: how many seconds that rank spent on each of `PHASES`, as far as it tells.
+    """
+
+    generation: int
+    commit: int
+    seconds: float
+    rank: int | None
+    phases: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        time: when it was noticed, in seconds since the Unix epoch.
+        kind: crash, hang, out_of_memory, preemption, lost_host, launcher_lost, script_error or early_exit.
+        host: the host of whoever noticed it.
+        rank: the rank that had it, or None if the whole job had.
+        exit: the lost process's exit code, negative for a signal, or None.
+        steps: steps that the lost process had done since its last commit, or None if that is not known.
+        detail: a text.
+        recovery: how it was recovered from, or None if it has not been.
+    """
+
+    time: float
+    kind: str
+    host: str
+    rank: int | None
+    exit: int | None
+    steps: int | None
+    detail: str
+    recovery: Recovery | None
+
+
+@dataclass(frozen=True)
+class Tally:
+    """The faults of one kind.
+
+    Attributes:
+        count: number of faults.
+        recovered: number of those that were recovered from.
+        median: seconds to recover, or None if none was recovered from.
+        worst: the same, of the slowest recovery.
+    """
+
+    count: int
+    recovered: int
+    median: float | None
+    worst: float | None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the run ended, as far as it has.
+
+    Attributes:
+        outcome: ``finished``, if the training function returned on all ranks; ``ended``, if the supervisor
+            left otherwise; ``open``, if the run is going on or everything was killed.
+        code: the supervisor's exit code, if it left.
+        reason: why it left.
+    """
+
+    outcome: str
+    code: int | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run's events come to.
+
+    Attributes:
+        begin: the first ``start``, or the first event if there is none, in seconds since the Unix epoch.
+        end: the last event.
+        ending: how the run ended.
+        starts: how often the whole job was started.
+        restarts: how often one process was restarted in place.
+        warm: how many of those restarts a standby made.
+        given_up: why slots or jobs were given up.
+        faults: in order of time.
+        steps_repeated: steps that were done again, as they had not been committed.
+        commits_repeated: commits that were made again, as the job went on from an earlier one.
+        goodput: the share of the time that was spent between commits that were carried over, from 0 to 1;
+            None if no time has passed.
+        clocks: host to how many seconds its clock is ahead; its times are corrected.
+        files: number of event files.
+        passed_over: number of lines in them that are no events.
+    """
+
+    begin: float
+    end: float
+    ending: Ending
+    starts: int
+    restarts: int
+    warm: int
+    given_up: tuple[str, ...]
+    faults: tuple[Fault, ...]
+    steps_repeated: int
+    commits_repeated: int
+    goodput: float | None
+    clocks: Mapping[str, float]
+    files: int
+    passed_over: int
+
+    @property
+    def kinds(self) -> dict[str, Tally]:
+        """Kind of fault to what there was of it, the most frequent first."""
+        names = [fault.kind for fault in self.faults]
+        order = sorted(set(names), key=lambda name: (-names.count(name), name))
+        return {name: tally(fault for fault in self.faults if fault.kind == name) for name in order}
+
+    @property
+    def overall(self) -> Tally:
+        """What there was of all kinds together."""
+        return tally(self.faults)
+
+
+def tally(faults: Iterable[Fault]) -> Tally:
+    """Count faults, and the time to recover from them."""
+    all_faults = list(faults)
+    seconds = [fault.recovery.seconds for fault in all_faults if fault.recovery is not None]
+    median = statistics.median(seconds) if seconds else None
+    return Tally(len(all_faults), len(seconds), median, max(seconds, default=None))
+
+
+def summarise(log: Log) -> Report:
+    """Draw the conclusions from a run's events."""
+    wrong = offsets(log)
+    log = corrected(log, wrong)
+    meetings = group(log.stints)
+    starts, faults = log.of("start"), log.of("fault")
+    restarts = [event for event in log.of("restart") if event.word("scope") == "slot"]
+    begin = min([event.time for event in starts] or [first for first, _ in log.spans.values()])
+    end = max(last for _, last in log.spans.values())
+    return Report(
+        begin=begin,
+        end=end,
+        ending=_ending(log, meetings),
+        starts=len(starts),
+        restarts=len(restarts),
+        warm=sum(event.facts.get("warm") is True for event in restarts),
+        given_up=tuple(_given_up(event) for event in log.of("gave_up")),
+        faults=tuple(_fault(event, meetings) for event in faults),
+        steps_repeated=_steps_repeated(faults, meetings),
+        commits_repeated=_commits_repeated(meetings),
+        goodput=min(_carried_over(meetings) / (end - begin), 1.0) if end > begin else None,
+        clocks=wrong,
+        files=log.files,
+        passed_over=log.passed_over,
+    )
+
+
+def _fault(event: Event, meetings: Sequence[Meeting]) -> Fault:
+    return Fault(
+        time=event.time,
+        kind=event.word("fault") or "unknown",
+        host=event.host,
+        rank=None if event.whole("slot") is None else event.rank,
+        exit=event.whole("exit"),
+        steps=event.whole("steps"),
+        detail=event.word("detail"),
+        recovery=_recovery(event, meetings),
+    )
+
+
+def _began(fault: Event) -> float:
+    """When a fault began: a hang is noticed only when a process has been silent for long."""
+    silent = fault.number("silent") if fault.word("fault") == "hang" else None
+    return fault.time - max(silent or 0.0, 0.0)
+
+
+def _recovery(fault: Event, meetings: Sequence[Meeting]) -> Recovery | None:
+    """The first meeting after a fault in which all ranks stepped again."""
+    began = _began(fault)
+    for meeting in meetings[_broken(fault, meetings) + 1 :]:
+        stepped = meeting.stepped()
+        if stepped is not None:
+            return _recovered(meeting, max(stepped - began, 0.0))
+    return None
+
+
+def _recovered(meeting: Meeting, seconds: float) -> Recovery:
+    steps = meeting.first_steps
+    if not steps:
+        return Recovery(meeting.generation, meeting.commit, seconds, None, {})
+    told = {phase: steps[-1].number(phase) for phase in PHASES}
+    phases = {phase: spent for phase, spent in told.items() if spent is not None}
+    return Recovery(meeting.generation, meeting.commit, seconds, steps[-1].rank, phases)
+
+
+def _broken(fault: Event, meetings: Sequence[Meeting]) -> int:
+    """The place of the meeting that a fault broke; -1 if it came before the first.
+
+    The commit of the lost process tells it, whatever the clocks say. Otherwise it is the last one in which
+    all had agreed by then.
+    """
+    began = _began(fault)
+    commit = fault.facts.get("commit")
+    generation = whole(commit[0]) if isinstance(commit, list) and commit else None
+    places = range(len(meetings) - 1, -1, -1)
+    for place in places:
+        if meetings[place].generation == generation and meetings[place].began <= began + TOLERANCE:
+            return place
+    return next((place for place in places if meetings[place].agreed <= began), -1)
+
+
+def _steps_repeated(faults: Sequence[Event], meetings: Sequence[Meeting]) -> int:
+    """All ranks train in step, so of one meeting's ranks the one that lost the most steps counts for all."""
+    lost = {place: meeting.steps_lost for place, meeting in enumerate(meetings)}
+    for fault in faults:
+        place = _broken(fault, meetings)
+        lost[place] = max(lost.get(place, 0), fault.whole("steps") or 0)
+    return sum(lost.values())
+
+
+def _commits_repeated(meetings: Sequence[Meeting]) -> int:
+    return sum(
+        max(before.newest - after.commit, 0)
+        for before, after in itertools.pairwise(meetings)
+        if not before.finished
+    )
+
+
+def _carried_over(meetings: Sequence[Meeting]) -> float:
+    """Seconds from each agreement to the last commit after it that all later meetings went on from."""
+    seconds = 0.0
+    carried: float = math.inf  # commits beyond this one were lost later on
+    for meeting in reversed(meetings):
+        if meeting.finished:
+            carried = math.inf
+        newest = int(min(meeting.newest, carried))
+        seconds += max(meeting.reached(newest) - meeting.agreed, 0.0)
+        carried = min(carried, meeting.commit)
+    return seconds
+
+
+def _ending(log: Log, meetings: Sequence[Meeting]) -> Ending:
+    last = next(iter(log.of("end")[-1:]), None)
+    started = max((event.time for event in log.of("start")), default=-math.inf)
+    left = last if last is not None and last.time >= started else None
+    code, reason = (left.whole("code"), left.word("reason")) if left else (None, "")
+    if meetings and meetings[-1].finished:
+        return Ending("finished", code, reason)
+    return Ending("ended" if left else "open", code, reason)
+
+
+def _given_up(event: Event) -> str:
+    what = f"rank {event.rank} on {event.host}" if event.word("scope") == "slot" else "the job"
+    return f"{what}: {event.word('reason')}"
