@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import shutil
 import signal
@@ -71,7 +72,7 @@ def claim() -> tuple[int, socket.socket]:
     Raises:
         LabError: all are taken.
     """
-    for number in _NUMBERS:
+    for number in random.sample(_NUMBERS, len(_NUMBERS)):  # not one that was in use a moment ago
         if taken := _claim(number):
             return number, taken
     raise LabError(f"{len(_NUMBERS)} labs are in use; end one of them")
