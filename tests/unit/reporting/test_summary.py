@@ -1,0 +1,307 @@
+"""What a run's events come to."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from hvdrecover.reporting import reading, summary
+from hvdrecover.reporting.summary import PHASES, Tally
+from tests.unit.reporting.runs import BEGIN, REPLACED, TWO, Run, example
+
+
+def report_of(run):
+    return summary.summarise(reading.read(run.folder))
+
+
+def recoveries(report):
+    """Of each fault the generation in which it was recovered from, and the seconds that took."""
+    return [
+        (fault.recovery.generation, pytest.approx(fault.recovery.seconds, abs=1e-3))
+        if fault.recovery
+        else None
+        for fault in report.faults
+    ]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of two ranks that has made three commits, 10 s apart, the first one 14 s after its beginning."""
+    run = Run(tmp_path / "run")
+    run.tell(0, "start", pid=5, attempt=1, command=["python"])
+    run.meet(4, TWO, 1, 0, "initial")
+    run.commit(TWO, 1, {1: 14, 2: 24, 3: 34})
+    return run
+
+
+# -- time to recover -----------------------------------------------------------------------------------
+
+
+def test_a_fault_is_recovered_from_when_the_last_rank_steps_again(run):
+    run.fault(40, rank=1, host="node-2", commit=[1, 3], exit=-9, steps=6, detail="SIGKILL")
+    run.meet(42, REPLACED, 2, 3)
+    run.step(43, REPLACED, 2, 3, load=0.7)
+    (fault,) = report_of(run).faults
+    assert (fault.kind, fault.host, fault.rank, fault.exit, fault.steps) == ("crash", "node-2", 1, -9, 6)
+    assert (fault.time, fault.detail) == (BEGIN + 40, "SIGKILL")
+    recovery = fault.recovery
+    assert (recovery.generation, recovery.commit, recovery.rank) == (2, 3, 1)
+    assert recovery.seconds == pytest.approx(3.01)
+    assert tuple(recovery.phases) == PHASES
+    assert recovery.phases["load"] == 0.7
+
+
+def test_only_the_first_step_of_a_rank_counts(run):
+    run.fault(40)
+    run.meet(42, REPLACED, 2, 3)
+    run.step(43, REPLACED, 2, 3)
+    run.step(60, REPLACED, 2, 3)
+    assert recoveries(report_of(run)) == [(2, 3.01)]
+
+
+def test_a_hang_began_when_the_process_fell_silent(run):
+    run.fault(64, "hang", silent=20.0)
+    run.fault(64, "crash", silent=20.0)
+    run.meet(65, REPLACED, 2, 3)
+    run.step(66, REPLACED, 2, 3)
+    assert recoveries(report_of(run)) == [(2, 22.01), (2, 2.01)]
+
+
+def test_faults_before_one_recovery_share_it(run):
+    run.fault(40, rank=0)
+    run.fault(41, rank=1, host="node-2")
+    run.meet(42, REPLACED, 2, 3)
+    run.step(43, REPLACED, 2, 3)
+    assert recoveries(report_of(run)) == [(2, 3.01), (2, 2.01)]
+
+
+@pytest.mark.parametrize("commits", [{}, {4: 43.2}])
+def test_a_meeting_that_broke_before_all_had_stepped_is_no_recovery(run, commits):
+    again = {0: ("node-1", 10), 1: ("node-2", 22)}
+    run.fault(40, rank=1, host="node-2", commit=[1, 3])
+    run.meet(42, REPLACED, 2, 3)
+    run.commit({0: REPLACED[0]}, 2, commits)  # as a script does that commits before its first step
+    run.step(43, {0: REPLACED[0]}, 2, 3)
+    run.fault(43.5, rank=1, host="node-2", commit=[2, 3])
+    run.meet(45, again, 3, 3)
+    run.step(46, again, 3, 3)
+    assert recoveries(report_of(run)) == [(3, 6.01), (3, 2.51)]
+
+
+def test_what_is_not_recovered_from_says_so(run):
+    run.fault(40)
+    run.meet(42, REPLACED, 2, 3)  # the run is going on: nobody has stepped yet
+    report = report_of(run)
+    assert recoveries(report) == [None]
+    assert report.kinds == {"crash": Tally(1, 0, None, None)}
+    assert (report.ending.outcome, report.end) == ("open", BEGIN + 42)
+
+
+def test_a_fault_before_the_ranks_first_met(tmp_path):
+    run = Run(tmp_path)
+    run.fault(1)
+    run.meet(3, TWO, 1, 0, "initial")
+    run.commit(TWO, 1, {1: 5, 2: 6})
+    assert recoveries(report_of(run)) == [(1, 5.0)]
+
+
+def test_a_run_that_ends_without_another_step_was_recovered(run):
+    run.fault(40)
+    run.meet(42, REPLACED, 2, 3)
+    run.finish(44, REPLACED, 2, 4)
+    (fault,) = report_of(run).faults
+    assert (fault.recovery.seconds, fault.recovery.rank, fault.recovery.phases) == (4.0, None, {})
+
+
+def test_the_lost_process_s_commit_tells_what_a_fault_broke(run):
+    # Noticed only when the others were already stepping again without it.
+    run.fault(50, "lost_host", commit=[1, 3])
+    run.meet(42, {0: TWO[0]}, 2, 3)
+    run.step(43, {0: TWO[0]}, 2, 3)
+    assert recoveries(report_of(run)) == [(2, 0.0)]
+
+
+def test_a_start_may_count_from_the_same_generation_again(run):
+    anew = {0: ("node-1", 30), 1: ("node-2", 40)}
+    run.fault(40, commit=[1, 3])
+    run.tell(41, "start", pid=5, attempt=2, command=["python"])
+    run.meet(44, anew, 1, 0, "initial")
+    run.step(45, anew, 1, 0)
+    run.fault(50, commit=[1, 0])
+    run.meet(52, anew, 2, 0)
+    run.step(53, anew, 2, 0)
+    report = report_of(run)
+    assert recoveries(report) == [(1, 5.01), (2, 3.01)]
+    assert report.starts == 2
+
+
+def test_a_process_may_have_the_name_of_an_earlier_one(run):
+    # In containers, hosts and pids repeat, so both append to the same files.
+    run.fault(40, commit=[1, 3])
+    run.meet(44, TWO, 1, 0, "initial")
+    run.step(45, TWO, 1, 0)
+    run.commit(TWO, 1, {1: 50, 2: 55})
+    report = report_of(run)
+    assert recoveries(report) == [(1, 5.01)]
+    assert report.commits_repeated == 3
+    assert report.goodput == pytest.approx(11 / 55)
+
+
+def test_the_file_of_a_host_that_died_may_be_missing(run):
+    run.fault(40, "lost_host", slot=None, commit=None)
+    run.meet(42, REPLACED, 2, 3)
+    run.step(43, REPLACED, 2, 3)
+    run.commit(REPLACED, 2, {4: 50})
+    for file in run.folder.glob("node-2-*.jsonl"):
+        file.unlink()
+    report = report_of(run)
+    assert recoveries(report) == [(2, 3.0)]
+    assert report.faults[0].rank is None
+
+
+def test_a_file_whose_end_is_missing_does_not_hide_a_recovery(run):
+    run.fault(40, commit=[1, 3])
+    run.meet(42, REPLACED, 2, 3)
+    run.step(43, {0: REPLACED[0]}, 2, 3)
+    run.commit({0: REPLACED[0]}, 2, {4: 50, 5: 60})
+    assert recoveries(report_of(run)) == [(2, 3.0)]
+
+
+# -- what was done twice, and goodput ------------------------------------------------------------------
+
+
+def test_of_ranks_that_train_in_step_the_most_steps_lost_count(run):
+    run.fault(40, rank=1, host="node-2", commit=[1, 3], steps=4)
+    run.reset(40.1, {0: TWO[0]}, steps=5)
+    run.meet(42, REPLACED, 2, 3)
+    run.step(43, REPLACED, 2, 3)
+    run.fault(50, rank=0, commit=[2, 3], steps=7)
+    run.reset(50.1, {1: REPLACED[1]}, steps=6)
+    run.meet(52, TWO, 3, 3)
+    run.step(53, TWO, 3, 3)
+    assert report_of(run).steps_repeated == 5 + 7
+
+
+def test_a_mere_change_of_hosts_repeats_nothing(run):
+    run.reset(40, TWO, steps=0)
+    run.meet(41, REPLACED, 2, 3)
+    report = report_of(run)
+    assert (report.steps_repeated, report.commits_repeated, report.faults) == (0, 0, ())
+
+
+def test_goodput_is_the_time_in_commits_that_were_carried_over(run):
+    run.meet(40, REPLACED, 2, 3)
+    run.commit(REPLACED, 2, {4: 45, 5: 50})
+    run.tell(100, "end", pid=5, code=75, reason="preempted")
+    report = report_of(run)
+    assert report.goodput == pytest.approx(((34 - 4) + (50 - 40)) / 100)
+    assert (report.ending.outcome, report.ending.code, report.ending.reason) == ("ended", 75, "preempted")
+
+
+def test_commits_that_were_lost_do_not_count_whatever_generation_made_them(run):
+    run.meet(40, REPLACED, 2, 3)
+    run.commit(REPLACED, 2, {4: 45, 5: 50})
+    run.meet(60, TWO, 3, 2, "durable")  # all memory was lost, and commit 2 was the newest durable one
+    run.commit(TWO, 3, {3: 80})
+    report = report_of(run)
+    assert report.goodput == pytest.approx(((24 - 4) + 0 + (80 - 60)) / 80)
+    assert report.commits_repeated == 3
+
+
+def test_what_an_earlier_run_has_finished_is_not_lost(run):
+    run.finish(35, TWO, 1, 3)
+    run.tell(36, "end", pid=5, code=0, reason="finished")
+    run.tell(40, "start", pid=6, attempt=1, command=["python"])
+    run.meet(50, REPLACED, 1, 0, "initial")
+    run.commit(REPLACED, 1, {1: 70})
+    report = report_of(run)
+    assert report.goodput == pytest.approx(((34 - 4) + (70 - 50)) / 70)
+    assert (report.commits_repeated, report.starts, report.ending.outcome) == (0, 2, "open")
+
+
+def test_without_a_start_the_first_event_begins_the_run(run):
+    (run.folder / "node-1-5.jsonl").unlink()
+    report = report_of(run)
+    assert (report.begin, report.goodput) == (BEGIN + 4, 1.0)
+
+
+def test_a_single_event_takes_no_time(tmp_path):
+    run = Run(tmp_path)
+    run.tell(1, "start", attempt=1, command=[])
+    report = report_of(run)
+    assert (report.goodput, report.faults, report.kinds) == (None, (), {})
+
+
+def test_the_example_as_a_whole(tmp_path):
+    report = report_of(example(tmp_path))
+    assert report.kinds == {
+        "crash": Tally(1, 1, pytest.approx(0.31), pytest.approx(0.31)),
+        "hang": Tally(1, 1, pytest.approx(22.71), pytest.approx(22.71)),
+    }
+    assert report.overall == Tally(2, 2, pytest.approx((0.31 + 22.71) / 2), pytest.approx(22.71))
+    assert (report.steps_repeated, report.restarts, report.warm) == (5 + 1, 2, 1)
+    assert report.goodput == pytest.approx((30 + 19.75 + 19.4) / 104)
+    assert (report.ending.outcome, report.ending.code) == ("finished", 0)
+
+
+def test_what_was_given_up_is_told(run):
+    run.tell(40, "gave_up", "node-2", 9, 1, scope="slot", reason="3 deaths without a commit")
+    run.tell(41, "gave_up", pid=5, scope="job", reason="no restarts left")
+    assert report_of(run).given_up == (
+        "rank 1 on node-2: 3 deaths without a commit",
+        "the job: no restarts left",
+    )
+
+
+# -- clocks --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ahead", [3600.0, 30.0, -30.0, -3600.0])
+@pytest.mark.parametrize("host", ["node-1", "node-2"])
+def test_a_wrong_clock_changes_nothing_but_the_time_of_day(tmp_path, host, ahead):
+    right = report_of(example(tmp_path / "right"))
+    wrong = report_of(example(tmp_path / "wrong", {host: ahead}))
+    # The job was started on node-1, so its clock is the one that counts.
+    assert wrong.clocks == {"node-2": pytest.approx(ahead if host == "node-2" else -ahead)}
+    assert recoveries(wrong) == [(2, 0.31), (3, 22.71)]
+    assert wrong.goodput == pytest.approx(right.goodput, abs=1e-6)
+    assert (wrong.steps_repeated, wrong.end - wrong.begin) == (right.steps_repeated, pytest.approx(104))
+
+
+def test_clocks_that_differ_little_are_left_alone(tmp_path):
+    report = report_of(example(tmp_path, {"node-2": 0.2}))
+    assert report.clocks == {}
+    assert [fault.recovery.generation for fault in report.faults] == [2, 3]
+
+
+def test_a_rank_that_is_slow_at_times_is_no_wrong_clock(tmp_path):
+    run = Run(tmp_path)
+    run.meet(4, TWO, 1, 0, "initial")
+    run.commit({0: TWO[0]}, 1, {1: 44, 2: 84})  # after an evaluation of 30 s each
+    run.commit({1: TWO[1]}, 1, {1: 14, 2: 54})
+    assert report_of(run).clocks == {}
+
+
+def test_clocks_are_compared_through_a_third_host(tmp_path):
+    run = Run(tmp_path, {"node-2": 100.0, "node-3": 250.0})
+    pair = {0: ("node-2", 20), 1: ("node-3", 30)}
+    run.meet(4, TWO, 1, 0, "initial")
+    run.commit(TWO, 1, {1: 14})
+    run.meet(20, pair, 2, 1)
+    run.commit(pair, 2, {2: 24})
+    run.tell(0, "start", "node-1", 5, attempt=1, command=[])
+    assert report_of(run).clocks == {"node-2": pytest.approx(100), "node-3": pytest.approx(250)}
+
+
+def test_moments_that_come_twice_are_not_compared(run):
+    # The second start counts from generation 1 again, and its rank 1 is on a host of its own.
+    anew = {0: ("node-1", 30), 1: ("node-3", 40)}
+    run.meet(500, anew, 1, 0, "initial")
+    run.commit(anew, 1, {1: 510, 2: 520})
+    assert report_of(run).clocks == {}
+
+
+def test_a_report_is_made_of_facts_that_can_be_compared(tmp_path):
+    reports = [report_of(example(tmp_path / name)) for name in ("a", "b")]
+    assert dataclasses.asdict(reports[0]) == dataclasses.asdict(reports[1])
