@@ -83,7 +83,7 @@ def test_files_below_the_folder_are_read_too(tmp_path):
 def test_a_folder_without_events_is_an_error(tmp_path, content):
     if content is not None:
         (tmp_path / "x.jsonl").write_bytes(content)
-    with pytest.raises(ConfigError, match="holds no events; .*HVDRECOVER_EVENTS"):
+    with pytest.raises(ConfigError, match=r"holds no events; .*HVDRECOVER_EVENTS"):
         reading.read(tmp_path)
 
 

@@ -1,0 +1,218 @@
+"""`hvdrecover report`: what it says, and how it exits."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hvdrecover import cli
+from hvdrecover.cli import report
+from tests.unit.reporting.runs import BEGIN, TWO, Run, example
+
+DOCS = Path(__file__).parents[2] / "docs" / "commands.md"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """An empty working folder, in the time zone of the documentation's example."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HVDRECOVER_EVENTS", raising=False)
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs the command, and gives its exit code, its output and its errors."""
+
+    def run(*arguments):
+        code = cli.main(["report", *map(str, arguments)])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def document(run):
+    """Runs the command with ``--json``, and gives the document."""
+    return lambda *arguments: json.loads(run(*arguments, "--json")[1])
+
+
+def columns(line):
+    return re.split(r"  +", line.strip())
+
+
+def keys(value):
+    """All keys of a document but those that are names of hosts, kinds and phases."""
+    if isinstance(value, list):
+        return {key for item in value for key in keys(item)}
+    if not isinstance(value, dict):
+        return set()
+    named = ("clocks", "phases")
+    inner = [
+        list(item.values()) if key == "kinds" else item for key, item in value.items() if key not in named
+    ]
+    return set(value) | keys(inner)
+
+
+def test_the_documentation_s_example_is_what_the_command_says(run):
+    example(Path("hvdrecover-runs/2026-01-01-120000"))
+    code, output, errors = run()
+    assert (code, errors) == (0, "")
+    assert f"\n$ hvdrecover report\n{output}```\n" in DOCS.read_text()
+
+
+def test_the_documentation_names_every_key(document):
+    example(Path("events"))
+    (row,) = [line for line in DOCS.read_text().splitlines() if line.startswith("| report |")]
+    assert [key for key in sorted(keys(document("events"))) if f"`{key}`" not in row] == []
+
+
+def test_a_report_as_json(document):
+    example(Path("events"))
+    found = document("events")
+    assert (found["folder"], found["outcome"], found["code"]) == ("events", "finished", 0)
+    assert (found["begin"], found["wall_seconds"]) == (BEGIN, 104)
+    assert (found["starts"], found["restarts"], found["warm_restarts"]) == (1, 2, 1)
+    assert (found["steps_repeated"], found["commits_repeated"], found["clocks"]) == (6, 0, {})
+    assert found["kinds"]["crash"] == {
+        "count": 1,
+        "recovered": 1,
+        "median_seconds": pytest.approx(0.31),
+        "worst_seconds": pytest.approx(0.31),
+    }
+    assert found["faults"][0] == {
+        "time": BEGIN + 36,
+        "fault": "crash",
+        "host": "node-2",
+        "rank": 1,
+        "exit": -9,
+        "steps": 4,
+        "detail": "killed by SIGKILL",
+        "recovery": {
+            "generation": 2,
+            "commit": 3,
+            "seconds": pytest.approx(0.31),
+            "slowest_rank": 1,
+            "phases": {"reset": 0.02, "rendezvous": 0.11, "load": 0.01, "sync": 0.06, "first_step": 0.05},
+        },
+    }
+
+
+def test_a_run_without_faults_says_so(run, document):
+    made = Run(Path("events"))
+    made.meet(4, TWO, 1, 0, "initial")
+    made.commit(TWO, 1, {1: 9, 2: 14})
+    output = run("events")[1]
+    assert output.endswith("\n\nno faults\n")
+    assert "goodput    100.0% of the time in committed steps\n" in output
+    assert "starts" not in output  # nobody told
+    assert (document("events")["kinds"], document("events")["faults"]) == ({}, [])
+
+
+def test_a_run_that_is_going_on_says_so(run, document):
+    made = Run(Path("events"))
+    made.tell(time.time() - BEGIN, "start", attempt=1, command=[])
+    made.fault(time.time() - BEGIN, "lost_host", slot=None)
+    output = run("events")[1]
+    assert "\noutcome    no end yet: it is going on, or all was killed (last event 0 s ago)\n" in output
+    assert columns(output.splitlines()[-1])[1:] == ["lost_host", "node-1", "all", "not yet"]
+    assert (document("events")["outcome"], document("events")["faults"][0]["recovery"]) == ("open", None)
+
+
+def test_how_a_run_was_given_up_and_what_was_corrected_is_said(run, document):
+    made = example(Path("events"), {"node-2": 90.0})
+    made.tell(200, "start", pid=5, attempt=2, command=[])
+    made.meet(201, {0: ("node-1", 50)}, 4, 8, "durable")
+    made.tell(202, "gave_up", pid=5, scope="job", reason="no restarts left")
+    made.tell(203, "end", pid=5, code=3, reason="gave up")
+    output = run("events")[1]
+    assert "\noutcome    ended before it was finished, with code 3: gave up\n" in output
+    assert "\ngiven up   the job: no restarts left\n" in output
+    assert "\nclocks     wrong, and corrected here: node-2 by +90.0 s\n" in output
+    found = document("events")
+    assert (found["outcome"], found["code"], found["reason"]) == ("ended", 3, "gave up")
+    assert (found["given_up"], found["clocks"]) == (
+        ["the job: no restarts left"],
+        {"node-2": pytest.approx(90)},
+    )
+
+
+def test_only_the_last_faults_are_shown(run, document):
+    made = Run(Path("events"))
+    for second in range(25):
+        made.fault(second, detail=f"number {second}")
+    lines = run("events")[1].splitlines()
+    start = lines.index("the last 20 faults (--json lists all 25)") + 2
+    assert [columns(line)[-1] for line in lines[start:]] == [f"number {second}" for second in range(5, 25)]
+    assert len(document("events")["faults"]) == 25
+
+
+def test_what_a_terminal_would_obey_is_escaped(run):
+    made = Run(Path("events"))
+    made.fault(1, "\x1b[31mcrash", host="node-1", detail="a\nb [red]c\x1b]0;title\x07")
+    made.tell(2, "gave_up", scope="job", reason="\x1b[2J")
+    output = run("events")[1]
+    assert "\x1b" not in output
+    assert r"a\nb [red]c\x1b]0;title\x07" in output
+
+
+def test_the_environment_names_a_folder_unless_an_argument_does(document, monkeypatch):
+    for name in ("one", "two", "hvdrecover-runs/three"):
+        example(Path(name))
+    monkeypatch.setenv("HVDRECOVER_EVENTS", "two")
+    assert (document("one")["folder"], document()["folder"]) == ("one", "two")
+    monkeypatch.delenv("HVDRECOVER_EVENTS")
+    assert document()["folder"] == "hvdrecover-runs/three"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ([], "FOLDER: no run to report on: "),
+        (["missing"], "FOLDER: 'missing' is no folder; "),
+        (["."], "FOLDER: '.' holds no events; "),
+    ],
+)
+@pytest.mark.parametrize("json", [[], ["--json"]])
+def test_without_events_there_is_an_error_of_one_line(run, arguments, problem, json):
+    code, output, errors = run(*arguments, *json)
+    assert (code, output, errors.count("\n")) == (1, "", 1)
+    assert errors.startswith(f"hvdrecover: {problem}")
+
+
+def test_a_report_imports_no_framework():
+    example(Path("events"))
+    program = "import sys; from hvdrecover.cli import main; main(sys.argv[1:]); print('', *sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "report", "events"], capture_output=True, text=True, timeout=120
+    )
+    imported = {name.split(".")[0] for name in done.stdout.splitlines()[-1].split()}
+    assert {"hvdrecover", "rich"} <= imported
+    assert not imported & {"torch", "tensorflow", "keras", "horovod"}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, ""),
+        (0, "0.00 s"),
+        (9.994, "9.99 s"),
+        (9.996, "10.0 s"),
+        (99.94, "99.9 s"),
+        (99.96, "1 min 40 s"),
+        (3599.6, "1 h 0 min"),
+        (90_000, "1 d 1 h"),
+    ],
+)
+def test_durations(seconds, text):
+    assert report._duration(seconds) == text
