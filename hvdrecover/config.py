@@ -8,25 +8,47 @@ This is the only module that reads environment variables; a test holds the other
 ``HVDRECOVER_LOG``             ``debug``, ``info`` (default), ``warning`` or ``error``
 ``HVDRECOVER_MAX_DURABLE_AGE`` for how many seconds commits that are due may fail to become durable
                                before the job is stopped; without it, training goes on
+``HVDRECOVER_STOP_SIGNALS``    which signals announce a preemption: names, separated by commas
+                               (``SIGTERM,SIGUSR1``)
 ============================== =====================================================================
+
+Our own processes set ``HVDRECOVER_SLOT``, ``HVDRECOVER_REJOIN`` and ``HVDRECOVER_SUPERVISOR`` for those
+that they start.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from hvdrecover.errors import ConfigError
+
+PREEMPTED = 75  # exit code of what left after a preemption: EX_TEMPFAIL, to be started again
+STACKS_SIGNAL = signal.SIGRTMIN + 5  # has a training process write down where its threads are
 
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _CHOICE = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
 _GLOO_LAUNCHED = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 _CHOOSER = "HVDRECOVER_CONTROLLER_CHOSEN_BY"
+
+# What places a process among others; without them, it is alone.
+_PLACE = (
+    "HOROVOD_RANK",
+    "HOROVOD_SIZE",
+    "HOROVOD_LOCAL_RANK",
+    "HOROVOD_LOCAL_SIZE",
+    "HOROVOD_CROSS_RANK",
+    "HOROVOD_CROSS_SIZE",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT",
+)
 
 # Each launcher tells its processes their place in the job by at least one of these.
 _LAUNCHER_VARIABLES = (
@@ -57,6 +79,12 @@ class Config:
         collective_seconds: after how many seconds Horovod gives up a rank that says nothing.
         max_durable_age: for how many seconds commits that are due may fail to become durable before the job
             is stopped, or None for as long as it takes.
+        slot: file descriptors of the page, the stacks and the notes that a guardian reads, or None.
+        rejoins: whether this process takes the place of one that was lost.
+        stop_signals: the signals that announce a preemption.
+        local_rank: this process's place on its host, or None if no launcher told.
+        rendezvous: host and port of Horovod's driver, or None.
+        supervisor: host, port and token of the supervisor of the job, or None.
     """
 
     checkpoint: str | None
@@ -69,6 +97,12 @@ class Config:
     host: str
     max_durable_age: float | None = None
     collective_seconds: float = 30.0
+    slot: tuple[int, int, int] | None = None
+    rejoins: bool = False
+    stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGUSR1)
+    local_rank: int | None = None
+    rendezvous: tuple[str, int] | None = None
+    supervisor: tuple[str, int, str] | None = None
 
 
 def read(environ: Mapping[str, str] | None = None) -> Config:
@@ -96,7 +130,48 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         host=env.get("HOROVOD_HOSTNAME") or socket.gethostname(),
         max_durable_age=_seconds(env, "HVDRECOVER_MAX_DURABLE_AGE"),
         collective_seconds=_seconds(env, "HOROVOD_GLOO_TIMEOUT_SECONDS") or 30.0,
+        slot=_slot(env.get("HVDRECOVER_SLOT", "")),
+        rejoins=env.get("HVDRECOVER_REJOIN") == "1",
+        stop_signals=_signals(env.get("HVDRECOVER_STOP_SIGNALS") or "SIGTERM,SIGUSR1"),
+        local_rank=_number(env, "HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+        rendezvous=_rendezvous(env),
+        supervisor=_supervisor(env),
     )
+
+
+def _slot(text: str) -> tuple[int, int, int] | None:
+    numbers = text.split(",")
+    if len(numbers) != 3 or not all(number.isdigit() for number in numbers):
+        return None
+    page, stacks, notes = map(int, numbers)
+    return page, stacks, notes
+
+
+def _signals(text: str) -> tuple[signal.Signals, ...]:
+    names = [name.strip().upper() for name in text.split(",") if name.strip()]
+    try:
+        return tuple(signal.Signals[name if name.startswith("SIG") else f"SIG{name}"] for name in names)
+    except KeyError as error:
+        problem = f"{error.args[0]} is not a signal; use names such as SIGTERM,SIGUSR1"
+        raise ConfigError("HVDRECOVER_STOP_SIGNALS", problem) from None
+
+
+def _number(env: Mapping[str, str], *names: str) -> int | None:
+    return next((int(env[name]) for name in names if env.get(name, "").isdigit()), None)
+
+
+def _rendezvous(env: Mapping[str, str]) -> tuple[str, int] | None:
+    port = _number(env, "HOROVOD_GLOO_RENDEZVOUS_PORT")
+    return None if port is None else (env.get(_GLOO_LAUNCHED, ""), port)
+
+
+def _supervisor(env: Mapping[str, str]) -> tuple[str, int, str] | None:
+    """Host, port and token; the host is where workers have found Horovod's driver, which runs beside it."""
+    host, _, rest = (env.get("HVDRECOVER_SUPERVISOR") or "").rpartition("/")
+    port, _, token = rest.partition(":")
+    if not port.isdigit():
+        return None
+    return env.get(_GLOO_LAUNCHED) or host, int(port), token
 
 
 def _seconds(env: Mapping[str, str], name: str) -> float | None:
@@ -126,6 +201,24 @@ def choose_controller(config: Config) -> None:
             os.environ.pop(name, None)
     if not config.launched and not config.controller_chosen:
         os.environ.update({**_CHOICE, _CHOOSER: str(os.getpid())})
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Hide from Horovod that there are other ranks."""
+    hidden = {name: os.environ.pop(name) for name in _PLACE if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+def keep_to_this_process(*descriptors: int) -> None:
+    """Do not hand what a guardian gave to this process on to programs that it starts."""
+    os.environ.pop("HVDRECOVER_SLOT", None)
+    os.environ.pop("HVDRECOVER_REJOIN", None)
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
 
 
 def quiet_tensorflow() -> None:

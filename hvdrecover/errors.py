@@ -20,6 +20,9 @@
     │   ├── FencedError             a later generation has claimed the root
     │   └── FlushTimeoutError       a commit did not become durable in time
     ├── RecoveryError               the ranks could not agree on a state to go on from
+    │   ├── MeetingError            a rank was lost while the ranks met
+    │   └── RemovedError            this host is no longer part of the job
+    ├── LaunchError                 a process of the job can't be started
     └── InstallError                Horovod could not be built or installed
         └── EditError               a named edit of Horovod's source no longer applies
 
@@ -170,6 +173,26 @@ class FlushTimeoutError(CheckpointError, TimeoutError):
 
 class RecoveryError(HvdrecoverError):
     """The ranks could not agree on a state to go on from."""
+
+
+class MeetingError(RecoveryError):
+    """A rank was lost while the ranks met."""
+
+
+class RemovedError(RecoveryError):
+    """This host is no longer part of the job."""
+
+
+class LaunchError(HvdrecoverError):
+    """A process of the job can't be started.
+
+    Attributes:
+        program: the program.
+    """
+
+    def __init__(self, program: str, problem: str) -> None:
+        super().__init__(f"{program}: {problem}")
+        self.program = program
 
 
 class InstallError(HvdrecoverError):

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from hvdrecover.cli.commits import add_commands
+from hvdrecover.cli import commits, launching
 from hvdrecover.cli.report import add_report
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.version import __version__
@@ -46,11 +46,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Recovery for Horovod: durable commits, and jobs that are hard to kill.",
     )
     parser.add_argument("--version", action="version", version=f"hvdrecover {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    add_commands(commands)
-    add_report(commands)
+    subcommands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    launching.add_commands(subcommands)
+    commits.add_commands(subcommands)
+    add_report(subcommands)
 
-    install = commands.add_parser(
+    install = subcommands.add_parser(
         "install-horovod",
         help="build Horovod for this environment and install it",
         description="Build Horovod for this environment's Python, PyTorch, TensorFlow and MPI, and install "

@@ -46,3 +46,13 @@ def exported_file(text: str) -> Path:
     if path.suffix not in (".pt", ".keras", ".safetensors"):
         raise argparse.ArgumentTypeError(f"'{text}' ends in none of .pt, .keras and .safetensors")
     return path
+
+
+def hang_timeout(text: str) -> float:
+    """A duration that Horovod's own limits, of whole seconds, can be told from."""
+    from hvdrecover.launch.hangs import LEAST_TIMEOUT
+
+    value = seconds(text)
+    if value < LEAST_TIMEOUT:
+        raise argparse.ArgumentTypeError(f"{text} is less than {LEAST_TIMEOUT:g} seconds")
+    return value

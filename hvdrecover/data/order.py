@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from hvdrecover import heartbeat
 from hvdrecover.errors import ConfigError, MismatchError
 
 Tail = Literal["pad", "drop"]
@@ -122,6 +123,7 @@ class SampleOrder:
         if count < 0:
             raise ConfigError("batch_size", f"{count} samples can't have been done")
         self.done = min(self.length, self.done + int(count) * self.size)
+        heartbeat.recorded()
 
     @property
     def rounds(self) -> int:

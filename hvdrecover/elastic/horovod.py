@@ -5,12 +5,15 @@ Horovod is imported when a function is called, so that importing this module cos
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from typing import Any, Literal
 
+from hvdrecover import config
 from hvdrecover.elastic.interfaces import World
+from hvdrecover.errors import MeetingError, RemovedError
 
 Fault = Literal["peers", "hosts"]
 
@@ -65,12 +68,52 @@ class Ranks:
         return int(self._hvd.size())
 
     def init(self) -> None:
-        """Meet the other ranks."""
-        self._hvd.init()
+        """Meet the other ranks.
+
+        Raises:
+            RemovedError: this host is no longer part of the job.
+            MeetingError: a rank was lost while they met.
+        """
+        try:
+            self._hvd.init()
+        except ValueError as error:
+            reason = _failure(self._hvd) or str(error)
+            kind = RemovedError if "has been removed from elastic job" in reason else MeetingError
+            raise kind(reason) from error
 
     def shutdown(self) -> None:
         """Part from the other ranks."""
         self._hvd.shutdown()
+
+    def allow_stalls(self, seconds: int) -> None:
+        """Have collectives fail for which a rank is missing for so long; 0 lets them wait for ever."""
+        if (function := _own(self._hvd, "horovod_set_stall_shutdown_seconds")) is not None:
+            function(seconds)
+
+
+def meet_alone(hvd: Any) -> None:
+    """Initialise Horovod without any other rank, and shut it down again.
+
+    From then on ``hvd.init()`` asks the driver for this process's place, as after a reset, and waits until
+    the other ranks meet as well. So a process takes the place of one that was lost.
+    """
+    with config.alone():
+        hvd.init()
+        hvd.shutdown()
+
+
+def _own(hvd: Any, name: str) -> Any:
+    """A function that our build of Horovod has; None in any other."""
+    return getattr(hvd.mpi_ops._basics.MPI_LIB_CTYPES, name, None)
+
+
+def _failure(hvd: Any) -> str:
+    """Why the last ``hvd.init()`` failed, if Horovod tells."""
+    function = _own(hvd, "horovod_initialization_error")
+    if function is None:
+        return ""
+    function.restype = ctypes.c_char_p
+    return str(function().decode(errors="replace"))
 
 
 @contextmanager

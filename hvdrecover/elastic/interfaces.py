@@ -106,10 +106,18 @@ class World(Protocol):
         """Number of ranks."""
 
     def init(self) -> None:
-        """Meet the other ranks."""
+        """Meet the other ranks.
+
+        Raises:
+            RemovedError: this host is no longer part of the job.
+            MeetingError: a rank was lost while they met.
+        """
 
     def shutdown(self) -> None:
         """Part from the other ranks."""
+
+    def allow_stalls(self, seconds: int) -> None:
+        """Have collectives fail for which a rank is missing for so long; 0 lets them wait for ever."""
 
     def lost(self, error: BaseException) -> bool:
         """Whether an error came of a collective that failed because ranks were lost.

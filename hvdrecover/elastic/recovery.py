@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from hvdrecover import heartbeat
 from hvdrecover.checkpoint.arena import Arena, Bytes, allocate
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest
@@ -64,10 +66,17 @@ def elect(published: Sequence[CommitId]) -> Election:
 
 
 def publish(world: World, mine: CommitId | None) -> Election:
-    """Tell the others what this rank's memory holds, and elect the root."""
+    """Tell the others what this rank's memory holds, and elect the root.
+
+    They also learn how long a rank has been without progress at most, so that all judge hangs alike.
+    """
     own = mine or CommitId(0, 0)
-    table = world.allgather([own.generation, own.commit], "hvdrecover.election")
-    return elect([CommitId(int(generation), int(commit)) for generation, commit in table])
+    longest = math.ceil(heartbeat.longest() * 1000)
+    generations, commits, silences = world.allgather(
+        [own.generation, own.commit, longest], "hvdrecover.election"
+    ).T.tolist()
+    heartbeat.has_seen(max(silences) / 1000)
+    return elect([CommitId(*each) for each in zip(generations, commits, strict=True)])
 
 
 def send(world: World, root: int, agreement: Agreement) -> None:

@@ -37,3 +37,12 @@ def finished_before(commit: CommitId) -> str:
         f"this run was finished at commit {commit.commit}, and its state is restored; "
         "to train anew, name another checkpoint root"
     )
+
+
+def leaving(commit: CommitId, root: str, *, whole: bool) -> str:
+    """Ranks leave after a preemption."""
+    if not whole:
+        return f"this host leaves at commit {commit.commit}; the others go on"
+    if not root:
+        return f"stopping at commit {commit.commit}; without a checkpoint root, the state is lost"
+    return f"stopping at commit {commit.commit}, which is durable; start the job again to go on"

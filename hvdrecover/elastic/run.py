@@ -6,10 +6,14 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from hvdrecover import heartbeat
+from hvdrecover.elastic import stopping
 from hvdrecover.elastic.horovod import Fault, fault_of, notifications
 from hvdrecover.elastic.state import State
-from hvdrecover.errors import RecoveryError
-from hvdrecover.events import show_on_terminal
+from hvdrecover.errors import MeetingError, RemovedError
+from hvdrecover.events import logger, show_on_terminal
+
+MEETINGS = 10  # how often a rank tries to meet the others, each of whom may be lost in turn
 
 Result = TypeVar("Result")
 
@@ -20,6 +24,9 @@ def run(function: Callable[..., Result]) -> Callable[..., Result | None]:
     Before the function is called, all ranks are brought to one state (`State.sync`). When ranks are lost, the
     state goes back to the last commit, the ranks that are there meet again, and the function is called anew;
     when hosts merely come or go, nothing is rolled back. When it returns, the run is marked finished.
+
+    SIGTERM or SIGUSR1 (``HVDRECOVER_STOP_SIGNALS``) makes a rank leave at the next commit, with exit code
+    75: with its host, if others can go on without it, else with all ranks, after a durable commit.
 
     Args:
         function: takes the state as its first argument. It must not make a collective call before it is
@@ -33,7 +40,7 @@ def run(function: Callable[..., Result]) -> Callable[..., Result | None]:
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Result | None:
         show_on_terminal(state._config)
         state.reopen()
-        with notifications(state):
+        with stopping.signals(state._config), notifications(state):
             return _loop(lambda: function(state, *args, **kwargs), state)
 
     return wrapper
@@ -42,25 +49,34 @@ def run(function: Callable[..., Result]) -> Callable[..., Result | None]:
 def _loop(train: Callable[[], Result], state: State) -> Result | None:
     result: Result | None = None
     reason: BaseException | None = None
+    steps = 0
     while True:
         try:
             if reason is not None:
-                _meet_again(state, reason)
+                _meet_again(state, reason, steps)
             source = state.agree()
             if state.finished and source == "durable":
                 state.say_finished()
-                return None
-            if not state.finished:
-                result = train()
-            state.finish()
+            else:
+                if not state.finished:
+                    result = train()
+                state.finish()
+            heartbeat.enter(heartbeat.Phase.FINISHED)
             return result
+        except stopping.Preempted:
+            raise
+        except RemovedError as error:
+            heartbeat.enter(heartbeat.Phase.REMOVED)
+            logger.warning("%s; this process leaves", error)
+            raise stopping.Preempted() from None
         except (Exception, SystemExit) as error:
             fault = fault_of(error, state._world) if state._config.elastic else None
             if fault is None:
                 state.settle()
                 raise
+            reason, steps = error, heartbeat.steps() if fault == "peers" else 0
+            heartbeat.enter(heartbeat.Phase.RECOVERING)
             _keep_or_roll_back(state, fault)
-            reason = error
 
 
 def _keep_or_roll_back(state: State, fault: Fault) -> None:
@@ -71,9 +87,13 @@ def _keep_or_roll_back(state: State, fault: Fault) -> None:
         state.restore()
 
 
-def _meet_again(state: State, reason: BaseException) -> None:
-    try:
-        state.meet_again(reason)
-    except ValueError as error:  # what hvd.init() raises when it fails
-        raise RecoveryError(f"this rank could not meet the others again: {error}") from error
+def _meet_again(state: State, reason: BaseException, steps: int) -> None:
+    for attempt in range(1, MEETINGS + 1):
+        try:
+            state.meet_again(reason, steps if attempt == 1 else 0)
+            break
+        except MeetingError as error:
+            if attempt == MEETINGS:
+                raise
+            reason = error
     state.on_reset()

@@ -6,10 +6,12 @@ import dataclasses
 import logging
 import queue
 import uuid
+import zlib
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from hvdrecover import config as configs
+from hvdrecover import heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.reader import load_newest
 from hvdrecover.checkpoint.retrying import ATTEMPTS, retrying
@@ -17,7 +19,7 @@ from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import redact
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
-from hvdrecover.elastic import recovery, reports
+from hvdrecover.elastic import recovery, reports, stalls, stopping
 from hvdrecover.elastic.contents import Contents, Present
 from hvdrecover.elastic.durability import FINISH_ATTEMPTS, Durability
 from hvdrecover.elastic.horovod import hosts_updated
@@ -25,6 +27,7 @@ from hvdrecover.elastic.interfaces import Framework, World
 from hvdrecover.elastic.memory import Memory
 from hvdrecover.elastic.randomness import Generators, Randomness
 from hvdrecover.elastic.recovery import Agreement, Source
+from hvdrecover.elastic.timings import Timings
 from hvdrecover.errors import HvdrecoverError, RecoveryError, StorageError
 from hvdrecover.events import Events
 from hvdrecover.version import __version__
@@ -77,6 +80,7 @@ class State:
         self._random = Generators(framework, rng)
         self._job = ""
         self._events = Events(self._config.events, self._config.host, clock)
+        self._timings = Timings(clock)
         self._host_messages: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._reset_callbacks: list[Callable[[], None]] = []
         self._durability: Durability | None = None
@@ -126,14 +130,16 @@ class State:
 
         Raises:
             HostsUpdatedInterrupt: hosts have come or gone; `run` handles it.
+            Preempted: this process leaves; its exit code is 75.
             UnsupportedValueError: a plain object that JSON can't hold.
             CheckpointError: as in `check_host_updates`.
         """
         self._gather()
         self.save()
+        stalls.follow(self._world)
         if self._memory.newest is not None and (durability := self._durable_side()) is not None:
             durability.offer(self._memory.newest, ask=durable)
-        self.check_host_updates()
+        self._consult(committed=True)
 
     def save(self) -> None:
         """Make a commit in this rank's memory only, without a word to the others."""
@@ -146,6 +152,7 @@ class State:
         snapshot = self._capture(commit, present)
         if self._joined:
             self._random.committed(snapshot.state["random"], commit.commit, self._world.rank())
+        heartbeat.committed(commit.generation, commit.commit)
         self._events.emit("commit", generation=commit.generation, commit=commit.commit)
 
     def restore(self) -> None:
@@ -177,6 +184,7 @@ class State:
         """
         started = self._clock.monotonic()
         self._events.rank = self._world.rank()
+        heartbeat.take_rank(self._world.rank())
         held = self._memory.newest
         election = recovery.publish(self._world, held.id if held else None)
         if self._world.rank() == election.root:
@@ -190,7 +198,7 @@ class State:
             self._job = agreement.job
             self._load(agreement.snapshot, strict=True)
         self._adopt(agreement)
-        self._report_sync(agreement, self._clock.monotonic() - started)
+        self._agreed(agreement, started)
         return agreement.source
 
     def check_host_updates(self) -> None:
@@ -198,23 +206,12 @@ class State:
 
         Raises:
             HostsUpdatedInterrupt: they have; `run` handles it.
+            Preempted: this process leaves; its exit code is 75.
             FencedError: another job has taken the checkpoint root.
             StorageError: commits can't be made durable for longer than ``HVDRECOVER_MAX_DURABLE_AGE``; or
                 rank 0 has met this or another error that ends the job.
         """
-        verdict = self._durability.verdict() if self._durability else None
-        if self._config.elastic:
-            updates = 0
-            while not self._host_messages.empty():
-                updates |= self._host_messages.get()
-            # If rank 0 left alone, the others would take it for lost and go on without it.
-            rows = self._world.allgather([updates, verdict is not None], "hvdrecover.updates")
-            if verdict is None and rows[:, 1].any():
-                raise StorageError(self._root(), "rank 0 has stopped the job; its error says why")
-            if verdict is None and rows[:, 0].any():
-                raise hosts_updated()
-        if verdict is not None:
-            raise verdict
+        self._consult(committed=False)
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
         """Add functions to call whenever the ranks have met again, before they agree on a state.
@@ -227,17 +224,24 @@ class State:
         """Called by Horovod, on a thread of its own, when hosts have come (2) or gone (1)."""
         self._host_messages.put(int(update))
 
-    def meet_again(self, reason: BaseException) -> None:
+    def meet_again(self, reason: BaseException, steps: int = 0) -> None:
         """Part from the other ranks and meet those that are there; called by `run` after a fault.
 
+        Args:
+            reason: the fault.
+            steps: how many steps this rank has rolled back for it.
+
         Raises:
-            ValueError: Horovod could not be initialised again.
+            MeetingError: a rank was lost while they met.
+            RemovedError: this host is no longer part of the job.
         """
-        self._events.emit("reset", reason=f"{type(reason).__name__}: {reason}")
-        self._world.shutdown()
-        while not self._host_messages.empty():
-            self._host_messages.get()  # the meeting takes note of all changes up to now, and of none after it
-        self._world.init()
+        self._events.emit("reset", reason=f"{type(reason).__name__}: {reason}", steps=steps)
+        with self._timings.of("reset"):
+            self._world.shutdown()
+        self._take_messages()  # the meeting takes note of all changes up to now, and of none after it
+        with self._timings.of("rendezvous"):
+            self._world.init()
+        stalls.forget()
 
     def on_reset(self) -> None:
         """Called by `run` when the ranks have met again."""
@@ -258,7 +262,8 @@ class State:
             StorageError: a handful of attempts have failed; the writer goes on trying.
             FencedError: another job has taken the checkpoint root.
         """
-        self._flush(timeout, ATTEMPTS)
+        with stalls.paused():
+            self._flush(timeout, ATTEMPTS)
 
     def finish(self) -> None:
         """Mark the run finished with a last durable commit; returns when it is durable, on all ranks.
@@ -276,16 +281,7 @@ class State:
             self.save()
             if self._memory.newest is not None:
                 self._memory.newest.finished = True
-        failure: HvdrecoverError | None = None
-        try:
-            self._flush(None, FINISH_ATTEMPTS)
-        except HvdrecoverError as error:
-            failure = error
-        failed = self._world.allgather([failure is not None], "hvdrecover.finish").any()
-        if failure is not None:
-            raise failure
-        if failed:
-            raise RecoveryError("rank 0 could not make the last commit durable; its error says why")
+        self._make_durable(FINISH_ATTEMPTS)
         self.settle()
         self._say_finished(reports.finished(self.last_commit, self._root()))
 
@@ -307,10 +303,68 @@ class State:
         if self._memory.newest is not None and (durability := self._durable_side()) is not None:
             durability.flush(self._memory.newest, timeout, attempts)
 
+    def _make_durable(self, attempts: int) -> None:
+        """Make the newest commit durable, and return when all ranks know that it is.
+
+        Raises:
+            CheckpointError: it could not be made durable.
+            RecoveryError: the same, on ranks other than 0.
+        """
+        failure: HvdrecoverError | None = None
+        with stalls.paused():
+            try:
+                self._flush(None, attempts)
+            except HvdrecoverError as error:
+                failure = error
+            failed = self._world.allgather([failure is not None], "hvdrecover.finish").any()
+        if failure is not None:
+            raise failure
+        if failed:
+            raise RecoveryError("rank 0 could not make the last commit durable; its error says why")
+
     def _gather(self) -> None:
         """Before a commit that may become durable: learn what only the other ranks know."""
         if self._settings is not None and self._world.size() > 1:
             self._random.gather(self._world)
+
+    # -- what the ranks tell each other ---------------------------------------------------------------
+
+    def _consult(self, *, committed: bool) -> None:
+        verdict = self._durability.verdict() if self._durability else None
+        host = zlib.crc32(self._config.host.encode())
+        mine = [self._take_messages(), verdict is not None, heartbeat.stop_asked(), host]
+        updates, verdicts, asked, hosts = self._world.allgather(mine, "hvdrecover.updates").T.tolist()
+        if verdict is not None:
+            raise verdict
+        if any(verdicts):
+            # If rank 0 left alone, the others would take it for lost and go on without it.
+            raise StorageError(self._root(), "rank 0 has stopped the job; its error says why")
+        leaving = stopping.decide(asked, hosts, elastic=self._config.elastic)
+        if leaving.any and not committed:
+            self.save()
+        if leaving.leaving[self._world.rank()]:
+            self._leave(whole=leaving.whole)
+        if leaving.any or any(updates):
+            raise hosts_updated()
+
+    def _leave(self, *, whole: bool) -> NoReturn:
+        """Leave at a commit that all ranks have made; if all leave, it is made durable first."""
+        if whole and self._settings is not None:
+            self._make_durable(ATTEMPTS)
+        heartbeat.enter(heartbeat.Phase.LEFT)
+        commit = self.last_commit
+        scope = "job" if whole else "host"
+        message = reports.leaving(commit, self._root(), whole=whole)
+        facts: dict[str, Any] = {"scope": scope, "generation": commit.generation, "commit": commit.commit}
+        self._events.emit("leave", message if not whole or self._world.rank() == 0 else None, **facts)
+        raise stopping.Preempted()
+
+    def _take_messages(self) -> int:
+        """What Horovod's driver has told of hosts since the last time."""
+        updates = 0
+        while not self._host_messages.empty():
+            updates |= self._host_messages.get()
+        return updates
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -365,8 +419,9 @@ class State:
         generation, stored = 1, None
         self._retire_writer()  # that of an earlier attempt at this belongs to another job
         if (durability := retrying(self._clock)(self._durable_side)) is not None:
-            generation = retrying(self._clock)(durability.store.claim_next)
-            stored = load_newest(durability.store)
+            with self._timings.of("load"):
+                generation = retrying(self._clock)(durability.store.claim_next)
+                stored = load_newest(durability.store)
         if stored is None and self._memory.newest is None:
             raise RecoveryError(
                 "no commit is left: the last one was interrupted on all ranks, and none is durable"
@@ -460,14 +515,20 @@ class State:
         commit = self.last_commit
         self._announce("finished", message, generation=commit.generation, commit=commit.commit)
 
-    def _report_sync(self, agreement: Agreement, seconds: float) -> None:
-        size = self._world.size()
-        self._announce(
-            "sync",
-            reports.agreed(agreement, size, self._root(), seconds),
-            source=agreement.source,
-            generation=agreement.snapshot.id.generation,
-            commit=agreement.snapshot.id.commit,
-            size=size,
-            seconds=seconds,
-        )
+    def _agreed(self, agreement: Agreement, started: float) -> None:
+        """Note the end of a recovery, and see how long the first step after it takes."""
+        ended = self._clock.monotonic()
+        commit, size = agreement.snapshot.id, self._world.size()
+        facts: dict[str, Any] = {"generation": commit.generation, "commit": commit.commit}
+        message = reports.agreed(agreement, size, self._root(), ended - started)
+        self._announce("sync", message, source=agreement.source, **facts, size=size, seconds=ended - started)
+        self._timings.add("sync", ended - started - self._timings.spent("load"))
+        heartbeat.stand_at(commit.generation, commit.commit)
+        heartbeat.resume()
+
+        def first_step() -> None:
+            self._timings.add("first_step", self._clock.monotonic() - ended)
+            facts.update(self._timings.take())
+            self._events.emit("recovered", **facts)
+
+        heartbeat.at_progress(first_step)

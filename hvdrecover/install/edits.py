@@ -33,6 +33,7 @@ class Edit:
     why: str
 
 
+_COUNTED_TWICE = "a worker that is lost at the meeting, and restarted, counts for two, and another isn't met"
 _CPP20 = "the headers of current PyTorch and TensorFlow need C++20"
 
 EDITS: tuple[Edit, ...] = (
@@ -106,6 +107,193 @@ EDITS: tuple[Edit, ...] = (
             "  global_ctx"
         ),
         why="process sets ignore HOROVOD_GLOO_IFACE, and hosts whose name means 127.0.0.1 can't connect",
+    ),
+    Edit(
+        name="first-meeting",
+        file="horovod/common/gloo/gloo_context.cc",
+        old=(
+            "  ctx = Rendezvous(HOROVOD_GLOO_GLOBAL_PREFIX,\n"
+            "                   rendezvous_addr_env, rendezvous_port,\n"
+            "                   rank, size, dev, timeout_);\n"
+        ),
+        new=(
+            "  auto patience = reset_ ? timeout_\n"
+            "                         : std::max<std::chrono::milliseconds>(\n"
+            "                               timeout_, std::chrono::seconds(60));\n"
+            "  ctx = Rendezvous(HOROVOD_GLOO_GLOBAL_PREFIX,\n"
+            "                   rendezvous_addr_env, rendezvous_port,\n"
+            "                   rank, size, dev, patience);\n"
+            "  ctx->setTimeout(timeout_);\n"
+        ),
+        why="processes start at different speeds, which a timeout that is short for lost hosts' sake must allow",
+    ),
+    Edit(
+        name="connect-timeout",
+        file="third_party/gloo/gloo/transport/tcp/pair.h",
+        old="        timeout_ * 5,\n",
+        new="        timeout_,\n",
+        why="ranks would wait five times HOROVOD_GLOO_TIMEOUT_SECONDS for one that is lost while they connect",
+    ),
+    Edit(
+        name="init-failure",
+        file="horovod/common/operations.cc",
+        old=(
+            "    global_gloo_context.Initialize(ParseGlooIface());\n"
+            "  }\n"
+            "  if (state.control_operation == LibType::GLOO) {\n"
+            "    // Initializes global controller\n"
+            "    state.process_set_table.Initialize(global_gloo_context);\n"
+            "  }\n"
+        ),
+        new=(
+            "    try {\n"
+            "      global_gloo_context.Initialize(ParseGlooIface());\n"
+            "      if (state.control_operation == LibType::GLOO) {\n"
+            "        // Initializes global controller\n"
+            "        state.process_set_table.Initialize(global_gloo_context);\n"
+            "      }\n"
+            "    } catch (const std::exception& ex) {\n"
+            "      InitializationError() = ex.what();\n"
+            "      global_gloo_context.Finalize();\n"
+            "      state.initialization_failed = true;\n"
+            "      return;\n"
+            "    }\n"
+            "  }\n"
+            "#if HAVE_MPI\n"
+            "  if (global_mpi_context.IsEnabled() &&\n"
+            "      state.control_operation == LibType::GLOO) {\n"
+            "    state.process_set_table.Initialize(global_gloo_context);\n"
+            "  }\n"
+            "#endif // HAVE_MPI\n"
+        ),
+        why="a rank that is lost while all connect aborts the others, and what they have in memory is gone",
+    ),
+    Edit(
+        name="init-failure-text",
+        file="horovod/common/operations.cc",
+        old="void BackgroundThreadLoop(HorovodGlobalState& state) {\n",
+        new=(
+            "// Why the last initialization failed.\n"
+            "static std::string& InitializationError() {\n"
+            "  static std::string text;\n"
+            "  return text;\n"
+            "}\n"
+            "\n"
+            "void BackgroundThreadLoop(HorovodGlobalState& state) {\n"
+        ),
+        why="who calls hvd.init() has to tell a lost rank from having been removed from the job",
+    ),
+    Edit(
+        name="init-again",
+        file="horovod/common/operations.cc",
+        old="    // Reset initialization flag\n    horovod_global.initialization_done = false;\n",
+        new=(
+            "    // Reset initialization flags\n"
+            "    horovod_global.initialization_done = false;\n"
+            "    horovod_global.initialization_failed = false;\n"
+        ),
+        why="after one failed initialization all later ones would count as failed",
+    ),
+    Edit(
+        name="recovery-functions",
+        file="horovod/common/operations.cc",
+        old="int horovod_is_initialized() {\n",
+        new=(
+            "const char* horovod_initialization_error() {\n"
+            "  return InitializationError().c_str();\n"
+            "}\n"
+            "\n"
+            "void horovod_set_stall_shutdown_seconds(int seconds) {\n"
+            "  std::lock_guard<std::recursive_mutex> table_lock(\n"
+            "      horovod_global.process_set_table.mutex);\n"
+            "  if (horovod_global.initialization_done && !horovod_global.shut_down) {\n"
+            "    auto controller = horovod_global.process_set_table.Get(0).controller;\n"
+            "    if (controller != nullptr) {\n"
+            "      controller->GetStallInspector().SetStallShutdownTimeSeconds(seconds);\n"
+            "    }\n"
+            "  }\n"
+            "}\n"
+            "\n"
+            "int horovod_is_initialized() {\n"
+        ),
+        why="a phase that is known to be long must not count as a stall of the other ranks",
+    ),
+    Edit(
+        name="atomic-include",
+        file="horovod/common/stall_inspector.h",
+        old="#include <chrono>\n",
+        new="#include <atomic>\n#include <chrono>\n",
+        why="the time after which ranks count as stalled is set while another thread reads it",
+    ),
+    Edit(
+        name="atomic-stall-time",
+        file="horovod/common/stall_inspector.h",
+        old="  int stall_shutdown_time_seconds = 0;\n",
+        new="  std::atomic<int> stall_shutdown_time_seconds{0};\n",
+        why="the time after which ranks count as stalled is set while another thread reads it",
+    ),
+    Edit(
+        name="asked-anew",
+        file="horovod/runner/elastic/registration.py",
+        old=(
+            "                    self._barrier.reset()\n"
+            "                else:\n"
+            "                    logging.error('key exists and new state %s not FAILURE, '\n"
+        ),
+        new=(
+            "                    self._barrier.reset()\n"
+            "                elif state == READY and self._states[key] == READY:\n"
+            "                    # By a process in the place of one that was lost "
+            "while it waited for this answer.\n"
+            "                    self._barrier.reset()\n"
+            "                else:\n"
+            "                    logging.error('key exists and new state %s not FAILURE, '\n"
+        ),
+        why=_COUNTED_TWICE,
+    ),
+    Edit(
+        name="asked-anew-ticket",
+        file="horovod/runner/elastic/registration.py",
+        old=(
+            "            rendezvous_id = self._rendezvous_id\n"
+            "\n"
+            "        rendezvous_id = self._wait(key, state, rendezvous_id)\n"
+            "        return rendezvous_id\n"
+            "\n"
+            "    def _wait(self, key, state, rendezvous_id):\n"
+        ),
+        new=(
+            "            rendezvous_id = self._rendezvous_id\n"
+            "            ticket = self._tickets[key] = object()\n"
+            "\n"
+            "        rendezvous_id = self._wait(key, state, rendezvous_id, ticket)\n"
+            "        return rendezvous_id\n"
+            "\n"
+            "    def _wait(self, key, state, rendezvous_id, ticket):\n"
+        ),
+        why=_COUNTED_TWICE,
+    ),
+    Edit(
+        name="asked-anew-check",
+        file="horovod/runner/elastic/registration.py",
+        old=(
+            "                    saved_state = self._states.get(key, state)\n"
+            "                    if saved_state != state:\n"
+        ),
+        new=(
+            "                    saved_state = self._states.get(key, state)\n"
+            "                    if saved_state == state and self._tickets[key] is not ticket:\n"
+            "                        return rendezvous_id  # nobody waits for this answer any more\n"
+            "                    if saved_state != state:\n"
+        ),
+        why=_COUNTED_TWICE,
+    ),
+    Edit(
+        name="asked-anew-tickets",
+        file="horovod/runner/elastic/registration.py",
+        old="        self._states = {}\n",
+        new="        self._states = {}\n        self._tickets = {}\n",
+        why=_COUNTED_TWICE,
     ),
     Edit(
         name="no-distutils-cmake",

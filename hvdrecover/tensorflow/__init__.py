@@ -1,9 +1,13 @@
 """Recovery for ``horovod.tensorflow``: states whose commits can be durable, for TensorFlow and Keras 3."""
 
-from hvdrecover import config as _config
+import horovod.tensorflow as _hvd
+
 from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
+from hvdrecover.elastic.joining import join as _join
 from hvdrecover.elastic.loading import Loaded
 from hvdrecover.elastic.run import run
+from hvdrecover.elastic.stalls import paused
+from hvdrecover.heartbeat import heartbeat
 from hvdrecover.tensorflow.dataset import ElasticDataset, elastic_dataset
 from hvdrecover.tensorflow.gradients import DistributedGradientTape
 from hvdrecover.tensorflow.keras_callbacks import callbacks
@@ -23,8 +27,10 @@ __all__ = [
     "TensorFlowState",
     "callbacks",
     "elastic_dataset",
+    "heartbeat",
     "load",
+    "paused",
     "run",
 ]
 
-_config.choose_controller(_config.read())
+_join(_hvd)

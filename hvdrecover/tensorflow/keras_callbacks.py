@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from hvdrecover import heartbeat
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow import xla
@@ -96,6 +97,7 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         """Count, and commit when it is time."""
         before = self._state.batch
         count = batch - self._begun + 1
+        heartbeat.stepped()
         for data in datasets(self._state):
             data.record_batch(count)
         self._state.batch = before + count

@@ -16,6 +16,7 @@ LAYERS = {
     "events": 0,
     "config": 0,
     "clock": 0,
+    "heartbeat": 0,
     "version": 0,
     "checkpoint": 1,
     "discovery": 1,

@@ -1,0 +1,70 @@
+"""What a process does as soon as its script imports an adapter, before ``hvd.init()``."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from hvdrecover import config as configs
+from hvdrecover import heartbeat
+from hvdrecover.elastic.horovod import meet_alone
+
+_LIBRARIES = tuple(
+    sorted(
+        {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+        | {os.fspath(Path(heartbeat.__file__).parent) + os.sep}
+    )
+)
+
+
+def join(hvd: Any) -> None:
+    """Choose Horovod's controller, make this process known to its guardian, and take a lost one's place.
+
+    Args:
+        hvd: the Horovod module of the adapter.
+    """
+    config = configs.read()
+    configs.choose_controller(config)
+    if config.slot is not None and not heartbeat.watched():
+        _attach(*config.slot)
+    if config.rejoins and not hvd.is_initialized():
+        meet_alone(hvd)
+
+
+def _attach(page: int, stacks: int, notes: int) -> None:
+    try:
+        heartbeat.attach(page, notes)
+    except (OSError, ValueError):  # not handed down: something in between has closed what it did not know
+        return
+    configs.keep_to_this_process(page, stacks, notes)
+    faulthandler.register(configs.STACKS_SIGNAL, file=stacks, all_threads=True)
+    previous = sys.excepthook
+
+    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not issubclass(kind, KeyboardInterrupt):
+            heartbeat.tell_error(error)
+        previous(kind, error, trace)
+
+    sys.excepthook = tell
+    heartbeat.at_progress(_tell_modules)
+
+
+def _tell_modules() -> None:
+    """After the first commit, tell which libraries are imported, so that a standby can import them, too."""
+    if heartbeat.commits() == 0:
+        heartbeat.at_progress(_tell_modules)
+    else:
+        heartbeat.tell(modules=[name for name, module in sys.modules.items() if _is_library(name, module)])
+
+
+def _is_library(name: str, module: Any) -> bool:
+    """Whether a module can be imported before the script runs: it is not part of the script."""
+    spec = getattr(module, "__spec__", None)
+    if spec is None or name == "__main__":
+        return False
+    return spec.origin in ("built-in", "frozen") or str(spec.origin).startswith(_LIBRARIES)

@@ -1,0 +1,296 @@
+"""Signs of life: a page of memory that a training process writes and its guardian reads.
+
+The page holds 64-bit numbers, written one at a time by one process, so that no lock is needed. A process
+without a guardian has a page, too, that nobody reads.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+SIZE = mmap.PAGESIZE
+
+
+class Phase(IntEnum):
+    """What a training process is at."""
+
+    UNKNOWN = 0  # it has not imported an adapter
+    READY = 1  # a standby that waits
+    STARTING = 2  # until its first commit
+    TRAINING = 3
+    RECOVERING = 4  # parting from the other ranks, meeting those that are there, agreeing on a state
+    FINISHED = 5  # its training function has returned, and the finished mark is durable
+    LEFT = 6  # it leaves after a preemption, with its last commit in safety
+    REMOVED = 7  # its host is no longer part of the job
+
+
+class Stop(IntEnum):
+    """What a guardian asks of its training process at the next commit."""
+
+    NO = 0
+    HOST = 1  # this host leaves
+    JOB = 2  # all leave
+
+
+class _Field(IntEnum):
+    """Places of the numbers: those of seconds first, then those that count."""
+
+    STAMP = 0  # when there was progress last, by the monotonic clock, which all processes of a host share
+    LONGEST = 1  # longest time without progress in training
+    PHASE = 2
+    PAUSES = 3
+    COMMITS = 4
+    GENERATION = 5
+    COMMIT = 6
+    STEPPED = 7  # optimizer steps since the last commit
+    RECORDED = 8  # batches recorded since the last commit
+    RANK = 9
+    STOP = 10
+    STALL = 11
+
+
+_STAMP, _LONGEST, _PHASE, _PAUSES = _Field.STAMP, _Field.LONGEST, _Field.PHASE, _Field.PAUSES
+_STEPPED, _RECORDED = int(_Field.STEPPED), int(_Field.RECORDED)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a page says.
+
+    Attributes:
+        phase: what the process is at.
+        silent: seconds since its last progress.
+        longest: the longest time without progress in training, in seconds, of any rank.
+        paused: whether it is in a phase that it has said to be long.
+        commits: how many commits this process has made.
+        generation: of its last commit; 0 before the first.
+        commit: number of its last commit.
+        steps: steps since then.
+        rank: its rank, or -1.
+        stop: what it has been asked for, by its guardian or a signal.
+    """
+
+    phase: Phase
+    silent: float = 0.0
+    longest: float = 0.0
+    paused: bool = False
+    commits: int = 0
+    generation: int = 0
+    commit: int = 0
+    steps: int = 0
+    rank: int = -1
+    stop: Stop = Stop.NO
+
+
+class Page:
+    """The page.
+
+    Args:
+        memory: its bytes; at least `SIZE` of them.
+    """
+
+    def __init__(self, memory: Any) -> None:
+        view = memoryview(memory)
+        self.seconds = view.cast("d")
+        self.counts = view.cast("q")
+
+    def read(self) -> Reading:
+        """What it says now."""
+        counts = self.counts
+        return Reading(
+            phase=Phase(counts[_Field.PHASE]),
+            silent=max(0.0, time.monotonic() - self.seconds[_Field.STAMP]),
+            longest=self.seconds[_Field.LONGEST],
+            paused=counts[_Field.PAUSES] > 0,
+            commits=counts[_Field.COMMITS],
+            generation=counts[_Field.GENERATION],
+            commit=counts[_Field.COMMIT],
+            steps=max(counts[_Field.STEPPED], counts[_Field.RECORDED]),
+            rank=counts[_Field.RANK],
+            stop=Stop(counts[_Field.STOP]),
+        )
+
+    def begin(self, phase: Phase) -> None:
+        """Note the beginning of a process's life."""
+        self.counts[_Field.RANK] = -1
+        self.counts[_Field.PHASE] = phase
+        self.touch()
+
+    def touch(self) -> None:
+        """Count the time without progress from now on."""
+        self.seconds[_Field.STAMP] = time.monotonic()
+
+    def ask(self, stop: Stop) -> None:
+        """Ask the process to stop at its next commit."""
+        self.counts[_Field.STOP] = max(stop, self.counts[_Field.STOP])
+
+    def allow_stalls(self, seconds: int) -> None:
+        """Say how long ranks may wait for one that says nothing."""
+        self.counts[_Field.STALL] = seconds
+
+
+_page = Page(bytearray(SIZE))
+_seconds, _counts = _page.seconds, _page.counts
+_notes: int | None = None
+_at_progress: list[Callable[[], None]] = []
+
+
+def attach(page: int, notes: int) -> None:
+    """Use the page of the guardian that started this process.
+
+    Args:
+        page: file descriptor of the page.
+        notes: file descriptor that takes what is told in words.
+
+    Raises:
+        OSError: they are none.
+    """
+    global _page, _seconds, _counts, _notes
+    _page = Page(mmap.mmap(page, SIZE))
+    _seconds, _counts, _notes = _page.seconds, _page.counts, notes
+    if _counts[_PHASE] in (Phase.UNKNOWN, Phase.READY):
+        enter(Phase.STARTING)
+
+
+def watched() -> bool:
+    """Whether a guardian reads this process's page."""
+    return _notes is not None
+
+
+def heartbeat() -> None:
+    """Tell that there is progress; called by training scripts wherever a long phase gets on."""
+    now = time.monotonic()
+    gap = now - _seconds[_STAMP]
+    _seconds[_STAMP] = now
+    if gap > _seconds[_LONGEST] and _counts[_PHASE] == Phase.TRAINING and not _counts[_PAUSES]:
+        _seconds[_LONGEST] = gap
+    if _at_progress:
+        _run_at_progress()
+
+
+def stepped() -> None:
+    """Note an optimizer step."""
+    _counts[_STEPPED] += 1
+    heartbeat()
+
+
+def recorded() -> None:
+    """Note a recorded batch."""
+    _counts[_RECORDED] += 1
+    heartbeat()
+
+
+def committed(generation: int, commit: int) -> None:
+    """Note a commit."""
+    heartbeat()
+    stand_at(generation, commit)
+    _counts[_Field.COMMITS] += 1
+    if _counts[_PHASE] == Phase.STARTING:
+        _counts[_PHASE] = Phase.TRAINING
+
+
+def stand_at(generation: int, commit: int) -> None:
+    """Note which commit the process is at, after a commit or a recovery."""
+    _counts[_Field.GENERATION], _counts[_Field.COMMIT] = generation, commit
+    _counts[_STEPPED] = _counts[_RECORDED] = 0
+
+
+def commits() -> int:
+    """How many commits this process has made."""
+    return int(_counts[_Field.COMMITS])
+
+
+def steps() -> int:
+    """How many steps this process has done since the commit that it was at last."""
+    return int(max(_counts[_STEPPED], _counts[_RECORDED]))
+
+
+def enter(phase: Phase) -> None:
+    """Note what the process is at now."""
+    _counts[_PHASE] = phase
+    _page.touch()
+
+
+def resume() -> None:
+    """Note the end of a recovery: back to training, or to what comes before it."""
+    enter(Phase.TRAINING if _counts[_Field.COMMITS] else Phase.STARTING)
+
+
+def take_rank(rank: int) -> None:
+    """Note the process's rank."""
+    _counts[_Field.RANK] = rank
+
+
+def longest() -> float:
+    """The longest time without progress in training, in seconds, of any rank."""
+    return float(_seconds[_LONGEST])
+
+
+def has_seen(seconds: float) -> None:
+    """Note a time without progress that another rank has seen."""
+    _seconds[_LONGEST] = max(seconds, _seconds[_LONGEST])
+
+
+def stop_asked() -> Stop:
+    """What has been asked of this process."""
+    return Stop(_counts[_Field.STOP])
+
+
+def ask_to_stop(stop: Stop) -> None:
+    """Ask this process to stop at its next commit."""
+    _page.ask(stop)
+
+
+def stall_seconds() -> int:
+    """How long this rank may wait for one that says nothing; 0 for ever, as in a known long phase."""
+    if _counts[_PAUSES] or _counts[_PHASE] != Phase.TRAINING:
+        return 0
+    return int(_counts[_Field.STALL])
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Tell that what is inside may take as long as it likes without progress, on all ranks.
+
+    All ranks must enter it, also those that have nothing to do in it: they wait for the others afterwards.
+    """
+    _counts[_PAUSES] += 1
+    _page.touch()
+    try:
+        yield
+    finally:
+        _page.touch()
+        _counts[_PAUSES] -= 1
+
+
+def at_progress(callback: Callable[[], None]) -> None:
+    """Have a function called once, when there is progress next."""
+    _at_progress.append(callback)
+
+
+def _run_at_progress() -> None:
+    callbacks = _at_progress.copy()
+    _at_progress.clear()
+    for callback in callbacks:
+        callback()
+
+
+def tell(**facts: Any) -> None:
+    """Tell the guardian something in words; a line of JSON."""
+    if _notes is not None:
+        os.write(_notes, f"{json.dumps(facts)}\n".encode())
+
+
+def tell_error(error: BaseException) -> None:
+    """Tell the guardian which error ends this process."""
+    short = "".join(traceback.format_exception_only(error)).strip()
+    tell(error=short, traceback="".join(traceback.format_exception(error)))

@@ -1,0 +1,386 @@
+"""The guardian of one slot: starts its training process, watches it, and restarts it in place."""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from hvdrecover.clock import SYSTEM_CLOCK, Clock
+from hvdrecover.config import PREEMPTED, Config
+from hvdrecover.errors import LaunchError
+from hvdrecover.events import Events
+from hvdrecover.heartbeat import Phase, Reading, Stop
+from hvdrecover.launch import deaths, hangs, link, memory, processes, stacks, standby
+from hvdrecover.launch.deaths import Death
+from hvdrecover.launch.hangs import Limits
+from hvdrecover.launch.launcher import LauncherWatch
+from hvdrecover.launch.python_command import parse
+from hvdrecover.launch.training import Training
+
+logger = logging.getLogger("hvdrecover")
+
+TICK = 0.2  # seconds between looks at the page
+CALM = 1.0  # seconds of training before a standby is started, so that it never competes with a recovery
+_SUSPENDED = 5.0  # seconds between looks after which this process, too, must have been stopped
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user decides about a guardian.
+
+    Attributes:
+        limits: when a process counts as hanging.
+        grace: seconds for a process to leave after a preemption.
+        standby: whether a standby is kept.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    grace: float = 30.0
+    standby: bool = True
+
+
+class Guardian:
+    """The guardian.
+
+    Args:
+        command: the training command.
+        environ: the environment to hand on.
+        settings: what the user decides.
+        config: this process's settings.
+        clock: where times come from.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environ: dict[str, str],
+        settings: Settings,
+        config: Config,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._command = list(command)
+        self._environ = environ
+        self._settings = settings
+        self._config = config
+        self._clock = clock
+        self._events = Events(config.events, config.host, clock)
+        self._python = parse(command) if settings.standby and config.elastic else None
+        self._standby: Training | None = None
+        self._deaths: list[Death] = []
+        self._hung = False
+        self._silent = 0.0
+        self._calm_since: float | None = None
+        self._stop_by: float | None = None
+        self._signals: list[int] = []
+        self._ticked = clock.monotonic()
+        self._memory_kills = memory.kills()
+        self._supervisor: link.Link | None = None
+        self._launcher = LauncherWatch(config.rendezvous, config.collective_seconds, clock)
+        self._training: Training
+
+    def run(self) -> int:
+        """Watch over the slot until its work is done or given up.
+
+        Returns:
+            The exit code: the training process's own, 128 and the signal's number if it was killed, 75 if it
+            has left after a preemption.
+
+        Raises:
+            LaunchError: the command can't be started.
+        """
+        self._connect()
+        with self._watching() as selector:
+            self._training = self._start()
+            try:
+                while True:
+                    for key, _ in selector.select(TICK):
+                        key.data()
+                    code = self._look()
+                    if code is not None:
+                        return code
+            finally:
+                self._training.close()
+                self._drop_standby()
+
+    # -- what may happen -------------------------------------------------------------------------------
+
+    def _look(self) -> int | None:
+        """See what has happened; the exit code, if that was the end."""
+        while self._signals:
+            if (code := self._heed(self._signals.pop(0))) is not None:
+                return code
+        if self._supervisor is not None and not self._supervisor.is_open:
+            return self._abandon("the supervisor is gone")
+        if self._config.launched and (reason := self._launcher.lost()):
+            return self._abandon(reason)
+        if self._training.returncode is not None:
+            return self._died(self._training.returncode)
+        self._tick()
+        return None
+
+    def _tick(self) -> None:
+        now = self._clock.monotonic()
+        suspended = now - self._ticked > _SUSPENDED
+        self._ticked = now
+        if suspended:  # all of this host was, as it seems: nobody could show progress
+            self._training.page.touch()
+        reading = self._training.read()
+        timeout = hangs.training_limit(reading.longest, self._settings.limits)
+        self._training.page.allow_stalls(hangs.stall_seconds(timeout))
+        if self._stop_by is not None and now > self._stop_by:
+            self._stop_by = None
+            logger.warning("the grace is over: %s stops; its last durable commit stands", self._name(reading))
+            self._training.kill()
+        elif hangs.is_hanging(reading, self._settings.limits):
+            self._end_hang(reading)
+        else:
+            self._keep_standby(reading, now)
+
+    def _heed(self, number: int) -> int | None:
+        if number == signal.SIGQUIT:
+            self._take_stacks()
+        elif number in self._config.stop_signals and self._stop_by is None:
+            self._ask(Stop.HOST, self._settings.grace)
+        elif number != signal.SIGCHLD:
+            self._training.kill()
+            return processes.exit_code(-number)
+        return None
+
+    def _ask(self, stop: Stop, grace: float) -> None:
+        """Ask the training process to leave at its next commit."""
+        self._stop_by = self._clock.monotonic() + grace
+        if self._training.read().phase == Phase.UNKNOWN:  # it doesn't know how to
+            self._training.process.terminate()
+        self._training.page.ask(stop)
+
+    def _obey(self) -> None:
+        """Do what the supervisor says."""
+        assert self._supervisor is not None
+        for message in self._supervisor.receive():
+            if message.get("order") == "leave":
+                self._ask(Stop.JOB, float(message["grace"]))
+            elif message.get("order") == "stop":
+                self._signals.append(signal.SIGHUP)
+            elif message.get("order") == "stacks":
+                self._take_stacks()
+
+    def _abandon(self, reason: str) -> int:
+        """Nobody is left to train for."""
+        self._tell("fault", f"{reason}: stopping", fault="launcher_lost", detail=reason)
+        self._training.kill()
+        return processes.exit_code(-signal.SIGHUP)
+
+    # -- the end of a training process -----------------------------------------------------------------
+
+    def _died(self, returncode: int) -> int | None:
+        """Restart the training process in place, or tell with which code to exit."""
+        kills, notes = memory.kills(), self._training.notes()
+        death = Death(
+            returncode,
+            self._training.read(),
+            hung=self._hung,
+            out_of_memory=kills > self._memory_kills,
+            error=str(notes.get("error", "")) if returncode == 1 else "",
+        )
+        self._memory_kills, self._hung = kills, False
+        verdict = deaths.verdict(death)
+        if verdict == "finished":
+            self._report("finished")
+            return 0
+        if self._stop_by is not None or verdict == "left":
+            self._report("left" if verdict == "left" else "stopped")
+            return PREEMPTED
+        if verdict == "told":
+            return processes.exit_code(returncode)
+        return self._repair(death, str(notes.get("traceback", "")))
+
+    def _repair(self, death: Death, traceback: str) -> int | None:
+        before = self._deaths[-1] if self._deaths else None
+        if death.reading.commits:
+            self._deaths, before = [], None
+        self._deaths.append(death)
+        reason = self._cannot_restart(death, before)
+        warm = not reason and self._standby is not None and self._standby.returncode is None
+        self._say_what_died(death, reason, warm=warm, traceback=traceback)
+        if reason:
+            self._events.emit("gave_up", scope="slot", reason=reason)
+            return processes.exit_code(death.returncode) or 1
+        self._training.close()
+        self._calm_since = None
+        self._training = self._wake() or self._start(rejoins=True)
+        self._events.emit("restart", scope="slot", warm=warm, attempt=len(self._deaths))
+        return None
+
+    def _cannot_restart(self, death: Death, before: Death | None) -> str:
+        if not self._config.elastic:
+            return "the job is not elastic, so it ends with any of its processes"
+        return deaths.may_restart(len(self._deaths), death, before)
+
+    def _say_what_died(self, death: Death, reason: str, *, warm: bool, traceback: str) -> None:
+        kind, reading = deaths.fault(death), death.reading
+        words = death.error or processes.describe(death.returncode)
+        follows = f"given up: {reason}" if reason else f"restarted {'by its standby' if warm else 'in place'}"
+        what = f"{kind.replace('_', ' ')} ({words}) at commit {reading.commit}"
+        self._tell(
+            "fault",
+            f"{self._name(reading)}: {what}; {follows}",
+            fault=kind,
+            slot=self._config.local_rank,
+            exit=death.returncode,
+            commit=[reading.generation, reading.commit],
+            steps=reading.steps,
+            silent=self._silent if death.hung else 0.0,
+            detail=words,
+            traceback=traceback,
+        )
+        self._silent = 0.0
+
+    # -- hangs -----------------------------------------------------------------------------------------
+
+    def _end_hang(self, reading: Reading) -> None:
+        """Write down where the process is, and kill it."""
+        stopped = processes.is_stopped(self._training.pid)
+        where = self._take_stacks(reading) or ("stopped" if stopped else "and no answer")
+        message = "%s: no progress for %.1f s, %s; killing it"
+        logger.error(message, self._name(reading), reading.silent, where)
+        self._hung, self._silent = True, reading.silent
+        self._training.kill()
+
+    def _take_stacks(self, reading: Reading | None = None) -> str:
+        """Save the stacks of the training process; where it is, in a few words."""
+        reading = reading or self._training.read()
+        if reading.phase == Phase.UNKNOWN:
+            return ""
+        text = stacks.take(self._training.pid, self._training.stacks)
+        where = stacks.summary(text)
+        if text:
+            self._tell(
+                "stacks",
+                f"{self._name(reading)} is at {where}",
+                summary=where,
+                file=self._save(text),
+            )
+        return f"at {where}" if where else ""
+
+    def _save(self, text: str) -> str | None:
+        if self._config.events is None:
+            sys.stderr.write(text)
+            return None
+        file = self._config.events / f"stacks-{self._config.host}-{self._training.pid}.txt"
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("a") as output:
+                output.write(text)
+        except OSError as error:
+            logger.warning("stacks: %s", error)
+            return None
+        return os.fspath(file)
+
+    # -- processes -------------------------------------------------------------------------------------
+
+    def _start(self, *, rejoins: bool = False) -> Training:
+        try:
+            return Training(self._command, self._environ, rejoins=rejoins)
+        except OSError as error:
+            raise LaunchError(self._command[0], f"can't be started: {error.strerror}") from error
+
+    def _keep_standby(self, reading: Reading, now: float) -> None:
+        """Start a standby when training has been calm for a while."""
+        calm = reading.phase == Phase.TRAINING and reading.commits > 0 and self._stop_by is None
+        self._calm_since = (self._calm_since or now) if calm else None
+        if self._standby is not None and self._standby.returncode is not None:
+            self._drop_standby()
+            self._calm_since = now
+        if self._python is None or self._standby is not None or not calm:
+            return
+        modules = self._training.notes().get("modules")
+        if modules and self._calm_since is not None and now - self._calm_since >= CALM:
+            self._standby = standby.start(self._python, modules, self._environ)
+
+    def _wake(self) -> Training | None:
+        woken, self._standby = self._standby, None
+        if woken is not None and not standby.wake(woken):
+            woken.close()
+            return None
+        return woken
+
+    def _drop_standby(self) -> None:
+        if self._standby is not None:
+            self._standby.close()
+            self._standby = None
+
+    # -- telling ---------------------------------------------------------------------------------------
+
+    def _name(self, reading: Reading) -> str:
+        rank = f"rank {reading.rank}" if reading.rank >= 0 else "a process that has no rank yet"
+        return f"{rank} on {self._config.host}"
+
+    def _tell(self, kind: str, message: str, **facts: Any) -> None:
+        """An event, a line on the terminal, and a word to the supervisor."""
+        self._events.rank = self._training.read().rank
+        traceback = facts.pop("traceback", None)
+        self._events.emit(kind, message, level=logging.WARNING, **facts)
+        if self._supervisor is not None:
+            self._supervisor.send(kind=kind, message=message, traceback=traceback, **facts)
+
+    def _report(self, how: str) -> None:
+        """Tell the supervisor how this slot has ended."""
+        reading = self._training.read()
+        if self._supervisor is not None:
+            self._supervisor.send(
+                kind="end", how=how, phase=reading.phase, commit=[reading.generation, reading.commit]
+            )
+
+    def _connect(self) -> None:
+        if self._config.supervisor is not None:
+            facts: dict[str, Any] = {
+                "name": self._config.host,
+                "slot": self._config.local_rank,
+                "pid": os.getpid(),
+            }
+            self._supervisor = link.connect(*self._config.supervisor, **facts)
+            if self._supervisor is None:
+                logger.warning("the supervisor can't be reached; watching Horovod's driver instead")
+
+    @contextmanager
+    def _watching(self) -> Iterator[selectors.BaseSelector]:
+        """Have signals and the supervisor's orders wake the loop."""
+        processes.die_with_parent(signal.SIGHUP)
+        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        heeded = {*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+        for number in (*heeded, signal.SIGQUIT, signal.SIGCHLD):
+            signal.signal(number, self._note)
+        with selectors.DefaultSelector() as selector:
+            selector.register(reader, selectors.EVENT_READ, lambda: os.read(reader, 4096))
+            if self._supervisor is not None:
+                selector.register(self._supervisor, selectors.EVENT_READ, self._obey)
+            yield selector
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
+
+
+def guard(command: Sequence[str], settings: Settings, config: Config) -> int:
+    """Watch over a training command; what ``hvdrecover worker`` does.
+
+    Args:
+        command: the command.
+        settings: what the user decides.
+        config: this process's settings.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        LaunchError: the command can't be started.
+    """
+    return Guardian(command, {**os.environ}, settings, config).run()

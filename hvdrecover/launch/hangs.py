@@ -1,0 +1,73 @@
+"""When a training process counts as hanging; pure functions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hvdrecover.heartbeat import Phase, Reading
+
+LEAST_TIMEOUT = 5.0  # seconds; below, Horovod's own limits, of whole seconds, can't be told from it
+_FLOOR = 300.0
+_FACTOR = 5.0
+_STARTUP = 3600.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a process may go without progress.
+
+    Attributes:
+        timeout: seconds in training, or None for a multiple of the longest that was seen.
+        startup: seconds until the first commit, in a recovery, and at the end.
+    """
+
+    timeout: float | None = None
+    startup: float = _STARTUP
+
+
+def limit(reading: Reading, limits: Limits) -> float:
+    """How many seconds a process may go without progress now; infinite if it is not judged."""
+    if reading.phase == Phase.TRAINING and not reading.paused:
+        return training_limit(reading.longest, limits)
+    if reading.phase in (Phase.STARTING, Phase.RECOVERING) and not reading.paused:
+        return max(limits.startup, limits.timeout or 0.0)
+    return math.inf
+
+
+def training_limit(longest: float, limits: Limits) -> float:
+    """How many seconds a process may go without progress in training.
+
+    Args:
+        longest: the longest time that it, or another rank, has.
+        limits: what the user said.
+    """
+    return limits.timeout if limits.timeout is not None else max(_FLOOR, _FACTOR * longest)
+
+
+def is_hanging(reading: Reading, limits: Limits) -> bool:
+    """Whether a process has been without progress for too long."""
+    return reading.silent > limit(reading, limits)
+
+
+def stall_seconds(timeout: float) -> int:
+    """After how long without a rank the others' collectives fail: well before they would count as hanging.
+
+    Horovod takes up to two check intervals longer, where it has cached a tensor: in all 3/4 of the timeout.
+    """
+    return max(1, int(timeout / 2))
+
+
+def check_seconds(timeout: float) -> int:
+    """How often Horovod is to look for missing ranks."""
+    return max(1, int(timeout / 8))
+
+
+def collective_seconds(timeout: float | None, default: int) -> int:
+    """How long Horovod's network operations are to wait for a host that doesn't answer.
+
+    Args:
+        timeout: the user's limit for hangs, if any.
+        default: seconds without one.
+    """
+    return default if timeout is None else max(1, min(default, int(timeout / 2)))

@@ -1,0 +1,103 @@
+"""Processes that don't outlive who started them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Have the kernel send a signal to this process when its parent dies.
+
+    The kernel means the parent's thread that has started this process, so only main threads may do that.
+    """
+    _libc.prctl(_PR_SET_PDEATHSIG, number)
+
+
+def start(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    hand_down: Sequence[int] = (),
+    stdin: int | IO[Any] | None = None,
+    stdout: int | IO[Any] | None = None,
+    stderr: int | IO[Any] | None = None,
+    new_session: bool = False,
+) -> subprocess.Popen[bytes]:
+    """Start a process that the kernel kills when this one dies; in a process group of its own.
+
+    Args:
+        command: program and arguments.
+        environ: its environment.
+        hand_down: file descriptors that it keeps, under their numbers.
+        stdin: as for `subprocess.Popen`.
+        stdout: as for `subprocess.Popen`.
+        stderr: as for `subprocess.Popen`.
+        new_session: whether it is to be apart from this process's terminal.
+
+    Raises:
+        OSError: the program can't be started.
+    """
+    return subprocess.Popen(
+        list(command),
+        env=dict(environ),
+        pass_fds=tuple(hand_down),
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=new_session,
+        process_group=None if new_session else 0,
+        preexec_fn=_dies_with(os.getpid()),
+    )
+
+
+def _dies_with(parent: int) -> Callable[[], None]:
+    def prepare() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it has died in between
+            os._exit(1)
+
+    return prepare
+
+
+def kill_group(process: int) -> None:
+    """SIGKILL a process group that `start` has made, whether its first process still lives or not."""
+    try:
+        os.killpg(process, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def is_stopped(process: int) -> bool:
+    """Whether a process is stopped, by SIGSTOP or a debugger."""
+    return _state(process) in ("T", "t")
+
+
+def exit_code(returncode: int) -> int:
+    """What a shell makes of a return code of `subprocess`: 128 and the signal's number."""
+    return 128 - returncode if returncode < 0 else returncode
+
+
+def describe(returncode: int) -> str:
+    """A return code in words."""
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    try:
+        return signal.Signals(-returncode).name
+    except ValueError:
+        return f"signal {-returncode}"
+
+
+def _state(process: int) -> str:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""

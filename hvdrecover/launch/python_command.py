@@ -1,0 +1,50 @@
+"""Taking a command apart that runs a Python program; a pure function."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+_INTERPRETER = re.compile(r"python(\d+(\.\d+)*)?")
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+
+
+@dataclass(frozen=True)
+class PythonCommand:
+    """A command that runs a Python program.
+
+    Attributes:
+        interpreter: the interpreter with its own options.
+        module: whether the program is a module (``-m``), else it is a file.
+        program: the module or file.
+        arguments: the program's arguments.
+    """
+
+    interpreter: tuple[str, ...]
+    module: bool
+    program: str
+    arguments: tuple[str, ...]
+
+
+def parse(command: Sequence[str]) -> PythonCommand | None:
+    """Take a command apart; None if it does not run a Python program from a file or a module."""
+    if not command or not _INTERPRETER.fullmatch(PurePath(command[0]).name):
+        return None
+    place = 1
+    while place < len(command):
+        word = command[place]
+        if word == "-m" and place + 1 < len(command):
+            return _parsed(command, place, True)
+        if not word.startswith("-"):
+            return _parsed(command, place - 1, False)
+        if word == "-" or word.startswith("-c") or (word.startswith("-m") and word != "-m"):
+            return None
+        place += 2 if word in _WITH_VALUE else 1
+    return None
+
+
+def _parsed(command: Sequence[str], place: int, module: bool) -> PythonCommand:
+    options = command[:place] if module else command[: place + 1]
+    return PythonCommand(tuple(options), module, command[place + 1], tuple(command[place + 2 :]))

@@ -1,0 +1,75 @@
+"""Where the threads of a training process are, and the one line that says it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+import time
+
+from hvdrecover.config import STACKS_SIGNAL
+
+_PATIENCE = 1.0  # seconds for a process to answer
+_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
+_PY_SPY_FRAME = re.compile(r"^    (?P<function>\S+) \((?P<file>.+):(?P<line>\d+)\)$", re.MULTILINE)
+_THREADS = re.compile(r"^(?=(?:Current thread|Thread) )", re.MULTILINE)
+_LIBRARIES = tuple(
+    os.path.realpath(path) + os.sep
+    for path in {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+
+
+def take(process: int, written: int) -> str:
+    """Have a process write down where its threads are; py-spy does, if it is installed and the process can't.
+
+    Args:
+        process: the process; it must have imported an adapter.
+        written: file descriptor of the memory that it writes to.
+    """
+    before = os.fstat(written).st_size
+    os.kill(process, STACKS_SIGNAL)
+    deadline = time.monotonic() + _PATIENCE
+    size = before
+    while time.monotonic() < deadline:
+        time.sleep(0.02)
+        now = os.fstat(written).st_size
+        if now > before and now == size:  # it has answered, and has come to an end
+            return os.pread(written, now - before, before).decode(errors="replace")
+        size = now
+    return _by_py_spy(process)
+
+
+def _by_py_spy(process: int) -> str:
+    if (program := shutil.which("py-spy")) is None:
+        return ""
+    command = [program, "dump", "--nonblocking", "--pid", str(process)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
+
+
+def summary(stacks: str) -> str:
+    """The frame that tells most: the innermost of the user's own in the main thread, as ``file:line in f``.
+
+    Args:
+        stacks: what `take` gave.
+
+    Returns:
+        The frame, or an empty string if there is none.
+    """
+    threads = _THREADS.split(stacks)
+    main = next((each for each in threads if each.startswith("Current thread")), None) or stacks
+    frames = list(_FRAME.finditer(main)) or list(_PY_SPY_FRAME.finditer(main))
+    own = [frame for frame in frames if not _is_library(frame["file"])]
+    if not frames:
+        return ""
+    frame = (own or frames)[0]
+    return f"{frame['file']}:{frame['line']} in {frame['function']}"
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith("<") or os.path.realpath(file).startswith(_LIBRARIES)

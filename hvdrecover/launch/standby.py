@@ -1,0 +1,115 @@
+"""A process that has imported what training imports, and waits to take a lost process's place.
+
+It is started anew, not forked, so it inherits neither locks nor threads. It makes no tensor and opens no
+device, so it holds no memory of an accelerator.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import runpy
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from hvdrecover import heartbeat
+from hvdrecover.heartbeat import Phase
+from hvdrecover.launch.python_command import PythonCommand
+from hvdrecover.launch.training import Training
+
+
+def start(command: PythonCommand, modules: Sequence[str], environ: Mapping[str, str]) -> Training:
+    """Start a standby.
+
+    Args:
+        command: what it is to run.
+        modules: what it imports now.
+        environ: the environment of the training process.
+    """
+    standby = Training([*command.interpreter, "-m", __name__], environ, rejoins=True, stdin=subprocess.PIPE)
+    program = [command.module, command.program, *command.arguments]
+    _send(standby, {"modules": list(modules), "program": program})
+    return standby
+
+
+def wake(standby: Training) -> bool:
+    """Let a standby run its program; it may still be importing. Returns whether it lives."""
+    if standby.returncode is None:
+        standby.page.touch()
+        return _send(standby, {"go": True})
+    return False
+
+
+def _send(standby: Training, message: Mapping[str, object]) -> bool:
+    stdin = standby.process.stdin
+    assert stdin is not None
+    try:
+        stdin.write(json.dumps(message).encode() + b"\n")
+        stdin.flush()
+    except OSError:
+        return False
+    return True
+
+
+def main() -> None:
+    """Prepare, wait, and run the program."""
+    orders = json.loads(sys.stdin.readline())
+    module, program, *arguments = orders["program"]
+    sys.argv = [program, *arguments]
+    sys.path[0] = str(Path.cwd()) if module else str(Path(program).resolve().parent)
+    with _silence():
+        _import(orders["modules"])
+    heartbeat.enter(Phase.READY)
+    if not sys.stdin.readline():
+        return
+    heartbeat.enter(Phase.STARTING)
+    _forget_input()
+    if module:
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(program, run_name="__main__")
+
+
+def _import(modules: Sequence[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for module in modules:
+            if module not in sys.modules:
+                try:
+                    importlib.import_module(module)
+                except Exception:  # some can only be imported by others; they come with those
+                    continue
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """What libraries print when they are imported, the training process has printed before."""
+    kept = [os.dup(1), os.dup(2)]
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for target in (1, 2):
+        os.dup2(nowhere, target)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for target, descriptor in zip((1, 2), kept, strict=True):
+            os.dup2(descriptor, target)
+            os.close(descriptor)
+        os.close(nowhere)
+
+
+def _forget_input() -> None:
+    """Programs of a job read nothing from a terminal."""
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nowhere, 0)
+    os.close(nowhere)
+
+
+if __name__ == "__main__":
+    main()

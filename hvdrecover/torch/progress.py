@@ -1,0 +1,19 @@
+"""Telling a guardian that optimizers step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from hvdrecover import heartbeat
+
+
+def watch() -> None:
+    """Count the steps of all optimizers of this process as progress, if a guardian watches it."""
+    if heartbeat.watched():
+        register_optimizer_step_post_hook(_stepped)
+
+
+def _stepped(optimizer: Any, arguments: Any, keywords: Any) -> None:
+    heartbeat.stepped()
