@@ -157,7 +157,6 @@ def interfaces() -> set[str]:
     return {path.name for path in Path("/sys/class/net").iterdir()}
 
 
-@pytest.mark.usefixtures("_possible")
 def test_a_closed_lab_leaves_nothing() -> None:
     before = interfaces()
     mark = uuid.uuid4().hex
@@ -173,7 +172,6 @@ def test_a_closed_lab_leaves_nothing() -> None:
     assert not psutil.pid_exists(lab.janitor)
 
 
-@pytest.mark.usefixtures("_possible")
 def test_a_host_that_is_off_is_removed_too() -> None:
     with Lab() as lab:
         lab.hosts[0].power_off()
@@ -198,7 +196,7 @@ class Owner:
 
 
 @pytest.fixture
-def owner(_possible: None) -> Iterator[Owner]:
+def owner() -> Iterator[Owner]:
     """A process with a lab of its own."""
     mark = uuid.uuid4().hex
     process = subprocess.Popen(
