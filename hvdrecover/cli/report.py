@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 RUNS = Path("hvdrecover-runs")  # where `hvdrecover run` makes a folder for each run
 _SHOWN = 20  # faults
+_WIDE = 120  # columns; narrower terminals have no room for the phases of recoveries
 
 _OUTCOMES = {
     "finished": "finished",
@@ -136,11 +137,14 @@ def _facts(folder: Path, report: Report, now: float) -> dict[str, str]:
 
 
 def _lines(faults: tuple[Fault, ...]) -> RenderableType:
+    from rich.console import Console
+
     from hvdrecover.cli.tables import grid, plain
     from hvdrecover.reporting.summary import PHASES
 
-    phases = [f"{phase.replace('_', ' ')}>" for phase in PHASES]
-    lines = grid("time", "fault", "host", "rank>", "to recover>", *phases, "detail")
+    phases = () if sys.stdout.isatty() and Console().width < _WIDE else PHASES
+    headings = [f"{phase.replace('_', ' ')}>" for phase in phases]
+    lines = grid("time", "fault", "host", "rank>", "to recover>", *headings, "detail")
     for fault in faults:
         spent = fault.recovery.phases if fault.recovery else {}
         lines.add_row(
@@ -149,7 +153,7 @@ def _lines(faults: tuple[Fault, ...]) -> RenderableType:
             plain(fault.host),
             "all" if fault.rank is None else str(fault.rank),
             _duration(fault.recovery.seconds) if fault.recovery else "not yet",
-            *(f"{spent[phase]:.2f}" if phase in spent else "" for phase in PHASES),
+            *(f"{spent[phase]:.2f}" if phase in spent else "" for phase in phases),
             plain(fault.detail),
         )
     return lines

@@ -60,7 +60,6 @@ def corrected(log: Log, offsets: Mapping[str, float]) -> Log:
             sync=event(old.sync),
             times=array("d", (time - offset for time in old.times)),
             recovered=old.recovered and event(old.recovered),
-            reset=old.reset and event(old.reset),
             finished=old.finished and event(old.finished),
         )
 

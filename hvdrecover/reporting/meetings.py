@@ -50,7 +50,7 @@ class Meeting:
     @property
     def steps_lost(self) -> int:
         """The most steps that a surviving rank rolled back when the meeting was broken."""
-        return max((stint.reset.whole("steps") or 0 for stint in self.stints if stint.reset), default=0)
+        return max(stint.lost for stint in self.stints)
 
     @property
     def first_steps(self) -> list[Event]:

@@ -7,7 +7,6 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from hvdrecover.errors import ConfigError
 from hvdrecover.reporting.records import Event, Log, Stint, number, whole
@@ -104,11 +103,13 @@ class _Process:
             self.stints.append(Stint(event, array("q"), array("d")))
         elif event.kind == "commit" and self.stints:
             self._commit(event)
-        elif event.kind in ("recovered", "reset", "finished") and self.stints:
+        elif event.kind == "recovered" and self.stints:
             stint = self.stints[-1]
-            if getattr(stint, event.kind) is None:
-                noted: dict[str, Any] = {event.kind: event}
-                self.stints[-1] = replace(stint, **noted)
+            self.stints[-1] = replace(stint, recovered=stint.recovered or event)
+        elif event.kind == "reset" and self.stints:
+            self.stints[-1] = replace(self.stints[-1], lost=event.whole("steps") or 0)
+        elif event.kind == "finished" and self.stints:
+            self.stints[-1] = replace(self.stints[-1], finished=event)
 
     def _commit(self, event: Event) -> None:
         stint, made = self.stints[-1], event.whole("commit")

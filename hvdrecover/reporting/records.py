@@ -52,16 +52,16 @@ class Stint:
         numbers: its commits, in the order in which it made them.
         times: when it made them, in seconds since the Unix epoch; as long as ``numbers``.
         recovered: its first step, if that followed a recovery.
-        reset: how the stint ended, if it was ended by another meeting.
         finished: the end of the run.
+        lost: how many steps it rolled back to meet the others again.
     """
 
     sync: Event
     numbers: array[int]
     times: array[float]
     recovered: Event | None = None
-    reset: Event | None = None
     finished: Event | None = None
+    lost: int = 0
 
     @property
     def place(self) -> tuple[int, int, int]:

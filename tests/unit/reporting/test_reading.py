@@ -44,6 +44,8 @@ def test_what_our_own_log_writes_is_read(tmp_path):
         b'{"time": "now", "kind": "fault", "host": "a"}',
         b'{"time": NaN, "kind": "fault", "host": "a"}',
         b'{"time": 1e300, "kind": "fault", "host": "a"}',
+        b'{"time": 1e15, "kind": "fault", "host": "a"}',
+        b'{"time": -1, "kind": "fault", "host": "a"}',
         b'{"time": ' + b"9" * 400 + b', "kind": "fault", "host": "a"}',
         b'{"time": 5, "kind": 1, "host": "a"}',
         b'{"time": 5, "kind": "fault", "host": null}',

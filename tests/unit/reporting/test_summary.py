@@ -148,6 +148,32 @@ def test_a_process_may_have_the_name_of_an_earlier_one(run):
     assert report.goodput == pytest.approx(11 / 55)
 
 
+def test_who_met_long_after_a_rank_did_not_meet_it(tmp_path):
+    run = Run(tmp_path)  # of the first start only the file of rank 0 is there
+    run.meet(4, TWO, 1, 0, "initial")
+    run.commit(TWO, 1, {1: 14})
+    (run.folder / "node-2-20.jsonl").unlink()
+    run.fault(20, commit=[1, 1])
+    anew = {0: ("node-1", 11), 1: ("node-2", 21)}
+    place = {"source": "initial", "generation": 1, "commit": 0, "size": 2, "seconds": 0.5}
+    run.tell(24.0, "sync", *anew[1], rank=1, **place)
+    run.tell(24.1, "sync", *anew[0], rank=0, **place)
+    run.step(25, anew, 1, 0)
+    report = report_of(run)
+    assert recoveries(report) == [(1, 5.01)]
+    assert report.commits_repeated == 1
+
+
+def test_a_start_that_follows_at_once_is_a_meeting_of_its_own(tmp_path):
+    run = Run(tmp_path)
+    run.meet(4, TWO, 1, 0, "initial")
+    run.fault(4.1)
+    anew = {0: ("node-1", 11), 1: ("node-2", 21)}
+    run.meet(4.5, anew, 1, 0, "initial")
+    run.step(4.6, anew, 1, 0)
+    assert recoveries(report_of(run)) == [(1, 0.51)]
+
+
 def test_the_file_of_a_host_that_died_may_be_missing(run):
     run.fault(40, "lost_host", slot=None, commit=None)
     run.meet(42, REPLACED, 2, 3)
@@ -267,6 +293,16 @@ def test_a_wrong_clock_changes_nothing_but_the_time_of_day(tmp_path, host, ahead
     assert recoveries(wrong) == [(2, 0.31), (3, 22.71)]
     assert wrong.goodput == pytest.approx(right.goodput, abs=1e-6)
     assert (wrong.steps_repeated, wrong.end - wrong.begin) == (right.steps_repeated, pytest.approx(104))
+
+
+def test_the_end_of_a_run_is_put_right_too(tmp_path):
+    run = Run(tmp_path, {"node-2": -100.0})
+    run.tell(0, "start", pid=5, attempt=1, command=["python"])
+    run.meet(4, TWO, 1, 0, "initial")
+    run.fault(40, commit=[1, 0])
+    run.meet(42, REPLACED, 2, 0)
+    run.finish(44, REPLACED, 2, 1)
+    assert recoveries(report_of(run)) == [(2, 4.0)]
 
 
 def test_clocks_that_differ_little_are_left_alone(tmp_path):
