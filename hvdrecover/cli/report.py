@@ -151,7 +151,7 @@ def _lines(faults: tuple[Fault, ...]) -> RenderableType:
             f"{_moment(fault.time):%m-%d %H:%M:%S}",
             plain(fault.kind),
             plain(fault.host),
-            "all" if fault.rank is None else str(fault.rank),
+            _rank(fault.rank),
             _duration(fault.recovery.seconds) if fault.recovery else "not yet",
             *(f"{spent[phase]:.2f}" if phase in spent else "" for phase in phases),
             plain(fault.detail),
@@ -188,6 +188,12 @@ def _fault(fault: Fault) -> dict[str, Any]:
             "phases": dict(recovery.phases),
         },
     }
+
+
+def _rank(rank: int | None) -> str:
+    if rank is None:
+        return "all"
+    return str(rank) if rank >= 0 else "none"
 
 
 def _moment(time: float) -> datetime.datetime:

@@ -105,7 +105,8 @@ class _Process:
             self._commit(event)
         elif event.kind == "recovered" and self.stints:
             stint = self.stints[-1]
-            self.stints[-1] = replace(stint, recovered=stint.recovered or event)
+            if event.whole("generation") == stint.place[0]:
+                self.stints[-1] = replace(stint, recovered=stint.recovered or event)
         elif event.kind == "reset" and self.stints:
             self.stints[-1] = replace(self.stints[-1], lost=event.whole("steps") or 0)
         elif event.kind == "finished" and self.stints:

@@ -42,7 +42,7 @@ class Fault:
         time: when it was noticed, in seconds since the Unix epoch.
         kind: crash, hang, out_of_memory, preemption, lost_host, launcher_lost, script_error or early_exit.
         host: the host of whoever noticed it.
-        rank: the rank that had it, or None if the whole job had.
+        rank: the rank that had it; -1 if it had none yet, None if the whole job had the fault.
         exit: the lost process's exit code, negative for a signal, or None.
         steps: steps that the lost process had done since its last commit, or None if that is not known.
         detail: a text.
@@ -272,5 +272,6 @@ def _ending(log: Log, meetings: Sequence[Meeting]) -> Ending:
 
 
 def _given_up(event: Event) -> str:
-    what = f"rank {event.rank} on {event.host}" if event.word("scope") == "slot" else "the job"
+    rank = f"rank {event.rank}" if event.rank >= 0 else "a process without a rank"
+    what = f"{rank} on {event.host}" if event.word("scope") == "slot" else "the job"
     return f"{what}: {event.word('reason')}"

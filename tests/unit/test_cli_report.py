@@ -167,6 +167,12 @@ def test_how_a_run_was_given_up_and_what_was_corrected_is_said(run, document):
     )
 
 
+def test_a_process_may_die_before_it_has_a_rank(run, document):
+    Run(Path("events")).fault(1, rank=-1, detail="exit code 1")
+    assert columns(run("events")[1].splitlines()[-1])[3:] == ["none", "not yet", "exit code 1"]
+    assert document("events")["faults"][0]["rank"] == -1
+
+
 def test_only_the_last_faults_are_shown(run, document):
     made = Run(Path("events"))
     for second in range(25):

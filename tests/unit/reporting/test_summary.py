@@ -60,6 +60,13 @@ def test_only_the_first_step_of_a_rank_counts(run):
     assert recoveries(report_of(run)) == [(2, 3.01)]
 
 
+def test_a_first_step_after_an_earlier_meeting_is_none_after_this_one(run):
+    run.fault(40)
+    run.meet(42, REPLACED, 2, 3)
+    run.step(43, REPLACED, 1, 0)
+    assert recoveries(report_of(run)) == [None]
+
+
 def test_a_hang_began_when_the_process_fell_silent(run):
     run.fault(64, "hang", silent=20.0)
     run.fault(64, "crash", silent=20.0)
@@ -273,9 +280,11 @@ def test_the_example_as_a_whole(tmp_path):
 
 def test_what_was_given_up_is_told(run):
     run.tell(40, "gave_up", "node-2", 9, 1, scope="slot", reason="3 deaths without a commit")
+    run.tell(40, "gave_up", "node-3", 9, -1, scope="slot", reason="it does not start")
     run.tell(41, "gave_up", pid=5, scope="job", reason="no restarts left")
     assert report_of(run).given_up == (
         "rank 1 on node-2: 3 deaths without a commit",
+        "a process without a rank on node-3: it does not start",
         "the job: no restarts left",
     )
 
