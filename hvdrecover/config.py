@@ -10,6 +10,9 @@ This is the only module that reads environment variables; a test holds the other
                                before the job is stopped; without it, training goes on
 ``HVDRECOVER_STOP_SIGNALS``    which signals announce a preemption: names, separated by commas
                                (``SIGTERM,SIGUSR1``)
+``HVDRECOVER_SSH_OPTIONS``     what `hvdrecover run` adds to ssh's command line, so that lost hosts are
+                               noticed (``-o ServerAliveInterval=2 -o ServerAliveCountMax=2
+                               -o ConnectTimeout=5``)
 ============================== =====================================================================
 
 Our own processes set ``HVDRECOVER_SLOT``, ``HVDRECOVER_REJOIN`` and ``HVDRECOVER_SUPERVISOR`` for those
@@ -22,6 +25,7 @@ import math
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +36,7 @@ from hvdrecover.errors import ConfigError
 PREEMPTED = 75  # exit code of what left after a preemption: EX_TEMPFAIL, to be started again
 STACKS_SIGNAL = signal.SIGRTMIN + 5  # has a training process write down where its threads are
 
+_SSH_OPTIONS = "-o ServerAliveInterval=2 -o ServerAliveCountMax=2 -o ConnectTimeout=5"
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _CHOICE = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
@@ -85,6 +90,9 @@ class Config:
         local_rank: this process's place on its host, or None if no launcher told.
         rendezvous: host and port of Horovod's driver, or None.
         supervisor: host, port and token of the supervisor of the job, or None.
+        ssh_options: what is added to ssh's command line.
+        path: where programs are searched for.
+        programs: the folder of this Python environment's programs.
     """
 
     checkpoint: str | None
@@ -103,6 +111,9 @@ class Config:
     local_rank: int | None = None
     rendezvous: tuple[str, int] | None = None
     supervisor: tuple[str, int, str] | None = None
+    ssh_options: str = ""
+    path: str = os.defpath
+    programs: str = os.fspath(Path(sys.executable).parent)
 
 
 def read(environ: Mapping[str, str] | None = None) -> Config:
@@ -136,6 +147,8 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         local_rank=_number(env, "HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
         rendezvous=_rendezvous(env),
         supervisor=_supervisor(env),
+        ssh_options=env.get("HVDRECOVER_SSH_OPTIONS", _SSH_OPTIONS),
+        path=env.get("PATH", os.defpath),
     )
 
 
@@ -201,6 +214,11 @@ def choose_controller(config: Config) -> None:
             os.environ.pop(name, None)
     if not config.launched and not config.controller_chosen:
         os.environ.update({**_CHOICE, _CHOOSER: str(os.getpid())})
+
+
+def environment() -> dict[str, str]:
+    """The environment of this process, to hand on."""
+    return dict(os.environ)
 
 
 @contextmanager

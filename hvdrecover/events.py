@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,15 @@ class Events:
             path = folder / f"{self._host}-{os.getpid()}.jsonl"
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         return self._descriptor
+
+
+RUNS = Path("hvdrecover-runs")  # where the events of runs go that were given no folder
+
+
+def new_run(clock: Clock) -> Path:
+    """A folder for the events of a run that starts now; it sorts behind those of earlier runs."""
+    moment = datetime.fromtimestamp(clock.now(), UTC).strftime("%Y%m%dT%H%M%SZ")
+    return RUNS / f"{moment}-{os.getpid()}"
 
 
 def show_on_terminal(config: Config) -> None:

@@ -83,7 +83,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0, 1 after an error of hvdrecover or if a commit is broken, or 130 when interrupted.
         Wrong arguments exit with 2.
     """
-    arguments = _parser().parse_args(argv)
+    words, command = launching.split(list(sys.argv[1:] if argv is None else argv))
+    parser = _parser()
+    arguments, others = parser.parse_known_args(words)
+    if others and arguments.run is not launching.run:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
+    arguments.others, arguments.command = others, command
     try:
         code = int(arguments.run(arguments))
         sys.stdout.flush()

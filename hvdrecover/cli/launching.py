@@ -3,56 +3,163 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hvdrecover import config, events
 from hvdrecover.cli import options
+from hvdrecover.clock import SYSTEM_CLOCK
+from hvdrecover.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hvdrecover.launch.horovodrun import Options
 
 
 def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
     """Add the commands to the command line."""
+    job = commands.add_parser(
+        "run",
+        usage="hvdrecover run -np N [horovodrun's options] [options] -- python train.py ...",
+        help="start a job by horovodrun and keep it going, whatever happens to it",
+        description="Start a job by horovodrun, elastic unless --mpi is given, and keep it going: processes "
+        "that die or hang are restarted in place, and when Horovod gives up, the whole job is started again "
+        "from its newest durable commit. Options that are not listed here are handed on to horovodrun.",
+        allow_abbrev=False,
+    )
+    _add_job(job)
+    _add_guardian(job)
+    job.add_argument("--checkpoint", metavar="URL", help="checkpoint root (default: HVDRECOVER_CHECKPOINT)")
+    job.add_argument(
+        "--max-restarts",
+        type=options.number,
+        default=10,
+        metavar="N",
+        help="restarts of the whole job in a row that bring no progress, until it is given up (default: 10)",
+    )
+    job.set_defaults(run=run)
+
     worker = commands.add_parser(
         "worker",
+        usage="horovodrun ... hvdrecover worker [options] -- python train.py ...",
         help="watch over one training process: restart it in place, end it when it hangs",
-        description="Start a training process and watch over it, as the guardian of one slot of a job: "
-        "horovodrun ... hvdrecover worker -- python train.py",
+        description="Start a training process and watch over it, as the guardian of one slot of a job.",
+        allow_abbrev=False,
     )
     _add_guardian(worker)
     worker.set_defaults(run=_worker)
 
 
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    job = parser.add_argument_group("the job, as for horovodrun")
+    job.add_argument("-np", "--num-proc", type=options.count, required=True, metavar="N", dest="processes")
+    job.add_argument(
+        "--min-np",
+        "--min-num-proc",
+        type=options.count,
+        metavar="N",
+        dest="least",
+        help="go on with so few processes (default: 1)",
+    )
+    job.add_argument("--max-np", "--max-num-proc", type=options.count, metavar="N", dest="most")
+    hosts = job.add_mutually_exclusive_group()
+    hosts.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="by default this host")
+    hosts.add_argument("-hostfile", "--hostfile", type=Path, metavar="FILE")
+    hosts.add_argument("--host-discovery-script", metavar="COMMAND", dest="discovery")
+    job.add_argument(
+        "--network-interface",
+        "--network-interfaces",
+        action="append",
+        metavar="NAME",
+        dest="interfaces",
+        default=[],
+    )
+    job.add_argument("-p", "--ssh-port", type=options.count, metavar="PORT")
+    job.add_argument("-i", "--ssh-identity-file", metavar="FILE", dest="identity")
+    job.add_argument(
+        "--mpi", action="store_true", help="start by mpirun; any lost process then ends the start"
+    )
+
+
 def _add_guardian(parser: argparse.ArgumentParser) -> None:
-    """The options of a guardian, and the command."""
     parser.add_argument(
         "--hang-timeout",
         type=options.hang_timeout,
         metavar="SECONDS",
-        help="kill a process that makes no progress for so long; by default 5 times the longest that was "
-        "seen, and at least 5 minutes",
+        help="kill a process that makes no progress for so long (default: 5 times the longest that was "
+        "seen, at least 5 minutes)",
     )
     parser.add_argument(
         "--grace",
         type=options.seconds,
         default=30.0,
         metavar="SECONDS",
-        help="how long a process may take to leave after a preemption (default: 30)",
+        help="how long processes may take to leave after a preemption (default: 30)",
     )
     parser.add_argument(
         "--no-standby", action="store_true", help="keep no process in readiness; a restart then takes seconds"
     )
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="the training command, after --")
 
 
-def _command(arguments: argparse.Namespace) -> list[str]:
-    command: list[str] = arguments.command
-    return command[1:] if command[:1] == ["--"] else command
+def split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """The words before ``--`` and those after it."""
+    place = argv.index("--") if "--" in argv else len(argv)
+    return argv[:place], argv[place + 1 :]
 
 
 def _worker(arguments: argparse.Namespace) -> int:
     from hvdrecover.launch.guardian import Settings, guard
     from hvdrecover.launch.hangs import Limits
 
-    settings = Settings(Limits(arguments.hang_timeout), arguments.grace, not arguments.no_standby)
     read = config.read()
     events.show_on_terminal(read)
-    return guard(_command(arguments), settings, read)
+    settings = Settings(Limits(arguments.hang_timeout), arguments.grace, not arguments.no_standby)
+    return guard(_training(arguments), settings, read)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Start a job and keep it going."""
+    from dataclasses import replace
+
+    from hvdrecover.launch import horovodrun
+    from hvdrecover.launch.supervisor import Settings, Supervisor
+
+    read = config.read()
+    events.show_on_terminal(read)
+    command = _training(arguments)
+    folder = (read.events or events.new_run(SYSTEM_CLOCK)).absolute()
+    read = replace(read, events=folder)
+    environ = horovodrun.settings(arguments.hang_timeout, config.environment(), ours=horovodrun.is_ours())
+    environ["HVDRECOVER_EVENTS"] = str(folder)
+    if arguments.checkpoint:
+        environ["HVDRECOVER_CHECKPOINT"] = arguments.checkpoint
+    settings = Settings(
+        options=_options(arguments),
+        worker=_guardian_command(arguments),
+        environ=environ,
+        max_restarts=arguments.max_restarts,
+        grace=arguments.grace,
+    )
+    return Supervisor(command, settings, read).run()
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    from hvdrecover.launch.horovodrun import Options
+
+    names = ("processes", "least", "most", "hosts", "hostfile", "discovery", "ssh_port", "identity", "mpi")
+    known = {name: getattr(arguments, name) for name in names}
+    return Options(**known, interfaces=tuple(arguments.interfaces), others=tuple(arguments.others))
+
+
+def _guardian_command(arguments: argparse.Namespace) -> tuple[str, ...]:
+    words = [sys.executable, "-m", "hvdrecover", "worker", "--grace", f"{arguments.grace:g}"]
+    if arguments.hang_timeout is not None:
+        words += ["--hang-timeout", f"{arguments.hang_timeout:g}"]
+    return (*words, *(["--no-standby"] if arguments.no_standby else []), "--")
+
+
+def _training(arguments: argparse.Namespace) -> list[str]:
+    command: list[str] = arguments.command
+    if not command:
+        raise ConfigError("the command", "there is none; write it after --, as in -- python train.py")
+    return command

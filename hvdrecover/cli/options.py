@@ -21,6 +21,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def number(text: str) -> int:
+    """A number from 0 on."""
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 0 on")
+    return int(text)
+
+
 def seconds(text: str) -> float:
     """A duration: seconds, or a number with one of the units s, m, h, d, w."""
     match = _DURATION.fullmatch(text)

@@ -18,7 +18,8 @@ from rich.table import Table
 
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.examples.digits_run import TRAINING_SAMPLES, DigitsRun, elastic
-from hvdrecover.launch.job import Job, kill
+from hvdrecover.launch.job import Job
+from hvdrecover.launch.processes import kill
 
 EPOCHS = 15
 

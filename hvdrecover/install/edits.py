@@ -125,14 +125,14 @@ EDITS: tuple[Edit, ...] = (
             "                   rank, size, dev, patience);\n"
             "  ctx->setTimeout(timeout_);\n"
         ),
-        why="processes start at different speeds, which a timeout that is short for lost hosts' sake must allow",
+        why="processes start at different speeds, which a timeout that is short for lost hosts must allow",
     ),
     Edit(
         name="connect-timeout",
         file="third_party/gloo/gloo/transport/tcp/pair.h",
         old="        timeout_ * 5,\n",
         new="        timeout_,\n",
-        why="ranks would wait five times HOROVOD_GLOO_TIMEOUT_SECONDS for one that is lost while they connect",
+        why="ranks wait five times HOROVOD_GLOO_TIMEOUT_SECONDS for one that is lost while they connect",
     ),
     Edit(
         name="init-failure",

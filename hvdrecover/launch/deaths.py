@@ -12,6 +12,8 @@ from hvdrecover.heartbeat import Phase, Reading
 Fault = Literal[
     "crash", "hang", "out_of_memory", "preemption", "lost_host", "launcher_lost", "script_error", "early_exit"
 ]
+# Errors that come of other ranks' faults, wherever the script meets them.
+_OF_OTHERS = ("Horovod initialization failed", "HorovodInternalError", "HostsUpdatedInterrupt")
 BUDGET = 3  # deaths without a commit in between
 
 
@@ -65,15 +67,16 @@ def fault(death: Death) -> Fault:
         return "early_exit"
     if death.returncode == -signal.SIGKILL and death.out_of_memory:
         return "out_of_memory"
-    return "script_error" if death.error else "crash"
+    of_others = any(text in death.error for text in _OF_OTHERS)
+    return "script_error" if death.returncode > 0 and not of_others else "crash"
 
 
 def is_same_error(death: Death, before: Death | None) -> bool:
     """Whether the script has failed twice in a row in the same way at the same place: it will again."""
     return (
         before is not None
-        and bool(death.error)
-        and death.error == before.error
+        and fault(death) == fault(before) == "script_error"
+        and (death.returncode, death.error) == (before.returncode, before.error)
         and death.reading.commit == before.reading.commit
         and death.reading.steps == before.reading.steps
     )

@@ -7,10 +7,8 @@ import os
 import selectors
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
@@ -24,6 +22,7 @@ from hvdrecover.launch.hangs import Limits
 from hvdrecover.launch.launcher import LauncherWatch
 from hvdrecover.launch.python_command import parse
 from hvdrecover.launch.training import Training
+from hvdrecover.launch.waking import Waking
 
 logger = logging.getLogger("hvdrecover")
 
@@ -96,16 +95,17 @@ class Guardian:
         Raises:
             LaunchError: the command can't be started.
         """
-        self._connect()
-        with self._watching() as selector:
+        processes.die_with_parent(signal.SIGHUP)
+        heeded = (*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+        with Waking((*heeded, signal.SIGCHLD)) as waking:
+            self._connect(waking)
             self._training = self._start()
             try:
-                while True:
-                    for key, _ in selector.select(TICK):
-                        key.data()
+                code = None
+                while code is None:
+                    self._signals += waking.wait(TICK)
                     code = self._look()
-                    if code is not None:
-                        return code
+                return code
             finally:
                 self._training.close()
                 self._drop_standby()
@@ -199,6 +199,7 @@ class Guardian:
             self._report("left" if verdict == "left" else "stopped")
             return PREEMPTED
         if verdict == "told":
+            self._report("stopped")
             return processes.exit_code(returncode)
         return self._repair(death, str(notes.get("traceback", "")))
 
@@ -240,6 +241,7 @@ class Guardian:
             silent=self._silent if death.hung else 0.0,
             detail=words,
             traceback=traceback,
+            final=bool(reason),
         )
         self._silent = 0.0
 
@@ -326,10 +328,10 @@ class Guardian:
     def _tell(self, kind: str, message: str, **facts: Any) -> None:
         """An event, a line on the terminal, and a word to the supervisor."""
         self._events.rank = self._training.read().rank
-        traceback = facts.pop("traceback", None)
-        self._events.emit(kind, message, level=logging.WARNING, **facts)
         if self._supervisor is not None:
-            self._supervisor.send(kind=kind, message=message, traceback=traceback, **facts)
+            self._supervisor.send(kind=kind, message=message, **facts)
+        written = {name: value for name, value in facts.items() if name not in ("traceback", "final")}
+        self._events.emit(kind, message, level=logging.WARNING, **written)
 
     def _report(self, how: str) -> None:
         """Tell the supervisor how this slot has ended."""
@@ -339,7 +341,7 @@ class Guardian:
                 kind="end", how=how, phase=reading.phase, commit=[reading.generation, reading.commit]
             )
 
-    def _connect(self) -> None:
+    def _connect(self, waking: Waking) -> None:
         if self._config.supervisor is not None:
             facts: dict[str, Any] = {
                 "name": self._config.host,
@@ -349,24 +351,9 @@ class Guardian:
             self._supervisor = link.connect(*self._config.supervisor, **facts)
             if self._supervisor is None:
                 logger.warning("the supervisor can't be reached; watching Horovod's driver instead")
-
-    @contextmanager
-    def _watching(self) -> Iterator[selectors.BaseSelector]:
-        """Have signals and the supervisor's orders wake the loop."""
-        processes.die_with_parent(signal.SIGHUP)
-        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        heeded = {*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-        for number in (*heeded, signal.SIGQUIT, signal.SIGCHLD):
-            signal.signal(number, self._note)
-        with selectors.DefaultSelector() as selector:
-            selector.register(reader, selectors.EVENT_READ, lambda: os.read(reader, 4096))
-            if self._supervisor is not None:
-                selector.register(self._supervisor, selectors.EVENT_READ, self._obey)
-            yield selector
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._signals.append(number)
+            else:
+                waking.selector.register(self._supervisor, selectors.EVENT_READ, self._obey)
+                self._launcher = LauncherWatch(None, 0.0, self._clock)  # which the supervisor watches
 
 
 def guard(command: Sequence[str], settings: Settings, config: Config) -> int:

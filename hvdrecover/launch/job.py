@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hvdrecover.errors import HvdrecoverError
+from hvdrecover.launch import processes
 
 _MARK = "HVDRECOVER_JOB"
 
@@ -48,17 +47,7 @@ class Job:
 
     def processes(self) -> list[int]:
         """The ids of the job's processes on this host, launcher included; none that has exited."""
-        mark = self._mark.encode()
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    marked = mark in (entry / "environ").read_bytes().split(b"\0")
-                except OSError:
-                    continue
-                if marked and _is_alive(entry):
-                    found.append(int(entry.name))
-        return found
+        return processes.marked(self._mark)
 
     def wait(self, timeout: float) -> int:
         """Wait until the launcher exits.
@@ -81,29 +70,11 @@ class Job:
 
     def kill(self) -> None:
         """SIGKILL the launcher and everything that it started; return when all of it is gone."""
-        while processes := self.processes():
-            for process in processes:
-                kill(process)
-            self._launcher.poll()
-            time.sleep(0.01)
+        if self._launcher.poll() is None:
+            processes.kill(self._launcher.pid)
         self._launcher.wait()
+        processes.kill_marked(self._mark)
 
     def tail(self, lines: int = 25) -> str:
         """The end of the log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
-
-
-def kill(process: int) -> None:
-    """SIGKILL a process, if it still exists."""
-    try:
-        os.kill(process, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
-def _is_alive(process: Path) -> bool:
-    """Whether a folder of /proc is that of a process that is no zombie."""
-    try:
-        return (process / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import socket
@@ -64,9 +65,10 @@ class Link:
         return [message for message in messages if isinstance(message, dict)]
 
     def close(self) -> None:
-        """End the connection."""
+        """End the connection. Its descriptor stays until this object goes, so that selectors can forget it."""
         self.is_open = False
-        self._connection.close()
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
 
 
 def connect(host: str, port: int, token: str, **facts: Any) -> Link | None:

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -74,6 +75,39 @@ def kill_group(process: int) -> None:
         os.killpg(process, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         return
+
+
+def kill(process: int) -> None:
+    """SIGKILL a process, if it still exists."""
+    try:
+        os.kill(process, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def marked(mark: str) -> list[int]:
+    """The processes of this host that have ``NAME=value`` in the environment that they were started with.
+
+    Launchers hand their environment on, so this finds also what has left its process group. Zombies don't count.
+    """
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                has_it = mark.encode() in (entry / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if has_it and _state(int(entry.name)) not in ("", "Z", "X"):
+                found.append(int(entry.name))
+    return found
+
+
+def kill_marked(mark: str) -> None:
+    """SIGKILL all that `marked` finds; return when all of it is gone."""
+    while left := marked(mark):
+        for process in left:
+            kill(process)
+        time.sleep(0.01)
 
 
 def is_stopped(process: int) -> bool:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.examples.digits_run import PATIENCE, elastic, static
-from hvdrecover.launch.job import Job, kill
+from hvdrecover.launch.job import Job
+from hvdrecover.launch.processes import kill
 
 SCRIPT = Path(__file__).with_name("scripts") / "horovod_elastic.py"
 

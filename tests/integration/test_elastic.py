@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.examples.digits_run import DigitsRun, elastic
-from hvdrecover.launch.job import kill
+from hvdrecover.launch.processes import kill
 from tests.integration.conftest import Start
 from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once
 

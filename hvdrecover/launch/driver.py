@@ -1,0 +1,28 @@
+"""``horovodrun`` without its stack traces; started by the supervisor.
+
+When workers fail, ``horovodrun`` raises an error that nobody catches, and prints twenty lines of its own
+code. What has failed was told by the guardian that saw it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from hvdrecover.launch.processes import die_with_parent
+
+
+def main() -> None:
+    """Run ``horovodrun`` with this process's arguments."""
+    die_with_parent()
+    sys.argv[0] = "horovodrun"
+    launch = importlib.import_module("horovod.runner.launch")
+    try:
+        launch.run_commandline()
+    except Exception as error:
+        summary = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        sys.exit(f"horovodrun: {summary}")
+
+
+if __name__ == "__main__":
+    main()

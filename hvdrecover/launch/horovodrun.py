@@ -1,0 +1,201 @@
+"""The command line and the settings of a ``horovodrun`` that can recover."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import shlex
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from hvdrecover.errors import ConfigError, LaunchError
+from hvdrecover.launch import hangs
+
+COLLECTIVE_SECONDS = 10  # after which ranks give up one that doesn't answer
+_DISCOVERY = 60.0  # seconds for a host discovery script
+_COOLDOWN = ("10", "600")  # seconds for which a host that has failed is left alone
+_TIMEOUT = 300.0  # for Horovod's own look-out, where there is no fixed limit for hangs
+_SLOTS = re.compile(r"(?P<host>\S+?)(?::(?P<slots>\d+))?")
+_HOSTFILE = re.compile(r"(?P<host>\S+)(?:\s+slots\s*=\s*(?P<slots>\d+))?(?:\s+max_slots\s*=\s*\d+)?")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What ``hvdrecover run`` knows of ``horovodrun``'s options; all others are handed on.
+
+    Attributes:
+        processes: number of processes to start with (``-np``).
+        least: number of processes that suffices (``--min-np``).
+        most: number of processes that may be used (``--max-np``).
+        hosts: as ``host:slots,host:slots`` (``-H``).
+        hostfile: a file of lines ``host slots=N``.
+        discovery: command that prints a line ``host:slots`` for each host.
+        interfaces: network interfaces to use.
+        ssh_port: of all hosts.
+        identity: ssh's private key.
+        mpi: whether the job is started by ``mpirun``; it is not elastic then.
+        others: what to hand on as it is.
+    """
+
+    processes: int
+    least: int | None = None
+    most: int | None = None
+    hosts: str | None = None
+    hostfile: Path | None = None
+    discovery: str | None = None
+    interfaces: tuple[str, ...] = ()
+    ssh_port: int | None = None
+    identity: str | None = None
+    mpi: bool = False
+    others: tuple[str, ...] = ()
+
+
+def arguments(options: Options, command: Sequence[str]) -> list[str]:
+    """The arguments of ``horovodrun``.
+
+    Args:
+        options: the user's.
+        command: what each slot runs.
+
+    Raises:
+        ConfigError: the hosts can't be read.
+    """
+    words = ["-np", str(options.processes)]
+    for name, value in (("-p", options.ssh_port), ("-i", options.identity)):
+        words += [name, str(value)] if value is not None else []
+    interfaces = options.interfaces
+    if options.mpi:
+        words += ["--mpi", *_static_hosts(options)]
+    else:
+        discovery = options.discovery or _listing(hosts(options))
+        known = _discovered(options.discovery) if options.discovery else list(hosts(options))
+        interfaces = interfaces or _only_interface(known)
+        words += ["--min-np", str(options.least or 1), "--host-discovery-script", discovery]
+        words += ["--max-np", str(options.most)] if options.most is not None else []
+        if "--blacklist-cooldown-range" not in options.others:
+            words += ["--blacklist-cooldown-range", *_COOLDOWN]
+    for interface in interfaces:
+        words += ["--network-interfaces", interface]
+    return [*words, *options.others, *command]
+
+
+def settings(timeout: float | None, environ: Mapping[str, str], *, ours: bool) -> dict[str, str]:
+    """Horovod's settings that recovery needs, where the user has not set them.
+
+    Args:
+        timeout: the user's limit for hangs, or None.
+        environ: the environment.
+        ours: whether Horovod was built by hvdrecover: then ranks limit their waiting while they run.
+    """
+    values = {
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": hangs.collective_seconds(timeout, COLLECTIVE_SECONDS),
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": hangs.check_seconds(timeout or _TIMEOUT),
+    }
+    if not ours:
+        values["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] = hangs.stall_seconds(timeout or _TIMEOUT)
+    return {name: str(value) for name, value in values.items() if name not in environ}
+
+
+def is_ours() -> bool:
+    """Whether the installed Horovod was built by ``hvdrecover install-horovod``.
+
+    Raises:
+        LaunchError: Horovod is not installed.
+    """
+    try:
+        return "hvdrecover" in metadata.version("horovod")
+    except metadata.PackageNotFoundError:
+        remedy = "is not installed; `hvdrecover install-horovod` builds and installs it"
+        raise LaunchError("horovod", remedy) from None
+
+
+def hosts(options: Options) -> dict[str, int]:
+    """The hosts that were named, and how many slots each has; this host, if none was."""
+    if options.hosts is not None:
+        return _parse(options.hosts.split(","), _SLOTS, "-H")
+    if options.hostfile is not None:
+        try:
+            lines = options.hostfile.read_text().splitlines()
+        except OSError as error:
+            raise ConfigError("--hostfile", f"{options.hostfile}: {error.strerror}") from error
+        meant = [line for line in (line.partition("#")[0].strip() for line in lines) if line]
+        return _parse(meant, _HOSTFILE, f"--hostfile {options.hostfile}")
+    return {"localhost": options.processes}
+
+
+def _parse(texts: Sequence[str], pattern: re.Pattern[str], source: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for text in texts:
+        match = pattern.fullmatch(text.strip())
+        if match is None:
+            raise ConfigError(source, f"'{text}' names no host and its slots")
+        found[match["host"]] = int(match["slots"] or 1)
+    if not found:
+        raise ConfigError(source, "it names no host")
+    return found
+
+
+def _static_hosts(options: Options) -> list[str]:
+    if options.hosts is not None:
+        return ["-H", options.hosts]
+    return ["--hostfile", str(options.hostfile)] if options.hostfile is not None else []
+
+
+def _listing(named: Mapping[str, int]) -> str:
+    """A discovery command for hosts that don't change; with one, Horovod takes a lost host back."""
+    text = "".join(f"{host}:{slots}\\n" for host, slots in named.items())
+    return f"printf {shlex.quote(text)}"
+
+
+def _discovered(command: str) -> list[str]:
+    """The hosts that a discovery command names now; none if it can't tell yet."""
+    try:
+        done = subprocess.run(
+            command, shell=True, capture_output=True, text=True, timeout=_DISCOVERY, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(
+            "--host-discovery-script", f"'{command}' has not ended in {_DISCOVERY:g} s"
+        ) from error
+    return [line.rpartition(":")[0] or line for line in done.stdout.split()]
+
+
+def _only_interface(named: Sequence[str]) -> tuple[str, ...]:
+    """The interface for a job on one host, which Horovod can't find by comparing hosts."""
+    if len(set(named)) != 1:
+        return ()
+    if is_local(named[0]):
+        return ("lo",)
+    return _interface_towards(named[0])
+
+
+def is_local(host: str) -> bool:
+    """Whether a name stands for this host."""
+    if host in ("localhost", socket.gethostname()):
+        return True
+    try:
+        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+    except (OSError, ValueError):
+        return False
+
+
+def _interface_towards(host: str) -> tuple[str, ...]:
+    """The interface of this host by which another one is reached."""
+    import psutil  # Horovod needs it, so it is there
+
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # sends nothing
+            address = probe.getsockname()[0]
+    except OSError:
+        return ()
+    names = [
+        name
+        for name, each in psutil.net_if_addrs().items()
+        if any(entry.address == address for entry in each)
+    ]
+    return tuple(names[:1])

@@ -1,0 +1,216 @@
+"""The supervisor of a job: starts ``horovodrun``, and starts it again when Horovod gives up."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hvdrecover.clock import SYSTEM_CLOCK, Clock
+from hvdrecover.config import PREEMPTED, Config
+from hvdrecover.events import Events
+from hvdrecover.launch import horovodrun, processes, restarts, ssh
+from hvdrecover.launch.guardians import Guardian, Guardians
+from hvdrecover.launch.link import Message
+from hvdrecover.launch.restarts import Attempt, Outcome
+from hvdrecover.launch.waking import Waking
+
+logger = logging.getLogger("hvdrecover")
+
+_TICK = 0.5
+_MARGIN = 5.0  # seconds beyond the grace for what is left to end
+_LAST_WORDS = 1.0  # seconds for guardians to obey before all is killed
+_MARK = "HVDRECOVER_START"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user decides about a supervised job.
+
+    Attributes:
+        options: those of ``horovodrun``.
+        worker: the guardian's command, before the training command.
+        environ: variables on top of this process's own.
+        max_restarts: how many restarts in a row may bring no progress.
+        grace: seconds for the job to leave after a preemption.
+    """
+
+    options: horovodrun.Options
+    worker: tuple[str, ...]
+    environ: dict[str, str]
+    max_restarts: int = 10
+    grace: float = 30.0
+
+
+class Supervisor:
+    """The supervisor.
+
+    Args:
+        command: the training command.
+        settings: what the user decides.
+        config: this process's settings.
+        clock: where times come from.
+    """
+
+    def __init__(
+        self, command: Sequence[str], settings: Settings, config: Config, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._command = list(command)
+        self._settings = settings
+        self._config = config
+        self._clock = clock
+        self._events = Events(config.events, config.host, clock)
+        self._events.rank = -1
+        self._mark = f"{_MARK}={secrets.token_hex(16)}"
+        self._attempts: list[Attempt] = []
+        self._leaving = False
+        self._kill_at: float | None = None
+        self._stopped: int | None = None
+
+    def run(self) -> int:
+        """Keep the job going until its training is finished or can't be.
+
+        Returns:
+            The exit code: 0 if the training is finished, 75 after a preemption, 130 after Ctrl-C, the
+            script's own if it has failed twice in the same way, else 1.
+
+        Raises:
+            ConfigError: an option has no usable value.
+        """
+        arguments = horovodrun.arguments(self._settings.options, [*self._settings.worker, *self._command])
+        heeded = (*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+        with Waking((*heeded, signal.SIGCHLD)) as self._waking, ssh.kept_alive(self._config) as path:
+            self._guardians = Guardians(self._waking.selector, self._hear, self._lost, self._greeting)
+            try:
+                outcome = self._keep_going(arguments, path)
+            finally:
+                self._guardians.close()
+        self._say_end(outcome)
+        return outcome.code
+
+    def _keep_going(self, arguments: Sequence[str], path: str) -> Outcome:
+        outcome = Outcome("restart", 1, "")
+        while outcome.action == "restart":
+            self._pause(outcome.pause)
+            if self._stopped is None:
+                self._attempt(arguments, path)
+            if self._stopped is not None:
+                return Outcome("end", self._stopped, "stopped")
+            outcome = restarts.outcome(
+                self._attempts,
+                outcome.without_progress,
+                stopping=self._leaving,
+                max_restarts=self._settings.max_restarts,
+            )
+            if outcome.action == "restart":
+                message = f"{outcome.reason}; starting the job again in {outcome.pause:g} s"
+                facts = {"scope": "job", "warm": False, "attempt": len(self._attempts) + 1}
+                self._events.emit("restart", message, level=logging.WARNING, **facts)
+        return outcome
+
+    # -- one start -------------------------------------------------------------------------------------
+
+    def _attempt(self, arguments: Sequence[str], path: str) -> None:
+        attempt = Attempt(len(self._attempts) + 1)
+        self._attempts.append(attempt)
+        self._events.emit("start", attempt=attempt.number, command=self._command)
+        name, _, value = self._mark.partition("=")
+        driver = processes.start(
+            [sys.executable, "-m", "hvdrecover.launch.driver", *arguments],
+            {
+                **os.environ,
+                **self._settings.environ,
+                "PATH": path,
+                "HVDRECOVER_SUPERVISOR": self._guardians.address(socket.gethostname()),
+                name: value,
+            },
+            stdin=subprocess.DEVNULL,
+            new_session=True,
+        )
+        try:
+            while driver.poll() is None:
+                self._serve(_TICK)
+                if self._kill_at is not None and self._clock.monotonic() > self._kill_at:
+                    break
+            attempt.code = driver.poll() or 0
+            self._end_attempt()
+        finally:
+            processes.kill_group(driver.pid)
+            driver.wait()
+            processes.kill_marked(self._mark)
+
+    def _end_attempt(self) -> None:
+        """Hear guardians' last words, and end those that are left, on all hosts."""
+        deadline = self._clock.monotonic() + _LAST_WORDS
+        self._guardians.order(order="stop")
+        while len(self._guardians) and self._clock.monotonic() < deadline:
+            self._serve(0.1)
+        self._guardians.dismiss()
+
+    def _pause(self, seconds: float) -> None:
+        until = self._clock.monotonic() + seconds
+        while self._stopped is None and (left := until - self._clock.monotonic()) > 0:
+            self._serve(min(left, _TICK))
+            if self._leaving:
+                self._stopped = PREEMPTED
+
+    def _serve(self, seconds: float) -> None:
+        """Wait for guardians and signals, and serve them."""
+        for number in self._waking.wait(seconds):
+            self._heed(number)
+
+    def _heed(self, number: int) -> None:
+        now = self._clock.monotonic()
+        if number == signal.SIGQUIT:
+            self._guardians.order(order="stacks")
+        elif number in self._config.stop_signals and not self._leaving:
+            self._leaving = True
+            name, grace = signal.Signals(number).name, self._settings.grace
+            message = f"{name}: the job leaves at its next commit, within {grace:g} s"
+            facts = {"fault": "preemption", "slot": None, "detail": name}
+            self._events.emit("fault", message, level=logging.WARNING, **facts)
+            self._guardians.order(order="leave", grace=grace)
+            self._kill_at = now + grace + _MARGIN
+        elif number != signal.SIGCHLD:
+            self._stopped = PREEMPTED if self._leaving else processes.exit_code(-number)
+            self._guardians.order(order="stop")
+            self._kill_at = now  # all else is killed at once: nothing is left to print
+
+    # -- guardians -------------------------------------------------------------------------------------
+
+    def _greeting(self) -> Message | None:
+        return {"order": "leave", "grace": self._settings.grace} if self._leaving else None
+
+    def _hear(self, guardian: Guardian, message: Message) -> None:
+        attempt = self._attempts[-1]
+        commit = message.get("commit")
+        if isinstance(commit, list):
+            attempt.commit = max(attempt.commit, (int(commit[0]), int(commit[1])))
+        if message.get("kind") == "end":
+            guardian.ended = True
+            attempt.ends.append(str(message.get("how")))
+        elif message.get("kind") == "fault":
+            guardian.ended = bool(message.get("final"))
+            attempt.faults.append(message)
+
+    def _lost(self, guardian: Guardian) -> None:
+        """A guardian is gone without a word: killed, or with its host."""
+        attempt = self._attempts[-1]
+        detail = f"{guardian.host} slot {guardian.slot}: its guardian is gone, perhaps with its host"
+        facts = {"fault": "lost_host", "slot": guardian.slot, "detail": detail}
+        attempt.faults.append({**facts, "message": detail})
+        self._events.emit("fault", detail, level=logging.WARNING, **facts)
+
+    def _say_end(self, outcome: Outcome) -> None:
+        error = self._attempts[-1].error if self._attempts else None
+        if outcome.code not in (0, PREEMPTED) and error is not None and self._stopped is None:
+            sys.stderr.write(str(error.get("traceback") or ""))
+        level = logging.INFO if outcome.code == 0 else logging.WARNING
+        facts = {"code": outcome.code, "reason": outcome.reason}
+        self._events.emit("end", outcome.reason, level=level, **facts)

@@ -1,0 +1,53 @@
+"""An event loop's waiting: file descriptors and signals, in the main thread."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+from collections.abc import Iterable
+from types import FrameType, TracebackType
+
+
+class Waking:
+    """Waits for what is registered with its selector, and for signals.
+
+    A registered file's ``data`` is the function to call when there is something to read.
+
+    Args:
+        signals: the signals to take note of, from `__enter__` to `__exit__`.
+    """
+
+    def __init__(self, signals: Iterable[int]) -> None:
+        self.selector = selectors.DefaultSelector()
+        self._wanted = set(signals)
+        self._noted: list[int] = []
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> Waking:
+        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.selector.register(self._reader, selectors.EVENT_READ, lambda: os.read(self._reader, 4096))
+        self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        self._before = {number: signal.signal(number, self._note) for number in self._wanted}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        signal.set_wakeup_fd(self._wakeup)
+        self.selector.close()
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def wait(self, seconds: float) -> list[int]:
+        """Wait for so long at most, serve what there is to read, and return the signals that have come."""
+        for key, _ in self.selector.select(seconds):
+            key.data()
+        noted = self._noted.copy()
+        del self._noted[: len(noted)]
+        return noted
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._noted.append(number)
