@@ -168,13 +168,17 @@ def watched() -> bool:
 
 def heartbeat() -> None:
     """Tell that there is progress; called by training scripts wherever a long phase gets on."""
+    _progressed()
+    if _at_progress:
+        _run_at_progress()
+
+
+def _progressed() -> None:
     now = time.monotonic()
     gap = now - _seconds[_STAMP]
     _seconds[_STAMP] = now
     if gap > _seconds[_LONGEST] and _counts[_PHASE] == Phase.TRAINING and not _counts[_PAUSES]:
         _seconds[_LONGEST] = gap
-    if _at_progress:
-        _run_at_progress()
 
 
 def stepped() -> None:
@@ -190,8 +194,8 @@ def recorded() -> None:
 
 
 def committed(generation: int, commit: int) -> None:
-    """Note a commit."""
-    heartbeat()
+    """Note a commit; no step, as a script may commit before its first one."""
+    _progressed()
     stand_at(generation, commit)
     _counts[_Field.COMMITS] += 1
     if _counts[_PHASE] == Phase.STARTING:
@@ -273,7 +277,7 @@ def paused() -> Iterator[None]:
 
 
 def at_progress(callback: Callable[[], None]) -> None:
-    """Have a function called once, when there is progress next."""
+    """Have a function called once, at the next step or heartbeat."""
     _at_progress.append(callback)
 
 

@@ -527,6 +527,8 @@ class State:
         heartbeat.resume()
 
         def first_step() -> None:
+            if self.last_commit.generation != commit.generation:
+                return  # the ranks have met once more since then
             self._timings.add("first_step", self._clock.monotonic() - ended)
             facts.update(self._timings.take())
             self._events.emit("recovered", **facts)

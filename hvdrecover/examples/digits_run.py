@@ -59,6 +59,16 @@ def elastic(hosts: Path, workers: int = 2) -> list[str]:
     return [*command, "--network-interface", "lo"]
 
 
+def supervised(*options: str, workers: int = 2) -> list[str]:
+    """A launcher: ``hvdrecover run`` on this host.
+
+    Args:
+        options: more of its options.
+        workers: number of workers.
+    """
+    return [sys.executable, "-m", "hvdrecover", "run", "-np", str(workers), *options, "--"]
+
+
 class DigitsRun:
     """One run of the digits example in a folder of its own, through any number of starts.
 

@@ -193,13 +193,13 @@ class Guardian:
         self._memory_kills, self._hung = kills, False
         verdict = deaths.verdict(death)
         if verdict == "finished":
-            self._report("finished")
+            self._say_end("finished")
             return 0
         if self._stop_by is not None or verdict == "left":
-            self._report("left" if verdict == "left" else "stopped")
+            self._say_end("left" if verdict == "left" else "stopped")
             return PREEMPTED
         if verdict == "told":
-            self._report("stopped")
+            self._say_end("stopped")
             return processes.exit_code(returncode)
         return self._repair(death, str(notes.get("traceback", "")))
 
@@ -333,7 +333,7 @@ class Guardian:
         written = {name: value for name, value in facts.items() if name not in ("traceback", "final")}
         self._events.emit(kind, message, level=logging.WARNING, **written)
 
-    def _report(self, how: str) -> None:
+    def _say_end(self, how: str) -> None:
         """Tell the supervisor how this slot has ended."""
         reading = self._training.read()
         if self._supervisor is not None:

@@ -20,11 +20,13 @@ class Guardian:
         host: its host's name.
         slot: its place there.
         ended: whether it has said that it goes.
+        commit: generation and number of the last commit that it told of, or None.
     """
 
     host: str = ""
     slot: int | None = None
     ended: bool = False
+    commit: list[int] | None = None
 
 
 class Guardians:

@@ -65,7 +65,7 @@ class Link:
         return [message for message in messages if isinstance(message, dict)]
 
     def close(self) -> None:
-        """End the connection. Its descriptor stays until this object goes, so that selectors can forget it."""
+        """End the connection. Its descriptor stays until this object goes, for selectors to forget."""
         self.is_open = False
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)

@@ -88,7 +88,8 @@ def kill(process: int) -> None:
 def marked(mark: str) -> list[int]:
     """The processes of this host that have ``NAME=value`` in the environment that they were started with.
 
-    Launchers hand their environment on, so this finds also what has left its process group. Zombies don't count.
+    Launchers hand their environment on, so this finds what has left its process group, too. Zombies don't
+    count.
     """
     found = []
     for entry in Path("/proc").iterdir():

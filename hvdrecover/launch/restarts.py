@@ -62,14 +62,15 @@ def outcome(
 
     Args:
         attempts: all starts so far.
-        without_progress: restarts in a row before the last start that brought no commit beyond what there was.
+        without_progress: restarts in a row, up to that of the last start, before which there was no progress.
         stopping: whether the job was to leave.
         max_restarts: how many restarts in a row may bring no progress.
     """
     last, before = attempts[-1], attempts[-2] if len(attempts) > 1 else None
     if last.ends and set(last.ends) == {"finished"}:
         return Outcome("end", 0, "the training is finished")
-    if stopping or (last.ends and set(last.ends) <= {"left", "stopped"} and "left" in last.ends):
+    left = "left" in last.ends and set(last.ends) <= {"left", "stopped"}
+    if stopping or left:
         return Outcome("end", PREEMPTED, "stopped after a preemption; start it again to go on")
     if last.code == 0 and not last.ends:
         return Outcome("end", 0, "the command has ended")

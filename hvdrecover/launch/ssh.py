@@ -19,7 +19,7 @@ from hvdrecover.config import Config
 
 @contextmanager
 def kept_alive(config: Config) -> Iterator[str]:
-    """A search path on which ``ssh`` has the options of `Config.ssh_options`; the usual one if there is no ssh."""
+    """A search path on which ``ssh`` has the options of `Config.ssh_options`, if there is an ssh."""
     path = os.pathsep.join([config.programs, config.path])
     program = shutil.which("ssh", path=path)
     if program is None:

@@ -191,6 +191,7 @@ class Supervisor:
         attempt = self._attempts[-1]
         commit = message.get("commit")
         if isinstance(commit, list):
+            guardian.commit = commit
             attempt.commit = max(attempt.commit, (int(commit[0]), int(commit[1])))
         if message.get("kind") == "end":
             guardian.ended = True
@@ -203,7 +204,7 @@ class Supervisor:
         """A guardian is gone without a word: killed, or with its host."""
         attempt = self._attempts[-1]
         detail = f"{guardian.host} slot {guardian.slot}: its guardian is gone, perhaps with its host"
-        facts = {"fault": "lost_host", "slot": guardian.slot, "detail": detail}
+        facts = {"fault": "lost_host", "slot": guardian.slot, "commit": guardian.commit, "detail": detail}
         attempt.faults.append({**facts, "message": detail})
         self._events.emit("fault", detail, level=logging.WARNING, **facts)
 
