@@ -111,7 +111,7 @@ class Config:
     local_rank: int | None = None
     rendezvous: tuple[str, int] | None = None
     supervisor: tuple[str, int, str] | None = None
-    ssh_options: str = ""
+    ssh_options: str = _SSH_OPTIONS
     path: str = os.defpath
     programs: str = os.fspath(Path(sys.executable).parent)
 

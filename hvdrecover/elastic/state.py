@@ -344,7 +344,7 @@ class State:
             self.save()
         if leaving.leaving[self._world.rank()]:
             self._leave(whole=leaving.whole)
-        if leaving.any or any(updates):
+        if leaving.any or (self._config.elastic and any(updates)):
             raise hosts_updated()
 
     def _leave(self, *, whole: bool) -> NoReturn:

@@ -16,7 +16,11 @@ import numpy as np
 import numpy.typing as npt
 from horovod.common.exceptions import HorovodInternalError
 
+from hvdrecover.elastic.stopping import Preempted
+from hvdrecover.errors import MeetingError, RemovedError
+
 HANG_SECONDS = 20.0  # far more than any rank ever needs
+MEETING = "meeting"  # where ranks come to that meet again; for faults
 
 Action = Literal["kill", "kill_after", "kill_all", "cut", "change"]
 Replacement = Literal["none", "in_place", "appended"]
@@ -29,17 +33,14 @@ class Killed(SystemExit):
     """Ends a thread as SIGKILL ends a process: no handler of errors sees it, and nobody hears of it."""
 
 
-class Left(SystemExit):
-    """Ends the thread of a rank that the driver has taken out of the job."""
-
-
 @dataclass
 class Fault:
     """Something that happens when a rank comes to a collective; used once.
 
     Attributes:
         rank: the rank that it happens to.
-        collective: how the collective's name begins.
+        collective: how the collective's name begins; or `MEETING`, where a rank that is killed leaves the
+            others with a meeting that has failed.
         nth: at which of that rank's visits it happens, counted from 1.
         action: ``kill`` ends the rank before the collective and ``kill_after`` after it has come through;
             ``kill_all`` ends all ranks; ``cut`` lets the collective come through on the others only;
@@ -68,6 +69,8 @@ class Fault:
     def visit(self, rank: int, name: str) -> bool:
         """Count a visit; return whether the fault happens now."""
         if self.fired or rank != self.rank or not name.startswith(self.collective):
+            return False
+        if (name == MEETING) != (self.collective == MEETING):
             return False
         self.visits += 1
         self.fired = self.visits == self.nth
@@ -139,6 +142,7 @@ class FakeWorld:
         told: where to tell of changes of hosts: ``state.on_hosts_updated``.
         visits: how many collectives it has come to.
         meetings: how often it has met the others.
+        allowed: how long its collectives may wait for a rank, each time that this was changed.
     """
 
     def __init__(self, job: FakeJob, place: float, *, newcomer: bool) -> None:
@@ -149,11 +153,13 @@ class FakeWorld:
         self.told: list[Callable[[float, int], None]] = []
         self.visits = 0
         self.meetings = 0
+        self.allowed: list[int] = []
         self._ring: _Ring | None = None
         self._place_in_ring = 0
         self._position = 0
         self._doomed = False
         self._leaving = False
+        self._refused = False
         self._where = "nowhere yet"
 
     # -- World ---------------------------------------------------------------------------------------------
@@ -170,12 +176,22 @@ class FakeWorld:
             if self._ring is not None:
                 raise RuntimeError("init() without a shutdown() before it")
             self._where = "init()"
-            self.job.meet()
-            self._wait(lambda: self._ring is not None or self._leaving)
+            if self.meetings:
+                self._meet_faults(MEETING)
+            if not self._refused:
+                self.job.meet()
+            self._wait(lambda: self._ring is not None or self._leaving or self._refused)
             if self._leaving:
                 self._end("left")
-                raise Left
-            self.meetings += 1
+                raise RemovedError("the host has been removed from elastic job")
+            if self._ring is None:
+                self._refused = False
+                self._where = "its own code"
+                raise MeetingError("a rank was lost at the meeting")
+
+    def allow_stalls(self, seconds: int) -> None:
+        self._present()
+        self.allowed.append(seconds)
 
     def lost(self, error: BaseException) -> bool:
         return False
@@ -375,12 +391,13 @@ class FakeJob:
         there = [member for member in self._members if member.status == "runs" and not member._leaving]
         if self.failure is not None or any(member._ring is not None for member in there):
             return
-        if not there or any(member._where != "init()" for member in there):
+        if not there or any(member._where != "init()" or member._refused for member in there):
             return
         ring = _Ring(sorted(there, key=lambda member: member.place))
         for rank, member in enumerate(ring.members):
             member._ring, member._place_in_ring, member._position = ring, rank, 0
             member._where = "its own code"
+            member.meetings += 1
         self.condition.notify_all()
 
     def kill(self, member: FakeWorld, replacement: Replacement) -> None:
@@ -393,6 +410,9 @@ class FakeJob:
         if replacement != "none":
             place = member.place if replacement == "in_place" else self._next_place()
             self._join(place)
+        if member._where == "init()":
+            for other in self._members:
+                other._refused = other is not member and other.status == "runs" and other.meetings > 0
         member._end("killed")
         raise Killed
 
@@ -450,7 +470,7 @@ class FakeJob:
             outcome.result = self._main(member)
         except Killed:
             outcome.status = "killed"
-        except Left:
+        except (Preempted, RemovedError):
             outcome.status = "left"
         except BaseException as error:
             outcome.status, outcome.error = "failed", error

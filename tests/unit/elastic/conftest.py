@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from hvdrecover.heartbeat import Page
+from tests.fakes.page import new_page
 from tests.fakes.root import FakeRoots
 from tests.fakes.world import alone
 from tests.unit.elastic.jobs import Process
@@ -20,6 +22,12 @@ def elastic_job(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+
+
+@pytest.fixture(autouse=True)
+def page(monkeypatch: pytest.MonkeyPatch) -> Page:
+    """The page of this process, which ranks that are threads share; new for each test."""
+    return new_page(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

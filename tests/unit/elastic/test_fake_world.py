@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from horovod.common.exceptions import HorovodInternalError
 
-from tests.fakes.world import FakeJob, FakeWorld, Killed, alone, change_at, fail_at
+from hvdrecover.errors import MeetingError, RemovedError
+from tests.fakes.world import MEETING, FakeJob, FakeWorld, Killed, Replacement, alone, change_at, fail_at
 
 
 def test_all_ranks_get_everybodys_values() -> None:
@@ -121,6 +122,47 @@ def test_a_change_of_hosts_is_told_to_all_and_takes_effect_at_the_next_meeting()
     outcomes = FakeJob(main, 2, [change_at(0, "values", add=2, remove=[1])]).run()
     assert [outcome.status for outcome in outcomes] == ["returned"] * 3 + ["left"]
     assert [outcome.result for outcome in outcomes[:3]] == [3, 3, 3]
+
+
+def test_a_rank_that_was_taken_out_is_told_so_when_it_comes_to_a_meeting() -> None:
+    def main(world: FakeWorld) -> str:
+        world.init()
+        world.allgather([1], "values")
+        world.shutdown()
+        try:
+            world.init()
+        except RemovedError:
+            return "removed"
+        return "met"
+
+    outcomes = FakeJob(main, 2, [change_at(0, "values", remove=[1])]).run()
+    assert [outcome.result for outcome in outcomes] == ["met", "removed"]
+
+
+@pytest.mark.parametrize("replacement", ["none", "in_place", "appended"])
+def test_a_rank_that_is_lost_at_a_meeting_fails_it_for_the_others(replacement: Replacement) -> None:
+    def main(world: FakeWorld) -> tuple[bool, int]:
+        world.init()
+        if not world.newcomer:
+            world.shutdown()
+            with pytest.raises(MeetingError):
+                world.init()
+            world.init()
+        return world.newcomer, len(world.allgather([1], "values"))
+
+    results = FakeJob(main, 3, [fail_at(1, MEETING, replacement=replacement)]).results()
+    size = 2 if replacement == "none" else 3
+    assert sorted(results) == [(False, size)] * 2 + [(True, size)] * (size - 2)
+
+
+def test_a_meeting_is_no_collective_to_faults() -> None:
+    def main(world: FakeWorld) -> int:
+        world.init()
+        world.shutdown()
+        world.init()
+        return len(world.allgather([1], "values"))
+
+    assert isinstance(FakeJob(main, 2, [fail_at(1, "")]).run()[0].error, HorovodInternalError)
 
 
 def test_killing_all_ends_all() -> None:

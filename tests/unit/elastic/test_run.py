@@ -14,13 +14,16 @@ from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.config import PREEMPTED
 from hvdrecover.elastic.durability import FINISH_ATTEMPTS
-from hvdrecover.elastic.run import run
+from hvdrecover.elastic.run import MEETINGS, run
 from hvdrecover.elastic.state import State
-from hvdrecover.errors import RecoveryError, StorageError
+from hvdrecover.elastic.stopping import Preempted
+from hvdrecover.errors import MeetingError, RecoveryError, RemovedError, StorageError
+from hvdrecover.heartbeat import Page, Phase
 from tests.fakes.framework import FakeModel, FakeSampler
 from tests.fakes.root import FakeRoots
-from tests.fakes.world import HANG_SECONDS, FakeJob, Fault, Outcome, change_at, fail_at
+from tests.fakes.world import HANG_SECONDS, MEETING, FakeJob, Fault, Outcome, Replacement, change_at, fail_at
 from tests.unit.elastic.jobs import STATIC, URL, Process, initialised
 
 
@@ -243,7 +246,8 @@ def test_a_static_job_does_not_look_at_hosts(process: Process) -> None:
     state = process.state(config=STATIC)
     state.on_hosts_updated(0.0, 2)
     state.check_host_updates()
-    assert process.world.visits == 0
+    state.commit()
+    assert process.world.visits == 2  # its ranks ask each other for other things
 
 
 # -- the whole job started again ---------------------------------------------------------------------------
@@ -431,17 +435,60 @@ def test_a_static_job_can_not_go_on_without_a_rank(process: Process, monkeypatch
     assert process.world.meetings == 1
 
 
-def test_a_rank_that_can_not_meet_the_others_again_says_so(process: Process) -> None:
+def train_once_lost(process: Process, refusals: list[RecoveryError]) -> list[int]:
+    """Lose a rank, and fail to meet the others as often as there are refusals; the step at each call."""
+    meet, calls, state = process.world.init, [], process.state(step=0)
+
     def refuse() -> None:
-        raise ValueError("Horovod has not been initialized; use hvd.init().")
+        if refusals:
+            raise refusals.pop(0)
+        meet()
 
     @run
     def train(state: State) -> None:
-        process.world.init = refuse  # type: ignore[method-assign]
-        raise HorovodInternalError("a rank was lost")
+        calls.append(state.step)
+        state.step = 1
+        if len(calls) == 1:
+            state.commit()
+            state.step = 2
+            process.world.init = refuse  # type: ignore[method-assign]
+            raise HorovodInternalError("a rank was lost")
 
-    with pytest.raises(RecoveryError, match="could not meet the others again"):
-        train(process.state())
+    train(state)
+    return calls
+
+
+def test_a_meeting_that_fails_is_tried_again(process: Process) -> None:
+    assert train_once_lost(process, [MeetingError("lost at the meeting")] * (MEETINGS - 1)) == [0, 1]
+    assert process.world.meetings == 2
+
+
+def test_a_rank_that_can_not_meet_the_others_again_says_so(process: Process) -> None:
+    refusals: list[RecoveryError] = [MeetingError(f"refusal {number}") for number in range(MEETINGS + 1)]
+    with pytest.raises(MeetingError, match=f"refusal {MEETINGS - 1}"):
+        train_once_lost(process, refusals)
+    assert len(refusals) == 1
+
+
+def test_a_rank_that_was_taken_out_leaves_at_once(
+    process: Process, page: Page, caplog: pytest.LogCaptureFixture
+) -> None:
+    refusals: list[RecoveryError] = [RemovedError("h1 has been removed"), MeetingError("asked again")]
+    with pytest.raises(Preempted) as caught:
+        train_once_lost(process, refusals)
+    assert caught.value.code == PREEMPTED
+    assert len(refusals) == 1
+    assert page.read().phase == Phase.REMOVED
+    assert "h1 has been removed; this process leaves" in caplog.messages
+
+
+@pytest.mark.parametrize("replacement", ["none", "in_place", "appended"])
+def test_a_rank_that_is_lost_while_all_meet_again(replacement: Replacement) -> None:
+    counting = Counting()
+    faults = [fail_at(0, "gradient", 4), fail_at(1, MEETING, replacement=replacement)]
+    size = 1 if replacement == "none" else 2
+    assert counting.results(3, *faults) == [("trained", 6, 6.0)] * size
+    assert entered(counting)[3:] == [(2, rank, size) for rank in range(size)]
 
 
 def test_the_driver_tells_the_state_only_while_it_trains(process: Process) -> None:
