@@ -77,14 +77,23 @@ class DigitsRun:
         epochs: how long to train.
         options: more options of the example.
         framework: whose example it is, ``torch`` or ``tensorflow``.
+        program: what Python runs instead of the example: a script and its own arguments, or ``-m`` and a module.
     """
 
-    def __init__(self, folder: Path, epochs: int, *options: str, framework: str = "torch") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        epochs: int,
+        *options: str,
+        framework: str = "torch",
+        program: Sequence[str] = (),
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.epochs = epochs
         self._options = options
         self._framework = framework
+        self._program = list(program) or ["-m", f"hvdrecover.examples.{framework}_digits"]
 
     @property
     def root(self) -> Path:
@@ -103,7 +112,7 @@ class DigitsRun:
 
     def start(self, launcher: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Job:
         """Start it, or start it again; without a launcher, as one process."""
-        command = [*launcher, sys.executable, "-m", f"hvdrecover.examples.{self._framework}_digits"]
+        command = [*launcher, sys.executable, *self._program]
         command += ["--epochs", str(self.epochs), "--checkpoint", str(self.root), "--save", str(self.weights)]
         command += ["--ledger", str(self.folder / "ledger"), *self._options]
         settings = {"HVDRECOVER_EVENTS": str(self.folder / "events")}

@@ -28,6 +28,7 @@ logger = logging.getLogger("hvdrecover")
 
 TICK = 0.2  # seconds between looks at the page
 CALM = 1.0  # seconds of training before a standby is started, so that it never competes with a recovery
+_REPORT = 5.0  # seconds between reports of the last commit to the supervisor
 _SUSPENDED = 5.0  # seconds between looks after which this process, too, must have been stopped
 
 
@@ -79,7 +80,7 @@ class Guardian:
         self._calm_since: float | None = None
         self._stop_by: float | None = None
         self._signals: list[int] = []
-        self._ticked = clock.monotonic()
+        self._ticked = self._reported = clock.monotonic()
         self._memory_kills = memory.kills()
         self._supervisor: link.Link | None = None
         self._launcher = LauncherWatch(config.rendezvous, config.collective_seconds, clock)
@@ -143,6 +144,9 @@ class Guardian:
             self._end_hang(reading)
         else:
             self._keep_standby(reading, now)
+        if self._supervisor is not None and now - self._reported > _REPORT:
+            self._reported = now
+            self._supervisor.send(kind="commit", commit=[reading.generation, reading.commit])
 
     def _heed(self, number: int) -> int | None:
         if number == signal.SIGQUIT:
@@ -151,6 +155,7 @@ class Guardian:
             self._ask(Stop.HOST, self._settings.grace)
         elif number != signal.SIGCHLD:
             self._training.kill()
+            self._say_end("stopped")
             return processes.exit_code(-number)
         return None
 

@@ -1,0 +1,71 @@
+"""Runs under ``hvdrecover run`` to which something happens, and what they wrote about it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hvdrecover.examples.digits_run import PATIENCE, DigitsRun, supervised
+from hvdrecover.launch.job import Job
+
+FAULTY = Path(__file__).with_name("scripts") / "faulty_digits.py"
+SLOW = ("--step-seconds", "0.03")
+
+Event = dict[str, Any]
+
+
+class FaultyRun(DigitsRun):
+    """A run of the digits example with faults in it.
+
+    Args:
+        folder: for all that belongs to it.
+        framework: whose example.
+        faults: the lines of ``scripts/faulty_digits.py``.
+        epochs: how long to train.
+        options: more options of the example.
+    """
+
+    def __init__(
+        self, folder: Path, framework: str, faults: Sequence[str] = (), epochs: int = 3, *options: str
+    ) -> None:
+        super().__init__(
+            folder, epochs, *SLOW, *options, framework=framework, program=(str(FAULTY), framework)
+        )
+        self.faults = {"FAULTS": "\n".join(faults), "FAULTS_STRUCK": str(folder / "struck")}
+
+    def begin(self, start: Callable[..., Job], *options: str, environ: dict[str, str] | None = None) -> Job:
+        """Start it under ``hvdrecover run``, with more options of that."""
+        return start(self, supervised(*options), {**self.faults, **(environ or {})})
+
+    def events(self, *kinds: str) -> list[Event]:
+        """The events of some kinds, in order of time."""
+        found = []
+        for path in (self.folder / "events").glob("*.jsonl"):
+            for line in path.read_text().splitlines():
+                event = json.loads(line)
+                if event["kind"] in kinds:
+                    found.append(event)
+        return sorted(found, key=lambda event: event["time"])
+
+    def wait_for_event(
+        self, job: Job, kind: str, wanted: Callable[[Event], bool] = lambda event: True
+    ) -> Event:
+        """Wait for an event of which something is true."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            if not (self.folder / "events").exists():
+                time.sleep(0.05)
+                continue
+            for event in self.events(kind):
+                if wanted(event):
+                    return event
+            assert job.running, f"the job has ended without '{kind}':\n{job.tail()}"
+            time.sleep(0.05)
+        raise AssertionError(f"no '{kind}' in {PATIENCE} s:\n{job.tail()}")
+
+    def sources(self) -> dict[int, str]:
+        """Generation to where its state came from."""
+        return {event["generation"]: event["source"] for event in self.events("sync")}

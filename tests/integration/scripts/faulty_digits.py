@@ -1,0 +1,106 @@
+"""The digits example with faults in it: the lines of FAULTS, one after the other, each once in all processes.
+
+A line is ``WHAT PLACE RANK COMMIT``: what happens, where, to which rank (-1 is any), at which commit or after it.
+The folder FAULTS_STRUCK remembers which have struck.
+"""
+
+import functools
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from hvdrecover import heartbeat
+from hvdrecover.elastic import horovod, recovery, state
+from hvdrecover.examples.ledger import Ledger
+
+FAULTS = [line.split() for line in os.environ["FAULTS"].splitlines()]
+STRUCK = Path(os.environ["FAULTS_STRUCK"])
+
+
+def hang_in_a_loop():
+    while True:
+        pass  # the hang is here
+
+
+def hang_in_a_deadlock():
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()  # the deadlock is here
+
+
+def be_killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def be_killed_soon():
+    threading.Timer(0.03, be_killed).start()
+
+
+def fail():
+    raise RuntimeError("the script is wrong")
+
+
+def leave_early():
+    os._exit(0)
+
+
+def be_slow():
+    time.sleep(2.5)
+
+
+WHAT = {
+    "loop": hang_in_a_loop,
+    "deadlock": hang_in_a_deadlock,
+    "kill": be_killed,
+    "kill-soon": be_killed_soon,
+    "fail": fail,
+    "fail-always": fail,
+    "leave": leave_early,
+    "slow": be_slow,
+}
+
+
+def strike(place, rank, commit):
+    """Let the next fault strike, if it is of this place."""
+    struck = len(list(STRUCK.iterdir()))
+    if struck == len(FAULTS):
+        return
+    what, where, whom, when = FAULTS[struck]
+    if where != place or int(whom) not in (rank, -1) or commit < int(when):
+        return
+    if what != "fail-always":
+        try:
+            (STRUCK / str(struck)).touch(exist_ok=False)
+        except FileExistsError:
+            return
+    WHAT[what]()
+
+
+def before(target, name, place):
+    """Let faults strike whenever a function is about to be called."""
+    original = getattr(target, name)
+
+    @functools.wraps(original)
+    def faulty(*arguments, **keywords):
+        counts = heartbeat._page.read()
+        strike(place, counts.rank, counts.commit)
+        return original(*arguments, **keywords)
+
+    setattr(target, name, faulty)
+
+
+STRUCK.mkdir(exist_ok=True)
+before(Ledger, "batch", "step")
+before(horovod.Ranks, "shutdown", "reset")
+before(horovod.Ranks, "init", "rendezvous")
+before(state, "load_newest", "load")
+before(recovery, "_broadcast_buffer", "sync")
+before(recovery, "_anybody_lacks", "agree")
+
+framework = sys.argv.pop(1)
+strike("start", -1, 0)
+importlib.import_module(f"hvdrecover.examples.{framework}_digits").main()
