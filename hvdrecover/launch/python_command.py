@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)*)?")
-_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+_FLAGS = re.compile(r"-[^-WXcm]*(?P<last>[WXcm])(?P<value>.*)")  # several in a word; these take what follows
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,10 @@ def parse(command: Sequence[str]) -> PythonCommand | None:
             return _parsed(command, place, True)
         if not word.startswith("-"):
             return _parsed(command, place - 1, False)
-        if word == "-" or word.startswith("-c") or (word.startswith("-m") and word != "-m"):
+        flags = _FLAGS.fullmatch(word)
+        if word in ("-", "--") or (flags and flags["last"] in "cm"):
             return None
-        place += 2 if word in _WITH_VALUE else 1
+        place += 2 if word == "--check-hash-based-pycs" or (flags and not flags["value"]) else 1
     return None
 
 

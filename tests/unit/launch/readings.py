@@ -1,0 +1,19 @@
+"""What pages may say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvdrecover.heartbeat import Phase, Reading
+from hvdrecover.launch.deaths import Death
+
+
+def reading(phase: Phase = Phase.TRAINING, **facts: Any) -> Reading:
+    """A page of a process that trains."""
+    return Reading(phase, **facts)
+
+
+def death(returncode: int, phase: Phase = Phase.TRAINING, **facts: Any) -> Death:
+    """The end of a process; facts of the page go there."""
+    own = {name: facts.pop(name) for name in ("hung", "out_of_memory", "error") if name in facts}
+    return Death(returncode, reading(phase, **facts), **own)

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from hvdrecover.heartbeat import Phase
+from hvdrecover.launch import hangs
+from hvdrecover.launch.hangs import Limits
+from tests.unit.launch.readings import reading
+
+SHORT, LONG = Limits(timeout=20.0, startup=600.0), Limits(timeout=900.0, startup=600.0)
+ADAPTIVE = Limits(startup=600.0)
+
+
+@pytest.mark.parametrize(
+    ("phase", "limits", "seconds"),
+    [
+        (Phase.TRAINING, SHORT, 20.0),
+        (Phase.TRAINING, LONG, 900.0),
+        (Phase.TRAINING, ADAPTIVE, 300.0),
+        (Phase.STARTING, SHORT, 600.0),
+        (Phase.STARTING, LONG, 900.0),
+        (Phase.STARTING, ADAPTIVE, 600.0),
+        (Phase.RECOVERING, SHORT, 600.0),
+        (Phase.RECOVERING, LONG, 900.0),
+    ],
+)
+def test_a_limit_for_each_phase(phase: Phase, limits: Limits, seconds: float) -> None:
+    assert hangs.limit(reading(phase), limits) == seconds
+
+
+@pytest.mark.parametrize("phase", [Phase.UNKNOWN, Phase.READY, Phase.FINISHED, Phase.LEFT, Phase.REMOVED])
+@pytest.mark.parametrize("limits", [SHORT, ADAPTIVE])
+def test_what_is_not_at_work_is_not_judged(phase: Phase, limits: Limits) -> None:
+    assert not hangs.is_hanging(reading(phase, silent=1e9), limits)
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+@pytest.mark.parametrize("limits", [SHORT, ADAPTIVE])
+def test_no_pause_is_too_long(phase: Phase, limits: Limits) -> None:
+    assert not hangs.is_hanging(reading(phase, silent=1e9, paused=True), limits)
+
+
+@pytest.mark.parametrize(
+    ("longest", "seconds"), [(0.0, 300.0), (60.0, 300.0), (60.1, 300.5), (1000.0, 5000.0)]
+)
+def test_without_a_timeout_it_is_a_multiple_of_the_longest_that_was_seen(
+    longest: float, seconds: float
+) -> None:
+    assert hangs.limit(reading(longest=longest), ADAPTIVE) == pytest.approx(seconds)
+
+
+def test_a_timeout_that_was_asked_for_stands_whatever_was_seen() -> None:
+    assert hangs.limit(reading(longest=1000.0), SHORT) == 20.0
+
+
+@pytest.mark.parametrize("phase", [Phase.TRAINING, Phase.STARTING, Phase.RECOVERING])
+def test_a_process_hangs_from_beyond_its_limit_on(phase: Phase) -> None:
+    allowed = hangs.limit(reading(phase), SHORT)
+    assert math.isfinite(allowed)
+    assert not hangs.is_hanging(reading(phase, silent=allowed), SHORT)
+    assert hangs.is_hanging(reading(phase, silent=allowed + 0.001), SHORT)
+
+
+@pytest.mark.parametrize("timeout", [hangs.LEAST_TIMEOUT, 5.5, 6, 7, 7.9, 8, 10, 15, 16, 30, 300, 86400])
+def test_waiting_ranks_are_free_before_they_would_count_as_hanging(timeout: float) -> None:
+    stall, check = hangs.stall_seconds(timeout), hangs.check_seconds(timeout)
+    assert stall >= 1 and check >= 1  # to Horovod, 0 is never
+    assert stall + 2 * check < timeout  # a tensor in Horovod's cache takes up to two looks longer
+    assert hangs.collective_seconds(timeout, 10) < timeout
+
+
+@pytest.mark.parametrize(
+    ("timeout", "seconds"), [(None, 10), (5.0, 2), (7.9, 3), (19.0, 9), (20.0, 10), (900.0, 10), (1.0, 1)]
+)
+def test_a_host_has_to_answer_by_default_or_sooner(timeout: float | None, seconds: int) -> None:
+    assert hangs.collective_seconds(timeout, 10) == seconds

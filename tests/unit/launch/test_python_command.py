@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from hvdrecover.launch.python_command import PythonCommand, parse
+
+RUN = [
+    ("python train.py", PythonCommand(("python",), False, "train.py", ())),
+    (
+        "python3 train.py --epochs 3 -m x",
+        PythonCommand(("python3",), False, "train.py", ("--epochs", "3", "-m", "x")),
+    ),
+    ("/usr/bin/python3.11 a/train.py", PythonCommand(("/usr/bin/python3.11",), False, "a/train.py", ())),
+    ("python -u -O train.py", PythonCommand(("python", "-u", "-O"), False, "train.py", ())),
+    ("python -W error train.py x", PythonCommand(("python", "-W", "error"), False, "train.py", ("x",))),
+    ("python -Wmodule train.py", PythonCommand(("python", "-Wmodule"), False, "train.py", ())),
+    (
+        "python -X dev -m train a -m b",
+        PythonCommand(("python", "-X", "dev"), True, "train", ("a", "-m", "b")),
+    ),
+    ("python -Ximporttime train.py", PythonCommand(("python", "-Ximporttime"), False, "train.py", ())),
+    ("python -uW error train.py", PythonCommand(("python", "-uW", "error"), False, "train.py", ())),
+    ("python -m pkg.train -c 4", PythonCommand(("python",), True, "pkg.train", ("-c", "4"))),
+    (
+        "python --check-hash-based-pycs always train.py",
+        PythonCommand(("python", "--check-hash-based-pycs", "always"), False, "train.py", ()),
+    ),
+]
+
+
+@pytest.mark.parametrize(("command", "found"), RUN)
+def test_a_python_program_is_found(command: str, found: PythonCommand) -> None:
+    assert parse(command.split()) == found
+
+
+@pytest.mark.parametrize("command", [command for command, _ in RUN])
+def test_the_parts_make_up_the_command(command: str) -> None:
+    found = parse(command.split())
+    assert found is not None
+    program = ["-m", found.program] if found.module else [found.program]
+    assert [*found.interpreter, *program, *found.arguments] == command.split()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "",
+        "./train.py",
+        "bash train.sh",
+        "env python train.py",
+        "pythonic train.py",
+        "ipython train.py",
+        "python",
+        "python -u",
+        "python -",
+        "python -c pass",
+        "python -cpass",
+        "python -uc pass",
+        "python -m",
+        "python -mtrain",
+        "python -Im train",
+        "python -W",
+        "python -- train.py",
+    ],
+)
+def test_what_is_no_program_that_a_standby_could_run(command: str) -> None:
+    assert parse(command.split()) is None
+
+
+@pytest.mark.parametrize(
+    "options", [["-u", "-W", "error"], ["-Xdev"], ["-BuW", "error"], ["-I", "-X", "utf8"]]
+)
+def test_python_itself_reads_commands_in_the_same_way(options: list[str], tmp_path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nprint(sys.argv)\n")
+    command = [sys.executable, *options, str(script), "-m", "x"]
+    found = parse(command)
+    assert found is not None
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == f"{[found.program, *found.arguments]}\n"
