@@ -11,6 +11,8 @@ import sys
 
 from hvdrecover.launch.processes import die_with_parent
 
+_WORKERS_FAILED = "one or more processes exited with non-zero status"  # their guardians have said why
+
 
 def main() -> None:
     """Run ``horovodrun`` with this process's arguments."""
@@ -21,7 +23,7 @@ def main() -> None:
         launch.run_commandline()
     except Exception as error:
         summary = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        sys.exit(f"horovodrun: {summary}")
+        sys.exit(1 if _WORKERS_FAILED in summary else f"horovodrun: {summary}")
 
 
 if __name__ == "__main__":

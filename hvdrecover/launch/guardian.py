@@ -179,8 +179,11 @@ class Guardian:
 
     def _abandon(self, reason: str) -> int:
         """Nobody is left to train for."""
-        self._tell("fault", f"{reason}: stopping", fault="launcher_lost", detail=reason)
+        supervised = self._supervisor is not None and self._supervisor.is_open
+        if not supervised and self._config.local_rank in (0, None):  # else somebody has told it
+            self._tell("fault", f"{reason}: stopping", fault="launcher_lost", detail=reason)
         self._training.kill()
+        self._say_end("stopped")
         return processes.exit_code(-signal.SIGHUP)
 
     # -- the end of a training process -----------------------------------------------------------------

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sysconfig
 import time
+from pathlib import Path
 
 from hvdrecover.config import STACKS_SIGNAL
 
@@ -15,9 +16,13 @@ _PATIENCE = 1.0  # seconds for a process to answer
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
 _PY_SPY_FRAME = re.compile(r"^    (?P<function>\S+) \((?P<file>.+):(?P<line>\d+)\)$", re.MULTILINE)
 _THREADS = re.compile(r"^(?=(?:Current thread|Thread) )", re.MULTILINE)
+_MAIN = re.compile(r'Current thread|Thread .*"MainThread"')
 _LIBRARIES = tuple(
     os.path.realpath(path) + os.sep
-    for path in {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    for path in (
+        *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+        Path(__file__).parents[1],
+    )
 )
 
 
@@ -44,7 +49,7 @@ def take(process: int, written: int) -> str:
 def _by_py_spy(process: int) -> str:
     if (program := shutil.which("py-spy")) is None:
         return ""
-    command = [program, "dump", "--nonblocking", "--pid", str(process)]
+    command = [program, "dump", "--full-filenames", "--nonblocking", "--pid", str(process)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -61,8 +66,7 @@ def summary(stacks: str) -> str:
     Returns:
         The frame, or an empty string if there is none.
     """
-    threads = _THREADS.split(stacks)
-    main = next((each for each in threads if each.startswith("Current thread")), None) or stacks
+    main = next((each for each in _THREADS.split(stacks) if _MAIN.match(each)), stacks)
     frames = list(_FRAME.finditer(main)) or list(_PY_SPY_FRAME.finditer(main))
     own = [frame for frame in frames if not _is_library(frame["file"])]
     if not frames:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.config import PREEMPTED, Config
@@ -121,7 +122,7 @@ class Supervisor:
         self._attempts.append(attempt)
         self._events.emit("start", attempt=attempt.number, command=self._command)
         name, _, value = self._mark.partition("=")
-        driver = processes.start(
+        self._driver = driver = processes.start(
             [sys.executable, "-m", "hvdrecover.launch.driver", *arguments],
             {
                 **os.environ,
@@ -139,6 +140,8 @@ class Supervisor:
                 if self._kill_at is not None and self._clock.monotonic() > self._kill_at:
                     break
             attempt.code = driver.poll() or 0
+            if attempt.code < 0:
+                self._tell_fault("launcher_lost", f"horovodrun was killed by signal {-attempt.code}")
             self._end_attempt()
         finally:
             processes.kill_group(driver.pid)
@@ -173,8 +176,7 @@ class Supervisor:
             self._leaving = True
             name, grace = signal.Signals(number).name, self._settings.grace
             message = f"{name}: the job leaves at its next commit, within {grace:g} s"
-            facts = {"fault": "preemption", "slot": None, "detail": name}
-            self._events.emit("fault", message, level=logging.WARNING, **facts)
+            self._events.emit("fault", message, level=logging.WARNING, fault="preemption", detail=name)
             self._guardians.order(order="leave", grace=grace)
             self._kill_at = now + grace + _MARGIN
         elif number != signal.SIGCHLD:
@@ -202,11 +204,13 @@ class Supervisor:
 
     def _lost(self, guardian: Guardian) -> None:
         """A guardian is gone without a word: killed, or with its host."""
-        attempt = self._attempts[-1]
-        detail = f"{guardian.host} slot {guardian.slot}: its guardian is gone, perhaps with its host"
-        facts = {"fault": "lost_host", "slot": guardian.slot, "commit": guardian.commit, "detail": detail}
-        attempt.faults.append({**facts, "message": detail})
-        self._events.emit("fault", detail, level=logging.WARNING, **facts)
+        if self._driver.poll() is None:
+            detail = f"{guardian.host} slot {guardian.slot}: its guardian is gone, perhaps with its host"
+            self._tell_fault("lost_host", detail, slot=guardian.slot, commit=guardian.commit)
+
+    def _tell_fault(self, kind: str, detail: str, **facts: Any) -> None:
+        self._attempts[-1].faults.append({"fault": kind, "message": detail})
+        self._events.emit("fault", detail, level=logging.WARNING, fault=kind, detail=detail, **facts)
 
     def _say_end(self, outcome: Outcome) -> None:
         error = self._attempts[-1].error if self._attempts else None

@@ -1,0 +1,178 @@
+"""One run per framework that goes from fault to fault; each must be a short pause, and nothing may be lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.examples.digits_run import DigitsRun, static
+from hvdrecover.launch.job import Job
+from hvdrecover.launch.processes import kill
+from tests.integration import test_kill_and_resume, test_tensorflow
+from tests.integration.faults import Event, FaultyRun
+from tests.integration.test_kill_and_resume import assert_each_sample_once
+
+EPOCHS = 6
+HANG_TIMEOUT = "8"
+CALM = 6  # commits between faults; a standby is there by then, or is being made
+
+
+@dataclass
+class Fault:
+    """What was before and after a fault.
+
+    Attributes:
+        before: the processes of ranks 0 and 1.
+        after: those that went on.
+        generation: the one that it ended.
+        event: what a guardian told of it.
+    """
+
+    before: tuple[int, int]
+    after: tuple[int, int]
+    generation: int
+    events: list[Event]
+
+
+@dataclass
+class Story:
+    """A run with many faults.
+
+    Attributes:
+        run: the run.
+        faults: by name.
+        orphans: processes that were left at its end.
+    """
+
+    run: FaultyRun
+    faults: dict[str, Fault] = field(default_factory=dict)
+    orphans: list[int] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module", params=["torch", "tensorflow"])
+def framework(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def undisturbed_run(framework: str, tmp_path_factory: pytest.TempPathFactory) -> DigitsRun:
+    run = DigitsRun(tmp_path_factory.mktemp("undisturbed"), EPOCHS, framework=framework)
+    run.finish(run.start(static(2), {"OMP_NUM_THREADS": "1"}))
+    return run
+
+
+@pytest.fixture(scope="module")
+def story(framework: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    """The run: SIGKILL of rank 1, of rank 0, of both, SIGSTOP, an endless loop, a deadlock."""
+    folder = tmp_path_factory.mktemp("story")
+    scripted = ["loop step 1 36", "deadlock step 0 43"]
+    told = Story(FaultyRun(folder, framework, scripted, EPOCHS, "--step-seconds", "0.1"))
+    run = told.run
+    job = run.start(
+        [*_supervised(), "--hang-timeout", HANG_TIMEOUT, "--"], {"OMP_NUM_THREADS": "1", **run.faults}
+    )
+    try:
+        _strike(told, job, "rank 1", CALM, lambda: kill(run.process_of(1)))
+        _strike(told, job, "rank 0", 2 * CALM, lambda: kill(run.process_of(0)))
+        _strike(told, job, "both", 3 * CALM, lambda: [kill(pid) for pid in _processes(run)])
+        _strike(told, job, "stopped", 4 * CALM, lambda: os.kill(run.process_of(1), signal.SIGSTOP))
+        _strike(told, job, "loop", 36, lambda: None)
+        _strike(told, job, "deadlock", 43, lambda: None)
+        assert job.wait(180) == 0, job.tail()
+        told.orphans = job.processes()
+        yield told
+    finally:
+        job.kill()
+
+
+def _supervised() -> list[str]:
+    from hvdrecover.examples.digits_run import supervised
+
+    return supervised()[:-1]
+
+
+def _processes(run: DigitsRun) -> tuple[int, int]:
+    return run.process_of(0), run.process_of(1)
+
+
+def _strike(told: Story, job: Job, name: str, commit: int, strike: Callable[[], object]) -> None:
+    """Let a fault strike at a commit, and wait until both ranks train again."""
+    run = told.run
+    run.wait_for(job, lambda batch: batch.commit >= commit)
+    before, generation = _processes(run), max(run.generations())
+    strike()
+    first = run.wait_for(job, lambda batch: batch.generation > generation)
+    for rank in (0, 1):
+        run.wait_for(
+            job, lambda batch, rank=rank: batch.rank == rank and batch.generation >= first.generation
+        )
+    last = before_events(told)
+    told.faults[name] = Fault(before, _processes(run), generation, run.events("fault", "stacks")[last:])
+
+
+def before_events(told: Story) -> int:
+    return sum(len(fault.events) for fault in told.faults.values())
+
+
+def test_the_run_ends_well_under_its_first_start(story: Story) -> None:
+    assert len(story.run.events("start")) == 1
+    (end,) = story.run.events("end")
+    assert end["code"] == 0
+    assert story.orphans == []
+
+
+def test_its_weights_are_those_of_an_undisturbed_run(
+    story: Story, undisturbed_run: DigitsRun, framework: str
+) -> None:
+    same = {"torch": test_kill_and_resume, "tensorflow": test_tensorflow}[framework].assert_same_weights
+    same(story.run, undisturbed_run)
+
+
+def test_each_sample_is_trained_on_once(story: Story) -> None:
+    assert_each_sample_once(story.run, padding=1)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_is_restarted_in_place_and_takes_the_others_state(story: Story, rank: int) -> None:
+    fault = story.faults[f"rank {rank}"]
+    assert fault.before[1 - rank] in fault.after  # the other one lives, perhaps under another rank
+    assert fault.before[rank] not in fault.after
+    (event,) = fault.events
+    assert (event["fault"], event["exit"], event["rank"]) == ("crash", -signal.SIGKILL, rank)
+    assert story.run.sources()[fault.generation + 1] == "memory"
+
+
+def test_when_both_are_killed_the_durable_commit_is_read_without_a_restart_of_the_job(story: Story) -> None:
+    fault = story.faults["both"]
+    assert not set(fault.before) & set(fault.after)
+    assert "durable" in {
+        story.run.sources()[number] for number in story.run.sources() if number > fault.generation
+    }
+
+
+def test_a_stopped_process_is_killed_as_one_that_hangs(story: Story) -> None:
+    fault = story.faults["stopped"]
+    assert fault.before[0] in fault.after
+    assert [event["fault"] for event in fault.events if event["kind"] == "fault"] == ["hang"]
+    assert fault.events[-1]["rank"] == 1
+    assert story.run.sources()[fault.generation + 1] == "memory"
+
+
+@pytest.mark.parametrize(("name", "rank"), [("loop", 1), ("deadlock", 0)])
+def test_of_a_hang_only_the_culprit_is_killed_and_its_line_is_named(
+    story: Story, name: str, rank: int
+) -> None:
+    fault = story.faults[name]
+    stacks, event = fault.events
+    assert (event["fault"], event["rank"]) == ("hang", rank)
+    assert fault.before[1 - rank] in fault.after
+    assert f"in hang_in_a_{name}" in stacks["summary"]
+    assert f"hang_in_a_{name}" in Path(stacks["file"]).read_text()
+    assert f"rank {rank} on localhost is at {stacks['summary']}" in story.run.log
+    assert story.run.sources()[fault.generation + 1] == "memory"
