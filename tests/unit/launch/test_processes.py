@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.launch import processes
+from tests.unit.launch import children
+from tests.unit.launch.children import child, environment, gone, is_alive, line, until
+
+SLEEP = [sys.executable, "-c", "import time; print(flush=True); time.sleep(1000)"]
+STARTS_ANOTHER = f"""
+import os, signal, sys
+from hvdrecover.launch import processes
+other = processes.start({SLEEP}, os.environ, stdout=-1, new_session=sys.argv[1] == "session")
+other.stdout.readline()
+print(other.pid, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("apart", ["group", "session"])
+def test_what_was_started_dies_with_a_parent_that_is_killed(apart: str) -> None:
+    with child(STARTS_ANOTHER, apart) as parent:
+        other = int(line(parent))
+        assert is_alive(other)
+        parent.kill()
+        gone(other)
+
+
+def test_a_process_that_its_parent_has_left_before_it_could_ask_ends() -> None:
+    code = """
+import os, subprocess, sys
+from hvdrecover.launch import processes
+read, write = os.pipe()
+prepare = processes._dies_with(os.getpid() + 10**6)  # stands for a parent that is gone by now
+done = subprocess.run([sys.executable, "-c", "print('lives')"], preexec_fn=prepare)
+print(done.returncode)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+@pytest.mark.parametrize(("number", "seen"), [(signal.SIGKILL, ""), (signal.SIGHUP, "SIGHUP")])
+def test_a_process_can_ask_for_a_signal_when_its_parent_dies(
+    number: signal.Signals, seen: str, tmp_path: Path
+) -> None:
+    inner = f"""
+import pathlib, signal, sys
+from hvdrecover.launch import processes
+def note(number, frame):
+    pathlib.Path(sys.argv[1]).write_text("SIGHUP")
+    sys.exit()
+signal.signal(signal.SIGHUP, note)
+processes.die_with_parent({number:d})
+print(flush=True)
+signal.pause()
+"""
+    outer = """
+import signal, subprocess, sys
+other = subprocess.Popen([sys.executable, "-c", *sys.argv[1:]], stdout=subprocess.PIPE)
+other.stdout.readline()
+print(other.pid, flush=True)
+signal.pause()
+"""
+    noted = tmp_path / "noted"
+    with child(outer, inner, str(noted)) as parent:
+        other = int(line(parent))
+        parent.kill()
+        gone(other)
+    assert (noted.read_text() if noted.exists() else "") == seen
+
+
+def test_what_is_started_gets_what_it_is_given_and_nothing_else() -> None:
+    read, write = os.pipe()
+    other = os.open(os.devnull, os.O_RDONLY)
+    os.set_inheritable(other, True)
+    code = f"import os; os.write({write}, repr(sorted(os.environ.items())).encode()); os.fstat({other})"
+    try:
+        started = processes.start(
+            [sys.executable, "-c", code],
+            {"ONLY": "this", "LC_CTYPE": "C.UTF-8"},
+            hand_down=[write],
+            stderr=subprocess.PIPE,
+        )
+        _, errors = started.communicate(timeout=60)
+        os.set_blocking(read, False)
+        assert os.read(read, 4096) == b"[('LC_CTYPE', 'C.UTF-8'), ('ONLY', 'this')]"
+        assert b"Bad file descriptor" in errors
+    finally:
+        for descriptor in (read, write, other):
+            os.close(descriptor)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_it_is_in_a_group_of_its_own_and_apart_from_the_terminal_if_asked_to(apart: bool) -> None:
+    started = processes.start(SLEEP, environment(), stdout=subprocess.PIPE, new_session=apart)
+    try:
+        assert os.getpgid(started.pid) == started.pid
+        assert os.getsid(started.pid) == (started.pid if apart else os.getsid(0))
+    finally:
+        started.kill()
+        started.communicate()
+
+
+def test_a_program_that_does_not_exist_is_an_error_at_once(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        processes.start([str(tmp_path / "missing")], {})
+
+
+@pytest.mark.parametrize("leader_dies_first", [False, True])
+def test_a_group_is_killed_with_its_first_process_or_without(leader_dies_first: bool) -> None:
+    code = f"""
+import signal, subprocess
+other = subprocess.Popen({SLEEP}, stdout=subprocess.PIPE)
+other.stdout.readline()
+print(other.pid, flush=True)
+signal.pause()
+"""
+    started = processes.start([sys.executable, "-c", code], environment(), stdout=subprocess.PIPE)
+    assert started.stdout is not None
+    member = int(started.stdout.readline())
+    if leader_dies_first:
+        processes.kill(started.pid)
+        started.wait()
+        assert is_alive(member)
+    processes.kill_group(started.pid)
+    gone(member)
+    assert started.wait() == -signal.SIGKILL
+    started.stdout.close()
+
+
+def test_killing_what_is_gone_is_no_error() -> None:
+    started = processes.start([sys.executable, "-c", "pass"], environment())
+    started.wait()
+    processes.kill(started.pid)
+    processes.kill_group(started.pid)
+
+
+def test_processes_are_found_and_killed_by_their_mark() -> None:
+    code = f"""
+import subprocess
+others = [subprocess.Popen({SLEEP}, start_new_session=True, stdout=subprocess.PIPE) for _ in range(2)]
+for other in others:
+    other.stdout.readline()
+print(*[other.pid for other in others], flush=True)
+others[0].kill()
+import signal; signal.pause()  # without waiting for the one that was killed: a zombie
+"""
+    mark = f"HVDRECOVER_TEST={os.getpid()}"
+    near = f"{mark}0"
+    with (
+        child(code, env={**environment(), "HVDRECOVER_TEST": mark.partition("=")[2]}) as marked,
+        child(SLEEP[2], env={**environment(), "HVDRECOVER_TEST": near.partition("=")[2]}) as spared,
+    ):
+        line(spared)
+        zombie, other = map(int, line(marked).split())
+        until(lambda: children.state(zombie) == "Z", "a zombie")
+        assert sorted(processes.marked(mark)) == sorted([marked.pid, other])
+        assert processes.marked(near) == [spared.pid]
+        processes.kill_marked(mark)
+        assert not is_alive(other)
+        assert processes.marked(mark) == []
+        assert marked.wait() == -signal.SIGKILL
+        assert spared.poll() is None
+
+
+def test_a_process_that_is_stopped_is_told_from_one_that_runs() -> None:
+    with child(SLEEP[2]) as process:
+        line(process)
+        assert not processes.is_stopped(process.pid)
+        os.kill(process.pid, signal.SIGSTOP)
+        until(lambda: processes.is_stopped(process.pid), "it is to be stopped")
+        os.kill(process.pid, signal.SIGCONT)
+        until(lambda: not processes.is_stopped(process.pid), "it is to go on")
+    assert not processes.is_stopped(process.pid)
+
+
+@pytest.mark.parametrize(
+    ("returncode", "code", "words"),
+    [
+        (0, 0, "exit code 0"),
+        (3, 3, "exit code 3"),
+        (-signal.SIGKILL, 137, "SIGKILL"),
+        (-signal.SIGABRT, 134, "SIGABRT"),
+        (-62, 190, "signal 62"),
+    ],
+)
+def test_return_codes_in_numbers_and_words(returncode: int, code: int, words: str) -> None:
+    assert processes.exit_code(returncode) == code
+    assert processes.describe(returncode) == words
