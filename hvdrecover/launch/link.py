@@ -59,7 +59,7 @@ class Link:
         *lines, self._pending = (self._pending + data).split(b"\n")
         try:
             messages = [json.loads(line) for line in lines]
-        except ValueError:
+        except (ValueError, RecursionError):
             self.close()
             return []
         return [message for message in messages if isinstance(message, dict)]
@@ -89,4 +89,5 @@ def listen() -> socket.socket:
 
 def is_welcome(message: Message, token: str) -> bool:
     """Whether a first message comes from a guardian of this job."""
-    return hmac.compare_digest(str(message.get("token", "")), token)
+    offered = str(message.get("token", "")).encode(errors="replace")
+    return hmac.compare_digest(offered, token.encode())

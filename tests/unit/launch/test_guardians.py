@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import selectors
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from hvdrecover.launch import link
+from hvdrecover.launch.guardians import Guardian, Guardians
+from hvdrecover.launch.link import Link, Message
+from tests.unit.launch.children import child, descriptors, line, until
+
+
+@dataclass
+class Supervisor:
+    """Serves guardians as the supervisor does, and notes what it hears."""
+
+    greeting: Message | None = None
+    heard: list[tuple[str, int | None, Message]] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.guardians = Guardians(self.selector, self._hear, self._lost, lambda: self.greeting)
+
+    def _hear(self, guardian: Guardian, message: Message) -> None:
+        self.heard.append((guardian.host, guardian.slot, message))
+        guardian.ended = message.get("kind") == "end"
+
+    def _lost(self, guardian: Guardian) -> None:
+        self.lost.append(guardian.host)
+
+    def serve(self, until_then: Callable[[], object], what: str) -> None:
+        """Serve until something is so."""
+
+        def turn() -> object:
+            for key, _ in self.selector.select(0.05):
+                key.data()
+            return until_then()
+
+        until(turn, what)
+
+    def settle(self) -> None:
+        """Serve what there is."""
+        while found := self.selector.select(0):
+            for key, _ in found:
+                key.data()
+
+    @property
+    def address(self) -> tuple[str, int, str]:
+        host, _, rest = self.guardians.address("127.0.0.1").rpartition("/")
+        port, _, token = rest.partition(":")
+        return host, int(port), token
+
+
+@pytest.fixture
+def supervisor() -> Iterator[Supervisor]:
+    supervisor = Supervisor()
+    yield supervisor
+    if supervisor.selector.get_map():
+        supervisor.guardians.close()
+    supervisor.selector.close()
+
+
+def come(supervisor: Supervisor, name: str = "h1", slot: int = 0) -> Link:
+    """A guardian that has come and is known."""
+    known = len(supervisor.guardians)
+    guardian = link.connect(*supervisor.address, name=name, slot=slot)
+    assert guardian is not None
+    supervisor.serve(lambda: len(supervisor.guardians) > known, "a connection")
+    supervisor.settle()
+    return guardian
+
+
+def closed(end: Link) -> bool:
+    end.receive()
+    return not end.is_open
+
+
+def test_what_guardians_tell_is_heard_with_who_tells(supervisor: Supervisor) -> None:
+    guardians = [come(supervisor, "h1", 0), come(supervisor, "h2", 3)]
+    guardians[1].send(kind="fault", fault="crash")
+    guardians[0].send(kind="end", how="finished")
+    supervisor.serve(lambda: len(supervisor.heard) == 2, "two messages")
+    assert sorted(supervisor.heard, key=str) == [
+        ("h1", 0, {"kind": "end", "how": "finished"}),
+        ("h2", 3, {"kind": "fault", "fault": "crash"}),
+    ]
+
+
+def test_words_that_come_with_the_greeting_are_heard(supervisor: Supervisor) -> None:
+    guardian = link.connect(*supervisor.address, name="h1", slot=0)
+    assert guardian is not None
+    guardian.send(kind="end")
+    supervisor.serve(lambda: supervisor.heard, "a message")
+    assert supervisor.heard == [("h1", 0, {"kind": "end"})]
+
+
+def test_orders_go_to_all(supervisor: Supervisor) -> None:
+    guardians = [come(supervisor), come(supervisor, "h2")]
+    supervisor.guardians.order(order="leave", grace=3.0)
+    for guardian in guardians:
+        assert guardian.receive() == [{"order": "leave", "grace": 3.0}]
+
+
+def test_who_comes_later_is_given_the_orders_of_the_day(supervisor: Supervisor) -> None:
+    early = come(supervisor)
+    supervisor.greeting = {"order": "leave", "grace": 3.0}
+    late = come(supervisor, "h2")
+    assert late.receive() == [{"order": "leave", "grace": 3.0}]
+    supervisor.guardians.order(order="stop")
+    assert early.receive() == [{"order": "stop"}]
+
+
+@pytest.mark.parametrize("first", [{"token": "guessed"}, {}, {"kind": "end", "how": "finished"}])
+def test_a_stranger_is_shown_the_door_and_not_heard(supervisor: Supervisor, first: Message) -> None:
+    host, port, _ = supervisor.address
+    stranger = Link(socket.create_connection((host, port)))
+    stranger.send(**first)
+    stranger.send(kind="end", how="finished")
+    supervisor.serve(lambda: len(supervisor.guardians) == 1, "a connection")
+    supervisor.serve(lambda: len(supervisor.guardians) == 0, "the end of it")
+    until(lambda: closed(stranger), "the stranger is to be shown the door")
+    assert supervisor.heard == supervisor.lost == []
+
+
+def test_a_stranger_that_says_nothing_is_told_nothing_and_missed_by_nobody(supervisor: Supervisor) -> None:
+    host, port, _ = supervisor.address
+    with socket.create_connection((host, port)):
+        supervisor.serve(lambda: len(supervisor.guardians) == 1, "a connection")
+    supervisor.serve(lambda: len(supervisor.guardians) == 0, "the end of it")
+    assert supervisor.lost == []
+
+
+def test_a_guardian_that_is_killed_is_lost(supervisor: Supervisor) -> None:
+    code = """
+import signal, sys
+from hvdrecover.launch import link
+kept = link.connect("127.0.0.1", int(sys.argv[1]), sys.argv[2], name="h7", slot=0)
+print(flush=True)
+signal.pause()
+"""
+    _, port, token = supervisor.address
+    with child(code, str(port), token) as other:
+        line(other)
+        supervisor.serve(lambda: len(supervisor.guardians) == 1, "a connection")
+        supervisor.settle()
+        assert supervisor.lost == []
+        other.kill()
+        supervisor.serve(lambda: supervisor.lost, "the guardian is to be missed")
+    assert supervisor.lost == ["h7"]
+    assert len(supervisor.guardians) == 0
+
+
+def test_a_guardian_that_has_said_that_it_goes_is_not_lost(supervisor: Supervisor) -> None:
+    guardian = come(supervisor)
+    guardian.send(kind="end")
+    guardian.close()
+    supervisor.serve(lambda: len(supervisor.guardians) == 0, "the end of it")
+    assert (len(supervisor.heard), supervisor.lost) == (1, [])
+
+
+def test_guardians_that_are_dismissed_notice_and_are_not_lost(supervisor: Supervisor) -> None:
+    guardians = [come(supervisor), come(supervisor, "h2")]
+    supervisor.guardians.dismiss()
+    assert all(closed(guardian) for guardian in guardians)
+    assert (len(supervisor.guardians), supervisor.lost) == (0, [])
+    come(supervisor, "h3")  # of the next start
+
+
+def test_an_order_finds_out_who_is_gone(supervisor: Supervisor) -> None:
+    guardian = come(supervisor)
+    guardian.close()
+
+    def order() -> object:
+        supervisor.guardians.order(order="stop")
+        return supervisor.lost
+
+    until(order, "the guardian is to be missed")
+    assert (supervisor.lost, len(supervisor.guardians)) == (["h1"], 0)
+
+
+def test_in_the_end_nothing_is_left_open() -> None:
+    before = set(descriptors())
+    supervisor = Supervisor()
+    guardian = come(supervisor)
+    _, port, _ = supervisor.address
+    supervisor.guardians.close()
+    assert closed(guardian)
+    assert not supervisor.selector.get_map()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+    supervisor.selector.close()
+    del guardian
+    assert set(descriptors()) == before

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from hvdrecover.launch import link
+from hvdrecover.launch.link import Link
+from tests.unit.launch.children import child, line, until
+
+TOKEN = "secret"
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with link.listen() as listener:
+        yield listener
+
+
+@pytest.fixture
+def ends(listener: socket.socket) -> Iterator[tuple[Link, Link]]:
+    """Two ends of a connection, after the first message."""
+    guardian = link.connect("127.0.0.1", port(listener), TOKEN, name="h1")
+    assert guardian is not None
+    connection, _ = listener.accept()
+    supervisor = Link(connection)
+    assert supervisor.receive() == [{"token": TOKEN, "name": "h1"}]
+    yield guardian, supervisor
+    guardian.close()
+    supervisor.close()
+
+
+def port(listener: socket.socket) -> int:
+    return int(listener.getsockname()[1])
+
+
+def received(end: Link) -> list[link.Message]:
+    """What has come, waited for."""
+    return until(end.receive, "a message")
+
+
+def test_messages_come_whole_and_in_order_both_ways(ends: tuple[Link, Link]) -> None:
+    guardian, supervisor = ends
+    for number in range(3):
+        guardian.send(kind="fault", number=number, detail="a\nb ü")
+    expected = [{"kind": "fault", "number": number, "detail": "a\nb ü"} for number in range(3)]
+    found: list[link.Message] = []
+    while len(found) < 3:
+        found += received(supervisor)
+    assert found == expected
+    supervisor.send(order="leave", grace=30.0)
+    assert received(guardian) == [{"order": "leave", "grace": 30.0}]
+
+
+def test_a_message_that_comes_in_pieces_is_put_together(listener: socket.socket) -> None:
+    with socket.create_connection(("127.0.0.1", port(listener))) as sender:
+        end = Link(listener.accept()[0])
+        text = json.dumps({"detail": "ü" * 50_000}, ensure_ascii=False).encode() + b'\n{"second"'
+        found: list[link.Message] = []
+        for start in range(0, len(text), 40_001):  # also in the middle of a letter
+            sender.sendall(text[start : start + 40_001])
+            found += end.receive()
+        while not found:
+            found += end.receive()
+        assert found == [{"detail": "ü" * 50_000}]
+        sender.sendall(b": 2}\n")
+        assert received(end) == [{"second": 2}]
+        assert end.is_open
+
+
+@pytest.mark.parametrize(
+    "text", [b"GET / HTTP/1.1\r\n\r\n", b"\xff\xfe\n", b'{"half": \n', b"[" * 50_000 + b"\n"]
+)
+def test_what_is_no_message_of_ours_closes_the_link(listener: socket.socket, text: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", port(listener))) as sender:
+        end = Link(listener.accept()[0])
+        sender.sendall(text)
+        while end.is_open:
+            assert end.receive() == []
+        assert sender.recv(1) == b""
+
+
+def test_json_that_is_no_object_is_left_out(listener: socket.socket) -> None:
+    with socket.create_connection(("127.0.0.1", port(listener))) as sender:
+        end = Link(listener.accept()[0])
+        sender.sendall(b'[1]\n2\nnull\n{"kind": "end"}\n')
+        assert received(end) == [{"kind": "end"}]
+        assert end.is_open
+
+
+def test_a_line_without_end_is_not_kept_for_ever(listener: socket.socket) -> None:
+    with socket.create_connection(("127.0.0.1", port(listener))) as sender:
+        end = Link(listener.accept()[0])
+        taken = 0
+        try:
+            while end.is_open:
+                taken += sender.send(b"x" * 4096)
+                end.receive()
+                assert taken < 1 << 24
+        except OSError:  # closed by the other end
+            assert not end.is_open
+
+
+def test_the_end_of_the_other_side_is_noticed(ends: tuple[Link, Link]) -> None:
+    guardian, supervisor = ends
+    guardian.send(kind="end")
+    guardian.close()
+    assert received(supervisor) == [{"kind": "end"}]
+    assert supervisor.is_open
+    assert supervisor.receive() == []
+    assert not supervisor.is_open
+
+
+def test_the_death_of_the_other_side_is_noticed(listener: socket.socket) -> None:
+    code = """
+import signal, sys
+from hvdrecover.launch import link
+kept = link.connect("127.0.0.1", int(sys.argv[1]), "secret")
+print(flush=True)
+signal.pause()
+"""
+    with child(code, str(port(listener))) as other:
+        end = Link(listener.accept()[0])
+        line(other)
+        assert end.receive() == [{"token": TOKEN}]
+        other.kill()
+        assert end.receive() == []
+        assert not end.is_open
+
+
+def test_sending_to_one_who_has_gone_closes_and_raises_nothing(ends: tuple[Link, Link]) -> None:
+    guardian, supervisor = ends
+    supervisor.close()
+    until(lambda: guardian.send(kind="fault") or not guardian.is_open, "the link is to be closed")
+    guardian.send(kind="fault")
+    guardian.close()
+    assert guardian.receive() == []
+
+
+def test_a_host_that_is_cut_off_is_noticed_by_the_kernel(ends: tuple[Link, Link]) -> None:
+    for end in ends:
+        connection = end._connection
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        idle, interval, count, unanswered = (
+            connection.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (
+                socket.TCP_KEEPIDLE,
+                socket.TCP_KEEPINTVL,
+                socket.TCP_KEEPCNT,
+                socket.TCP_USER_TIMEOUT,
+            )
+        )
+        assert idle + interval * count <= 10
+        assert unanswered <= 10_000
+
+
+def test_who_can_not_be_reached_is_no_link(listener: socket.socket) -> None:
+    nobody = port(listener)
+    listener.close()
+    assert link.connect("127.0.0.1", nobody, TOKEN) is None
+    assert link.connect("no-such-host.invalid", nobody, TOKEN) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "welcome"),
+    [
+        ({"token": TOKEN}, True),
+        ({"token": "secre"}, False),
+        ({"token": ""}, False),
+        ({"token": None}, False),
+        ({"token": [TOKEN]}, False),
+        ({"token": "sécret"}, False),
+        ({"token": "\ud800"}, False),
+        ({}, False),
+    ],
+)
+def test_only_who_knows_the_token_is_welcome(message: link.Message, welcome: bool) -> None:
+    assert link.is_welcome(message, TOKEN) is welcome
