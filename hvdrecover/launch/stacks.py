@@ -21,7 +21,7 @@ _LIBRARIES = tuple(
     os.path.realpath(path) + os.sep
     for path in (
         *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
-        Path(__file__).parents[1],
+        os.fspath(Path(__file__).parents[1]),
     )
 )
 

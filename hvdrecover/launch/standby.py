@@ -9,12 +9,15 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import subprocess
 import sys
+import types
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 from hvdrecover import heartbeat
@@ -61,7 +64,8 @@ def main() -> None:
     orders = json.loads(sys.stdin.readline())
     module, program, *arguments = orders["program"]
     sys.argv = [program, *arguments]
-    sys.path[0] = str(Path.cwd()) if module else str(Path(program).resolve().parent)
+    if not sys.flags.safe_path:
+        sys.path[0] = str(Path.cwd()) if module else str(Path(program).resolve().parent)
     with _silence():
         _import(orders["modules"])
     heartbeat.enter(Phase.READY)
@@ -72,7 +76,19 @@ def main() -> None:
     if module:
         runpy.run_module(program, run_name="__main__", alter_sys=True)
     else:
+        _run_file(program)
+
+
+def _run_file(program: str) -> None:
+    """Do as ``python FILE`` does, where `runpy.run_path` would change ``__file__`` and ``sys.argv[0]``."""
+    if pkgutil.get_importer(program) is not None:
         runpy.run_path(program, run_name="__main__")
+        return
+    path = Path.cwd() / program
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__file__ = os.fspath(path)
+    main.__loader__ = SourceFileLoader("__main__", os.fspath(path))
+    exec(compile(path.read_bytes(), path, "exec"), main.__dict__)
 
 
 def _import(modules: Sequence[str]) -> None:

@@ -1,0 +1,21 @@
+"""Scripts that join a guardian as those of users do, without a framework."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# What a script imports in place of hvdrecover.torch.
+ADAPTER = """
+from types import SimpleNamespace
+from hvdrecover.elastic import joining
+joining.join(SimpleNamespace(is_initialized=lambda: True))
+"""
+
+
+def write(folder: Path, text: str, name: str = "train.py") -> Path:
+    """A script, with the module ``adapter`` beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "adapter.py").write_text(ADAPTER)
+    script = folder / name
+    script.write_text(text)
+    return script

@@ -1,0 +1,318 @@
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.heartbeat import Phase
+from hvdrecover.launch import standby
+from hvdrecover.launch.python_command import parse
+from hvdrecover.launch.training import Training
+from tests.unit.launch.children import child, descriptors, environment, fields, gone, line, state, until
+from tests.unit.launch.scripts import write
+
+FACTS = """
+import os, sys
+print([sys.argv, sys.path[0], __name__, os.path.normpath(__file__), __package__, __spec__ and __spec__.name,
+       sys.modules["__main__"].__dict__ is globals(), os.getcwd()])
+"""
+Start = Callable[..., Training]
+
+
+class Captured:
+    """Starts standbys whose output goes to a file."""
+
+    def __init__(self, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        self.folder = folder
+        self._capfd = capfd
+        self._started: list[Training] = []
+
+    def start(self, arguments: Sequence[str], modules: Sequence[str] = ("adapter",)) -> Training:
+        command = parse([sys.executable, *arguments])
+        assert command is not None
+        self._started.append(standby.start(command, modules, environment()))
+        return self._started[-1]
+
+    def ready(self, arguments: Sequence[str], modules: Sequence[str] = ("adapter",)) -> Training:
+        """One that has imported everything and waits."""
+        started = self.start(arguments, modules)
+        until(lambda: started.read().phase == Phase.READY or started.returncode is not None, "it is to wait")
+        until(lambda: started.returncode is not None or state(started.pid) == "S", "it is to sleep")
+        assert started.returncode is None, self.output()
+        return started
+
+    def output(self) -> tuple[str, str]:
+        """What has been printed since the last time."""
+        return self._capfd.readouterr()
+
+    def forget(self) -> None:
+        """Leave those that were started to whoever else has them."""
+        self._started.clear()
+
+    def end(self) -> None:
+        for started in self._started:
+            if started._descriptors:
+                started.close()
+
+
+@pytest.fixture
+def standbys(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Captured]:
+    monkeypatch.chdir(tmp_path)
+    standbys = Captured(tmp_path, capfd)
+    yield standbys
+    standbys.end()
+
+
+def run(standby_: Training) -> int:
+    """Wake it, and wait for its end."""
+    assert standby.wake(standby_)
+    return standby_.process.wait(60)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["scripts/train.py", "--epochs", "3", ""],
+        ["-u", "./scripts/../scripts/train.py"],
+        ["-m", "package.train", "a b"],
+        ["-m", "package"],
+        ["-I", "scripts/train.py"],
+        ["link/train.py"],
+    ],
+)
+def test_a_program_finds_all_as_if_it_were_run_by_itself(standbys: Captured, arguments: list[str]) -> None:
+    write(standbys.folder / "scripts", FACTS)
+    write(standbys.folder / "package", FACTS)
+    (standbys.folder / "package" / "__main__.py").write_text(FACTS)
+    (standbys.folder / "package" / "__init__.py").write_text("")
+    (standbys.folder / "link").symlink_to("scripts")
+    alone = subprocess.run(
+        [sys.executable, *arguments], env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert alone.returncode == 0, alone.stderr
+    assert run(standbys.start(arguments, ["json"])) == 0
+    printed, errors = standbys.output()
+    assert (ast.literal_eval(printed), errors) == (ast.literal_eval(alone.stdout), "")
+
+
+def test_a_folder_with_a_main_module_is_a_program_too(standbys: Captured) -> None:
+    write(standbys.folder / "app", "import other\nprint(__name__)", "__main__.py")
+    (standbys.folder / "app" / "other.py").write_text("")
+    assert run(standbys.start(["app"], [])) == 0
+    assert standbys.output() == ("__main__\n", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("", 0),
+        ("raise SystemExit", 0),
+        ("raise SystemExit(75)", 75),
+        ("import sys; sys.exit('no data')", 1),
+        ("1 / 0", 1),
+        ("import os; os._exit(9)", 9),
+        ("import os; os.kill(os.getpid(), 9)", -9),
+    ],
+)
+def test_the_exit_code_is_the_programs(standbys: Captured, text: str, code: int) -> None:
+    script = write(standbys.folder, text)
+    assert run(standbys.ready([str(script)])) == code
+
+
+def test_an_error_is_shown_with_its_traceback_and_told(standbys: Captured) -> None:
+    script = write(standbys.folder, "def work():\n    raise KeyError('nothing')\nwork()\n")
+    woken = standbys.ready([str(script)])
+    assert run(woken) == 1
+    _, errors = standbys.output()
+    assert errors.endswith(
+        f'  File "{script}", line 3, in <module>\n    work()\n'
+        f"  File \"{script}\", line 2, in work\n    raise KeyError('nothing')\n"
+        "KeyError: 'nothing'\n"
+    )
+    assert errors.count("Traceback") == 1
+    assert woken.notes()["error"] == "KeyError: 'nothing'"
+
+
+def test_what_it_has_imported_is_there_at_once(standbys: Captured) -> None:
+    script = write(standbys.folder, "import sys\nprint({'colorsys', 'wave', 'own'} & set(sys.modules))")
+    (standbys.folder / "own.py").write_text("")
+    assert run(standbys.ready([str(script)], ["adapter", "colorsys", "own"])) == 0
+    assert ast.literal_eval(standbys.output()[0]) == {"colorsys", "own"}
+
+
+MISSING = ["missing", "failing", "missing.part", "raising", "adapter"]
+
+
+def test_modules_that_can_not_be_imported_are_left_to_the_program(standbys: Captured) -> None:
+    script = write(standbys.folder, "print('runs')")
+    (standbys.folder / "failing.py").write_text("1 / 0")
+    (standbys.folder / "raising.py").write_text("raise AttributeError")
+    assert run(standbys.ready([str(script)], MISSING)) == 0
+    assert standbys.output() == ("runs\n", "")
+
+
+def test_nothing_that_modules_print_is_seen_and_all_that_the_program_prints_is(standbys: Captured) -> None:
+    (standbys.folder / "loud.py").write_text(
+        "import os, sys, warnings, subprocess\n"
+        "print('no')\nprint('no', file=sys.stderr)\nos.write(1, b'no')\nos.write(2, b'no')\n"
+        "warnings.warn('no')\nsubprocess.run(['echo', 'no'])\n"
+        "import ctypes\nctypes.CDLL(None).puts(b'no')\n"
+    )
+    script = write(
+        standbys.folder,
+        "import loud, os, sys, warnings\nprint('yes')\nos.write(2, b'yes\\n')\nwarnings.warn('yes')",
+    )
+    woken = standbys.ready([str(script)], ["loud", "adapter"])
+    assert standbys.output() == ("", "")
+    assert run(woken) == 0
+    printed, errors = standbys.output()
+    assert printed == "yes\n"
+    assert errors.startswith("yes\n") and "UserWarning: yes" in errors
+
+
+def test_it_may_be_woken_before_it_is_ready(standbys: Captured) -> None:
+    script = write(standbys.folder, "print('runs')")
+    (standbys.folder / "slow.py").write_text(
+        "import pathlib, time\nwhile not pathlib.Path('go').exists():\n    time.sleep(0.01)"
+    )
+    started = standbys.start([str(script)], ["slow", "adapter"])
+    assert standby.wake(started)
+    assert standbys.output() == ("", "")
+    Path("go").touch()
+    assert started.process.wait(60) == 0
+    assert standbys.output() == ("runs\n", "")
+
+
+def test_its_phase_tells_what_it_is_at(standbys: Captured) -> None:
+    script = write(standbys.folder, "import signal\nsignal.pause()")
+    started = standbys.ready([str(script)])
+    assert standby.wake(started)
+    until(lambda: started.read().phase == Phase.STARTING, "it is to start")
+
+
+def test_one_that_has_died_can_not_be_woken(standbys: Captured) -> None:
+    script = write(standbys.folder, "")
+    started = standbys.ready([str(script)])
+    os.kill(started.pid, signal.SIGKILL)
+    started.process.wait()
+    assert not standby.wake(started)
+
+
+def test_it_costs_nothing_while_it_waits(standbys: Captured) -> None:
+    script = write(standbys.folder, "")
+    waiting = standbys.ready([str(script)])
+
+    def spent() -> tuple[list[str], list[str]]:
+        status = Path(f"/proc/{waiting.pid}/status").read_text().splitlines()
+        times = fields(waiting.pid)[11:15]  # utime, stime and those of its children
+        return times, [text for text in status if "ctxt_switches" in text]
+
+    before = spent()
+    time.sleep(0.5)  # for one that polls or spins to show it
+    assert spent() == before
+    assert run(waiting) == 0
+
+
+def test_it_holds_no_socket_nothing_inherited_and_no_second_thread(standbys: Captured) -> None:
+    script = write(standbys.folder, "")
+    code = f"""
+import os, socket, sys, threading
+from hvdrecover.heartbeat import Phase
+from hvdrecover.launch import standby
+from hvdrecover.launch.python_command import parse
+kept = [socket.create_server(("127.0.0.1", 0)), socket.socketpair(), open(os.devnull), os.pipe()]
+kept[0].set_inheritable(True)
+os.set_inheritable(kept[2].fileno(), True)
+for each in kept[3]:
+    os.set_inheritable(each, True)
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+lock = threading.Lock()
+lock.acquire()
+started = standby.start(parse([sys.executable, {str(script)!r}]), ["adapter", "json"], os.environ)
+while started.read().phase != Phase.READY and started.returncode is None:
+    pass
+print(started.pid, *started._descriptors, flush=True)
+input()
+"""
+    libraries_have_none = {**environment(), "OPENBLAS_NUM_THREADS": "1"}
+    with child(code, stdin=-1, env=libraries_have_none) as parent:
+        process, *page = map(int, line(parent).split())
+        until(lambda: state(process) == "S", "it is to sleep")
+        opened = descriptors(process)
+        mapped = [number for number in opened if number not in (0, 1, 2, *page)]  # the page's own
+        assert [opened[number] for number in mapped] == [opened[page[0]]]
+        assert not any(target.startswith("socket:") for target in opened.values())
+        assert len(list(Path(f"/proc/{process}/task").iterdir())) == 1
+
+
+def test_it_dies_with_its_parent(standbys: Captured) -> None:
+    script = write(standbys.folder, "import signal\nsignal.pause()")
+    code = f"""
+import os, sys
+from hvdrecover.launch import standby
+from hvdrecover.launch.python_command import parse
+all = [standby.start(parse([sys.executable, {str(script)!r}]), ["adapter"], os.environ) for _ in range(2)]
+standby.wake(all[1])
+print(*[each.pid for each in all], flush=True)
+input()
+"""
+    with child(code, stdin=-1) as parent:
+        waiting, woken = map(int, line(parent).split())
+        parent.kill()
+        gone(waiting)
+        gone(woken)
+
+
+def test_without_anybody_to_wake_it_it_ends_without_running_anything(standbys: Captured) -> None:
+    script = write(standbys.folder, "print('runs')")
+    waiting = standbys.ready([str(script)])
+    assert waiting.process.stdin is not None
+    waiting.process.stdin.close()
+    assert waiting.process.wait(60) == 0
+    assert standbys.output() == ("", "")
+
+
+def test_the_program_reads_nothing_from_its_guardian(standbys: Captured) -> None:
+    script = write(standbys.folder, "import sys, os\nprint([sys.stdin.read(), os.read(0, 10)])")
+    assert run(standbys.ready([str(script)])) == 0
+    assert standbys.output() == ("['', b'']\n", "")
+
+
+def test_interpreter_options_and_the_environment_are_kept(standbys: Captured) -> None:
+    script = write(
+        standbys.folder, "import os, sys\nprint(sys.flags.optimize, sys.flags.dev_mode, os.environ['TOLD'])"
+    )
+    command = parse([sys.executable, "-O", "-X", "dev", str(script)])
+    assert command is not None
+    started = standby.start(command, [], {**environment(), "TOLD": "yes"})
+    try:
+        assert run(started) == 0
+    finally:
+        started.close()
+    assert standbys.output()[0] == "1 True yes\n"
+
+
+def test_it_takes_the_place_of_one_that_was_lost(standbys: Captured) -> None:
+    script = write(standbys.folder, "import os\nprint(os.environ['HVDRECOVER_REJOIN'])")
+    assert run(standbys.start([str(script)], [])) == 0
+    assert standbys.output()[0] == "1\n"
+
+
+def test_closing_one_that_waits_ends_it_and_frees_all(standbys: Captured) -> None:
+    script = write(standbys.folder, "")
+    before = descriptors()
+    waiting = standbys.ready([str(script)])
+    waiting.close()
+    assert waiting.returncode == -signal.SIGKILL
+    standbys.forget()
+    del waiting
+    assert descriptors() == before

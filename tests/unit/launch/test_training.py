@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.config import STACKS_SIGNAL
+from hvdrecover.heartbeat import Phase, Stop
+from hvdrecover.launch.training import Training
+from tests.unit.launch.children import descriptors, environment, gone, is_alive, state, until
+from tests.unit.launch.scripts import write
+
+Start = Callable[..., Training]
+WAIT = "\nimport signal\nwhile True:\n    signal.pause()\n"
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start scripts, which are ended in the end."""
+    started: list[Training] = []
+
+    def start(text: str, **options: bool) -> Training:
+        script = write(tmp_path, text)
+        started.append(Training([sys.executable, str(script)], environment(), **options))
+        return started[-1]
+
+    yield start
+    for training in started:
+        training.kill()
+        if training._descriptors:
+            training.close()
+
+
+def test_what_a_process_writes_to_its_page_is_read(start: Start) -> None:
+    training = start(
+        "import adapter\n"
+        "from hvdrecover import heartbeat\n"
+        "heartbeat.take_rank(3)\n"
+        "heartbeat.committed(2, 7)\n"
+        "heartbeat.stepped()\n" + WAIT
+    )
+    until(lambda: training.read().steps, "a step")
+    found = training.read()
+    assert (found.phase, found.rank, found.generation, found.commit) == (Phase.TRAINING, 3, 2, 7)
+    assert (found.commits, found.steps) == (1, 1)
+
+
+def test_what_a_guardian_asks_is_read_by_the_process(start: Start) -> None:
+    training = start(
+        "import adapter, time\n"
+        "from hvdrecover import heartbeat\n"
+        "heartbeat.committed(1, 1)\n"
+        "while not (heartbeat.stop_asked() and heartbeat.stall_seconds()):\n"
+        "    time.sleep(0.01)\n"
+        "heartbeat.tell(stop=heartbeat.stop_asked(), stall=heartbeat.stall_seconds())\n"
+    )
+    training.page.allow_stalls(4)
+    training.page.ask(Stop.JOB)
+    assert training.process.wait(60) == 0
+    assert training.notes() == {"stop": Stop.JOB, "stall": 4}
+
+
+def test_the_page_of_a_process_that_is_no_script_of_ours(start: Start) -> None:
+    training = start("")
+    assert training.process.wait(60) == 0
+    found = training.read()
+    assert (found.phase, found.rank, found.commits, training.notes()) == (Phase.UNKNOWN, -1, 0, {})
+    assert training.returncode == 0
+
+
+def test_the_last_words_of_an_error_are_told_and_printed(start: Start) -> None:
+    training = start("import adapter\ndef work():\n    raise KeyError('nothing')\nwork()\n")
+    assert training.process.wait(60) == 1
+    notes = training.notes()
+    assert notes["error"] == "KeyError: 'nothing'"
+    assert "in work\n    raise KeyError('nothing')\n" in notes["traceback"]
+
+
+def test_an_exit_and_an_interrupt_are_no_errors(start: Start) -> None:
+    for text, code in (("raise SystemExit(3)", 3), ("raise KeyboardInterrupt", -signal.SIGINT)):
+        training = start(f"import adapter\n{text}\n")
+        assert training.process.wait(60) == code
+        assert training.notes() == {}
+
+
+def test_after_the_first_commit_the_libraries_are_told_and_the_scripts_own_modules_are_not(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text("")
+    training = start(
+        "import adapter, own, colorsys, json.tool\n"
+        "from hvdrecover import heartbeat\n"
+        "heartbeat.heartbeat()\n"
+        "heartbeat.tell(before=1)\n"
+        "import wave\n"
+        "heartbeat.committed(1, 1)\n"
+        "heartbeat.heartbeat()\n"
+    )
+    assert training.process.wait(60) == 0
+    assert list(training.notes()) == ["before", "modules"]
+    modules = training.notes()["modules"]
+    assert {"colorsys", "json.tool", "wave", "hvdrecover.elastic.joining"} <= set(modules)
+    assert not {"own", "adapter", "__main__"} & set(modules)
+
+
+def test_a_word_that_was_cut_off_does_not_hide_the_others(start: Start) -> None:
+    training = start(
+        "import adapter, os\n"
+        "from hvdrecover import heartbeat\n"
+        "heartbeat.tell(a=1, b=1)\n"
+        "heartbeat.tell(b=2)\n"
+        "os.write(heartbeat._notes, b'{\"c\": ')\n"
+    )
+    training.process.wait(60)
+    assert training.notes() == {"a": 1, "b": 2}
+
+
+def test_a_script_hands_nothing_of_it_on_to_programs_that_it_starts(start: Start) -> None:
+    program = 'import os; print(os.listdir("/proc/self/fd"), [n for n in os.environ if "HVDRECOVER" in n])'
+    training = start(
+        "import adapter, subprocess, sys\n"
+        "from hvdrecover import heartbeat\n"
+        f"command = [sys.executable, '-c', {program!r}]\n"
+        "heartbeat.tell(seen=subprocess.check_output(command, close_fds=False, text=True))\n",
+        rejoins=True,
+    )
+    assert training.process.wait(60) == 0
+    shown = training.notes()["seen"]
+    assert "['HVDRECOVER_CONTROLLER_CHOSEN_BY']" in shown
+    assert not any(f"'{number}'" in shown for number in training._descriptors)
+
+
+@pytest.mark.parametrize("rejoins", [False, True])
+def test_a_process_knows_whether_it_takes_the_place_of_another(start: Start, rejoins: bool) -> None:
+    code = "import sys, os\nsys.exit(40 + ('HVDRECOVER_REJOIN' in os.environ))"
+    assert start(code, rejoins=rejoins).process.wait(60) == 40 + rejoins
+
+
+def test_a_page_that_was_not_handed_down_is_done_without(start: Start) -> None:
+    training = start(
+        "import os\n"
+        "for number in map(int, os.environ['HVDRECOVER_SLOT'].split(',')):\n"
+        "    os.close(number)\n"
+        "import adapter\n"
+        "from hvdrecover import heartbeat\n"
+        "raise SystemExit(50 + heartbeat.watched())\n"
+    )
+    assert training.process.wait(60) == 50
+    assert training.read().phase == Phase.UNKNOWN
+
+
+def test_stacks_are_written_where_the_guardian_reads_them(start: Start) -> None:
+    training = start("import adapter\nfrom hvdrecover import heartbeat\nheartbeat.committed(1, 1)\n" + WAIT)
+    until(lambda: training.read().commits, "a commit")
+    os.kill(training.pid, STACKS_SIGNAL)
+    until(lambda: os.fstat(training.stacks).st_size, "its stacks")
+
+
+def test_killing_it_kills_what_it_has_started_even_when_it_is_stopped(start: Start) -> None:
+    training = start(
+        "import adapter, subprocess, sys\n"
+        "from hvdrecover import heartbeat\n"
+        "loader = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])\n"
+        "heartbeat.tell(loader=loader.pid)\n" + WAIT
+    )
+    loader = until(training.notes, "a word")["loader"]
+    assert is_alive(loader)
+    os.kill(training.pid, signal.SIGSTOP)
+    until(lambda: state(training.pid) == "T", "it is to be stopped")
+    training.kill()
+    assert training.returncode == -signal.SIGKILL
+    gone(loader)
+
+
+def test_closing_and_forgetting_it_frees_all_and_ends_what_is_left() -> None:
+    before = descriptors()
+    training = Training([sys.executable, "-c", WAIT], environment())
+    assert len(descriptors()) == len(before) + 4
+    training.close()
+    assert training.returncode == -signal.SIGKILL
+    del training
+    assert descriptors() == before
+
+
+def test_its_memory_has_no_name_to_clean_up(start: Start) -> None:
+    names = [descriptors()[number] for number in start(WAIT)._descriptors]
+    assert names == [f"/memfd:hvdrecover-{name} (deleted)" for name in ("page", "stacks", "notes")]
