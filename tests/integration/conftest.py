@@ -11,6 +11,8 @@ import pytest
 from hvdrecover.examples.digits_run import DigitsRun, static
 from hvdrecover.launch.job import Job
 
+EPOCHS = 6  # of runs with many faults, and of the one that they are compared with
+
 Start = Callable[..., Job]
 
 
@@ -51,6 +53,20 @@ def undisturbed(
     run = DigitsRun(tmp_path_factory.mktemp("undisturbed"), 3, "--optimizer", request.param)
     run.finish(run.start(static(2), {"OMP_NUM_THREADS": "1"}))
     return request.param, run
+
+
+@pytest.fixture(scope="session", params=["torch", "tensorflow"])
+def framework(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="session")
+def undisturbed_run(framework: str, tmp_path_factory: pytest.TempPathFactory) -> DigitsRun:
+    """A finished run of two workers, as long as those of `faults.FaultyRun`, that nothing happened to."""
+    run = DigitsRun(tmp_path_factory.mktemp("undisturbed"), EPOCHS, framework=framework)
+    run.finish(run.start(static(2), {"OMP_NUM_THREADS": "1"}))
+    return run
 
 
 @pytest.fixture

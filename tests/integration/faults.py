@@ -10,9 +10,11 @@ from typing import Any
 
 from hvdrecover.examples.digits_run import PATIENCE, DigitsRun, supervised
 from hvdrecover.launch.job import Job
+from tests.integration import test_kill_and_resume, test_tensorflow
+from tests.integration.conftest import EPOCHS
 
 FAULTY = Path(__file__).with_name("scripts") / "faulty_digits.py"
-SLOW = ("--step-seconds", "0.03")
+SLOW = ("--step-seconds", "0.1")  # so that many faults, and what is done between them, fit into a run
 
 Event = dict[str, Any]
 
@@ -29,11 +31,10 @@ class FaultyRun(DigitsRun):
     """
 
     def __init__(
-        self, folder: Path, framework: str, faults: Sequence[str] = (), epochs: int = 3, *options: str
+        self, folder: Path, framework: str, faults: Sequence[str] = (), epochs: int = EPOCHS, *options: str
     ) -> None:
-        super().__init__(
-            folder, epochs, *SLOW, *options, framework=framework, program=(str(FAULTY), framework)
-        )
+        program = (str(FAULTY), framework)
+        super().__init__(folder, epochs, *SLOW, *options, framework=framework, program=program)
         self.faults = {"FAULTS": "\n".join(faults), "FAULTS_STRUCK": str(folder / "struck")}
 
     def begin(self, start: Callable[..., Job], *options: str, environ: dict[str, str] | None = None) -> Job:
@@ -69,3 +70,9 @@ class FaultyRun(DigitsRun):
     def sources(self) -> dict[int, str]:
         """Generation to where its state came from."""
         return {event["generation"]: event["source"] for event in self.events("sync")}
+
+
+def assert_same_weights(framework: str, run: DigitsRun, clean: DigitsRun) -> None:
+    """Both have ended with the same weights, optimizer state and accuracy, bit for bit."""
+    same = {"torch": test_kill_and_resume, "tensorflow": test_tensorflow}[framework].assert_same_weights
+    same(run, clean)

@@ -1,4 +1,4 @@
-"""One run per framework that goes from fault to fault; each must be a short pause, and nothing may be lost."""
+"""One run per framework that goes from fault to fault; each is a short pause, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.examples.digits_run import DigitsRun, static
+from hvdrecover.examples.digits_run import DigitsRun, supervised
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
-from tests.integration import test_kill_and_resume, test_tensorflow
-from tests.integration.faults import Event, FaultyRun
+from tests.integration.faults import Event, FaultyRun, assert_same_weights
 from tests.integration.test_kill_and_resume import assert_each_sample_once
 
-EPOCHS = 6
 HANG_TIMEOUT = "8"
 CALM = 6  # commits between faults; a standby is there by then, or is being made
 
@@ -54,29 +52,14 @@ class Story:
     orphans: list[int] = field(default_factory=list)
 
 
-@pytest.fixture(scope="module", params=["torch", "tensorflow"])
-def framework(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
-@pytest.fixture(scope="module")
-def undisturbed_run(framework: str, tmp_path_factory: pytest.TempPathFactory) -> DigitsRun:
-    run = DigitsRun(tmp_path_factory.mktemp("undisturbed"), EPOCHS, framework=framework)
-    run.finish(run.start(static(2), {"OMP_NUM_THREADS": "1"}))
-    return run
-
-
 @pytest.fixture(scope="module")
 def story(framework: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     """The run: SIGKILL of rank 1, of rank 0, of both, SIGSTOP, an endless loop, a deadlock."""
     folder = tmp_path_factory.mktemp("story")
     scripted = ["loop step 1 36", "deadlock step 0 43"]
-    told = Story(FaultyRun(folder, framework, scripted, EPOCHS, "--step-seconds", "0.1"))
+    told = Story(FaultyRun(folder, framework, scripted))
     run = told.run
-    job = run.start(
-        [*_supervised(), "--hang-timeout", HANG_TIMEOUT, "--"], {"OMP_NUM_THREADS": "1", **run.faults}
-    )
+    job = run.start(supervised("--hang-timeout", HANG_TIMEOUT), {"OMP_NUM_THREADS": "1", **run.faults})
     try:
         _strike(told, job, "rank 1", CALM, lambda: kill(run.process_of(1)))
         _strike(told, job, "rank 0", 2 * CALM, lambda: kill(run.process_of(0)))
@@ -89,12 +72,6 @@ def story(framework: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield told
     finally:
         job.kill()
-
-
-def _supervised() -> list[str]:
-    from hvdrecover.examples.digits_run import supervised
-
-    return supervised()[:-1]
 
 
 def _processes(run: DigitsRun) -> tuple[int, int]:
@@ -130,8 +107,7 @@ def test_the_run_ends_well_under_its_first_start(story: Story) -> None:
 def test_its_weights_are_those_of_an_undisturbed_run(
     story: Story, undisturbed_run: DigitsRun, framework: str
 ) -> None:
-    same = {"torch": test_kill_and_resume, "tensorflow": test_tensorflow}[framework].assert_same_weights
-    same(story.run, undisturbed_run)
+    assert_same_weights(framework, story.run, undisturbed_run)
 
 
 def test_each_sample_is_trained_on_once(story: Story) -> None:

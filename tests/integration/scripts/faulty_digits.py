@@ -1,7 +1,7 @@
 """The digits example with faults in it: the lines of FAULTS, one after the other, each once in all processes.
 
-A line is ``WHAT PLACE RANK COMMIT``: what happens, where, to which rank (-1 is any), at which commit or after it.
-The folder FAULTS_STRUCK remembers which have struck.
+A line is ``WHAT PLACE RANK COMMIT``: what happens, where, to which rank (-1 is any), at which commit or after
+it. The folder FAULTS_STRUCK remembers which have struck.
 """
 
 import functools
@@ -40,6 +40,10 @@ def be_killed_soon():
     threading.Timer(0.03, be_killed).start()
 
 
+def be_killed_late():
+    threading.Timer(0.3, be_killed).start()
+
+
 def fail():
     raise RuntimeError("the script is wrong")
 
@@ -57,6 +61,8 @@ WHAT = {
     "deadlock": hang_in_a_deadlock,
     "kill": be_killed,
     "kill-soon": be_killed_soon,
+    "kill-late": be_killed_late,
+    "abort": os.abort,  # as an exception does that nobody catches in C++
     "fail": fail,
     "fail-always": fail,
     "leave": leave_early,

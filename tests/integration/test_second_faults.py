@@ -1,0 +1,39 @@
+"""A second fault strikes while the first is being repaired, at each stage of that, on the same rank or another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hvdrecover.examples.digits_run import DigitsRun
+from tests.integration.conftest import Start
+from tests.integration.faults import FaultyRun, assert_same_weights
+from tests.integration.test_kill_and_resume import assert_each_sample_once
+
+# Pairs: the first fault, and what strikes while it is being repaired.
+PAIRS = [
+    ("kill step 1 4", "kill reset 0 0"),  # the survivor, before it parts
+    ("kill step 1 9", "kill rendezvous 0 0"),  # the survivor, before it meets the restarted one
+    ("kill step 0 14", "kill-soon rendezvous 1 0"),  # the survivor, while it waits at the meeting
+    ("kill step 1 19", "abort rendezvous 0 0"),  # the survivor, by an exception in Gloo
+    ("kill step 1 24", "kill agree 0 0"),  # the survivor, whose memory all would go on from
+    ("kill step 1 29", "kill start -1 0"),  # the restarted one, as it starts
+    ("kill step 1 34", "kill-late start -1 0"),  # the restarted one, as it meets the others
+    ("kill step 0 39", "kill sync 1 0"),  # the survivor, as it sends its memory to the restarted one
+    ("kill step 1 44", "kill agree 1 0"),  # the restarted one, as all agree
+    ("kill step 0 47", "kill reset 1 0"),  # all, so that the durable commit is read ...
+]
+LOAD = "kill load 0 0"  # ... and rank 0 dies of it
+
+
+def test_it_recovers_as_from_one_fault(
+    framework: str, undisturbed_run: DigitsRun, start: Start, tmp_path: Path
+) -> None:
+    faults = [*(fault for pair in PAIRS for fault in pair), LOAD]
+    run = FaultyRun(tmp_path / "run", framework, faults)
+    job = run.begin(start)
+    assert job.wait(280) == 0, job.tail(60)
+    assert len(list((tmp_path / "run" / "struck").iterdir())) == len(faults)
+    assert len(run.events("start")) == 1  # the supervisor had nothing to do
+    assert_same_weights(framework, run, undisturbed_run)
+    assert_each_sample_once(run, padding=1)
+    assert job.processes() == []
