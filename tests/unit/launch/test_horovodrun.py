@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import argparse
+import shlex
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from horovod.runner.launch import parse_args
+
+from hvdrecover.errors import ConfigError
+from hvdrecover.launch import horovodrun
+from hvdrecover.launch.horovodrun import Options, arguments, hosts, settings
+
+COMMAND = ["python", "train.py", "--epochs", "3"]
+
+
+def understood(options: Options, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
+    """What ``horovodrun`` itself makes of the arguments."""
+    monkeypatch.setattr("sys.argv", ["horovodrun", *arguments(options, COMMAND)])
+    return parse_args()
+
+
+def listed(discovery: str) -> list[str]:
+    return subprocess.run(
+        discovery, shell=True, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+
+
+def test_a_job_on_this_host_is_elastic_and_uses_the_loopback_interface(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = understood(Options(2), monkeypatch)
+    assert (found.num_proc, found.min_num_proc, found.max_num_proc) == (2, 1, None)
+    assert list(found.nics) == ["lo"]
+    assert listed(found.host_discovery_script) == ["localhost:2"]
+    assert found.cooldown_range == [10, 600]
+    assert found.command == COMMAND
+    assert not found.use_mpi
+
+
+def test_all_options_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = Options(
+        4,
+        least=2,
+        most=8,
+        hosts="h1:4,h2:4",
+        interfaces=("eth0", "eth1"),
+        ssh_port=2222,
+        identity="/keys/id",
+        others=("--verbose", "--reset-limit", "7"),
+    )
+    found = understood(options, monkeypatch)
+    assert (found.num_proc, found.min_num_proc, found.max_num_proc) == (4, 2, 8)
+    assert listed(found.host_discovery_script) == ["h1:4", "h2:4"]
+    assert sorted(found.nics) == ["eth0", "eth1"]
+    assert (int(found.ssh_port), found.ssh_identity_file) == (2222, "/keys/id")
+    assert (found.verbose, found.reset_limit) == (True, 7)
+    assert found.command == COMMAND
+
+
+def test_a_discovery_command_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = understood(Options(2, discovery="printf 'h1:2\\nh2:2\\n'"), monkeypatch)
+    assert listed(found.host_discovery_script) == ["h1:2", "h2:2"]
+    assert found.nics is None  # which Horovod finds by comparing hosts
+
+
+@pytest.mark.parametrize("discovery", ["exit 1", "printf ''"])
+def test_a_discovery_command_that_knows_no_host_yet_is_left_to_horovod(
+    discovery: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = understood(Options(2, discovery=discovery), monkeypatch)
+    assert (found.host_discovery_script, found.nics) == (discovery, None)
+
+
+def test_a_discovery_command_that_never_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(horovodrun, "_DISCOVERY", 0.01)
+    with pytest.raises(ConfigError, match=r"--host-discovery-script: 'sleep 1000' has not ended"):
+        arguments(Options(2, discovery="sleep 1000"), COMMAND)
+
+
+@pytest.mark.parametrize("named", ["localhost:4", "127.0.0.1:4", f"{socket.gethostname()}:4"])
+def test_one_host_that_is_this_one_needs_the_loopback_interface(
+    named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert list(understood(Options(2, hosts=named), monkeypatch).nics) == ["lo"]
+    assert list(understood(Options(2, discovery=f"echo {named}"), monkeypatch).nics) == ["lo"]
+
+
+def test_an_interface_that_was_named_is_used_also_on_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(understood(Options(2, interfaces=("eth7",)), monkeypatch).nics) == ["eth7"]
+
+
+def test_the_interface_towards_one_other_host_is_the_one_that_leads_there() -> None:
+    assert horovodrun._interface_towards("127.0.0.2") == ("lo",)
+    assert horovodrun._interface_towards("no-such-host.invalid") == ()
+
+
+def test_several_hosts_are_compared_by_horovod(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert understood(Options(2, hosts="h1:1,h2:1"), monkeypatch).nics is None
+
+
+def test_a_user_may_choose_how_long_hosts_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = understood(Options(2, others=("--blacklist-cooldown-range", "1", "2")), monkeypatch)
+    assert found.cooldown_range == [1, 2]
+    assert arguments(Options(2, others=("--blacklist-cooldown-range", "1", "2")), COMMAND).count("10") == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "hosts_of_it"),
+    [(Options(2, mpi=True), None), (Options(2, mpi=True, hosts="h1:1,h2:1", least=1), "h1:1,h2:1")],
+)
+def test_a_job_of_mpi_is_static(
+    options: Options, hosts_of_it: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = understood(options, monkeypatch)
+    assert found.use_mpi
+    assert (found.host_discovery_script, found.min_num_proc) == (None, None)
+    assert found.hosts == hosts_of_it
+    assert found.command == COMMAND
+
+
+def test_a_job_of_mpi_takes_a_hostfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("h1 slots=2\n")
+    assert understood(Options(2, mpi=True, hostfile=file), monkeypatch).hostfile == str(file)
+
+
+# -- hosts -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("h1:4,h2:2", {"h1": 4, "h2": 2}),
+        ("h1", {"h1": 1}),
+        (" h1:4 , 10.0.0.7:12 ", {"h1": 4, "10.0.0.7": 12}),
+        ("fe80::1:4", {"fe80::1": 4}),
+        ("h1:0", {"h1": 0}),
+    ],
+)
+def test_hosts_on_the_command_line(text: str, found: dict[str, int]) -> None:
+    assert hosts(Options(2, hosts=text)) == found
+
+
+@pytest.mark.parametrize("text", ["", "h1:4,", ",", "h1:4 h2:4", "h 1"])
+def test_hosts_that_can_not_be_read(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^-H: '.*' names no host and its slots"):
+        hosts(Options(2, hosts=text))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("h1 slots=4\nh2 slots=2\n", {"h1": 4, "h2": 2}),
+        ("# all of them\n\nh1 slots = 4   # new\n  h2\n", {"h1": 4, "h2": 1}),
+        ("10.0.0.7 slots=12 max_slots=14", {"10.0.0.7": 12}),
+    ],
+)
+def test_hosts_in_a_file(text: str, found: dict[str, int], tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text(text)
+    assert hosts(Options(2, hostfile=file)) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("h1 slots=x", "'h1 slots=x' names no host and its slots"),
+        ("h1 4", "'h1 4' names no host and its slots"),
+        ("", "it names no host"),
+        ("# none\n\n", "it names no host"),
+    ],
+)
+def test_a_file_of_hosts_that_can_not_be_read(text: str, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        hosts(Options(2, hostfile=file))
+    assert str(caught.value) == f"--hostfile {file}: {problem}"
+
+
+def test_a_file_of_hosts_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--hostfile: .*missing: No such file or directory"):
+        hosts(Options(2, hostfile=tmp_path / "missing"))
+
+
+def test_without_hosts_there_is_this_one() -> None:
+    assert hosts(Options(3)) == {"localhost": 3}
+
+
+def test_the_list_of_hosts_survives_the_shell() -> None:
+    odd = {"h'1": 2, "h$(date)": 1, "h2": 3}
+    assert listed(horovodrun._listing(odd)) == ["h'1:2", "h$(date):1", "h2:3"]
+    assert len(shlex.split(horovodrun._listing(odd))) == 2
+
+
+# -- settings ----------------------------------------------------------------------------------------------
+
+
+def test_settings_of_our_own_horovod_leave_the_limit_of_waiting_to_the_ranks() -> None:
+    assert settings(20.0, {}, ours=True) == {
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "10",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "2",
+    }
+
+
+def test_settings_of_any_other_horovod_limit_waiting_from_the_start() -> None:
+    assert settings(20.0, {}, ours=False) == {
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "10",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "2",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "10",
+    }
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_all_settings_are_whole_seconds_above_none_whatever_the_timeout(ours: bool) -> None:
+    for timeout in (None, 5.0, 6.5, 1e5):
+        assert all(int(value) >= 1 for value in settings(timeout, {}, ours=ours).values())
+
+
+def test_what_the_user_has_set_stands() -> None:
+    mine = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "77", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "0"}
+    assert list(settings(None, mine, ours=False)) == ["HOROVOD_STALL_CHECK_TIME_SECONDS"]
