@@ -1,0 +1,340 @@
+"""The page that a training process writes and its guardian reads."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from hvdrecover import heartbeat
+from hvdrecover.heartbeat import Page, Phase, Reading, Stop
+from tests.fakes.page import new_page
+from tests.unit.processes import answer
+
+
+class Time:
+    """Seconds that pass when a test says so, in place of the monotonic clock."""
+
+    def __init__(self) -> None:
+        self.now = 500.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> Page:
+    return new_page(monkeypatch)
+
+
+@pytest.fixture
+def time(page: Page, monkeypatch: pytest.MonkeyPatch) -> Time:
+    time = Time()
+    monkeypatch.setattr(heartbeat, "time", time)
+    page.begin(Phase.STARTING)
+    return time
+
+
+@pytest.fixture
+def shared() -> Iterator[int]:
+    descriptor = os.memfd_create("page")
+    os.ftruncate(descriptor, heartbeat.SIZE)
+    yield descriptor
+    os.close(descriptor)
+
+
+def train(time: Time) -> None:
+    """Be at a first commit, in training."""
+    heartbeat.committed(1, 1)
+    assert heartbeat._page.read().phase == Phase.TRAINING
+
+
+# -- between two processes ---------------------------------------------------------------------------------
+
+
+def test_one_process_writes_what_another_one_reads(shared: int) -> None:
+    page = Page(mmap.mmap(shared, heartbeat.SIZE))
+    page.begin(Phase.UNKNOWN)
+    code = f"""
+import os
+from hvdrecover import heartbeat
+heartbeat.attach({shared}, {shared})
+heartbeat.take_rank(5)
+heartbeat.committed(3, 12)
+heartbeat.committed(3, 13)
+for _ in range(4):
+    heartbeat.recorded()
+heartbeat.has_seen(1234.5)
+with heartbeat.paused():
+    os._exit(0)
+"""
+    subprocess.run([sys.executable, "-c", code], pass_fds=[shared], check=True, timeout=60)
+    found = page.read()
+    assert found == Reading(
+        Phase.TRAINING,
+        silent=found.silent,
+        longest=1234.5,
+        paused=True,
+        commits=2,
+        generation=3,
+        commit=13,
+        steps=4,
+        rank=5,
+    )
+    assert 0.0 <= found.silent < 60.0  # by a clock that both share
+
+
+def test_a_guardian_asks_and_the_process_reads(shared: int) -> None:
+    page = Page(mmap.mmap(shared, heartbeat.SIZE))
+    page.begin(Phase.TRAINING)
+    page.ask(Stop.HOST)
+    page.allow_stalls(7)
+    code = f"""
+from hvdrecover import heartbeat
+heartbeat.attach({shared}, {shared})
+print(heartbeat.stop_asked().name, heartbeat.stall_seconds())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        pass_fds=[shared],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout == "HOST 7\n"
+
+
+def test_a_page_that_is_none_is_an_error_and_changes_nothing(page: Page) -> None:
+    descriptor = os.open(os.devnull, os.O_RDWR)
+    os.close(descriptor)
+    with pytest.raises(OSError):
+        heartbeat.attach(descriptor, descriptor)
+    assert not heartbeat.watched()
+    heartbeat.heartbeat()
+    heartbeat.tell(nobody="hears")
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_who_attaches_starts_unless_it_is_further(
+    phase: Phase, page: Page, shared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guardians = Page(mmap.mmap(shared, heartbeat.SIZE))
+    guardians.begin(phase)
+    heartbeat.attach(shared, shared)
+    assert heartbeat.watched()
+    assert guardians.read().phase == (Phase.STARTING if phase in (Phase.UNKNOWN, Phase.READY) else phase)
+    monkeypatch.undo()
+    assert not heartbeat.watched()
+
+
+def test_a_script_without_a_guardian_may_call_it_all() -> None:
+    code = """
+from hvdrecover import heartbeat
+heartbeat.heartbeat(); heartbeat.stepped(); heartbeat.recorded(); heartbeat.committed(1, 2)
+heartbeat.tell(a=1); heartbeat.tell_error(KeyError("x"))
+with heartbeat.paused():
+    print(heartbeat.watched(), heartbeat.steps(), heartbeat.commits(), heartbeat.stall_seconds())
+"""
+    assert answer(code) == "False 0 1 0"
+
+
+# -- progress ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "progress",
+    [
+        heartbeat.heartbeat,
+        heartbeat.stepped,
+        heartbeat.recorded,
+        lambda: heartbeat.committed(1, 2),
+        lambda: heartbeat.enter(Phase.RECOVERING),
+        heartbeat.resume,
+    ],
+)
+def test_each_sign_of_progress_ends_the_silence(progress, page: Page, time: Time) -> None:
+    train(time)
+    time.now += 40.0
+    assert page.read().silent == 40.0
+    progress()
+    assert page.read().silent == 0.0
+
+
+@pytest.mark.parametrize("telling", [lambda: heartbeat.take_rank(1), lambda: heartbeat.has_seen(9.0)])
+def test_what_is_no_progress_leaves_the_silence(telling, page: Page, time: Time) -> None:
+    time.now += 40.0
+    telling()
+    assert page.read().silent == 40.0
+
+
+def test_the_longest_silence_is_kept(page: Page, time: Time) -> None:
+    train(time)
+    for seconds in (3.0, 8.0, 5.0):
+        time.now += seconds
+        heartbeat.heartbeat()
+    assert page.read().longest == heartbeat.longest() == 8.0
+
+
+def test_a_commit_is_progress_of_training_too(page: Page, time: Time) -> None:
+    train(time)
+    time.now += 11.0
+    heartbeat.committed(1, 2)
+    assert page.read().longest == 11.0
+
+
+def test_only_silences_in_training_count(page: Page, time: Time) -> None:
+    time.now += 100.0
+    heartbeat.heartbeat()  # before the first commit
+    train(time)
+    heartbeat.enter(Phase.RECOVERING)
+    time.now += 100.0
+    heartbeat.heartbeat()
+    heartbeat.resume()
+    with heartbeat.paused():
+        time.now += 100.0
+        heartbeat.heartbeat()
+        time.now += 100.0
+    heartbeat.heartbeat()
+    assert page.read().longest == 0.0
+    time.now += 2.0
+    heartbeat.heartbeat()
+    assert page.read().longest == 2.0
+
+
+def test_what_another_rank_has_seen_counts_if_it_is_longer(page: Page) -> None:
+    heartbeat.has_seen(4.0)
+    heartbeat.has_seen(3.0)
+    assert page.read().longest == 4.0
+
+
+def test_a_pause_ends_with_its_outermost_block_also_by_an_error(page: Page, time: Time) -> None:
+    with pytest.raises(KeyError):
+        with heartbeat.paused():
+            with heartbeat.paused():
+                assert page.read().paused
+            assert page.read().paused
+            time.now += 50.0
+            raise KeyError
+    found = page.read()
+    assert (found.paused, found.silent) == (False, 0.0)
+
+
+# -- steps and commits -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "order", [[heartbeat.stepped, heartbeat.recorded], [heartbeat.recorded, heartbeat.stepped]]
+)
+def test_a_step_whose_batch_is_recorded_as_well_is_one_step(order, page: Page) -> None:
+    for _ in range(3):
+        for each in order:
+            each()
+    assert page.read().steps == heartbeat.steps() == 3
+
+
+def test_steps_are_those_since_the_last_commit(page: Page) -> None:
+    heartbeat.stepped()
+    heartbeat.committed(1, 1)
+    assert page.read().steps == 0
+    heartbeat.stepped()
+    assert page.read().steps == 1
+    heartbeat.stand_at(2, 1)  # a recovery
+    found = page.read()
+    assert (found.steps, found.generation, found.commit, found.commits) == (0, 2, 1, 1)
+
+
+def test_training_begins_with_the_first_commit_of_this_process(page: Page) -> None:
+    heartbeat.enter(Phase.STARTING)
+    heartbeat.stand_at(3, 40)  # which others have made
+    heartbeat.resume()
+    assert page.read().phase == Phase.STARTING
+    heartbeat.committed(3, 41)
+    assert page.read().phase == Phase.TRAINING
+
+
+def test_after_a_recovery_it_is_at_what_it_was_before(page: Page) -> None:
+    heartbeat.enter(Phase.RECOVERING)
+    heartbeat.committed(1, 1)
+    assert page.read().phase == Phase.RECOVERING
+    heartbeat.resume()
+    assert page.read().phase == Phase.TRAINING
+
+
+# -- what is asked -----------------------------------------------------------------------------------------
+
+
+def test_who_was_asked_to_leave_with_all_is_not_asked_for_less(page: Page) -> None:
+    assert heartbeat.stop_asked() == Stop.NO
+    heartbeat.ask_to_stop(Stop.HOST)
+    assert heartbeat.stop_asked() == Stop.HOST
+    page.ask(Stop.JOB)
+    heartbeat.ask_to_stop(Stop.HOST)
+    assert heartbeat.stop_asked() == page.read().stop == Stop.JOB
+
+
+def test_ranks_wait_without_limit_unless_they_train_and_are_not_paused(page: Page) -> None:
+    page.allow_stalls(7)
+    for phase in Phase:
+        heartbeat.enter(phase)
+        assert heartbeat.stall_seconds() == (7 if phase == Phase.TRAINING else 0)
+    heartbeat.enter(Phase.TRAINING)
+    with heartbeat.paused():
+        assert heartbeat.stall_seconds() == 0
+    assert heartbeat.stall_seconds() == 7
+
+
+# -- callbacks and words -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "progress", [heartbeat.heartbeat, heartbeat.stepped, lambda: heartbeat.committed(1, 1)]
+)
+def test_a_callback_is_called_once_at_the_next_progress(progress, page: Page) -> None:
+    calls: list[str] = []
+    heartbeat.at_progress(lambda: calls.append("a"))
+    heartbeat.at_progress(lambda: calls.append("b"))
+    heartbeat.enter(Phase.RECOVERING)
+    heartbeat.resume()
+    assert calls == []
+    progress()
+    progress()
+    assert calls == ["a", "b"]
+
+
+def test_a_callback_may_ask_to_be_called_again(page: Page) -> None:
+    calls: list[int] = []
+
+    def again() -> None:
+        calls.append(len(calls))
+        if len(calls) < 3:
+            heartbeat.at_progress(again)
+
+    heartbeat.at_progress(again)
+    for number in range(5):
+        assert len(calls) == min(number, 3)
+        heartbeat.heartbeat()
+
+
+def test_words_are_lines_of_json(page: Page, shared: int) -> None:
+    notes = os.memfd_create("notes")
+    try:
+        heartbeat.attach(shared, notes)
+        heartbeat.tell(a=[1, 2], b="x\ny")
+        try:
+            raise KeyError("gone")
+        except KeyError as error:
+            heartbeat.tell_error(error)
+        first, second = os.pread(notes, 10_000, 0).decode().splitlines()
+        assert json.loads(first) == {"a": [1, 2], "b": "x\ny"}
+        told = json.loads(second)
+        assert told["error"] == "KeyError: 'gone'"
+        assert told["traceback"].startswith("Traceback (most recent call last):\n")
+        assert told["traceback"].endswith("KeyError: 'gone'\n")
+    finally:
+        os.close(notes)
