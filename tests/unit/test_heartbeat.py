@@ -16,6 +16,8 @@ from hvdrecover.heartbeat import Page, Phase, Reading, Stop
 from tests.fakes.page import new_page
 from tests.unit.processes import answer
 
+STEPS = [heartbeat.stepped, heartbeat.recorded]
+
 
 class Time:
     """Seconds that pass when a test says so, in place of the monotonic clock."""
@@ -99,15 +101,8 @@ from hvdrecover import heartbeat
 heartbeat.attach({shared}, {shared})
 print(heartbeat.stop_asked().name, heartbeat.stall_seconds())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        pass_fds=[shared],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    assert done.stdout == "HOST 7\n"
+    seen = subprocess.check_output([sys.executable, "-c", code], pass_fds=[shared], text=True, timeout=60)
+    assert seen == "HOST 7\n"
 
 
 def test_a_page_that_is_none_is_an_error_and_changes_nothing(page: Page) -> None:
@@ -228,9 +223,7 @@ def test_a_pause_ends_with_its_outermost_block_also_by_an_error(page: Page, time
 # -- steps and commits -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "order", [[heartbeat.stepped, heartbeat.recorded], [heartbeat.recorded, heartbeat.stepped]]
-)
+@pytest.mark.parametrize("order", [STEPS, STEPS[::-1]])
 def test_a_step_whose_batch_is_recorded_as_well_is_one_step(order, page: Page) -> None:
     for _ in range(3):
         for each in order:
@@ -292,15 +285,14 @@ def test_ranks_wait_without_limit_unless_they_train_and_are_not_paused(page: Pag
 # -- callbacks and words -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "progress", [heartbeat.heartbeat, heartbeat.stepped, lambda: heartbeat.committed(1, 1)]
-)
-def test_a_callback_is_called_once_at_the_next_progress(progress, page: Page) -> None:
+@pytest.mark.parametrize("progress", STEPS + [heartbeat.heartbeat])
+def test_a_callback_is_called_once_at_the_next_step_or_heartbeat(progress, page: Page) -> None:
     calls: list[str] = []
     heartbeat.at_progress(lambda: calls.append("a"))
     heartbeat.at_progress(lambda: calls.append("b"))
     heartbeat.enter(Phase.RECOVERING)
     heartbeat.resume()
+    heartbeat.committed(1, 1)  # as a script may before its first step
     assert calls == []
     progress()
     progress()
