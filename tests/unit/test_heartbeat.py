@@ -285,7 +285,7 @@ def test_ranks_wait_without_limit_unless_they_train_and_are_not_paused(page: Pag
 # -- callbacks and words -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("progress", STEPS + [heartbeat.heartbeat])
+@pytest.mark.parametrize("progress", [*STEPS, heartbeat.heartbeat])
 def test_a_callback_is_called_once_at_the_next_step_or_heartbeat(progress, page: Page) -> None:
     calls: list[str] = []
     heartbeat.at_progress(lambda: calls.append("a"))
