@@ -76,6 +76,14 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     )
     job.add_argument("-p", "--ssh-port", type=options.count, metavar="PORT")
     job.add_argument("-i", "--ssh-identity-file", metavar="FILE", dest="identity")
+    job.add_argument(  # horovodrun's own, which would be taken for -p with a port
+        "-prefix-timestamp",
+        action="append_const",
+        const="-prefix-timestamp",
+        dest="passed_on",
+        default=[],
+        help=argparse.SUPPRESS,
+    )
     job.add_argument(
         "--mpi", action="store_true", help="start by mpirun; any lost process then ends the start"
     )
@@ -102,7 +110,9 @@ def _add_guardian(parser: argparse.ArgumentParser) -> None:
 
 
 def split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """The words before ``--`` and those after it."""
+    """The words before ``--`` and those after it, of commands that take a command."""
+    if argv[:1] not in (["run"], ["worker"]):
+        return argv, []
     place = argv.index("--") if "--" in argv else len(argv)
     return argv[:place], argv[place + 1 :]
 
@@ -148,7 +158,8 @@ def _options(arguments: argparse.Namespace) -> Options:
 
     names = ("processes", "least", "most", "hosts", "hostfile", "discovery", "ssh_port", "identity", "mpi")
     known = {name: getattr(arguments, name) for name in names}
-    return Options(**known, interfaces=tuple(arguments.interfaces), others=tuple(arguments.others))
+    others = (*arguments.passed_on, *arguments.others)
+    return Options(**known, interfaces=tuple(arguments.interfaces), others=others)
 
 
 def _guardian_command(arguments: argparse.Namespace) -> tuple[str, ...]:

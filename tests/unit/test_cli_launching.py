@@ -1,0 +1,329 @@
+"""The commands that start jobs: what they make of their arguments."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdrecover import cli
+from hvdrecover.config import Config
+from hvdrecover.launch import guardian, horovodrun, supervisor
+from hvdrecover.launch.hangs import Limits
+from tests.unit.processes import LAUNCHER_VARIABLES
+
+TRAIN = ["--", "python", "train.py", "--epochs", "3"]
+
+
+class Noted(list[Any]):
+    """What was started, and how it ends."""
+
+    code = 0
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A terminal of a user who has set nothing, in an empty folder."""
+    for name in [name for name in os.environ if name.startswith(LAUNCHER_VARIABLES)]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> Noted:
+    """The jobs that were started: command, settings and configuration."""
+    noted = Noted()
+
+    class Supervisor:
+        def __init__(self, *arguments: Any) -> None:
+            noted.append(arguments)
+
+        def run(self) -> int:
+            return noted.code
+
+    monkeypatch.setattr(supervisor, "Supervisor", Supervisor)
+    monkeypatch.setattr(horovodrun, "is_ours", lambda: True)
+    return noted
+
+
+@pytest.fixture
+def guards(monkeypatch: pytest.MonkeyPatch) -> Noted:
+    """The guardians that were started: command, settings and configuration."""
+    noted = Noted()
+
+    def guard(*arguments: Any) -> int:
+        noted.append(arguments)
+        return noted.code
+
+    monkeypatch.setattr(guardian, "guard", guard)
+    return noted
+
+
+def job(jobs: Noted, *words: str) -> tuple[list[str], supervisor.Settings, Config]:
+    assert cli.main(["run", *words]) == 0
+    command, settings, config = jobs.pop()
+    return command, settings, config
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What is said of wrong arguments."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(words)
+    assert caught.value.code == 2
+    return capsys.readouterr().err
+
+
+# -- run ---------------------------------------------------------------------------------------------------
+
+
+def test_a_job_with_nothing_but_its_size(jobs: Noted, tmp_path: Path) -> None:
+    command, settings, config = job(jobs, "-np", "2", *TRAIN)
+    assert command == TRAIN[1:]
+    assert settings.options == horovodrun.Options(2)
+    assert (settings.max_restarts, settings.grace) == (10, 30.0)
+    assert settings.worker == (sys.executable, "-m", "hvdrecover", "worker", "--grace", "30", "--")
+    assert config.events is not None
+    assert config.events.parent == tmp_path / "hvdrecover-runs"
+    assert settings.environ["HVDRECOVER_EVENTS"] == str(config.events)
+    assert "HVDRECOVER_CHECKPOINT" not in settings.environ
+    assert settings.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "10"
+
+
+def test_all_options_of_a_job(jobs: Noted) -> None:
+    words = ["-np", "4", "--min-np", "2", "--max-np", "8", "-H", "h1:4,h2:4", "-p", "2222", "-i", "/keys/id"]
+    words += ["--network-interface", "eth0", "--network-interfaces", "eth1"]
+    words += ["--checkpoint", "s3://bucket/run", "--max-restarts", "0", "--hang-timeout", "2m"]
+    words += ["--grace", "90.5", "--no-standby"]
+    _, settings, _ = job(jobs, *words, *TRAIN)
+    assert settings.options == horovodrun.Options(
+        4,
+        least=2,
+        most=8,
+        hosts="h1:4,h2:4",
+        interfaces=("eth0", "eth1"),
+        ssh_port=2222,
+        identity="/keys/id",
+    )
+    assert settings.environ["HVDRECOVER_CHECKPOINT"] == "s3://bucket/run"
+    assert (settings.max_restarts, settings.grace) == (0, 90.5)
+    assert settings.worker[4:] == ("--grace", "90.5", "--hang-timeout", "120", "--no-standby", "--")
+    assert settings.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] == "15"
+
+
+@pytest.mark.parametrize(
+    ("words", "facts"),
+    [
+        (["--hostfile", "hosts"], {"hostfile": Path("hosts")}),
+        (["-hostfile", "hosts"], {"hostfile": Path("hosts")}),
+        (["--host-discovery-script", "./hosts.sh"], {"discovery": "./hosts.sh"}),
+        (["--mpi"], {"mpi": True}),
+    ],
+)
+def test_other_ways_to_name_hosts(words: list[str], facts: dict[str, Any], jobs: Noted) -> None:
+    _, settings, _ = job(jobs, "-np", "2", *words, *TRAIN)
+    assert settings.options == horovodrun.Options(2, **facts)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        ["--verbose"],
+        ["--log-level", "DEBUG"],
+        ["--cycle-time-ms=3.5", "--autotune"],
+        ["--blacklist-cooldown-range", "1", "2"],
+        ["--mpi-args=--oversubscribe -x A"],
+        ["-prefix-timestamp"],
+        ["--slots-per-host", "2", "--reset-limit", "3"],
+    ],
+)
+@pytest.mark.parametrize("first", [False, True])
+def test_options_of_horovodrun_that_are_not_ours_are_handed_on(
+    others: list[str], first: bool, jobs: Noted
+) -> None:
+    own = ["-np", "2", "--grace", "9"]
+    _, settings, _ = job(jobs, *(others + own if first else own + others), *TRAIN)
+    assert settings.options == horovodrun.Options(2, others=tuple(others))
+    assert settings.grace == 9.0
+
+
+def test_options_of_the_training_command_are_its_own(jobs: Noted) -> None:
+    command, settings, _ = job(
+        jobs, "-np", "2", "--", "python", "train.py", "-np", "x", "--", "--mpi", "--help"
+    )
+    assert command == ["python", "train.py", "-np", "x", "--", "--mpi", "--help"]
+    assert settings.options == horovodrun.Options(2)
+
+
+def test_what_the_environment_says_stands(
+    jobs: Noted, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HVDRECOVER_EVENTS", "events")
+    monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "77")
+    _, settings, config = job(jobs, "-np", "2", *TRAIN)
+    assert config.events == tmp_path / "events"
+    assert settings.environ["HVDRECOVER_EVENTS"] == str(tmp_path / "events")
+    assert "HOROVOD_GLOO_TIMEOUT_SECONDS" not in settings.environ
+
+
+@pytest.mark.parametrize("code", [0, 1, 75, 130])
+def test_the_jobs_code_is_the_commands(code: int, jobs: Noted) -> None:
+    jobs.code = code
+    assert cli.main(["run", "-np", "2", *TRAIN]) == code
+
+
+@pytest.mark.parametrize("words", [["-np", "2"], ["-np", "2", "--"]])
+def test_a_job_without_a_command_is_an_error(
+    words: list[str], jobs: Noted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["run", *words]) == 1
+    assert "there is none; write it after --, as in -- python train.py" in capsys.readouterr().err
+    assert jobs == []
+
+
+def test_a_command_without_the_dashes_is_an_error(jobs: Noted, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "-np", "2", "python", "train.py"]) == 1
+    assert "write it after --" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ([], "the following arguments are required: -np/--num-proc"),
+        (["-np", "0"], "'0' is not a number from 1 on"),
+        (["-np", "two"], "'two' is not a number from 1 on"),
+        (["-np", "2", "--min-np", "-1"], "--min-np"),
+        (["-np", "2", "--hang-timeout", "4.9"], "4.9 is less than 5 seconds"),
+        (["-np", "2", "--hang-timeout", "0"], "'0' is not a duration"),
+        (["-np", "2", "--hang-timeout", "soon"], "'soon' is not a duration"),
+        (["-np", "2", "--grace", "0"], "'0' is not a duration"),
+        (["-np", "2", "--max-restarts", "-1"], "--max-restarts"),
+        (["-np", "2", "--max-restarts", "1.5"], "'1.5' is not a number from 0 on"),
+        (["-np", "2", "-H", "h1:2", "--hostfile", "hosts"], "not allowed with argument -H/--hosts"),
+        (["-np", "2", "-H", "h1:2", "--host-discovery-script", "x"], "not allowed with argument -H/--hosts"),
+        (["-np", "2", "--checkpoint"], "argument --checkpoint: expected one argument"),
+    ],
+)
+def test_wrong_options_of_a_job(
+    words: list[str], problem: str, jobs: Noted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert problem in refused(capsys, "run", *words, *TRAIN)
+    assert jobs == []
+
+
+def test_five_seconds_are_a_timeout(jobs: Noted) -> None:
+    assert "5" in job(jobs, "-np", "2", "--hang-timeout", "5", *TRAIN)[1].worker
+
+
+def test_abbreviations_are_not_guessed(jobs: Noted) -> None:
+    _, settings, _ = job(jobs, "-np", "2", "--max-re", "7", *TRAIN)
+    assert (settings.max_restarts, settings.options.others) == (10, ("--max-re", "7"))
+
+
+# -- worker ------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_guards_its_command(guards: Noted) -> None:
+    guards.code = 75
+    assert cli.main(["worker", "--hang-timeout", "20", "--grace", "1m", "--no-standby", *TRAIN]) == 75
+    command, settings, _ = guards.pop()
+    assert command == TRAIN[1:]
+    assert settings == guardian.Settings(Limits(20.0), 60.0, standby=False)
+
+
+def test_a_worker_needs_no_options(guards: Noted) -> None:
+    assert cli.main(["worker", *TRAIN]) == 0
+    assert guards.pop()[1] == guardian.Settings(Limits(None), 30.0, standby=True)
+
+
+def test_the_guardians_of_a_job_understand_what_they_are_given(jobs: Noted, guards: Noted) -> None:
+    words = ["-np", "2", "--hang-timeout", "7.5", "--grace", "12.25", "--no-standby"]
+    command, settings, _ = job(jobs, *words, *TRAIN)
+    assert cli.main([*settings.worker[3:], *command]) == 0
+    assert guards.pop()[:2] == (command, guardian.Settings(Limits(7.5), 12.25, standby=False))
+
+
+def test_a_worker_without_a_command_is_an_error(guards: Noted, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["worker"]) == 1
+    assert "the command: there is none" in capsys.readouterr().err
+    assert guards == []
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--verbose"], "unrecognized arguments: --verbose"),
+        (["python", "train.py"], "unrecognized arguments: python train.py"),
+        (["--no-stand"], "unrecognized arguments: --no-stand"),
+        (["--hang-timeout", "3"], "3 is less than 5 seconds"),
+    ],
+)
+def test_wrong_options_of_a_worker(
+    words: list[str], problem: str, guards: Noted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert problem in refused(capsys, "worker", *words, *TRAIN)
+    assert guards == []
+
+
+def test_the_path_of_another_command_may_follow_the_dashes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["ls", "--", "-odd-"]) == 1
+    assert "-odd-: there is no checkpoint root here" in capsys.readouterr().err
+
+
+# -- all commands ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [["ls", "ROOT"], ["report", "RUN"], ["install-horovod"]])
+def test_other_commands_refuse_what_they_do_not_know(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "unrecognized arguments: --verbose" in refused(capsys, *command, "--verbose")
+    assert "unrecognized arguments: odd" in refused(capsys, *command, "--", "odd")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (
+            "run",
+            [
+                "-np N",
+                "--min-np",
+                "--hang-timeout",
+                "--max-restarts",
+                "--no-standby",
+                "handed on to horovodrun",
+            ],
+        ),
+        ("worker", ["horovodrun ... hvdrecover worker", "--hang-timeout", "--grace", "--no-standby"]),
+    ],
+)
+def test_the_help_says_how_to_use_them(
+    command: str, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    with pytest.raises(SystemExit) as caught:
+        cli.main([command, "--help"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    assert [word for word in words if word not in shown] == []
+
+
+def test_both_are_listed() -> None:
+    shown = subprocess.check_output([sys.executable, "-m", "hvdrecover", "--help"], text=True, timeout=60)
+    assert "start a job by horovodrun and keep it going" in shown
+    assert "watch over one training process" in shown
+
+
+def test_neither_horovod_nor_a_framework_is_imported_to_guard(tmp_path: Path) -> None:
+    code = """
+import sys
+from hvdrecover import cli
+code = cli.main(["worker", "--", sys.executable, "-c", "raise SystemExit(0)"])
+print(code, sorted({"torch", "tensorflow", "keras", "horovod", "numpy"} & set(sys.modules)))
+"""
+    shown = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)
+    assert shown == "0 []\n"
