@@ -281,7 +281,8 @@ def test_other_commands_refuse_what_they_do_not_know(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "unrecognized arguments: --verbose" in refused(capsys, *command, "--verbose")
-    assert "unrecognized arguments: odd" in refused(capsys, *command, "--", "odd")
+    after_the_dashes = refused(capsys, *command, "--", "odd")
+    assert "unrecognized arguments: " in after_the_dashes and "odd" in after_the_dashes
 
 
 @pytest.mark.parametrize(

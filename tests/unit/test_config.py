@@ -1,4 +1,5 @@
 import os
+import signal
 import socket
 from pathlib import Path
 
@@ -39,8 +40,100 @@ def test_every_variable_is_read():
     )
 
 
+def test_what_a_launcher_and_our_own_processes_say_is_read():
+    found = config.read(
+        {
+            "HVDRECOVER_SLOT": "5,6,17",
+            "HVDRECOVER_REJOIN": "1",
+            "HVDRECOVER_SUPERVISOR": "driver.example/4711:abc:def",
+            "HVDRECOVER_STOP_SIGNALS": "sigterm, USR2,",
+            "HVDRECOVER_SSH_OPTIONS": "-o ConnectTimeout=9",
+            "HOROVOD_LOCAL_RANK": "2",
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": "8080",
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": "12",
+            "PATH": "/bin",
+        }
+    )
+    assert found.slot == (5, 6, 17)
+    assert found.rejoins
+    assert found.supervisor == ("10.0.0.1", 4711, "abc:def")  # where Horovod's driver was found
+    assert found.stop_signals == (signal.SIGTERM, signal.SIGUSR2)
+    assert found.ssh_options == "-o ConnectTimeout=9"
+    assert found.local_rank == 2
+    assert found.rendezvous == ("10.0.0.1", 8080)
+    assert found.collective_seconds == 12.0
+    assert found.path == "/bin"
+
+
+def test_what_mpirun_says_is_read():
+    found = config.read(
+        {
+            "OMPI_COMM_WORLD_LOCAL_RANK": "3",
+            "HVDRECOVER_SUPERVISOR": "fe80::1/4711:abc",
+            "OMPI_COMM_WORLD_RANK": "9",
+        }
+    )
+    assert (found.local_rank, found.rendezvous) == (3, None)
+    assert found.supervisor == ("fe80::1", 4711, "abc")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("HVDRECOVER_SLOT", "5,6"),
+        ("HVDRECOVER_SLOT", "5,6,-1"),
+        ("HVDRECOVER_SLOT", "a,b,c"),
+        ("HVDRECOVER_SUPERVISOR", "h1"),
+        ("HVDRECOVER_SUPERVISOR", "h1/port:abc"),
+        ("HVDRECOVER_REJOIN", "0"),
+        ("HOROVOD_LOCAL_RANK", "-1"),
+        ("HOROVOD_GLOO_RENDEZVOUS_PORT", ""),
+    ],
+)
+def test_what_none_of_our_processes_has_set_is_left_alone(name, text):
+    assert config.read({name: text}) == config.read({})
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"), [("SIGTERM,NONSENSE", "NONSENSE"), ("15", "SIG15"), ("TERM USR1", "SIGTERM USR1")]
+)
+def test_a_signal_that_is_none_is_an_error(text, wrong):
+    with pytest.raises(ConfigError, match=f"{wrong} is not a signal") as caught:
+        config.read({"HVDRECOVER_STOP_SIGNALS": text})
+    assert caught.value.name == "HVDRECOVER_STOP_SIGNALS"
+
+
+def test_a_process_that_is_alone_for_a_while_has_no_place_and_then_its_own_again(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("HOROVOD_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOROVOD_RANK", "3")
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", "8080")
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    before = dict(os.environ)
+    with pytest.raises(KeyError), config.alone():
+        assert [name for name in os.environ if name.startswith("HOROVOD_")] == ["HOROVOD_ELASTIC"]
+        raise KeyError
+    assert dict(os.environ) == before
+
+
+def test_what_a_guardian_gave_is_not_handed_on(monkeypatch):
+    monkeypatch.setenv("HVDRECOVER_SLOT", "1,2,3")
+    monkeypatch.setenv("HVDRECOVER_REJOIN", "1")
+    read, write = os.pipe()
+    try:
+        os.set_inheritable(read, True)
+        config.keep_to_this_process(read)
+        assert not os.get_inheritable(read)
+        assert not {"HVDRECOVER_SLOT", "HVDRECOVER_REJOIN"} & set(config.environment())
+        config.keep_to_this_process()
+    finally:
+        os.close(read)
+        os.close(write)
+
+
 def test_an_empty_variable_counts_as_unset():
-    names = ("CHECKPOINT", "EVENTS", "LOG", "MAX_DURABLE_AGE")
+    names = ("CHECKPOINT", "EVENTS", "LOG", "MAX_DURABLE_AGE", "SLOT", "REJOIN", "SUPERVISOR", "STOP_SIGNALS")
     unset = {f"HVDRECOVER_{name}": "" for name in names}
     assert config.read({**unset, "HOROVOD_HOSTNAME": ""}) == config.read({})
 

@@ -147,3 +147,13 @@ def test_a_program_that_set_up_logging_keeps_its_own_way():
         events.show_on_terminal(config.read({}))
         assert events.logger.handlers == []
         assert events.logger.propagate
+
+
+def test_the_folders_of_runs_sort_by_their_beginning(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    clock = FakeClock(1_700_000_000.0)
+    first = events.new_run(clock)
+    clock.advance(60 * 60 * 24)
+    assert first < events.new_run(clock)
+    assert first == Path("hvdrecover-runs") / f"20231114T221320Z-{os.getpid()}"
+    assert not first.exists()

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import pytest
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
 from hvdrecover.elastic import horovod
+from hvdrecover.errors import MeetingError, RecoveryError, RemovedError
 
 
 @pytest.mark.parametrize(
@@ -22,6 +24,68 @@ from hvdrecover.elastic import horovod
 def test_what_an_error_means(error: BaseException, fault: str | None) -> None:
     world = SimpleNamespace(lost=lambda error: isinstance(error, ConnectionError))
     assert horovod.fault_of(error, world) == fault
+
+
+class FakeHorovod:
+    """Horovod's module of a framework: its library, and an ``init`` that fails."""
+
+    def __init__(self, reason: str | None) -> None:
+        self.allowed: list[int] = []
+        library = SimpleNamespace()
+        if reason is not None:
+            library.horovod_initialization_error = lambda: reason.encode()
+            library.horovod_set_stall_shutdown_seconds = self.allowed.append
+        self.mpi_ops = SimpleNamespace(_basics=SimpleNamespace(MPI_LIB_CTYPES=library))
+
+    def init(self) -> None:
+        raise ValueError("Horovod initialization failed")
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind", "message"),
+    [
+        ("h1[0] has been removed from elastic job", RemovedError, "h1[0] has been removed from elastic job"),
+        ("Connection reset by peer", MeetingError, "Connection reset by peer"),
+        ("", MeetingError, "Horovod initialization failed"),
+        (None, MeetingError, "Horovod initialization failed"),  # a Horovod that we have not built
+    ],
+)
+def test_why_a_meeting_has_failed(reason: str | None, kind: type[Exception], message: str) -> None:
+    with pytest.raises(RecoveryError) as caught:
+        horovod.Ranks(FakeHorovod(reason)).init()
+    assert (type(caught.value), str(caught.value)) == (kind, message)
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_our_own_horovod_is_told_how_long_ranks_may_wait_and_another_one_is_not() -> None:
+    ours, another = FakeHorovod(""), FakeHorovod(None)
+    for each in (ours, another):
+        horovod.Ranks(each).allow_stalls(7)
+    assert (ours.allowed, another.allowed) == ([7], [])
+
+
+def test_the_installed_horovod_has_what_we_ask_of_it() -> None:
+    import horovod.torch as hvd
+
+    assert horovod._own(hvd, "horovod_set_stall_shutdown_seconds") is not None
+    assert horovod._failure(hvd) == ""
+    assert horovod._own(hvd, "no_such_function") is None
+
+
+def test_who_takes_anothers_place_begins_alone_and_asks_for_it_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOROVOD_RANK", "1")
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "10.0.0.1")
+    seen: list[tuple[str, bool]] = []
+
+    def note(name: str) -> None:
+        seen.append((name, "HOROVOD_RANK" in os.environ or "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ))
+
+    hvd = SimpleNamespace(init=lambda: note("init"), shutdown=lambda: note("shutdown"))
+    horovod.meet_alone(hvd)
+    assert seen == [("init", False), ("shutdown", False)]
+    assert os.environ["HOROVOD_RANK"] == "1"
 
 
 def test_an_interrupt_never_asks_to_skip_the_meeting() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from horovod.common.exceptions import HorovodInternalError
 
+from hvdrecover import heartbeat
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import TensorSpec, plan
@@ -17,7 +18,8 @@ from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.elastic import recovery
 from hvdrecover.elastic.recovery import Agreement, Election, elect
 from hvdrecover.errors import RecoveryError
-from tests.fakes.world import FakeJob, FakeWorld, Fault, fail_at
+from hvdrecover.heartbeat import Page
+from tests.fakes.world import FakeJob, FakeWorld, Fault, current_world, fail_at
 
 
 def on_ranks(size: int, body: Callable[[FakeWorld], Any], *faults: Fault) -> list[Any]:
@@ -59,6 +61,13 @@ def test_all_ranks_elect_the_same() -> None:
         return recovery.publish(world, CommitId(1, 10 - world.rank()) if world.rank() else None)
 
     assert on_ranks(3, body) == [Election(1, CommitId(1, 9))] * 3
+
+
+def test_all_ranks_learn_the_longest_silence_of_any(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    silences = {0: 2.0, 1: 7.2504, 2: 0.0}
+    monkeypatch.setattr(heartbeat, "longest", lambda: silences[current_world().rank()])
+    on_ranks(3, lambda world: recovery.publish(world, None))
+    assert page.read().longest == 7.251  # in whole milliseconds, rounded up
 
 
 def test_a_snapshot_arrives_whole() -> None:
