@@ -77,7 +77,7 @@ class DigitsRun:
         epochs: how long to train.
         options: more options of the example.
         framework: whose example it is, ``torch`` or ``tensorflow``.
-        program: what Python runs instead of the example: a script and its own arguments, or ``-m`` and a module.
+        program: what Python runs instead of the example: a script with its own arguments, or ``-m MODULE``.
     """
 
     def __init__(

@@ -41,20 +41,23 @@ class Death:
         return self.reading.generation, self.reading.commit
 
 
-Verdict = Literal["finished", "left", "told", "lost"]
+Verdict = Literal["finished", "left", "removed", "told", "lost"]
 
 
 def verdict(death: Death) -> Verdict:
     """Whether a process came to a good end.
 
     Returns:
-        ``finished`` if its work is done, ``left`` if it has left the job in good order, ``told`` if it was
-        ended by SIGTERM, which Horovod sends to what it no longer needs, ``lost`` otherwise.
+        ``finished`` if its work is done, ``left`` if it has left after a preemption, ``removed`` if its host
+        is no longer part of the job, ``told`` if it was ended by SIGTERM, which Horovod sends to what it no
+        longer needs, ``lost`` otherwise.
     """
     phase = death.reading.phase
     if death.returncode == 0 and phase in (Phase.FINISHED, Phase.UNKNOWN):
         return "finished"
-    if phase in (Phase.LEFT, Phase.REMOVED) or (death.returncode == PREEMPTED and death.reading.stop):
+    if phase == Phase.REMOVED:
+        return "removed"
+    if phase == Phase.LEFT or (death.returncode == PREEMPTED and death.reading.stop):
         return "left"
     return "told" if death.returncode == -signal.SIGTERM else "lost"
 

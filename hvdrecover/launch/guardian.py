@@ -206,7 +206,7 @@ class Guardian:
         if self._stop_by is not None or verdict == "left":
             self._say_end("left" if verdict == "left" else "stopped")
             return PREEMPTED
-        if verdict == "told":
+        if verdict in ("told", "removed"):
             self._say_end("stopped")
             return processes.exit_code(returncode)
         return self._repair(death, str(notes.get("traceback", "")))

@@ -45,6 +45,11 @@ class Job:
         """Whether the launcher runs."""
         return self._launcher.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """The launcher's process id."""
+        return self._launcher.pid
+
     def processes(self) -> list[int]:
         """The ids of the job's processes on this host, launcher included; none that has exited."""
         return processes.marked(self._mark)

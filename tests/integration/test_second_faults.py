@@ -1,4 +1,4 @@
-"""A second fault strikes while the first is being repaired, at each stage of that, on the same rank or another."""
+"""A second fault strikes while the first is being repaired, at each stage, on the same rank or another."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ PAIRS = [
     ("kill step 0 47", "kill reset 1 0"),  # all, so that the durable commit is read ...
 ]
 LOAD = "kill load 0 0"  # ... and rank 0 dies of it
+# With TensorFlow each recovery takes seconds, for tracing; what differs from torch is how collectives fail.
+TENSORFLOWS = (0, 2, 4, 5, 9)
 
 
 def test_it_recovers_as_from_one_fault(
     framework: str, undisturbed_run: DigitsRun, start: Start, tmp_path: Path
 ) -> None:
-    faults = [*(fault for pair in PAIRS for fault in pair), LOAD]
+    pairs = PAIRS if framework == "torch" else [PAIRS[number] for number in TENSORFLOWS]
+    faults = [*(fault for pair in pairs for fault in pair), LOAD]
     run = FaultyRun(tmp_path / "run", framework, faults)
     job = run.begin(start)
     assert job.wait(280) == 0, job.tail(60)

@@ -1,0 +1,190 @@
+"""How jobs under ``hvdrecover run`` end: preemption, lost launchers, bugs of the script, lack of memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.config import PREEMPTED
+from hvdrecover.examples.digits_run import DigitsRun, supervised
+from hvdrecover.launch.job import Job
+from hvdrecover.launch.processes import kill
+from tests.integration.conftest import Start
+from tests.integration.faults import FaultyRun, assert_same_weights
+from tests.integration.test_kill_and_resume import assert_each_sample_once
+
+
+def wait_until(reached: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def running(job: Job, *command: str) -> list[int]:
+    """The processes of a job that run a Python module with these first words."""
+    found = []
+    for process in job.processes():
+        try:
+            words = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if words[1 : 2 + len(command)] == ["-m", *command]:
+            found.append(process)
+    return found
+
+
+def a_run(folder: Path, *faults: str, framework: str = "torch") -> FaultyRun:
+    """A short run, with faults in it."""
+    return FaultyRun(folder / "run", framework, faults, 2, "--step-seconds", "0.06")
+
+
+def resume(run: FaultyRun, start: Start) -> None:
+    """Start it again, and see it end as if nothing had happened."""
+    job = run.begin(start)
+    assert job.wait(180) == 0, job.tail()
+    assert_each_sample_once(run, padding=1)
+
+
+def test_a_preempted_job_leaves_with_75_and_loses_no_step(
+    framework: str, undisturbed_run: DigitsRun, start: Start, tmp_path: Path
+) -> None:
+    run = FaultyRun(tmp_path / "run", framework)
+    job = run.begin(start)
+    run.wait_for(job, lambda batch: batch.commit >= 4)
+    os.kill(job.pid, signal.SIGTERM)
+    assert job.wait(60) == PREEMPTED
+    assert job.processes() == []
+    leaving = run.events("leave")
+    assert {(event["scope"], event["rank"]) for event in leaving} == {("job", 0), ("job", 1)}
+    resume(run, start)
+    assert run.generations()[2] == leaving[0]["commit"]
+    assert len(run.committed()) == len(run.batches())  # no batch was thrown away
+    assert_same_weights(framework, run, undisturbed_run)
+
+
+@pytest.mark.parametrize("who", ["guardian", "training process"])
+def test_of_a_job_on_one_host_any_process_can_be_told(who: str, start: Start, tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    job = run.begin(start)
+    run.wait_for(job, lambda batch: batch.commit >= 4)
+    target = running(job, "hvdrecover", "worker")[0] if who == "guardian" else run.process_of(1)
+    os.kill(target, signal.SIGUSR1)
+    assert job.wait(60) == PREEMPTED
+    assert job.processes() == []
+    assert len(run.events("start")) == 1
+    assert run.events("leave")
+
+
+def test_the_end_of_the_grace_ends_a_job_that_makes_no_commit(start: Start, tmp_path: Path) -> None:
+    run = a_run(tmp_path, "deadlock step 0 4")
+    job = run.begin(start, "--grace", "2")
+    wait_until(lambda: (tmp_path / "run" / "struck" / "0").exists())
+    os.kill(job.pid, signal.SIGTERM)
+    assert job.wait(60) == PREEMPTED
+    assert job.processes() == []
+    assert run.events("leave") == []
+    resume(run, start)
+
+
+def test_a_second_signal_ends_it_at_once(start: Start, tmp_path: Path) -> None:
+    run = a_run(tmp_path, "deadlock step 0 4")
+    job = run.begin(start, "--grace", "600")
+    wait_until(lambda: (tmp_path / "run" / "struck" / "0").exists())
+    os.kill(job.pid, signal.SIGTERM)
+    wait_until(lambda: "leaves at its next commit" in run.log)
+    os.kill(job.pid, signal.SIGTERM)
+    assert job.wait(30) == PREEMPTED
+    assert job.processes() == []
+
+
+def test_ctrl_c_ends_it_without_a_traceback(start: Start, tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    job = run.begin(start)
+    run.wait_for(job, lambda batch: batch.commit >= 4)
+    os.kill(job.pid, signal.SIGINT)
+    assert job.wait(30) == 130
+    assert job.processes() == []
+    assert "Traceback" not in run.log
+    resume(run, start)
+
+
+@pytest.mark.parametrize("victim", ["horovodrun", "supervisor"])
+def test_no_process_outlives_its_launcher_and_the_next_start_resumes(
+    victim: str, framework: str, start: Start, tmp_path: Path
+) -> None:
+    run = a_run(tmp_path, framework=framework)
+    job = run.begin(start)
+    run.wait_for(job, lambda batch: batch.commit >= 4)
+    workers = job.processes()
+    if victim == "supervisor":
+        kill(job.pid)
+        wait_until(lambda: job.processes() == [])
+        resume(run, start)
+    else:
+        workers.remove(job.pid)
+        kill(running(job, "hvdrecover.launch.driver")[0])
+        wait_until(lambda: not set(workers) & set(job.processes()))
+        assert job.wait(180) == 0, job.tail()
+        assert "launcher_lost" in {event["fault"] for event in run.events("fault")}
+        assert_each_sample_once(run, padding=1)
+    assert len(run.events("start")) == 2
+    assert run.sources()[2] == "durable"
+
+
+def test_the_same_error_at_the_same_commit_ends_the_job_with_the_scripts_code(
+    start: Start, tmp_path: Path
+) -> None:
+    run = a_run(tmp_path, "fail-always step 1 4")
+    job = run.begin(start)
+    assert job.wait(180) == 1
+    assert len(run.events("start")) == 2
+    (end,) = run.events("end")
+    assert "failed in the same way at the same commit" in end["reason"]
+    _, _, last_words = run.log.rpartition("Traceback (most recent call last)")
+    assert "RuntimeError: the script is wrong" in last_words
+    assert run.log.rstrip().endswith(end["reason"])
+    assert job.processes() == []
+
+
+def test_an_error_that_does_not_come_back_costs_a_pause(start: Start, tmp_path: Path) -> None:
+    run = a_run(tmp_path, "fail step 1 4")
+    job = run.begin(start)
+    assert job.wait(180) == 0, job.tail()
+    (fault,) = run.events("fault")
+    assert fault["fault"] == "script_error"
+    assert fault["detail"] == "RuntimeError: the script is wrong"
+    assert len(run.events("start")) == 1
+    assert_each_sample_once(run, padding=1)
+
+
+def test_a_worker_that_leaves_early_with_0_has_failed(start: Start, tmp_path: Path) -> None:
+    run = a_run(tmp_path, "leave step 1 4")
+    job = run.begin(start)
+    assert job.wait(180) == 0, job.tail()
+    (fault,) = run.events("fault")
+    assert (fault["fault"], fault["exit"]) == ("early_exit", 0)
+    assert_each_sample_once(run, padding=1)
+
+
+def test_a_script_that_can_not_start_is_not_tried_for_ever(start: Start, tmp_path: Path) -> None:
+    run = DigitsRun(tmp_path / "run", 1, program=("-c", "import no_such_module"))
+    job = start(run, supervised())
+    assert job.wait(120) == 1
+    assert "No module named 'no_such_module'" in run.log
+    assert job.processes() == []
+
+
+def test_two_starts_that_give_up_restart_the_job(start: Start, tmp_path: Path) -> None:
+    """Three deaths without a commit give a slot up; the supervisor then starts the job again."""
+    run = a_run(tmp_path, "kill step 1 4", "kill start -1 0", "kill start -1 0")
+    job = run.begin(start)
+    assert job.wait(180) == 0, job.tail()
+    assert [event["scope"] for event in run.events("gave_up")] == ["slot"]
+    assert len(run.events("start")) == 2
+    assert_each_sample_once(run, padding=1)

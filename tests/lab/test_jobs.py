@@ -1,0 +1,163 @@
+"""A job over three hosts: one leaves, one is cut off, one loses its power, and then the launcher is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.config import PREEMPTED
+from hvdrecover.examples.digits_run import TRAINING_SAMPLES, DigitsRun
+from hvdrecover.examples.ledger import Batch
+from hvdrecover.launch.job import Job
+from hvdrecover.launch.processes import kill
+from tests.integration.conftest import Start
+from tests.integration.test_endings import running, wait_until
+from tests.lab.hosts import INTERFACE, Host
+from tests.lab.lab import Lab
+
+EPOCHS = 200  # more than any test waits for
+
+
+class JobInLab:
+    """A digits job under ``hvdrecover run`` on the lab's hosts, one slot each.
+
+    Args:
+        lab: the hosts.
+        folder: for its files.
+        framework: whose example.
+        start: starts it.
+    """
+
+    def __init__(self, lab: Lab, folder: Path, framework: str, start: Start) -> None:
+        self.lab = lab
+        self.run = DigitsRun(folder / "run", EPOCHS, "--step-seconds", "0.1", framework=framework)
+        self._listing = folder / "hosts"
+        self._start = start
+        self.list(*lab.hosts)
+        self.job = self.begin()
+
+    def list(self, *hosts: Host) -> None:
+        """Have host discovery name these hosts from now on."""
+        fresh = self._listing.with_suffix(".new")
+        fresh.write_text("".join(f"{host.address}:1\n" for host in hosts))
+        fresh.rename(self._listing)
+
+    def begin(self) -> Job:
+        """Start it, or start it again."""
+        command = [sys.executable, "-m", "hvdrecover", "run", "-np", "3"]
+        command += ["--host-discovery-script", f"cat {self._listing}", "--network-interface", INTERFACE]
+        command += ["-i", os.fspath(self.lab.key), "--blacklist-cooldown-range", "1", "60", "--"]
+        self.job = self._start(self.run, self.lab.hosts[0].command(command), {"OMP_NUM_THREADS": "1"})
+        return self.job
+
+    def wait_for(self, size: int, after: int = 0) -> Batch:
+        """Wait until all of a number of ranks have trained in one generation, later than another."""
+        newest = after
+
+        def all_there(batch: Batch) -> bool:
+            nonlocal newest
+            newest = max(newest, batch.generation)
+            return batch.size == size and batch.generation > after
+
+        first = self.run.wait_for(self.job, all_there)
+        for rank in range(size):
+            self.run.wait_for(
+                self.job,
+                lambda batch, rank=rank: batch.rank == rank and batch.generation >= first.generation,
+            )
+        return first
+
+    def guardian_on(self, host: Host) -> int:
+        """The guardian on a host."""
+        (guardian,) = set(running(self.job, "hvdrecover", "worker")) & set(host.processes())
+        return guardian
+
+    def generation(self) -> int:
+        """The newest generation that trains."""
+        return self.run.batches()[-1].generation
+
+    def take_back(self, size: int) -> None:
+        """List all hosts again, and wait until they train."""
+        after = self.generation()
+        self.list(*self.lab.hosts)
+        self.wait_for(size, after)
+
+    def assert_each_sample_once(self) -> None:
+        """In all epochs that have ended."""
+        last = max(batch.epoch for batch in self.run.committed())
+        assert last > 0
+        for epoch in range(last):
+            seen = self.run.samples(epoch)
+            assert set(seen) == set(range(TRAINING_SAMPLES))
+            assert seen.total() - TRAINING_SAMPLES <= 2
+
+
+@pytest.fixture(params=["torch", "tensorflow"])
+def job(request: pytest.FixtureRequest, lab: Lab, start: Start, tmp_path: Path) -> Iterator[JobInLab]:
+    made = JobInLab(lab, tmp_path, request.param, start)
+    made.wait_for(3)
+    yield made
+
+
+def lose(job: JobInLab, host: Host, fault: Callable[[], None]) -> float:
+    """Lose a host; how long until the others step again, in seconds."""
+    after = job.generation()
+    others = [each for each in job.lab.hosts if each is not host]
+    fault()
+    struck = time.time()
+    first = job.wait_for(2, after)
+    job.list(*others)
+    return first.time - struck
+
+
+def test_hosts_come_and_go_in_every_way(job: JobInLab) -> None:
+    lab, (_, second, third) = job.lab, job.lab.hosts
+
+    # One host's preemption: it leaves at a commit, and no step is lost.
+    after = job.generation()
+    os.kill(job.guardian_on(third), signal.SIGTERM)
+    job.wait_for(2, after)
+    assert len(job.run.committed()) == len(job.run.batches())
+    wait_until(lambda: len(third.processes()) == 1)  # its ssh server
+    job.list(*lab.hosts[:2])
+    job.take_back(3)
+
+    # Cut off, and joined again.
+    print(f"cut off: the others step again after {lose(job, third, third.cut_off):.1f} s")
+    wait_until(
+        lambda: not set(running(job.job, "hvdrecover", "worker")) & set(third.processes())
+    )  # by themselves
+    third.join()
+    job.take_back(3)
+
+    # Without power, and switched on again.
+    print(f"powered off: the others step again after {lose(job, second, second.power_off):.1f} s")
+    second.power_on()
+    job.take_back(3)
+
+    # The launcher is killed: nothing is left anywhere, and the supervisor starts the job again.
+    after, workers = job.generation(), set(running(job.job, "hvdrecover", "worker"))
+    assert len(workers) == 3
+    kill(running(job.job, "hvdrecover.launch.driver")[0])
+    wait_until(lambda: not workers & set(job.job.processes()))
+    job.wait_for(3, after)
+
+    # So is the supervisor: somebody else has to start the job again.
+    after = job.generation()
+    kill(running(job.job, "hvdrecover", "run")[0])
+    wait_until(lambda: job.job.processes() == [])
+    job.begin()
+    job.wait_for(3, after)
+
+    # The whole job's preemption.
+    os.kill(running(job.job, "hvdrecover", "run")[0], signal.SIGTERM)
+    assert job.job.wait(60) == PREEMPTED
+    assert [len(host.processes()) for host in lab.hosts] == [1, 1, 1]
+    assert len(job.run.committed()) > 0
+    job.assert_each_sample_once()
