@@ -58,19 +58,19 @@ def test_a_flood_of_signals_does_not_block_or_get_lost(waking: Waking) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_what_there_is_to_read_is_served(waking: Waking) -> None:
+def test_what_there_is_to_read_is_served() -> None:
     read, write = os.pipe()
     served: list[bytes] = []
-    waking.selector.register(read, selectors.EVENT_READ, lambda: served.append(os.read(read, 100)))
+    writer = threading.Thread(target=os.write, args=(write, b"news"))
     try:
-        assert waking.wait(0.0) == [] and served == []
-        writer = threading.Thread(target=os.write, args=(write, b"news"))
-        writer.start()
-        assert waking.wait(FOR_EVER) == []
+        with Waking([]) as waking:
+            waking.selector.register(read, selectors.EVENT_READ, lambda: served.append(os.read(read, 100)))
+            assert waking.wait(0.0) == [] and served == []
+            writer.start()
+            assert waking.wait(FOR_EVER) == []
         writer.join()
         assert served == [b"news"]
     finally:
-        waking.selector.unregister(read)
         os.close(read)
         os.close(write)
 
