@@ -105,12 +105,13 @@ def test_an_output_to_something_else_is_never_closed(path: str, tmp_path: Path) 
         os.close(descriptor)
 
 
-def test_an_output_to_a_terminal_is_not_closed() -> None:
+def test_an_output_to_a_terminal_is_not_closed_as_its_end_is_told_by_a_signal() -> None:
     master, terminal = os.openpty()
     try:
         assert not output_is_closed(terminal)
-    finally:
         os.close(master)
+        assert not output_is_closed(terminal)
+    finally:
         os.close(terminal)
 
 
