@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdrecover.examples.digits_run import PATIENCE, DigitsRun, supervised
+from hvdrecover.examples.ledger import Batch
 from hvdrecover.launch.job import Job
 from tests.integration import test_kill_and_resume, test_tensorflow
 from tests.integration.conftest import EPOCHS
@@ -70,6 +71,23 @@ class FaultyRun(DigitsRun):
     def sources(self) -> dict[int, str]:
         """Generation to where its state came from."""
         return {event["generation"]: event["source"] for event in self.events("sync")}
+
+
+def wait_until_all_train(run: DigitsRun, job: Job, after: int, size: int = 2) -> Batch:
+    """Wait until a number of ranks have all trained after a generation; the first batch of that.
+
+    Args:
+        run: the run.
+        job: its start.
+        after: the generation.
+        size: the number.
+    """
+    first = run.wait_for(job, lambda batch: batch.generation > after and batch.size == size)
+    for rank in range(size):
+        run.wait_for(
+            job, lambda batch, rank=rank: batch.rank == rank and batch.generation >= first.generation
+        )
+    return first
 
 
 def assert_same_weights(framework: str, run: DigitsRun, clean: DigitsRun) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hvdrecover.examples.digits_run import DigitsRun, supervised
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
-from tests.integration.faults import Event, FaultyRun, assert_same_weights
+from tests.integration.faults import Event, FaultyRun, assert_same_weights, wait_until_all_train
 from tests.integration.test_kill_and_resume import assert_each_sample_once
 
 HANG_TIMEOUT = "8"
@@ -84,17 +84,9 @@ def _strike(told: Story, job: Job, name: str, commit: int, strike: Callable[[], 
     run.wait_for(job, lambda batch: batch.commit >= commit)
     before, generation = _processes(run), max(run.generations())
     strike()
-    first = run.wait_for(job, lambda batch: batch.generation > generation)
-    for rank in (0, 1):
-        run.wait_for(
-            job, lambda batch, rank=rank: batch.rank == rank and batch.generation >= first.generation
-        )
-    last = before_events(told)
-    told.faults[name] = Fault(before, _processes(run), generation, run.events("fault", "stacks")[last:])
-
-
-def before_events(told: Story) -> int:
-    return sum(len(fault.events) for fault in told.faults.values())
+    wait_until_all_train(run, job, generation)
+    known = sum(len(fault.events) for fault in told.faults.values())
+    told.faults[name] = Fault(before, _processes(run), generation, run.events("fault", "stacks")[known:])
 
 
 def test_the_run_ends_well_under_its_first_start(story: Story) -> None:

@@ -16,12 +16,13 @@ from hvdrecover.launch.job import Job
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-COMMANDS = re.findall(r"^\$ (.*train\.py)$", README, re.MULTILINE)
+SUPERVISED, *COMMANDS = re.findall(r"^\$ (.*train\.py)$", README, re.MULTILINE)
 
 
 def test_the_readme_shows_each_way_to_start() -> None:
     starts = [command.split()[0] for command in COMMANDS]
     assert starts == ["python", "horovodrun", "horovodrun", "mpirun", "horovodrun"]
+    assert SUPERVISED.startswith("hvdrecover run ")
 
 
 def test_its_script_goes_on_through_all_its_commands(tmp_path: Path) -> None:
@@ -42,7 +43,7 @@ def test_its_script_goes_on_through_all_its_commands(tmp_path: Path) -> None:
         run(command, tmp_path, stop_at=10 * number)
         resumed = re.findall(r"resumed from commit (\d+)", (tmp_path / "log").read_text())
         assert [int(commit) for commit in resumed] == [10 * earlier for earlier in range(1, number)]
-    assert run(COMMANDS[0], tmp_path, stop_at=10**9) == 0
+    assert run(SUPERVISED, tmp_path, stop_at=10**9) == 0
     assert "finished at commit" in (tmp_path / "log").read_text()
     (look,) = re.findall(r"^\$ (hvdrecover ls .*)$", README, re.MULTILINE)
     assert run(look, tmp_path, stop_at=0) == 0

@@ -17,6 +17,7 @@ from hvdrecover.examples.ledger import Batch
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
 from tests.integration.conftest import Start
+from tests.integration.faults import wait_until_all_train
 from tests.integration.test_endings import running, wait_until
 from tests.lab.hosts import INTERFACE, Host
 from tests.lab.lab import Lab
@@ -57,21 +58,8 @@ class JobInLab:
         return self.job
 
     def wait_for(self, size: int, after: int = 0) -> Batch:
-        """Wait until all of a number of ranks have trained in one generation, later than another."""
-        newest = after
-
-        def all_there(batch: Batch) -> bool:
-            nonlocal newest
-            newest = max(newest, batch.generation)
-            return batch.size == size and batch.generation > after
-
-        first = self.run.wait_for(self.job, all_there)
-        for rank in range(size):
-            self.run.wait_for(
-                self.job,
-                lambda batch, rank=rank: batch.rank == rank and batch.generation >= first.generation,
-            )
-        return first
+        """Wait until all of a number of ranks train, after a generation."""
+        return wait_until_all_train(self.run, self.job, after, size)
 
     def guardian_on(self, host: Host) -> int:
         """The guardian on a host."""

@@ -1,0 +1,120 @@
+"""Twenty random faults in one run: it finishes, nothing is lost, nothing is left over, and nothing grows."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+
+from hvdrecover.config import PREEMPTED
+from hvdrecover.examples.digits_run import TRAINING_SAMPLES
+from hvdrecover.launch.job import Job
+from hvdrecover.launch.processes import kill
+from tests.integration.conftest import Start
+from tests.integration.faults import FaultyRun, wait_until_all_train
+from tests.integration.test_endings import running
+
+FAULTS = 20
+ENDLESS = 10_000  # epochs; the run ends when the faults have
+KINDS = ("kill a worker", "kill both", "stop a worker", "kill a guardian", "kill horovodrun", "preempt")
+WEIGHTS = (8, 2, 2, 2, 1, 2)
+
+
+class Chaos:
+    """A run that is disturbed.
+
+    Args:
+        run: the run.
+        start: starts it.
+        seed: of the choice of faults.
+    """
+
+    def __init__(self, run: FaultyRun, start: Start, seed: int) -> None:
+        self.run = run
+        self._start = start
+        self._random = random.Random(seed)
+        self.job = self.begin()
+        self.struck: list[str] = []
+
+    def begin(self) -> Job:
+        """Start it, or start it again."""
+        return self.run.begin(self._start, "--hang-timeout", "6")
+
+    def strike(self) -> None:
+        """Let one fault strike after some commits, and wait until all ranks train again."""
+        (kind,) = self._random.choices(KINDS, WEIGHTS)
+        rank = self._random.randrange(2)
+        self.struck.append(kind)
+        commit = self.run.batches()[-1].commit + self._random.randrange(1, 12)
+        self.run.wait_for(self.job, lambda batch: batch.commit >= commit)
+        generation = max(self.run.generations())
+        if kind == "kill a worker":
+            kill(self.run.process_of(rank))
+        elif kind == "kill both":
+            kill(self.run.process_of(0)), kill(self.run.process_of(1))
+        elif kind == "stop a worker":
+            os.kill(self.run.process_of(rank), signal.SIGSTOP)
+        elif kind == "kill a guardian":
+            kill(self._random.choice(running(self.job, "hvdrecover", "worker")))
+        elif kind == "kill horovodrun":
+            kill(running(self.job, "hvdrecover.launch.driver")[0])
+        else:
+            os.kill(self.job.pid, signal.SIGTERM)
+            assert self.job.wait(60) == PREEMPTED, self.job.tail()
+            assert self.job.processes() == []
+            self.job = self.begin()
+        wait_until_all_train(self.run, self.job, generation)
+
+    def finish(self) -> None:
+        """Have it leave."""
+        os.kill(self.job.pid, signal.SIGTERM)
+        assert self.job.wait(60) == PREEMPTED, self.job.tail()
+        assert self.job.processes() == []
+
+
+def size(process: int) -> tuple[int, int]:
+    """Open files of a process, and its memory in kB."""
+    status = Path(f"/proc/{process}/status").read_text().split()
+    return len(list(Path(f"/proc/{process}/fd").iterdir())), int(status[status.index("VmRSS:") + 1])
+
+
+def test_twenty_random_faults(framework: str, start: Start, tmp_path: Path) -> None:
+    run = FaultyRun(tmp_path / "run", framework, (), ENDLESS, "--step-seconds", "0.05")
+    chaos = Chaos(run, start, seed=20)
+    run.wait_for(chaos.job, lambda batch: batch.commit >= 2)
+    for _ in range(FAULTS):
+        chaos.strike()
+    chaos.finish()
+    assert set(chaos.struck) == set(KINDS)
+    ended = range(max(batch.epoch for batch in run.committed()))
+    assert len(ended) > 2
+    for epoch in ended:
+        seen = run.samples(epoch)
+        assert set(seen) == set(range(TRAINING_SAMPLES))
+        assert seen.total() - TRAINING_SAMPLES <= 1
+
+
+def test_what_lives_through_many_faults_does_not_grow(start: Start, tmp_path: Path) -> None:
+    run = FaultyRun(tmp_path / "run", "torch", (), ENDLESS, "--step-seconds", "0.02")
+    job = run.begin(start)
+    sizes = []
+    generation = 0
+    for fault in range(12):
+        if fault:
+            kill(run.process_of(1))
+        wait_until_all_train(run, job, generation)
+        generation = run.batches()[-1].generation
+        commit = run.batches()[-1].commit + 2  # a restarted process is replaced for as long as it commits
+        run.wait_for(job, lambda batch, commit=commit: batch.commit >= commit)
+        living = [job.pid, *running(job, "hvdrecover", "worker"), run.process_of(0)]
+        sizes.append([size(process) for process in living])
+    os.kill(job.pid, signal.SIGINT)
+    job.wait(30)
+    half = len(sizes) // 2
+    for place in range(4):
+        files = [each[place][0] for each in sizes]
+        memory = [each[place][1] for each in sizes]
+        # Files come and go with a standby; what leaks grows with each fault.
+        assert max(files[half:]) <= max(files[:half]) + 2, files
+        assert max(memory[half:]) <= max(memory[:half]) * 1.1, memory
