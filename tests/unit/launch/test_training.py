@@ -93,6 +93,7 @@ def test_after_the_first_commit_the_libraries_are_told_and_the_scripts_own_modul
     (tmp_path / "own.py").write_text("")
     training = start(
         "import adapter, own, colorsys, json.tool\n"
+        "__spec__ = colorsys.__spec__  # as that of a program which is part of a library\n"
         "from hvdrecover import heartbeat\n"
         "heartbeat.heartbeat()\n"
         "heartbeat.tell(before=1)\n"
