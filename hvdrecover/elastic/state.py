@@ -351,9 +351,9 @@ class State:
         """Leave at a commit that all ranks have made; if all leave, it is made durable first."""
         if whole and self._settings is not None:
             self._make_durable(ATTEMPTS)
+        commit, scope = self.last_commit, "job" if whole else "host"
+        heartbeat.tell(left=scope)
         heartbeat.enter(heartbeat.Phase.LEFT)
-        commit = self.last_commit
-        scope = "job" if whole else "host"
         message = reports.leaving(commit, self._root(), whole=whole)
         facts: dict[str, Any] = {"scope": scope, "generation": commit.generation, "commit": commit.commit}
         self._events.emit("leave", message if not whole or self._world.rank() == 0 else None, **facts)

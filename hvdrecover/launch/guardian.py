@@ -204,7 +204,8 @@ class Guardian:
             self._say_end("finished")
             return 0
         if self._stop_by is not None or verdict == "left":
-            self._say_end("left" if verdict == "left" else "stopped")
+            whole = notes.get("left") == "job"
+            self._say_end("preempted" if whole else "left" if verdict == "left" else "stopped")
             return PREEMPTED
         if verdict in ("told", "removed"):
             self._say_end("stopped")

@@ -18,7 +18,8 @@ class Attempt:
     Attributes:
         number: counted from 1.
         code: how the launcher has ended; negative for a signal.
-        ends: how slots have ended, by their own account: finished, left or stopped.
+        ends: how slots have ended, by their own account: finished, preempted (with the whole job), left (with
+            their host) or stopped.
         faults: what guardians told of faults.
         commit: the newest commit that was heard of, as generation and number.
     """
@@ -67,10 +68,9 @@ def outcome(
         max_restarts: how many restarts in a row may bring no progress.
     """
     last, before = attempts[-1], attempts[-2] if len(attempts) > 1 else None
-    if last.ends and set(last.ends) == {"finished"}:
+    if last.code == 0 and "finished" in last.ends:  # which all ranks have confirmed to each other
         return Outcome("end", 0, "the training is finished")
-    left = "left" in last.ends and set(last.ends) <= {"left", "stopped"}
-    if stopping or left:
+    if stopping or "preempted" in last.ends:
         return Outcome("end", PREEMPTED, "stopped after a preemption; start it again to go on")
     if last.code == 0 and not last.ends:
         return Outcome("end", 0, "the command has ended")

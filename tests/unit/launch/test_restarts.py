@@ -32,16 +32,16 @@ def test_a_job_whose_slots_have_all_finished_is_finished() -> None:
     assert after(attempt(0, "finished", "finished")) == Outcome("end", 0, "the training is finished")
 
 
-def test_a_job_that_is_finished_is_so_even_if_it_was_asked_to_leave_or_the_launcher_says_otherwise() -> None:
+def test_a_job_that_is_finished_is_so_even_if_it_was_asked_to_leave_or_lost_hosts_before() -> None:
     assert after(attempt(0, "finished"), stopping=True).code == 0
-    assert after(attempt(1, "finished", faults=[])).code == 0
+    assert after(attempt(0, "left", "stopped", "finished")).code == 0
 
 
 @pytest.mark.parametrize(
     ("ends", "stopping"),
     [
-        (("left", "left"), False),
-        (("left", "stopped"), False),  # Horovod's driver ends the last ones as soon as one has gone
+        (("preempted", "preempted"), False),
+        (("preempted", "stopped"), False),  # Horovod's driver ends the last ones as soon as one has gone
         (("left",), True),
         (("finished", "left"), True),
         ((), True),
@@ -55,7 +55,9 @@ def test_a_job_that_has_left_ends_with_the_code_for_another_start(
     assert (outcome.action, outcome.code) == ("end", PREEMPTED)
 
 
-@pytest.mark.parametrize("ends", [("finished", "left"), ("finished", "stopped"), ("stopped",)])
+@pytest.mark.parametrize(
+    "ends", [("finished", "left"), ("finished", "stopped"), ("stopped",), ("left", "stopped")]
+)
 def test_a_job_of_which_only_a_part_has_finished_or_left_is_started_again(ends: tuple[str, ...]) -> None:
     assert after(attempt(1, *ends)).action == "restart"
 
@@ -68,7 +70,7 @@ def test_a_command_that_says_nothing_of_itself_is_believed_by_its_exit_code() ->
 
 
 def test_exit_code_0_of_a_launcher_does_not_hide_that_slots_were_stopped() -> None:
-    assert after(attempt(0, "stopped", "finished")).action == "restart"
+    assert after(attempt(0, "stopped")).action == "restart"
 
 
 def test_pauses_double_and_end_with_the_budget() -> None:
