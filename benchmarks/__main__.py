@@ -27,9 +27,10 @@ _TOPICS = {
     "memory": ("large",),
     "sync": STATES,
     "tensorflow": STATES,
+    "recovery": ("torch", "tensorflow"),
     "machine": ("large",),
 }
-_PATIENCE = 400.0  # seconds for one topic
+_PATIENCE = 1200.0  # seconds for one topic
 _PAGE = Path("docs/performance.md")
 
 

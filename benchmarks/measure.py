@@ -123,6 +123,17 @@ def resident() -> int:
     return _field(path, "Rss") - _field(path, "LazyFree")
 
 
+def proportional(process: int) -> int:
+    """Memory of a process in bytes; of what it shares with others, its part (PSS)."""
+    return _field(f"/proc/{process}/smaps_rollup", "Pss")
+
+
+def cpu_time(process: int) -> float:
+    """Processor time that the threads of a process have used, in seconds, to the nanosecond."""
+    threads = Path(f"/proc/{process}/task").iterdir()
+    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+
+
 class PeakMemory:
     """The most memory that this process has used since this was made."""
 

@@ -50,7 +50,7 @@ class Setting:
 
     Attributes:
         size: ``full``, or ``small`` for a test of the benchmarks themselves.
-        state: ``large`` or ``many``.
+        state: ``large`` or ``many``; for whole jobs the framework, ``torch`` or ``tensorflow``.
         folder: an empty folder on the disk to measure.
     """
 

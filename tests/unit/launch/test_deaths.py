@@ -29,7 +29,7 @@ OWN_ERROR = "ZeroDivisionError: division by zero"
         (death(PREEMPTED, Phase.LEFT), "left"),
         (death(0, Phase.LEFT), "left"),
         (death(KILLED, Phase.LEFT), "left"),
-        (death(PREEMPTED, Phase.REMOVED), "left"),
+        (death(PREEMPTED, Phase.REMOVED), "removed"),
         (death(PREEMPTED, Phase.TRAINING, stop=Stop.HOST), "left"),
         (death(PREEMPTED, Phase.TRAINING, stop=Stop.JOB), "left"),
         (death(PREEMPTED, Phase.TRAINING), "lost"),  # the script's own number, by chance
