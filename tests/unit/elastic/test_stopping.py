@@ -295,6 +295,17 @@ def test_ranks_that_only_look_at_hosts_leave_with_what_they_have(
     assert sorted(job.resumed) == [(0, 0, 2), (0, 1, 2), (3, 0, 1)]
 
 
+def test_a_whole_job_that_only_looks_at_hosts_leaves_with_what_it_has(
+    monkeypatch: pytest.MonkeyPatch, roots: FakeRoots
+) -> None:
+    job = Job(monkeypatch, ["h1", "h1"], {3: (0, HOST)})
+    job.check_only = True
+    assert [outcome.status for outcome in job.run()] == ["left", "left"]
+    again = Job(monkeypatch, ["h1", "h1"], {})
+    again.run()
+    assert sorted(again.resumed) == [(3, 0, 2), (3, 1, 2)]
+
+
 def test_who_was_asked_during_a_recovery_leaves_at_the_first_commit_after_it(
     monkeypatch: pytest.MonkeyPatch, roots: FakeRoots
 ) -> None:
