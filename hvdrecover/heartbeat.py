@@ -56,9 +56,11 @@ class _Field(IntEnum):
     RANK = 9
     STOP = 10
     STALL = 11
+    PAUSED = 12  # whether there was a pause since the last progress
 
 
-_STAMP, _LONGEST, _PHASE, _PAUSES = _Field.STAMP, _Field.LONGEST, _Field.PHASE, _Field.PAUSES
+_STAMP, _LONGEST, _PHASE = _Field.STAMP, _Field.LONGEST, _Field.PHASE
+_PAUSES, _PAUSED = _Field.PAUSES, _Field.PAUSED
 _STEPPED, _RECORDED = int(_Field.STEPPED), int(_Field.RECORDED)
 
 
@@ -71,6 +73,7 @@ class Reading:
         silent: seconds since its last progress.
         longest: the longest time without progress in training, in seconds, of any rank.
         paused: whether it is in a phase that it has said to be long.
+        waiting: whether it has left such a phase, without progress since: others may still be in theirs.
         commits: how many commits this process has made.
         generation: of its last commit; 0 before the first.
         commit: number of its last commit.
@@ -83,6 +86,7 @@ class Reading:
     silent: float = 0.0
     longest: float = 0.0
     paused: bool = False
+    waiting: bool = False
     commits: int = 0
     generation: int = 0
     commit: int = 0
@@ -111,6 +115,7 @@ class Page:
             silent=max(0.0, time.monotonic() - self.seconds[_Field.STAMP]),
             longest=self.seconds[_Field.LONGEST],
             paused=counts[_Field.PAUSES] > 0,
+            waiting=counts[_Field.PAUSED] > 0,
             commits=counts[_Field.COMMITS],
             generation=counts[_Field.GENERATION],
             commit=counts[_Field.COMMIT],
@@ -177,7 +182,9 @@ def _progressed() -> None:
     now = time.monotonic()
     gap = now - _seconds[_STAMP]
     _seconds[_STAMP] = now
-    if gap > _seconds[_LONGEST] and _counts[_PHASE] == Phase.TRAINING and not _counts[_PAUSES]:
+    if _counts[_PAUSED]:
+        _counts[_PAUSED] = 0
+    elif gap > _seconds[_LONGEST] and _counts[_PHASE] == Phase.TRAINING and not _counts[_PAUSES]:
         _seconds[_LONGEST] = gap
 
 
@@ -256,7 +263,7 @@ def ask_to_stop(stop: Stop) -> None:
 
 def stall_seconds() -> int:
     """How long this rank may wait for one that says nothing; 0 for ever, as in a known long phase."""
-    if _counts[_PAUSES] or _counts[_PHASE] != Phase.TRAINING:
+    if _counts[_PAUSES] or _counts[_PAUSED] or _counts[_PHASE] != Phase.TRAINING:
         return 0
     return int(_counts[_Field.STALL])
 
@@ -273,6 +280,7 @@ def paused() -> Iterator[None]:
         yield
     finally:
         _page.touch()
+        _counts[_PAUSED] = 1
         _counts[_PAUSES] -= 1
 
 

@@ -139,7 +139,9 @@ def run(arguments: argparse.Namespace) -> int:
     command = _training(arguments)
     folder = (read.events or events.new_run(SYSTEM_CLOCK)).absolute()
     read = replace(read, events=folder)
-    environ = horovodrun.settings(arguments.hang_timeout, config.environment(), ours=horovodrun.is_ours())
+    if not (ours := horovodrun.is_ours()):
+        events.logger.warning(horovodrun.FOREIGN)
+    environ = horovodrun.settings(arguments.hang_timeout, config.environment(), ours=ours)
     environ["HVDRECOVER_EVENTS"] = str(folder)
     if arguments.checkpoint:
         environ["HVDRECOVER_CHECKPOINT"] = arguments.checkpoint

@@ -38,11 +38,11 @@ def join(hvd: Any) -> None:
 
 def _attach(page: int, stacks: int, notes: int) -> None:
     try:
+        faulthandler.register(configs.STACKS_SIGNAL, file=stacks, all_threads=True)
         heartbeat.attach(page, notes)
     except (OSError, ValueError):  # not handed down: something in between has closed what it did not know
         return
     configs.keep_to_this_process(page, stacks, notes)
-    faulthandler.register(configs.STACKS_SIGNAL, file=stacks, all_threads=True)
     previous = sys.excepthook
 
     def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

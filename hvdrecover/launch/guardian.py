@@ -314,7 +314,11 @@ class Guardian:
             return
         modules = self._training.notes().get("modules")
         if modules and self._calm_since is not None and now - self._calm_since >= CALM:
-            self._standby = standby.start(self._python, modules, self._environ)
+            try:
+                self._standby = standby.start(self._python, modules, self._environ)
+            except OSError as error:
+                logger.warning("no standby can be kept: %s", error.strerror)
+                self._python = None
 
     def _wake(self) -> Training | None:
         woken, self._standby = self._standby, None

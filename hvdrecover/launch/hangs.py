@@ -19,7 +19,7 @@ class Limits:
 
     Attributes:
         timeout: seconds in training, or None for a multiple of the longest that was seen.
-        startup: seconds until the first commit, in a recovery, and at the end.
+        startup: seconds until the first commit, in a recovery, and after a pause until there is progress.
     """
 
     timeout: float | None = None
@@ -28,9 +28,11 @@ class Limits:
 
 def limit(reading: Reading, limits: Limits) -> float:
     """How many seconds a process may go without progress now; infinite if it is not judged."""
-    if reading.phase == Phase.TRAINING and not reading.paused:
+    if reading.paused:
+        return math.inf
+    if reading.phase == Phase.TRAINING and not reading.waiting:
         return training_limit(reading.longest, limits)
-    if reading.phase in (Phase.STARTING, Phase.RECOVERING) and not reading.paused:
+    if reading.phase in (Phase.STARTING, Phase.TRAINING, Phase.RECOVERING):
         return max(limits.startup, limits.timeout or 0.0)
     return math.inf
 

@@ -16,6 +16,11 @@ from hvdrecover.errors import ConfigError, LaunchError
 from hvdrecover.launch import hangs
 
 COLLECTIVE_SECONDS = 10  # after which ranks give up one that doesn't answer
+FOREIGN = (
+    "this Horovod was not built by `hvdrecover install-horovod`: ranks that wait for one that hangs may have "
+    "to be killed with it, and ranks that meet may abort when one of them is lost; the job then goes on from "
+    "its durable commit"
+)
 _DISCOVERY = 60.0  # seconds for a host discovery script
 _COOLDOWN = ("10", "600")  # seconds for which a host that has failed is left alone
 _TIMEOUT = 300.0  # for Horovod's own look-out, where there is no fixed limit for hangs
@@ -133,6 +138,8 @@ def _parse(texts: Sequence[str], pattern: re.Pattern[str], source: str) -> dict[
         match = pattern.fullmatch(text.strip())
         if match is None:
             raise ConfigError(source, f"'{text}' names no host and its slots")
+        if match["host"] in found:
+            raise ConfigError(source, f"'{match['host']}' is named twice; add up its slots")
         found[match["host"]] = int(match["slots"] or 1)
     if not found:
         raise ConfigError(source, "it names no host")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -169,6 +169,34 @@ def test_a_worker_that_leaves_early_with_0_has_failed(start: Start, tmp_path: Pa
     assert job.wait(180) == 0, job.tail()
     (fault,) = run.events("fault")
     assert (fault["fault"], fault["exit"]) == ("early_exit", 0)
+    assert_each_sample_once(run, padding=1)
+
+
+@pytest.fixture
+def small_cgroup() -> Iterator[Path]:
+    """A cgroup that allows little memory."""
+    for base, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        group = Path(base, f"hvdrecover-test-{os.getpid()}")
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        if (group / limit).exists():
+            (group / limit).write_text(str(64 << 20))
+            yield group
+            group.rmdir()
+            return
+        group.rmdir()
+    pytest.skip("no memory cgroup can be made here; it takes root")
+
+
+def test_lack_of_memory_is_told_from_a_crash(start: Start, small_cgroup: Path, tmp_path: Path) -> None:
+    run = a_run(tmp_path, "hunger step 1 4")
+    job = run.begin(start, environ={"FAULTS_CGROUP": str(small_cgroup)})
+    assert job.wait(180) == 0, job.tail()
+    (fault,) = run.events("fault")
+    assert (fault["fault"], fault["exit"], fault["rank"]) == ("out_of_memory", -signal.SIGKILL, 1)
+    assert "rank 1 on localhost: out of memory (SIGKILL)" in run.log
     assert_each_sample_once(run, padding=1)
 
 

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 from hvdrecover import heartbeat
@@ -52,8 +51,9 @@ def leave_early():
     os._exit(0)
 
 
-def be_slow():
-    time.sleep(2.5)
+def be_hungry():
+    Path(os.environ["FAULTS_CGROUP"], "cgroup.procs").write_text(str(os.getpid()))
+    bytearray(1 << 30)[:: 1 << 12] = b"x" * (1 << 18)  # touches every page of it
 
 
 WHAT = {
@@ -66,7 +66,7 @@ WHAT = {
     "fail": fail,
     "fail-always": fail,
     "leave": leave_early,
-    "slow": be_slow,
+    "hunger": be_hungry,
 }
 
 

@@ -1,0 +1,67 @@
+"""Guardians by hand, under MPI, and asked for stacks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from hvdrecover.examples.digits_run import elastic, supervised
+from hvdrecover.launch.processes import kill
+from tests.integration.conftest import Start
+from tests.integration.test_endings import a_run, wait_until
+from tests.integration.test_kill_and_resume import assert_each_sample_once
+
+
+def by_hand(folder: Path) -> list[str]:
+    """A launcher: elastic ``horovodrun`` on one host, with guardians but no supervisor."""
+    hosts = folder / "hosts"
+    hosts.write_text("localhost:2\n")
+    return [*elastic(hosts), sys.executable, "-m", "hvdrecover", "worker", "--"]
+
+
+def test_a_guardian_works_without_a_supervisor(start: Start, tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    job = start(run, by_hand(tmp_path), run.faults)
+    run.wait_for(job, lambda batch: batch.commit >= 4)
+    kill(run.process_of(1))
+    run.finish(job)
+    assert run.sources() == {1: "initial", 2: "memory"}
+    assert_each_sample_once(run, padding=1)
+
+
+def test_without_a_supervisor_guardians_watch_horovods_driver(start: Start, tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    job = start(run, by_hand(tmp_path), run.faults)
+    run.wait_for(job, lambda batch: batch.commit >= 4)
+    kill(job.pid)
+    wait_until(lambda: job.processes() == [])
+    run.finish(start(run, by_hand(tmp_path), run.faults))
+    assert run.sources()[2] == "durable"
+    assert_each_sample_once(run, padding=1)
+
+
+def test_with_mpi_a_lost_rank_restarts_the_job(start: Start, tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    job = start(run, supervised("--mpi", "--mpi-args=--oversubscribe"), run.faults)
+    run.wait_for(job, lambda batch: batch.commit >= 4)
+    kill(run.process_of(1))
+    assert job.wait(180) == 0, job.tail()
+    assert len(run.events("start")) == 2
+    assert run.sources() == {1: "initial", 2: "durable"}
+    assert_each_sample_once(run, padding=1)
+    assert job.processes() == []
+
+
+def test_sigquit_has_all_ranks_say_where_they_are_and_train_on(start: Start, tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    job = run.begin(start)
+    run.wait_for(job, lambda batch: batch.commit >= 4)
+    os.kill(job.pid, signal.SIGQUIT)
+    wait_until(lambda: {event["rank"] for event in run.events("stacks")} == {0, 1})
+    for event in run.events("stacks"):
+        assert "most recent call first" in Path(event["file"]).read_text()
+        assert f"rank {event['rank']} on localhost is at {event['summary']}" in run.log
+    run.finish(job)
+    assert run.events("fault") == []
