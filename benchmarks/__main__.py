@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from benchmarks.rows import Fact, Row, load
 from benchmarks.states import SHAPES, STATES
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.launch.job import Job
+from hvdrecover.launch.processes import kill_marked
 
 _TOPICS = {
     "stall": STATES,
@@ -31,6 +33,7 @@ _TOPICS = {
     "machine": ("large",),
 }
 _PATIENCE = 1200.0  # seconds for one topic
+_MARK = "HVDRECOVER_BENCHMARK"
 _PAGE = Path("docs/performance.md")
 
 
@@ -77,12 +80,14 @@ def _in_a_process(asked: Sequence[str], size: str, parent: Path) -> list[Row | F
     folder = Path(tempfile.mkdtemp(dir=parent))
     result, log = parent / "result.json", parent / "log.txt"
     command = [sys.executable, "-m", "benchmarks.topics", size, os.fspath(folder), os.fspath(result)]
-    job = Job([*command, *asked], log)
+    mark = uuid.uuid4().hex
+    job = Job([*command, *asked], log, {_MARK: mark})
     try:
         if job.wait(_PATIENCE):
             raise HvdrecoverError(f"measuring {', '.join(asked)} failed; the log ends with\n{job.tail()}")
     finally:
         job.kill()
+        kill_marked(f"{_MARK}={mark}")  # jobs that it has started have marks of their own
         shutil.rmtree(folder)
     return load(result)
 

@@ -1,0 +1,69 @@
+"""The ways to start a job of two workers on this host that goes on when one of them is killed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvdrecover.examples.digits_run import supervised
+
+WORKERS = 2
+KILLS = 3  # that each of them survives; torchrun is told, and Horovod gets as many spare hosts
+_PROGRAMS = Path(sys.executable).parent
+# To Horovod each is another host: it resolves them all to this one's loopback.
+_NAMES = ("localhost", "127.0.0.1", "127.1", "127.0.1", "0x7f.1")
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A way to start a job.
+
+    Attributes:
+        title: how tables name it.
+        way: how the training survives; see `benchmarks.jobs.training.Orders`.
+        words: the command before that of the training, given a folder for what it needs.
+        python: whether the interpreter is part of the training's command.
+        standbys: how many processes stand by.
+    """
+
+    title: str
+    way: str
+    words: Callable[[Path], list[str]]
+    python: bool = True
+    standbys: int = 0
+
+
+def _horovodrun(folder: Path, hosts: list[str], *options: str) -> list[str]:
+    """Elastic ``horovodrun``, with no other settings than those of ``hvdrecover run``."""
+    listed, script = folder / "hosts", folder / "hosts.sh"
+    listed.write_text("".join(f"{host}\n" for host in hosts))
+    script.write_text(f"#!/bin/sh\nexec cat '{listed}'\n")
+    script.chmod(0o755)
+    words = [os.fspath(_PROGRAMS / "horovodrun"), "-np", str(WORKERS), *options]
+    return [*words, "--host-discovery-script", os.fspath(script), "--network-interface", "lo"]
+
+
+def _spare(folder: Path) -> list[str]:
+    bounds = ("--min-np", str(WORKERS), "--max-np", str(WORKERS))
+    return _horovodrun(folder, [f"{name}:1" for name in _NAMES[: WORKERS + KILLS]], *bounds)
+
+
+def _torchrun(folder: Path) -> list[str]:
+    words = [os.fspath(_PROGRAMS / "torchrun"), "--standalone", "--nproc-per-node", str(WORKERS)]
+    return [*words, "--max-restarts", str(KILLS), "-m"]
+
+
+STANDBY = Launcher("hvdrecover run", "hvdrecover", lambda _: supervised(workers=WORKERS), standbys=WORKERS)
+NO_STANDBY = Launcher(
+    "hvdrecover run --no-standby", "hvdrecover", lambda _: supervised("--no-standby", workers=WORKERS)
+)
+SPARE_HOST = Launcher("plain elastic horovodrun with spare hosts", "horovod", _spare)
+TORCHRUN = Launcher("torchrun --max-restarts", "torchrun", _torchrun, python=False)
+UNGUARDED = Launcher(
+    "plain elastic horovodrun",
+    "hvdrecover",
+    lambda folder: _horovodrun(folder, [f"localhost:{WORKERS}"], "--min-np", "1"),
+)

@@ -1,0 +1,160 @@
+"""A job that trains without an end: watched, killed in part or whole, stopped and continued."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from benchmarks.jobs import steps
+from benchmarks.jobs.launchers import WORKERS, Launcher
+from benchmarks.jobs.steps import Step
+from benchmarks.measure import cpu_time
+from hvdrecover.errors import HvdrecoverError
+from hvdrecover.examples.digits_run import ROOT_MAY_USE_MPI
+from hvdrecover.launch.job import Job
+from hvdrecover.launch.processes import kill
+
+COLLECTIVE_SECONDS = "10"  # Horovod's time-out, the same for all
+_PATIENCE = 180.0  # seconds to wait for anything
+_LOOK = 0.5  # seconds between looks, which take processor time
+_SETTLED = 2.0  # seconds of training before anything is measured
+_STANDBY = ["-m", "hvdrecover.launch.standby"]
+_GUARDIAN = ["-m", "hvdrecover", "worker"]
+
+
+class Running:
+    """A job; leaving its context kills all of it.
+
+    Args:
+        launcher: what starts it.
+        framework: ``torch`` or ``tensorflow``.
+        folder: a new folder for all that it writes.
+        durable: whether its commits are written.
+    """
+
+    def __init__(self, launcher: Launcher, framework: str, folder: Path, *, durable: bool = True) -> None:
+        self._launcher = launcher
+        self._framework = framework
+        self._folder = folder
+        self._checkpoint = folder / "checkpoint" if durable else None
+        self._steps = folder / "steps"
+        for each in (folder, self._steps, folder / "checkpoint"):
+            each.mkdir()
+        self._job = self._start()
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._job.kill()
+
+    def settle(self) -> None:
+        """Wait until all ranks have trained for a while since they all began, and all standbys wait."""
+        self._wait_for(self._has_settled, "training for a while")
+        if self._launcher.standbys:
+            self._wait_for(self._all_stand_by, "standbys")
+
+    def strike(self, rank: int) -> float:
+        """SIGKILL a rank's process; seconds until all ranks have done a step together again."""
+        last = next(step for step in reversed(self.steps()) if step.rank == rank)
+        struck = time.monotonic()
+        kill(last.pid)
+        return self._time_to_recover(struck)
+
+    def start_cold(self) -> float:
+        """Kill all of it and start it again; seconds until all ranks have done a step together again."""
+        struck = time.monotonic()
+        self._job.kill()
+        self._job = self._start()
+        return self._time_to_recover(struck)
+
+    def steps(self) -> list[Step]:
+        """What has been done so far, in order of time."""
+        return steps.read(self._steps)
+
+    def standbys(self) -> list[int]:
+        """The processes that stand by; one that has trained no longer does."""
+        trained = {step.pid for step in self.steps()}
+        return [pid for pid in self._running(_STANDBY) if pid not in trained]
+
+    def guardians(self) -> list[int]:
+        """The guardians' processes."""
+        return self._running(_GUARDIAN)
+
+    def processes(self) -> list[int]:
+        """All processes of the job."""
+        return self._job.processes()
+
+    def _start(self) -> Job:
+        module = f"benchmarks.jobs.{self._framework}_training"
+        command = self._launcher.words(self._folder)
+        command += [sys.executable, "-m", module] if self._launcher.python else [module]
+        command += [self._launcher.way, os.fspath(self._steps)]
+        if self._checkpoint is not None:
+            command += ["--checkpoint", os.fspath(self._checkpoint)]
+        programs = os.fspath(Path(sys.executable).parent)
+        environ = {
+            "PATH": os.pathsep.join([programs, os.environ["PATH"]]),
+            "OMP_NUM_THREADS": "1",
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": COLLECTIVE_SECONDS,
+            "HVDRECOVER_EVENTS": os.fspath(self._folder / "events"),
+        }
+        return Job(command, self._folder / "log.txt", {**environ, **ROOT_MAY_USE_MPI})
+
+    def _time_to_recover(self, struck: float) -> float:
+        self._wait_for(lambda: steps.recovered(self.steps(), struck, WORKERS) is not None, "recovery")
+        recovered = steps.recovered(self.steps(), struck, WORKERS)
+        assert recovered is not None
+        return recovered - struck
+
+    def _has_settled(self) -> bool:
+        done = self.steps()
+        newest = {step.rank: step for step in done}
+        if len(newest) < WORKERS:
+            return False
+        began = [next(step.time for step in done if step.pid == last.pid) for last in newest.values()]
+        return min(step.time for step in newest.values()) - max(began) > _SETTLED
+
+    def _all_stand_by(self) -> bool:
+        """Whether all standbys have stopped to use the processor, as those do that wait."""
+        waiting = self.standbys()
+        if len(waiting) != self._launcher.standbys:
+            return False
+        before = [cpu_time(pid) for pid in waiting]
+        time.sleep(1.0)
+        return [cpu_time(pid) for pid in waiting] == before
+
+    def _running(self, words: Sequence[str]) -> list[int]:
+        found = []
+        for pid in self._job.processes():
+            arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            if arguments[1 : 1 + len(words)] == words:
+                found.append(pid)
+        return found
+
+    def _wait_for(self, there: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + _PATIENCE
+        while not there():
+            if not self._job.running or time.monotonic() > deadline:
+                title = f"{self._launcher.title} ({self._framework})"
+                raise HvdrecoverError(f"{title}: no {what}; the log ends with\n{self._job.tail()}")
+            time.sleep(_LOOK)
+
+
+def suspend(processes: Sequence[int]) -> None:
+    """SIGSTOP processes."""
+    for process in processes:
+        os.kill(process, signal.SIGSTOP)
+
+
+def resume(processes: Sequence[int]) -> None:
+    """SIGCONT processes."""
+    for process in processes:
+        os.kill(process, signal.SIGCONT)

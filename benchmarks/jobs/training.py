@@ -1,0 +1,39 @@
+"""What is trained with all frameworks: two hidden layers, on one made-up batch per rank."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+FEATURES = 64
+WIDTH = 1024
+CLASSES = 10
+BATCH = 256  # a step is some 25 ms on one core
+COMMIT_EVERY = 5  # steps
+TITLE = "14 MB, Adam"  # of parameters and moments
+
+
+@dataclass(frozen=True)
+class Orders:
+    """The command line of a training program.
+
+    Attributes:
+        way: how it survives: by ``hvdrecover``, by plain ``horovod``, or by ``torchrun``.
+        steps: folder for what was done.
+        checkpoint: folder for checkpoints, or None for none.
+    """
+
+    way: str
+    steps: Path
+    checkpoint: Path | None
+
+
+def orders(ways: tuple[str, ...]) -> Orders:
+    """Read the command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("way", choices=ways)
+    parser.add_argument("steps", type=Path)
+    parser.add_argument("--checkpoint", type=Path)
+    given = parser.parse_args()
+    return Orders(given.way, given.steps, given.checkpoint)
