@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hvdrecover.examples.digits_run import supervised
@@ -27,6 +27,7 @@ class Launcher:
         words: the command before that of the training, given a folder for what it needs.
         python: whether the interpreter is part of the training's command.
         standbys: how many processes stand by.
+        settings: environment variables that it needs.
     """
 
     title: str
@@ -34,6 +35,7 @@ class Launcher:
     words: Callable[[Path], list[str]]
     python: bool = True
     standbys: int = 0
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 def _horovodrun(folder: Path, hosts: list[str], *options: str) -> list[str]:
@@ -61,7 +63,15 @@ NO_STANDBY = Launcher(
     "hvdrecover run --no-standby", "hvdrecover", lambda _: supervised("--no-standby", workers=WORKERS)
 )
 SPARE_HOST = Launcher("plain elastic horovodrun with spare hosts", "horovod", _spare)
-TORCHRUN = Launcher("torchrun --max-restarts", "torchrun", _torchrun, python=False)
+# Torch 2.13 keeps the store in which ranks look each other's addresses up, and new workers may find those of
+# the lost ones in it: connecting fails after seconds, and torchrun restarts once more. A new store helps.
+TORCHRUN = Launcher(
+    "torchrun --max-restarts",
+    "torchrun",
+    _torchrun,
+    python=False,
+    settings={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "lo"},
+)
 UNGUARDED = Launcher(
     "plain elastic horovodrun",
     "hvdrecover",

@@ -106,7 +106,9 @@ class Running:
             "HOROVOD_GLOO_TIMEOUT_SECONDS": COLLECTIVE_SECONDS,
             "HVDRECOVER_EVENTS": os.fspath(self._folder / "events"),
         }
-        return Job(command, self._folder / "log.txt", {**environ, **ROOT_MAY_USE_MPI})
+        return Job(
+            command, self._folder / "log.txt", {**environ, **ROOT_MAY_USE_MPI, **self._launcher.settings}
+        )
 
     def _time_to_recover(self, struck: float) -> float:
         self._wait_for(lambda: steps.recovered(self.steps(), struck, WORKERS) is not None, "recovery")
