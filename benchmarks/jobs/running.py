@@ -106,9 +106,8 @@ class Running:
             "HOROVOD_GLOO_TIMEOUT_SECONDS": COLLECTIVE_SECONDS,
             "HVDRECOVER_EVENTS": os.fspath(self._folder / "events"),
         }
-        return Job(
-            command, self._folder / "log.txt", {**environ, **ROOT_MAY_USE_MPI, **self._launcher.settings}
-        )
+        environ |= {**ROOT_MAY_USE_MPI, **self._launcher.settings}
+        return Job(command, self._folder / "log.txt", environ)
 
     def _time_to_recover(self, struck: float) -> float:
         self._wait_for(lambda: steps.recovered(self.steps(), struck, WORKERS) is not None, "recovery")

@@ -15,6 +15,9 @@ from benchmarks.states import SHAPES
 
 ROOT = Path(__file__).parents[2]
 SMALL = {state: shape.title.split(",")[0] for state, shape in SHAPES["small"].items()}  # sizes
+FRAMEWORKS = ("torch", "tensorflow")
+STATES = {**SMALL, **{framework: framework for framework in FRAMEWORKS}, "": ""}
+MEASURED = r"≤ [\d.]+ s"  # half of a cold restart
 
 # What is measured, against what, and for which states a goal is set. The table, in other words.
 GOALS = [
@@ -38,7 +41,16 @@ GOALS = [
     ("extra memory, a commit beside a write", "", ("large",), "≤ 2.00 states", "≤ 2.00 states"),
     ("sync of a new worker", "Horovod's TorchState.sync()", ("large",), "≤ 1.00", "≤ 0.80"),
     ("sync of a new worker", "Horovod's TorchState.sync()", ("many",), "≤ 0.50", "≤ 0.20"),
+    ("SIGKILL of a worker to the next step of all", "", FRAMEWORKS, MEASURED, "≤ 0.30 s"),
+    ("a training step with guardian", "plain elastic horovodrun", FRAMEWORKS, "≤ +1.0%", "≤ +1.0%"),
+    ("heartbeat()", "", ("",), "≤ 1000 ns", "≤ 1000 ns"),
 ]
+RIVALS = (
+    "hvdrecover run --no-standby",
+    "plain elastic horovodrun with spare hosts",
+    "torchrun",
+    "a cold restart",
+)
 
 
 def test_every_row_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> None:
@@ -61,10 +73,13 @@ def test_every_row_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> Non
                 for row in rows
                 if row[0].startswith(what)
                 and row[3].startswith(peer)
-                and row[1].split(",")[0] == SMALL[state]
+                and row[1].split(",")[0] == STATES[state]
                 and row[8]
             ]
-            assert row[6:8] == [bar, stretch]
+            assert row[6] == bar or re.fullmatch(bar, row[6])
+            assert row[7] == stretch
+    for rival in RIVALS:
+        assert any(row[0].startswith("SIGKILL of a worker") and row[3].startswith(rival) for row in rows)
     assert sum(bool(row[8]) for row in rows) == sum(len(states) for _, _, states, _, _ in GOALS)
     for row in rows:
         assert all(math.isfinite(number) for number in numbers(" ".join([row[2], row[4], row[5]])))
