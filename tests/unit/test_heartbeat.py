@@ -279,7 +279,11 @@ def test_ranks_wait_without_limit_unless_they_train_and_are_not_paused(page: Pag
     heartbeat.enter(Phase.TRAINING)
     with heartbeat.paused():
         assert heartbeat.stall_seconds() == 0
+    assert heartbeat.stall_seconds() == 0  # the others may still be in theirs
+    assert page.read().waiting
+    heartbeat.heartbeat()
     assert heartbeat.stall_seconds() == 7
+    assert not page.read().waiting
 
 
 # -- callbacks and words -----------------------------------------------------------------------------------

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from hvdrecover.heartbeat import Phase
+from hvdrecover.heartbeat import Phase, Reading
 from hvdrecover.launch import hangs
 from hvdrecover.launch.hangs import Limits
 from tests.unit.launch.readings import reading
@@ -76,3 +77,11 @@ def test_waiting_ranks_are_free_before_they_would_count_as_hanging(timeout: floa
 )
 def test_a_host_has_to_answer_by_default_or_sooner(timeout: float | None, seconds: int) -> None:
     assert hangs.collective_seconds(timeout, 10) == seconds
+
+
+def test_who_may_wait_for_others_in_a_pause_has_as_long_as_at_the_start() -> None:
+    limits = Limits(timeout=5.0, startup=100.0)
+    waiting = Reading(Phase.TRAINING, waiting=True)
+    assert hangs.limit(waiting, limits) == 100.0
+    assert hangs.limit(replace(waiting, paused=True), limits) == math.inf
+    assert hangs.limit(replace(waiting, waiting=False), limits) == 5.0
