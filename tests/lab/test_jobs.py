@@ -86,7 +86,7 @@ class JobInLab:
             assert seen.total() - TRAINING_SAMPLES <= 2
 
 
-@pytest.fixture(params=["torch", "tensorflow"])
+@pytest.fixture
 def job(request: pytest.FixtureRequest, lab: Lab, start: Start, tmp_path: Path) -> Iterator[JobInLab]:
     made = JobInLab(lab, tmp_path, request.param, start)
     made.wait_for(3)
@@ -104,6 +104,8 @@ def lose(job: JobInLab, host: Host, fault: Callable[[], None]) -> float:
     return first.time - struck
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("job", ["torch", "tensorflow"], indirect=True)
 def test_hosts_come_and_go_in_every_way(job: JobInLab) -> None:
     lab, (_, second, third) = job.lab, job.lab.hosts
 
@@ -132,6 +134,8 @@ def test_hosts_come_and_go_in_every_way(job: JobInLab) -> None:
     job.assert_each_sample_once()
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("job", ["torch"], indirect=True)
 def test_launchers_are_lost_and_nothing_is_left_on_any_host(job: JobInLab) -> None:
     # Horovod's: the supervisor starts the job again.
     after, workers = job.generation(), set(running(job.job, "hvdrecover", "worker"))
