@@ -1,4 +1,4 @@
-"""Random faults, one after the other, in one run: it finishes, nothing is lost, nothing is left over, and nothing grows."""
+"""Random faults, one after the other, in one run: nothing is lost, nothing is left over, nothing grows."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class JobInLab:
 
     def __init__(self, lab: Lab, folder: Path, framework: str, start: Start) -> None:
         self.lab = lab
-        self.run = DigitsRun(folder / "run", EPOCHS, "--step-seconds", "0.1", framework=framework)
+        self.run = DigitsRun(folder / "run", EPOCHS, "--step-seconds", "0.04", framework=framework)
         self._listing = folder / "hosts"
         self._start = start
         self.list(*lab.hosts)
@@ -152,6 +152,7 @@ def test_launchers_are_lost_and_nothing_is_left_on_any_host(job: JobInLab) -> No
     job.wait_for(3, after)
 
     # The whole job's preemption.
+    job.run.wait_for(job.job, lambda batch: batch.epoch >= 2)
     os.kill(running(job.job, "hvdrecover", "run")[0], signal.SIGTERM)
     assert job.job.wait(60) == PREEMPTED
     assert [len(host.processes()) for host in job.lab.hosts] == [1, 1, 1]
