@@ -137,7 +137,6 @@ class Guardian:
         timeout = hangs.training_limit(reading.longest, self._settings.limits)
         self._training.page.allow_stalls(hangs.stall_seconds(timeout))
         if self._stop_by is not None and now > self._stop_by:
-            self._stop_by = None
             logger.warning("the grace is over: %s stops; its last durable commit stands", self._name(reading))
             self._training.kill()
         elif hangs.is_hanging(reading, self._settings.limits):
