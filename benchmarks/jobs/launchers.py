@@ -11,7 +11,7 @@ from pathlib import Path
 from hvdrecover.examples.digits_run import supervised
 
 WORKERS = 2
-KILLS = 3  # that each of them survives; torchrun is told, and Horovod gets as many spare hosts
+FAULTS = 3  # that a job survives; torchrun is told, and Horovod gets as many spare hosts
 _PROGRAMS = Path(sys.executable).parent
 # To Horovod each is another host: it resolves them all to this one's loopback.
 _NAMES = ("localhost", "127.0.0.1", "127.1", "127.0.1", "0x7f.1")
@@ -50,12 +50,12 @@ def _horovodrun(folder: Path, hosts: list[str], *options: str) -> list[str]:
 
 def _spare(folder: Path) -> list[str]:
     bounds = ("--min-np", str(WORKERS), "--max-np", str(WORKERS))
-    return _horovodrun(folder, [f"{name}:1" for name in _NAMES[: WORKERS + KILLS]], *bounds)
+    return _horovodrun(folder, [f"{name}:1" for name in _NAMES[: WORKERS + FAULTS]], *bounds)
 
 
 def _torchrun(folder: Path) -> list[str]:
     words = [os.fspath(_PROGRAMS / "torchrun"), "--standalone", "--nproc-per-node", str(WORKERS)]
-    return [*words, "--max-restarts", str(KILLS), "-m"]
+    return [*words, "--max-restarts", str(FAULTS), "-m"]
 
 
 STANDBY = Launcher("hvdrecover run", "hvdrecover", lambda _: supervised(workers=WORKERS), standbys=WORKERS)

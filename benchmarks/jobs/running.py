@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -23,6 +24,7 @@ COLLECTIVE_SECONDS = "10"  # Horovod's time-out, the same for all
 _PATIENCE = 180.0  # seconds to wait for anything
 _LOOK = 0.5  # seconds between looks, which take processor time
 _SETTLED = 2.0  # seconds of training before anything is measured
+_IDLE, _HARDLY = 1.0, 0.03  # seconds without, and the part of them that is no work
 _STANDBY = ["-m", "hvdrecover.launch.standby"]
 _GUARDIAN = ["-m", "hvdrecover", "worker"]
 
@@ -124,18 +126,21 @@ class Running:
         return min(step.time for step in newest.values()) - max(began) > _SETTLED
 
     def _all_stand_by(self) -> bool:
-        """Whether all standbys have stopped to use the processor, as those do that wait."""
+        """Whether all standbys hardly use the processor any more, as those do that have imported all."""
         waiting = self.standbys()
         if len(waiting) != self._launcher.standbys:
             return False
         before = [cpu_time(pid) for pid in waiting]
-        time.sleep(1.0)
-        return [cpu_time(pid) for pid in waiting] == before
+        time.sleep(_IDLE)
+        return all(cpu_time(pid) - used < _IDLE * _HARDLY for pid, used in zip(waiting, before, strict=True))
 
     def _running(self, words: Sequence[str]) -> list[int]:
         found = []
         for pid in self._job.processes():
-            arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            try:
+                arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            except FileNotFoundError:  # it has ended meanwhile
+                continue
             if arguments[1 : 1 + len(words)] == words:
                 found.append(pid)
         return found
@@ -150,12 +155,16 @@ class Running:
 
 
 def suspend(processes: Sequence[int]) -> None:
-    """SIGSTOP processes."""
-    for process in processes:
-        os.kill(process, signal.SIGSTOP)
+    """SIGSTOP processes; some may have ended."""
+    _signal(processes, signal.SIGSTOP)
 
 
 def resume(processes: Sequence[int]) -> None:
-    """SIGCONT processes."""
+    """SIGCONT processes; some may have ended."""
+    _signal(processes, signal.SIGCONT)
+
+
+def _signal(processes: Sequence[int], number: int) -> None:
     for process in processes:
-        os.kill(process, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.kill(process, number)

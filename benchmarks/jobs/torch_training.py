@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -125,7 +126,7 @@ def _save(tree: dict[str, object], path: Path) -> None:
     unfinished.replace(path)
 
 
-def _horovods(hvd: object) -> Training:
+def _horovods(hvd: Any) -> Training:
     training = Training(hvd.rank())
     training.optimizer = hvd.DistributedOptimizer(
         training.optimizer, named_parameters=training.model.named_parameters()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.jobs import cost
-from benchmarks.jobs.cost import Steady
-from benchmarks.jobs.launchers import KILLS, NO_STANDBY, SPARE_HOST, STANDBY, TORCHRUN, UNGUARDED, WORKERS
+from benchmarks.jobs.cost import Steady, Waiting
+from benchmarks.jobs.launchers import FAULTS, NO_STANDBY, SPARE_HOST, STANDBY, TORCHRUN, UNGUARDED, WORKERS
 from benchmarks.jobs.running import Running
 from benchmarks.jobs.training import TITLE
 from benchmarks.rows import Fact, Goal, Row
@@ -21,41 +22,72 @@ _SLOWER, _NANOSECONDS = 0.01, 1000.0
 
 @dataclass(frozen=True)
 class _Amount:
-    rounds: int
-    kills: int
+    """How much is measured: jobs of each kind, faults in each, pairs of jobs, and blocks of steps in each."""
+
+    jobs: int
+    faults: int
     pairs: int
     blocks: int
-    seconds: float
+    seconds: float  # of watching those that wait
 
 
-_AMOUNTS = {"full": _Amount(2, KILLS, 3, 16, 10.0), "small": _Amount(1, 1, 1, 2, 0.5)}
+_AMOUNTS = {"full": _Amount(2, FAULTS, 2, 16, 10.0), "small": _Amount(1, 1, 1, 2, 0.5)}
 
 
 def measure(setting: Setting) -> list[Row | Fact]:
     """Real jobs of two workers, one of which is killed, by turns; then pairs of jobs side by side."""
     amount = _AMOUNTS[setting.size]
-    return [*_recoveries(setting, amount), *_steps(setting, amount), *_needs(setting, amount)]
+    return [*_recoveries(setting, amount), *_steps(setting, amount), *_beats(setting)]
 
 
-def _recoveries(setting: Setting, amount: _Amount) -> list[Row]:
-    launchers = (STANDBY, *_PEERS[setting.state])
-    times: dict[str, list[float]] = {title: [] for title in [*(each.title for each in launchers), _COLD]}
-    for turn in range(amount.rounds):
-        for place, launcher in enumerate(launchers):
-            with Running(launcher, setting.state, setting.folder / f"{turn}-{place}") as job:
-                for kill in range(amount.kills):
-                    job.settle()
-                    times[launcher.title].append(job.strike(rank=kill % WORKERS))
-        with Running(STANDBY, setting.state, setting.folder / f"{turn}-cold") as job:
-            for _ in range(amount.kills):
+def _recoveries(setting: Setting, amount: _Amount) -> list[Row | Fact]:
+    peers = _PEERS[setting.state]
+    ours: list[float] = []
+    theirs: dict[str, list[float]] = {title: [] for title in [*(peer.title for peer in peers), _COLD]}
+    waiting: list[Waiting] = []
+    for turn in range(amount.jobs):
+        with Running(STANDBY, setting.state, setting.folder / f"{turn}-ours") as job:
+            job.settle()
+            waiting.append(cost.waiting(job, amount.seconds))
+            ours += _strike(job, amount.faults)
+            for _ in range(amount.faults):
                 job.settle()
-                times[_COLD].append(job.start_cold())
-    ours = times.pop(STANDBY.title)
-    limit = Goal(_COLD_PART * statistics.median(times[_COLD]), _STRETCH_SECONDS)
+                theirs[_COLD].append(job.start_cold())
+        for place, peer in enumerate(peers):
+            with Running(peer, setting.state, setting.folder / f"{turn}-{place}") as job:
+                theirs[peer.title] += _strike(job, amount.faults)
+    goal = Goal(_COLD_PART * statistics.median(theirs[_COLD]), _STRETCH_SECONDS)
     what, state = "SIGKILL of a worker to the next step of all", _state(setting)
-    against = [Row("recovery", what, state, "s", ours, peer, theirs) for peer, theirs in times.items()]
-    bar = Row("recovery", f"{what} (bar: half a cold restart)", state, "s", ours, goal=limit)
-    return [bar, *against]
+    return [
+        Row("recovery", f"{what} (bar: half of a cold restart)", state, "s", ours, goal=goal),
+        *(Row("recovery", what, state, "s", ours, peer, values) for peer, values in theirs.items()),
+        *_needs(setting, amount, waiting),
+    ]
+
+
+def _strike(job: Running, times: int) -> list[float]:
+    """Kill one worker after the other; seconds until all ranks step again."""
+    seconds = []
+    for number in range(times):
+        job.settle()
+        seconds.append(job.strike(rank=number % WORKERS))
+    return seconds
+
+
+def _needs(setting: Setting, amount: _Amount, waiting: Sequence[Waiting]) -> list[Row | Fact]:
+    """What those need that wait."""
+    standbys = [nbytes / 1e6 for each in waiting for nbytes in each.standbys]
+    guardians = [nbytes / 1e6 for each in waiting for nbytes in each.guardians]
+    seconds = [max(each.standby_seconds for each in waiting), max(each.guardian_seconds for each in waiting)]
+    all_of = f"{WORKERS} standbys, {WORKERS} guardians"
+    return [
+        Row("recovery", "memory (PSS) of a standby that waits", _state(setting), "MB", standbys),
+        Row("recovery", "memory (PSS) of a guardian", _state(setting), "MB", guardians),
+        Fact(
+            f"processor time of {all_of} in {amount.seconds:g} s of {setting.state}, at most",
+            ", ".join(f"{1e3 * each:.1f} ms" for each in seconds),
+        ),
+    ]
 
 
 def _steps(setting: Setting, amount: _Amount) -> list[Row | Fact]:
@@ -77,27 +109,13 @@ def _steps(setting: Setting, amount: _Amount) -> list[Row | Fact]:
     ]
 
 
-def _needs(setting: Setting, amount: _Amount) -> list[Row | Fact]:
-    """What those that wait need, and what a sign of life takes."""
-    with Running(STANDBY, setting.state, setting.folder / "waiting") as job:
-        job.settle()
-        waiting = cost.waiting(job, amount.seconds)
-    framework, state = setting.state, _state(setting)
-    memory = (waiting.standbys, waiting.guardians)
-    standbys, guardians = ([nbytes / 1e6 for nbytes in each] for each in memory)
-    rows: list[Row | Fact] = [
-        Row("recovery", "memory (PSS) of a standby that waits", state, "MB", standbys),
-        Row("recovery", "memory (PSS) of a guardian", state, "MB", guardians),
-        Fact(
-            f"processor time in {amount.seconds:g} s of {WORKERS} standbys, {WORKERS} guardians, {framework}",
-            f"{1e3 * waiting.standby_seconds:.1f} ms, {1e3 * waiting.guardian_seconds:.1f} ms",
-        ),
-    ]
-    if framework == "torch":
-        beats = [1e9 * seconds for seconds in cost.heartbeats()]
-        goal = Goal(_NANOSECONDS, _NANOSECONDS, digits=0)
-        rows.append(Row("recovery", "heartbeat()", "", "ns", beats, goal=goal))
-    return rows
+def _beats(setting: Setting) -> list[Row]:
+    """What a sign of life costs, whatever the framework."""
+    if setting.state != "torch":
+        return []
+    beats = [1e9 * seconds for seconds in cost.heartbeats()]
+    goal = Goal(_NANOSECONDS, _NANOSECONDS, digits=0)
+    return [Row("recovery", "heartbeat()", "", "ns", beats, goal=goal)]
 
 
 def _state(setting: Setting) -> str:
