@@ -21,7 +21,7 @@ from hvdrecover.errors import HvdrecoverError
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill_marked
 
-_TOPICS = {
+TOPICS = {
     "stall": STATES,
     "durable": STATES,
     "slowdown": ("large",),
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure(options: argparse.Namespace, folder: Path, console: Console) -> list[Row | Fact]:
-    asked = [f"{topic}:{state}" for topic in options.only or _TOPICS for state in _TOPICS[topic]]
+    asked = [f"{topic}:{state}" for topic in options.only or TOPICS for state in TOPICS[topic]]
     # At full size, each where no other has left memory behind.
     groups = [[each] for each in asked] if options.size == "full" else [asked]
     found: list[Row | Fact] = []
@@ -100,9 +100,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--only",
         action="append",
-        choices=tuple(_TOPICS),
+        choices=tuple(TOPICS),
         metavar="TOPIC",
-        help=f"measure only this topic; may be repeated: {', '.join(_TOPICS)}",
+        help=f"measure only this topic; may be repeated: {', '.join(TOPICS)}",
     )
     parser.add_argument(
         "--folder",

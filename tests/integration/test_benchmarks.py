@@ -8,10 +8,15 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
+from benchmarks.__main__ import TOPICS
 from benchmarks.report import PLOT
 from benchmarks.states import SHAPES
+from hvdrecover.launch.processes import marked
 
 ROOT = Path(__file__).parents[2]
 SMALL = {state: shape.title.split(",")[0] for state, shape in SHAPES["small"].items()}  # sizes
@@ -41,6 +46,8 @@ GOALS = [
     ("extra memory, a commit beside a write", "", ("large",), "≤ 2.00 states", "≤ 2.00 states"),
     ("sync of a new worker", "Horovod's TorchState.sync()", ("large",), "≤ 1.00", "≤ 0.80"),
     ("sync of a new worker", "Horovod's TorchState.sync()", ("many",), "≤ 0.50", "≤ 0.20"),
+]
+RECOVERY_GOALS = [
     ("SIGKILL of a worker to the next step of all", "", FRAMEWORKS, MEASURED, "≤ 0.30 s"),
     ("a training step with guardian", "plain elastic horovodrun", FRAMEWORKS, "≤ +1.0%", "≤ +1.0%"),
     ("heartbeat()", "", ("",), "≤ 1000 ns", "≤ 1000 ns"),
@@ -54,19 +61,43 @@ RIVALS = (
 
 
 def test_every_row_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    rows = measured(tmp_path, *(topic for topic in TOPICS if topic != "recovery"))
+    check(rows, GOALS)
+
+
+@pytest.mark.timeout(900)
+def test_jobs_are_killed_under_each_launcher_and_none_is_left_behind(tmp_path: Path) -> None:
+    rows = measured(tmp_path, "recovery")
+    check(rows, RECOVERY_GOALS)
+    for rival in RIVALS:
+        assert any(row[0].startswith("SIGKILL of a worker") and row[3].startswith(rival) for row in rows)
+
+
+def measured(tmp_path: Path, *topics: str) -> list[list[str]]:
+    """The rows of a run at small size."""
     page = tmp_path / "performance.md"
     shutil.copy(ROOT / "docs" / "performance.md", page)
     command = [sys.executable, "-m", "benchmarks", "--size", "small", "--page", os.fspath(page)]
     folder = tmp_path / "disk"
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
+    environ["BENCHMARKED_BY"] = os.fspath(tmp_path)
     ran = subprocess.run(
-        [*command, "--folder", os.fspath(folder)], cwd=ROOT, env=environ, capture_output=True, text=True
+        [*command, "--folder", os.fspath(folder), *(f"--only={topic}" for topic in topics)],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert list(folder.iterdir()) == []
+    assert marked(f"BENCHMARKED_BY={tmp_path}") == []
     assert (tmp_path / PLOT).read_bytes().startswith(b"\x89PNG")
-    rows = table(page.read_text())
-    for what, peer, states, bar, stretch in GOALS:
+    return table(page.read_text())
+
+
+def check(rows: list[list[str]], goals: Sequence[tuple[str, str, tuple[str, ...], str, str]]) -> None:
+    """Each goal has its row, each row with a goal is one of them, and all have values."""
+    for what, peer, states, bar, stretch in goals:
         for state in states:
             (row,) = [
                 row
@@ -78,9 +109,7 @@ def test_every_row_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> Non
             ]
             assert row[6] == bar or re.fullmatch(bar, row[6])
             assert row[7] == stretch
-    for rival in RIVALS:
-        assert any(row[0].startswith("SIGKILL of a worker") and row[3].startswith(rival) for row in rows)
-    assert sum(bool(row[8]) for row in rows) == sum(len(states) for _, _, states, _, _ in GOALS)
+    assert sum(bool(row[8]) for row in rows) == sum(len(states) for _, _, states, _, _ in goals)
     for row in rows:
         assert all(math.isfinite(number) for number in numbers(" ".join([row[2], row[4], row[5]])))
         assert min(numbers(row[2])) > 0
