@@ -147,6 +147,7 @@ _page = Page(bytearray(SIZE))
 _seconds, _counts = _page.seconds, _page.counts
 _notes: int | None = None
 _at_progress: list[Callable[[], None]] = []
+_at_commit: list[Callable[[], None]] = []
 
 
 def attach(page: int, notes: int) -> None:
@@ -175,7 +176,7 @@ def heartbeat() -> None:
     """Tell that there is progress; called by training scripts wherever a long phase gets on."""
     _progressed()
     if _at_progress:
-        _run_at_progress()
+        _run(_at_progress)
 
 
 def _progressed() -> None:
@@ -207,6 +208,8 @@ def committed(generation: int, commit: int) -> None:
     _counts[_Field.COMMITS] += 1
     if _counts[_PHASE] == Phase.STARTING:
         _counts[_PHASE] = Phase.TRAINING
+    if _at_commit:
+        _run(_at_commit)
 
 
 def stand_at(generation: int, commit: int) -> None:
@@ -289,10 +292,15 @@ def at_progress(callback: Callable[[], None]) -> None:
     _at_progress.append(callback)
 
 
-def _run_at_progress() -> None:
-    callbacks = _at_progress.copy()
-    _at_progress.clear()
-    for callback in callbacks:
+def at_commit(callback: Callable[[], None]) -> None:
+    """Have a function called once, at the next commit."""
+    _at_commit.append(callback)
+
+
+def _run(callbacks: list[Callable[[], None]]) -> None:
+    called = callbacks.copy()
+    del callbacks[: len(called)]
+    for callback in called:
         callback()
 
 

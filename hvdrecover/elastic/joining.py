@@ -51,13 +51,16 @@ def _attach(page: int, stacks: int, notes: int) -> None:
         previous(kind, error, trace)
 
     sys.excepthook = tell
-    heartbeat.at_progress(_tell_modules)
+    heartbeat.at_commit(_tell_modules)
 
 
 def _tell_modules() -> None:
-    """After the first commit, tell which libraries are imported, so that a standby can import them, too."""
-    if heartbeat.commits() == 0:
-        heartbeat.at_progress(_tell_modules)
+    """At the second commit, tell which libraries are imported, so that a standby can import them, too.
+
+    By then the first has been made, which imports some itself.
+    """
+    if heartbeat.commits() < 2:
+        heartbeat.at_commit(_tell_modules)
     else:
         heartbeat.tell(modules=[name for name, module in sys.modules.items() if _is_library(name, module)])
 

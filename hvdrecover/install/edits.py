@@ -109,6 +109,15 @@ EDITS: tuple[Edit, ...] = (
         why="process sets ignore HOROVOD_GLOO_IFACE, and hosts whose name means 127.0.0.1 can't connect",
     ),
     Edit(
+        name="process-set-finalize",
+        file="horovod/common/gloo/gloo_context.cc",
+        old="  global_ctx = global_context.ctx;\n  timeout_ = global_context.timeout_;\n",
+        new=(
+            "  enabled_ = true;\n  global_ctx = global_context.ctx;\n  timeout_ = global_context.timeout_;\n"
+        ),
+        why="after hvd.shutdown() the sockets and two threads that wake every 10 ms would stay",
+    ),
+    Edit(
         name="first-meeting",
         file="horovod/common/gloo/gloo_context.cc",
         old=(

@@ -16,4 +16,5 @@ def new_page(monkeypatch: pytest.MonkeyPatch) -> Page:
     monkeypatch.setattr(heartbeat, "_counts", page.counts)
     monkeypatch.setattr(heartbeat, "_notes", None)
     monkeypatch.setattr(heartbeat, "_at_progress", [])
+    monkeypatch.setattr(heartbeat, "_at_commit", [])
     return page

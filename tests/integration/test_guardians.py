@@ -10,7 +10,8 @@ from pathlib import Path
 from hvdrecover.examples.digits_run import elastic, supervised
 from hvdrecover.launch.processes import kill
 from tests.integration.conftest import Start
-from tests.integration.test_endings import a_run, wait_until
+from tests.integration.faults import FaultyRun
+from tests.integration.test_endings import a_run, running, wait_until
 from tests.integration.test_kill_and_resume import assert_each_sample_once
 
 
@@ -65,3 +66,19 @@ def test_sigquit_has_all_ranks_say_where_they_are_and_train_on(start: Start, tmp
         assert f"rank {event['rank']} on localhost is at {event['summary']}" in run.log
     run.finish(job)
     assert run.events("fault") == []
+
+
+def test_a_waiting_standby_holds_neither_sockets_nor_loops_that_wake(start: Start, tmp_path: Path) -> None:
+    run = FaultyRun(tmp_path / "run", "torch")
+    job = run.begin(start)
+
+    def waiting() -> list[int]:
+        standbys = running(job, "hvdrecover.launch.standby")
+        return [each for each in standbys if "pipe" in Path(f"/proc/{each}/wchan").read_text()]
+
+    wait_until(lambda: len(waiting()) == 2)
+    for standby in waiting():
+        links = [str(each.readlink()) for each in Path(f"/proc/{standby}/fd").iterdir()]
+        assert [link for link in links if "socket" in link or "eventpoll" in link] == []
+        assert "libtorch" in Path(f"/proc/{standby}/maps").read_text()
+    run.finish(job)

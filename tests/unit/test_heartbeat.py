@@ -334,3 +334,13 @@ def test_words_are_lines_of_json(page: Page, shared: int) -> None:
         assert told["traceback"].endswith("KeyError: 'gone'\n")
     finally:
         os.close(notes)
+
+
+def test_a_callback_is_called_once_at_the_next_commit(page: Page) -> None:
+    calls: list[str] = []
+    heartbeat.at_commit(lambda: calls.append("called"))
+    heartbeat.stepped()
+    assert calls == []
+    heartbeat.committed(1, 1)
+    heartbeat.committed(1, 2)
+    assert calls == ["called"]
