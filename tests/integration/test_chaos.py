@@ -7,8 +7,6 @@ import random
 import signal
 from pathlib import Path
 
-import pytest
-
 from hvdrecover.config import PREEMPTED
 from hvdrecover.examples.digits_run import TRAINING_SAMPLES
 from hvdrecover.launch.job import Job
@@ -84,7 +82,6 @@ def size(process: int) -> tuple[int, int]:
     return len(list(Path(f"/proc/{process}/fd").iterdir())), int(status[status.index("VmRSS:") + 1])
 
 
-@pytest.mark.timeout(900)
 def test_random_faults(framework: str, start: Start, tmp_path: Path) -> None:
     run = FaultyRun(tmp_path / "run", framework, (), ENDLESS, "--step-seconds", "0.05")
     chaos = Chaos(run, start, seed=20)

@@ -47,7 +47,7 @@ def a_run(folder: Path, *faults: str, framework: str = "torch") -> FaultyRun:
 def resume(run: FaultyRun, start: Start) -> None:
     """Start it again, and see it end as if nothing had happened."""
     job = run.begin(start)
-    assert job.wait(180) == 0, job.tail()
+    assert job.wait(400) == 0, job.tail()
     assert_each_sample_once(run, padding=1)
 
 
@@ -130,7 +130,7 @@ def test_no_process_outlives_its_launcher_and_the_next_start_resumes(
         workers.remove(job.pid)
         kill(running(job, "hvdrecover.launch.driver")[0])
         wait_until(lambda: not set(workers) & set(job.processes()))
-        assert job.wait(180) == 0, job.tail()
+        assert job.wait(400) == 0, job.tail()
         assert "launcher_lost" in {event["fault"] for event in run.events("fault")}
         assert_each_sample_once(run, padding=1)
     assert len(run.events("start")) == 2
@@ -142,7 +142,7 @@ def test_the_same_error_at_the_same_commit_ends_the_job_with_the_scripts_code(
 ) -> None:
     run = a_run(tmp_path, "fail-always step 1 4")
     job = run.begin(start)
-    assert job.wait(180) == 1
+    assert job.wait(400) == 1
     assert len(run.events("start")) == 2
     (end,) = run.events("end")
     assert "failed in the same way at the same commit" in end["reason"]
@@ -155,7 +155,7 @@ def test_the_same_error_at_the_same_commit_ends_the_job_with_the_scripts_code(
 def test_an_error_that_does_not_come_back_costs_a_pause(start: Start, tmp_path: Path) -> None:
     run = a_run(tmp_path, "fail step 1 4")
     job = run.begin(start)
-    assert job.wait(180) == 0, job.tail()
+    assert job.wait(400) == 0, job.tail()
     (fault,) = run.events("fault")
     assert fault["fault"] == "script_error"
     assert fault["detail"] == "RuntimeError: the script is wrong"
@@ -166,7 +166,7 @@ def test_an_error_that_does_not_come_back_costs_a_pause(start: Start, tmp_path: 
 def test_a_worker_that_leaves_early_with_0_has_failed(start: Start, tmp_path: Path) -> None:
     run = a_run(tmp_path, "leave step 1 4")
     job = run.begin(start)
-    assert job.wait(180) == 0, job.tail()
+    assert job.wait(400) == 0, job.tail()
     (fault,) = run.events("fault")
     assert (fault["fault"], fault["exit"]) == ("early_exit", 0)
     assert_each_sample_once(run, padding=1)
@@ -193,7 +193,7 @@ def small_cgroup() -> Iterator[Path]:
 def test_lack_of_memory_is_told_from_a_crash(start: Start, small_cgroup: Path, tmp_path: Path) -> None:
     run = a_run(tmp_path, "hunger step 1 4")
     job = run.begin(start, environ={"FAULTS_CGROUP": str(small_cgroup)})
-    assert job.wait(180) == 0, job.tail()
+    assert job.wait(400) == 0, job.tail()
     (fault,) = run.events("fault")
     assert (fault["fault"], fault["exit"], fault["rank"]) == ("out_of_memory", -signal.SIGKILL, 1)
     assert "rank 1 on localhost: out of memory (SIGKILL)" in run.log
@@ -203,7 +203,7 @@ def test_lack_of_memory_is_told_from_a_crash(start: Start, small_cgroup: Path, t
 def test_a_script_that_can_not_start_is_not_tried_for_ever(start: Start, tmp_path: Path) -> None:
     run = DigitsRun(tmp_path / "run", 1, program=("-c", "import no_such_module"))
     job = start(run, supervised())
-    assert job.wait(120) == 1
+    assert job.wait(400) == 1
     assert "No module named 'no_such_module'" in run.log
     assert job.processes() == []
 
@@ -212,7 +212,7 @@ def test_two_starts_that_give_up_restart_the_job(start: Start, tmp_path: Path) -
     """Three deaths without a commit give a slot up; the supervisor then starts the job again."""
     run = a_run(tmp_path, "kill step 1 4", "kill start -1 0", "kill start -1 0")
     job = run.begin(start)
-    assert job.wait(180) == 0, job.tail()
+    assert job.wait(400) == 0, job.tail()
     assert [event["scope"] for event in run.events("gave_up")] == ["slot"]
     assert len(run.events("start")) == 2
     assert_each_sample_once(run, padding=1)

@@ -67,7 +67,7 @@ def story(framework: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         _strike(told, job, "stopped", 4 * CALM, lambda: os.kill(run.process_of(1), signal.SIGSTOP))
         _strike(told, job, "loop", 36, lambda: None)
         _strike(told, job, "deadlock", 43, lambda: None)
-        assert job.wait(180) == 0, job.tail()
+        assert job.wait(400) == 0, job.tail()
         told.orphans = job.processes()
         yield told
     finally:

@@ -104,7 +104,6 @@ def lose(job: JobInLab, host: Host, fault: Callable[[], None]) -> float:
     return first.time - struck
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("job", ["torch", "tensorflow"], indirect=True)
 def test_hosts_come_and_go_in_every_way(job: JobInLab) -> None:
     lab, (_, second, third) = job.lab, job.lab.hosts
@@ -134,7 +133,6 @@ def test_hosts_come_and_go_in_every_way(job: JobInLab) -> None:
     job.assert_each_sample_once()
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("job", ["torch"], indirect=True)
 def test_launchers_are_lost_and_nothing_is_left_on_any_host(job: JobInLab) -> None:
     # Horovod's: the supervisor starts the job again.
