@@ -11,6 +11,9 @@ import pytest
 from hvdrecover.examples.digits_run import DigitsRun, static
 from hvdrecover.launch.job import Job
 
+# What takes minutes and differs little from what runs always.
+LONG = pytest.mark.skipif(os.environ.get("LONG") != "1", reason="takes minutes; LONG=1 scripts/test runs it")
+TENSORFLOW_IF_LONG = ["torch", pytest.param("tensorflow", marks=LONG)]
 EPOCHS = 6  # of runs with many faults, and of the one that they are compared with
 
 Start = Callable[..., Job]

@@ -11,12 +11,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 from benchmarks.__main__ import TOPICS
 from benchmarks.report import PLOT
 from benchmarks.states import SHAPES
 from hvdrecover.launch.processes import marked
+from tests.integration.conftest import LONG
 
 ROOT = Path(__file__).parents[2]
 SMALL = {state: shape.title.split(",")[0] for state, shape in SHAPES["small"].items()}  # sizes
@@ -65,7 +64,7 @@ def test_every_row_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> Non
     check(rows, GOALS)
 
 
-@pytest.mark.timeout(900)
+@LONG
 def test_jobs_are_killed_under_each_launcher_and_none_is_left_behind(tmp_path: Path) -> None:
     rows = measured(tmp_path, "recovery")
     check(rows, RECOVERY_GOALS)

@@ -7,11 +7,13 @@ import random
 import signal
 from pathlib import Path
 
+import pytest
+
 from hvdrecover.config import PREEMPTED
 from hvdrecover.examples.digits_run import TRAINING_SAMPLES
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
-from tests.integration.conftest import Start
+from tests.integration.conftest import TENSORFLOW_IF_LONG, Start
 from tests.integration.faults import FaultyRun, wait_until_all_train
 from tests.integration.test_endings import running
 
@@ -82,6 +84,7 @@ def size(process: int) -> tuple[int, int]:
     return len(list(Path(f"/proc/{process}/fd").iterdir())), int(status[status.index("VmRSS:") + 1])
 
 
+@pytest.mark.parametrize("framework", TENSORFLOW_IF_LONG)
 def test_random_faults(framework: str, start: Start, tmp_path: Path) -> None:
     run = FaultyRun(tmp_path / "run", framework, (), ENDLESS, "--step-seconds", "0.05")
     chaos = Chaos(run, start, seed=20)

@@ -14,7 +14,7 @@ from hvdrecover.config import PREEMPTED
 from hvdrecover.examples.digits_run import DigitsRun, supervised
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
-from tests.integration.conftest import Start
+from tests.integration.conftest import TENSORFLOW_IF_LONG, Start
 from tests.integration.faults import FaultyRun, assert_same_weights
 from tests.integration.test_kill_and_resume import assert_each_sample_once
 
@@ -114,6 +114,7 @@ def test_ctrl_c_ends_it_without_a_traceback(start: Start, tmp_path: Path) -> Non
     resume(run, start)
 
 
+@pytest.mark.parametrize("framework", TENSORFLOW_IF_LONG)
 @pytest.mark.parametrize("victim", ["horovodrun", "supervisor"])
 def test_no_process_outlives_its_launcher_and_the_next_start_resumes(
     victim: str, framework: str, start: Start, tmp_path: Path

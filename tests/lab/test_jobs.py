@@ -16,7 +16,7 @@ from hvdrecover.examples.digits_run import TRAINING_SAMPLES, DigitsRun
 from hvdrecover.examples.ledger import Batch
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
-from tests.integration.conftest import Start
+from tests.integration.conftest import TENSORFLOW_IF_LONG, Start
 from tests.integration.faults import wait_until_all_train
 from tests.integration.test_endings import running, wait_until
 from tests.lab.hosts import INTERFACE, Host
@@ -104,7 +104,7 @@ def lose(job: JobInLab, host: Host, fault: Callable[[], None]) -> float:
     return first.time - struck
 
 
-@pytest.mark.parametrize("job", ["torch", "tensorflow"], indirect=True)
+@pytest.mark.parametrize("job", TENSORFLOW_IF_LONG, indirect=True)
 def test_hosts_come_and_go_in_every_way(job: JobInLab) -> None:
     lab, (_, second, third) = job.lab, job.lab.hosts
 
