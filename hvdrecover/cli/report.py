@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from hvdrecover import config
 from hvdrecover.clock import SYSTEM_CLOCK
+from hvdrecover.events import RUNS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from hvdrecover.reporting.summary import Fault, Report, Tally
 
-RUNS = Path("hvdrecover-runs")  # where `hvdrecover run` makes a folder for each run
 _SHOWN = 20  # faults
 _WIDE = 120  # columns; narrower terminals have no room for the phases of recoveries
 

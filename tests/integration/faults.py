@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hvdrecover.examples.digits_run import PATIENCE, DigitsRun, supervised
+from hvdrecover.examples.digits_run import DigitsRun, supervised
 from hvdrecover.examples.ledger import Batch
 from hvdrecover.launch.job import Job
 from tests.integration import test_kill_and_resume, test_tensorflow
@@ -51,22 +50,6 @@ class FaultyRun(DigitsRun):
                 if event["kind"] in kinds:
                     found.append(event)
         return sorted(found, key=lambda event: event["time"])
-
-    def wait_for_event(
-        self, job: Job, kind: str, wanted: Callable[[Event], bool] = lambda event: True
-    ) -> Event:
-        """Wait for an event of which something is true."""
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            if not (self.folder / "events").exists():
-                time.sleep(0.05)
-                continue
-            for event in self.events(kind):
-                if wanted(event):
-                    return event
-            assert job.running, f"the job has ended without '{kind}':\n{job.tail()}"
-            time.sleep(0.05)
-        raise AssertionError(f"no '{kind}' in {PATIENCE} s:\n{job.tail()}")
 
     def sources(self) -> dict[int, str]:
         """Generation to where its state came from."""
