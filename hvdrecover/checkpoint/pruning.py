@@ -111,7 +111,7 @@ def delete_unless_read(storage: Storage, commit: CommitId, clock: Clock) -> bool
     if leases.is_read(storage, commit, clock.now()):
         return False
     path = root.manifest_path(commit)
-    text = storage.read(path) if root.is_complete(storage, commit) else None
+    text = root.manifest_text(storage, commit)
     storage.remove(path)
     if leases.is_read(storage, commit, clock.now()):
         if text is not None:

@@ -117,6 +117,20 @@ def read_note(storage: Storage, path: str) -> str:
     return "" if size is None or size > _MAX_NOTE else storage.read(path).decode()
 
 
+def manifest_text(storage: Storage, commit: CommitId) -> bytes | None:
+    """A commit's manifest as it is written, valid or not; None if there is none.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    path = manifest_path(commit)
+    try:
+        return storage.read(path) if is_complete(storage, commit) else None
+    except StorageError:
+        # Who deletes the commit may have taken its manifest away just then, and put it back.
+        return storage.read(path) if is_complete(storage, commit) else None
+
+
 def read_manifest(storage: Storage, commit: CommitId) -> Manifest:
     """Read what a commit says about itself: everything but its tensors, whose files are not looked at.
 
@@ -131,11 +145,7 @@ def read_manifest(storage: Storage, commit: CommitId) -> Manifest:
     size = storage.size(path)
     if size is not None and size > manifests.MAX_BYTES:
         raise CorruptCheckpointError(url, f"the file has {size} bytes, more than any manifest")
-    try:
-        text = None if size is None else storage.read(path)
-    except StorageError:
-        # Who deletes a commit may have taken its manifest away just then, and put it back.
-        text = None if storage.size(path) is None else storage.read(path)
+    text = manifest_text(storage, commit)
     if text is None:
         raise IncompleteCommitError(url, "the file is missing")
     return manifests.loads(text, url, commit)

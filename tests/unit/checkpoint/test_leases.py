@@ -284,6 +284,23 @@ def test_whatever_the_order_a_walk_never_takes_a_whole_commit_for_a_broken_one()
     assert set(found) == {(False, True), (False, False), (True, True), (True, False)}
 
 
+def test_whatever_the_order_two_deletions_do_not_disturb_each_other():
+    """Those of the job, and of a person who prunes beside it."""
+    with memory_root() as root:
+        write(root, 1)
+        whole = content(root)
+
+        def start():
+            for path, data in whole.items():
+                root.publish(path, data)
+            clock = FakeClock()
+            return [Thread(lambda storage: delete_unless_read(storage, OLD, clock), root) for _ in range(2)]
+
+        for deletions in every_order(start):
+            assert [deletion.result for deletion in deletions] == [True, True]
+            assert commits(root) == []
+
+
 def test_a_load_leaves_no_lease(root):
     store = write(root, 1, 2)
     load_newest(store)

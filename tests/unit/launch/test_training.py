@@ -87,7 +87,7 @@ def test_an_exit_and_an_interrupt_are_no_errors(start: Start) -> None:
         assert training.notes() == {}
 
 
-def test_after_the_first_commit_the_libraries_are_told_and_the_scripts_own_modules_are_not(
+def test_at_the_second_commit_the_libraries_are_told_and_the_scripts_own_modules_are_not(
     start: Start, tmp_path: Path
 ) -> None:
     (tmp_path / "own.py").write_text("")
@@ -95,11 +95,10 @@ def test_after_the_first_commit_the_libraries_are_told_and_the_scripts_own_modul
         "import adapter, own, colorsys, json.tool\n"
         "__spec__ = colorsys.__spec__  # as that of a program which is part of a library\n"
         "from hvdrecover import heartbeat\n"
-        "heartbeat.heartbeat()\n"
+        "heartbeat.committed(1, 1)\n"
         "heartbeat.tell(before=1)\n"
         "import wave\n"
-        "heartbeat.committed(1, 1)\n"
-        "heartbeat.heartbeat()\n"
+        "heartbeat.committed(1, 2)\n"
     )
     assert training.process.wait(60) == 0
     assert list(training.notes()) == ["before", "modules"]
