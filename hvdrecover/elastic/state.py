@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import queue
 import uuid
-import zlib
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
@@ -20,6 +18,7 @@ from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import redact
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.elastic import recovery, reports, stalls, stopping
+from hvdrecover.elastic.consultation import Consultation
 from hvdrecover.elastic.contents import Contents, Present
 from hvdrecover.elastic.durability import FINISH_ATTEMPTS, Durability
 from hvdrecover.elastic.horovod import hosts_updated
@@ -81,7 +80,7 @@ class State:
         self._job = ""
         self._events = Events(self._config.events, self._config.host, clock)
         self._timings = Timings(clock)
-        self._host_messages: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._consultation = Consultation(self._config)
         self._reset_callbacks: list[Callable[[], None]] = []
         self._durability: Durability | None = None
         self._contents = Contents(framework, attributes, set(dir(type(self))), self._iteration_begins)
@@ -222,7 +221,7 @@ class State:
 
     def on_hosts_updated(self, timestamp: float, update: int) -> None:
         """Called by Horovod, on a thread of its own, when hosts have come (2) or gone (1)."""
-        self._host_messages.put(int(update))
+        self._consultation.note_hosts(int(update))
 
     def meet_again(self, reason: BaseException, steps: int = 0) -> None:
         """Part from the other ranks and meet those that are there; called by `run` after a fault.
@@ -238,7 +237,7 @@ class State:
         self._events.emit("reset", reason=f"{type(reason).__name__}: {reason}", steps=steps)
         with self._timings.of("reset"):
             self._world.shutdown()
-        self._take_messages()  # the meeting takes note of all changes up to now, and of none after it
+        self._consultation.take_hosts()  # the meeting takes note of all changes so far, and of none after it
         with self._timings.of("rendezvous"):
             self._world.init()
         stalls.forget()
@@ -331,20 +330,18 @@ class State:
 
     def _consult(self, *, committed: bool) -> None:
         verdict = self._durability.verdict() if self._durability else None
-        host = zlib.crc32(self._config.host.encode())
-        mine = [self._take_messages(), verdict is not None, heartbeat.stop_asked(), host]
-        updates, verdicts, asked, hosts = self._world.allgather(mine, "hvdrecover.updates").T.tolist()
+        outcome = self._consultation.hold(self._world, failed=verdict is not None)
         if verdict is not None:
             raise verdict
-        if any(verdicts):
+        if outcome.failed:
             # If rank 0 left alone, the others would take it for lost and go on without it.
             raise StorageError(self._root(), "rank 0 has stopped the job; its error says why")
-        leaving = stopping.decide(asked, hosts, elastic=self._config.elastic)
+        leaving = outcome.leaving
         if leaving.any and not committed:
             self.save()
         if leaving.leaving[self._world.rank()]:
             self._leave(whole=leaving.whole)
-        if leaving.any or (self._config.elastic and any(updates)):
+        if leaving.any or outcome.hosts_updated:
             raise hosts_updated()
 
     def _leave(self, *, whole: bool) -> NoReturn:
@@ -358,13 +355,6 @@ class State:
         facts: dict[str, Any] = {"scope": scope, "generation": commit.generation, "commit": commit.commit}
         self._events.emit("leave", message if not whole or self._world.rank() == 0 else None, **facts)
         raise stopping.Preempted()
-
-    def _take_messages(self) -> int:
-        """What Horovod's driver has told of hosts since the last time."""
-        updates = 0
-        while not self._host_messages.empty():
-            updates |= self._host_messages.get()
-        return updates
 
     # -- inside ----------------------------------------------------------------------------------------
 

@@ -1,0 +1,64 @@
+"""What the ranks tell each other between two commits, so that all of them do the same next."""
+
+from __future__ import annotations
+
+import queue
+import zlib
+from dataclasses import dataclass
+
+from hvdrecover import heartbeat
+from hvdrecover.config import Config
+from hvdrecover.elastic import stopping
+from hvdrecover.elastic.interfaces import World
+from hvdrecover.elastic.stopping import Decision
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What all ranks know afterwards.
+
+    Attributes:
+        failed: whether a rank has met an error that ends the job.
+        leaving: who leaves after a preemption.
+        hosts_updated: whether hosts have come or gone.
+    """
+
+    failed: bool
+    leaving: Decision
+    hosts_updated: bool
+
+
+class Consultation:
+    """This rank's side of it.
+
+    Args:
+        config: the process's settings.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._elastic = config.elastic
+        self._host = zlib.crc32(config.host.encode())
+        self._messages: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def note_hosts(self, update: int) -> None:
+        """Take down what Horovod's driver tells of hosts, on any thread: they have come (2) or gone (1)."""
+        self._messages.put(update)
+
+    def take_hosts(self) -> int:
+        """What has been told of hosts since the last time; 0 if nothing."""
+        updates = 0
+        while not self._messages.empty():
+            updates |= self._messages.get()
+        return updates
+
+    def hold(self, world: World, *, failed: bool) -> Outcome:
+        """Tell the others what this rank knows, and learn what they do: one allgather of four numbers.
+
+        Args:
+            world: the ranks, all of whom must call this.
+            failed: whether this rank has met an error that ends the job.
+        """
+        mine = [self.take_hosts(), failed, heartbeat.stop_asked(), self._host]
+        updates, failures, asked, hosts = world.allgather(mine, "hvdrecover.updates").T.tolist()
+        leaving = stopping.decide(asked, hosts, elastic=self._elastic)
+        return Outcome(any(failures), leaving, self._elastic and any(updates))
