@@ -22,6 +22,8 @@
     ├── RecoveryError               the ranks could not agree on a state to go on from
     │   ├── MeetingError            a rank was lost while the ranks met
     │   └── RemovedError            this host is no longer part of the job
+    ├── DiscoveryError              which hosts there are can't be found out
+    │   └── HostListError           a list of hosts has something in it that can't be meant
     ├── LaunchError                 a process of the job can't be started
     └── InstallError                Horovod could not be built or installed
         └── EditError               a named edit of Horovod's source no longer applies
@@ -181,6 +183,32 @@ class MeetingError(RecoveryError):
 
 class RemovedError(RecoveryError):
     """This host is no longer part of the job."""
+
+
+class DiscoveryError(HvdrecoverError):
+    """Which hosts there are can't be found out.
+
+    Attributes:
+        source: the file, program or service that was asked.
+    """
+
+    def __init__(self, source: str, problem: str) -> None:
+        super().__init__(f"{source}: {problem}")
+        self.source = source
+
+
+class HostListError(DiscoveryError):
+    """A list of hosts has something in it that can't be meant.
+
+    Attributes:
+        line: its line, from 1.
+        column: its column, from 1, in characters.
+    """
+
+    def __init__(self, source: str, line: int, column: int, problem: str) -> None:
+        super().__init__(source, f"line {line}, column {column}: {problem}")
+        self.line = line
+        self.column = column
 
 
 class LaunchError(HvdrecoverError):

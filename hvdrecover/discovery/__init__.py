@@ -1,0 +1,1 @@
+"""Which hosts a job may use: asked of a host source, checked, and answered in time whatever happens."""

@@ -1,0 +1,47 @@
+"""Other programs, asked for what they print."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from hvdrecover.errors import DiscoveryError
+
+
+def output(command: Sequence[str], environ: Mapping[str, str], timeout: float) -> bytes:
+    """What a program prints.
+
+    Args:
+        command: program and arguments; the program is looked up on the environment's ``PATH``.
+        environ: its environment.
+        timeout: seconds after which it is killed, with all that it has started.
+
+    Raises:
+        DiscoveryError: it can't be started, has failed, or has not ended in time.
+    """
+    name = command[0]
+    try:
+        process = subprocess.Popen(
+            command,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise DiscoveryError(name, f"can't be started: {error.strerror}") from error
+    try:
+        printed, complaints = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        raise DiscoveryError(name, f"has not ended in {timeout:.2g} s") from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if process.returncode:
+        last = complaints.decode(errors="replace").strip().splitlines()[-1:]
+        raise DiscoveryError(name, ": ".join([f"has ended with exit code {process.returncode}", *last]))
+    return printed
