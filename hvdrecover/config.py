@@ -15,8 +15,8 @@ This is the only module that reads environment variables; a test holds the other
                                -o ConnectTimeout=5``)
 ============================== =====================================================================
 
-Our own processes set ``HVDRECOVER_SLOT``, ``HVDRECOVER_REJOIN`` and ``HVDRECOVER_SUPERVISOR`` for those
-that they start.
+Our own processes set ``HVDRECOVER_SLOT``, ``HVDRECOVER_REJOIN``, ``HVDRECOVER_SUPERVISOR`` and
+``HVDRECOVER_HOST_REPORTS`` for those that they start.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ class Config:
         ssh_options: what is added to ssh's command line.
         path: where programs are searched for.
         programs: the folder of this Python environment's programs.
+        host_reports: file in which the supervisor reports hosts that fail, or None.
     """
 
     checkpoint: str | None
@@ -114,6 +115,7 @@ class Config:
     ssh_options: str = _SSH_OPTIONS
     path: str = os.defpath
     programs: str = os.fspath(Path(sys.executable).parent)
+    host_reports: Path | None = None
 
 
 def read(environ: Mapping[str, str] | None = None) -> Config:
@@ -149,7 +151,15 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         supervisor=_supervisor(env),
         ssh_options=env.get("HVDRECOVER_SSH_OPTIONS", _SSH_OPTIONS),
         path=env.get("PATH", os.defpath),
+        host_reports=Path(reports) if (reports := env.get("HVDRECOVER_HOST_REPORTS")) else None,
     )
+
+
+def cache(environ: Mapping[str, str]) -> Path:
+    """The user's folder for what is kept between runs and can be made anew."""
+    home = environ.get("XDG_CACHE_HOME", "")
+    base = Path(home) if Path(home).is_absolute() else Path.home() / ".cache"
+    return base / "hvdrecover"
 
 
 def _slot(text: str) -> tuple[int, int, int] | None:

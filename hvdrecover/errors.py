@@ -190,11 +190,13 @@ class DiscoveryError(HvdrecoverError):
 
     Attributes:
         source: the file, program or service that was asked.
+        problem: what went wrong.
     """
 
     def __init__(self, source: str, problem: str) -> None:
         super().__init__(f"{source}: {problem}")
         self.source = source
+        self.problem = problem
 
 
 class HostListError(DiscoveryError):

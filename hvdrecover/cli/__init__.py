@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from hvdrecover.cli import commits, launching
+from hvdrecover.cli.discovering import add_discover
 from hvdrecover.cli.report import add_report
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.version import __version__
@@ -48,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"hvdrecover {__version__}")
     subcommands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     launching.add_commands(subcommands)
+    add_discover(subcommands)
     commits.add_commands(subcommands)
     add_report(subcommands)
 

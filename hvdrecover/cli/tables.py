@@ -22,11 +22,26 @@ from hvdrecover.checkpoint.inspection.prune import Plan
 from hvdrecover.checkpoint.inspection.verify import Verdict
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.checkpoint.manifest import Manifest
+from hvdrecover.discovery.selection import Answer
 
 _UNLIMITED = 100_000  # characters: without a terminal, lines are as long as they are
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-_STYLES = {"quarantined": "red", "broken": "red", "newer format": "red", "incomplete": "yellow"}
+_STYLES = {
+    "quarantined": "red",
+    "broken": "red",
+    "newer format": "red",
+    "incomplete": "yellow",
+    "ailing": "red",
+    "resting": "yellow",
+}
+    "quarantined": "red",
+    "broken": "red",
+    "newer format": "red",
+    "incomplete": "yellow",
+    "ailing": "red",
+    "resting": "yellow",
+}
 
 
 def put(output: RenderableType) -> None:
@@ -62,6 +77,15 @@ def listing(
     reasons = [plain(f"{entry.id} is {entry.state}: {entry.reason}") for entry in entries if entry.reason]
     reasons += [plain(f"{id} is broken: {verdict.text}") for id, verdict in verdicts.items() if verdict.text]
     return Group(table, *([Text()] if reasons else []), *reasons)
+
+
+def hosts(answer: Answer, now: float) -> RenderableType:
+    """What ``discover`` has found."""
+    table = grid("host", "slots>", "state", "since>", "why")
+    for entry in answer.entries:
+        state = Text(entry.state, _STYLES.get(entry.state, ""))
+        table.add_row(entry.name, str(entry.slots), state, f"{age(now - entry.since)} ago", entry.why)
+    return table
 
 
 def contents(url: str, found: Contents, now: float) -> RenderableType:

@@ -34,6 +34,7 @@ class Edit:
 
 
 _COUNTED_TWICE = "a worker that is lost at the meeting, and restarted, counts for two, and another isn't met"
+_ORDER = "of the hosts that are discovered at once, chance decides which are used and which are spare"
 _CPP20 = "the headers of current PyTorch and TensorFlow need C++20"
 
 EDITS: tuple[Edit, ...] = (
@@ -303,6 +304,20 @@ EDITS: tuple[Edit, ...] = (
         old="        self._states = {}\n",
         new="        self._states = {}\n        self._tickets = {}\n",
         why=_COUNTED_TWICE,
+    ),
+    Edit(
+        name="host-order",
+        file="horovod/runner/elastic/discovery.py",
+        old="lines = set(result.strip()",
+        new="lines = dict.fromkeys(result.strip()",
+        why=_ORDER,
+    ),
+    Edit(
+        name="host-order-kept",
+        file="horovod/runner/elastic/discovery.py",
+        old="available_hosts = set([host for host in host_slots.keys()",
+        new="available_hosts = list([host for host in host_slots.keys()",
+        why=_ORDER,
     ),
     Edit(
         name="no-distutils-cmake",

@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hvdrecover import config
 from hvdrecover.errors import InstallError
 
 #: Seconds to wait for another process that builds the same wheel.
@@ -73,9 +74,7 @@ def version(spec: BuildSpec) -> str:
 
 def wheels_root(environ: Mapping[str, str]) -> Path:
     """Return the folder that holds all built wheels of this user."""
-    home = environ.get("XDG_CACHE_HOME", "")
-    base = Path(home) if Path(home).is_absolute() else Path.home() / ".cache"
-    return base / "hvdrecover" / "wheels"
+    return config.cache(environ) / "wheels"
 
 
 def is_intact(wheel: Path) -> bool:

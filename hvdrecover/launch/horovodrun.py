@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import shlex
 import socket
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from hvdrecover.discovery.checks import is_local
 from hvdrecover.errors import ConfigError, LaunchError
 from hvdrecover.launch import hangs
 
@@ -178,16 +178,6 @@ def _only_interface(named: Sequence[str]) -> tuple[str, ...]:
     if is_local(named[0]):
         return ("lo",)
     return _interface_towards(named[0])
-
-
-def is_local(host: str) -> bool:
-    """Whether a name stands for this host."""
-    if host in ("localhost", socket.gethostname()):
-        return True
-    try:
-        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
-    except (OSError, ValueError):
-        return False
 
 
 def _interface_towards(host: str) -> tuple[str, ...]:

@@ -1,0 +1,212 @@
+"""Asking the source, and checking its hosts, in a process of its own, so that nothing can hold up the answer.
+
+Horovod's driver holds a lock while discovery runs, which recoveries need. So only the first call waits for
+checks; later ones go by what is known, while the process goes on to check.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+
+from hvdrecover.clock import Clock
+from hvdrecover.discovery import checks, health
+from hvdrecover.discovery.checks import Checks
+from hvdrecover.discovery.hosts import Host
+from hvdrecover.discovery.memory import Memory, MemoryFile, dumps, loads
+from hvdrecover.discovery.sources.interface import Source
+from hvdrecover.errors import DiscoveryError
+
+_FOR_CHECKS = 0.6  # of the time, so that they end in time if the source is quick
+_BACKSTOP = 2.0  # seconds beyond its time after which the kernel kills a process that does not end
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to find out.
+
+    Attributes:
+        source: whom to ask.
+        checks: what to check of its hosts.
+        environ: the environment.
+        timeout: seconds that it may take.
+    """
+
+    source: Source
+    checks: Checks
+    environ: Mapping[str, str]
+    timeout: float
+
+
+def is_fresh(memory: Memory, question: Question, now: float) -> bool:
+    """Whether what is known need not be asked for again."""
+    return memory.asked is not None and 0 <= now - memory.asked < question.source.every
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found out.
+
+    Attributes:
+        memory: what is known now.
+        problem: why it can't be remembered; an empty string if it can.
+    """
+
+    memory: Memory
+    problem: str = ""
+
+
+def ask(
+    question: Question, file: MemoryFile, clock: Clock, *, patience: float, checked: bool
+) -> Report | None:
+    """Have the source asked, and its answer and what checks find remembered.
+
+    Args:
+        question: what to find out.
+        file: where to remember it.
+        clock: where times come from.
+        patience: seconds to wait.
+        checked: whether to wait for the checks, and for others who ask just now.
+
+    Returns:
+        What was found out; None if that takes longer, or others are at it. It goes on in any case.
+    """
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        try:
+            _be_detached(writer, question)
+            _answer(question, file, clock, writer, wait=checked)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    wanted, deadline = 2 if checked else 1, time.monotonic() + patience
+    seen = b""
+    with os.fdopen(reader, "rb", buffering=0) as pipe:
+        while seen.count(b"\n") < wanted and (left := deadline - time.monotonic()) > 0:
+            if select.select([pipe], [], [], left)[0]:
+                news = pipe.read(1 << 16)
+                if not news:
+                    break
+                seen += news
+    lines = seen.split(b"\n")[:-1]
+    if len(lines) < wanted:
+        return None
+    problem, _, memory = lines[-1].partition(b"\t")
+    return Report(loads(memory), problem.decode())
+
+
+def _be_detached(writer: int, question: Question) -> None:
+    """Be no part of what the caller started, or it would be waited for."""
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(nothing, descriptor)
+    os.closerange(3, writer)
+    os.closerange(writer + 1, os.sysconf("SC_OPEN_MAX"))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, question.timeout * (1 + _FOR_CHECKS) + _BACKSTOP)
+
+
+def _answer(question: Question, file: MemoryFile, clock: Clock, writer: int, *, wait: bool) -> None:
+    with ExitStack() as held:
+        problem = ""
+        try:
+            held.enter_context(file.lock(wait=wait))
+        except BlockingIOError:
+            return
+        except OSError as error:
+            problem = _unwritable(error)
+        memory = file.read()
+        if not is_fresh(memory, question, clock.now()):  # nobody has done it meanwhile
+            memory = asked(memory, question, clock)
+            problem = _keep(memory, file) or problem
+        _tell(writer, memory, problem)
+        if question.checks.any:
+            memory = checked(memory, question, clock)
+            problem = _keep(memory, file) or problem
+        _tell(writer, memory, problem)
+
+
+def _keep(memory: Memory, file: MemoryFile) -> str:
+    try:
+        file.write(memory)
+    except OSError as error:
+        return _unwritable(error)
+    return ""
+
+
+def _unwritable(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return f"the cache can't be written, so that no answer is remembered: {where}{error.strerror}"
+
+
+def _tell(writer: int, memory: Memory, problem: str) -> None:
+    with suppress(BrokenPipeError):  # the caller has answered already
+        with os.fdopen(writer, "wb", closefd=False) as pipe:
+            pipe.write(problem.encode() + b"\t" + dumps(memory) + b"\n")
+
+
+def asked(memory: Memory, question: Question, clock: Clock) -> Memory:
+    """What is known after the source was asked."""
+    hosts, failure = _hosts(question)
+    now = clock.now()
+    if failure or not hosts:
+        problem = failure or "it names no host"
+        return replace(memory, asked=now, failure=problem, empty=not failure)
+    names = [host.name for host in hosts]
+    seen = {name: memory.first_seen.get(name, now) for name in names}
+    known = {name: each for name, each in memory.health.items() if name in seen}
+    return replace(
+        memory,
+        hosts=tuple(hosts),
+        listed=now,
+        asked=now,
+        failure="",
+        empty=False,
+        first_seen=seen,
+        health=known,
+    )
+
+
+def _hosts(question: Question) -> tuple[list[Host], str]:
+    """What the source names, or what is wrong with it; on a thread, as it may hang."""
+    found: list[Host] = []
+    failure = [f"it has not answered in {question.timeout:g} s"]
+
+    def run() -> None:
+        try:
+            found.extend(question.source.hosts(question.environ, question.timeout))
+            failure[0] = ""
+        except DiscoveryError as error:
+            failure[0] = str(error)
+        except Exception as error:  # of a source that somebody else has written
+            failure[0] = f"{type(error).__name__}: {error}"
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(question.timeout)
+    return ([], failure[0]) if thread.is_alive() or failure[0] else (found, "")
+
+
+def checked(memory: Memory, question: Question, clock: Clock) -> Memory:
+    """What is known after hosts were checked whose turn it is."""
+    now = clock.now()
+    names = [host.name for host in memory.hosts]
+    due = [name for name in names if health.is_due(memory.health.get(name), now)]
+    # Those that were never checked first, then those whose check is longest ago.
+    due.sort(key=lambda name: known.checked if (known := memory.health.get(name)) else 0.0)
+    problems = checks.run(due, question.checks, question.environ, question.timeout * _FOR_CHECKS)
+    now = clock.now()
+    known = dict(memory.health)
+    for name, problem in problems.items():
+        known[name] = health.judged(known.get(name), problem, now)
+    well = tuple(name for name in names if name in known and known[name].well)
+    if not well:
+        return replace(memory, health=known)
+    return replace(memory, health=known, well=well, well_at=now)

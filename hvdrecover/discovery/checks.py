@@ -1,0 +1,107 @@
+"""Checks of hosts: whether their ssh port answers, and whether a user's command succeeds there."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from hvdrecover.discovery import programs
+from hvdrecover.errors import DiscoveryError
+
+CONNECT = 2.0  # seconds for a host to answer
+_AT_ONCE = 256  # hosts; each may take a socket or a process
+# As horovodrun calls ssh, which must not wait for a person either.
+_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no", "-o", f"ConnectTimeout={CONNECT:.0f}")
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What to check.
+
+    Attributes:
+        ssh_port: port that must accept connections; None checks none. This host's need not.
+        identity: ssh's private key, for the command.
+        command: shell command that must succeed on each host; None runs none.
+    """
+
+    ssh_port: int | None = 22
+    identity: str | None = None
+    command: str | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether there is anything to check."""
+        return self.ssh_port is not None or self.command is not None
+
+
+def run(names: Sequence[str], checks: Checks, environ: Mapping[str, str], timeout: float) -> dict[str, str]:
+    """Check hosts, all of them at once.
+
+    Threads may be left over that wait for something, so the process should end soon and at once.
+
+    Args:
+        names: the hosts, those first that matter most.
+        checks: what to check.
+        environ: the environment.
+        timeout: seconds that all of it may take.
+
+    Returns:
+        What is wrong with each; an empty string if nothing is. A host whose turn did not come is missing.
+    """
+    begun: set[str] = set()
+
+    def check(name: str) -> str:
+        begun.add(name)
+        return problem_of(name, checks, environ, timeout)
+
+    pool = ThreadPoolExecutor(max_workers=min(_AT_ONCE, max(1, len(names))))
+    futures = {pool.submit(check, name): name for name in names}
+    done, late = wait(futures, timeout=timeout)
+    pool.shutdown(wait=False, cancel_futures=True)
+    found = {futures[future]: future.result() for future in done}
+    found.update(
+        {name: f"no answer in {timeout:.2g} s" for name in map(futures.__getitem__, late) if name in begun}
+    )
+    return found
+
+
+def problem_of(name: str, checks: Checks, environ: Mapping[str, str], timeout: float) -> str:
+    """What is wrong with a host; an empty string if nothing is."""
+    here = is_local(name)
+    if checks.ssh_port is not None and not here:
+        try:
+            socket.create_connection((name, checks.ssh_port), min(CONNECT, timeout)).close()
+        except OSError as error:
+            return f"port {checks.ssh_port} (ssh): {error.strerror or error}"
+    if checks.command is None:
+        return ""
+    try:
+        programs.output(_command(name, checks, here=here), environ, timeout)
+    except DiscoveryError as error:
+        return f"'{checks.command}' {error.problem}"
+    return ""
+
+
+def is_local(host: str) -> bool:
+    """Whether a name stands for this host."""
+    if host in ("localhost", socket.gethostname()):
+        return True
+    try:
+        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+    except (OSError, ValueError):
+        return False
+
+
+def _command(name: str, checks: Checks, *, here: bool) -> list[str]:
+    if here:
+        return ["sh", "-c", str(checks.command)]
+    words = [*_SSH, *(["-p", str(checks.ssh_port)] if checks.ssh_port is not None else [])]
+    return [
+        *words,
+        *(["-i", checks.identity] if checks.identity is not None else []),
+        name,
+        str(checks.command),
+    ]

@@ -1,0 +1,121 @@
+"""What one call of host discovery remembers for the next, in a file that calls may share.
+
+Who holds the file's lock may write it; it is replaced as a whole, so that anybody may read it at any time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hvdrecover.discovery.health import Health
+from hvdrecover.discovery.hosts import Host
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What is known of the hosts; times in seconds since the epoch.
+
+    Attributes:
+        hosts: what the source has named last, in its order; never empty after its first good answer.
+        listed: when that was; None before the first good answer.
+        asked: when the source was asked last, and has answered or failed.
+        failure: why the last answer was none; an empty string if it was one.
+        empty: whether that is because no host was named.
+        first_seen: since when each host is named.
+        health: of those that were checked.
+        well: the hosts that were well when any was, last.
+        well_at: when that was.
+    """
+
+    hosts: tuple[Host, ...] = ()
+    listed: float | None = None
+    asked: float | None = None
+    failure: str = ""
+    empty: bool = False
+    first_seen: dict[str, float] = field(default_factory=dict)
+    health: dict[str, Health] = field(default_factory=dict)
+    well: tuple[str, ...] = ()
+    well_at: float | None = None
+
+
+class MemoryFile:
+    """The file.
+
+    Args:
+        path: where it lies; its folder is made when missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> Memory:
+        """What is remembered; nothing if there is no file, or one that is none of ours."""
+        try:
+            text = self._path.read_bytes()
+        except OSError:
+            return Memory()
+        try:
+            return loads(text)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return Memory()
+
+    def write(self, memory: Memory) -> None:
+        """Remember this instead.
+
+        Raises:
+            OSError: it can't be written.
+        """
+        handle, name = tempfile.mkstemp(dir=self._path.parent, prefix=f"{self._path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(dumps(memory))
+            Path(name).replace(self._path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    @contextmanager
+    def lock(self, *, wait: bool) -> Iterator[None]:
+        """Hold the lock, which the kernel lets go of when its holder dies.
+
+        Args:
+            wait: whether to wait for it.
+
+        Raises:
+            BlockingIOError: somebody holds it.
+            OSError: the folder can't be made or written to.
+        """
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.with_name(f"{self._path.name}.lock").open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            yield
+
+
+def dumps(memory: Memory) -> bytes:
+    """As JSON, on one line."""
+    return json.dumps({"format": _FORMAT, **dataclasses.asdict(memory)}).encode()
+
+
+def loads(text: bytes) -> Memory:
+    """From JSON; nothing is known if it was written by another version.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: it is none of ours.
+    """
+    values = json.loads(text)
+    if values.pop("format") != _FORMAT:
+        return Memory()
+    values["hosts"] = tuple(Host(**each) for each in values["hosts"])
+    values["health"] = {name: Health(**each) for name, each in values["health"].items()}
+    values["well"] = tuple(values["well"])
+    return Memory(**values)

@@ -1,0 +1,54 @@
+"""Hosts that guardians have given up a slot on again and again: they rest, for a growing and bounded time.
+
+The supervisor writes a report for each, a line of JSON with the time and the host; discovery reads them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+FIRST, LONGEST = 60.0, 3600.0  # seconds of rest
+_REMEMBERED = 6 * 3600.0  # seconds for which a report counts
+_REPEATED = 2  # reports from which on a host rests
+
+
+def report(path: Path, host: str, now: float) -> None:
+    """Report a host on which a slot was given up.
+
+    Raises:
+        OSError: the file can't be written.
+    """
+    with path.open("ab", buffering=0) as file:
+        file.write(f"{json.dumps({'time': now, 'host': host})}\n".encode())
+
+
+def read(path: Path | None) -> dict[str, list[float]]:
+    """When each host was reported; none if there is no such file."""
+    found: dict[str, list[float]] = {}
+    try:
+        lines = path.read_bytes().splitlines() if path is not None else []
+    except OSError:
+        return found
+    for line in lines:
+        try:
+            entry = json.loads(line)
+            found.setdefault(str(entry["host"]), []).append(float(entry["time"]))
+        except (ValueError, TypeError, KeyError):  # cut off, as its writer was killed
+            continue
+    return found
+
+
+def rests_until(reports: Sequence[float], now: float) -> float:
+    """Until when a host rests; 0 if it doesn't.
+
+    Args:
+        reports: when it was reported.
+        now: the time.
+    """
+    recent = sorted(time for time in reports if now - time < _REMEMBERED)
+    if len(recent) < _REPEATED:
+        return 0.0
+    until = recent[-1] + min(LONGEST, FIRST * 2.0 ** (len(recent) - _REPEATED))
+    return until if until > now else 0.0

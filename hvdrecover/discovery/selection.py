@@ -1,0 +1,205 @@
+"""Which hosts are used, which are spare, and which are left out and why; pure functions."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hvdrecover.discovery import rests
+from hvdrecover.discovery.hosts import Host
+from hvdrecover.discovery.memory import Memory
+from hvdrecover.errors import DiscoveryError
+
+State = Literal["used", "spare", "resting", "ailing", "unchecked", "excluded"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a user wants of the hosts.
+
+    Attributes:
+        slots: of hosts whose source tells none.
+        include: patterns as of a shell; a host must match one of them, if there are any.
+        exclude: patterns that no host may match.
+        max_hosts: how many hosts are named at most.
+        max_np: how many processes the job takes at most; hosts beyond are spare.
+        last_good: seconds for which an answer stands in for those that fail.
+        allow_empty: whether no host at all is an answer as long as there was none before.
+    """
+
+    slots: int = 1
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    max_hosts: int | None = None
+    max_np: int | None = None
+    last_good: float = 60.0
+    allow_empty: bool = False
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One host.
+
+    Attributes:
+        name: the host.
+        slots: how many processes it takes.
+        state: what becomes of it: ``used`` and ``spare`` hosts are named to Horovod.
+        since: since when, in seconds since the epoch.
+        why: why it is left out; an empty string if it isn't.
+    """
+
+    name: str
+    slots: int
+    state: State
+    since: float
+    why: str = ""
+
+    @property
+    def named(self) -> bool:
+        """Whether Horovod is told of it."""
+        return self.state in ("used", "spare")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What host discovery says.
+
+    Attributes:
+        entries: all hosts of the source: first those that are named to Horovod, the oldest first.
+        warning: what is wrong with the source or all of its hosts; an empty string if nothing is.
+    """
+
+    entries: tuple[Entry, ...]
+    warning: str = ""
+
+    @property
+    def hosts(self) -> tuple[Entry, ...]:
+        """The hosts that are named to Horovod."""
+        return tuple(entry for entry in self.entries if entry.named)
+
+
+def answer(
+    memory: Memory,
+    limits: Limits,
+    reports: Mapping[str, Sequence[float]],
+    now: float,
+    *,
+    source: str,
+    checked: bool,
+    late: bool = False,
+) -> Answer:
+    """The answer of one call.
+
+    Args:
+        memory: what is known.
+        limits: what the user wants.
+        reports: when each host was reported by guardians.
+        now: the time.
+        source: what to call the source in errors.
+        checked: whether hosts must have passed their checks.
+        late: whether the source has not answered this call in time.
+
+    Raises:
+        DiscoveryError: there was no good answer, or not for too long; or no host is left.
+    """
+    failure = memory.failure or ("it has not answered in time" if late else "")
+    if memory.listed is None:
+        if memory.empty and limits.allow_empty:
+            return Answer((), f"{source}: {failure}")
+        raise DiscoveryError(source, f"{failure}, and there is no earlier answer")
+    age = now - memory.listed
+    if failure and age > limits.last_good:
+        raise DiscoveryError(source, f"{failure}; its last good answer is {age:.0f} s old")
+    warning = f"{source}: {failure}; this is its answer of {age:.0f} s ago" if failure else ""
+    entries = [_entry(host, memory, limits, checked=checked) for host in memory.hosts]
+    if not any(entry.named for entry in entries):
+        entries = _last_well(entries, memory, limits, now, source)
+        warning = (
+            warning
+            or f"{source}: no host passes its check; these did {now - (memory.well_at or 0):.0f} s ago"
+        )
+    entries.sort(key=lambda entry: (not entry.named, entry.since))  # stable: else in the source's order
+    return Answer(tuple(_limited(_rested(entries, reports, now), limits)), warning)
+
+
+def _entry(host: Host, memory: Memory, limits: Limits, *, checked: bool) -> Entry:
+    slots = limits.slots if host.slots is None else host.slots
+    since = memory.first_seen.get(host.name, 0.0)
+    if why := _excluded(host.name, limits):
+        return Entry(host.name, slots, "excluded", since, why)
+    if not checked:
+        return Entry(host.name, slots, "used", since)
+    health = memory.health.get(host.name)
+    if health is None:
+        return Entry(host.name, slots, "unchecked", since, "its first check is still to come")
+    since = max(since, health.since)
+    return (
+        Entry(host.name, slots, "used", since)
+        if health.well
+        else Entry(host.name, slots, "ailing", since, health.why)
+    )
+
+
+def _excluded(name: str, limits: Limits) -> str:
+    for pattern in limits.exclude:
+        if fnmatch.fnmatchcase(name, pattern):
+            return f"it matches --exclude {pattern}"
+    if limits.include and not any(fnmatch.fnmatchcase(name, pattern) for pattern in limits.include):
+        return "it matches no --include"
+    return ""
+
+
+def _last_well(
+    entries: Sequence[Entry], memory: Memory, limits: Limits, now: float, source: str
+) -> list[Entry]:
+    """If none passes its check, it may be us who are cut off: for a while, those that did last stand."""
+    left = [entry for entry in entries if entry.state != "excluded"]
+    if not left:
+        raise DiscoveryError(
+            source, f"all of its {len(entries)} hosts are excluded by --include and --exclude"
+        )
+    if memory.well_at is not None and now - memory.well_at <= limits.last_good:
+        stand = [
+            Entry(entry.name, entry.slots, "used", entry.since) if entry.name in memory.well else entry
+            for entry in entries
+            if entry.state != "excluded"
+        ]
+        if any(entry.named for entry in stand):
+            return [*stand, *(entry for entry in entries if entry.state == "excluded")]
+    reasons = "".join(f"\n  {entry.name}: {entry.why}" for entry in left[:10])
+    raise DiscoveryError(source, f"none of its {len(left)} hosts passes its check:{reasons}")
+
+
+def _rested(entries: list[Entry], reports: Mapping[str, Sequence[float]], now: float) -> list[Entry]:
+    """Let hosts rest that were reported, unless nothing would be left then."""
+    rested: list[Entry] = []
+    for entry in entries:
+        until = rests.rests_until(reports.get(entry.name, ()), now) if entry.named else 0.0
+        if until:
+            times = len(reports[entry.name])
+            why = f"reported as failing {times} times; it rests for another {until - now:.0f} s"
+            rested.append(Entry(entry.name, entry.slots, "resting", max(reports[entry.name]), why))
+        else:
+            rested.append(entry)
+    if not any(entry.named for entry in rested):
+        return entries
+    return sorted(rested, key=lambda entry: not entry.named)
+
+
+def _limited(entries: Sequence[Entry], limits: Limits) -> list[Entry]:
+    """Leave out hosts beyond the greatest number of them, and mark those beyond the processes as spare."""
+    limited: list[Entry] = []
+    hosts = slots = 0
+    for entry in entries:
+        if not entry.named:
+            limited.append(entry)
+        elif limits.max_hosts is not None and hosts >= limits.max_hosts:
+            why = f"there are {limits.max_hosts} older ones (--max-hosts)"
+            limited.append(Entry(entry.name, entry.slots, "excluded", entry.since, why))
+        else:
+            spare = limits.max_np is not None and slots >= limits.max_np
+            limited.append(Entry(entry.name, entry.slots, "spare" if spare else "used", entry.since))
+            hosts, slots = hosts + 1, slots + entry.slots
+    return sorted(limited, key=lambda entry: not entry.named)
