@@ -35,13 +35,6 @@ _STYLES = {
     "ailing": "red",
     "resting": "yellow",
 }
-    "quarantined": "red",
-    "broken": "red",
-    "newer format": "red",
-    "incomplete": "yellow",
-    "ailing": "red",
-    "resting": "yellow",
-}
 
 
 def put(output: RenderableType) -> None:
