@@ -209,6 +209,7 @@ class HostListError(DiscoveryError):
 
     def __init__(self, source: str, line: int, column: int, problem: str) -> None:
         super().__init__(source, f"line {line}, column {column}: {problem}")
+        self.problem = problem
         self.line = line
         self.column = column
 

@@ -8,6 +8,7 @@ import shlex
 import sys
 import typing
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from hvdrecover.errors import ConfigError
 
 if TYPE_CHECKING:
     from hvdrecover.discovery.discover import Settings
+    from hvdrecover.discovery.selection import Answer, Entry
     from hvdrecover.discovery.sources.interface import Source
 
 
@@ -41,17 +43,9 @@ def add_discover(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from hvdrecover.discovery import sources
-    from hvdrecover.discovery.discover import discover
-
-    name = arguments.source
-    kind = sources.find(name)
-    given = _parser(name, kind).parse_args(arguments.words)
-    source = _source(kind, given)
-    environ = config.environment()
-    answer = discover(name, source, _settings(given), environ, patient=given.explain)
-    if answer.warning:
-        sys.stderr.write(f"hvdrecover: {answer.warning}\n")
+    request = Request(arguments.source, arguments.words)
+    given = request.parsed()
+    answer = _answer(request, given, patient=given.explain)
     if given.explain:
         from hvdrecover.cli import tables
 
@@ -61,24 +55,69 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def script(words: str, job: Sequence[str]) -> str:
-    """A discovery script for ``horovodrun``.
+@dataclass(frozen=True)
+class Request:
+    """What is asked for.
+
+    Attributes:
+        source: the source's name.
+        words: what comes after it on the command line.
+    """
+
+    source: str
+    words: Sequence[str]
+
+    @property
+    def kind(self) -> type[Source]:
+        """The source's class."""
+        from hvdrecover.discovery import sources
+
+        return sources.find(self.source)
+
+    def parsed(self) -> argparse.Namespace:
+        """What the words say; wrong ones end the process, as those of a command line."""
+        return _parser(self.source, self.kind).parse_args(self.words)
+
+
+def request(words: str, job: Sequence[str]) -> Request:
+    """What ``hvdrecover run --discover`` asks for.
 
     Args:
         words: a source and what it takes, as the shell has it.
         job: options that follow from the job's; those in ``words`` go before.
 
     Raises:
-        ConfigError: no source is named, or it does not take this.
+        ConfigError: no source is named.
     """
-    from hvdrecover.discovery import sources
-
     try:
-        name, *rest = shlex.split(words)
+        source, *rest = shlex.split(words)
     except ValueError as error:
-        raise ConfigError("--discover", f"'{words}': {error or 'it names no source'}") from error
-    _parser(name, sources.find(name)).parse_args(rest)
-    return shlex.join([sys.executable, "-m", "hvdrecover", "discover", name, *job, *rest])
+        raise ConfigError("--discover", f"'{words}' names no source: {error}") from error
+    return Request(source, [*job, *rest])
+
+
+def script(request: Request) -> str:
+    """A discovery script for ``horovodrun``."""
+    return shlex.join([sys.executable, "-m", "hvdrecover", "discover", request.source, *request.words])
+
+
+def find(request: Request) -> tuple[Entry, ...]:
+    """The hosts now.
+
+    Raises:
+        DiscoveryError: they can't be found out.
+    """
+    return _answer(request, request.parsed(), patient=False).hosts
+
+
+def _answer(request: Request, given: argparse.Namespace, *, patient: bool) -> Answer:
+    from hvdrecover.discovery.discover import discover
+
+    source = _source(request.kind, given)
+    answer = discover(request.source, source, _settings(given), config.environment(), patient=patient)
+    if answer.warning:
+        sys.stderr.write(f"hvdrecover: {answer.warning}\n")
+    return answer
 
 
 def _parser(name: str, kind: type[Source]) -> argparse.ArgumentParser:

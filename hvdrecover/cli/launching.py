@@ -66,6 +66,11 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     hosts.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="by default this host")
     hosts.add_argument("-hostfile", "--hostfile", type=Path, metavar="FILE")
     hosts.add_argument("--host-discovery-script", metavar="COMMAND", dest="discovery")
+    hosts.add_argument(
+        "--discover",
+        metavar="SOURCE",
+        help='find hosts as `hvdrecover discover SOURCE` does: slurm, or "file hosts --exclude gpu7"',
+    )
     job.add_argument(
         "--network-interface",
         "--network-interfaces",
@@ -149,6 +154,7 @@ def run(arguments: argparse.Namespace) -> int:
         options=_options(arguments),
         worker=_guardian_command(arguments),
         environ=environ,
+        host_reports=folder / "failing-hosts",
         max_restarts=arguments.max_restarts,
         grace=arguments.grace,
     )
@@ -160,8 +166,25 @@ def _options(arguments: argparse.Namespace) -> Options:
 
     names = ("processes", "least", "most", "hosts", "hostfile", "discovery", "ssh_port", "identity", "mpi")
     known = {name: getattr(arguments, name) for name in names}
+    if arguments.discover is not None:
+        known.update(_discovered(arguments))
     others = (*arguments.passed_on, *arguments.others)
     return Options(**known, interfaces=tuple(arguments.interfaces), others=others)
+
+
+def _discovered(arguments: argparse.Namespace) -> dict[str, str]:
+    """How Horovod learns of hosts: from a script, or if their number can't change, from us, once."""
+    from hvdrecover.cli import discovering
+
+    words = [] if arguments.mpi else ["--allow-empty"]
+    for option in ("most", "--max-np"), ("ssh_port", "--ssh-port"), ("identity", "--identity"):
+        value = getattr(arguments, option[0])
+        words += [option[1], str(value)] if value is not None else []
+    request = discovering.request(arguments.discover, words)
+    hosts = discovering.find(request)  # now, so that people see what is wrong with the source
+    if arguments.mpi:
+        return {"hosts": ",".join(f"{host.name}:{host.slots}" for host in hosts)}
+    return {"discovery": discovering.script(request)}
 
 
 def _guardian_command(arguments: argparse.Namespace) -> tuple[str, ...]:

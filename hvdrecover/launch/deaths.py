@@ -12,6 +12,7 @@ from hvdrecover.heartbeat import Phase, Reading
 Fault = Literal[
     "crash", "hang", "out_of_memory", "preemption", "lost_host", "launcher_lost", "script_error", "early_exit"
 ]
+OF_HOSTS = ("crash", "hang", "out_of_memory")  # which may come of the host, and happen again there
 # Errors that come of other ranks' faults, wherever the script meets them.
 _OF_OTHERS = ("Horovod initialization failed", "HorovodInternalError", "HostsUpdatedInterrupt")
 BUDGET = 3  # deaths without a commit in between

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import socket
 import subprocess
@@ -12,6 +11,9 @@ from importlib import metadata
 from pathlib import Path
 
 from hvdrecover.discovery.checks import is_local
+from hvdrecover.discovery.sources.file import File
+from hvdrecover.discovery.sources.interface import Source
+from hvdrecover.discovery.sources.static import Static
 from hvdrecover.errors import ConfigError, LaunchError
 from hvdrecover.launch import hangs
 
@@ -24,8 +26,6 @@ FOREIGN = (
 _DISCOVERY = 60.0  # seconds for a host discovery script
 _COOLDOWN = ("10", "600")  # seconds for which a host that has failed is left alone
 _TIMEOUT = 300.0  # for Horovod's own look-out, where there is no fixed limit for hangs
-_SLOTS = re.compile(r"(?P<host>\S+?)(?::(?P<slots>\d+))?")
-_HOSTFILE = re.compile(r"(?P<host>\S+)(?:\s+slots\s*=\s*(?P<slots>\d+))?(?:\s+max_slots\s*=\s*\d+)?")
 
 
 @dataclass(frozen=True)
@@ -119,31 +119,23 @@ def is_ours() -> bool:
 
 
 def hosts(options: Options) -> dict[str, int]:
-    """The hosts that were named, and how many slots each has; this host, if none was."""
+    """The hosts that were named, and how many slots each has; this host, if none was.
+
+    Raises:
+        DiscoveryError: what names them can't be read.
+        ConfigError: it names none.
+    """
+    source: Source
     if options.hosts is not None:
-        return _parse(options.hosts.split(","), _SLOTS, "-H")
-    if options.hostfile is not None:
-        try:
-            lines = options.hostfile.read_text().splitlines()
-        except OSError as error:
-            raise ConfigError("--hostfile", f"{options.hostfile}: {error.strerror}") from error
-        meant = [line for line in (line.partition("#")[0].strip() for line in lines) if line]
-        return _parse(meant, _HOSTFILE, f"--hostfile {options.hostfile}")
-    return {"localhost": options.processes}
-
-
-def _parse(texts: Sequence[str], pattern: re.Pattern[str], source: str) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for text in texts:
-        match = pattern.fullmatch(text.strip())
-        if match is None:
-            raise ConfigError(source, f"'{text}' names no host and its slots")
-        if match["host"] in found:
-            raise ConfigError(source, f"'{match['host']}' is named twice; add up its slots")
-        found[match["host"]] = int(match["slots"] or 1)
-    if not found:
-        raise ConfigError(source, "it names no host")
-    return found
+        source = Static(options.hosts)
+    elif options.hostfile is not None:
+        source = File(str(options.hostfile))
+    else:
+        return {"localhost": options.processes}
+    named = {host.name: host.slots or 1 for host in source.hosts({}, 0.0)}
+    if not named:
+        raise ConfigError("-H" if options.hosts is not None else "--hostfile", "it names no host")
+    return named
 
 
 def _static_hosts(options: Options) -> list[str]:

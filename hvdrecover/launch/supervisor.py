@@ -11,12 +11,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.config import PREEMPTED, Config
+from hvdrecover.discovery import rests
 from hvdrecover.events import Events
-from hvdrecover.launch import horovodrun, processes, restarts, ssh
+from hvdrecover.launch import deaths, horovodrun, processes, restarts, ssh
 from hvdrecover.launch.guardians import Guardian, Guardians
 from hvdrecover.launch.link import Message
 from hvdrecover.launch.restarts import Attempt, Outcome
@@ -38,6 +40,7 @@ class Settings:
         options: those of ``horovodrun``.
         worker: the guardian's command, before the training command.
         environ: variables on top of this process's own.
+        host_reports: file for hosts on which slots were given up, so that discovery lets them rest.
         max_restarts: how many restarts in a row may bring no progress.
         grace: seconds for the job to leave after a preemption.
     """
@@ -45,6 +48,7 @@ class Settings:
     options: horovodrun.Options
     worker: tuple[str, ...]
     environ: dict[str, str]
+    host_reports: Path
     max_restarts: int = 10
     grace: float = 30.0
 
@@ -129,6 +133,7 @@ class Supervisor:
                 **self._settings.environ,
                 "PATH": path,
                 "HVDRECOVER_SUPERVISOR": self._guardians.address(socket.gethostname()),
+                "HVDRECOVER_HOST_REPORTS": str(self._settings.host_reports),
                 name: value,
             },
             stdin=subprocess.DEVNULL,
@@ -201,6 +206,14 @@ class Supervisor:
         elif message.get("kind") == "fault":
             guardian.ended = bool(message.get("final"))
             attempt.faults.append(message)
+            if guardian.ended and message.get("fault") in deaths.OF_HOSTS:
+                self._report(guardian.host)
+
+    def _report(self, host: str) -> None:
+        try:
+            rests.report(self._settings.host_reports, host, self._clock.now())
+        except OSError as error:
+            logger.warning("that %s fails could not be noted: %s", host, error)
 
     def _lost(self, guardian: Guardian) -> None:
         """A guardian is gone without a word: killed, or with its host."""

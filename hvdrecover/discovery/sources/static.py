@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from hvdrecover.discovery.hosts import Host, parse
+from hvdrecover.errors import HostListError
 
 
 @dataclass(frozen=True)
@@ -20,4 +21,9 @@ class Static:
 
     def hosts(self, environ: Mapping[str, str], timeout: float) -> list[Host]:
         """The hosts that were named."""
-        return parse(self.named.replace(",", "\n"), self.named)
+        try:
+            return parse(self.named.replace(",", "\n"), self.named)
+        except HostListError as error:
+            before = self.named.split(",")[: error.line - 1]
+            column = sum(len(each) + 1 for each in before) + error.column
+            raise HostListError(self.named, 1, column, error.problem) from None
