@@ -1,0 +1,319 @@
+"""Hosts that are pods of a Kubernetes cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hvdrecover.discovery.hosts import Host, check_slots
+from hvdrecover.errors import ConfigError, DiscoveryError
+
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # where pods find their service account
+_CLUSTER, _KUBECONFIG = "KUBERNETES_SERVICE_HOST", "KUBECONFIG"
+# Kubeflow's training operator has MPI, and so Horovod, start processes by kubectl instead of ssh.
+_AGENT, _KUBECTL_AGENT = "OMPI_MCA_plm_rsh_agent", "/etc/mpi/kubexec.sh"
+_PAGE = 500  # pods in one answer of the API server
+_SHARE = 0.9  # of the time that requests may take, so that there is some left to say which one has hung
+_QUANTITY = re.compile(r"([0-9]{1,18})(m?)")
+_ANNOTATED = re.compile(r"[+-]?[0-9]{1,18}")
+
+Pod = Mapping[str, Any]  # as the API has it
+
+
+@dataclass(frozen=True)
+class Kubernetes:
+    """Pods of a Kubernetes cluster: those with certain labels that are ready and not terminating."""
+
+    # The official client takes a second or two of a core to import, each time.
+    every: ClassVar[float] = 10.0
+    variables: ClassVar[tuple[str, ...]] = (_CLUSTER, "KUBERNETES_SERVICE_PORT", _KUBECONFIG, _AGENT)
+
+    selector: str = field(
+        default="", metadata={"help": "labels of the workers' pods, such as app=train", "metavar": "LABELS"}
+    )
+    namespace: str = field(
+        default="", metadata={"help": "namespace of the pods; else that of the credentials, or 'default'"}
+    )
+    resource: str = field(
+        default="", metadata={"help": "a slot for each of these that a pod has, such as nvidia.com/gpu"}
+    )
+    annotation: str = field(
+        default="", metadata={"help": "annotation of pods that says their slots", "metavar": "NAME"}
+    )
+    context: str = field(
+        default="",
+        metadata={"help": "context of the kubeconfig; else this pod's cluster, or the current"},
+    )
+
+    def __post_init__(self) -> None:
+        if not self.selector.strip():
+            problem = "is missing; name labels that only the job's workers have, such as app=train"
+            raise ConfigError("--selector", problem)
+        if self.resource and self.annotation:
+            raise ConfigError("--annotation", "slots can't come from --resource, too; leave out one of them")
+
+    def hosts(self, environ: Mapping[str, str], timeout: float) -> list[Host]:
+        """The pods that are ready, oldest first."""
+        try:
+            import kubernetes.client
+        except ImportError as error:
+            problem = f"its client can't be imported ({error}); pip install 'hvdrecover[kubernetes]'"
+            raise DiscoveryError("Kubernetes", problem) from error
+        deadline = time.monotonic() + timeout * _SHARE
+        # The client writes keys to files, and this process may end without its cleaning up.
+        with tempfile.TemporaryDirectory(prefix="hvdrecover-") as folder:
+            configuration = kubernetes.client.Configuration()
+            configuration.retries = False  # it is asked again soon anyway
+            namespace = _log_in(configuration, self.context, environ, folder)
+            with kubernetes.client.ApiClient(configuration) as client:
+                pods = _Server(client, self.namespace or namespace, deadline).pods(self.selector)
+        return hosts_of(
+            pods, self.resource, self.annotation, by_pod_name=environ.get(_AGENT) == _KUBECTL_AGENT
+        )
+
+
+def hosts_of(
+    pods: Iterable[Pod], resource: str = "", annotation: str = "", *, by_pod_name: bool = False
+) -> list[Host]:
+    """The hosts that pods are.
+
+    Args:
+        pods: the pods, as the API has them.
+        resource: resource of which each is a slot, if any.
+        annotation: annotation that says the slots, if any. Pods that have none of that are left out.
+        by_pod_name: whether hosts go by their pods' names.
+
+    Returns:
+        Those that are ready, oldest first.
+
+    Raises:
+        DiscoveryError: a pod's slots are no number, or it can't be reached, or no pod says its slots.
+    """
+    ready = sorted((pod for pod in pods if _is_ready(pod)), key=_age)
+    slots = _slots(ready, resource, annotation)
+    pods_by_host: dict[str, str] = {}
+    for pod in ready:
+        name = _name(pod)
+        if name in slots:
+            host = name if by_pod_name else _address(pod)
+            if (other := pods_by_host.setdefault(host, name)) != name:
+                raise DiscoveryError(f"pods {other} and {name}", f"both are {host}; select only one of them")
+    return [Host(host, slots[name]) for host, name in pods_by_host.items()]
+
+
+def _slots(ready: Sequence[Pod], resource: str, annotation: str) -> dict[str, int | None]:
+    """Slots of the pods that are to be hosts, by name."""
+    if not resource and not annotation:
+        return {_name(pod): None for pod in ready}
+    found: dict[str, int | None] = {}
+    for pod in ready:
+        slots = _devices(pod, resource) if resource else _annotated(pod, annotation)
+        if slots is not None:
+            found[_name(pod)] = slots
+    if ready and not found:
+        lacks = f"asks for the resource '{resource}'" if resource else f"has the annotation '{annotation}'"
+        raise DiscoveryError(f"pod {_name(ready[0])}", f"neither it nor any other that is ready {lacks}")
+    return found
+
+
+def _is_ready(pod: Pod) -> bool:
+    if pod["metadata"].get("deletionTimestamp") or pod["status"].get("phase") != "Running":
+        return False
+    conditions = pod["status"].get("conditions") or []
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def _name(pod: Pod) -> str:
+    name: str = pod["metadata"]["name"]
+    return name
+
+
+def _age(pod: Pod) -> tuple[str, list[str | int]]:
+    """What sorts pods by age; of those made in the same second worker-2 comes before worker-10."""
+    words = re.split(r"([0-9]+)", _name(pod))
+    return pod["metadata"]["creationTimestamp"], [int(word) if word.isdecimal() else word for word in words]
+
+
+def _address(pod: Pod) -> str:
+    spec, status = pod["spec"], pod["status"]
+    if spec.get("hostname") and spec.get("subdomain"):
+        return f"{spec['hostname']}.{spec['subdomain']}.{pod['metadata']['namespace']}.svc"
+    addresses = [each["ip"] for each in status.get("podIPs") or []] or [status.get("podIP", "")]
+    for address in addresses:
+        if "." in address:
+            return str(address)
+    problem = (
+        "has no IPv4 address, and Horovod can't take others; give it a hostname and a headless "
+        "service's name as subdomain"
+    )
+    raise DiscoveryError(f"pod {_name(pod)}", problem)
+
+
+def _devices(pod: Pod, resource: str) -> int | None:
+    """How much of a resource all containers of a pod have; None if none asks for it."""
+    total, asked = 0, False
+    for container in pod["spec"]["containers"]:
+        resources = container.get("resources") or {}
+        amounts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+        if resource not in amounts:
+            continue
+        match = _QUANTITY.fullmatch(amounts[resource])
+        if match is None:
+            problem = f"has {amounts[resource]} of '{resource}', which can't be counted in slots"
+            raise DiscoveryError(f"pod {_name(pod)}", problem)
+        asked = True
+        total += int(match[1]) * (1 if match[2] else 1000)
+    if not asked or total < 1000:
+        return None
+    return _checked(pod, total // 1000)
+
+
+def _annotated(pod: Pod, annotation: str) -> int | None:
+    """What an annotation of a pod says; None if it has none."""
+    text = (pod["metadata"].get("annotations") or {}).get(annotation)
+    if text is None:
+        return None
+    if not _ANNOTATED.fullmatch(text.strip()):
+        problem = f"its annotation '{annotation}' is '{text}', which is no number of slots"
+        raise DiscoveryError(f"pod {_name(pod)}", problem)
+    return _checked(pod, int(text))
+
+
+def _checked(pod: Pod, slots: int) -> int:
+    if problem := check_slots(slots):
+        raise DiscoveryError(f"pod {_name(pod)}", problem)
+    return slots
+
+
+def _log_in(configuration: Any, context: str, environ: Mapping[str, str], folder: str) -> str:
+    """Read credentials into the client's configuration, and say the namespace that goes with them."""
+    from kubernetes import config
+    from kubernetes.config.incluster_config import InClusterConfigLoader
+
+    in_cluster = not context and _CLUSTER in environ
+    path = str(_ACCOUNT) if in_cluster else environ.get(_KUBECONFIG) or "~/.kube/config"
+    try:
+        if in_cluster:
+            loader = InClusterConfigLoader(str(_ACCOUNT / "token"), str(_ACCOUNT / "ca.crt"), environ=environ)
+            loader.load_and_set(configuration)
+            return (_ACCOUNT / "namespace").read_text().strip()
+        config.load_kube_config(path, context or None, configuration, temp_file_path=folder)
+        contexts, current = config.list_kube_config_contexts(path)
+        used = next((each for each in contexts if each["name"] == context), current)
+        return used["context"].get("namespace") or "default"
+    except Exception as error:  # whatever a malformed file leads the client to
+        text = str(error) if isinstance(error, config.ConfigException) else f"{type(error).__name__}: {error}"
+        remedy = (
+            "let the pod have its service account's token, or name a --context of a kubeconfig"
+            if in_cluster
+            else f"name a working kubeconfig in {_KUBECONFIG}; kubectl get pods tells"
+        )
+        raise DiscoveryError(path, f"there are no usable credentials ({text}); {remedy}") from error
+
+
+class _Server:
+    """The API server, asked about one namespace."""
+
+    def __init__(self, client: Any, namespace: str, deadline: float) -> None:
+        from kubernetes.client import CoreV1Api
+
+        self._api = CoreV1Api(client)
+        self._url: str = client.configuration.host
+        self._namespace = namespace
+        self._deadline = deadline
+
+    def pods(self, selector: str) -> list[Pod]:
+        """All pods with these labels, in whatever state."""
+        found: list[Pod] = []
+        token = None
+        while True:
+            page = self._ask(
+                self._api.list_namespaced_pod, label_selector=selector, limit=_PAGE, _continue=token
+            )
+            try:
+                found += page["items"]
+                token = page["metadata"].get("continue")
+            except (KeyError, TypeError) as error:
+                problem = "what it answers is no list of pods; is it the API server of Kubernetes?"
+                raise DiscoveryError(self._url, problem) from error
+            if not token:
+                break
+        if not found:
+            self._check_namespace()
+        return found
+
+    def _check_namespace(self) -> None:
+        """Tell a namespace that isn't there from one without such pods, which look the same in lists."""
+        try:
+            self._ask(self._api.read_namespace)
+        except _RefusalError as error:
+            if error.status == 404:
+                problem = f"there is no namespace '{self._namespace}'; name the job's by --namespace"
+                raise DiscoveryError(self._url, problem) from error
+            # Who may list pods need not be allowed to see their namespace.
+
+    def _ask(self, function: Callable[..., Any], **options: Any) -> Any:
+        """What the server answers.
+
+        Raises:
+            _RefusalError: it answers with an error.
+            DiscoveryError: there is no answer.
+        """
+        from kubernetes.client.exceptions import ApiException
+        from urllib3.exceptions import HTTPError, NewConnectionError, TimeoutError
+
+        left = max(0.01, self._deadline - time.monotonic())
+        try:
+            # A pair of times, as older clients don't heed a fraction of a second. The client's models of pods
+            # are left out, because they take much longer than the server does.
+            answer = function(
+                self._namespace, _preload_content=False, _request_timeout=(left, left), **options
+            )
+            return json.loads(answer.data)
+        except ApiException as error:
+            raise _RefusalError(self._url, self._namespace, error) from error
+        except HTTPError as error:
+            # No connection counts as a timeout, too.
+            late = isinstance(error, TimeoutError) and not isinstance(error, NewConnectionError)
+            problem = "has not answered in time" if late else f"can't be reached: {error}"
+            raise DiscoveryError(self._url, f"the API server {problem}") from error
+        except ValueError as error:
+            problem = "what it answers is not JSON; is it the API server of Kubernetes?"
+            raise DiscoveryError(self._url, problem) from error
+
+
+class _RefusalError(DiscoveryError):
+    """The API server answers with an error.
+
+    Attributes:
+        status: HTTP's code; 0 if there is no secure connection.
+    """
+
+    def __init__(self, url: str, namespace: str, error: Any) -> None:
+        self.status: int = error.status
+        super().__init__(url, f"{self._advice(namespace)}: {_said(error)}")
+
+    def _advice(self, namespace: str) -> str:
+        if self.status == 0:
+            return "there is no secure connection to the API server; is its certificate authority known?"
+        known = {
+            400: "the API server does not understand the question; is the --selector right?",
+            401: "the API server does not accept the credentials; kubectl get pods tells which do",
+            403: f"the credentials need a Role with the verb 'list' for pods in namespace '{namespace}'",
+            404: "no pods are known here; is it the API server of Kubernetes?",
+        }
+        return known.get(self.status, f"the API server has failed with status {self.status}")
+
+
+def _said(error: Any) -> str:
+    """The reason that the API server gives."""
+    try:
+        return str(json.loads(error.body)["message"])
+    except (ValueError, TypeError, KeyError):
+        return " ".join(str(error.reason).split())

@@ -1,0 +1,191 @@
+"""A small Kubernetes API server, over real HTTP on the loopback: it lists pods, and knows who may."""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+HOST = "127.0.0.1"
+TOKEN = "a-token"
+_LABEL = re.compile(r"\s*([\w./-]+)\s*(=|==|!=)\s*([\w.-]*)\s*")
+_PATH = re.compile(r"/api/v1/namespaces/([^/]+)(/pods)?")
+
+
+def pod(name: str, *, labels: dict[str, str] | None = None, **changes: Any) -> dict[str, Any]:
+    """A pod that runs and is ready, as the API has it; `changes` go into its status, spec and metadata.
+
+    Args:
+        name: its name.
+        labels: its labels, else ``app=train``.
+        changes: ``phase``, ``ready``, ``ip`` or ``ips``, ``hostname``, ``subdomain``, ``containers`` (the
+            resources of each), ``created``, ``deleted``, ``annotations``.
+    """
+    metadata = {
+        "name": name,
+        "namespace": "default",
+        "uid": name,
+        "labels": {"app": "train"} if labels is None else labels,
+        "creationTimestamp": changes.pop("created", "2026-01-01T00:00:00Z"),
+        "annotations": changes.pop("annotations", {}),
+    }
+    if "deleted" in changes:
+        metadata["deletionTimestamp"] = changes.pop("deleted")
+    spec: dict[str, Any] = {
+        "containers": [
+            {"name": f"container-{number}", "image": "image", "resources": resources}
+            for number, resources in enumerate(changes.pop("containers", [{}]))
+        ]
+    }
+    spec |= {key: changes.pop(key) for key in ("hostname", "subdomain") if key in changes}
+    status = {
+        "phase": changes.pop("phase", "Running"),
+        "conditions": [
+            {"type": "PodScheduled", "status": "True"},
+            {"type": "Ready", "status": "True" if changes.pop("ready", True) else "False"},
+        ],
+    }
+    ips = changes.pop("ips", [changes.pop("ip", "10.0.0.1")])
+    if ips:
+        status |= {"podIP": ips[0], "podIPs": [{"ip": ip} for ip in ips]}
+    assert not changes, changes
+    return {"metadata": metadata, "spec": spec, "status": status}
+
+
+class KubernetesApi:
+    """The server.
+
+    Attributes:
+        pods: pods by namespace and name.
+        readable: the namespaces whose pods the token's owner may list.
+        sees_namespaces: whether it may read namespaces, too.
+        fault: asked about every request first, as its path; the status and the body that it is answered with,
+            or None.
+        gate: every answer waits for it.
+        requests: paths and queries of all requests.
+        most: pods in the longest answer.
+    """
+
+    def __init__(self) -> None:
+        self.pods: dict[str, dict[str, dict[str, Any]]] = {"default": {}}
+        self.readable = {"default"}
+        self.sees_namespaces = False
+        self.fault: Callable[[str], tuple[int, bytes] | None] = lambda path: None
+        self.gate = threading.Event()
+        self.gate.set()
+        self.requests: list[str] = []
+        self.most = 0
+        self.port = 0
+        self.scheme = "http"
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://{HOST}:{self.port}"
+
+    def add(self, *pods: dict[str, Any], namespace: str = "default") -> None:
+        """Create pods, or put others in their place."""
+        for each in pods:
+            each["metadata"]["namespace"] = namespace
+            self.pods.setdefault(namespace, {})[each["metadata"]["name"]] = each
+
+    @contextmanager
+    def running(self, certificate: Path | None = None) -> Iterator[KubernetesApi]:
+        """Serve, over TLS if there is a file with a key and a certificate."""
+        server = ThreadingHTTPServer((HOST, 0), self._handler())
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+            self.scheme = "https"
+        self.port = server.server_address[1]
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield self
+        finally:
+            self.gate.set()
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+    def answer(self, request: str, authorization: str | None) -> tuple[int, bytes]:
+        """The status and the body with which a request is answered."""
+        self.gate.wait()
+        self.requests.append(request)
+        parts = urlsplit(request)
+        if (fault := self.fault(parts.path)) is not None:
+            return fault
+        if (authorization or "").lower() != f"bearer {TOKEN}":
+            return _refusal(401, "Unauthorized")
+        match = _PATH.fullmatch(parts.path)
+        if match is None:
+            return _refusal(404, "the server could not find the requested resource")
+        namespace, is_list = match.groups()
+        if not is_list:
+            return self._namespace(namespace)
+        if namespace not in self.readable:
+            message = (
+                f'pods is forbidden: User "me" cannot list resource "pods" in the namespace "{namespace}"'
+            )
+            return _refusal(403, message)
+        return self._page(namespace, {key: values[0] for key, values in parse_qs(parts.query).items()})
+
+    def _namespace(self, name: str) -> tuple[int, bytes]:
+        if not self.sees_namespaces:
+            return _refusal(
+                403, f'namespaces "{name}" is forbidden: User "me" cannot get resource "namespaces"'
+            )
+        if name not in self.pods:
+            return _refusal(404, f'namespaces "{name}" not found')
+        return 200, json.dumps({"kind": "Namespace", "metadata": {"name": name}}).encode()
+
+    def _page(self, namespace: str, query: dict[str, str]) -> tuple[int, bytes]:
+        wanted = [_LABEL.fullmatch(part) for part in query.get("labelSelector", "").split(",")]
+        if None in wanted:
+            return _refusal(400, "unable to parse requirement: found 'in', expected: ...")
+        # As in a cluster, a namespace that isn't there has no pods, and pods are in the order of their names.
+        pods = [
+            each
+            for _, each in sorted(self.pods.get(namespace, {}).items())
+            if all(_has(each["metadata"]["labels"], *match.groups()) for match in wanted if match)
+        ]
+        begin = int(query.get("continue", 0))
+        end = begin + int(query.get("limit", len(pods)))
+        metadata = {"resourceVersion": "1"} | ({"continue": str(end)} if end < len(pods) else {})
+        self.most = max(self.most, len(pods[begin:end]))
+        return 200, json.dumps(
+            {"kind": "PodList", "apiVersion": "v1", "metadata": metadata, "items": pods[begin:end]}
+        ).encode()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        api = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                status, body = api.answer(self.path, self.headers["Authorization"])
+                with suppress(ConnectionError):  # of a client that has not waited
+                    self.send_response(status)
+                    self.send_header("Content-Type", "application/json")
+                    self.send_header("Content-Length", str(len(body)))
+                    self.end_headers()
+                    self.wfile.write(body)
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        return Handler
+
+
+def _has(labels: dict[str, str], key: str, relation: str, value: str) -> bool:
+    return (labels.get(key) == value) != (relation == "!=")
+
+
+def _refusal(status: int, message: str) -> tuple[int, bytes]:
+    return status, json.dumps({"kind": "Status", "code": status, "message": message}).encode()

@@ -1,0 +1,441 @@
+"""Pods as hosts: the official client asks a small API server over HTTP."""
+
+import base64
+import datetime
+import ipaddress
+import json
+import sys
+import tempfile
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from hvdrecover.discovery.hosts import Host
+from hvdrecover.discovery.sources import kubernetes as source
+from hvdrecover.discovery.sources.kubernetes import Kubernetes, hosts_of
+from hvdrecover.errors import ConfigError, DiscoveryError
+from tests.fakes.kubernetes_api import HOST, TOKEN, KubernetesApi, pod
+
+PATIENT = 60.0  # seconds, for what does not hang
+
+
+@pytest.fixture
+def api(monkeypatch):
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with KubernetesApi().running() as server:
+        yield server
+
+
+def kubeconfig(path, url, *, token=TOKEN, namespace=None, cluster=None, user=None):
+    """A kubeconfig with two contexts: `here`, the current one, and `there` of namespace `there`."""
+    context = {"cluster": "c", "user": "u"} | ({"namespace": namespace} if namespace else {})
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "here",
+        "clusters": [{"name": "c", "cluster": {"server": url, **(cluster or {})}}],
+        "users": [{"name": "u", "user": {"token": token, **(user or {})}}],
+        "contexts": [
+            {"name": "here", "context": context},
+            {"name": "there", "context": {**context, "namespace": "there"}},
+        ],
+    }
+    path.write_text(json.dumps(config))
+    return {"KUBECONFIG": str(path)}
+
+
+@pytest.fixture
+def environ(api, tmp_path):
+    return kubeconfig(tmp_path / "config", api.url)
+
+
+def ask(environ, **options):
+    return Kubernetes(**{"selector": "app=train", **options}).hosts(environ, PATIENT)
+
+
+def names(environ, **options):
+    return [host.name for host in ask(environ, **options)]
+
+
+def problem(environ, timeout=PATIENT, **options):
+    with pytest.raises(DiscoveryError) as caught:
+        Kubernetes(**{"selector": "app=train", **options}).hosts(environ, timeout)
+    return str(caught.value)
+
+
+# What is asked for, and what comes and goes.
+
+
+def test_pods_come_and_go_and_are_left_out_while_they_are_not_ready(api, environ):
+    api.add(pod("a", ip="10.0.0.1"), pod("b", ip="10.0.0.2"))
+    assert ask(environ) == [Host("10.0.0.1"), Host("10.0.0.2")]
+    api.add(pod("b", ip="10.0.0.2", ready=False), pod("c", ip="10.0.0.3"))
+    assert names(environ) == ["10.0.0.1", "10.0.0.3"]
+    api.add(pod("b", ip="10.0.0.2"), pod("a", ip="10.0.0.1", deleted="2026-01-02T00:00:00Z"))
+    assert names(environ) == ["10.0.0.2", "10.0.0.3"]
+    del api.pods["default"]["c"]
+    assert names(environ) == ["10.0.0.2"]
+
+
+def test_only_pods_with_the_labels_are_named(api, environ):
+    api.add(pod("a", ip="10.0.0.1"), pod("b", ip="10.0.0.2", labels={"app": "train", "role": "driver"}))
+    api.add(pod("c", ip="10.0.0.3", labels={"app": "other"}))
+    assert names(environ) == ["10.0.0.1", "10.0.0.2"]
+    assert names(environ, selector="app=train,role!=driver") == ["10.0.0.1"]
+
+
+def test_many_pods_are_asked_for_a_page_at_a_time(api, environ):
+    api.add(*(pod(f"worker-{number}", ip=f"10.0.{number // 250}.{number % 250}") for number in range(1200)))
+    found = names(environ)
+    assert found == [f"10.0.{number // 250}.{number % 250}" for number in range(1200)]
+    assert len(api.requests) > 1
+    assert api.most < 1200
+
+
+def test_the_namespace_is_the_one_said_else_that_of_the_context_else_default(api, tmp_path):
+    api.readable |= {"here", "there", "said"}
+    for number, namespace in enumerate(["default", "here", "there", "said"]):
+        api.add(pod("a", ip=f"10.0.0.{number}"), namespace=namespace)
+    plain = kubeconfig(tmp_path / "plain", api.url)
+    assert names(plain) == ["10.0.0.0"]
+    environ = kubeconfig(tmp_path / "config", api.url, namespace="here")
+    assert names(environ) == ["10.0.0.1"]
+    assert names(environ, context="there") == ["10.0.0.2"]
+    assert names(environ, context="there", namespace="said") == ["10.0.0.3"]
+
+
+def test_kubeconfigs_are_merged_as_kubectl_does_it(api, tmp_path):
+    api.add(pod("a"))
+    environ = kubeconfig(tmp_path / "config", api.url)
+    assert names({"KUBECONFIG": f"{tmp_path / 'missing'}:{environ['KUBECONFIG']}"}) == ["10.0.0.1"]
+
+
+def test_there_may_be_no_such_pods(api, environ):
+    assert ask(environ) == []
+
+
+# A pod of the cluster itself.
+
+
+def new_certificate(folder):
+    """A key and a self-signed certificate of the loopback, and the certificate alone."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "api")])
+    address = x509.IPAddress(ipaddress.ip_address(HOST))
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    public = made.public_bytes(serialization.Encoding.PEM)
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    both, alone = folder / "both.pem", folder / "ca.crt"
+    both.write_bytes(private + public)
+    alone.write_bytes(public)
+    return both, alone
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    return new_certificate(tmp_path)
+
+
+@pytest.fixture
+def cluster(api, certificate, tmp_path, monkeypatch):
+    """The API server over TLS, and the environment of a pod with a service account of namespace `mine`."""
+    account = tmp_path / "account"
+    account.mkdir()
+    (account / "token").write_text(TOKEN)
+    (account / "namespace").write_text("mine")
+    (account / "ca.crt").write_bytes(certificate[1].read_bytes())
+    monkeypatch.setattr(source, "_ACCOUNT", account)
+    with KubernetesApi().running(certificate[0]) as server:
+        server.readable = {"mine"}
+        server.add(pod("a", ip="10.0.0.7"), namespace="mine")
+        environ = {"KUBERNETES_SERVICE_HOST": HOST, "KUBERNETES_SERVICE_PORT": str(server.port)}
+        yield server, environ, account
+
+
+def test_in_a_pod_its_service_account_asks_about_its_namespace(cluster):
+    _, environ, _ = cluster
+    assert names(environ) == ["10.0.0.7"]
+
+
+def test_in_a_pod_a_context_that_is_named_takes_precedence(api, cluster, environ):
+    api.readable = {"there"}
+    api.add(pod("b", ip="10.0.0.8"), namespace="there")
+    assert names({**cluster[1], **environ}, context="there") == ["10.0.0.8"]
+    assert names({**cluster[1], **environ}) == ["10.0.0.7"]
+
+
+def test_a_pod_without_a_token_is_told_so(cluster):
+    _, environ, account = cluster
+    (account / "token").unlink()
+    assert "token file does not exist" in problem(environ)
+
+
+def test_a_server_of_another_authority_is_not_talked_to(cluster, tmp_path):
+    server, environ, account = cluster
+    _, other = new_certificate(tmp_path)
+    (account / "ca.crt").write_bytes(other.read_bytes())
+    assert "no secure connection" in problem(environ)
+    assert server.requests == []
+
+
+def test_keys_of_a_kubeconfig_are_not_left_in_files(cluster, certificate, tmp_path, monkeypatch):
+    server, _, account = cluster
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    seen = []
+    server.fault = lambda path: seen.extend(folder.rglob("*"))
+    data = base64.b64encode(certificate[0].read_bytes()).decode()
+    authority = base64.b64encode((account / "ca.crt").read_bytes()).decode()
+    environ = kubeconfig(
+        tmp_path / "keys",
+        server.url,
+        namespace="mine",
+        cluster={"certificate-authority-data": authority},
+        user={"client-certificate-data": data, "client-key-data": data},
+    )
+    assert names(environ) == ["10.0.0.7"]
+    assert seen
+    assert list(folder.rglob("*")) == []
+
+
+# What goes wrong.
+
+
+def test_credentials_that_are_not_accepted(api, tmp_path):
+    text = problem(kubeconfig(tmp_path / "config", api.url, token="another"))
+    assert text.startswith(api.url)
+    assert "does not accept the credentials" in text
+
+
+def test_what_the_credentials_lack_is_named(api, environ):
+    text = problem(environ, namespace="theirs")
+    assert "a Role with the verb 'list' for pods in namespace 'theirs'" in text
+    assert 'User "me" cannot list resource "pods"' in text
+
+
+def test_a_namespace_that_is_not_there_is_an_error_if_that_can_be_told(api, environ):
+    api.readable.add("missing")
+    assert ask(environ, namespace="missing") == []
+    api.sees_namespaces = True
+    assert "there is no namespace 'missing'" in problem(environ, namespace="missing")
+    assert ask(environ) == []
+
+
+def test_a_selector_that_is_not_understood(api, environ):
+    text = problem(environ, selector="app in (")
+    assert "is the --selector right?" in text
+    assert "unable to parse requirement" in text
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [
+        (404, b"not found", "no pods are known here"),
+        (500, b'{"message": "etcd has no leader"}', "failed with status 500: etcd has no leader"),
+        (503, b"", "failed with status 503"),
+        (302, b"", "failed with status 302"),
+        (200, b"<html>", "not JSON"),
+        (200, b"\xff", "not JSON"),
+        (200, b"[]", "no list of pods"),
+        (200, b'{"items": null, "metadata": {}}', "no list of pods"),
+    ],
+)
+def test_answers_that_are_none(api, environ, status, body, expected):
+    api.fault = lambda path: (status, body)
+    text = problem(environ)
+    assert text.startswith(api.url)
+    assert expected in text
+
+
+def test_a_server_that_fails_is_asked_once(api, environ):
+    api.fault = lambda path: (503, b"")
+    problem(environ)
+    assert len(api.requests) == 1
+
+
+def test_a_server_that_hangs(api, environ):
+    api.gate.clear()
+    assert "has not answered in time" in problem(environ, timeout=0.5)
+
+
+def test_a_server_that_hangs_in_a_later_page(api, environ):
+    api.add(*(pod(f"worker-{number}") for number in range(1200)))
+
+    def fault(path):
+        api.gate.clear()
+
+    api.fault = fault
+    assert "has not answered in time" in problem(environ, timeout=2.0)
+
+
+def test_a_server_that_is_away(tmp_path):
+    with KubernetesApi().running() as server:
+        environ = kubeconfig(tmp_path / "config", server.url)
+    assert "can't be reached" in problem(environ)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[", "just words", "[1, 2]", "current-context: here", "contexts: 3\ncurrent-context: here", "\0"],
+)
+def test_kubeconfigs_that_are_none(tmp_path, text):
+    path = tmp_path / "config"
+    path.write_text(text)
+    found = problem({"KUBECONFIG": str(path)})
+    assert found.startswith(str(path))
+    assert "name a working kubeconfig in KUBECONFIG" in found
+
+
+def test_a_kubeconfig_or_context_that_is_not_there(environ, tmp_path):
+    assert str(tmp_path / "nothing") in problem({"KUBECONFIG": str(tmp_path / "nothing")})
+    assert "elsewhere" in problem(environ, context="elsewhere")
+
+
+def test_without_the_client_it_says_how_to_get_it(environ, monkeypatch):
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    assert "pip install 'hvdrecover[kubernetes]'" in problem(environ)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"selector": " "}, {"selector": "a=b", "resource": "r", "annotation": "a"}]
+)
+def test_options_that_can_not_be_meant(options):
+    with pytest.raises(ConfigError):
+        Kubernetes(**options)
+
+
+# From pods to hosts.
+
+
+def test_pods_are_hosts_only_while_they_run():
+    phases = ["Pending", "Running", "Succeeded", "Failed", "Unknown"]
+    pods = [pod(phase, ip=f"10.0.0.{number}", phase=phase) for number, phase in enumerate(phases)]
+    without = pod("without")
+    del without["status"]["conditions"]
+    assert hosts_of([*pods, without]) == [Host("10.0.0.1")]
+
+
+def test_the_oldest_comes_first_and_numbers_count_as_such():
+    pods = [
+        pod("w-10", ip="10.0.0.10"),
+        pod("w-2", ip="10.0.0.2"),
+        pod("a", ip="10.0.0.3", created="2026-01-01T00:00:01Z"),
+        pod("z", ip="10.0.0.4", created="2025-12-31T23:59:59Z"),
+        pod("2", ip="10.0.0.5"),
+    ]
+    assert [host.name for host in hosts_of(pods)] == [
+        "10.0.0.4",
+        "10.0.0.5",
+        "10.0.0.2",
+        "10.0.0.10",
+        "10.0.0.3",
+    ]
+
+
+def test_workers_of_an_mpijob_have_the_names_of_its_discover_hosts_script():
+    worker = pod("job-worker-0", hostname="job-worker-0", subdomain="job-worker")
+    assert hosts_of([worker]) == [Host("job-worker-0.job-worker.default.svc")]
+    # Kubeflow's training operator names neither; its kubexec.sh, that Horovod then uses, takes pods' names.
+    assert hosts_of([pod("job-worker-0")], by_pod_name=True) == [Host("job-worker-0")]
+
+
+def test_horovod_under_the_training_operator_gets_names_of_pods(api, environ):
+    api.add(pod("job-worker-0"))
+    agent = {"OMPI_MCA_plm_rsh_agent": "/etc/mpi/kubexec.sh"}
+    assert names({**environ, **agent}) == ["job-worker-0"]
+    assert names({**environ, "OMPI_MCA_plm_rsh_agent": "ssh"}) == ["10.0.0.1"]
+
+
+def test_a_hostname_without_a_subdomain_can_not_be_resolved():
+    assert hosts_of([pod("a", hostname="a")]) == [Host("10.0.0.1")]
+
+
+def test_of_two_addresses_the_one_that_horovod_can_take():
+    assert hosts_of([pod("a", ips=["fd00::1", "10.0.0.9"])]) == [Host("10.0.0.9")]
+    with pytest.raises(DiscoveryError, match="pod a: has no IPv4 address"):
+        hosts_of([pod("a", ips=["fd00::1"])])
+    with pytest.raises(DiscoveryError, match="pod a: has no IPv4 address"):
+        hosts_of([pod("a", ips=[])])
+
+
+def test_two_pods_of_one_address_are_an_error():
+    with pytest.raises(DiscoveryError, match=r"pods a and b: both are 10\.0\.0\.1"):
+        hosts_of([pod("a"), pod("b")])
+
+
+GPU = "nvidia.com/gpu"
+
+
+@pytest.mark.parametrize(
+    ("containers", "slots"),
+    [
+        ([{"limits": {GPU: "4"}}], 4),
+        ([{"limits": {GPU: "4"}, "requests": {GPU: "4"}}], 4),
+        ([{"requests": {GPU: "2"}}], 2),
+        ([{"requests": {GPU: "2"}, "limits": {"cpu": "8"}}], 2),
+        ([{"limits": {GPU: "4"}}, {"limits": {"cpu": "1"}}, {"limits": {GPU: "1"}}, {}], 5),
+        ([{"limits": {GPU: "1500m"}}, {"limits": {GPU: "2500m"}}], 4),
+        ([{"limits": {GPU: "3500m"}}], 3),
+    ],
+)
+def test_slots_of_a_resource(containers, slots):
+    assert hosts_of([pod("a", containers=containers)], resource=GPU) == [Host("10.0.0.1", slots)]
+
+
+def test_slots_of_an_annotation():
+    assert hosts_of([pod("a", annotations={"slots": " 3 "})], annotation="slots") == [Host("10.0.0.1", 3)]
+
+
+def test_slots_over_http(api, environ):
+    api.add(pod("a", containers=[{"limits": {GPU: "8"}}], annotations={"example.com/slots": "2"}))
+    assert ask(environ) == [Host("10.0.0.1", None)]
+    assert ask(environ, resource=GPU) == [Host("10.0.0.1", 8)]
+    assert ask(environ, annotation="example.com/slots") == [Host("10.0.0.1", 2)]
+
+
+@pytest.mark.parametrize("driver", [pod("b"), pod("b", containers=[{"limits": {GPU: "0"}}])])
+def test_pods_without_the_resource_are_left_out(driver):
+    worker = pod("a", containers=[{"limits": {GPU: "4"}}])
+    assert hosts_of([driver, worker], resource=GPU) == [Host("10.0.0.1", 4)]
+
+
+def test_a_resource_or_annotation_that_no_pod_has_is_an_error():
+    pods = [
+        pod("a", containers=[{"limits": {GPU: "4"}}], annotations={"slots": "4"}),
+        pod("b", ip="10.0.0.2"),
+    ]
+    with pytest.raises(DiscoveryError, match=r"pod a: neither it nor any other .* 'amd.com/gpu'"):
+        hosts_of(pods, resource="amd.com/gpu")
+    with pytest.raises(DiscoveryError, match=r"pod a: neither it nor any other .* 'slot'"):
+        hosts_of(pods, annotation="slot")
+    assert hosts_of([], resource=GPU) == []
+
+
+@pytest.mark.parametrize("text", ["", "four", "1.5", "0", "-1", "99999", "1e3", "٤"])
+def test_annotations_that_are_no_number_of_slots(text):
+    with pytest.raises(DiscoveryError, match="pod a: "):
+        hosts_of([pod("a", annotations={"slots": text})], annotation="slots")
+
+
+@pytest.mark.parametrize("text", ["4Gi", "99999", "", "-4"])
+def test_resources_that_are_no_number_of_slots(text):
+    with pytest.raises(DiscoveryError, match="pod a: "):
+        hosts_of([pod("a", containers=[{"limits": {"memory": text}}])], resource="memory")
