@@ -1,0 +1,213 @@
+"""Hosts of a Slurm job.
+
+``squeue`` says which nodes the job has now, ``scontrol show node`` in which state they are, and ``scontrol
+show job --details`` how many GPUs the job has on each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hvdrecover.clock import SYSTEM_CLOCK
+from hvdrecover.discovery import programs
+from hvdrecover.discovery.hosts import Host, check_name
+from hvdrecover.errors import DiscoveryError
+
+# As `scontrol show node` joins them by +. Words that are not here, known or not, are no reason to leave a
+# node out: a node that is to be rebooted (REBOOT_REQUESTED) is so when its jobs have ended, unless it drains.
+_UNUSABLE_WORDS = {
+    "DOWN": "is down",
+    "ERROR": "is in an error state",
+    "DRAIN": "is draining",
+    "DRAINED": "is draining",
+    "DRAINING": "is draining",
+    "FAIL": "is failing",
+    "FAILING": "is failing",
+    "FUTURE": "is not there yet",
+    "INVALID_REG": "has not registered as configured",
+    "MAINT": "is in maintenance",
+    "MAINTENANCE": "is in maintenance",
+    "NOT_RESPONDING": "does not respond",
+    "POWER": "is powered down",  # Slurm before 20.11
+    "POWER_DOWN": "is being powered down",
+    "POWER_DRAIN": "is being powered down",
+    "POWERED_DOWN": "is powered down",
+    "POWERING_DOWN": "is being powered down",
+    "POWERING_UP": "is being powered up",
+    "REBOOT": "is being rebooted",  # Slurm before 21.08
+    "REBOOT_ISSUED": "is being rebooted",
+}
+# They follow a word, as in DOWN*.
+_UNUSABLE_MARKS = {
+    "*": "does not respond",
+    "~": "is powered down",
+    "#": "is being powered up",
+    "!": "is being powered down",
+    "%": "is being powered down",
+    "$": "is in maintenance",
+    "^": "is being rebooted",
+}
+_MARKS = "*~#!%$^@-"  # @: to be rebooted; -: planned for another job
+
+# A suspended job has its nodes still; one that is resized or signalled goes on.
+_GOES_ON = {"RUNNING", "CONFIGURING", "RESIZING", "SIGNALING", "SUSPENDED", "STOPPED"}
+
+_PARTS = re.compile(r"(?:\[[^\]]*\]?|[^,\[])+")
+_RANGES = re.compile(r"\[(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)\]")
+_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_NODE_STATE = re.compile(r"^NodeName=(\S+) .*? State=(\S+)", re.MULTILINE)
+_NODES_GRES = re.compile(r" Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES(?:_IDX)?=(\S*)")
+_GPUS = re.compile(r"(?:^|,)gpu((?::[^:,()]+)*)(?:\((?:IDX:(?P<indices>[0-9,-]*))?[^)]*\))?")
+_HET_GROUP = re.compile(r"SLURM_JOB_NODELIST((?:_HET_GROUP_\d+)?)")
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """The nodes of this Slurm job, with a slot for each of its GPUs, or for each task if it has no GPU."""
+
+    every: ClassVar[float] = 5.0  # slurmctld answers the whole cluster
+    variables: ClassVar[tuple[str, ...]] = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_JOBID")
+
+    def hosts(self, environ: Mapping[str, str], timeout: float) -> list[Host]:
+        """The job's nodes that can be used, in Slurm's order."""
+        job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
+        if not job:
+            problem = "this is no Slurm job: SLURM_JOB_ID is not set; start the driver by sbatch or in salloc"
+            raise DiscoveryError("slurm", problem)
+        slurm = _Programs(environ, timeout)
+        listed = slurm.output("squeue", "--noheader", "--jobs", job, "--format", "%A|%i|%T|%N")
+        nodes = job_nodes(listed, job)
+        reasons = unusable(slurm.output("scontrol", "show", "node", "--oneliner", ",".join(nodes)))
+        usable = [node for node in nodes if node not in reasons]
+        if not usable:
+            why = "; ".join(f"{node} {reasons[node]}" for node in nodes[:3])
+            raise DiscoveryError(f"Slurm job {job}", f"none of its {len(nodes)} nodes can be used: {why}")
+        gpus = gpus_per_node(slurm.output("scontrol", "show", "job", "--details", "--oneliner", job), job)
+        if gpus:  # parts of a heterogeneous job that have none are not for training
+            return [Host(node, gpus[node]) for node in usable if node in gpus]
+        tasks = tasks_per_node(environ)
+        return [Host(node, tasks.get(node)) for node in usable]
+
+
+class _Programs:
+    """Slurm's programs, which share the time."""
+
+    def __init__(self, environ: Mapping[str, str], timeout: float) -> None:
+        self._environ = environ
+        self._end = SYSTEM_CLOCK.monotonic() + timeout
+
+    def output(self, *command: str) -> str:
+        left = max(self._end - SYSTEM_CLOCK.monotonic(), 0.0)
+        return programs.output(command, self._environ, left).decode(errors="replace")
+
+
+def job_nodes(listed: str, job: str) -> list[str]:
+    """The nodes of a job, of all its parts if it is a heterogeneous one.
+
+    Args:
+        listed: a line ``id|shown id|state|nodes`` for each part, and each of its array's other tasks.
+        job: its id.
+
+    Raises:
+        DiscoveryError: it has ended or has not started, or its nodes are not understood.
+    """
+    name = f"Slurm job {job}"
+    nodes: dict[str, None] = {}
+    states: list[str] = []
+    for line in listed.splitlines():
+        fields = line.strip().split("|")
+        if len(fields) != 4 or (fields[0] != job and not fields[1].startswith(f"{job}+")):
+            continue
+        states.append(fields[2])
+        if fields[2] in _GOES_ON:
+            nodes.update(dict.fromkeys(expanded(fields[3])))
+    if not states:
+        raise DiscoveryError(name, "has ended; squeue does not list it")
+    if not nodes:
+        raise DiscoveryError(name, f"has no nodes: it is {', '.join(dict.fromkeys(states))}")
+    if problem := next(filter(None, map(check_name, nodes)), ""):
+        raise DiscoveryError(name, f"squeue's list of its nodes is not understood: {problem}")
+    return list(nodes)
+
+
+def expanded(nodes: str) -> list[str]:
+    """The names in a list of nodes: ``gpu[01-03,07],login1`` names five."""
+    return [name for part in _PARTS.findall(nodes) for name in _expanded_part(part)]
+
+
+def _expanded_part(part: str) -> Iterator[str]:
+    match = _RANGES.search(part)
+    if match is None:
+        yield part
+        return
+    before, after = part[: match.start()], part[match.end() :]
+    for span in match[1].split(","):
+        first, _, last = span.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            for rest in _expanded_part(after):  # there may be several, as in rack[1-2]node[1-4]
+                yield f"{before}{number:0{len(first)}}{rest}"
+
+
+def unusable(shown: str) -> dict[str, str]:
+    """Why nodes can't be used, of those that can't, as ``scontrol show node --oneliner`` has them."""
+    reasons = ((name, why_unusable(state)) for name, state in _NODE_STATE.findall(shown))
+    return {name: reason for name, reason in reasons if reason}
+
+
+def why_unusable(state: str) -> str:
+    """Why a node in a state such as ``MIXED+DRAIN`` or ``DOWN*`` can't be used; empty if it can."""
+    for word in state.split("+"):
+        name = word.rstrip(_MARKS)
+        marks = word[len(name) :]
+        reason = _UNUSABLE_WORDS.get(name) or next(filter(None, map(_UNUSABLE_MARKS.get, marks)), None)
+        if reason:
+            return f"{reason} ({state})"
+    return ""
+
+
+def gpus_per_node(shown: str, job: str) -> dict[str, int]:
+    """The job's GPUs on each node that has any, as ``scontrol show job --details --oneliner`` has them.
+
+    Args:
+        shown: a line for each part of a heterogeneous job, or for each task of an array of jobs.
+        job: its id.
+    """
+    of_job = re.compile(rf"JobId={job} |JobId=\d+ HetJobId={job} ")
+    return {
+        node: count
+        for line in filter(of_job.match, shown.splitlines())
+        for nodes, resources in _NODES_GRES.findall(line)
+        if (count := sum(map(_gpus, _GPUS.finditer(resources))))
+        for node in expanded(nodes)
+    }
+
+
+def _gpus(match: re.Match[str]) -> int:
+    """``gpu:4``, ``gpu:a100:4(IDX:0-3)``, or, before Slurm 20.02, ``gpu(IDX:0,2-3)``."""
+    *_, count = match[1].split(":")
+    if count.isdecimal():
+        return int(count)
+    return len(expanded(f"[{match['indices']}]")) if match["indices"] else 0
+
+
+def tasks_per_node(environ: Mapping[str, str]) -> dict[str, int]:
+    """The tasks on each node that the job was given when it started.
+
+    Empty in a step of some of its nodes, which is told of its own tasks only.
+    """
+    tasks: dict[str, int] = {}
+    for group in filter(None, map(_HET_GROUP.fullmatch, environ)):
+        nodes = expanded(environ[group[0]])
+        counts = list(_counts(environ.get(f"SLURM_TASKS_PER_NODE{group[1]}", "")))
+        if len(nodes) == len(counts):
+            tasks.update(zip(nodes, counts, strict=True))
+    return tasks
+
+
+def _counts(text: str) -> Iterable[int]:
+    """``2(x3),1`` is 2, 2, 2, 1."""
+    for count, times in _COUNT.findall(text):
+        yield from [int(count)] * int(times or 1)

@@ -1,0 +1,289 @@
+"""Slurm's programs are stood in for by scripts on PATH that print what the real ones have printed."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdrecover.discovery.hosts import Host
+from hvdrecover.discovery.sources import slurm
+from hvdrecover.discovery.sources.slurm import Slurm
+from hvdrecover.errors import DiscoveryError
+
+RECORDED = Path(__file__).parent / "slurm"
+SQUEUE = """#!/bin/sh
+if [ "$*" != "--noheader --jobs $SLURM_JOB_ID --format %A|%i|%T|%N" ]; then
+    echo "squeue: invalid: $*" >&2
+    exit 1
+fi
+exec cat "$RECORDED/squeue"
+"""
+SCONTROL = """#!/bin/sh
+echo "$*" >> "$RECORDED/asked"
+case "$*" in
+    "show node --oneliner "*) exec cat "$RECORDED/nodes";;
+    "show job --details --oneliner $SLURM_JOB_ID") exec cat "$RECORDED/job";;
+esac
+echo "scontrol: invalid: $*" >&2
+exit 1
+"""
+AWAY = """#!/bin/sh
+echo "slurm_load_jobs error: Unable to contact slurm controller (connect failure)" >&2
+exit 1
+"""
+ENDED = """#!/bin/sh
+echo "slurm_load_jobs error: Invalid job id specified" >&2
+exit 1
+"""
+HANGS = """#!/bin/sh
+sleep 600
+"""
+TASKS = {"SLURM_JOB_NODELIST": "node[1-3,5]", "SLURM_TASKS_PER_NODE": "3,2,1(x2)"}
+
+
+def line(nodes, resources, field="GRES"):
+    return f"JobId=1 JobName=train NodeList=x   Nodes={nodes} CPU_IDs=0-3 Mem=0 {field}={resources}"
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """Starts a cluster in a recorded situation; returns a function that discovers in it."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+
+    def write(name, script):
+        (programs / name).write_text(script)
+        (programs / name).chmod(0o755)
+
+    def discover(
+        situation="tasks", job="1", timeout=30.0, squeue=SQUEUE, scontrol=SCONTROL, printed=None, **more
+    ):
+        shutil.copytree(RECORDED / situation, tmp_path / "recorded", dirs_exist_ok=True)
+        for name, text in (printed or {}).items():
+            (tmp_path / "recorded" / name).write_text(text)
+        write("squeue", squeue)
+        write("scontrol", scontrol)
+        environ = {
+            "PATH": f"{programs}:{os.defpath}",
+            "RECORDED": str(tmp_path / "recorded"),
+            "SLURM_JOB_ID": job,
+        }
+        return Slurm().hosts({**environ, **more}, timeout)
+
+    return discover
+
+
+def test_a_job_without_gpus_has_a_slot_for_each_task(cluster):
+    assert cluster(**TASKS) == [Host("node1", 3), Host("node2", 2), Host("node3", 1), Host("node5", 1)]
+
+
+def test_all_its_nodes_are_looked_at(cluster, tmp_path):
+    cluster(**TASKS)
+    asked = (tmp_path / "recorded" / "asked").read_text().splitlines()
+    assert "show node --oneliner node1,node2,node3,node5" in asked
+
+
+def test_a_job_that_has_shrunk_has_the_tasks_of_the_nodes_that_are_left(cluster):
+    assert cluster("shrunk", **TASKS) == [Host("node1", 3), Host("node2", 2)]
+
+
+def test_a_node_that_has_joined_the_job_says_no_slots(cluster):
+    given_at_start = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_TASKS_PER_NODE": "4(x2)"}
+    assert cluster(**given_at_start)[1:3] == [Host("node2", 4), Host("node3", None)]
+
+
+def test_a_step_of_some_nodes_does_not_know_the_others_tasks(cluster):
+    in_step = {"SLURM_JOB_NODELIST": "node[1-3,5]", "SLURM_TASKS_PER_NODE": "1"}
+    assert {host.slots for host in cluster(**in_step)} == {None}
+
+
+def test_all_parts_of_a_heterogeneous_job_are_of_it(cluster):
+    told = {
+        "SLURM_JOB_NODELIST": "node1",
+        "SLURM_TASKS_PER_NODE": "2",
+        "SLURM_JOB_NODELIST_HET_GROUP_0": "node1",
+        "SLURM_TASKS_PER_NODE_HET_GROUP_0": "2",
+        "SLURM_JOB_NODELIST_HET_GROUP_1": "node5",
+        "SLURM_TASKS_PER_NODE_HET_GROUP_1": "1",
+    }
+    assert cluster("het", job="3", **told) == [Host("node1", 2), Host("node5", 1)]
+
+
+def test_another_task_of_the_same_array_is_another_job(cluster):
+    assert cluster("array", job="7") == [Host("node1", 1)]
+
+
+def test_unhealthy_nodes_are_left_out_whatever_the_reason_given_for_them_says(cluster):
+    assert cluster("sick", **TASKS) == [Host("node5", 1)]
+
+
+def test_a_job_without_a_usable_node_says_why(cluster):
+    nodes = (RECORDED / "tasks" / "nodes").read_text().replace("State=MIXED", "State=DOWN*+DRAIN")
+    with pytest.raises(
+        DiscoveryError, match=r"Slurm job 1: none of its 4 nodes .*: node1 is down \(DOWN\*\+DRAIN\)"
+    ):
+        cluster(printed={"nodes": nodes})
+
+
+def test_nodes_with_gpus_have_a_slot_for_each(cluster):
+    job = (
+        line("node[1-2]", "gpu:a100:4(IDX:0-3)")
+        + "   Nodes=node[3,5] CPU_IDs=0-1 Mem=0 GRES=gpu:v100:2(IDX:0-1)\n"
+    )
+    slots = [host.slots for host in cluster(printed={"job": job}, **TASKS)]
+    assert slots == [4, 4, 2, 2]
+
+
+def test_beside_nodes_with_gpus_those_without_are_left_out(cluster):
+    job = line("node[2-3]", "gpu:a100:4(IDX:0-3)") + "   Nodes=node[1,5] CPU_IDs=0 Mem=0 GRES=\n"
+    assert cluster(printed={"job": job}, **TASKS) == [Host("node2", 4), Host("node3", 4)]
+
+
+@pytest.mark.parametrize(
+    ("resources", "field", "gpus"),
+    [
+        ("gpu:a100:4(IDX:0-3)", "GRES", 4),
+        ("gpu:1(IDX:0)", "GRES", 1),
+        ("gpu:2(CNT:2)", "GRES", 2),
+        ("gpu:47gb:0(IDX:),gpu:24gb:1(IDX:5),gpu:a100:2(IDX:0-1)", "GRES", 3),
+        ("gpu:a100_1g.5gb:2(IDX:0,7)", "GRES", 2),
+        ("craynetwork:1,gpu:2", "GRES", 2),
+        ("gpu(IDX:0,2-3,5)", "GRES_IDX", 4),  # Slurm 18.08
+        ("gpu:K2(IDX:0-1)", "GRES_IDX", 2),
+        ("gpu(IDX:)", "GRES_IDX", 0),
+        ("mps:100(IDX:0),shard:3(0/8)", "GRES", 0),
+        ("gpu:0(IDX:N/A)", "GRES", 0),
+        ("", "GRES", 0),
+    ],
+)
+def test_gpus_are_counted_in_every_way_in_which_slurm_writes_them(resources, field, gpus):
+    assert slurm.gpus_per_node(line("n1", resources, field), "1").get("n1", 0) == gpus
+
+
+@pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", "PENDING", "NODE_FAIL", "TIMEOUT"])
+def test_a_job_that_does_not_run_has_no_hosts(cluster, state):
+    with pytest.raises(DiscoveryError, match=f"Slurm job 1: has no nodes: it is {state}"):
+        cluster(printed={"squeue": f"1|1|{state}|node[1-2]\n"})
+
+
+def test_a_job_that_has_just_ended_is_not_listed(cluster):
+    with pytest.raises(DiscoveryError, match="Slurm job 1: has ended"):
+        cluster(printed={"squeue": ""})
+
+
+def test_a_job_that_slurm_has_forgotten(cluster):
+    with pytest.raises(DiscoveryError, match=r"squeue: .*Invalid job id specified"):
+        cluster(squeue=ENDED)
+
+
+def test_a_controller_that_is_away(cluster):
+    with pytest.raises(DiscoveryError, match=r"squeue: .*Unable to contact slurm controller"):
+        cluster(squeue=AWAY)
+
+
+def test_a_controller_that_goes_away_meanwhile(cluster):
+    with pytest.raises(DiscoveryError, match=r"scontrol: .*Unable to contact slurm controller"):
+        cluster(scontrol=AWAY)
+
+
+def test_a_controller_that_hangs(cluster):
+    with pytest.raises(DiscoveryError, match="scontrol: has not ended in"):
+        cluster(scontrol=HANGS, timeout=2.0)
+
+
+def test_a_list_of_nodes_that_is_not_understood(cluster):
+    with pytest.raises(DiscoveryError, match=r"list of its nodes is not understood: 'node\[1-' is no name"):
+        cluster(printed={"squeue": "1|1|RUNNING|node[1-\n"})
+
+
+def test_outside_of_a_job():
+    with pytest.raises(DiscoveryError, match=r"slurm: .*SLURM_JOB_ID is not set; start the driver by sbatch"):
+        Slurm().hosts({}, 1.0)
+
+
+def test_without_slurm(tmp_path):
+    with pytest.raises(DiscoveryError, match="squeue: can't be started"):
+        Slurm().hosts({"SLURM_JOB_ID": "1", "PATH": str(tmp_path)}, 1.0)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        *("IDLE", "MIXED", "ALLOCATED", "ALLOCATED+", "COMPLETING", "MIXED+CLOUD", "ALLOCATED+DYNAMIC_NORM"),
+        *("MIXED-", "MIXED+PLANNED", "ALLOCATED+RESERVED", "MIXED+REBOOT_REQUESTED", "MIXED@", "UNKNOWN"),
+        *("MIXED+POWER_UP", "MIXED+SOMETHING_NEW"),
+    ],
+)
+def test_states_in_which_a_node_serves(state):
+    assert slurm.why_unusable(state) == ""
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ("DOWN", "is down"),
+        ("DOWN*", "is down"),
+        ("MIXED*", "does not respond"),
+        ("MIXED+NOT_RESPONDING", "does not respond"),
+        ("IDLE*+CLOUD", "does not respond"),
+        ("ALLOCATED+DRAIN", "is draining"),
+        ("DRAINED", "is draining"),
+        ("DRAINING@", "is draining"),
+        ("MIXED+FAIL", "is failing"),
+        ("FAILING*", "is failing"),
+        ("ERROR", "is in an error state"),
+        ("FUTURE", "is not there yet"),
+        ("IDLE+INVALID_REG", "has not registered as configured"),
+        ("MIXED+MAINTENANCE+RESERVED", "is in maintenance"),
+        ("MAINT", "is in maintenance"),
+        ("ALLOCATED$", "is in maintenance"),
+        ("IDLE+CLOUD+POWER", "is powered down"),
+        ("IDLE~", "is powered down"),
+        ("IDLE+CLOUD+POWERED_DOWN", "is powered down"),
+        ("ALLOCATED+CLOUD+POWERING_UP", "is being powered up"),
+        ("ALLOCATED#", "is being powered up"),
+        ("MIXED+CLOUD+POWER_DOWN", "is being powered down"),
+        ("MIXED+CLOUD+POWERING_DOWN", "is being powered down"),
+        ("MIXED!", "is being powered down"),
+        ("MIXED%", "is being powered down"),
+        ("MIXED+CLOUD+POWER_DRAIN", "is being powered down"),
+        ("MIXED+REBOOT_ISSUED", "is being rebooted"),
+        ("REBOOT^", "is being rebooted"),
+        ("MIXED^", "is being rebooted"),
+    ],
+)
+def test_states_in_which_a_node_is_left_out(state, reason):
+    assert slurm.why_unusable(state) == f"{reason} ({state})"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "names"),
+    [
+        ("node1", ["node1"]),
+        ("node[1-2,05]", ["node1", "node2", "node05"]),
+        ("gpu[08-11]", ["gpu08", "gpu09", "gpu10", "gpu11"]),
+        ("a[1-2],b,c[3]-ib", ["a1", "a2", "b", "c3-ib"]),
+        ("rack[1-2]n[09-10]", ["rack1n09", "rack1n10", "rack2n09", "rack2n10"]),
+        ("", []),
+    ],
+)
+def test_lists_of_nodes(nodes, names):
+    assert slurm.expanded(nodes) == names
+
+
+@given(st.lists(st.tuples(st.integers(0, 9999), st.integers(0, 20)), min_size=1), st.integers(1, 6))
+def test_every_node_of_every_range_is_there(ranges, width):
+    text = ",".join(f"{first:0{width}}-{first + more:0{width}}" for first, more in ranges)
+    expected = [f"n{number:0{width}}" for first, more in ranges for number in range(first, first + more + 1)]
+    assert slurm.expanded(f"n[{text}]") == expected
+
+
+@given(st.text())
+def test_nothing_that_slurm_may_print_is_an_error_other_than_ours(text):
+    slurm.expanded(text)
+    slurm.unusable(text)
+    slurm.gpus_per_node(line("n1", text), "1")
+    slurm.tasks_per_node({"SLURM_JOB_NODELIST": text, "SLURM_TASKS_PER_NODE": text})

@@ -1,0 +1,120 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdrecover.discovery.hosts import Host
+from hvdrecover.discovery.sources.tf_config import TfConfig, cluster_hosts
+from hvdrecover.errors import DiscoveryError, HostListError
+
+CLUSTER = {"chief": ["a:2222"], "worker": ["b:2222", "a:2223", "b:2223"], "ps": ["c:1"], "evaluator": ["d:1"]}
+
+
+def discovered(config, path=""):
+    return TfConfig(path).hosts({"TF_CONFIG": config if isinstance(config, str) else json.dumps(config)}, 1.0)
+
+
+def test_those_that_train_have_a_slot_for_each_of_their_tasks():
+    assert discovered({"cluster": CLUSTER, "task": {"type": "ps", "index": 0}}) == [
+        Host("a", 2),
+        Host("b", 2),
+    ]
+
+
+def test_the_chief_may_be_called_master():
+    assert discovered({"cluster": {"master": ["a:1"], "worker": ["b:1"]}}) == [Host("a", 1), Host("b", 1)]
+
+
+def test_a_sparse_cluster_names_tasks_by_number():
+    assert discovered({"cluster": {"worker": {"1": "b:1", "3": "d:1"}}}) == [Host("b", 1), Host("d", 1)]
+
+
+@pytest.mark.parametrize("config", [{"cluster": CLUSTER}, CLUSTER])
+def test_a_file_may_hold_a_cluster_alone(tmp_path, config):
+    path = tmp_path / "cluster.json"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(config, indent=2).replace("\n", "\r\n").encode())
+    assert TfConfig(str(path)).hosts({"TF_CONFIG": "not looked at"}, 1.0) == [Host("a", 2), Host("b", 2)]
+
+
+def test_json_that_ends_early_names_line_and_column():
+    with pytest.raises(HostListError, match="TF_CONFIG: line 2, column 13: is not JSON"):
+        discovered('{"cluster":\n {"worker": }}')
+
+
+def test_a_file_that_is_not_utf8(tmp_path):
+    path = tmp_path / "cluster.json"
+    path.write_bytes(b'{"worker": ["\xff:1"]}')
+    with pytest.raises(DiscoveryError, match=r"cluster\.json: byte 0xff at 13 is not UTF-8"):
+        TfConfig(str(path)).hosts({}, 1.0)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(DiscoveryError, match="away: can't be read: No such file"):
+        TfConfig(str(tmp_path / "away")).hosts({}, 1.0)
+
+
+def test_neither_a_file_nor_the_variable():
+    with pytest.raises(DiscoveryError, match="TF_CONFIG: is not set; set it, or name a file: --path FILE"):
+        TfConfig().hosts({}, 1.0)
+
+
+@pytest.mark.parametrize(
+    "config", [{}, [], "3", {"task": {"index": 0}}, {"cluster": ["a:1"]}, {"ps": ["a:1"]}]
+)
+def test_no_cluster(config):
+    with pytest.raises(DiscoveryError, match="TF_CONFIG: has no cluster; it must be like"):
+        discovered(config)
+
+
+@pytest.mark.parametrize("cluster", [{}, {"ps": ["a:1"]}, {"worker": []}])
+def test_a_cluster_in_which_nobody_trains(cluster):
+    with pytest.raises(DiscoveryError, match="its cluster names no chief, no master, no worker"):
+        discovered({"cluster": cluster})
+
+
+@pytest.mark.parametrize(
+    ("worker", "problem"),
+    [
+        (["a:1", "b"], r"worker\[1\]: 'b' has no port"),
+        (["a:"], r"worker\[0\]: '' is no port"),
+        (["a:b"], "'b' is no port"),
+        (["a:" + 5000 * "9"], "'9+' is no port"),
+        (["a:0"], "'0' is no port"),
+        (["a:65536"], "'65536' is no port"),
+        ([":1"], "'' is no name of a host"),
+        (["grpc://a:1"], "'grpc://a:1' is an IPv6 address|'grpc://a' is no name"),
+        (["[::1]:2222"], r"'\[::1\]' is an IPv6 address, which Horovod can't take; use the host's name"),
+        (["::1"], "'::1' is an IPv6 address"),
+        ([3], r"worker\[0\]: 3 is no address"),
+        ({"5": None}, r"worker\[5\]: null is no address"),
+        ("a:1", "worker is neither a list of addresses nor"),
+    ],
+)
+def test_addresses_that_can_not_be_meant(worker, problem):
+    with pytest.raises(DiscoveryError, match=problem):
+        discovered({"cluster": {"worker": worker}})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(),
+    lambda inner: (
+        st.lists(inner) | st.dictionaries(st.sampled_from(["chief", "worker", "cluster", "0"]), inner)
+    ),
+)
+
+
+@given(st.text() | st.binary() | JSON.map(json.dumps))
+def test_whatever_is_in_it_there_are_hosts_or_an_error_of_ours(data):
+    try:
+        assert cluster_hosts(data, "TF_CONFIG")
+    except DiscoveryError as error:
+        assert error.source.startswith("TF_CONFIG")
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=1))
+def test_slots_are_how_often_a_host_is_named(names):
+    cluster = {"worker": [f"{name}:{port}" for port, name in enumerate(names, start=1)]}
+    assert {host.name: host.slots for host in discovered(cluster)} == {
+        name: names.count(name) for name in names
+    }
