@@ -116,6 +116,15 @@ def test_another_task_of_the_same_array_is_another_job(cluster):
     assert cluster("array", job="7") == [Host("node1", 1)]
 
 
+def test_the_node_of_another_task_of_the_array_is_not_this_jobs():
+    assert slurm.job_nodes((RECORDED / "array" / "squeue").read_text(), "7") == ["node1"]
+
+
+def test_gpus_of_all_parts_of_a_heterogeneous_job_count():
+    shown = (RECORDED / "het" / "job").read_text().replace("GRES= ", "GRES=gpu:2(IDX:0-1) ")
+    assert slurm.gpus_per_node(shown, "3") == {"node1": 2, "node5": 2}
+
+
 def test_unhealthy_nodes_are_left_out_whatever_the_reason_given_for_them_says(cluster):
     assert cluster("sick", **TASKS) == [Host("node5", 1)]
 
