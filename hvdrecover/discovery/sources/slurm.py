@@ -75,8 +75,8 @@ class Slurm:
         """The job's nodes that can be used, in Slurm's order."""
         job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
         if not job:
-            problem = "this is no Slurm job: SLURM_JOB_ID is not set; start the driver by sbatch or in salloc"
-            raise DiscoveryError("slurm", problem)
+            problem = "is not set, so this is no Slurm job; start the driver by sbatch or in salloc"
+            raise DiscoveryError("SLURM_JOB_ID", problem)
         slurm = _Programs(environ, timeout)
         listed = slurm.output("squeue", "--noheader", "--jobs", job, "--format", "%A|%i|%T|%N")
         nodes = job_nodes(listed, job)

@@ -209,7 +209,7 @@ def test_a_list_of_nodes_that_is_not_understood(cluster):
 
 
 def test_outside_of_a_job():
-    with pytest.raises(DiscoveryError, match=r"slurm: .*SLURM_JOB_ID is not set; start the driver by sbatch"):
+    with pytest.raises(DiscoveryError, match=r"SLURM_JOB_ID: is not set, .*; start the driver by sbatch"):
         Slurm().hosts({}, 1.0)
 
 
