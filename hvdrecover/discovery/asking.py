@@ -24,6 +24,7 @@ from hvdrecover.discovery.sources.interface import Source
 from hvdrecover.errors import DiscoveryError
 
 _FOR_CHECKS = 0.6  # of the time, so that they end in time if the source is quick
+_MARGIN = 0.5  # seconds for a source to say itself that it was too slow
 _BACKSTOP = 2.0  # seconds beyond its time after which the kernel kills a process that does not end
 
 
@@ -46,7 +47,9 @@ class Question:
 
 def is_fresh(memory: Memory, question: Question, now: float) -> bool:
     """Whether what is known need not be asked for again."""
-    return memory.asked is not None and 0 <= now - memory.asked < question.source.every
+    if memory.listed is None or memory.asked is None:
+        return False
+    return 0 <= now - memory.asked < question.source.every
 
 
 @dataclass(frozen=True)
@@ -190,7 +193,7 @@ def _hosts(question: Question) -> tuple[list[Host], str]:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(question.timeout)
+    thread.join(question.timeout + _MARGIN)
     return ([], failure[0]) if thread.is_alive() or failure[0] else (found, "")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -13,6 +12,7 @@ from hvdrecover.errors import DiscoveryError
 
 CONNECT = 2.0  # seconds for a host to answer
 _AT_ONCE = 256  # hosts; each may take a socket or a process
+_OWN = ("127.0.0.1", "127.0.1.1")  # what names of this host stand for; Debian has the second
 # As horovodrun calls ssh, which must not wait for a person either.
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no", "-o", f"ConnectTimeout={CONNECT:.0f}")
 
@@ -90,8 +90,8 @@ def is_local(host: str) -> bool:
     if host in ("localhost", socket.gethostname()):
         return True
     try:
-        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
-    except (OSError, ValueError):
+        return socket.gethostbyname(host) in _OWN
+    except OSError:
         return False
 
 

@@ -42,6 +42,12 @@ def output(command: Sequence[str], environ: Mapping[str, str], timeout: float) -
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if process.returncode:
-        last = complaints.decode(errors="replace").strip().splitlines()[-1:]
-        raise DiscoveryError(name, ": ".join([f"has ended with exit code {process.returncode}", *last]))
+        reason = f"has ended with exit code {process.returncode}"
+        raise DiscoveryError(name, ": ".join([reason, *_last_words(complaints)]))
     return printed
+
+
+def _last_words(complaints: bytes) -> list[str]:
+    """The last line that says something, and is no rule or frame."""
+    lines = complaints.decode(errors="replace").splitlines()
+    return [line.strip() for line in lines if any(map(str.isalpha, line))][-1:]

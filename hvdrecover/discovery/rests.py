@@ -50,5 +50,6 @@ def rests_until(reports: Sequence[float], now: float) -> float:
     recent = sorted(time for time in reports if now - time < _REMEMBERED)
     if len(recent) < _REPEATED:
         return 0.0
-    until = recent[-1] + min(LONGEST, FIRST * 2.0 ** (len(recent) - _REPEATED))
+    doublings = min(len(recent) - _REPEATED, 16)
+    until = recent[-1] + min(LONGEST, FIRST * 2.0**doublings)
     return until if until > now else 0.0

@@ -1,0 +1,276 @@
+"""The command as Horovod's driver runs it: again and again, whatever its source does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.discovery.listener import Listener
+from tests.unit.launch.children import until
+
+Discover = Callable[..., subprocess.CompletedProcess[str]]
+NO_CHECKS = "--no-ssh-check"
+
+
+@pytest.fixture
+def discover(tmp_path: Path) -> Discover:
+    """Call the command."""
+
+    def discover(*words: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "hvdrecover", "discover", *map(str, words)],
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "COLUMNS": "200", **environ},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return discover
+
+
+@pytest.fixture
+def listeners() -> Iterator[Callable[[str, int], Listener]]:
+    """Listen on loopback addresses, as hosts do on their ssh port."""
+    made: list[Listener] = []
+
+    def listen(address: str, port: int = 0) -> Listener:
+        made.append(Listener(address, port))
+        return made[-1]
+
+    yield listen
+    for each in made:
+        each.close()
+
+
+def cached(tmp_path: Path) -> list[Path]:
+    return list((tmp_path / "cache" / "hvdrecover" / "hosts").glob("*.json"))
+
+
+# -- answers -----------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_read_again_when_it_changes(discover: Discover, tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("a:4\nb slots=2\n")
+    assert discover("file", file, NO_CHECKS).stdout == "a:4\nb:2\n"
+    file.write_text("c\nb slots=2\na:3\n")
+    until(lambda: "c" in discover("file", file, NO_CHECKS).stdout, "the new host")
+    assert discover("file", file, NO_CHECKS, "--slots", "8").stdout == "b:2\na:3\nc:8\n"  # the oldest first
+
+
+def test_this_host_needs_no_ssh(discover: Discover) -> None:
+    assert discover("static", "localhost:2").stdout == "localhost:2\n"
+
+
+def test_a_program_prints_hosts(discover: Discover) -> None:
+    assert discover("command", NO_CHECKS, "printf", "a:1\\r\\nb:2\\r\\n").stdout == "a:1\nb:2\n"
+
+
+def test_ten_thousand_hosts(discover: Discover, tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    lines = [f"node{number:05}:8\n" for number in range(10_000)]
+    file.write_text("".join(lines))
+    for _ in range(2):
+        assert discover("file", file, NO_CHECKS).stdout == "".join(lines)
+
+
+def test_two_questions_do_not_share_their_answers(discover: Discover, tmp_path: Path) -> None:
+    assert discover("static", "a:1", NO_CHECKS).stdout == "a:1\n"
+    assert discover("static", "b:1", NO_CHECKS).stdout == "b:1\n"
+    assert len(cached(tmp_path)) == 2
+
+
+# -- failures ----------------------------------------------------------------------------------------------
+
+
+def test_a_first_answer_that_fails_says_why(discover: Discover, tmp_path: Path) -> None:
+    done = discover("file", "missing", NO_CHECKS)
+    assert (done.returncode, done.stdout) == (1, "")
+    problem = "missing: can't be read: No such file or directory, and there is no earlier answer"
+    assert done.stderr == f"hvdrecover: file: {problem}\n"
+    (tmp_path / "hosts").write_text("a:x\n")
+    assert "hosts: line 1, column 3: 'x' is no number of slots" in discover("file", "hosts").stderr
+    (tmp_path / "hosts").write_text("# none\n")
+    done = discover("file", "hosts")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "it names no host" in done.stderr
+
+
+@pytest.mark.parametrize("trouble", ["gone", "nonsense", "empty"])
+def test_a_source_that_fails_has_its_last_good_answer_given_for_a_while(
+    trouble: str, discover: Discover, tmp_path: Path
+) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("a:4\n")
+    assert discover("file", file, NO_CHECKS).returncode == 0
+    file.write_text({"nonsense": "a b c", "empty": "\n"}.get(trouble, ""))
+    if trouble == "gone":
+        file.unlink()
+    until(lambda: discover("file", file, NO_CHECKS).stderr, "a warning")
+    done = discover("file", file, NO_CHECKS)
+    assert (done.returncode, done.stdout) == (0, "a:4\n")
+    assert "; this is its answer of " in done.stderr
+    done = discover("file", file, NO_CHECKS, "--last-good", "0.001")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "its last good answer is " in done.stderr
+
+
+def hanging(tmp_path: Path) -> Path:
+    """A program that prints hosts, and hangs when there is a file."""
+    program = tmp_path / "hosts.sh"
+    program.write_text(
+        f"#!/bin/sh\n[ -e {tmp_path}/hang ] && exec sleep 1000\necho a:4\necho >> {tmp_path}/calls\n"
+    )
+    program.chmod(0o755)
+    return program
+
+
+def test_a_source_that_hangs_does_not_hold_up_the_answer(discover: Discover, tmp_path: Path) -> None:
+    program = hanging(tmp_path)
+    words = ("command", "--timeout", "3", NO_CHECKS, program)
+    assert discover(*words).stdout == "a:4\n"
+    (tmp_path / "hang").touch()
+    assert discover(*words).stdout == "a:4\n"
+    until(lambda: "hosts.sh: has not ended in 3 s" in discover(*words).stderr, "a warning")
+
+
+def test_a_first_answer_is_waited_for_no_longer_than_said(discover: Discover, tmp_path: Path) -> None:
+    program = hanging(tmp_path)
+    (tmp_path / "hang").touch()
+    done = discover("command", "--timeout", "1", NO_CHECKS, program)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "there is no earlier answer" in done.stderr
+
+
+def test_many_calls_at_once_ask_once(discover: Discover, tmp_path: Path) -> None:
+    program = hanging(tmp_path)
+    command = [sys.executable, "-m", "hvdrecover", "discover", "command", NO_CHECKS, str(program)]
+    environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    calls = [subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) for _ in range(8)]
+    assert [call.communicate(timeout=60)[0] for call in calls] == ["a:4\n"] * 8
+    assert len((tmp_path / "calls").read_text()) < 8
+
+
+def test_what_is_remembered_may_be_lost_or_broken(discover: Discover, tmp_path: Path) -> None:
+    assert discover("static", "a:1", NO_CHECKS).stdout == "a:1\n"
+    (memory,) = cached(tmp_path)
+    memory.write_text("{nonsense")
+    assert discover("static", "a:1", NO_CHECKS).stdout == "a:1\n"
+
+
+def test_where_nothing_can_be_remembered_there_is_an_answer_all_the_same(
+    discover: Discover, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    done = discover("static", "a:1", NO_CHECKS, "--cache", tmp_path / "file" / "folder")
+    assert (done.returncode, done.stdout) == (0, "a:1\n")
+    assert "the cache can't be written, so that no answer is remembered: " in done.stderr
+
+
+def test_no_host_is_an_answer_if_that_is_allowed(discover: Discover, tmp_path: Path) -> None:
+    (tmp_path / "hosts").touch()
+    done = discover("file", "hosts", "--allow-empty")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "hvdrecover: file: it names no host\n"
+
+
+# -- checks ------------------------------------------------------------------------------------------------
+
+
+def test_a_host_whose_ssh_port_is_shut_is_left_out_and_taken_back(
+    discover: Discover, listeners: Callable[..., Listener]
+) -> None:
+    first = listeners("127.9.0.1")
+    port = first.port
+    second = listeners("127.9.0.2", port)
+    words = ("static", "127.9.0.1:1,127.9.0.2:1,127.9.0.3:1", "--ssh-port", str(port))
+    assert discover(*words).stdout == "127.9.0.1:1\n127.9.0.2:1\n"
+    second.close()
+    until(lambda: discover(*words).stdout == "127.9.0.1:1\n", "the host to be left out")
+    table = discover(*words, "--explain").stdout.splitlines()
+    assert [line.split()[:3] for line in table[1:]] == [
+        ["127.9.0.1", "1", "used"],
+        ["127.9.0.3", "1", "ailing"],
+        ["127.9.0.2", "1", "ailing"],
+    ]
+    assert "Connection refused" in table[2]
+    listeners("127.9.0.2", port)
+    until(lambda: discover(*words).stdout == "127.9.0.1:1\n127.9.0.2:1\n", "the host to be back")
+
+
+def test_a_users_command_checks_hosts(discover: Discover, tmp_path: Path) -> None:
+    words = ("static", "localhost:1", "--check", f"test -e {tmp_path}/fine || {{ echo no GPU >&2; echo --- >&2; exit 3; }}")
+    done = discover(*words)
+    assert done.returncode == 1
+    assert "none of its 1 hosts passes its check:\n  localhost: 'test -e" in done.stderr
+    assert "has ended with exit code 3: no GPU" in done.stderr
+    (tmp_path / "fine").touch()
+    until(lambda: discover(*words).stdout == "localhost:1\n", "the host to be back")
+
+
+def test_a_host_that_guardians_have_reported_rests(discover: Discover, tmp_path: Path) -> None:
+    from hvdrecover.clock import SYSTEM_CLOCK
+    from hvdrecover.discovery import rests
+
+    reports = tmp_path / "failing-hosts"
+    for _ in range(2):
+        rests.report(reports, "a", SYSTEM_CLOCK.now())
+    words = ("static", "a:1,b:1", NO_CHECKS)
+    assert discover(*words, HVDRECOVER_HOST_REPORTS=str(reports)).stdout == "b:1\n"
+    assert discover(*words).stdout == "a:1\nb:1\n"
+
+
+# -- sources of others -------------------------------------------------------------------------------------
+
+
+def test_others_add_sources_by_entry_point(discover: Discover, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    info = site / "rack-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rack\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[hvdrecover.host_sources]\nrack = rack:Rack\nbad = rack:Missing\n"
+    )
+    (site / "rack.py").write_text(
+        "from dataclasses import dataclass, field\n"
+        "from hvdrecover.discovery.hosts import Host\n"
+        "@dataclass(frozen=True)\n"
+        "class Rack:\n"
+        '    """Hosts of one rack."""\n'
+        "    every = 1.0\n"
+        "    variables = ()\n"
+        "    number: int = field(metadata={'help': 'its number'})\n"
+        "    odd_ones: bool = field(default=False, metadata={'help': 'too'})\n"
+        "    size: int = field(default=2, metadata={'help': 'hosts in it'})\n"
+        "    def hosts(self, environ, timeout):\n"
+        "        if self.odd_ones:\n"
+        "            raise RuntimeError('odd')\n"
+        "        return [Host(f'rack{self.number}-{n}', 4) for n in range(self.size)]\n"
+    )
+    path = {"PYTHONPATH": f"{site}:{os.environ.get('PYTHONPATH', '')}"}
+    assert discover("rack", "7", NO_CHECKS, **path).stdout == "rack7-0:4\nrack7-1:4\n"
+    assert discover("rack", "7", "--size", "1", NO_CHECKS, **path).stdout == "rack7-0:4\n"
+    assert "rack: RuntimeError: odd" in discover("rack", "7", "--odd-ones", NO_CHECKS, **path).stderr
+    assert "Hosts of one rack." in discover("rack", "--help", **path).stdout
+    assert "host source 'bad': its entry point rack:Missing can't be loaded" in discover("bad", **path).stderr
+    done = discover("shelf", **path)
+    assert done.returncode == 1
+    assert "host source 'shelf': there is none of this name; there are static, file, command" in done.stderr
+
+
+def test_the_script_does_the_same_as_the_command(tmp_path: Path) -> None:
+    script = Path(__file__).parents[3] / "scripts" / "discover-hosts"
+    done = subprocess.run(
+        [sys.executable, script, "static", "a:1", NO_CHECKS, "--cache", tmp_path],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "a:1\n"

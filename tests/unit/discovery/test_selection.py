@@ -1,0 +1,150 @@
+"""Which hosts are named to Horovod, and why the others are not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hvdrecover.discovery.health import Health
+from hvdrecover.discovery.hosts import Host
+from hvdrecover.discovery.memory import Memory
+from hvdrecover.discovery.selection import Answer, Limits, answer
+from hvdrecover.errors import DiscoveryError
+
+NOW = 1000.0
+HOSTS = (Host("a", 4), Host("b", 2), Host("c"))
+SEEN = {"a": 900.0, "b": 910.0, "c": 920.0}
+MEMORY = Memory(hosts=HOSTS, listed=999.0, asked=999.0, first_seen=SEEN)
+
+
+def found(
+    memory: Memory = MEMORY,
+    limits: Limits | None = None,
+    reports: dict[str, list[float]] | None = None,
+    *,
+    checked: bool = False,
+    late: bool = False,
+) -> Answer:
+    limits = limits or Limits()
+    return answer(memory, limits, reports or {}, NOW, source="src", checked=checked, late=late)
+
+
+def named(answer: Answer) -> list[str]:
+    return [f"{host.name}:{host.slots}" for host in answer.hosts]
+
+
+def states(answer: Answer) -> dict[str, str]:
+    return {entry.name: entry.state for entry in answer.entries}
+
+
+def well(*names: str, since: float = 0.0) -> dict[str, Health]:
+    return {
+        name: Health(name in names, since, NOW, why="" if name in names else "port 22 (ssh): refused")
+        for name in "abc"
+    }
+
+
+def test_all_hosts_the_oldest_first() -> None:
+    assert named(found()) == ["a:4", "b:2", "c:1"]
+    assert named(found(replace(MEMORY, first_seen={**SEEN, "b": 1.0}))) == ["b:2", "a:4", "c:1"]
+    assert named(found(limits=Limits(slots=8))) == ["a:4", "b:2", "c:8"]
+
+
+def test_a_host_that_came_back_is_as_new() -> None:
+    health = {**well("a", "b", "c"), "a": Health(True, 950.0, NOW)}
+    assert named(found(replace(MEMORY, health=health), checked=True)) == ["b:2", "c:1", "a:4"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "names"),
+    [
+        (Limits(include=("a", "c")), ["a:4", "c:1"]),
+        (Limits(include=("[ab]*",), exclude=("b",)), ["a:4"]),
+        (Limits(exclude=("a?",)), ["a:4", "b:2", "c:1"]),
+        (Limits(max_hosts=2), ["a:4", "b:2"]),
+        (Limits(exclude=("a",), max_hosts=1), ["b:2"]),
+    ],
+)
+def test_limits(limits: Limits, names: list[str]) -> None:
+    assert named(found(limits=limits)) == names
+
+
+def test_spare_hosts_are_named_too_and_shown_as_such() -> None:
+    for most, spare in ((4, "bc"), (5, "c"), (6, "c"), (7, "")):
+        answer = found(limits=Limits(max_np=most))
+        assert named(answer) == ["a:4", "b:2", "c:1"]
+        assert "".join(name for name, state in states(answer).items() if state == "spare") == spare
+
+
+def test_hosts_that_are_ill_or_were_not_checked_yet_are_left_out_and_it_is_said_why() -> None:
+    health = well("c")
+    del health["b"]
+    answer = found(replace(MEMORY, health=health), checked=True)
+    assert states(answer) == {"c": "used", "a": "ailing", "b": "unchecked"}
+    assert [entry.why for entry in answer.entries][1:] == [
+        "port 22 (ssh): refused",
+        "its first check is still to come",
+    ]
+
+
+def test_if_none_is_well_those_that_were_last_stand_for_a_while() -> None:
+    memory = replace(MEMORY, health=well(), well=("a", "c"), well_at=970.0)
+    answer = found(memory, checked=True)
+    assert named(answer) == ["a:4", "c:1"]
+    assert answer.warning == "src: no host passes its check; these did 30 s ago"
+    with pytest.raises(
+        DiscoveryError, match=r"none of its 3 hosts passes its check:\n  a: port 22 \(ssh\): re"
+    ):
+        found(replace(memory, well_at=NOW - 61), checked=True)
+    with pytest.raises(DiscoveryError, match="none of its 3 hosts passes"):
+        found(replace(memory, well=("d",)), checked=True)
+
+
+def test_a_reported_host_rests_unless_nothing_else_is_left() -> None:
+    reports = {"a": [990.0, 995.0], "b": [995.0]}
+    answer = found(reports=reports)
+    assert states(answer) == {"b": "used", "c": "used", "a": "resting"}
+    assert answer.entries[-1].why == "reported as failing 2 times; it rests for another 55 s"
+    assert named(found(limits=Limits(include=("a",)), reports=reports)) == ["a:4"]
+
+
+def test_a_failure_is_bridged_for_a_while() -> None:
+    memory = replace(MEMORY, listed=950.0, failure="can't be read")
+    answer = found(memory)
+    assert named(answer) == ["a:4", "b:2", "c:1"]
+    assert answer.warning == "src: can't be read; this is its answer of 50 s ago"
+    with pytest.raises(DiscoveryError, match="src: can't be read; its last good answer is 61 s old"):
+        found(replace(memory, listed=NOW - 61))
+
+
+def test_a_source_that_hangs_without_a_word_has_failed() -> None:
+    assert named(found(replace(MEMORY, listed=950.0), late=True)) == ["a:4", "b:2", "c:1"]
+    with pytest.raises(DiscoveryError, match="it has not answered in time; its last good answer is 61 s old"):
+        found(replace(MEMORY, listed=NOW - 61), late=True)
+
+
+def test_a_first_answer_that_fails_is_an_error() -> None:
+    with pytest.raises(DiscoveryError, match="src: no such file, and there is no earlier answer"):
+        found(Memory(asked=NOW, failure="no such file"))
+    with pytest.raises(DiscoveryError, match="src: it names no host, and there is no earlier answer"):
+        found(Memory(asked=NOW, failure="it names no host", empty=True))
+
+
+def test_no_host_is_an_answer_only_if_that_is_allowed_and_there_was_none_before() -> None:
+    allowed = Limits(allow_empty=True)
+    none_yet = found(Memory(asked=NOW, failure="it names no host", empty=True), allowed)
+    assert (none_yet.entries, none_yet.warning) == ((), "src: it names no host")
+    with pytest.raises(DiscoveryError, match="src: away"):
+        found(Memory(asked=NOW, failure="away"), allowed)
+    gone = replace(MEMORY, failure="it names no host", empty=True)
+    assert named(found(gone, allowed)) == ["a:4", "b:2", "c:1"]
+    with pytest.raises(DiscoveryError, match="it names no host; its last good answer is 61 s old"):
+        found(replace(gone, listed=NOW - 61), allowed)
+
+
+def test_to_exclude_all_is_an_error() -> None:
+    with pytest.raises(
+        DiscoveryError, match="src: all of its 3 hosts are excluded by --include and --exclude"
+    ):
+        found(limits=Limits(include=("d",)))
