@@ -154,7 +154,7 @@ def run(arguments: argparse.Namespace) -> int:
         options=_options(arguments),
         worker=_guardian_command(arguments),
         environ=environ,
-        host_reports=folder / "failing-hosts",
+        folder=folder,
         max_restarts=arguments.max_restarts,
         grace=arguments.grace,
     )

@@ -9,24 +9,33 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from hvdrecover.config import Config
+from hvdrecover.errors import LaunchError
 
 
-@contextmanager
-def kept_alive(config: Config) -> Iterator[str]:
-    """A search path on which ``ssh`` has the options of `Config.ssh_options`, if there is an ssh."""
+def kept_alive(config: Config, folder: Path) -> str:
+    """A search path on which ``ssh`` has the options of `Config.ssh_options`, if there is an ssh.
+
+    Args:
+        config: the process's settings.
+        folder: the run's, where that ssh is put; it stays there, as this process may be killed at any time.
+
+    Raises:
+        LaunchError: the folder can't be written to.
+    """
     path = os.pathsep.join([config.programs, config.path])
     program = shutil.which("ssh", path=path)
     if program is None:
-        yield path
-        return
-    with tempfile.TemporaryDirectory(prefix="hvdrecover-") as folder:
-        script = Path(folder, "ssh")
-        script.write_text(f'#!/bin/sh\nexec {shlex.quote(program)} {config.ssh_options} "$@"\n')
-        script.chmod(0o755)
-        yield os.pathsep.join([folder, path])
+        return path
+    script = folder.absolute() / "bin" / "ssh"
+    try:
+        script.parent.mkdir(parents=True, exist_ok=True)
+        fresh = script.with_name(f"ssh.{os.getpid()}")
+        fresh.write_text(f'#!/bin/sh\nexec {shlex.quote(program)} {config.ssh_options} "$@"\n')
+        fresh.chmod(0o755)
+        fresh.replace(script)
+    except OSError as error:
+        raise LaunchError(str(script), f"can't be written: {error.strerror}") from error
+    return os.pathsep.join([os.fspath(script.parent), path])

@@ -30,6 +30,7 @@ _TICK = 0.5
 _MARGIN = 5.0  # seconds beyond the grace for what is left to end
 _LAST_WORDS = 1.0  # seconds for guardians to obey before all is killed
 _MARK = "HVDRECOVER_START"
+_REPORTS = "failing-hosts"  # hosts on which slots were given up, so that discovery lets them rest
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Settings:
         options: those of ``horovodrun``.
         worker: the guardian's command, before the training command.
         environ: variables on top of this process's own.
-        host_reports: file for hosts on which slots were given up, so that discovery lets them rest.
+        folder: the run's, for its events and what else belongs to it.
         max_restarts: how many restarts in a row may bring no progress.
         grace: seconds for the job to leave after a preemption.
     """
@@ -48,7 +49,7 @@ class Settings:
     options: horovodrun.Options
     worker: tuple[str, ...]
     environ: dict[str, str]
-    host_reports: Path
+    folder: Path
     max_restarts: int = 10
     grace: float = 30.0
 
@@ -87,10 +88,12 @@ class Supervisor:
 
         Raises:
             ConfigError: an option has no usable value.
+            LaunchError: the run's folder can't be written to.
         """
         arguments = horovodrun.arguments(self._settings.options, [*self._settings.worker, *self._command])
         heeded = (*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-        with Waking((*heeded, signal.SIGCHLD)) as self._waking, ssh.kept_alive(self._config) as path:
+        path = ssh.kept_alive(self._config, self._settings.folder)
+        with Waking((*heeded, signal.SIGCHLD)) as self._waking:
             self._guardians = Guardians(self._waking.selector, self._hear, self._lost, self._greeting)
             try:
                 outcome = self._keep_going(arguments, path)
@@ -133,7 +136,7 @@ class Supervisor:
                 **self._settings.environ,
                 "PATH": path,
                 "HVDRECOVER_SUPERVISOR": self._guardians.address(socket.gethostname()),
-                "HVDRECOVER_HOST_REPORTS": str(self._settings.host_reports),
+                "HVDRECOVER_HOST_REPORTS": str(self._settings.folder / _REPORTS),
                 name: value,
             },
             stdin=subprocess.DEVNULL,
@@ -211,7 +214,7 @@ class Supervisor:
 
     def _report(self, host: str) -> None:
         try:
-            rests.report(self._settings.host_reports, host, self._clock.now())
+            rests.report(self._settings.folder / _REPORTS, host, self._clock.now())
         except OSError as error:
             logger.warning("that %s fails could not be noted: %s", host, error)
 

@@ -206,7 +206,8 @@ def test_a_host_whose_ssh_port_is_shut_is_left_out_and_taken_back(
 
 
 def test_a_users_command_checks_hosts(discover: Discover, tmp_path: Path) -> None:
-    words = ("static", "localhost:1", "--check", f"test -e {tmp_path}/fine || {{ echo no GPU >&2; echo --- >&2; exit 3; }}")
+    check = f"test -e {tmp_path}/fine || {{ echo no GPU >&2; echo --- >&2; exit 3; }}"
+    words = ("static", "localhost:1", "--check", check)
     done = discover(*words)
     assert done.returncode == 1
     assert "none of its 1 hosts passes its check:\n  localhost: 'test -e" in done.stderr

@@ -9,6 +9,7 @@ import pytest
 
 from hvdrecover import config
 from hvdrecover.config import Config
+from hvdrecover.errors import LaunchError
 from hvdrecover.launch.ssh import kept_alive
 
 
@@ -23,8 +24,9 @@ def found(tmp_path: Path) -> Config:
     return dataclasses.replace(config.read({}), programs=str(programs), path=str(path))
 
 
-def test_ssh_on_the_path_has_the_options_first_and_hands_on_the_rest(found: Config) -> None:
-    with kept_alive(found) as path:
+def test_ssh_on_the_path_has_the_options_first_and_hands_on_the_rest(found: Config, tmp_path: Path) -> None:
+    for _ in range(2):  # a run may be started again
+        path = kept_alive(found, tmp_path / "run of today")
         done = subprocess.run(
             ["ssh", "-p", "22", "h1", "echo 'a  b'"],
             env={"PATH": f"{path}{os.pathsep}{os.defpath}"},
@@ -32,26 +34,25 @@ def test_ssh_on_the_path_has_the_options_first_and_hands_on_the_rest(found: Conf
             text=True,
             timeout=60,
         )
-    options = ["-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=2", "-o", "ConnectTimeout=5"]
-    assert done.stdout.split("\n")[:-1] == [
-        f"<{word}>" for word in [*options, "-p", "22", "h1", "echo 'a  b'"]
-    ]
-    assert done.returncode == 3
+        options = ["-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=2", "-o", "ConnectTimeout=5"]
+        assert done.stdout.splitlines() == [
+            f"<{word}>" for word in [*options, "-p", "22", "h1", "echo 'a  b'"]
+        ]
+        assert done.returncode == 3
+        assert [each.name for each in (tmp_path / "run of today" / "bin").iterdir()] == ["ssh"]
 
 
-def test_the_environments_own_programs_are_found_as_well(found: Config) -> None:
-    with kept_alive(found) as path:
-        assert path.split(os.pathsep)[1:] == [found.programs, found.path]
+def test_the_environments_own_programs_are_found_as_well(found: Config, tmp_path: Path) -> None:
+    assert kept_alive(found, tmp_path).split(os.pathsep)[1:] == [found.programs, found.path]
 
 
-def test_nothing_is_left_behind(found: Config) -> None:
-    with kept_alive(found) as path:
-        folder = Path(path.split(os.pathsep)[0])
-        assert (folder / "ssh").exists()
-    assert not folder.exists()
-
-
-def test_where_there_is_no_ssh_there_is_nothing_to_do(found: Config) -> None:
+def test_where_there_is_no_ssh_there_is_nothing_to_do(found: Config, tmp_path: Path) -> None:
     Path(found.path, "ssh").unlink()
-    with kept_alive(found) as path:
-        assert path == os.pathsep.join([found.programs, found.path])
+    assert kept_alive(found, tmp_path / "run") == os.pathsep.join([found.programs, found.path])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_can_not_be_written_to_is_an_error(found: Config, tmp_path: Path) -> None:
+    (tmp_path / "run").touch()
+    with pytest.raises(LaunchError, match=r"run/bin/ssh: can't be written: Not a directory"):
+        kept_alive(found, tmp_path / "run")
