@@ -126,6 +126,8 @@ def _answer(question: Question, file: MemoryFile, clock: Clock, writer: int, *, 
         except OSError as error:
             problem = _unwritable(error)
         memory = file.read()
+        if memory.asked is None:
+            file.forget_others(clock.now())
         if not is_fresh(memory, question, clock.now()):  # nobody has done it meanwhile
             memory = asked(memory, question, clock)
             problem = _keep(memory, file) or problem

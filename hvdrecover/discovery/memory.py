@@ -11,7 +11,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from hvdrecover.discovery.health import Health
 from hvdrecover.discovery.hosts import Host
 
 _FORMAT = 1
+_KEPT = 2 * 86400.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,14 @@ class MemoryFile:
             Path(name).unlink(missing_ok=True)
             raise
 
+    def forget_others(self, now: float) -> None:
+        """Remove the files beside this one that nobody has written for days."""
+        with suppress(OSError):
+            for path in self._path.parent.glob("*.json"):
+                if now - path.stat().st_mtime > _KEPT:
+                    path.unlink()
+                    _lock_of(path).unlink()
+
     @contextmanager
     def lock(self, *, wait: bool) -> Iterator[None]:
         """Hold the lock, which the kernel lets go of when its holder dies.
@@ -96,9 +105,13 @@ class MemoryFile:
             OSError: the folder can't be made or written to.
         """
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.with_name(f"{self._path.name}.lock").open("ab") as file:
+        with _lock_of(self._path).open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             yield
+
+
+def _lock_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.lock")
 
 
 def dumps(memory: Memory) -> bytes:

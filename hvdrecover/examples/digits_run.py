@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import time
 from collections import Counter
@@ -44,18 +45,9 @@ def elastic(hosts: Path, workers: int = 2) -> list[str]:
         hosts: file with a line ``host:slots`` for each host; it may be changed while the job runs.
         workers: number of workers to start with.
     """
-    script = hosts.with_suffix(".sh")
-    script.write_text(f"#!/bin/sh\nexec cat '{hosts}'\n")
-    script.chmod(0o755)
-    command = [
-        _program("horovodrun"),
-        "-np",
-        str(workers),
-        "--min-np",
-        "1",
-        "--host-discovery-script",
-        str(script),
-    ]
+    discovery = shlex.join([sys.executable, "-m", "hvdrecover", "discover", "file", os.fspath(hosts)])
+    command = [_program("horovodrun"), "-np", str(workers), "--min-np", "1"]
+    command += ["--host-discovery-script", discovery]
     return [*command, "--network-interface", "lo"]
 
 

@@ -36,19 +36,19 @@ def test_the_other_rank_goes_on_when_one_is_killed(
 
 
 def change_hosts(run: DigitsRun, start: Start, hosts: Path) -> None:
-    """Add a host to the only one, then take the first away; not a step is lost."""
-    hosts.write_text("localhost:1\n")
-    job = start(run, elastic(hosts, workers=1))
+    """Add a worker to two, then take these two away; not a step is lost."""
+    hosts.write_text("localhost:2\n")
+    job = start(run, elastic(hosts))
     run.wait_for(job, lambda batch: batch.commit >= 3)
-    hosts.write_text("localhost:1\n127.0.0.1:1\n")
-    run.wait_for(job, lambda batch: batch.size == 2 and batch.commit >= 10)
+    hosts.write_text("localhost:2\n127.0.0.1:1\n")
+    run.wait_for(job, lambda batch: batch.size == 3 and batch.commit >= 10)
     hosts.write_text("127.0.0.1:1\n")
     run.wait_for(job, lambda batch: batch.generation >= 3 and batch.size == 1)
     run.finish(job)
     sizes = [batch.size for batch in run.batches()]
-    assert sizes[0] == 1 and 2 in sizes and sizes[-1] == 1
+    assert sizes[0] == 2 and 3 in sizes and sizes[-1] == 1
     assert len(run.committed()) == len(run.batches())  # no batch was thrown away
-    assert_each_sample_once(run, padding=1)
+    assert_each_sample_once(run, padding=2)
 
 
 def test_a_host_that_joins_and_one_that_leaves_cost_no_step(

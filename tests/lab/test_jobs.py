@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -52,7 +53,7 @@ class JobInLab:
     def begin(self) -> Job:
         """Start it, or start it again."""
         command = [sys.executable, "-m", "hvdrecover", "run", "-np", "3"]
-        command += ["--host-discovery-script", f"cat {self._listing}", "--network-interface", INTERFACE]
+        command += ["--discover", f"file {self._listing}", "--network-interface", INTERFACE]
         command += ["-i", os.fspath(self.lab.key), "--blacklist-cooldown-range", "1", "60", "--"]
         self.job = self._start(self.run, self.lab.hosts[0].command(command), {"OMP_NUM_THREADS": "1"})
         return self.job
@@ -70,11 +71,12 @@ class JobInLab:
         """The newest generation that trains."""
         return self.run.batches()[-1].generation
 
-    def take_back(self, size: int) -> None:
-        """List all hosts again, and wait until they train."""
-        after = self.generation()
-        self.list(*self.lab.hosts)
-        self.wait_for(size, after)
+    def explained(self) -> dict[str, str]:
+        """What becomes of each host, as host discovery explains it."""
+        command = [sys.executable, "-m", "hvdrecover", "discover", "file", os.fspath(self._listing)]
+        command += ["--allow-empty", "--identity", os.fspath(self.lab.key), "--explain"]
+        printed = subprocess.check_output(self.lab.hosts[0].command(command), text=True)
+        return {line.split()[0]: line.split()[2] for line in printed.splitlines()[1:]}
 
     def assert_each_sample_once(self) -> None:
         """In all epochs that have ended."""
@@ -93,15 +95,12 @@ def job(request: pytest.FixtureRequest, lab: Lab, start: Start, tmp_path: Path) 
     yield made
 
 
-def lose(job: JobInLab, host: Host, fault: Callable[[], None]) -> float:
+def lose(job: JobInLab, fault: Callable[[], None]) -> float:
     """Lose a host; how long until the others step again, in seconds."""
     after = job.generation()
-    others = [each for each in job.lab.hosts if each is not host]
     fault()
     struck = time.time()
-    first = job.wait_for(2, after)
-    job.list(*others)
-    return first.time - struck
+    return job.wait_for(2, after).time - struck
 
 
 @pytest.mark.parametrize("job", TENSORFLOW_IF_LONG, indirect=True)
@@ -115,20 +114,27 @@ def test_hosts_come_and_go_in_every_way(job: JobInLab) -> None:
     assert len(job.run.committed()) == len(job.run.batches())
     wait_until(lambda: len(third.processes()) == 1)  # its ssh server
     job.list(*lab.hosts[:2])
-    job.take_back(3)
+    after = job.generation()
+    job.list(*lab.hosts)
+    job.wait_for(3, after)
 
-    # Cut off, and joined again.
-    print(f"cut off: the others step again after {lose(job, third, third.cut_off):.1f} s")
+    # Cut off, and joined again; it stays listed, and discovery leaves it out until its ssh server answers.
+    print(f"cut off: the others step again after {lose(job, third.cut_off):.1f} s")
     wait_until(
         lambda: not set(running(job.job, "hvdrecover", "worker")) & set(third.processes())
     )  # by themselves
+    wait_until(lambda: job.explained()[third.address] == "ailing")
+    after = job.generation()
     third.join()
-    job.take_back(3)
+    job.wait_for(3, after)
+    assert job.explained()[third.address] == "used"
 
     # Without power, and switched on again.
-    print(f"powered off: the others step again after {lose(job, second, second.power_off):.1f} s")
+    print(f"powered off: the others step again after {lose(job, second.power_off):.1f} s")
+    wait_until(lambda: job.explained()[second.address] == "ailing")
+    after = job.generation()
     second.power_on()
-    job.take_back(3)
+    job.wait_for(3, after)
 
     job.assert_each_sample_once()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -81,3 +83,13 @@ def test_a_lock_that_is_held_is_not_waited_for_unless_asked(tmp_path: Path) -> N
             pass
     with MemoryFile(path).lock(wait=False):
         pass
+
+
+def test_files_that_nobody_writes_any_more_are_removed(tmp_path: Path) -> None:
+    old, new = MemoryFile(tmp_path / "old.json"), MemoryFile(tmp_path / "new.json")
+    for file in (old, new):
+        with file.lock(wait=True):
+            file.write(FULL)
+    os.utime(tmp_path / "old.json", (1.0, 1.0))
+    new.forget_others(time.time())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new.json", "new.json.lock"]
