@@ -36,9 +36,7 @@ def test_its_script_goes_on_through_all_its_commands(tmp_path: Path) -> None:
                 hvd.barrier()  # a launcher ends the other workers as soon as one has failed
                 raise SystemExit(3)"""
     (tmp_path / "train.py").write_text("import os\n" + script.replace(marker, marker + stop, 1))
-    hosts = tmp_path / "hosts.sh"
-    hosts.write_text("#!/bin/sh\necho localhost:1\necho 127.0.0.1:1\n")
-    hosts.chmod(0o755)
+    (tmp_path / "hosts").write_text("localhost:1\n127.0.0.1:1\n")
     for number, command in enumerate(COMMANDS, start=1):
         run(command, tmp_path, stop_at=10 * number)
         resumed = re.findall(r"resumed from commit (\d+)", (tmp_path / "log").read_text())

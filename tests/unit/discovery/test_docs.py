@@ -1,0 +1,32 @@
+"""The command lines of docs/discovery.md are understood."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.cli import discovering
+from hvdrecover.discovery import sources
+
+DOCS = (Path(__file__).parents[3] / "docs" / "discovery.md").read_text()
+OWN = "rack"  # the example of a source of one's own
+WAYS = (
+    r'--discover "([^"]*)"',
+    r"--discover ([a-z-]+)",
+    r'--host-discovery-script[\s\\]+"discover-hosts ([^"]*)"',
+    r"^\$ hvdrecover discover (.*)",
+)
+REQUESTS = sorted({found for way in WAYS for found in re.findall(way, DOCS, re.MULTILINE)})
+
+
+def test_each_source_is_shown() -> None:
+    assert {shlex.split(request)[0] for request in REQUESTS} == {*sources._OURS, OWN}
+
+
+@pytest.mark.parametrize("request_", [request for request in REQUESTS if not request.startswith(OWN)])
+def test_a_command_line_is_understood(request_: str) -> None:
+    request = discovering.request(request_, [])
+    assert discovering._source(request.kind, request.parsed())
