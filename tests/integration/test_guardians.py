@@ -69,7 +69,7 @@ def test_sigquit_has_all_ranks_say_where_they_are_and_train_on(start: Start, tmp
 
 
 def test_a_waiting_standby_holds_neither_sockets_nor_loops_that_wake(start: Start, tmp_path: Path) -> None:
-    run = FaultyRun(tmp_path / "run", "torch")
+    run = FaultyRun(tmp_path / "run", "torch", (), 10_000)
     job = run.begin(start)
 
     def waiting() -> list[int]:
@@ -81,4 +81,5 @@ def test_a_waiting_standby_holds_neither_sockets_nor_loops_that_wake(start: Star
         links = [str(each.readlink()) for each in Path(f"/proc/{standby}/fd").iterdir()]
         assert [link for link in links if "socket" in link or "eventpoll" in link] == []
         assert "libtorch" in Path(f"/proc/{standby}/maps").read_text()
-    run.finish(job)
+    os.kill(job.pid, signal.SIGINT)
+    assert job.wait(30) == 130
