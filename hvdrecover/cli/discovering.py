@@ -90,10 +90,12 @@ def request(words: str, job: Sequence[str]) -> Request:
         ConfigError: no source is named.
     """
     try:
-        source, *rest = shlex.split(words)
+        split = shlex.split(words)
     except ValueError as error:
-        raise ConfigError("--discover", f"'{words}' names no source: {error}") from error
-    return Request(source, [*job, *rest])
+        raise ConfigError("--discover", f"'{words}' can't be taken apart: {error}") from error
+    if not split:
+        raise ConfigError("--discover", "it names no source")
+    return Request(split[0], [*job, *split[1:]])
 
 
 def script(request: Request) -> str:

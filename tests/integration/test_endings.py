@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.config import PREEMPTED
+from hvdrecover.discovery import rests
 from hvdrecover.examples.digits_run import DigitsRun, supervised
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
@@ -216,4 +217,6 @@ def test_two_starts_that_give_up_restart_the_job(start: Start, tmp_path: Path) -
     assert job.wait(400) == 0, job.tail()
     assert [event["scope"] for event in run.events("gave_up")] == ["slot"]
     assert len(run.events("start")) == 2
+    reports = rests.read(run.folder / "events" / "failing-hosts")
+    assert {host: len(times) for host, times in reports.items()} == {"localhost": 1}
     assert_each_sample_once(run, padding=1)

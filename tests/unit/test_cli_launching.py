@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -126,6 +127,55 @@ def test_all_options_of_a_job(jobs: Noted) -> None:
 def test_other_ways_to_name_hosts(words: list[str], facts: dict[str, Any], jobs: Noted) -> None:
     _, settings, _ = job(jobs, "-np", "2", *words, *TRAIN)
     assert settings.options == horovodrun.Options(2, **facts)
+
+
+@pytest.fixture
+def no_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Host discovery remembers nothing of other tests."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("no_memory")
+def test_hosts_that_are_discovered(jobs: Noted) -> None:
+    words = ["-np", "2", "--max-np", "3", "-p", "2222", "-i", "/keys/id"]
+    _, settings, _ = job(jobs, *words, "--discover", "static 'localhost:2' --slots 4", *TRAIN)
+    script = settings.options.discovery
+    assert script is not None
+    assert shlex.split(script) == [
+        *(sys.executable, "-m", "hvdrecover", "discover", "static", "--allow-empty", "--max-np", "3"),
+        *("--ssh-port", "2222", "--identity", "/keys/id", "localhost:2", "--slots", "4"),
+    ]
+    assert subprocess.check_output(script, shell=True, text=True) == "localhost:2\n"
+
+
+@pytest.mark.usefixtures("no_memory")
+def test_a_job_of_mpi_takes_the_hosts_that_are_discovered_now(jobs: Noted) -> None:
+    _, settings, _ = job(jobs, "-np", "2", "--mpi", "--discover", "static localhost", *TRAIN)
+    assert settings.options == horovodrun.Options(2, hosts="localhost:1", mpi=True)
+
+
+@pytest.mark.usefixtures("no_memory")
+@pytest.mark.parametrize(
+    ("source", "error"),
+    [
+        ("", "--discover: it names no source"),
+        ("static 'a", "--discover: 'static 'a' can't be taken apart: No closing quotation"),
+        ("rack", "host source 'rack': there is none of this name; there are static, file, command"),
+        ("file missing", "file: missing: can't be read: No such file or directory"),
+        ("static a:x", "static: a:x: line 1, column 3: 'x' is no number of slots"),
+    ],
+)
+def test_a_source_that_can_not_be_asked_is_told_before_anything_is_started(
+    source: str, error: str, jobs: Noted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["run", "-np", "2", "--discover", source, *TRAIN]) == 1
+    assert error in capsys.readouterr().err
+    assert not jobs
+
+
+def test_what_a_source_does_not_take_is_refused(jobs: Noted, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "run", "-np", "2", "--discover", "static a --rack 7", *TRAIN)
+    assert "hvdrecover discover static: error: unrecognized arguments: --rack 7" in said
 
 
 @pytest.mark.parametrize(
