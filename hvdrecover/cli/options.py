@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hvdrecover.checkpoint.settings import Best
 from hvdrecover.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hvdrecover.checkpoint.settings import Best
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _DURATION = re.compile(rf"(\d+(?:\.\d+)?)([{''.join(_SECONDS)}]?)")
@@ -38,6 +41,8 @@ def seconds(text: str) -> float:
 
 def best(text: str) -> Best:
     """``METRIC:min`` or ``METRIC:max``, and after another colon how many: ``val_loss:min:2``."""
+    from hvdrecover.checkpoint.settings import Best
+
     match = _BEST.fullmatch(text)
     if match is None:
         raise argparse.ArgumentTypeError(f"'{text}' is not METRIC:min, METRIC:max or METRIC:min:COUNT")

@@ -7,10 +7,14 @@ object is the class.
 from __future__ import annotations
 
 import importlib
-from importlib import metadata
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from hvdrecover.discovery.sources.interface import Source
 from hvdrecover.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "hvdrecover.host_sources"
 _OURS = {
@@ -26,8 +30,8 @@ _OURS = {
 
 def names() -> list[str]:
     """Names of all sources, ours first."""
-    others = sorted({point.name for point in metadata.entry_points(group=GROUP)})
-    return [*_OURS, *(name for name in others if name not in _OURS)]
+    others = {point.name for point in _others()}
+    return [*_OURS, *sorted(others - _OURS.keys())]
 
 
 def find(name: str) -> type[Source]:
@@ -40,7 +44,9 @@ def find(name: str) -> type[Source]:
         module, _, item = _OURS[name].partition(":")
         found: type[Source] = getattr(importlib.import_module(module), item)
         return found
-    for point in metadata.entry_points(group=GROUP, name=name):
+    for point in _others():
+        if point.name != name:
+            continue
         try:
             other: type[Source] = point.load()
         except Exception as error:
@@ -48,3 +54,9 @@ def find(name: str) -> type[Source]:
             raise ConfigError(f"host source '{name}'", problem) from error
         return other
     raise ConfigError(f"host source '{name}'", f"there is none of this name; there are {', '.join(names())}")
+
+
+def _others() -> Iterator[EntryPoint]:
+    from importlib import metadata  # only now, as it takes longer than all else that a call does
+
+    yield from metadata.entry_points(group=GROUP)
