@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from hvdrecover.clock import Clock
 from hvdrecover.discovery import checks, health
 from hvdrecover.discovery.checks import Checks
-from hvdrecover.discovery.hosts import Host
+from hvdrecover.discovery.hosts import Host, nonsense
 from hvdrecover.discovery.memory import Memory, MemoryFile, dumps, loads
 from hvdrecover.discovery.sources.interface import Source
 from hvdrecover.errors import DiscoveryError
@@ -81,12 +81,15 @@ def ask(
         What was found out; None if that takes longer, or others are at it. It goes on in any case.
     """
     reader, writer = os.pipe()
-    if os.fork() == 0:
+    child = os.fork()
+    if child == 0:
         try:
-            _be_detached(writer, question)
-            _answer(question, file, clock, writer, wait=checked)
+            if os.fork() == 0:  # who has lost its parent, and is nobody's to wait for
+                _be_detached(writer, question)
+                _answer(question, file, clock, writer, wait=checked)
         finally:
             os._exit(0)
+    os.waitpid(child, 0)
     os.close(writer)
     wanted, deadline = 2 if checked else 1, time.monotonic() + patience
     seen = b""
@@ -196,7 +199,9 @@ def _hosts(question: Question) -> tuple[list[Host], str]:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(question.timeout + _MARGIN)
-    return ([], failure[0]) if thread.is_alive() or failure[0] else (found, "")
+    if thread.is_alive() or failure[0]:
+        return [], failure[0]
+    return found, nonsense(found)
 
 
 def checked(memory: Memory, question: Question, clock: Clock) -> Memory:

@@ -13,7 +13,7 @@ A list may begin with a byte order mark, end its lines as any system does, and u
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hvdrecover.errors import HostListError
@@ -85,6 +85,18 @@ def check_slots(slots: int) -> str:
     if slots < 1:
         return f"{slots} is no number of slots; leave a host out that is not to be used"
     return f"{slots} slots are more than any host has" if slots > MOST_SLOTS else ""
+
+
+def nonsense(hosts: Sequence[Host]) -> str:
+    """What is wrong with hosts that somebody else's source names; an empty string if nothing is."""
+    names = [host.name for host in hosts]
+    if len(set(names)) < len(names):
+        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        return f"'{twice}' is named twice"
+    problems = (
+        check_name(host.name) or check_slots(1 if host.slots is None else host.slots) for host in hosts
+    )
+    return next(filter(None, problems), "")
 
 
 def added_up(names: Iterable[str]) -> list[Host]:

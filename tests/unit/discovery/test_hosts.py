@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdrecover.discovery.hosts import MOST_SLOTS, Host, added_up, check_name, parse
+from hvdrecover.discovery.hosts import MOST_SLOTS, Host, added_up, check_name, nonsense, parse
 from hvdrecover.errors import HostListError
 
 NAMES = st.from_regex(r"[a-z0-9]([a-z0-9._-]{0,30}[a-z0-9])?", fullmatch=True)
@@ -88,3 +88,17 @@ def test_what_can_not_be_meant(text: str | bytes, error: str) -> None:
 
 def test_names_that_are_repeated_once_for_each_slot() -> None:
     assert added_up(["b", "a", "b", "b"]) == [Host("b", 3), Host("a", 1)]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "problem"),
+    [
+        ([], ""),
+        ([Host("a"), Host("b", 2)], ""),
+        ([Host("a"), Host("b"), Host("a", 2)], "'a' is named twice"),
+        ([Host("a", 0)], "0 is no number of slots; leave a host out that is not to be used"),
+        ([Host("b"), Host("::1")], "'::1' is an IPv6 address, which Horovod can't take; use the host's name"),
+    ],
+)
+def test_what_somebody_elses_source_names_is_checked(hosts: list[Host], problem: str) -> None:
+    assert nonsense(hosts) == problem
