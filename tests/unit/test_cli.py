@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 import shutil
 import subprocess
@@ -20,6 +18,7 @@ from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.cli import options, tables
 from tests.unit.checkpoint.roots import content, make_snapshot, make_store
+from tests.unit.terminal import on_a_terminal, plain_lines
 
 DOCS = Path(__file__).parents[2] / "docs" / "commands.md"
 SHOWN = re.findall(r"^\$ hvdrecover ((?!report).*)$", DOCS.read_text(), re.MULTILINE)  # of roots, not of runs
@@ -397,30 +396,11 @@ def test_output_that_nobody_reads_on_is_no_error(root):
     assert done.stderr == ""
 
 
-def on_a_terminal(*arguments):
-    """What a command writes on a terminal of 80 columns."""
-    parent, child = pty.openpty()
-    environ = {**os.environ, "COLUMNS": "80", "TERM": "xterm"}
-    command = [sys.executable, "-m", "hvdrecover", *map(str, arguments)]
-    process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environ)
-    os.close(child)
-    output = b""
-    try:
-        while piece := os.read(parent, 1 << 16):
-            output += piece
-    except OSError:  # how Linux says that the other side is closed
-        pass
-    finally:
-        os.close(parent)
-    return process.wait(60), output.decode()
-
-
 def test_a_terminal_of_80_columns_is_enough_and_shows_progress(root):
-    code, output = on_a_terminal("ls", root, "--verify")
+    code, output = on_a_terminal(80, "ls", root, "--verify")
     assert code == 0
     assert "verifying" in output and "\x1b[" in output
-    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output).split("\r\n")
-    table = [line for line in lines if "torch 2.13.0" in line]
+    table = [line for line in plain_lines(output) if "torch 2.13.0" in line]
     assert [columns(line)[-1] for line in table] == ["ok", "ok", "ok"]
     assert all(len(line) <= 80 for line in table)
 

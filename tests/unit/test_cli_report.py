@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 import subprocess
 import sys
@@ -16,6 +14,7 @@ import pytest
 from hvdrecover import cli
 from hvdrecover.cli import report
 from tests.unit.reporting.runs import BEGIN, TWO, Run, example
+from tests.unit.terminal import on_a_terminal, plain_lines
 
 DOCS = Path(__file__).parents[2] / "docs" / "commands.md"
 
@@ -64,24 +63,6 @@ def keys(value):
         list(item.values()) if key == "kinds" else item for key, item in value.items() if key not in named
     ]
     return set(value) | keys(inner)
-
-
-def on_a_terminal(width, *arguments):
-    """The lines that a command writes on a terminal."""
-    parent, child = pty.openpty()
-    environ = {**os.environ, "COLUMNS": str(width), "TERM": "xterm"}
-    command = [sys.executable, "-m", "hvdrecover", *arguments]
-    with subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environ):
-        os.close(child)
-        output = b""
-        try:
-            while piece := os.read(parent, 1 << 16):
-                output += piece
-        except OSError:  # how Linux says that the other side is closed
-            pass
-        finally:
-            os.close(parent)
-    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output.decode()).splitlines()
 
 
 def test_the_documentation_s_example_is_what_the_command_says(run):
@@ -248,6 +229,7 @@ def test_durations(seconds, text):
 def test_a_terminal_shows_one_line_per_fault(width, phases):
     made = Run(Path("events"))
     made.fault(1, "out_of_memory", detail="exit code 137")
-    lines = on_a_terminal(width, "report", "events")
-    assert columns(lines[-1])[-4:] == ["node-1", "0", "not yet", "exit code 137"]
-    assert ("rendezvous" in lines[-2]) == phases
+    _, output = on_a_terminal(width, "report", "events")
+    written = plain_lines(output)
+    assert columns(written[-1])[-4:] == ["node-1", "0", "not yet", "exit code 137"]
+    assert ("rendezvous" in written[-2]) == phases
