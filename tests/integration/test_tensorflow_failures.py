@@ -111,7 +111,9 @@ def test_any_other_error_is_raised_with_its_traceback(
 
 def test_a_rank_that_joins_late_has_all_that_the_others_have(hosts: Path, tmp_path: Path) -> None:
     hosts.write_text("localhost:1\n")
-    script = elastic(hosts, workers=1)
+    launcher = elastic(hosts, workers=1)
+    script = hosts.with_suffix(".sh")
+    launcher[launcher.index("--host-discovery-script") + 1] = str(script)
     # The second host is there from the fifth look on, some seconds after the first has begun to train.
     counting = f"""#!/bin/sh
 echo >> '{tmp_path}/looks'
@@ -119,8 +121,9 @@ cat '{hosts}'
 [ "$(wc -l < '{tmp_path}/looks')" -gt 12 ] && echo 127.0.0.1:1
 exit 0
 """
-    hosts.with_suffix(".sh").write_text(counting)
-    code, reports, log = run("hvdrecover", script, tmp_path, "join")
+    script.write_text(counting)
+    script.chmod(0o755)
+    code, reports, log = run("hvdrecover", launcher, tmp_path, "join")
     assert code == 0, log
     joined = sorted((each for each in reports if "content" in each), key=lambda each: each["rank"])
     assert [each["rank"] for each in joined] == [0, 1], log
