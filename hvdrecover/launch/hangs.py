@@ -55,9 +55,10 @@ def is_hanging(reading: Reading, limits: Limits) -> bool:
 def stall_seconds(timeout: float) -> int:
     """After how long without a rank the others' collectives fail: well before they would count as hanging.
 
-    Horovod takes up to two check intervals longer, where it has cached a tensor: in all 3/4 of the timeout.
+    Horovod takes up to two check intervals longer, where it has cached a tensor: in all 5/8 of the timeout.
+    The rest is for a framework to turn that into an error; TensorFlow may need a second.
     """
-    return max(1, int(timeout / 2))
+    return max(1, int(timeout * 3 / 8))
 
 
 def check_seconds(timeout: float) -> int:

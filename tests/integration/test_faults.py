@@ -16,7 +16,7 @@ from hvdrecover.launch.processes import kill
 from tests.integration.faults import Event, FaultyRun, assert_same_weights, wait_until_all_train
 from tests.integration.test_kill_and_resume import assert_each_sample_once
 
-HANG_TIMEOUT = "8"
+HANG_TIMEOUT = "10"
 CALM = 6  # commits between faults; a standby is there by then, or is being made
 
 
