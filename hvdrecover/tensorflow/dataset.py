@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -72,6 +73,19 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
         self.order = order
         self.batch_size = batch_size
         super().__init__(pipeline._variant_tensor)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over what is left of the epoch.
+
+        The iterator is kept until the next one is made. An error would otherwise end it on its way through
+        the training loop, where a process was seen to stand still for seconds, as if it hung.
+        """
+        kept: list[Any] = [self.__dict__.pop("_iterator", None)]
+        threading.Thread(target=kept.clear, daemon=True).start()
+        iterator: Iterator[Any] = super().__iter__()
+        if tf.executing_eagerly():
+            self.__dict__["_iterator"] = iterator  # not by setattr, which would make it part of checkpoints
+        return iterator
 
     @property
     def element_spec(self) -> Any:
