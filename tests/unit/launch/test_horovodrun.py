@@ -217,7 +217,7 @@ def test_settings_of_any_other_horovod_limit_waiting_from_the_start() -> None:
     assert settings(20.0, {}, ours=False) == {
         "HOROVOD_GLOO_TIMEOUT_SECONDS": "10",
         "HOROVOD_STALL_CHECK_TIME_SECONDS": "2",
-        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "10",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "7",
     }
 
 
