@@ -20,6 +20,7 @@ from hvdrecover.errors import HostListError
 
 MOST_SLOTS = 4096  # of one host; more is a slip
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
+_WORD = re.compile(r"\s*(\S+)")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 _OPTION = re.compile(r"(?P<name>slots|max[_-]slots)\s*=\s*(?P<value>\S*)")
 _LINE_ENDS = re.compile(r"\r\n|\r|\n")
@@ -127,7 +128,7 @@ class _Line:
 
     def host(self) -> Host | None:
         """The host that it names; None if it is empty."""
-        match = re.compile(r"\s*(\S+)").match(self._text)
+        match = _WORD.match(self._text)
         if match is None:
             return None
         word, place = match[1], match.start(1)

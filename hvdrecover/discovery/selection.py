@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hvdrecover.discovery import rests
@@ -162,7 +162,7 @@ def _last_well(
         )
     if memory.well_at is not None and now - memory.well_at <= limits.last_good:
         stand = [
-            Entry(entry.name, entry.slots, "used", entry.since) if entry.name in memory.well else entry
+            replace(entry, state="used", why="") if entry.name in memory.well else entry
             for entry in entries
             if entry.state != "excluded"
         ]
@@ -180,12 +180,10 @@ def _rested(entries: list[Entry], reports: Mapping[str, Sequence[float]], now: f
         if until:
             times = len(reports[entry.name])
             why = f"reported as failing {times} times; it rests for another {until - now:.0f} s"
-            rested.append(Entry(entry.name, entry.slots, "resting", max(reports[entry.name]), why))
+            rested.append(replace(entry, state="resting", since=max(reports[entry.name]), why=why))
         else:
             rested.append(entry)
-    if not any(entry.named for entry in rested):
-        return entries
-    return sorted(rested, key=lambda entry: not entry.named)
+    return rested if any(entry.named for entry in rested) else entries
 
 
 def _limited(entries: Sequence[Entry], limits: Limits) -> list[Entry]:
@@ -197,9 +195,9 @@ def _limited(entries: Sequence[Entry], limits: Limits) -> list[Entry]:
             limited.append(entry)
         elif limits.max_hosts is not None and hosts >= limits.max_hosts:
             why = f"there are {limits.max_hosts} older ones (--max-hosts)"
-            limited.append(Entry(entry.name, entry.slots, "excluded", entry.since, why))
+            limited.append(replace(entry, state="excluded", why=why))
         else:
             spare = limits.max_np is not None and slots >= limits.max_np
-            limited.append(Entry(entry.name, entry.slots, "spare" if spare else "used", entry.since))
+            limited.append(replace(entry, state="spare" if spare else "used"))
             hosts, slots = hosts + 1, slots + entry.slots
     return sorted(limited, key=lambda entry: not entry.named)
