@@ -29,6 +29,7 @@ TOPICS = {
     "memory": ("large",),
     "sync": STATES,
     "tensorflow": STATES,
+    "guard": ("large", "digits"),
     "recovery": ("torch", "tensorflow"),
     "machine": ("large",),
 }

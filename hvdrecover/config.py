@@ -231,6 +231,11 @@ def environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+def adopt(variables: Mapping[str, str]) -> None:
+    """Take over what a launcher on another host would hand on to its processes here."""
+    os.environ.update(variables)
+
+
 @contextmanager
 def alone() -> Iterator[None]:
     """Hide from Horovod that there are other ranks."""

@@ -22,6 +22,13 @@
     ├── RecoveryError               the ranks could not agree on a state to go on from
     │   ├── MeetingError            a rank was lost while the ranks met
     │   └── RemovedError            this host is no longer part of the job
+    ├── OutOfStepError              the ranks don't do the same any more
+    │   ├── StructureError          their models, optimizers, data sets or scripts differ
+    │   ├── DivergedError           their parameters differ
+    │   ├── MissingGradientError    a parameter has a gradient on some of them only
+    │   └── ShardsError             their shares of the training data don't fit together
+    ├── NumericsError               NaN or infinity in the loss, in a gradient or in a parameter
+    ├── DataChangedError            the training data are not those that the commit was trained on
     ├── DiscoveryError              which hosts there are can't be found out
     │   └── HostListError           a list of hosts has something in it that can't be meant
     ├── LaunchError                 a process of the job can't be started
@@ -185,6 +192,67 @@ class RemovedError(RecoveryError):
     """This host is no longer part of the job."""
 
 
+class OutOfStepError(HvdrecoverError):
+    """The ranks don't do the same any more.
+
+    Attributes:
+        differences: one line each: what differs, and on which ranks.
+    """
+
+    def __init__(self, problem: str, differences: list[str], remedy: str) -> None:
+        listing = "".join(f"\n  {line}" for line in differences)
+        super().__init__(f"{problem}:{listing}\n{remedy}")
+        self.differences = differences
+
+
+class StructureError(OutOfStepError):
+    """The ranks' models, optimizers, data sets or scripts differ."""
+
+
+class DivergedError(OutOfStepError):
+    """The ranks' parameters differ."""
+
+
+class MissingGradientError(OutOfStepError):
+    """A parameter has a gradient on some of the ranks only."""
+
+
+class ShardsError(OutOfStepError):
+    """The ranks' shares of the training data don't fit together."""
+
+
+class NumericsError(HvdrecoverError):
+    """NaN or infinity in the loss, in a gradient or in a parameter.
+
+    Attributes:
+        findings: one line each: the tensor, the rank, and the batch and samples that it was at.
+    """
+
+    def __init__(self, findings: list[str], remedy: str) -> None:
+        listing = "".join(f"\n  {line}" for line in findings)
+        super().__init__(f"numbers that are not finite:{listing}\n{remedy}")
+        self.findings = findings
+
+
+class DataChangedError(HvdrecoverError):
+    """The training data are not those that the commit was trained on.
+
+    Attributes:
+        where: the commit.
+        differences: one line each: what was added, removed, resized or altered.
+    """
+
+    def __init__(self, where: str, differences: list[str]) -> None:
+        listing = "".join(f"\n  {line}" for line in differences)
+        super().__init__(
+            f"{where}: the training data have changed since this commit:{listing}\n"
+            "Put the old data back; or pass data_changed='warn' to go on with the new data where the old "
+            "ones were left, or data_changed='restart_epoch' to begin the epoch anew."
+        )
+        self.where = where
+        self.differences = differences
+
+
 class DiscoveryError(HvdrecoverError):
     """Which hosts there are can't be found out.
 
@@ -218,12 +286,14 @@ class LaunchError(HvdrecoverError):
     """A process of the job can't be started.
 
     Attributes:
-        program: the program.
+        program: the program, or the host on which it should be.
+        problem: what went wrong.
     """
 
     def __init__(self, program: str, problem: str) -> None:
         super().__init__(f"{program}: {problem}")
         self.program = program
+        self.problem = problem
 
 
 class InstallError(HvdrecoverError):

@@ -57,6 +57,7 @@ class _Field(IntEnum):
     STOP = 10
     STALL = 11
     PAUSED = 12  # whether there was a pause since the last progress
+    DIVERGED = 13  # how often its parameters were not those of most ranks
 
 
 _STAMP, _LONGEST, _PHASE = _Field.STAMP, _Field.LONGEST, _Field.PHASE
@@ -80,6 +81,7 @@ class Reading:
         steps: steps since then.
         rank: its rank, or -1.
         stop: what it has been asked for, by its guardian or a signal.
+        diverged: how often its parameters were not those of most ranks.
     """
 
     phase: Phase
@@ -93,6 +95,7 @@ class Reading:
     steps: int = 0
     rank: int = -1
     stop: Stop = Stop.NO
+    diverged: int = 0
 
 
 class Page:
@@ -122,6 +125,7 @@ class Page:
             steps=max(counts[_Field.STEPPED], counts[_Field.RECORDED]),
             rank=counts[_Field.RANK],
             stop=Stop(counts[_Field.STOP]),
+            diverged=counts[_Field.DIVERGED],
         )
 
     def begin(self, phase: Phase) -> None:
@@ -252,6 +256,11 @@ def longest() -> float:
 def has_seen(seconds: float) -> None:
     """Note a time without progress that another rank has seen."""
     _seconds[_LONGEST] = max(seconds, _seconds[_LONGEST])
+
+
+def diverged() -> None:
+    """Note that this process's parameters are not those of most ranks."""
+    _counts[_Field.DIVERGED] += 1
 
 
 def stop_asked() -> Stop:

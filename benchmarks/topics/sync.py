@@ -6,7 +6,6 @@ The module is also the worker: ``horovodrun -np 2 python -m benchmarks.topics.sy
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,14 +16,11 @@ import torch
 from horovod.torch.elastic import TorchState as HorovodState
 
 import hvdrecover.torch as recover
+from benchmarks import workers
 from benchmarks.measure import Reserve, by_turns, stopwatch
 from benchmarks.rows import Goal, Row
 from benchmarks.states import Setting, Training
-from hvdrecover.errors import HvdrecoverError
-from hvdrecover.examples.digits_run import static
-from hvdrecover.launch.job import Job
 
-_WORKERS = 2
 _PATIENCE = 300.0  # seconds
 _GOALS = {"large": Goal(1.0, 0.8), "many": Goal(0.5, 0.2)}
 _RESULT = "sync.json"
@@ -32,26 +28,7 @@ _RESULT = "sync.json"
 
 def measure(setting: Setting) -> list[Row]:
     """`TorchState.sync` against Horovod's, between two real workers over loopback."""
-    worker = [
-        sys.executable,
-        "-m",
-        "benchmarks.topics.sync",
-        setting.size,
-        setting.state,
-        str(setting.folder),
-    ]
-    programs = os.pathsep.join([os.fspath(Path(sys.executable).parent), os.environ["PATH"]])
-    threads = str(max(1, (os.cpu_count() or 1) // _WORKERS))
-    job = Job(
-        [*static(_WORKERS), *worker],
-        setting.folder / "sync.log",
-        {"PATH": programs, "OMP_NUM_THREADS": threads},
-    )
-    try:
-        if job.wait(_PATIENCE):
-            raise HvdrecoverError(f"the workers failed; their log ends with\n{job.tail()}")
-    finally:
-        job.kill()
+    workers.run("benchmarks.topics.sync", setting, _PATIENCE)
     ours, theirs = json.loads((setting.folder / _RESULT).read_text())
     what, peer = "sync of a new worker over loopback", "Horovod's TorchState.sync()"
     return [Row("sync", what, setting.shape.title, "ms", ours, peer, theirs, _GOALS[setting.state])]

@@ -25,7 +25,21 @@ class Digest:
         """The digest of all so far: 32 hexadecimal digits."""
         return self._state.hexdigest()
 
+    def numbers(self) -> tuple[int, int]:
+        """The digest of all so far as two signed numbers of 64 bits, as collectives carry them."""
+        return _halves(self._state.intdigest())
+
 
 def digest(data: Any) -> str:
     """The digest of bytes or of a buffer."""
     return xxhash.xxh3_128_hexdigest(data)
+
+
+def digest_numbers(data: Any) -> tuple[int, int]:
+    """The digest of bytes or of a buffer as two signed numbers of 64 bits, as collectives carry them."""
+    return _halves(xxhash.xxh3_128_intdigest(data))
+
+
+def _halves(number: int) -> tuple[int, int]:
+    high, low = (half.to_bytes(8, "little") for half in divmod(number, 2**64))
+    return int.from_bytes(high, "little", signed=True), int.from_bytes(low, "little", signed=True)

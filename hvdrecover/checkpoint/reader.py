@@ -67,6 +67,7 @@ def read_commit(
         world_size=manifest.world_size,
         versions=manifest.versions,
         finished=manifest.finished,
+        dataset=manifest.dataset,
     )
 
 

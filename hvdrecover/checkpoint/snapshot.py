@@ -20,6 +20,7 @@ class Snapshot:
         world_size: number of ranks when the commit was made.
         versions: of the framework, Horovod and hvdrecover.
         finished: whether the training function had returned.
+        dataset: fingerprint of the training data as plain JSON values, or None.
         superseded: whether there is a newer one, so that only the writer still needs the content.
     """
 
@@ -29,6 +30,7 @@ class Snapshot:
     world_size: int
     versions: dict[str, str]
     finished: bool = False
+    dataset: dict[str, Any] | None = None
     superseded: bool = False
 
     @property

@@ -16,6 +16,7 @@ from hvdrecover.checkpoint.retention import metric_of
 from hvdrecover.checkpoint.settings import Keep
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import Storage
+from hvdrecover.checkpoint.storage.interface import TEMPORARY
 from hvdrecover.clock import Clock
 from hvdrecover.errors import FencedError, ForeignRootError, StorageError
 from hvdrecover.events import Events
@@ -64,7 +65,7 @@ class Store:
             ForeignRootError: the root holds files of another kind; nothing was touched.
             StorageError: the root can't be read or written.
         """
-        self._check_is_ours()
+        check_is_ours(self.storage)
         commits = root.commits(self.storage)
         generation = self.claims.take_after(
             max([self.claims.newest(), *(commit.generation for commit in commits)])
@@ -108,6 +109,7 @@ class Store:
             versions=snapshot.versions,
             files=tuple(files),
             state=snapshot.state,
+            dataset=snapshot.dataset,
             finished=snapshot.finished,
         )
         text = manifests.dumps(manifest)
@@ -116,20 +118,6 @@ class Store:
         self.claims.acknowledge(generation)
         durable()
         self._prune(manifest)
-
-    def _check_is_ours(self) -> None:
-        """Make sure that the root is empty or a checkpoint root."""
-        names = set(self.storage.names()) - _OF_THE_FILE_SYSTEM - {root.CLAIMS, root.READERS}
-        claimed = self.storage.names(root.CLAIMS)
-        foreign = {name for name in names if CommitId.parse(name) is None}
-        foreign |= {f"{root.CLAIMS}/{name}" for name in claimed}
-        foreign |= {f"{root.READERS}/{name}" for name in leases.foreign(self.storage)}
-        if foreign and not claims.among(claimed):
-            raise ForeignRootError(
-                self.url,
-                f"this folder holds files that hvdrecover did not write (such as '{min(foreign)}'), and was "
-                "left untouched. Name an empty or a new folder as the checkpoint root.",
-            )
 
     def _prune(self, manifest: Manifest) -> None:
         self._warn_of_no_metric(manifest)
@@ -182,3 +170,23 @@ class Store:
     def _not_deleted(self, error: Exception) -> None:
         what = str(error) if isinstance(error, StorageError) else f"{self.url}: could not delete: {error!r}"
         self.events.emit("not_deleted", what, level=logging.WARNING, error=what)
+
+
+def check_is_ours(storage: Storage) -> None:
+    """Make sure that a root is empty or a checkpoint root.
+
+    Raises:
+        ForeignRootError: it holds files of another kind.
+        StorageError: it can't be read.
+    """
+    names = set(storage.names()) - _OF_THE_FILE_SYSTEM - {root.CLAIMS, root.READERS}
+    claimed = storage.names(root.CLAIMS)
+    foreign = {name for name in names if CommitId.parse(name) is None and not name.startswith(TEMPORARY)}
+    foreign |= {f"{root.CLAIMS}/{name}" for name in claimed}
+    foreign |= {f"{root.READERS}/{name}" for name in leases.foreign(storage)}
+    if foreign and not claims.among(claimed):
+        raise ForeignRootError(
+            storage.url,
+            f"this folder holds files that hvdrecover did not write (such as '{min(foreign)}'), and was "
+            "left untouched. Name an empty or a new folder as the checkpoint root.",
+        )

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from hvdrecover.cli import commits, launching
+from hvdrecover.cli.diagnosing import add_doctor
 from hvdrecover.cli.discovering import add_discover
 from hvdrecover.cli.report import add_report
 from hvdrecover.errors import HvdrecoverError
@@ -49,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"hvdrecover {__version__}")
     subcommands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     launching.add_commands(subcommands)
+    add_doctor(subcommands)
     add_discover(subcommands)
     commits.add_commands(subcommands)
     add_report(subcommands)
@@ -82,7 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments; by default those of this process.
 
     Returns:
-        The exit code: 0, 1 after an error of hvdrecover or if a commit is broken, or 130 when interrupted.
+        The exit code: 0, 1 after an error of hvdrecover, if a commit is broken or a check fails, or 130 when
+        interrupted.
         Wrong arguments exit with 2.
     """
     words, command = launching.split(list(sys.argv[1:] if argv is None else argv))

@@ -62,25 +62,13 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
         help="go on with so few processes (default: 1)",
     )
     job.add_argument("--max-np", "--max-num-proc", type=options.count, metavar="N", dest="most")
-    hosts = job.add_mutually_exclusive_group()
-    hosts.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="by default this host")
-    hosts.add_argument("-hostfile", "--hostfile", type=Path, metavar="FILE")
+    hosts = add_hosts(job)
     hosts.add_argument("--host-discovery-script", metavar="COMMAND", dest="discovery")
     hosts.add_argument(
         "--discover",
         metavar="SOURCE",
         help='find hosts as `hvdrecover discover SOURCE` does: slurm, or "file hosts --exclude gpu7"',
     )
-    job.add_argument(
-        "--network-interface",
-        "--network-interfaces",
-        action="append",
-        metavar="NAME",
-        dest="interfaces",
-        default=[],
-    )
-    job.add_argument("-p", "--ssh-port", type=options.count, metavar="PORT")
-    job.add_argument("-i", "--ssh-identity-file", metavar="FILE", dest="identity")
     job.add_argument(  # horovodrun's own, which would be taken for -p with a port
         "-prefix-timestamp",
         action="append_const",
@@ -92,6 +80,24 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     job.add_argument(
         "--mpi", action="store_true", help="start by mpirun; any lost process then ends the start"
     )
+
+
+def add_hosts(job: argparse._ArgumentGroup) -> argparse._MutuallyExclusiveGroup:
+    """Add what says where a job runs and how its hosts are reached; returns the group of what names hosts."""
+    hosts = job.add_mutually_exclusive_group()
+    hosts.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="by default this host")
+    hosts.add_argument("-hostfile", "--hostfile", type=Path, metavar="FILE")
+    job.add_argument(
+        "--network-interface",
+        "--network-interfaces",
+        action="append",
+        metavar="NAME",
+        dest="interfaces",
+        default=[],
+    )
+    job.add_argument("-p", "--ssh-port", type=options.count, metavar="PORT")
+    job.add_argument("-i", "--ssh-identity-file", metavar="FILE", dest="identity")
+    return hosts
 
 
 def _add_guardian(parser: argparse.ArgumentParser) -> None:

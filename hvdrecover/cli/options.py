@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _DURATION = re.compile(rf"(\d+(?:\.\d+)?)([{''.join(_SECONDS)}]?)")
+_MULTIPLES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_NBYTES = re.compile(r"(\d+(?:\.\d+)?)([kKMGT]?)B?")
 _BEST = re.compile(r"([^:]*):(min|max)(?::(.*))?")
 
 
@@ -37,6 +39,14 @@ def seconds(text: str) -> float:
     if match is None or float(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"'{text}' is not a duration such as 3600, 90m, 12h, 7d or 2w")
     return float(match[1]) * _SECONDS[match[2]]
+
+
+def nbytes(text: str) -> int:
+    """A number of bytes: ``500M``, ``2.5G`` or ``1T``, in decimal units."""
+    match = _NBYTES.fullmatch(text)
+    if match is None or float(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a size such as 500M, 2.5G or 1T")
+    return round(float(match[1]) * _MULTIPLES[match[2].upper()])
 
 
 def best(text: str) -> Best:

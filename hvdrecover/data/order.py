@@ -3,14 +3,16 @@
 An epoch is one permutation, the same on all ranks. The cursor counts the samples that all ranks together
 have done, so the samples ``order[cursor:]`` are left, whatever the number of ranks was or will be. They are
 dealt out one by one, ``order[cursor + rank :: size]``; so that when every rank has done ``k`` of its own,
-exactly the first ``k * size`` of them are done.
+exactly the first ``k * size`` of them are done. A batch that is left out is a gap in the order: the samples
+around it are dealt out as if it were not there.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +23,10 @@ from hvdrecover.errors import ConfigError, MismatchError
 
 Tail = Literal["pad", "drop"]
 Indices = npt.NDArray[np.int64]
+Gap = tuple[int, int]
+"""Positions that are left out: the first, and the one after the last."""
+
+_iterations = itertools.count(1)
 
 
 @functools.lru_cache(maxsize=4)
@@ -35,7 +41,7 @@ def permutation(length: int, seed: int, epoch: int) -> Indices:
     return order
 
 
-def share(order: Indices, start: int, rank: int, size: int, tail: Tail) -> Indices:
+def share(order: Indices, start: int, rank: int, size: int, tail: Tail, gaps: Sequence[Gap] = ()) -> Indices:
     """A rank's part of the samples from ``start`` on, equally long on all ranks.
 
     A last round that is not full is filled up from the start of the epoch's order. Where this pass over the
@@ -47,9 +53,26 @@ def share(order: Indices, start: int, rank: int, size: int, tail: Tail) -> Indic
         rank: the rank.
         size: number of ranks.
         tail: fill a last round that is not full up (``pad``), or leave it out (``drop``).
+        gaps: what is left out, in order.
     """
-    positions = np.arange(start + rank, start + rounds(len(order) - start, size, tail) * size, size)
-    return order[positions % max(1, len(order))]
+    left, all_of_it = count_left(len(order), start, gaps), count_left(len(order), 0, gaps)
+    dealt = np.arange(rank, rounds(left, size, tail) * size, size)
+    repeated = (dealt - left) % max(1, all_of_it)
+    return order[np.where(dealt < left, past(start + dealt, start, gaps), past(repeated, 0, gaps))]
+
+
+def count_left(length: int, start: int, gaps: Sequence[Gap]) -> int:
+    """How many positions from ``start`` on are in no gap."""
+    return length - start - sum(max(0, end - max(first, start)) for first, end in gaps)
+
+
+def past(positions: Indices, start: int, gaps: Sequence[Gap]) -> Indices:
+    """Positions counted from ``start`` on as if there were no gaps, moved to where they really are."""
+    for first, end in gaps:
+        if end > start:
+            begin = max(first, start)
+            positions = np.where(positions >= begin, positions + (end - begin), positions)
+    return positions
 
 
 def rounds(left: int, size: int, tail: Tail) -> int:
@@ -59,6 +82,16 @@ def rounds(left: int, size: int, tail: Tail) -> int:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int | np.integer) and int(value) >= 0
+
+
+def _are_gaps(value: Any, length: int) -> bool:
+    """Whether a value is a list of pairs of positions, in order and apart."""
+    if not isinstance(value, list) or not all(
+        isinstance(gap, list) and len(gap) == 2 and all(map(_is_count, gap)) for gap in value
+    ):
+        return False
+    flat = [position for gap in value for position in gap]
+    return flat == sorted(flat) and all(first < end <= length for first, end in value)
 
 
 class SampleOrder:
@@ -72,7 +105,9 @@ class SampleOrder:
 
     Attributes:
         epoch: the epoch under way.
-        done: the cursor: samples of this epoch that all ranks together have done.
+        done: the cursor: samples of this epoch that all ranks together have done, or left out.
+        gaps: what is left out of this epoch, in order.
+        begun: a number that is higher the later the last iteration was begun; 0 before the first.
         on_iterate: called when an iteration begins, after what the data loader itself draws from generators.
 
     Raises:
@@ -92,6 +127,8 @@ class SampleOrder:
         self.tail: Tail = tail
         self.epoch = 0
         self.done = 0
+        self.gaps: list[Gap] = []
+        self.begun = 0
         self.on_iterate: Callable[[], None] | None = None
         self._iterated = False
         self._start = 0
@@ -111,7 +148,7 @@ class SampleOrder:
         if not _is_count(epoch):
             raise ConfigError("epoch", f"{epoch!r} is not a number from 0 on")
         if epoch != self.epoch:
-            self.epoch, self.done = int(epoch), 0
+            self.epoch, self.done, self.gaps = int(epoch), 0, []
             self._begin()
 
     def record(self, count: int) -> None:
@@ -122,23 +159,46 @@ class SampleOrder:
         """
         if count < 0:
             raise ConfigError("batch_size", f"{count} samples can't have been done")
-        self.done = min(self.length, self.done + int(count) * self.size)
+        self.done = self._after(self.done, int(count))
         heartbeat.recorded()
+
+    def leave_out(self, start: int, count: int) -> None:
+        """Have no rank see a batch again in this epoch, as if it were not there; what is left is dealt anew.
+
+        Args:
+            start: where the cursor was when the batch was begun; not before where it is now.
+            count: how many samples of it each rank had.
+        """
+        end = self._after(start, count)
+        if end > start:
+            self.gaps = sorted([*self.gaps, (start, end)])
+        self.done = int(past(np.array(self.done), self.done, self.gaps))
+        self._begin()
+
+    def present(self, count: int) -> list[int]:
+        """This rank's next ``count`` samples, which are being done; if that is unknown, one."""
+        mine = share(self._order(), self.done, self.rank, self.size, self.tail, self.gaps)
+        return list(map(int, mine[: count or 1]))
+
+    @property
+    def left(self) -> int:
+        """How many samples of this epoch all ranks together have not done."""
+        return count_left(self.length, self.done, self.gaps)
 
     @property
     def rounds(self) -> int:
         """How many samples this rank was given when the iteration, or its place, was last begun."""
-        return rounds(self.length - self._start, self.size, self.tail)
+        return rounds(self._given, self.size, self.tail)
 
     @property
     def padding(self) -> int:
         """How many samples the ranks together repeat at the end of this pass over the epoch."""
-        return max(0, self.rounds * self.size - (self.length - self._start))
+        return max(0, self.rounds * self.size - self._given)
 
     @property
     def dropped(self) -> int:
         """How many samples at the end of this pass over the epoch no rank sees."""
-        return max(0, self.length - self._start - self.rounds * self.size)
+        return max(0, self._given - self.rounds * self.size)
 
     def tail_report(self) -> dict[str, int]:
         """How the end of this pass over the epoch is evened out."""
@@ -146,7 +206,8 @@ class SampleOrder:
 
     def remaining(self) -> Indices:
         """The samples that no rank has done: int64, in order."""
-        return self._order()[self.done :]
+        left = np.arange(self.done, self.done + self.left)
+        return self._order()[past(left, self.done, self.gaps)]
 
     def begin(self) -> Indices:
         """Begin an iteration: this rank's samples from the cursor on.
@@ -154,15 +215,30 @@ class SampleOrder:
         An epoch that has been gone through and is begun again without `set_epoch` starts from its first
         sample; but the first iteration after a restore goes on from the cursor, even if nothing is left.
         """
-        if self._iterated and self.length - self.done < (self.size if self.tail == "drop" else 1):
-            self.done = 0
+        if self._iterated and self.left < (self.size if self.tail == "drop" else 1):
+            self.done, self.gaps = 0, []
         self._iterated = True
+        self.begun = next(_iterations)
         self._start = self.done
-        return share(self._order(), self.done, self.rank, self.size, self.tail)
+        return share(self._order(), self.done, self.rank, self.size, self.tail, self.gaps)
+
+    def runs(self) -> list[tuple[int, int]]:
+        """What all ranks together are dealt in this pass, as runs of positions: from where, and how many."""
+        count = self.rounds * self.size
+        runs: list[tuple[int, int]] = []
+        start = self._start
+        while count > 0:
+            for first, end in [*self.gaps, (self.length, self.length)]:
+                number = min(count, max(0, first - start))
+                runs += [(start, number)] if number else []
+                count, start = count - number, max(start, end)
+            start = 0
+        return runs
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor, and what it counts in."""
-        return {"epoch": self.epoch, "processed_num": self.done, **self._counts_in()}
+        left_out = {"left_out": [list(gap) for gap in self.gaps]} if self.gaps else {}
+        return {"epoch": self.epoch, "processed_num": self.done, **self.counts_in(), **left_out}
 
     def load_state_dict(self, state: dict[str, Any], name: str = "sampler") -> None:
         """Go to a cursor.
@@ -181,20 +257,32 @@ class SampleOrder:
             )
         differences = [
             f"{name}: the commit's cursor counts in an order of {fact} {state[fact]}, not {mine}"
-            for fact, mine in self._counts_in().items()
+            for fact, mine in self.counts_in().items()
             if state.get(fact, mine) != mine
         ]
-        if not (_is_count(state.get("epoch")) and _is_count(state.get("processed_num"))):
+        gaps = state.get("left_out", [])
+        counts = [state.get("epoch"), state.get("processed_num")]
+        if not all(map(_is_count, counts)) or not _are_gaps(gaps, self.length):
             differences.append(f"{name}: the commit holds {state}, which is no cursor")
         if differences:
             raise MismatchError(name, differences)
         self.epoch = int(state["epoch"])
         self.done = min(self.length, int(state["processed_num"]))
+        self.gaps = [(int(first), int(end)) for first, end in gaps]
         self._begin()
 
-    def _counts_in(self) -> dict[str, Any]:
+    def counts_in(self) -> dict[str, Any]:
         """What the cursor counts in; in another order of samples it would mean nothing."""
         return {"length": self.length, "shuffle": self.shuffle, "seed": self.seed}
+
+    @property
+    def _given(self) -> int:
+        """How many samples were left when the iteration, or its place, was last begun."""
+        return count_left(self.length, self._start, self.gaps)
+
+    def _after(self, start: int, count: int) -> int:
+        """Where the cursor comes to from ``start`` when every rank has done ``count`` more samples."""
+        return min(self.length, int(past(np.array(start + count * self.size), start, self.gaps)))
 
     def _begin(self) -> None:
         self._start = self.done

@@ -79,7 +79,7 @@ def problem_of(name: str, checks: Checks, environ: Mapping[str, str], timeout: f
     if checks.command is None:
         return ""
     try:
-        programs.output(_command(name, checks, here=here), environ, timeout)
+        programs.output(command_on(name, checks, here=here), environ, timeout)
     except DiscoveryError as error:
         return f"'{checks.command}' {error.problem}"
     return ""
@@ -95,7 +95,8 @@ def is_local(host: str) -> bool:
         return False
 
 
-def _command(name: str, checks: Checks, *, here: bool) -> list[str]:
+def command_on(name: str, checks: Checks, *, here: bool) -> list[str]:
+    """What runs the command on a host: by ssh, or if it is this one, by its shell."""
     if here:
         return ["sh", "-c", str(checks.command)]
     words = [*_SSH, *(["-p", str(checks.ssh_port)] if checks.ssh_port is not None else [])]

@@ -21,11 +21,13 @@ class Outcome:
         failed: whether a rank has met an error that ends the job.
         leaving: who leaves after a preemption.
         hosts_updated: whether hosts have come or gone.
+        not_finite: whether a rank has parameters that are not finite.
     """
 
     failed: bool
     leaving: Decision
     hosts_updated: bool
+    not_finite: bool
 
 
 class Consultation:
@@ -51,14 +53,15 @@ class Consultation:
             updates |= self._messages.get()
         return updates
 
-    def hold(self, world: World, *, failed: bool) -> Outcome:
-        """Tell the others what this rank knows, and learn what they do: one allgather of four numbers.
+    def hold(self, world: World, *, failed: bool, not_finite: bool) -> Outcome:
+        """Tell the others what this rank knows, and learn what they do: one allgather of five numbers.
 
         Args:
             world: the ranks, all of whom must call this.
             failed: whether this rank has met an error that ends the job.
+            not_finite: whether its parameters are not finite.
         """
-        mine = [self.take_hosts(), failed, heartbeat.stop_asked(), self._host]
-        updates, failures, asked, hosts = world.allgather(mine, "hvdrecover.updates").T.tolist()
+        mine = [self.take_hosts(), failed, heartbeat.stop_asked(), self._host, not_finite]
+        updates, failures, asked, hosts, numbers = world.allgather(mine, "hvdrecover.updates").T.tolist()
         leaving = stopping.decide(asked, hosts, elastic=self._elastic)
-        return Outcome(any(failures), leaving, self._elastic and any(updates))
+        return Outcome(any(failures), leaving, self._elastic and any(updates), any(numbers))

@@ -81,6 +81,15 @@ class Contents:
         """The sample orders of all samplers, by attribute name."""
         return {name: value.order for name, value in self.values.items() if is_sampler(value)}
 
+    def order_in_use(self) -> SampleOrder | None:
+        """The order that was iterated over last; None if none was."""
+        used = [order for order in self.orders.values() if order.begun]
+        return max(used, key=lambda order: order.begun, default=None)
+
+    def components(self) -> dict[str, Any]:
+        """What holds training state of its own, by attribute name."""
+        return {name: value for name, value in self.values.items() if self._framework.is_component(value)}
+
     def positions(self) -> dict[str, tuple[int, int]]:
         """Each sampler's epoch and cursor."""
         return {name: (order.epoch, order.done) for name, order in self.orders.items()}

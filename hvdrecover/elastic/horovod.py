@@ -15,7 +15,7 @@ from hvdrecover import config
 from hvdrecover.elastic.interfaces import World
 from hvdrecover.errors import MeetingError, RemovedError
 
-Fault = Literal["peers", "hosts"]
+Fault = Literal["peers", "hosts", "numbers"]
 
 
 def version() -> str:

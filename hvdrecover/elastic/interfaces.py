@@ -6,7 +6,8 @@ in the same order. `Framework` may be called at any time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +20,22 @@ Tensor = Any
 Component = Any
 Tree = Any
 """Nested containers of plain values and tensors, such as a ``state_dict()``."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing about a component that all ranks must have in common.
+
+    Attributes:
+        name: what it is, such as ``.0.weight``, to be put behind the attribute's name.
+        value: how it is, such as ``F32[64, 128], trained``.
+        setting: whether it is a hyper-parameter, which a script may well choose by the number of ranks, and
+            which training changes: a rank that joins later takes it over.
+    """
+
+    name: str
+    value: str
+    setting: bool = False
 
 
 class Framework(Protocol):
@@ -82,6 +99,15 @@ class Framework(Protocol):
             tree: what to load.
             keep: whether the component may keep the tree's tensors, even if it copies otherwise.
         """
+
+    def describe(self, component: Component) -> list[Entry]:
+        """What ranks that train together must have in common of a component, in a fixed order."""
+
+    def rank_local(self, component: Component) -> Collection[str]:
+        """Names of the tensors of `tree` that each rank has its own of, such as running statistics."""
+
+    def not_finite(self, component: Component) -> list[str]:
+        """Names of the trained tensors of `tree` that hold NaN or infinity."""
 
     def draw_seed(self) -> int:
         """A number below 2**63 from the global generator."""

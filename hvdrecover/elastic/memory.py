@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from typing import Any
 
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
@@ -23,15 +24,19 @@ class Memory:
     Args:
         contents: what a commit is a copy of.
         versions: of the framework, Horovod and hvdrecover.
+        dataset: fingerprint of the training data, or None.
 
     Attributes:
         newest: the newest commit; None if making the last one was interrupted.
         attempt: the commit that was last begun, whether or not it was completed.
     """
 
-    def __init__(self, contents: Contents, versions: dict[str, str]) -> None:
+    def __init__(
+        self, contents: Contents, versions: dict[str, str], dataset: dict[str, Any] | None = None
+    ) -> None:
         self._contents = contents
         self._versions = versions
+        self._dataset = dataset
         self._positions = contents.positions()
         self._spare: Mapping[str, Arena] = {}
         self._abandoned: weakref.WeakSet[Arena] = weakref.WeakSet()
@@ -63,13 +68,20 @@ class Memory:
         self.newest = None  # an interrupted copy must not pass for a commit
         arenas = self._contents.copy(present, reuse)
         state = {**present.state(), "random": random}
-        self.newest = Snapshot(commit, arenas, state, world_size, self._versions, finished)
+        self.newest = Snapshot(
+            commit, arenas, state, world_size, self._versions, finished, dataset=self._dataset
+        )
         self.mark()
         return self.newest
 
     def adopt(self, snapshot: Snapshot) -> None:
         """Take a commit that has been loaded; the memory of those before is let go."""
+        snapshot.dataset = self._dataset
         self.newest, self.attempt, self._spare = snapshot, snapshot.id, {}
+
+    def pass_over(self) -> None:
+        """Count a commit that this rank does not make, and the others may."""
+        self.attempt = CommitId(self.attempt.generation, self.attempt.commit + 1)
 
     def abandon(self, snapshot: Snapshot) -> None:
         """Overwrite a snapshot never: somebody whom nobody watches any more may still be writing it."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +17,7 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.layout import parse
 from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.elastic.guard.votes import vote
 from hvdrecover.elastic.interfaces import World
 from hvdrecover.errors import RecoveryError
 
@@ -32,10 +33,16 @@ class Election:
     Attributes:
         root: the rank that sends; rank 0 if nobody's memory holds a commit.
         newest: the newest commit in anybody's memory, or None.
+        alike: whether all ranks were started with the same, as far as they tell.
+        odd: ranks whose memory holds the newest commit, but with other parameters than the root's.
+        sure: whether more ranks side with the root than with any other.
     """
 
     root: int
     newest: CommitId | None
+    alike: bool = True
+    odd: tuple[int, ...] = ()
+    sure: bool = True
 
 
 @dataclass(frozen=True)
@@ -53,30 +60,47 @@ class Agreement:
     job: str
 
 
-def elect(published: Sequence[CommitId]) -> Election:
-    """Choose the lowest of the ranks that hold the newest commit.
+def elect(published: Sequence[CommitId], ballots: Sequence[Hashable] = ()) -> Election:
+    """Choose the lowest of the ranks that hold the newest commit, and hold it as most of them do.
 
     Args:
         published: each rank's newest commit in memory; generation 0 stands for none.
+        ballots: each rank's digest of it, if they have taken any.
     """
     newest = max(published)
     if newest.generation == 0:
         return Election(0, None)
-    return Election(list(published).index(newest), newest)
+    holders = [rank for rank, commit in enumerate(published) if commit == newest]
+    result = vote([ballots[rank] if ballots else None for rank in holders])
+    odd = tuple(holders[place] for place in result.wrong)
+    return Election(holders[result.right[0]], newest, odd=odd, sure=not result.tied)
 
 
-def publish(world: World, mine: CommitId | None) -> Election:
+def publish(
+    world: World,
+    mine: CommitId | None,
+    structure: Sequence[int] = (0, 0),
+    ballot: Sequence[int] = (0, 0, 0),
+) -> Election:
     """Tell the others what this rank's memory holds, and elect the root.
 
     They also learn how long a rank has been without progress at most, so that all judge hangs alike.
+
+    Args:
+        world: the ranks.
+        mine: the newest commit in this rank's memory.
+        structure: a digest of what this rank was started with.
+        ballot: a digest of the parameters of that commit.
     """
     own = mine or CommitId(0, 0)
     longest = math.ceil(heartbeat.longest() * 1000)
-    generations, commits, silences = world.allgather(
-        [own.generation, own.commit, longest], "hvdrecover.election"
-    ).T.tolist()
+    row = [own.generation, own.commit, longest, *structure, *ballot]
+    table = world.allgather(row, "hvdrecover.election")
+    generations, commits, silences = table[:, :3].T.tolist()
     heartbeat.has_seen(max(silences) / 1000)
-    return elect([CommitId(*each) for each in zip(generations, commits, strict=True)])
+    published = [CommitId(*each) for each in zip(generations, commits, strict=True)]
+    election = elect(published, [tuple(each) for each in table[:, 5:].tolist()])
+    return replace(election, alike=bool((table[:, 3:5] == table[0, 3:5]).all()))
 
 
 def send(world: World, root: int, agreement: Agreement) -> None:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from hvdrecover import heartbeat
 from hvdrecover.elastic import stopping
+from hvdrecover.elastic.guard.judge import RolledBack
 from hvdrecover.elastic.horovod import Fault, fault_of, notifications
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import MeetingError, RemovedError
@@ -69,14 +70,28 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
             heartbeat.enter(heartbeat.Phase.REMOVED)
             logger.warning("%s; this process leaves", error)
             raise stopping.Preempted() from None
-        except (Exception, SystemExit) as error:
-            fault = fault_of(error, state._world) if state._config.elastic else None
+        except (Exception, SystemExit) as raised:
+            cause = state.verdict_on(raised)
+            fault = _fault(cause, state)
             if fault is None:
                 state.settle()
-                raise
-            reason, steps = error, heartbeat.steps() if fault == "peers" else 0
+                if cause is raised:
+                    raise
+                raise cause from None
+            reason, steps = cause, 0 if fault == "hosts" else heartbeat.steps()
             heartbeat.enter(heartbeat.Phase.RECOVERING)
-            _keep_or_roll_back(state, fault)
+            if isinstance(cause, RolledBack):
+                state.leave_out(cause)
+                reason = None  # nobody is lost: the ranks need not meet
+            else:
+                _keep_or_roll_back(state, fault)
+
+
+def _fault(cause: BaseException, state: State) -> Fault | None:
+    """Why the training function is to be called again; None if it isn't."""
+    if isinstance(cause, RolledBack):
+        return "numbers"
+    return fault_of(cause, state._world) if state._config.elastic else None
 
 
 def _keep_or_roll_back(state: State, fault: Fault) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from hvdrecover import config as configs
@@ -21,6 +21,9 @@ from hvdrecover.elastic import recovery, reports, stalls, stopping
 from hvdrecover.elastic.consultation import Consultation
 from hvdrecover.elastic.contents import Contents, Present
 from hvdrecover.elastic.durability import FINISH_ATTEMPTS, Durability
+from hvdrecover.elastic.guard.judge import RolledBack
+from hvdrecover.elastic.guard.settings import Guard
+from hvdrecover.elastic.guard.watch import Watch
 from hvdrecover.elastic.horovod import hosts_updated
 from hvdrecover.elastic.interfaces import Framework, World
 from hvdrecover.elastic.memory import Memory
@@ -48,6 +51,7 @@ class State:
             nothing is written.
         rng: ``"reseed"`` seeds all global generators anew at every commit, which makes a resumed run equal to
             an undisturbed one; ``"store"`` leaves them alone and stores their states instead.
+        guard: what is watched about the ranks; None watches nothing.
         config: the process's settings.
         clock: where times come from.
         attributes: what to track.
@@ -67,6 +71,7 @@ class State:
         *,
         checkpoint: Checkpoint | str | None = None,
         rng: Randomness = "reseed",
+        guard: Guard | None = None,
         config: configs.Config | None = None,
         clock: Clock = SYSTEM_CLOCK,
         attributes: dict[str, Any],
@@ -84,7 +89,10 @@ class State:
         self._reset_callbacks: list[Callable[[], None]] = []
         self._durability: Durability | None = None
         self._contents = Contents(framework, attributes, set(dir(type(self))), self._iteration_begins)
-        self._memory = Memory(self._contents, {**framework.versions(), "hvdrecover": __version__})
+        dataset = guard.data.as_json() if guard is not None and guard.data is not None else None
+        versions = {**framework.versions(), "hvdrecover": __version__}
+        self._memory = Memory(self._contents, versions, dataset)
+        self._watch = Watch(guard, framework, world, self._contents, self._events, self._config.host)
         self._capture(CommitId(0, 0))
 
     # -- attributes ------------------------------------------------------------------------------------
@@ -132,13 +140,22 @@ class State:
             Preempted: this process leaves; its exit code is 75.
             UnsupportedValueError: a plain object that JSON can't hold.
             CheckpointError: as in `check_host_updates`.
+            DivergedError: the ranks' parameters differ, and the state's guard is to raise it.
+            NumericsError: parameters are not finite, and the state's guard is to raise it.
         """
         self._gather()
-        self.save()
+        judge = self._watch.judge
+        not_finite = judge.not_finite() if judge is not None else []
+        if not_finite:
+            self._memory.pass_over()  # what can't be gone on from is no commit
+        else:
+            self.save()
+        if self._watch.compare(self._memory):
+            self.restore()  # another rank's tensors have taken the place of this one's
         stalls.follow(self._world)
-        if self._memory.newest is not None and (durability := self._durable_side()) is not None:
+        if not not_finite and self._memory.newest is not None and (durability := self._durable_side()):
             durability.offer(self._memory.newest, ask=durable)
-        self._consult(committed=True)
+        self._consult(committed=not not_finite, not_finite=not_finite)
 
     def save(self) -> None:
         """Make a commit in this rank's memory only, without a word to the others."""
@@ -180,12 +197,16 @@ class State:
         Raises:
             CheckpointError: rank 0 could not load a durable commit.
             RecoveryError: the same, on the other ranks.
+            StructureError: the ranks were not started with the same, and the state has a guard.
+            DivergedError: memories hold one commit with different parameters, and the guard is to raise it.
         """
         started = self._clock.monotonic()
         self._events.rank = self._world.rank()
         heartbeat.take_rank(self._world.rank())
         held = self._memory.newest
-        election = recovery.publish(self._world, held.id if held else None)
+        ballot = self._watch.ballot(held)
+        election = recovery.publish(self._world, held.id if held else None, self._watch.told, ballot)
+        self._watch.meet(election)
         if self._world.rank() == election.root:
             agreement = self._lead(election)
         else:
@@ -222,6 +243,19 @@ class State:
     def on_hosts_updated(self, timestamp: float, update: int) -> None:
         """Called by Horovod, on a thread of its own, when hosts have come (2) or gone (1)."""
         self._consultation.note_hosts(int(update))
+
+    def verdict_on(self, error: BaseException) -> BaseException:
+        """What an error that ended the training function was before a framework has made it another."""
+        verdict = self._watch.judge.take_verdict() if self._watch.judge is not None else None
+        return verdict or error
+
+    def leave_out(self, batch: RolledBack) -> None:
+        """Go back to the last commit, and never see a bad batch again in this epoch; called by `run`."""
+        order = self._contents.order_in_use()
+        done = order.done if order is not None else 0
+        self.restore()
+        if order is not None and batch.batch_size:
+            order.leave_out(done, batch.batch_size)
 
     def meet_again(self, reason: BaseException, steps: int = 0) -> None:
         """Part from the other ranks and meet those that are there; called by `run` after a fault.
@@ -328,14 +362,18 @@ class State:
 
     # -- what the ranks tell each other ---------------------------------------------------------------
 
-    def _consult(self, *, committed: bool) -> None:
+    def _consult(self, *, committed: bool, not_finite: Sequence[str] = ()) -> None:
         verdict = self._durability.verdict() if self._durability else None
-        outcome = self._consultation.hold(self._world, failed=verdict is not None)
+        outcome = self._consultation.hold(
+            self._world, failed=verdict is not None, not_finite=bool(not_finite)
+        )
         if verdict is not None:
             raise verdict
         if outcome.failed:
             # If rank 0 left alone, the others would take it for lost and go on without it.
             raise StorageError(self._root(), "rank 0 has stopped the job; its error says why")
+        if outcome.not_finite and self._watch.judge is not None:
+            self._watch.judge.parameters(not_finite)
         leaving = outcome.leaving
         if leaving.any and not committed:
             self.save()
@@ -420,6 +458,7 @@ class State:
             self._random.draw_seed()
             return Agreement(self._capture(CommitId(generation, 0)), "initial", self._job)
         where = f"{self._root()}/{stored.id}"
+        self._watch.compare_data(stored, where)
         stored.id = CommitId(generation, stored.id.commit)
         if not self._load(stored, strict=self._strict, where=where):
             stored = self._completed(stored)

@@ -63,7 +63,7 @@ def remedy_for(lines: Sequence[str]) -> str | None:
 
 
 @contextmanager
-def _ended_by_exception() -> Iterator[None]:
+def ended_by_exception() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into an exception, so that child processes are ended and folders removed."""
 
     def stop(number: int, _frame: FrameType | None) -> None:
@@ -150,7 +150,7 @@ class Runner:
         self._file.flush()
         lines: list[str] = []
         with (
-            _ended_by_exception(),
+            ended_by_exception(),
             subprocess.Popen(
                 command,
                 cwd=cwd,

@@ -77,6 +77,7 @@ class Guardian:
         self._deaths: list[Death] = []
         self._hung = False
         self._silent = 0.0
+        self._divergences = 0
         self._calm_since: float | None = None
         self._stop_by: float | None = None
         self._signals: list[int] = []
@@ -134,6 +135,7 @@ class Guardian:
         if suspended:  # all of this host was, as it seems: nobody could show progress
             self._training.page.touch()
         reading = self._training.read()
+        self._count_divergences(reading)
         timeout = hangs.training_limit(reading.longest, self._settings.limits)
         self._training.page.allow_stalls(hangs.stall_seconds(timeout))
         if self._stop_by is not None and now > self._stop_by:
@@ -198,6 +200,7 @@ class Guardian:
             error=str(notes.get("error", "")) if returncode == 1 else "",
         )
         self._memory_kills, self._hung = kills, False
+        self._count_divergences(death.reading)
         verdict = deaths.verdict(death)
         if verdict == "finished":
             self._say_end("finished")
@@ -223,7 +226,7 @@ class Guardian:
             self._events.emit("gave_up", scope="slot", reason=reason)
             return processes.exit_code(death.returncode) or 1
         self._training.close()
-        self._calm_since = None
+        self._calm_since, self._divergences = None, 0
         self._training = self._wake() or self._start(rejoins=True)
         self._events.emit("restart", scope="slot", warm=warm, attempt=len(self._deaths))
         return None
@@ -252,6 +255,13 @@ class Guardian:
             final=bool(reason),
         )
         self._silent = 0.0
+
+    def _count_divergences(self, reading: Reading) -> None:
+        """Tell the supervisor each time that the parameters here were not those of most ranks."""
+        while self._divergences < reading.diverged:
+            self._divergences += 1
+            if self._supervisor is not None:
+                self._supervisor.send(kind="diverged")
 
     # -- hangs -----------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ _TICK = 0.5
 _MARGIN = 5.0  # seconds beyond the grace for what is left to end
 _LAST_WORDS = 1.0  # seconds for guardians to obey before all is killed
 _MARK = "HVDRECOVER_START"
-_REPORTS = "failing-hosts"  # hosts on which slots were given up, so that discovery lets them rest
+_REPORTS = "failing-hosts"  # hosts on which slots were given up or diverged, so that discovery lets them rest
 
 
 @dataclass(frozen=True)
@@ -206,6 +206,8 @@ class Supervisor:
         if message.get("kind") == "end":
             guardian.ended = True
             attempt.ends.append(str(message.get("how")))
+        elif message.get("kind") == "diverged":
+            self._report(guardian.host)  # discovery lets a host rest that is reported twice
         elif message.get("kind") == "fault":
             guardian.ended = bool(message.get("final"))
             attempt.faults.append(message)

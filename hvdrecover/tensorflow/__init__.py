@@ -3,30 +3,41 @@
 import horovod.tensorflow as _hvd
 
 from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
+from hvdrecover.data.fingerprint import Fingerprint, fingerprint
+from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.joining import join as _join
 from hvdrecover.elastic.loading import Loaded
 from hvdrecover.elastic.run import run
 from hvdrecover.elastic.stalls import paused
+from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError
 from hvdrecover.heartbeat import heartbeat
 from hvdrecover.tensorflow.dataset import ElasticDataset, elastic_dataset
 from hvdrecover.tensorflow.gradients import DistributedGradientTape
 from hvdrecover.tensorflow.keras_callbacks import callbacks
 from hvdrecover.tensorflow.loading import load
 from hvdrecover.tensorflow.optimizer import DistributedOptimizer
+from hvdrecover.tensorflow.shards import check_shards
 from hvdrecover.tensorflow.state import TensorFlowKerasState, TensorFlowState
 
 __all__ = [
     "Best",
     "Checkpoint",
+    "DataChangedError",
     "DistributedGradientTape",
     "DistributedOptimizer",
     "ElasticDataset",
+    "Fingerprint",
+    "Guard",
     "Keep",
     "Loaded",
+    "NumericsError",
+    "OutOfStepError",
     "TensorFlowKerasState",
     "TensorFlowState",
     "callbacks",
+    "check_shards",
     "elastic_dataset",
+    "fingerprint",
     "heartbeat",
     "load",
     "paused",

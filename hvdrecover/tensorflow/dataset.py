@@ -108,7 +108,7 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
     def is_done(self) -> bool:
         """Whether nothing of this epoch is left."""
         order = self.order
-        return rounds(order.length - order.done, order.size, order.tail) == 0
+        return rounds(order.left, order.size, order.tail) == 0
 
     def record_batch(self, batches: int = 1) -> None:
         """Note that every rank has done so many batches."""
@@ -136,15 +136,17 @@ def _of_arrays(data: Any, order: SampleOrder, batch_size: int) -> tf.data.Datase
 
 
 def _of_dataset(data: tf.data.Dataset, order: SampleOrder, batch_size: int) -> tf.data.Dataset:
-    def place() -> npt.NDArray[np.int64]:
+    def place() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         order.begin()
-        return np.array([order.done, order.rank, order.size, order.rounds], dtype=np.int64)
+        runs = np.array(order.runs(), dtype=np.int64).reshape(-1, 2)
+        return runs, np.array([order.rank, order.size], dtype=np.int64)
 
     def samples(_: tf.Tensor) -> tf.data.Dataset:
-        numbers = tf.numpy_function(place, [], tf.int64)
-        start, rank, size, rounds = (numbers[place] for place in range(4))
-        # From the first sample left on; what is missing in the last round comes from the epoch's start.
-        return data.repeat().skip(start).take(rounds * size).shard(size, rank)
+        runs, mine = tf.numpy_function(place, [], (tf.int64, tf.int64))
+        runs.set_shape([None, 2])
+        mine.set_shape([2])
+        pieces = tf.data.Dataset.from_tensor_slices(runs)
+        return pieces.flat_map(lambda run: data.skip(run[0]).take(run[1])).shard(mine[1], mine[0])
 
     return tf.data.Dataset.from_tensors(0).flat_map(samples).batch(batch_size)
 

@@ -18,8 +18,9 @@ from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.elastic import horovod
 from hvdrecover.elastic.fitting import fit_tensors
-from hvdrecover.elastic.interfaces import Tree
+from hvdrecover.elastic.interfaces import Entry, Tree
 from hvdrecover.errors import UnsupportedTensorError
+from hvdrecover.tensorflow import structure
 from hvdrecover.tensorflow.optimizer import forget_sums
 from hvdrecover.tensorflow.variables import mean_the_same, named, seeds, variables_of
 
@@ -147,6 +148,27 @@ class TensorFlowFramework:
         for name, value in tree.items():
             tf.raw_ops.AssignVariableOp(resource=mine[name].handle, value=_own(value))
         forget_sums(component)
+
+    def describe(self, component: Any) -> list[Entry]:
+        """The variables, and the configuration of an optimizer."""
+        return structure.of_component(component)
+
+    def rank_local(self, component: Any) -> set[str]:
+        """Variables that are not trained: each rank has running statistics and metrics of its own."""
+        if isinstance(component, keras.optimizers.Optimizer):
+            return set()
+        return {name for name, variable in named(component).items() if not variable.trainable}
+
+    def not_finite(self, component: Any) -> list[str]:
+        """The trained variables that hold NaN or infinity."""
+        if isinstance(component, keras.optimizers.Optimizer):
+            return []
+        trained = {name: each for name, each in named(component).items() if each.trainable}
+        floats = {name: each for name, each in trained.items() if each.dtype.is_floating}
+        if not floats or bool(tf.math.is_finite(tf.linalg.global_norm(list(floats.values())))):
+            return []
+        # The norm of large numbers may be infinite though none of them is.
+        return [name for name, each in floats.items() if not bool(tf.reduce_all(tf.math.is_finite(each)))]
 
     def draw_seed(self) -> int:
         """A number below 2**63 from Python's generator, which ``keras.utils.set_random_seed`` seeds."""

@@ -15,10 +15,9 @@ from tensorflow.python.ops import control_flow_util
 
 from hvdrecover import config
 from hvdrecover.errors import ConfigError
+from hvdrecover.tensorflow.own_gradients import Gradient, own
 from hvdrecover.tensorflow.variables import Variable, is_variable, raw, without_numbers
 
-Gradient = Any
-"""A ``tf.Tensor``, ``tf.IndexedSlices`` or None."""
 Groups = int | Sequence[Sequence[Variable]] | None
 
 
@@ -71,6 +70,7 @@ class Reduction:
                 what XLA is to compile.
         """
         given = [self._dense(gradient) for gradient in gradients]
+        own.note(given, variables)
         places = [place for place, gradient in enumerate(given) if gradient is not None]
         present = [given[place] for place in places]
         if hvd.size() == 1 and not config.read().elastic:

@@ -10,7 +10,8 @@ import keras
 import tensorflow as tf
 
 from hvdrecover.errors import ConfigError
-from hvdrecover.tensorflow.gradients import Gradient, Groups, Reduction
+from hvdrecover.tensorflow.gradients import Groups, Reduction
+from hvdrecover.tensorflow.own_gradients import Gradient
 from hvdrecover.tensorflow.variables import Variable, raw
 
 

@@ -8,9 +8,12 @@ from typing import Any
 import keras
 
 from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.randomness import Randomness
 from hvdrecover.elastic.state import State
+from hvdrecover.tensorflow import bad_steps
 from hvdrecover.tensorflow.building import build_optimizer, refuse_unbuilt
+from hvdrecover.tensorflow.dataset import ElasticDataset
 from hvdrecover.tensorflow.framework import TensorFlowFramework
 from hvdrecover.tensorflow.variables import Variable
 from hvdrecover.tensorflow.world import TensorFlowWorld
@@ -24,6 +27,7 @@ class TensorFlowState(State):
         checkpoint: a `Checkpoint` or its URL; None takes ``HVDRECOVER_CHECKPOINT``, and without that nothing
             is written.
         rng: ``"reseed"`` or ``"store"``; see `hvdrecover.elastic.randomness`.
+        guard: what is watched about the ranks, such as ``Guard()``; None watches nothing.
         attributes: models, optimizers, data sets made by `elastic_dataset` and anything else to track, by
             name.
 
@@ -40,6 +44,7 @@ class TensorFlowState(State):
         *,
         checkpoint: Checkpoint | str | None = None,
         rng: Randomness = "reseed",
+        guard: Guard | None = None,
         **attributes: Any,
     ) -> None:
         if variables is not None:
@@ -47,8 +52,24 @@ class TensorFlowState(State):
         for name, value in attributes.items():
             refuse_unbuilt(f"state.{name}", value)
         super().__init__(
-            TensorFlowFramework(), TensorFlowWorld(), checkpoint=checkpoint, rng=rng, attributes=attributes
+            TensorFlowFramework(),
+            TensorFlowWorld(),
+            checkpoint=checkpoint,
+            rng=rng,
+            guard=guard,
+            attributes=attributes,
         )
+        if self._watch.judge is not None:
+            bad_steps.watch(self._contents.components(), self._watch.judge, self._batch_size)
+
+    def _batch_size(self) -> int:
+        """Samples in this rank's batch; 0 if unknown."""
+        order = self._contents.order_in_use()
+        tracked = self._contents.values.values()
+        sizes = [
+            each.batch_size for each in tracked if isinstance(each, ElasticDataset) and each.order is order
+        ]
+        return sizes[0] if sizes else 0
 
 
 class TensorFlowKerasState(TensorFlowState):
@@ -60,6 +81,7 @@ class TensorFlowKerasState(TensorFlowState):
             slots yet gets them here, so that there is something for a commit to be loaded into.
         checkpoint: see `TensorFlowState`.
         rng: see `TensorFlowState`.
+        guard: see `TensorFlowState`.
         attributes: see `TensorFlowState`.
 
     Raises:
@@ -75,10 +97,13 @@ class TensorFlowKerasState(TensorFlowState):
         *,
         checkpoint: Checkpoint | str | None = None,
         rng: Randomness = "reseed",
+        guard: Guard | None = None,
         **attributes: Any,
     ) -> None:
         refuse_unbuilt("state.model", model)
         if optimizer is None:
             optimizer = getattr(model, "optimizer", None)
         build_optimizer(optimizer, model)
-        super().__init__(checkpoint=checkpoint, rng=rng, model=model, optimizer=optimizer, **attributes)
+        super().__init__(
+            checkpoint=checkpoint, rng=rng, guard=guard, model=model, optimizer=optimizer, **attributes
+        )

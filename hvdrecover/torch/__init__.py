@@ -3,23 +3,34 @@
 import horovod.torch as _hvd
 
 from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
+from hvdrecover.data.fingerprint import Fingerprint, fingerprint
+from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.joining import join as _join
 from hvdrecover.elastic.loading import Loaded
 from hvdrecover.elastic.run import run
 from hvdrecover.elastic.stalls import paused
+from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError
 from hvdrecover.heartbeat import heartbeat
 from hvdrecover.torch import progress as _progress
 from hvdrecover.torch.loading import load
 from hvdrecover.torch.sampler import ElasticSampler
+from hvdrecover.torch.shards import check_shards
 from hvdrecover.torch.state import TorchState
 
 __all__ = [
     "Best",
     "Checkpoint",
+    "DataChangedError",
     "ElasticSampler",
+    "Fingerprint",
+    "Guard",
     "Keep",
     "Loaded",
+    "NumericsError",
+    "OutOfStepError",
     "TorchState",
+    "check_shards",
+    "fingerprint",
     "heartbeat",
     "load",
     "paused",

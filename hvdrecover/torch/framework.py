@@ -17,8 +17,9 @@ from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.elastic import horovod
 from hvdrecover.elastic.fitting import fit_tensors
-from hvdrecover.elastic.interfaces import Tree
+from hvdrecover.elastic.interfaces import Entry, Tree
 from hvdrecover.errors import UnsupportedTensorError
+from hvdrecover.torch import finite, structure
 from hvdrecover.torch import optimizer as optimizers
 from hvdrecover.torch.copying import copy_all
 
@@ -152,6 +153,26 @@ class TorchFramework:
             optimizers.load(component, tree, keep=keep)
         else:
             component.load_state_dict(tree)
+
+    def describe(self, component: Any) -> list[Entry]:
+        """A module's parameters and buffers, an optimizer's kind and groups; of all else its kind."""
+        if isinstance(component, torch.nn.Module):
+            return structure.of_module(component)
+        if isinstance(component, torch.optim.Optimizer):
+            return structure.of_optimizer(component)
+        return [Entry("", f"a {type(component).__name__}")]
+
+    def rank_local(self, component: Any) -> set[str]:
+        """All of a module but its parameters; each rank has running statistics of its own."""
+        if not isinstance(component, torch.nn.Module):
+            return set()
+        return component.state_dict().keys() - dict(component.named_parameters(remove_duplicate=False)).keys()
+
+    def not_finite(self, component: Any) -> list[str]:
+        """A module's trained parameters that hold NaN or infinity."""
+        if not isinstance(component, torch.nn.Module):
+            return []
+        return finite.not_finite({name: each.detach() for name, each in component.named_parameters()})
 
     def draw_seed(self) -> int:
         """A number below 2**63 from torch's global generator."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.randomness import Randomness
 from hvdrecover.elastic.state import State
 from hvdrecover.torch.framework import TorchFramework
+from hvdrecover.torch.gradients import Gradients
 from hvdrecover.torch.world import TorchWorld
 
 
@@ -20,6 +22,7 @@ class TorchState(State):
         checkpoint: a `Checkpoint` or its URL; None takes ``HVDRECOVER_CHECKPOINT``, and without that nothing
             is written.
         rng: ``"reseed"`` or ``"store"``; see `hvdrecover.elastic.randomness`.
+        guard: what is watched about the ranks, such as ``Guard()``; None watches nothing.
         attributes: more modules, optimizers, samplers and anything else to track, by name.
 
     Raises:
@@ -35,6 +38,7 @@ class TorchState(State):
         *,
         checkpoint: Checkpoint | str | None = None,
         rng: Randomness = "reseed",
+        guard: Guard | None = None,
         **attributes: Any,
     ) -> None:
         super().__init__(
@@ -42,5 +46,8 @@ class TorchState(State):
             TorchWorld(),
             checkpoint=checkpoint,
             rng=rng,
+            guard=guard,
             attributes={"model": model, "optimizer": optimizer, **attributes},
         )
+        if self._watch.judge is not None:
+            Gradients(self._contents.components(), self._watch.judge)

@@ -168,6 +168,60 @@ def test_versions_are_names_and_texts(adapter: Adapter) -> None:
     assert all(isinstance(text, str) and text for text in versions.values())
 
 
+# -- what ranks must have in common --------------------------------------------------------------------
+
+
+def test_equal_components_are_described_alike_whatever_they_have_learnt(adapter: Adapter) -> None:
+    framework, fresh = adapter.framework, adapter.model(seed=2)
+    for mine, other in zip(trained(adapter), (fresh, adapter.optimizer(fresh)), strict=True):
+        entries = [each for each in framework.describe(mine) if not each.setting]
+        assert entries == [each for each in framework.describe(other) if not each.setting]
+        assert len({each.name for each in entries}) == len(entries) > 0
+
+
+def test_another_component_is_described_otherwise(adapter: Adapter) -> None:
+    model = adapter.model()
+    described = [adapter.framework.describe(each) for each in (model, adapter.optimizer(model))]
+    assert described[0] != described[1]
+
+
+def test_what_is_trained_is_shared_by_all_ranks(adapter: Adapter) -> None:
+    framework = adapter.framework
+    model, optimizer = trained(adapter)
+    local = set(framework.rank_local(model))
+    assert local <= framework.tree(model).keys()
+    assert len(framework.tree(model).keys() - local) == len(adapter.parameters(model))
+    assert not framework.rank_local(optimizer)
+
+
+def spoil(adapter: Adapter, model: Component, value: float) -> str:
+    """Put a number into one trained tensor of a model; its name."""
+    framework = adapter.framework
+    tree, local = framework.tree(model), framework.rank_local(model)
+    name = sorted(tree.keys() - local)[0]
+    spec = framework.spec(tree[name], name)
+    dtype = {"F32": np.float32, "F64": np.float64}[spec.dtype]
+    array = np.frombuffer(adapter.content(tree[name]), dtype).copy()
+    array[-1] = value
+    framework.load(model, {**tree, name: adapter.tensor(spec.dtype, spec.shape, array.tobytes())})
+    return name
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_parameters_that_are_not_finite_are_named(adapter: Adapter, bad: float) -> None:
+    model, optimizer = trained(adapter)
+    assert adapter.framework.not_finite(model) == []
+    name = spoil(adapter, model, bad)
+    assert adapter.framework.not_finite(model) == [name]
+    assert adapter.framework.not_finite(optimizer) == []
+
+
+def test_large_numbers_are_finite(adapter: Adapter) -> None:
+    model = adapter.model()
+    spoil(adapter, model, 1e38)
+    assert adapter.framework.not_finite(model) == []
+
+
 # -- models and optimizers -----------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.data.order import SampleOrder, Tail
+from hvdrecover.elastic.interfaces import Entry
 from hvdrecover.errors import UnsupportedTensorError
 
 Array = npt.NDArray[Any]
@@ -216,6 +217,28 @@ class FakeFramework:
 
     def load(self, component: Any, tree: Any, *, keep: bool = False) -> None:
         component.load_state_dict(tree)
+
+    def describe(self, component: Any) -> list[Entry]:
+        entries = [Entry("", type(component).__name__)]
+        if isinstance(component, FakeModel):
+            entries += [
+                Entry(f".{name}", f"{value.dtype}{list(value.shape)}")
+                for name, value in component.weights.items()
+            ]
+        if isinstance(component, FakeOptimizer):
+            entries.append(Entry(".rate", str(component.rate), setting=True))
+        return entries
+
+    def rank_local(self, component: Any) -> set[str]:
+        """Weights whose name says so."""
+        if not isinstance(component, FakeModel):
+            return set()
+        return {name for name in component.weights if name.startswith("local")}
+
+    def not_finite(self, component: Any) -> list[str]:
+        if not isinstance(component, FakeModel):
+            return []
+        return [name for name, value in component.weights.items() if not np.isfinite(value).all()]
 
     def draw_seed(self) -> int:
         return self.generator.draw() >> 1

@@ -18,11 +18,34 @@ from hvdrecover.errors import ConfigError
 _SFTP_WAITS = ("timeout", "banner_timeout", "auth_timeout", "channel_timeout")
 _SFTP_TIMEOUT = 30.0  # seconds
 
-__all__ = ["LocalStorage", "ReadBytes", "RemoteStorage", "Storage", "open_storage", "redact"]
+__all__ = [
+    "LocalStorage",
+    "ReadBytes",
+    "RemoteStorage",
+    "Storage",
+    "open_filesystem",
+    "open_storage",
+    "redact",
+    "storage_in",
+]
 
 
 def open_storage(url: str) -> Storage:
     """The storage behind a path or an fsspec URL. Nothing is read or written yet.
+
+    Raises:
+        ConfigError: no file system is known for the URL, or a package that it needs is not installed.
+        StorageError: a server that has to be connected to can't be reached.
+    """
+    return storage_in(*open_filesystem(url, "checkpoint"), redact(url))
+
+
+def open_filesystem(url: str, name: str) -> tuple[Any, str]:
+    """fsspec's file system for a path or a URL, and the path in it.
+
+    Args:
+        url: the path or URL.
+        name: the option or argument that it was given as.
 
     Raises:
         ConfigError: no file system is known for the URL, or a package that it needs is not installed.
@@ -33,7 +56,18 @@ def open_storage(url: str) -> Storage:
         try:
             filesystem, path = fsspec.core.url_to_fs(url, **_options(url))
         except (ValueError, ImportError) as error:
-            raise ConfigError("checkpoint", f"'{shown}' can't be opened: {redact(str(error))}") from error
+            raise ConfigError(name, f"'{shown}' can't be opened: {redact(str(error))}") from error
+    return filesystem, path
+
+
+def storage_in(filesystem: Any, path: str, shown: str) -> Storage:
+    """The storage of a folder in one of fsspec's file systems.
+
+    Args:
+        filesystem: the file system, from `open_filesystem`.
+        path: the folder's path in it.
+        shown: the folder's URL as messages show it, without credentials.
+    """
     protocols = filesystem.protocol if isinstance(filesystem.protocol, tuple) else (filesystem.protocol,)
     if "file" in protocols:
         return LocalStorage(Path(path).absolute())

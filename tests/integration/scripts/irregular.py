@@ -19,7 +19,8 @@ model = torch.nn.Linear(8, 1)
 optimizer = hvd.DistributedOptimizer(
     torch.optim.SGD(model.parameters(), lr=0.01), named_parameters=model.named_parameters()
 )
-state = recover.TorchState(model=model, optimizer=optimizer, step=0, elapsed=0.0)
+guard = recover.Guard(parameters_every_commits=1)
+state = recover.TorchState(model=model, optimizer=optimizer, guard=guard, step=0, elapsed=0.0)
 mood = random.Random(hvd.rank())
 
 

@@ -366,3 +366,69 @@ def test_an_empty_data_set_has_nothing_to_deal_out():
     order = SampleOrder(0)
     order.place(1, 3)
     assert order.begin().tolist() == order.begin().tolist() == []
+
+
+# -- batches that are left out -------------------------------------------------------------------------
+
+
+@given(st.integers(1, 60), st.integers(1, 5), st.sampled_from(["pad", "drop"]), st.data())
+def test_what_is_left_out_is_dealt_to_nobody_and_all_else_once(length, size, tail, data):
+    orders = [SampleOrder(length, shuffle=False, tail=tail) for _ in range(size)]
+    for rank, order in enumerate(orders):
+        order.place(rank, size)
+    out = set()
+    for _ in range(data.draw(st.integers(0, 3))):
+        count, skipped = data.draw(st.integers(0, 4)), data.draw(st.integers(0, 4))
+        for order in orders:
+            order.record(count)
+        before = set(orders[0].remaining().tolist())
+        for order in orders:
+            order.leave_out(order.done, skipped)
+        out |= before - set(orders[0].remaining().tolist())
+    for order in orders:
+        order.load_state_dict({**json.loads(json.dumps(order.state_dict())), "processed_num": 0})
+    expected = [sample for sample in range(length) if sample not in out]
+    assert orders[0].remaining().tolist() == expected
+    shares = [order.begin().tolist() for order in orders]
+    dealt = [sample for round_ in zip(*shares, strict=True) for sample in round_]
+    assert dealt[: len(expected)] == (expected if tail == "pad" else expected[: len(expected) // size * size])
+    assert out.isdisjoint(dealt)
+    runs = [sample for start, number in orders[0].runs() for sample in range(start, start + number)]
+    assert runs == dealt
+
+
+def test_the_cursor_goes_past_what_is_left_out():
+    order = SampleOrder(10, shuffle=False)
+    order.record(2)
+    order.leave_out(order.done, 3)
+    order.load_state_dict({**order.state_dict(), "processed_num": 0})
+    assert order.begin().tolist() == [0, 1, 5, 6, 7, 8, 9]
+    order.record(2)
+    assert (order.done, order.left, order.present(2)) == (5, 5, [5, 6])
+    order.record(5)
+    assert (order.done, order.left) == (10, 0)
+
+
+def test_the_next_epoch_has_all_samples_again():
+    order = SampleOrder(4, shuffle=False)
+    order.leave_out(order.done, 2)
+    order.set_epoch(1)
+    assert order.begin().tolist() == [0, 1, 2, 3]
+    assert "left_out" not in order.state_dict()
+
+
+@pytest.mark.parametrize(
+    "gaps", ["x", [[1]], [[2, 1]], [[1, 1]], [[0, 5]], [[2, 3], [0, 1]], [[0, 2], [1, 3]], [[0.5, 1]]]
+)
+def test_nonsense_that_is_left_out_is_refused(gaps):
+    order = SampleOrder(4)
+    with pytest.raises(MismatchError, match="no cursor"):
+        order.load_state_dict({"epoch": 0, "processed_num": 0, "left_out": gaps})
+
+
+def test_the_order_begun_last_is_known():
+    orders = [SampleOrder(4), SampleOrder(4)]
+    assert [order.begun for order in orders] == [0, 0]
+    orders[1].begin()
+    orders[0].begin()
+    assert orders[0].begun > orders[1].begun > 0

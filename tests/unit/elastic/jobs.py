@@ -8,6 +8,7 @@ from typing import Any
 
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.config import Config
+from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.randomness import Randomness
 from hvdrecover.elastic.state import State
 from tests.fakes.clock import SharedClock
@@ -50,6 +51,7 @@ class Process:
         checkpoint: Checkpoint | str | None = None,
         *,
         rng: Randomness = "reseed",
+        guard: Guard | None = None,
         config: Config | None = None,
         **attributes: Any,
     ) -> State:
@@ -58,6 +60,7 @@ class Process:
             self.world,
             checkpoint=checkpoint,
             rng=rng,
+            guard=guard,
             config=config or self.config,
             clock=self.clock,
             attributes=attributes,

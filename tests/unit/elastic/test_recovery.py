@@ -195,3 +195,16 @@ def test_values_of_different_lengths_are_gathered() -> None:
 
     expected = [{"rank": "x" * 50 * rank, "ü": None} for rank in range(3)]
     assert on_ranks(3, body) == [expected] * 3
+
+
+@pytest.mark.parametrize(
+    ("commits", "ballots", "expected"),
+    [
+        ([2, 2, 2], "aab", Election(0, CommitId(1, 2), odd=(2,))),
+        ([2, 2, 2], "abb", Election(1, CommitId(1, 2), odd=(0,))),
+        ([2, 2, 1], "bac", Election(0, CommitId(1, 2), odd=(1,), sure=False)),
+        ([1, 2, 1], "abb", Election(1, CommitId(1, 2))),
+    ],
+)
+def test_memories_that_differ_are_outvoted(commits: list[int], ballots: str, expected: Election) -> None:
+    assert elect([CommitId(1, commit) for commit in commits], list(ballots)) == expected

@@ -73,14 +73,14 @@ def test_each_rank_has_a_host() -> None:
 # -- signals -----------------------------------------------------------------------------------------------
 
 TRAIN = """
-import signal, sys
+import signal, time
 from hvdrecover import config, heartbeat
 from hvdrecover.elastic.stopping import signals
 {before}
 with signals(config.read()):
     print("trains", flush=True)
     while not heartbeat.stop_asked():
-        signal.pause()
+        time.sleep(0.005)  # a signal that came before a signal.pause() would not end it
     print(heartbeat.stop_asked().name, flush=True)
     while True:
         signal.pause()

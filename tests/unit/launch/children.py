@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,14 +34,17 @@ def environment() -> dict[str, str]:
 
 @contextmanager
 def child(code: str, *arguments: str, **options: object) -> Iterator[subprocess.Popen[str]]:
-    """A Python process with its output in a pipe; ended in the end, whatever happens."""
+    """A Python process with its output in a pipe; ended in the end, or when the test takes too long."""
     process = subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         **{"stdout": subprocess.PIPE, "text": True, "env": environment(), **options},  # type: ignore[call-overload]
     )
+    limit = threading.Timer(2 * DEADLINE, process.kill)  # whoever reads its output then finds the end
+    limit.start()
     try:
         yield process
     finally:
+        limit.cancel()
         process.kill()
         process.wait()
         for stream in (process.stdin, process.stdout, process.stderr):

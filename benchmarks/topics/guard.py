@@ -1,0 +1,108 @@
+"""What it costs to watch over the ranks: a step, and a commit, with and without a guard.
+
+The module is also the worker: ``horovodrun -np 2 python -m benchmarks.topics.guard SIZE STATE FOLDER``.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+import hvdrecover.torch as recover
+from benchmarks import workers
+from benchmarks.measure import stopwatch
+from benchmarks.rows import Fact, Goal, Row
+from benchmarks.states import Setting, Training
+from hvdrecover.examples.torch_digits import network
+
+_PATIENCE = 1100.0  # seconds
+_RESULT = "guard.json"
+_STEPS = {"large": 60, "digits": 3000}
+_COMMITS = 20
+_BATCH = 32
+_COMMIT_EVERY, _COMPARE_EVERY = 50, 10  # steps, and commits: the guard's default
+_GOAL = Goal(0.01, 0.01, slowdown=True, digits=3)
+
+
+def measure(setting: Setting) -> list[Row | Fact]:
+    """Steps and commits of two real workers over loopback, with and without a guard by turns."""
+    workers.run("benchmarks.topics.guard", setting, _PATIENCE)
+    found = json.loads((setting.folder / _RESULT).read_text())
+    title = setting.shape.title if setting.state == "large" else "digits example"
+    peer = "the same without"
+    steps, commits = found["steps"], found["commits"]
+    return [
+        Row("guard", "a training step with a guard", title, "ms", steps[0], peer, steps[1], _GOAL),
+        Row("guard", "a commit at which ranks are compared", title, "ms", commits[0], peer, commits[1]),
+        Fact(f"a guard at its defaults, {title}, a commit every {_COMMIT_EVERY} steps", _summary(found)),
+    ]
+
+
+def _summary(found: dict[str, Any]) -> str:
+    """What all of it comes to, in parts of a step's time."""
+    differences = [ours - theirs for ours, theirs in zip(*found["steps"], strict=True)]
+    step, compared = (statistics.median(found[name][1]) for name in ("steps", "commits"))
+    low, middle, high = (each / step for each in statistics.quantiles(differences, n=4))
+    comparing = statistics.median(found["commits"][0]) - compared
+    a_step = comparing / (_COMMIT_EVERY * _COMPARE_EVERY) / step
+    spread = f"quartiles of the difference {low:+.1%} / {middle:+.1%} / {high:+.1%}"
+    return f"{spread} in {len(differences)} pairs of steps, and {a_step:+.2%} for comparing"
+
+
+class Subject:
+    """A training with or without a guard.
+
+    Args:
+        setting: which.
+        guard: the guard, or None.
+    """
+
+    def __init__(self, setting: Setting, guard: recover.Guard | None) -> None:
+        torch.manual_seed(1)
+        if setting.state == "large":
+            self.model: Any = Training(setting.shape, trained=False).model
+            self.inputs = torch.ones(1, setting.shape.width)
+        else:
+            self.model, self.inputs = network(), torch.rand(_BATCH, 64)
+        self.optimizer = hvd.DistributedOptimizer(
+            torch.optim.AdamW(self.model.parameters()), named_parameters=self.model.named_parameters()
+        )
+        self.state = recover.TorchState(self.model, self.optimizer, guard=guard)
+        self.state.sync()
+
+    def step(self) -> None:
+        """Train on one batch."""
+        self.optimizer.zero_grad()
+        self.model(self.inputs).sum().backward()
+        self.optimizer.step()
+
+
+def work(setting: Setting) -> None:
+    """On each worker: steps by turns, then commits by turns; rank 0 writes what they took."""
+    hvd.init()
+    subjects = [Subject(setting, recover.Guard(parameters_every_commits=1)), Subject(setting, None)]
+    steps: list[list[float]] = [[], []]
+    for number in range(setting.rounds(_STEPS[setting.state]) + 3):
+        for place in (0, 1) if number % 2 else (1, 0):
+            taken = 1e3 * stopwatch(subjects[place].step)
+            if number >= 3:  # the first ones are for warming up
+                steps[place].append(taken)
+    commits: list[list[float]] = [[], []]
+    for number in range(setting.rounds(_COMMITS) + 2):
+        for place, subject in enumerate(subjects):
+            subject.step()
+            taken = 1e3 * stopwatch(subject.state.commit)
+            if number >= 2:
+                commits[place].append(taken)
+    if hvd.rank() == 0:
+        (setting.folder / _RESULT).write_text(json.dumps({"steps": steps, "commits": commits}))
+
+
+if __name__ == "__main__":
+    work(Setting(sys.argv[1], sys.argv[2], Path(sys.argv[3])))

@@ -1,0 +1,150 @@
+"""``hvdrecover doctor``: whether a job would find what it needs; see ``docs/doctor.md``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from hvdrecover import config
+from hvdrecover.cli import launching, options
+from hvdrecover.clock import SYSTEM_CLOCK
+from hvdrecover.errors import ConfigError, DiscoveryError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from hvdrecover.doctor.examination import Settings
+    from hvdrecover.doctor.findings import Finding
+
+_HERE = 2  # ranks, if no host is named
+_STYLES = {"ok": "green", "warning": "yellow", "failure": "bold red", "skipped": "dim"}
+_OUTCOMES = ("failure", "warning", "ok", "skipped")
+_PLURALS = {"failure": "failures", "warning": "warnings"}
+
+
+def add_doctor(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add the command to the command line."""
+    help = "check hosts, network, Horovod and checkpoint root before a job"
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "doctor",
+        help=help,
+        description="Check what a job needs before it is started: versions, how Horovod was built, ssh and "
+        "network between hosts, their clocks, an allreduce on all ranks, the checkpoint root, and memory. "
+        "Each failure comes with what to do about it; exit 1 if there is one.",
+        allow_abbrev=False,
+    )
+    job = parser.add_argument_group("the job, as for hvdrecover run")
+    job.add_argument(
+        "-np",
+        "--num-proc",
+        type=options.count,
+        metavar="N",
+        dest="processes",
+        help=f"ranks (default: all slots of the named hosts; {_HERE}, if none is named)",
+    )
+    launching.add_hosts(job)
+    job.add_argument("--checkpoint", metavar="URL", help="checkpoint root (default: HVDRECOVER_CHECKPOINT)")
+    parser.add_argument(
+        "--state-size",
+        type=options.nbytes,
+        metavar="SIZE",
+        help="size of what is committed, such as 500M or 2.5G, to judge memory and space by",
+    )
+    parser.add_argument("--json", action="store_true", help="write JSON (docs/doctor.md)")
+    parser.set_defaults(run=_run, refuse=parser.error)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from hvdrecover.cli import documents, tables
+    from hvdrecover.doctor.examination import examine
+    from hvdrecover.doctor.findings import has_failed
+
+    try:
+        settings = _settings(arguments)
+    except (ConfigError, DiscoveryError) as error:
+        arguments.refuse(str(error))
+    with _progress() as tell:
+        findings = examine(settings, SYSTEM_CLOCK, tell)
+    if arguments.json:
+        sys.stdout.write(documents.dumps(document(settings, findings)))
+    else:
+        tables.put(table(findings))
+    return int(has_failed(findings))
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    from hvdrecover.doctor.examination import Settings
+    from hvdrecover.launch import horovodrun
+
+    ranks = arguments.processes or _HERE
+    named = horovodrun.Options(ranks, hosts=arguments.hosts, hostfile=arguments.hostfile)
+    hosts = horovodrun.hosts(named)
+    settings = Settings(
+        hosts=hosts,
+        processes=arguments.processes or sum(hosts.values()),
+        interfaces=tuple(arguments.interfaces),
+        ssh_port=arguments.ssh_port,
+        identity=arguments.identity,
+        checkpoint=arguments.checkpoint or config.read().checkpoint,
+        state=arguments.state_size,
+    )
+    settings.ranks()
+    return settings
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Show what is looked at, on stderr, if that is a terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda what: None
+        return
+    with console.status("checking hosts") as status:
+        yield lambda what: status.update(f"checking {what}")
+
+
+def document(settings: Settings, findings: Sequence[Finding]) -> dict[str, Any]:
+    """The findings as JSON."""
+    from hvdrecover.doctor.findings import has_failed
+
+    return {
+        "ok": not has_failed(findings),
+        "ranks": settings.ranks(),
+        "counts": {outcome: _count(findings)[outcome] for outcome in _OUTCOMES},
+        "findings": [dataclasses.asdict(finding) for finding in findings],
+    }
+
+
+def table(findings: Sequence[Finding]) -> RenderableType:
+    """The findings for people."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from hvdrecover.cli.tables import grid, plain
+
+    found = grid("check", "outcome", "what was found")
+    for finding in findings:
+        found.add_row(finding.check, Text(finding.outcome, _STYLES[finding.outcome]), plain(finding.what))
+        if finding.remedy:
+            found.add_row("", "", plain(("→ ", "bold"), finding.remedy))
+    return Group(found, Text(), Text(_summary(findings)))
+
+
+def _summary(findings: Sequence[Finding]) -> str:
+    counts = _count(findings)
+    return ", ".join(
+        f"{counts[outcome]} {_PLURALS.get(outcome, outcome) if counts[outcome] != 1 else outcome}"
+        for outcome in _OUTCOMES
+        if counts[outcome]
+    )
+
+
+def _count(findings: Sequence[Finding]) -> Counter[str]:
+    return Counter(finding.outcome for finding in findings)

@@ -1,0 +1,153 @@
+"""Numbers that are not finite: all ranks tell each other what they have seen, and do the same about it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+
+from hvdrecover.elastic.contents import Contents
+from hvdrecover.elastic.guard import numerics
+from hvdrecover.elastic.guard.numerics import Budget, Sighting
+from hvdrecover.elastic.guard.settings import Guard, Numerics
+from hvdrecover.elastic.interfaces import Framework, World
+from hvdrecover.elastic.recovery import gather_json
+from hvdrecover.errors import NumericsError
+from hvdrecover.events import Events
+
+_FOLLOWS = {
+    "raise": "stopping",
+    "skip": "no rank applies the step",
+    "rollback": "going back to the last commit",
+}
+
+
+class RolledBack(Exception):  # noqa: N818  no error: all ranks go back to a commit together
+    """A step is bad, and all ranks go back to the last commit.
+
+    Attributes:
+        batch_size: samples in one rank's batch, which are left out then; 0 if unknown.
+    """
+
+    def __init__(self, batch_size: int) -> None:
+        super().__init__("a step whose numbers are not finite is rolled back")
+        self.batch_size = batch_size
+
+
+class Judge:
+    """One rank's side of it.
+
+    Args:
+        guard: what the user has decided; it looks at numbers.
+        framework: facts about the framework.
+        world: the ranks.
+        contents: the state's attributes.
+        events: takes what is found.
+        host: this rank's host.
+
+    Attributes:
+        steps: tells how many steps this rank has done; an adapter knows.
+    """
+
+    def __init__(
+        self,
+        guard: Guard,
+        framework: Framework,
+        world: World,
+        contents: Contents,
+        events: Events,
+        host: str,
+    ) -> None:
+        assert guard.numerics is not None
+        self._policy = guard.numerics
+        self._allowed = guard.numerics_budget
+        self._framework = framework
+        self._world = world
+        self._contents = contents
+        self._events = events
+        self._host = host
+        self._budget = Budget()
+        self._verdict: NumericsError | RolledBack | None = None
+        self.steps: Callable[[], int] = lambda: 0
+
+    def not_finite(self) -> list[str]:
+        """The trained parameters of this rank that hold NaN or infinity."""
+        return [
+            f"parameter {name}.{inner}"
+            for name, component in self._contents.components().items()
+            for inner in self._framework.not_finite(component)
+        ]
+
+    def gradients(
+        self, everywhere: Sequence[str], here: Sequence[str], *, first: str = "", batch_size: int = 0
+    ) -> None:
+        """All ranks have met gradients that are not finite. Returns if the step is to be skipped.
+
+        Args:
+            everywhere: those that are not finite on all ranks.
+            here: those that were not, before they were summed, on this rank.
+            first: what was not finite before all else on this rank, in words; empty if unknown.
+            batch_size: samples in this rank's batch; 0 if unknown.
+
+        Raises:
+            NumericsError: the user wants to know, or it was too often.
+            RolledBack: all ranks go back to the last commit.
+        """
+        mine = Sighting(self._world.rank(), self._host, _gradients(here), first)
+        order = self._contents.order_in_use()
+        if order is not None and here:
+            mine = dataclasses.replace(mine, epoch=order.epoch, samples=tuple(order.present(batch_size)))
+        self._judge(self._policy, _gradients(everywhere), mine, batch_size)
+
+    def parameters(self, here: Sequence[str]) -> None:
+        """Some ranks have parameters that are not finite, and all have heard of it.
+
+        Args:
+            here: those of this rank, as `not_finite` gave them.
+
+        Raises:
+            NumericsError: the user wants to know, or it was too often.
+            RolledBack: all ranks go back to the last commit; there is nothing to be skipped any more.
+        """
+        mine = Sighting(self._world.rank(), self._host, tuple(here))
+        self._judge("raise" if self._policy == "raise" else "rollback", (), mine, 0)
+
+    def take_verdict(self) -> NumericsError | RolledBack | None:
+        """What was raised last, once: frameworks make other errors of it on its way through a graph."""
+        verdict, self._verdict = self._verdict, None
+        return verdict
+
+    def _judge(self, policy: Numerics, everywhere: Sequence[str], mine: Sighting, batch_size: int) -> None:
+        step = self.steps()
+        mine = dataclasses.replace(mine, used=self._budget.used(step))
+        fields = {**dataclasses.asdict(mine), "batch_size": batch_size}
+        rows = gather_json(self._world, fields, "hvdrecover.guard.numerics")
+        batch_size = max(row.pop("batch_size") for row in rows)
+        sightings = [Sighting.from_json(row) for row in rows]
+        self._budget.bad(step)
+        action = numerics.decide(policy, sightings, self._allowed)
+        lines = numerics.findings(sightings, everywhere)
+        message = f"numbers that are not finite: {'; '.join(lines)}; {_FOLLOWS[action]}"
+        self._events.emit(
+            "numerics",
+            message if self._world.rank() == 0 else None,
+            level=logging.WARNING,
+            action=action,
+            findings=[dataclasses.asdict(each) for each in sightings if each.tensors],
+        )
+        if action != "skip":
+            used = max(each.used for each in sightings)
+            self._verdict = RolledBack(batch_size) if action == "rollback" else self._error(lines, used)
+            raise self._verdict
+
+    def _error(self, lines: list[str], used: int) -> NumericsError:
+        if self._policy == "raise":
+            remedy = "Look at these samples; Guard(numerics='skip') or 'rollback' goes on without them."
+        else:
+            remedy = "Look at these samples, at the learning rate and at the loss."
+        spent = f"{used} of the last {numerics.WINDOW} steps were bad before this one. " if used else ""
+        return NumericsError(lines, f"{spent}{remedy}")
+
+
+def _gradients(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"gradient of {name}" for name in names)

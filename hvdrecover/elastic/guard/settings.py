@@ -1,0 +1,69 @@
+"""What a user decides about the watch over the ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from hvdrecover.data.fingerprint import Fingerprint
+from hvdrecover.errors import ConfigError
+
+Divergence = Literal["raise", "warn", "heal"]
+Numerics = Literal["raise", "skip", "rollback"]
+DataChanged = Literal["error", "warn", "restart_epoch"]
+
+
+_CHOICES = {
+    "on_divergence": get_args(Divergence),
+    "numerics": (*get_args(Numerics), None),
+    "data_changed": get_args(DataChanged),
+}
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What is watched, and what is done about it. All ranks must have the same.
+
+    Args:
+        parameters_every_commits: compare the ranks' parameters and optimizer slots at every so many commits;
+            None never does.
+        on_divergence: when they differ: ``"raise"`` a `DivergedError` on all ranks, ``"warn"`` and go on, or
+            ``"heal"``: the ranks in the minority take the tensors of the majority.
+        numerics: when gradients or parameters are not finite: ``"raise"`` a `NumericsError` on all ranks,
+            ``"skip"`` the step on all ranks, or ``"rollback"`` to the last commit and go on without that
+            batch. None does not look.
+        numerics_budget: so many bad steps within the last `WINDOW` are skipped or rolled back; one more
+            raises.
+        data: fingerprint of the training data, which becomes part of each durable commit; see
+            `hvdrecover.data.fingerprint.fingerprint`.
+        data_changed: when a job goes on from a durable commit of other data: ``"error"`` raises a
+            `DataChangedError`, ``"warn"`` goes on where the old data were left, and ``"restart_epoch"``
+            begins the epoch anew, with the weights of the commit.
+
+    Raises:
+        ConfigError: a value that can't be.
+    """
+
+    parameters_every_commits: int | None = 10
+    on_divergence: Divergence = "raise"
+    numerics: Numerics | None = "raise"
+    numerics_budget: int = 10
+    data: Fingerprint | None = field(default=None, repr=False)  # it may be long
+    data_changed: DataChanged = "error"
+
+    def __post_init__(self) -> None:
+        every = self.parameters_every_commits
+        if every is not None and not _is_count(every, 1):
+            raise ConfigError("parameters_every_commits", f"{every!r} is not a number from 1 on, or None")
+        for name, choices in _CHOICES.items():
+            if (value := getattr(self, name)) not in choices:
+                raise ConfigError(name, f"{value!r} is not one of {', '.join(map(repr, choices))}")
+        if not _is_count(self.numerics_budget, 0):
+            raise ConfigError("numerics_budget", f"{self.numerics_budget!r} is not a number from 0 on")
+        if self.data is not None and not isinstance(self.data, Fingerprint):
+            kind = type(self.data).__name__
+            raise ConfigError("data", f"{kind} is no fingerprint; pass recover.fingerprint(...) of it")
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

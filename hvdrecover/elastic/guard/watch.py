@@ -1,0 +1,262 @@
+"""The watch over one rank: compares it with the others, and acts on what the user has decided."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from hvdrecover import heartbeat
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.elastic.contents import Contents
+from hvdrecover.elastic.guard import data, parameters, structure
+from hvdrecover.elastic.guard.judge import Judge
+from hvdrecover.elastic.guard.parameters import Difference, Shared
+from hvdrecover.elastic.guard.settings import Guard
+from hvdrecover.elastic.guard.structure import Description
+from hvdrecover.elastic.guard.votes import Vote, named, vote
+from hvdrecover.elastic.interfaces import Entry, Framework, World
+from hvdrecover.elastic.memory import Memory
+from hvdrecover.elastic.recovery import Election, gather_json
+from hvdrecover.errors import DataChangedError, DivergedError, StructureError
+from hvdrecover.events import Events
+
+_LISTED = 10  # tensors in a message; events have more
+_ABSENT = [0, 0, -1]  # the ballot of a rank that has made no commit
+
+
+class Watch:
+    """The watch.
+
+    Attributes:
+        guard: what the user has decided.
+        judge: what is done about numbers that are not finite; None if nobody looks.
+
+    Args:
+        guard: what the user has decided; None watches nothing, but for who has a guard and who has none.
+        framework: facts about the framework.
+        world: the ranks.
+        contents: the state's attributes.
+        events: takes what is found.
+        host: this rank's host.
+    """
+
+    def __init__(
+        self,
+        guard: Guard | None,
+        framework: Framework,
+        world: World,
+        contents: Contents,
+        events: Events,
+        host: str,
+    ) -> None:
+        self.guard = guard
+        self._framework = framework
+        self._world = world
+        self._contents = contents
+        self._events = events
+        self._host = host
+        self.judge: Judge | None = None
+        if guard is not None and guard.numerics is not None:
+            self.judge = Judge(guard, framework, world, contents, events, host)
+        self._fresh = True
+        self._entries = structure.describe(guard, framework, contents) if guard is not None else ()
+
+    # -- structure -------------------------------------------------------------------------------------
+
+    @property
+    def told(self) -> tuple[int, int]:
+        """What this rank tells of its structure whenever the ranks meet."""
+        return structure.told(self._entries)
+
+    def meet(self, election: Election) -> None:
+        """The ranks have met, and have told each other what they hold.
+
+        Raises:
+            StructureError: they were not started with the same.
+            DivergedError: they hold one commit with different parameters, and the user wants to know.
+        """
+        self._compare_structures(alike=election.alike)
+        if not election.odd or election.newest is None or self.guard is None:
+            return
+        holders = Vote((election.root,), election.odd, not election.sure)
+        lines = ["found by digests when they met after a fault"]
+        raises = self.guard.on_divergence == "raise"
+        follows = "stopping" if raises else f"all go on with those of rank {election.root}"
+        self._say_diverged(holders, election.newest, lines, follows)
+        if raises:
+            raise _diverged(holders, election.newest, lines)
+        if self._world.rank() in election.odd and election.sure:
+            heartbeat.diverged()
+
+    def _compare_structures(self, *, alike: bool) -> None:
+        mine = Description(self._entries, self._fresh) if self.guard is not None else None
+        self._fresh = False
+        if alike:
+            return
+        rows = gather_json(self._world, mine and mine.as_json(), "hvdrecover.guard.structure")
+        lines = structure.differences([row and Description.from_json(row) for row in rows])
+        if lines:
+            self._events.emit("structure", differences=lines)
+            raise StructureError(
+                "the ranks were not started with the same",
+                lines,
+                "Have all ranks build the same state, from the same script and packages; then start again.",
+            )
+
+    # -- parameters ------------------------------------------------------------------------------------
+
+    def ballot(self, snapshot: Snapshot | None) -> list[int]:
+        """What this rank votes with when the ranks meet after a fault, before any of them is believed."""
+        compares = self.guard is not None and self.guard.parameters_every_commits is not None
+        if not compares or snapshot is None or snapshot.id.generation == 0:
+            return _ABSENT
+        return parameters.ballot(snapshot, self._shared(snapshot))
+
+    def compare(self, memory: Memory) -> bool:
+        """Compare the parameters of a commit with those of the other ranks, if it is time to.
+
+        Args:
+            memory: holds the commit, unless this rank has passed it over.
+
+        Returns:
+            Whether tensors of the commit in memory were replaced, so that it must be loaded.
+
+        Raises:
+            DivergedError: they differ, and the user wants to know.
+        """
+        every = self.guard.parameters_every_commits if self.guard is not None else None
+        commit = memory.attempt
+        if every is None or commit.commit % every or self._world.size() == 1:
+            return False
+        snapshot = memory.newest if memory.newest is not None and memory.newest.id == commit else None
+        mine = _ABSENT if snapshot is None else parameters.ballot(snapshot, self._shared(snapshot))
+        ballots = [tuple(row) for row in self._world.allgather(mine, "hvdrecover.guard.ballots").tolist()]
+        result = vote(ballots)
+        if result.agreed or tuple(_ABSENT) in ballots or snapshot is None:
+            return False
+        if len({count for _, _, count in ballots}) > 1:
+            self._tell_other_names(result, snapshot)
+            return False
+        return self._settle(result, snapshot, memory)
+
+    def _tell_other_names(self, result: Vote, snapshot: Snapshot) -> None:
+        """Some ranks hold tensors that others lack, which can't be healed."""
+        assert self.guard is not None
+        tensors = parameters.tensors_of(snapshot, self._shared(snapshot))
+        mine = Description(tuple(Entry(each.name, str(each.spec)) for each in tensors)).as_json()
+        rows = gather_json(self._world, mine, "hvdrecover.guard.names")
+        lines = structure.differences([Description.from_json(row) for row in rows])
+        warns = self.guard.on_divergence == "warn"
+        self._say_diverged(result, snapshot.id, lines, "going on" if warns else "stopping")
+        if not warns:
+            raise _diverged(result, snapshot.id, lines)
+
+    def _settle(self, result: Vote, snapshot: Snapshot, memory: Memory) -> bool:
+        """All hold tensors of the same names, and not the same ones."""
+        assert self.guard is not None
+        policy, wrong = self.guard.on_divergence, self._world.rank() in result.wrong
+        if policy == "heal" and wrong:
+            memory.newest = None  # half healed is no commit
+        tensors = parameters.tensors_of(snapshot, self._shared(snapshot))
+        found = parameters.compare(
+            self._world, tensors, result.right[0], self._host, heal=policy == "heal" and wrong
+        )
+        rows = gather_json(
+            self._world, [dataclasses.asdict(each) for each in found], "hvdrecover.guard.found"
+        )
+        differences = [Difference(**each) for row in rows for each in row]
+        lines = _lines(differences)
+        follows = {"raise": "stopping", "warn": "going on", "heal": f"healed from rank {result.right[0]}"}
+        self._say_diverged(result, snapshot.id, lines, follows[policy], differences)
+        if wrong and not result.tied:
+            heartbeat.diverged()
+        if policy == "raise":
+            raise _diverged(result, snapshot.id, lines)
+        memory.newest = snapshot
+        return policy == "heal" and wrong
+
+    def _say_diverged(
+        self,
+        result: Vote,
+        commit: CommitId,
+        lines: Sequence[str],
+        follows: str,
+        differences: Sequence[Difference] = (),
+    ) -> None:
+        assert self.guard is not None
+        self._announce(
+            "diverged",
+            f"{_problem(result, commit)}: {'; '.join(lines)}; {follows}",
+            generation=commit.generation,
+            commit=commit.commit,
+            policy=self.guard.on_divergence,
+            ranks=list(result.wrong),
+            tied=result.tied,
+            tensors=[str(each) for each in differences[:100]],
+        )
+
+    def _shared(self, snapshot: Snapshot) -> Shared:
+        """Names of the tensors that all ranks must hold alike."""
+        return {
+            name: snapshot.arenas[name].layout.by_name.keys() - self._framework.rank_local(component)
+            for name, component in self._contents.components().items()
+            if name in snapshot.arenas
+        }
+
+    # -- data ------------------------------------------------------------------------------------------
+
+    def compare_data(self, stored: Snapshot, where: str) -> None:
+        """A durable commit is about to be loaded.
+
+        Args:
+            stored: the commit; its cursors are changed if the epoch is to begin anew.
+            where: what to call it.
+
+        Raises:
+            DataChangedError: the training data have changed, and the user wants to know.
+        """
+        lines = data.changes(self.guard, stored)
+        if not lines or self.guard is None:
+            return
+        policy = self.guard.data_changed
+        follows = {"error": "stopping", "warn": "going on", "restart_epoch": "beginning the epoch anew"}
+        self._announce(
+            "data_changed",
+            f"the training data have changed since {where}: {'; '.join(lines)}; {follows[policy]}",
+            policy=policy,
+            differences=lines,
+        )
+        if policy == "error":
+            raise DataChangedError(where, lines)
+        if policy == "restart_epoch":
+            data.restart_epoch(stored.state)
+
+    # -- reports ---------------------------------------------------------------------------------------
+
+    def _announce(self, kind: str, message: str, **facts: Any) -> None:
+        shown = message if self._world.rank() == 0 else None
+        self._events.emit(kind, shown, level=logging.WARNING, **facts)
+
+
+def _diverged(result: Vote, commit: CommitId, lines: list[str]) -> DivergedError:
+    return DivergedError(
+        _problem(result, commit),
+        lines,
+        "Go on from an earlier commit. If a host diverges again, it is faulty; "
+        "Guard(on_divergence='heal') has the majority's tensors replace the others.",
+    )
+
+
+def _problem(result: Vote, commit: CommitId) -> str:
+    sides = "and nobody can tell which are right" if result.tied else "which more ranks agree on"
+    wrong, right = named(result.wrong), named(result.right)
+    return f"the parameters of {wrong} are not those of {right} at commit {commit}, {sides}"
+
+
+def _lines(differences: Sequence[Difference]) -> list[str]:
+    lines = [str(each) for each in differences[:_LISTED]]
+    hidden = len(differences) - _LISTED
+    return [*lines, f"and {hidden} more"] if hidden > 0 else lines

@@ -1,0 +1,110 @@
+"""A look at the gradients of each step: this rank's own, and what all ranks have made of them.
+
+Gradients that are not finite on one rank are not finite on any after the allreduce, so all ranks see a bad
+step without a word. An optimizer that is watched then leaves its variables alone, and only then is Python
+called, in a graph as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hvdrecover.elastic.guard.judge import Judge
+from hvdrecover.tensorflow.optimizer import Distributed
+from hvdrecover.tensorflow.own_gradients import Gradient, own, values
+from hvdrecover.tensorflow.variables import Variable, named, raw
+
+
+def watch(components: Mapping[str, Any], judge: Judge, batch_size: Callable[[], int]) -> None:
+    """Have optimizers leave out bad steps.
+
+    Args:
+        components: by attribute name; Keras optimizers are watched, but for ``LossScaleOptimizer``, which
+            has overflows as a matter of course, and leaves them out itself.
+        judge: is told of bad steps.
+        batch_size: tells how many samples this rank's batch has; 0 if unknown.
+    """
+    names = {
+        id(variable): f"{name}.{inner}"
+        for name, component in components.items()
+        if not isinstance(component, keras.optimizers.Optimizer)
+        for inner, variable in named(component).items()
+    }
+    for optimizer in components.values():
+        if isinstance(optimizer, keras.optimizers.Optimizer) and not isinstance(
+            optimizer, keras.optimizers.LossScaleOptimizer
+        ):
+            own.wanted = True
+            judge.steps = lambda optimizer=optimizer: int(optimizer.iterations)  # type: ignore[misc]
+            _watch(optimizer, _Told(judge, names, batch_size))
+
+
+def _watch(optimizer: keras.optimizers.Optimizer, told: _Told) -> None:
+    if not isinstance(optimizer, Watched):
+        averages = isinstance(optimizer, Distributed)
+        kind = type(optimizer).__bases__[-1] if averages else type(optimizer)
+        # Behind what averages; and of the same name and module, so that Keras saves it as what it was.
+        kinds = (Distributed, Watched, kind) if averages else (Watched, kind)
+        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+        optimizer.__class__ = type(kind.__name__, kinds, names)
+    optimizer._hvdrecover_told = told
+
+
+class _Told:
+    """Tells the judge of a bad step, from wherever it is met."""
+
+    def __init__(self, judge: Judge, names: Mapping[int, str], batch_size: Callable[[], int]) -> None:
+        self._judge = judge
+        self._names = names
+        self._batch_size = batch_size
+
+    def __call__(self, variables: Sequence[Variable], finite: tf.Tensor, mine: tf.Tensor) -> None:
+        names = [self._names.get(id(raw(each)), str(each.name)) for each in variables]
+
+        def tell(finite: tf.Tensor, mine: tf.Tensor) -> None:
+            bad = [name for name, good in zip(names, finite.numpy().tolist(), strict=True) if not good]
+            here = [name for name, good in zip(names, mine.numpy().tolist(), strict=True) if not good]
+            self._judge.gradients(bad, [name for name in here if name in bad], batch_size=self._batch_size())
+
+        with tf.device("CPU:0"):
+            tf.py_function(tell, [finite, mine], [])
+
+
+class Watched(keras.optimizers.Optimizer):  # type: ignore[misc]
+    """What is added to an optimizer's class."""
+
+    _hvdrecover_told: _Told
+
+    def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Variable] | None = None) -> None:
+        """Apply gradients as the optimizer does, unless they are not finite."""
+        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
+        given = [gradient for gradient in grads if gradient is not None]
+        theirs = [each for each, gradient in zip(variables, grads, strict=True) if gradient is not None]
+        mine = own.of(theirs) if given and self.built else None
+        if mine is None:  # not averaged by us, so other ranks may see other gradients
+            super().apply(grads, trainable_variables)
+            return
+        norm = tf.linalg.global_norm([tf.cast(values(each), tf.float32) for each in given])
+        # The norm of large numbers may be infinite though none of them is.
+        good = tf.cond(
+            tf.math.is_finite(norm), lambda: tf.constant(True), lambda: tf.reduce_all(_finite(given))
+        )
+
+        def step() -> tf.Tensor:
+            super(Watched, self).apply(grads, trainable_variables)
+            return tf.constant(True)
+
+        def leave_out() -> tf.Tensor:
+            self._hvdrecover_told(theirs, _finite(given), mine)
+            return tf.constant(False)
+
+        tf.cond(good, step, leave_out)
+
+
+def _finite(gradients: Sequence[Gradient]) -> tf.Tensor:
+    """Bool of shape ``[len(gradients)]``."""
+    return tf.stack([tf.reduce_all(tf.math.is_finite(values(each))) for each in gradients])

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.doctor.memory import Available, available, judge
+
+GB = 10**9
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """A machine with 8,000 kB that processes can have."""
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "meminfo").write_text("MemTotal: 9000 kB\nMemFree: 10 kB\nMemAvailable: 8000 kB\n")
+    (tmp_path / "proc" / "self" / "cgroup").write_text("0::/job/rank\n")
+    (tmp_path / "cgroup" / "job" / "rank").mkdir(parents=True)
+    return tmp_path
+
+
+def limit(folder: Path, most: str, used: int, cached: int) -> None:
+    (folder / "memory.max").write_text(f"{most}\n")
+    (folder / "memory.current").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {cached}\nactive_file 7\n")
+
+
+def found(machine: Path) -> Available:
+    return available(machine / "proc", machine / "cgroup")
+
+
+def test_without_a_limit_it_is_what_the_kernel_says(machine: Path) -> None:
+    assert found(machine) == Available(8_192_000, False)
+    limit(machine / "cgroup" / "job" / "rank", "max", 100, 0)
+    assert found(machine) == Available(8_192_000, False)
+    (machine / "proc" / "self" / "cgroup").unlink()
+    assert found(machine) == Available(8_192_000, False)
+
+
+def test_the_tightest_limit_counts_whichever_cgroup_above_has_it(machine: Path) -> None:
+    limit(machine / "cgroup" / "job" / "rank", "5000", 1000, 0)
+    assert found(machine) == Available(4000, True)
+    limit(machine / "cgroup" / "job", "4500", 4200, 200)  # cached files can be dropped
+    assert found(machine) == Available(500, True)
+    limit(machine / "cgroup" / "job", "4500", 4700, 0)
+    assert found(machine) == Available(0, True)
+
+
+def test_cgroups_of_version_1(machine: Path) -> None:
+    (machine / "proc" / "self" / "cgroup").write_text("5:cpu,memory.not:/x\n4:memory:/job\n0::/\n")
+    folder = machine / "cgroup" / "memory" / "job"
+    folder.mkdir(parents=True)
+    (folder / "memory.limit_in_bytes").write_text("5000\n")
+    (folder / "memory.usage_in_bytes").write_text("2000\n")
+    (folder / "memory.stat").write_text("cache 1\ntotal_inactive_file 300\n")
+    assert found(machine) == Available(3300, True)
+
+
+@pytest.mark.parametrize(
+    ("left", "state", "outcome"),
+    [
+        (8 * GB, 2 * GB, "ok"),
+        (8 * GB - 1, 2 * GB, "warning"),
+        (4 * GB, 2 * GB, "warning"),
+        (4 * GB - 1, 2 * GB, "failure"),
+    ],
+)
+def test_two_arenas_for_each_rank_are_well_and_one_is_needed(left: int, state: int, outcome: str) -> None:
+    roomy = Available(100 * GB, False)
+    finding = judge({"h1": roomy, "h2": Available(left, True)}, {"h1": 2, "h2": 2}, state)
+    assert finding.outcome == outcome
+    assert outcome == "ok" or (
+        "h2 has" in finding.what and "cgroup" in finding.what and "h1" not in finding.what
+    )
+    assert finding.facts["hosts"]["h2"] == {"bytes_available": left, "limited_by_cgroup": True, "ranks": 2}
+
+
+def test_without_a_size_the_rule_is_told() -> None:
+    finding = judge({"h1": Available(8 * GB, False)}, {"h1": 2}, None)
+    assert finding.outcome == "ok"
+    assert "2 times" in finding.what and "2 GB on h1" in finding.what

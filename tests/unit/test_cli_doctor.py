@@ -1,0 +1,116 @@
+"""``hvdrecover doctor``: arguments in, a table or JSON out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdrecover import cli
+from hvdrecover.doctor import examination
+from hvdrecover.doctor.examination import Settings
+from hvdrecover.doctor.findings import Finding, failure, ok, skipped, warning
+
+FINDINGS = [
+    ok("versions", "python 3.11.7", hosts={"h1": {}}),
+    skipped("names", "this host only"),
+    warning("clocks", "h2 +3.0 s", "Set the clocks."),
+    failure("ssh", "h3: Connection \x1b[31mrefused", "Start an ssh server."),
+    failure("network", "none", "Mend it."),
+]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Settings]:
+    """What was examined; `FINDINGS` is what is found."""
+    noted: list[Settings] = []
+
+    def examine(settings: Settings, *rest: Any) -> list[Finding]:
+        noted.append(settings)
+        return FINDINGS
+
+    monkeypatch.setattr(examination, "examine", examine)
+    monkeypatch.delenv("HVDRECOVER_CHECKPOINT", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return noted
+
+
+def test_by_default_two_ranks_on_this_host(asked: list[Settings]) -> None:
+    cli.main(["doctor"])
+    assert asked == [Settings({"localhost": 2}, 2)]
+
+
+def test_all_options(asked: list[Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVDRECOVER_CHECKPOINT", "file:///elsewhere")
+    words = ["-H", "h1:4,h2:4", "-np", "6", "-p", "2222", "-i", "/key", "--network-interface", "eth0"]
+    cli.main(["doctor", *words, "--checkpoint", "s3://b/run", "--state-size", "2.5G"])
+    cli.main(["doctor"])
+    assert asked[0] == Settings({"h1": 4, "h2": 4}, 6, ("eth0",), 2222, "/key", "s3://b/run", 2_500_000_000)
+    assert asked[1].checkpoint == "file:///elsewhere"
+
+
+def test_hosts_of_a_file(asked: list[Settings]) -> None:
+    Path("hosts").write_text("h1 slots=2\nh2:1\n")
+    cli.main(["doctor", "--hostfile", "hosts"])
+    assert (asked[0].hosts, asked[0].processes) == ({"h1": 2, "h2": 1}, 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["-H", "h1:x"], "h1:x"),
+        (["-H", "h1:1,h1:1"], "named before"),
+        (["-H", "h1:1", "-np", "2"], "more than the hosts' 1 slots"),
+        (["-H", "h1:1", "--hostfile", "hosts"], "not allowed"),
+        (["--hostfile", "missing"], "No such file"),
+        (["--state-size", "big"], "'big' is not a size such as 500M"),
+        (["--state-size", "0"], "'0' is not a size"),
+        (["-np", "0"], "'0' is not a number from 1 on"),
+        (["extra"], "unrecognized arguments: extra"),
+    ],
+)
+def test_wrong_arguments_exit_with_2(
+    asked: list[Settings], words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["doctor", *words])
+    assert caught.value.code == 2
+    assert complaint in capsys.readouterr().err
+    assert asked == []
+
+
+def test_the_table_has_each_remedy_below_what_it_is_for(
+    asked: list[Settings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["doctor"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[:4]] == [
+        ["check", "outcome"],
+        ["versions", "ok"],
+        ["names", "skipped"],
+        ["clocks", "warning"],
+    ]
+    assert lines[4].strip() == "→ Set the clocks."
+    assert "\x1b" not in lines[5] and "refused" in lines[5]
+    assert lines[-2:] == ["", "2 failures, 1 warning, 1 ok, 1 skipped"]
+
+
+def test_json_is_one_document(asked: list[Settings], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "-H", "h1:1", "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert (document["ok"], document["ranks"]) == (False, {"h1": 1})
+    assert document["counts"] == {"failure": 2, "warning": 1, "ok": 1, "skipped": 1}
+    assert document["findings"][0] == {
+        "check": "versions",
+        "outcome": "ok",
+        "what": "python 3.11.7",
+        "remedy": "",
+        "facts": {"hosts": {"h1": {}}},
+    }
+
+
+def test_warnings_do_not_fail(asked: list[Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examination, "examine", lambda *arguments: FINDINGS[:3])
+    assert cli.main(["doctor"]) == 0
