@@ -31,7 +31,7 @@ _MARGIN = 5.0  # seconds for ranks that nobody ends
 _NO_QUESTIONS = (
     "-o BatchMode=yes -o StrictHostKeyChecking=no"  # horovodrun sets the second only for its own calls
 )
-_MPI_FILES = "OMPI_MCA_orte_local_tmpdir_base"  # where mpirun keeps its own, on this host
+_MPI_FILES = "TMPDIR"  # where mpirun keeps its own; the settings of its own would reach other hosts too
 _SHOWN = 20  # lines
 _PREFIX = re.compile(r"\[[\d,]+\]<std(out|err)>:")  # of what ranks print
 _CAUSE = re.compile(r"[A-Z]\w*(Error|Exception): ")  # Python's; what comes later follows from it
@@ -139,7 +139,13 @@ def understood(by: str, ranks: int, log: str, ending: str) -> Launched:
             sums[told["rank"]] = told
         else:
             built = built or told.get("built", {})
-    return Launched(by, ranks, built, sums, ending, relevant_tail(others, _SHOWN))
+    return Launched(by, ranks, built, sums, ending, _explaining(others))
+
+
+def _explaining(lines: Sequence[str]) -> list[str]:
+    """The lines that end with the cause, whatever other ranks have said after it; without one the last."""
+    cause = next((number for number, line in enumerate(lines) if _CAUSE.search(line)), None)
+    return relevant_tail(lines, _SHOWN) if cause is None else list(lines[: cause + 1][-_SHOWN:])
 
 
 def bus_bandwidth(ranks: int, nbytes: int, seconds: float) -> float:

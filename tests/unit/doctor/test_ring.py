@@ -76,6 +76,14 @@ def test_what_ranks_tell_is_found_between_other_lines() -> None:
     assert found.log[0] == "[1]<stderr>:a warning"
 
 
+def test_the_cause_is_shown_whatever_another_rank_says_after_it() -> None:
+    cause = "[0]<stderr>:ImportError: libfabric.so is gone"
+    log = "\n".join(["[0]<stderr>:Traceback", cause, *["[1]<stderr>:  File"] * 40, "[1]<stderr>:Terminated"])
+    found = understood("torch", 2, log, "it ended with exit code 1")
+    assert found.log[-1] == cause
+    assert judge(found, None).what.endswith("exit code 1: ImportError: libfabric.so is gone")
+
+
 def test_right_sums_with_the_bandwidth_of_the_slowest_rank_beside_mpis() -> None:
     mpi = launched(told(0), told(1, 0.2), by="mpi4py")
     found = judge(launched(told(0, 0.1), told(1, 0.4)), mpi)
