@@ -22,12 +22,16 @@ class Outcome:
         leaving: who leaves after a preemption.
         hosts_updated: whether hosts have come or gone.
         not_finite: whether a rank has parameters that are not finite.
+        alike: whether the same gradients were missing on all ranks.
+        busy: how long each rank has worked since the last commit, in microseconds; 0 if unknown.
     """
 
     failed: bool
     leaving: Decision
     hosts_updated: bool
     not_finite: bool
+    alike: bool
+    busy: list[int]
 
 
 class Consultation:
@@ -53,15 +57,25 @@ class Consultation:
             updates |= self._messages.get()
         return updates
 
-    def hold(self, world: World, *, failed: bool, not_finite: bool) -> Outcome:
-        """Tell the others what this rank knows, and learn what they do: one allgather of five numbers.
+    def hold(self, world: World, *, failed: bool, not_finite: bool, missing: int, busy: int) -> Outcome:
+        """Tell the others what this rank knows, and learn what they do: one allgather of seven numbers.
 
         Args:
             world: the ranks, all of whom must call this.
             failed: whether this rank has met an error that ends the job.
             not_finite: whether its parameters are not finite.
+            missing: digest of the gradients that it has lacked.
+            busy: how long it has worked since the last commit, in microseconds; 0 if unknown.
         """
-        mine = [self.take_hosts(), failed, heartbeat.stop_asked(), self._host, not_finite]
-        updates, failures, asked, hosts, numbers = world.allgather(mine, "hvdrecover.updates").T.tolist()
+        mine = [self.take_hosts(), failed, heartbeat.stop_asked(), self._host, not_finite, missing, busy]
+        table = world.allgather(mine, "hvdrecover.updates").T.tolist()
+        updates, failures, asked, hosts, numbers, lacked, worked = table
         leaving = stopping.decide(asked, hosts, elastic=self._elastic)
-        return Outcome(any(failures), leaving, self._elastic and any(updates), any(numbers))
+        return Outcome(
+            failed=any(failures),
+            leaving=leaving,
+            hosts_updated=self._elastic and any(updates),
+            not_finite=any(numbers),
+            alike=len(set(lacked)) == 1,
+            busy=worked,
+        )

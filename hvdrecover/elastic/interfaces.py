@@ -6,7 +6,7 @@ in the same order. `Framework` may be called at any time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -109,6 +109,17 @@ class Framework(Protocol):
     def not_finite(self, component: Component) -> list[str]:
         """Names of the trained tensors of `tree` that hold NaN or infinity."""
 
+    def norm(self, component: Component) -> float:
+        """Euclidean norm of the trained tensors of `tree`; 0.0 if nothing is trained."""
+
+    def writer(self, folder: str, first: int) -> Writer:
+        """Open a run of TensorBoard's.
+
+        Args:
+            folder: path or URL of the run; it may hold what earlier writers wrote.
+            first: the first step to come; what was written of it and later ones counts no more.
+        """
+
     def draw_seed(self) -> int:
         """A number below 2**63 from the global generator."""
 
@@ -120,6 +131,16 @@ class Framework(Protocol):
 
     def set_generators(self, states: Any) -> None:
         """Set what `generators` gave; generators that this process lacks are left out."""
+
+
+class Writer(Protocol):
+    """A run of TensorBoard's that is being written; files are written in the background."""
+
+    def scalars(self, values: Mapping[str, float], step: int, time: float) -> None:
+        """Write scalars of one step by name, with the time in seconds since the Unix epoch."""
+
+    def close(self) -> None:
+        """Write all to the file and close it."""
 
 
 class World(Protocol):

@@ -29,6 +29,8 @@ from hvdrecover.elastic.interfaces import Framework, World
 from hvdrecover.elastic.memory import Memory
 from hvdrecover.elastic.randomness import Generators, Randomness
 from hvdrecover.elastic.recovery import Agreement, Source
+from hvdrecover.elastic.scalars.observed import Observed
+from hvdrecover.elastic.scalars.scalars import NoScalars, Scalars
 from hvdrecover.elastic.timings import Timings
 from hvdrecover.errors import HvdrecoverError, RecoveryError, StorageError
 from hvdrecover.events import Events
@@ -52,6 +54,7 @@ class State:
         rng: ``"reseed"`` seeds all global generators anew at every commit, which makes a resumed run equal to
             an undisturbed one; ``"store"`` leaves them alone and stores their states instead.
         guard: what is watched about the ranks; None watches nothing.
+        tensorboard: path or URL of the folder for TensorBoard's runs, one for each rank; None writes none.
         config: the process's settings.
         clock: where times come from.
         attributes: what to track.
@@ -72,6 +75,7 @@ class State:
         checkpoint: Checkpoint | str | None = None,
         rng: Randomness = "reseed",
         guard: Guard | None = None,
+        tensorboard: str | None = None,
         config: configs.Config | None = None,
         clock: Clock = SYSTEM_CLOCK,
         attributes: dict[str, Any],
@@ -93,6 +97,10 @@ class State:
         versions = {**framework.versions(), "hvdrecover": __version__}
         self._memory = Memory(self._contents, versions, dataset)
         self._watch = Watch(guard, framework, world, self._contents, self._events, self._config.host)
+        self._observed = Observed(framework)
+        self._scalars: Scalars | NoScalars = NoScalars()
+        if tensorboard is not None:
+            self._scalars = Scalars(tensorboard, framework, self._contents, clock)
         self._capture(CommitId(0, 0))
 
     # -- attributes ------------------------------------------------------------------------------------
@@ -126,6 +134,18 @@ class State:
         """Whether the run's training function has returned, in this start or an earlier one."""
         return self._memory.newest is not None and self._memory.newest.finished
 
+    def observe(self, loss: Any = None, **others: Any) -> None:
+        """Tell scalars of a step, best right after it: a line of each in TensorBoard, if that is asked for.
+
+        Args:
+            loss: this rank's, a number or a tensor of one; no device is waited for.
+            others: more of them, by name.
+
+        Raises:
+            ConfigError: a value is no number.
+        """
+        self._scalars.observe(self._observed.take({"loss": loss, **others}))
+
     # -- Horovod's verbs -------------------------------------------------------------------------------
 
     def commit(self, durable: bool = False) -> None:
@@ -143,9 +163,10 @@ class State:
             DivergedError: the ranks' parameters differ, and the state's guard is to raise it.
             NumericsError: parameters are not finite, and the state's guard is to raise it.
         """
+        self._scalars.committing()
         self._gather()
         judge = self._watch.judge
-        not_finite = judge.not_finite() if judge is not None else []
+        not_finite = [*self._observed.take_not_finite(), *judge.not_finite()] if judge is not None else []
         if not_finite:
             self._memory.pass_over()  # what can't be gone on from is no commit
         else:
@@ -155,7 +176,8 @@ class State:
         stalls.follow(self._world)
         if not not_finite and self._memory.newest is not None and (durability := self._durable_side()):
             durability.offer(self._memory.newest, ask=durable)
-        self._consult(committed=not not_finite, not_finite=not_finite)
+        self._consult(committed=not not_finite, not_finite=not_finite, busy=self._scalars.busy())
+        self._scalars.committed(self._durability.writer.progress.age if self._durability else None)
 
     def save(self) -> None:
         """Make a commit in this rank's memory only, without a word to the others."""
@@ -219,6 +241,7 @@ class State:
             self._load(agreement.snapshot, strict=True)
         self._adopt(agreement)
         self._agreed(agreement, started)
+        self._scalars.begin(self._world.rank())
         return agreement.source
 
     def check_host_updates(self) -> None:
@@ -307,6 +330,7 @@ class State:
             CheckpointError: it could not be made durable.
             RecoveryError: the same, on ranks other than 0.
         """
+        self._scalars.close()
         if self._settings is None:
             return
         if not self.finished:
@@ -362,11 +386,17 @@ class State:
 
     # -- what the ranks tell each other ---------------------------------------------------------------
 
-    def _consult(self, *, committed: bool, not_finite: Sequence[str] = ()) -> None:
+    def _consult(self, *, committed: bool, not_finite: Sequence[str] = (), busy: int = 0) -> None:
         verdict = self._durability.verdict() if self._durability else None
         outcome = self._consultation.hold(
-            self._world, failed=verdict is not None, not_finite=bool(not_finite)
+            self._world,
+            failed=verdict is not None,
+            not_finite=bool(not_finite),
+            missing=self._watch.missing.digest,
+            busy=busy,
         )
+        self._watch.missing.compare(alike=outcome.alike)
+        self._scalars.compare(outcome.busy)
         if verdict is not None:
             raise verdict
         if outcome.failed:
@@ -407,7 +437,7 @@ class State:
         """Copy the present state into memory under a commit's identity."""
         rank, size = (self._world.rank(), self._world.size()) if self._joined else (0, 1)
         in_flight = self._durability.writer.in_flight if self._durability else None
-        return self._memory.capture(
+        snapshot = self._memory.capture(
             commit,
             present or self._contents.take_apart(),
             self._random.capture(rank),
@@ -415,6 +445,8 @@ class State:
             in_flight=in_flight,
             finished=finished,
         )
+        snapshot.state.update(self._scalars.state())
+        return snapshot
 
     def _load(self, snapshot: Snapshot, *, strict: bool, where: str | None = None) -> bool:
         """Load a commit; return whether all of it did fit."""
@@ -422,6 +454,7 @@ class State:
         differences = self._contents.load(snapshot.state, snapshot.arenas, where, strict=strict)
         for line in differences:
             self._announce("not_loaded", f"not loaded from {where}: {line}", level=logging.WARNING, what=line)
+        self._scalars.load(snapshot.state)
         self._memory.mark()
         if self._joined:
             self._place_samplers()

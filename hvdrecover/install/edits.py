@@ -36,6 +36,7 @@ class Edit:
 _COUNTED_TWICE = "a worker that is lost at the meeting, and restarted, counts for two, and another isn't met"
 _ORDER = "of the hosts that are discovered at once, chance decides which are used and which are spare"
 _SLOW_START = "horovodrun imports TensorFlow, just to learn whether Gloo is built in: seconds at each start"
+_STALLS = "which tensors wait for which ranks is printed by rank 0, and known to nobody else"
 _CPP20 = "the headers of current PyTorch and TensorFlow need C++20"
 
 EDITS: tuple[Edit, ...] = (
@@ -228,6 +229,65 @@ EDITS: tuple[Edit, ...] = (
             "int horovod_is_initialized() {\n"
         ),
         why="a phase that is known to be long must not count as a stall of the other ranks",
+    ),
+    Edit(
+        name="stall-report-include",
+        file="horovod/common/stall_inspector.cc",
+        old="#include <map>\n#include <unordered_set>\n",
+        new="#include <cstdlib>\n#include <map>\n#include <unistd.h>\n#include <unordered_set>\n",
+        why=_STALLS,
+    ),
+    Edit(
+        name="stall-report",
+        file="horovod/common/stall_inspector.cc",
+        old="bool StallInspector::CheckForStalledTensors(\n",
+        new=(
+            "// Tell which tensors wait for which ranks, as a line of JSON, to who has asked for it.\n"
+            "static void Report(const std::map<int32_t, std::set<std::string>>& missing_ranks,\n"
+            "                   const std::vector<int>& global_ranks) {\n"
+            '  const char* descriptor = std::getenv("HOROVOD_STALL_REPORT");\n'
+            "  if (descriptor == nullptr) {\n"
+            "    return;\n"
+            "  }\n"
+            "  std::stringstream line;\n"
+            '  const char* before_rank = "";\n'
+            '  line << "{\\"stalled\\": {";\n'
+            "  for (auto& kv : missing_ranks) {\n"
+            '    line << before_rank << "\\"" << global_ranks[kv.first] << "\\": [";\n'
+            '    before_rank = ", ";\n'
+            '    const char* before_name = "";\n'
+            "    for (auto& name : kv.second) {\n"
+            '      line << before_name << "\\"";\n'
+            '      before_name = ", ";\n'
+            "      for (unsigned char each : name) {\n"
+            "        line << (each < ' ' || each == '\"' || each == '\\\\' ? '?'\n"
+            "                                                            : static_cast<char>(each));\n"
+            "      }\n"
+            '      line << "\\"";\n'
+            "    }\n"
+            '    line << "]";\n'
+            "  }\n"
+            '  line << "}}\\n";\n'
+            "  auto text = line.str();\n"
+            "  if (write(std::atoi(descriptor), text.data(), text.size()) < 0) {\n"
+            '    LOG(WARNING) << "The stall can\'t be reported.";\n'
+            "  }\n"
+            "}\n"
+            "\n"
+            "bool StallInspector::CheckForStalledTensors(\n"
+        ),
+        why=_STALLS,
+    ),
+    Edit(
+        name="stall-reported",
+        file="horovod/common/stall_inspector.cc",
+        old="  if (!missing_ranks.empty()) {\n    std::stringstream message;\n",
+        new=(
+            "  if (!missing_ranks.empty()) {\n"
+            "    Report(missing_ranks, global_ranks);\n"
+            "    std::stringstream message;\n"
+        ),
+        why=_STALLS,
     ),
     Edit(
         name="atomic-include",

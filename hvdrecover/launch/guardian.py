@@ -21,6 +21,7 @@ from hvdrecover.launch.deaths import Death
 from hvdrecover.launch.hangs import Limits
 from hvdrecover.launch.launcher import LauncherWatch
 from hvdrecover.launch.python_command import parse
+from hvdrecover.launch.stalls import Stall
 from hvdrecover.launch.training import Training
 from hvdrecover.launch.waking import Waking
 
@@ -78,6 +79,7 @@ class Guardian:
         self._hung = False
         self._silent = 0.0
         self._divergences = 0
+        self._stall: tuple[int, int, list[int]] | None = None
         self._calm_since: float | None = None
         self._stop_by: float | None = None
         self._signals: list[int] = []
@@ -136,6 +138,7 @@ class Guardian:
             self._training.page.touch()
         reading = self._training.read()
         self._count_divergences(reading)
+        self._tell_of_stall(reading)
         timeout = hangs.training_limit(reading.longest, self._settings.limits)
         self._training.page.allow_stalls(hangs.stall_seconds(timeout))
         if self._stop_by is not None and now > self._stop_by:
@@ -177,6 +180,8 @@ class Guardian:
                 self._signals.append(signal.SIGHUP)
             elif message.get("order") == "stacks":
                 self._take_stacks()
+            elif message.get("order") == "where":
+                self._say_where(message["ranks"])
 
     def _abandon(self, reason: str) -> int:
         """Nobody is left to train for."""
@@ -273,6 +278,33 @@ class Guardian:
         logger.error(message, self._name(reading), reading.silent, where)
         self._hung, self._silent = True, reading.silent
         self._training.kill()
+
+    def _tell_of_stall(self, reading: Reading) -> None:
+        """Hand on, once for each commit, that Horovod says which tensors wait for which ranks."""
+        missing = self._training.stalled()
+        stall = (reading.generation, reading.commit, sorted(missing))
+        if not missing or stall == self._stall:
+            return
+        self._stall = stall
+        if self._supervisor is not None:  # which asks where these ranks are
+            self._supervisor.send(kind="stalled", missing=missing, seconds=reading.silent)
+        else:
+            told = Stall(missing, reading.silent)
+            self._tell("stalled", told.message(), seconds=reading.silent, missing=missing)
+
+    def _say_where(self, ranks: Sequence[int]) -> None:
+        """Tell the supervisor where the training process is, if it is one of these ranks."""
+        reading = self._training.read()
+        if self._supervisor is None or reading.rank not in ranks:
+            return
+        place = None
+        if not reading.paused:
+            text = stacks.take(self._training.pid, self._training.stacks)
+            if text:
+                self._save(text)
+            at = stacks.summary(text)
+            place = f"{self._name(reading)}, which {f'is at {at}' if at else 'does not answer'}"
+        self._supervisor.send(kind="where", rank=reading.rank, place=place)
 
     def _take_stacks(self, reading: Reading | None = None) -> str:
         """Save the stacks of the training process; where it is, in a few words."""

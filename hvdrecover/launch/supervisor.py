@@ -22,12 +22,14 @@ from hvdrecover.launch import deaths, horovodrun, processes, restarts, ssh
 from hvdrecover.launch.guardians import Guardian, Guardians
 from hvdrecover.launch.link import Message
 from hvdrecover.launch.restarts import Attempt, Outcome
+from hvdrecover.launch.stalls import Stall
 from hvdrecover.launch.waking import Waking
 
 logger = logging.getLogger("hvdrecover")
 
 _TICK = 0.5
 _MARGIN = 5.0  # seconds beyond the grace for what is left to end
+_ANSWERS = 3.0  # seconds for guardians to say where ranks are
 _LAST_WORDS = 1.0  # seconds for guardians to obey before all is killed
 _MARK = "HVDRECOVER_START"
 _REPORTS = "failing-hosts"  # hosts on which slots were given up or diverged, so that discovery lets them rest
@@ -76,6 +78,8 @@ class Supervisor:
         self._mark = f"{_MARK}={secrets.token_hex(16)}"
         self._attempts: list[Attempt] = []
         self._leaving = False
+        self._stall: Stall | None = None
+        self._stall_due = 0.0
         self._kill_at: float | None = None
         self._stopped: int | None = None
 
@@ -175,6 +179,8 @@ class Supervisor:
         """Wait for guardians and signals, and serve them."""
         for number in self._waking.wait(seconds):
             self._heed(number)
+        if self._stall is not None and (self._stall.complete or self._clock.monotonic() > self._stall_due):
+            self._tell_stall(self._stall)
 
     def _heed(self, number: int) -> None:
         now = self._clock.monotonic()
@@ -208,11 +214,24 @@ class Supervisor:
             attempt.ends.append(str(message.get("how")))
         elif message.get("kind") == "diverged":
             self._report(guardian.host)  # discovery lets a host rest that is reported twice
+        elif message.get("kind") == "stalled":
+            missing = {int(rank): names for rank, names in message["missing"].items()}
+            self._stall = Stall(missing, float(message["seconds"]))
+            self._stall_due = self._clock.monotonic() + _ANSWERS
+            self._guardians.order(order="where", ranks=list(missing))
+        elif message.get("kind") == "where" and self._stall is not None:
+            self._stall.places[int(message["rank"])] = message["place"]
         elif message.get("kind") == "fault":
             guardian.ended = bool(message.get("final"))
             attempt.faults.append(message)
             if guardian.ended and message.get("fault") in deaths.OF_HOSTS:
                 self._report(guardian.host)
+
+    def _tell_stall(self, stall: Stall) -> None:
+        self._stall = None
+        if message := stall.message():
+            facts = {"seconds": stall.seconds, "missing": stall.missing}
+            self._events.emit("stalled", message, level=logging.WARNING, **facts)
 
     def _report(self, host: str) -> None:
         try:

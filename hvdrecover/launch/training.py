@@ -41,7 +41,11 @@ class Training:
         os.ftruncate(page, heartbeat.SIZE)
         self.page = Page(mmap.mmap(page, heartbeat.SIZE))
         self.page.begin(Phase.UNKNOWN)
-        settings = {"HVDRECOVER_SLOT": ",".join(map(str, self._descriptors))}
+        self._heard = 0
+        settings = {
+            "HVDRECOVER_SLOT": ",".join(map(str, self._descriptors)),
+            "HOROVOD_STALL_REPORT": str(self._notes),
+        }
         if rejoins:
             settings["HVDRECOVER_REJOIN"] = "1"
         self.process: subprocess.Popen[bytes] = processes.start(
@@ -64,9 +68,18 @@ class Training:
 
     def notes(self) -> dict[str, Any]:
         """What it has told in words: of each fact the last that was said."""
-        size = os.fstat(self._notes).st_size
+        return self._told(0)
+
+    def stalled(self) -> dict[int, list[str]]:
+        """Which tensors wait for which ranks, if Horovod has told so since the last time."""
+        heard, self._heard = self._heard, os.fstat(self._notes).st_size
+        stalled = self._told(heard).get("stalled", {}) if self._heard > heard else {}
+        return {int(rank): names for rank, names in stalled.items()}
+
+    def _told(self, start: int) -> dict[str, Any]:
         told: dict[str, Any] = {}
-        for line in os.pread(self._notes, size, 0).splitlines():
+        size = os.fstat(self._notes).st_size
+        for line in os.pread(self._notes, size - start, start).splitlines():
             try:
                 told.update(json.loads(line))
             except ValueError:  # it was killed as it wrote

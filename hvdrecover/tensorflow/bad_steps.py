@@ -16,6 +16,7 @@ import tensorflow as tf
 from hvdrecover.elastic.guard.judge import Judge
 from hvdrecover.tensorflow.optimizer import Distributed
 from hvdrecover.tensorflow.own_gradients import Gradient, own, values
+from hvdrecover.tensorflow.sent import sent
 from hvdrecover.tensorflow.variables import Variable, named, raw
 
 
@@ -28,6 +29,7 @@ def watch(components: Mapping[str, Any], judge: Judge, batch_size: Callable[[], 
         judge: is told of bad steps.
         batch_size: tells how many samples this rank's batch has; 0 if unknown.
     """
+    sent.begin()
     names = {
         id(variable): f"{name}.{inner}"
         for name, component in components.items()
@@ -68,6 +70,7 @@ class _Told:
         def tell(finite: tf.Tensor, mine: tf.Tensor) -> None:
             bad = [name for name, good in zip(names, finite.numpy().tolist(), strict=True) if not good]
             here = [name for name, good in zip(names, mine.numpy().tolist(), strict=True) if not good]
+            sent.settle()
             self._judge.gradients(bad, [name for name in here if name in bad], batch_size=self._batch_size())
 
         with tf.device("CPU:0"):

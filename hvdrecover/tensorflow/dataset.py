@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from hvdrecover.data.order import SampleOrder, Tail, rounds
 from hvdrecover.errors import ConfigError
+from hvdrecover.tensorflow.steps import Steps
 
 Indices = npt.NDArray[np.int64]
 
@@ -85,7 +86,13 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
         iterator: Iterator[Any] = super().__iter__()
         if tf.executing_eagerly():
             self.__dict__["_iterator"] = iterator  # not by setattr, which would make it part of checkpoints
+            if (steps := self.__dict__.get("_steps")) is not None:
+                iterator = steps.timed(iterator)
         return iterator
+
+    def watch(self, steps: Steps) -> None:
+        """Have each batch that a loop in Python takes told of."""
+        self.__dict__["_steps"] = steps
 
     @property
     def element_spec(self) -> Any:

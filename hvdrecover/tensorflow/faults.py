@@ -1,4 +1,4 @@
-"""Telling that ranks were lost from errors of the user's own.
+"""Telling that ranks were lost, and errors of ours, from errors of the user's own.
 
 TensorFlow hands a failed collective on as an error of some kind, with a text that names the node, if that; so
 does it with errors that user code raised inside a graph. Neither kind nor text can be relied on. But once a
@@ -14,6 +14,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hvdrecover import config
+from hvdrecover.errors import HvdrecoverError
 
 # What a failed collective, or what was cancelled because of it, can come as.
 _POSSIBLE = (
@@ -57,6 +58,19 @@ class _Probe:
 
 
 _last: _Probe | None = None
+_raised: HvdrecoverError | None = None
+
+
+def raised(error: HvdrecoverError) -> None:
+    """An error of ours is raised where it may have to pass through a graph."""
+    global _raised
+    _raised = error
+
+
+def original(error: BaseException) -> HvdrecoverError | None:
+    """The error of ours that TensorFlow has made another one of, if any."""
+    passed = isinstance(error, tf.errors.OpError) and _raised is not None and str(_raised) in str(error)
+    return _raised if passed else None
 
 
 def lost(error: BaseException) -> bool:

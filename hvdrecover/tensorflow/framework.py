@@ -22,6 +22,7 @@ from hvdrecover.elastic.interfaces import Entry, Tree
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.tensorflow import structure
 from hvdrecover.tensorflow.optimizer import forget_sums
+from hvdrecover.tensorflow.scalars import TensorFlowWriter
 from hvdrecover.tensorflow.variables import mean_the_same, named, seeds, variables_of
 
 Array = npt.NDArray[Any]
@@ -169,6 +170,17 @@ class TensorFlowFramework:
             return []
         # The norm of large numbers may be infinite though none of them is.
         return [name for name, each in floats.items() if not bool(tf.reduce_all(tf.math.is_finite(each)))]
+
+    def norm(self, component: Any) -> float:
+        """Euclidean norm of what is trained of a model; 0.0 of an optimizer."""
+        if isinstance(component, keras.optimizers.Optimizer):
+            return 0.0
+        trained = [tf.cast(each, tf.float32) for each in named(component).values() if each.trainable]
+        return float(tf.linalg.global_norm(trained)) if trained else 0.0
+
+    def writer(self, folder: str, first: int) -> TensorFlowWriter:
+        """Open a run of TensorBoard's."""
+        return TensorFlowWriter(folder, first)
 
     def draw_seed(self) -> int:
         """A number below 2**63 from Python's generator, which ``keras.utils.set_random_seed`` seeds."""

@@ -15,7 +15,11 @@ from tensorflow.python.ops import control_flow_util
 
 from hvdrecover import config
 from hvdrecover.errors import ConfigError
+from hvdrecover.tensorflow import steps
+from hvdrecover.tensorflow.check_numerics import stop_at
 from hvdrecover.tensorflow.own_gradients import Gradient, own
+from hvdrecover.tensorflow.presence import KEEPING_OPS, Presence
+from hvdrecover.tensorflow.sent import Blank, sent
 from hvdrecover.tensorflow.variables import Variable, is_variable, raw, without_numbers
 
 Groups = int | Sequence[Sequence[Variable]] | None
@@ -27,7 +31,7 @@ class Reduction:
 
     All that is dense and of one dtype is reduced as one group, unless ``groups`` says otherwise: the sums are
     then made in the same order in each run, so that a resumed one is equal to the last bit. Sparse gradients
-    are gathered.
+    are gathered. A gradient that is missing on some of the ranks is an error on all of them.
 
     Attributes:
         op: ``hvd.Average``, ``hvd.Sum``, ….
@@ -58,6 +62,7 @@ class Reduction:
         ):
             raise ConfigError("groups", "it is neither a number nor a list of lists of variables")
 
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # it would take seconds
     def __call__(self, gradients: Sequence[Gradient], variables: Sequence[Variable]) -> list[Gradient]:
         """Reduce the gradients of variables.
 
@@ -68,32 +73,42 @@ class Reduction:
         Raises:
             ConfigError: sparse gradients, and an ``op`` other than the average or the sum; or it is part of
                 what XLA is to compile.
+            MissingGradientError: a gradient is None on some of the ranks only; out of a graph it comes as an
+                error of TensorFlow's.
         """
         given = [self._dense(gradient) for gradient in gradients]
+        if not given:
+            return given
         own.note(given, variables)
-        places = [place for place, gradient in enumerate(given) if gradient is not None]
-        present = [given[place] for place in places]
+        reducing = steps.Reducing(given)
         if hvd.size() == 1 and not config.read().elastic:
-            reduced = [_times(gradient, self.prescale * self.postscale) for gradient in present]
-        else:
-            _refuse_xla()
-            with _Turn() as turn:
-                reduced = self._reduced(present, [variables[place] for place in places])
-                turn.ends_with(reduced)
-        for place, gradient in zip(places, reduced, strict=True):
-            given[place] = gradient
-        return given
+            factor = self.prescale * self.postscale
+            return reducing.done([each if each is None else _times(each, factor) for each in given])
+        _refuse_xla()
+        with _Turn() as turn:
+            reduced = self._reduced(Presence(given, variables, turn.zero), variables)
+            turn.ends_with([each for each in reduced if each is not None])
+        pairs = zip(given, reduced, strict=True)
+        return reducing.done([mine if mine is None else everybodys for mine, everybodys in pairs])
 
     def _dense(self, gradient: Gradient) -> Gradient:
         sparse = isinstance(gradient, tf.IndexedSlices)
         return tf.convert_to_tensor(gradient) if sparse and self.sparse_as_dense else gradient
 
-    def _reduced(self, gradients: list[Gradient], variables: list[Variable]) -> list[Gradient]:
-        name = _name(gradients, variables)
-        reduced = list(gradients)
-        for number, places in enumerate(self._groups_of(gradients, variables)):
-            group = hvd.grouped_allreduce(
-                [gradients[place] for place in places],
+    def _reduced(self, presence: Presence, variables: Sequence[Variable]) -> list[Gradient]:
+        name = _name(variables)
+        reduced = list(presence.filled)
+        told: tf.Tensor | None = None
+        for number, places in enumerate(self._groups_of(presence.filled, variables)):
+            tensors = [presence.filled[place] for place in places]
+            shapes = [raw(variables[place]).shape for place in places]
+            blanks = [Blank(each.dtype, shape) for each, shape in zip(tensors, shapes, strict=True)]
+            # Always along with gradients, never alone or left out: it would change how sums are rounded.
+            if carries := told is None and tensors[0].dtype.is_floating and self.op in KEEPING_OPS:
+                tensors.append(presence.told(tensors[0].dtype))
+                blanks.append(Blank(tensors[0].dtype, tensors[-1].shape, 0.0))
+            allreduce = functools.partial(
+                hvd.grouped_allreduce,
                 op=self.op,
                 compression=self.compression,
                 prescale_factor=self.prescale,
@@ -101,30 +116,41 @@ class Reduction:
                 name=f"{name}_{number}",
                 ignore_name_scope=True,
             )
+            group = sent.through(f"{name}_{number}", allreduce, tensors, blanks)
+            if carries:
+                told = group.pop()
             for place, gradient in zip(places, group, strict=True):
                 reduced[place] = gradient
-        for place, gradient in enumerate(gradients):
+        for place, gradient in enumerate(presence.filled):
             if isinstance(gradient, tf.IndexedSlices):
-                reduced[place] = self._gathered(gradient, f"{name}_{place}")
-        return reduced
+                reduced[place] = self._gathered(gradient, raw(variables[place]).shape, f"{name}_{place}")
+        if told is None:
+            mine = presence.told(tf.float32)
+            add_up = functools.partial(
+                hvd.grouped_allreduce, op=hvd.Sum, name=f"{name}_presence", ignore_name_scope=True
+            )
+            (told,) = sent.through(f"{name}_presence", add_up, [mine], [Blank(tf.float32, mine.shape, 0.0)])
+        return stop_at(presence.checked(told, reduced))
 
-    def _gathered(self, gradient: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
+    def _gathered(self, gradient: tf.IndexedSlices, shape: tf.TensorShape, name: str) -> tf.IndexedSlices:
         """The sum of sparse gradients: the slices of all of them."""
         if self.op not in (hvd.Average, hvd.Sum):
             raise ConfigError(
                 "op", "sparse gradients can only be averaged or summed; pass sparse_as_dense=True"
             )
-        values = hvd.allgather(gradient.values, name=f"{name}_values", ignore_name_scope=True)
-        indices = hvd.allgather(gradient.indices, name=f"{name}_indices", ignore_name_scope=True)
+        values = _gather(gradient.values, Blank(gradient.values.dtype, [1, *shape[1:]]), f"{name}_values")
+        indices = _gather(gradient.indices, Blank(gradient.indices.dtype, [1], 0), f"{name}_indices")
         if self.op == hvd.Average:
             values /= tf.cast(hvd.size_op(), values.dtype)  # as of when it runs, not as of when it was traced
         slices = tf.IndexedSlices(values, indices, gradient.dense_shape)
         return _times(slices, self.prescale * self.postscale)
 
-    def _groups_of(self, gradients: list[Gradient], variables: list[Variable]) -> list[list[int]]:
+    def _groups_of(self, gradients: Sequence[Gradient], variables: Sequence[Variable]) -> list[list[int]]:
         """The places of the dense gradients in groups, each of one dtype, as Horovod asks for."""
         dense = [
-            place for place, gradient in enumerate(gradients) if not isinstance(gradient, tf.IndexedSlices)
+            place
+            for place, gradient in enumerate(gradients)
+            if gradient is not None and not isinstance(gradient, tf.IndexedSlices)
         ]
         groups: list[list[int]]
         if isinstance(self.groups, int):
@@ -213,10 +239,16 @@ class _Turn:
 
     TensorFlow would start those of the same variables together, in nested functions and in iterations of a
     loop, where all of them are called the same; Horovod refuses that.
+
+    Attributes:
+        zero: a float32 zero that TensorFlow does not know to be one. Collectives of nothing but constants it
+            would do just once, and while it makes its graphs at that.
     """
 
     def __enter__(self) -> _Turn:
-        self._dependencies = tf.control_dependencies([_turns().assign_add(1)] if tf.inside_function() else [])
+        number = _turns().assign_add(1) if tf.inside_function() else None
+        self.zero = tf.constant(0.0) if number is None else tf.cast(number < 0, tf.float32)
+        self._dependencies = tf.control_dependencies([] if number is None else [number])
         self._dependencies.__enter__()
         return self
 
@@ -237,6 +269,14 @@ def _turns() -> tf.Variable:
         return tf.Variable(0, dtype=tf.int64, trainable=False, name="hvdrecover_turns")
 
 
+def _gather(tensor: tf.Tensor, blank: Blank, name: str) -> tf.Tensor:
+    def allgather(tensors: list[tf.Tensor]) -> tf.Tensor:
+        return hvd.allgather(tensors[0], name=name, ignore_name_scope=True)
+
+    gathered: tf.Tensor = sent.through(name, allgather, [tensor], [blank])
+    return gathered
+
+
 def _flat(structure: Any) -> list[Any]:
     flat: list[Any] = tf.nest.flatten(structure)
     return flat
@@ -250,14 +290,14 @@ def _times(gradient: Gradient, factor: float) -> Gradient:
     return gradient * tf.cast(factor, gradient.dtype)
 
 
-def _name(gradients: Sequence[Gradient], variables: Sequence[Variable]) -> str:
+def _name(variables: Sequence[Variable]) -> str:
     """What a collective on gradients is called: the same on all ranks, whatever each has done before.
 
     Horovod would number it; a rank that has just started would begin at 0, and wait for the others for ever.
     """
     each = (
-        f"{without_numbers(str(variable.name))} {variable.shape} {gradient.dtype.name}"
-        for gradient, variable in zip(gradients, variables, strict=True)
+        f"{without_numbers(str(variable.name))} {variable.shape} {raw(variable).dtype.name}"
+        for variable in variables
     )
     digest = hashlib.blake2b("\n".join(each).encode(), digest_size=8).hexdigest()
     return f"hvdrecover_gradients_{digest}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -16,6 +17,7 @@ from hvdrecover.elastic.state import State
 from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow import xla
 from hvdrecover.tensorflow.dataset import ElasticDataset
+from hvdrecover.tensorflow.steps import Steps
 
 
 def callbacks(
@@ -51,7 +53,47 @@ def callbacks(
         raise ConfigError("tensorboard", "the package tensorboard, which writes its logs, is not installed")
     if tensorboard is not None and hvd.rank() == 0:
         found.append(keras.callbacks.TensorBoard(tensorboard))
-    return [*found, Progress(state, commit_every_batches)]
+    return [*found, Observer(state), Progress(state, commit_every_batches)]
+
+
+class Observer(keras.callbacks.Callback):  # type: ignore[misc]
+    """Tells the state the loss; and its scalars, if there are any, what batches take.
+
+    Args:
+        state: what to tell.
+    """
+
+    def __init__(self, state: State) -> None:
+        super().__init__()
+        self._state = state
+        self._steps: Steps | None = getattr(state, "_steps", None)
+        self._spoilt = False
+
+    def set_model(self, model: keras.Model) -> None:
+        """Before ``fit`` makes its training function."""
+        super().set_model(model)
+        if self._steps is not None:
+            self._steps.watch(model)
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Keras begins its means anew."""
+        self._spoilt = False
+
+    def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """From now on, the batch is waited for."""
+        if self._steps is not None:
+            self._steps.batch_begins()
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Tell the loss: of this batch if it is known, else Keras's mean over the epoch so far.
+
+        Once that mean is not finite, it stays so, and says nothing of the batches to come.
+        """
+        if self._steps is not None:
+            self._state.observe(loss=self._steps.loss())
+        elif logs and "loss" in logs and not self._spoilt:
+            self._state.observe(loss=logs["loss"])
+            self._spoilt = not math.isfinite(logs["loss"])
 
 
 class Progress(keras.callbacks.Callback):  # type: ignore[misc]

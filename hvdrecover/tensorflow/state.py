@@ -10,11 +10,15 @@ import keras
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.randomness import Randomness
+from hvdrecover.elastic.recovery import Source
+from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.elastic.state import State
-from hvdrecover.tensorflow import bad_steps
+from hvdrecover.tensorflow import bad_steps, check_numerics, faults
 from hvdrecover.tensorflow.building import build_optimizer, refuse_unbuilt
 from hvdrecover.tensorflow.dataset import ElasticDataset
 from hvdrecover.tensorflow.framework import TensorFlowFramework
+from hvdrecover.tensorflow.sent import sent
+from hvdrecover.tensorflow.steps import Steps
 from hvdrecover.tensorflow.variables import Variable
 from hvdrecover.tensorflow.world import TensorFlowWorld
 
@@ -28,6 +32,8 @@ class TensorFlowState(State):
             is written.
         rng: ``"reseed"`` or ``"store"``; see `hvdrecover.elastic.randomness`.
         guard: what is watched about the ranks, such as ``Guard()``; None watches nothing.
+        tensorboard: path or URL of a folder for TensorBoard's runs, one for each rank; None writes none. Make
+            the state before functions are traced.
         attributes: models, optimizers, data sets made by `elastic_dataset` and anything else to track, by
             name.
 
@@ -45,6 +51,7 @@ class TensorFlowState(State):
         checkpoint: Checkpoint | str | None = None,
         rng: Randomness = "reseed",
         guard: Guard | None = None,
+        tensorboard: str | None = None,
         **attributes: Any,
     ) -> None:
         if variables is not None:
@@ -57,10 +64,33 @@ class TensorFlowState(State):
             checkpoint=checkpoint,
             rng=rng,
             guard=guard,
+            tensorboard=tensorboard,
             attributes=attributes,
         )
+        self._steps: Steps | None = None
+        if isinstance(self._scalars, Scalars):
+            self._steps = Steps(self._scalars)
+            for each in attributes.values():
+                if isinstance(each, ElasticDataset):
+                    each.watch(self._steps)
         if self._watch.judge is not None:
             bad_steps.watch(self._contents.components(), self._watch.judge, self._batch_size)
+
+    def verdict_on(self, error: BaseException) -> BaseException:
+        """What an error that ended the training function was before TensorFlow has made it another."""
+        if (passed := faults.original(error)) is not None:
+            return passed
+        verdict, judge = super().verdict_on(error), self._watch.judge
+        if verdict is error and judge is not None:
+            alone = self._world.size() == 1
+            return check_numerics.verdict_on(error, judge, self._batch_size, alone=alone)
+        return verdict
+
+    def agree(self) -> Source:
+        """As of any state."""
+        source = super().agree()
+        sent.forget()
+        return source
 
     def _batch_size(self) -> int:
         """Samples in this rank's batch; 0 if unknown."""
@@ -82,6 +112,7 @@ class TensorFlowKerasState(TensorFlowState):
         checkpoint: see `TensorFlowState`.
         rng: see `TensorFlowState`.
         guard: see `TensorFlowState`.
+        tensorboard: see `TensorFlowState`.
         attributes: see `TensorFlowState`.
 
     Raises:
@@ -98,6 +129,7 @@ class TensorFlowKerasState(TensorFlowState):
         checkpoint: Checkpoint | str | None = None,
         rng: Randomness = "reseed",
         guard: Guard | None = None,
+        tensorboard: str | None = None,
         **attributes: Any,
     ) -> None:
         refuse_unbuilt("state.model", model)
@@ -105,5 +137,11 @@ class TensorFlowKerasState(TensorFlowState):
             optimizer = getattr(model, "optimizer", None)
         build_optimizer(optimizer, model)
         super().__init__(
-            checkpoint=checkpoint, rng=rng, guard=guard, model=model, optimizer=optimizer, **attributes
+            checkpoint=checkpoint,
+            rng=rng,
+            guard=guard,
+            tensorboard=tensorboard,
+            model=model,
+            optimizer=optimizer,
+            **attributes,
         )

@@ -51,7 +51,7 @@ def named(component: Any) -> dict[str, tf.Variable]:
     found: dict[str, tf.Variable] = {}
     for variable in variables_of(component) or []:
         if not is_seed(variable):
-            found[_unused(_name(variable), found)] = raw(variable)
+            found[_unused(name_of(variable), found)] = raw(variable)
     return found
 
 
@@ -63,6 +63,12 @@ def seeds(component: Any) -> list[tf.Variable]:
 def raw(variable: Variable) -> tf.Variable:
     """The ``tf.Variable`` of a variable."""
     return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def name_of(variable: Variable) -> str:
+    """A variable's Keras path or name."""
+    name = variable.path if isinstance(variable, keras.Variable) else variable.name
+    return str(name).removesuffix(":0")
 
 
 def without_numbers(name: str) -> str:
@@ -93,11 +99,6 @@ def _added(longer: str, shorter: str) -> str | None:
         if part.endswith(("/", "_")) and longer == shorter[:place] + part + rest:
             return part.rstrip("/_")
     return None
-
-
-def _name(variable: Variable) -> str:
-    name = variable.path if isinstance(variable, keras.Variable) else variable.name
-    return str(name).removesuffix(":0")
 
 
 def _unused(name: str, used: dict[str, tf.Variable]) -> str:

@@ -1,23 +1,41 @@
-"""Whether tensors hold nothing but finite numbers."""
+"""Whether tensors hold nothing but finite numbers.
+
+A sum is not finite if one of its terms isn't, and needs one pass and no memory. It may also be infinite
+because its terms are large, so what it says is looked into before anybody is blamed.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
 
 def not_finite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
     """Names of the tensors that hold NaN or infinity."""
-    dense = {name: values(tensor) for name, tensor in tensors.items()}
-    if not dense or math.isfinite(float(torch.nn.utils.get_total_norm(list(dense.values())))):
+    if all_finite(total(tensor) for tensor in tensors.values()):
         return []
-    # The norm of large numbers may be infinite though none of them is.
-    return [name for name, tensor in dense.items() if not bool(torch.isfinite(tensor).all())]
+    return [name for name, tensor in tensors.items() if not bool(torch.isfinite(values(tensor)).all())]
+
+
+def total(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum of a tensor's numbers, in float32 at least; nothing is waited for."""
+    held = values(tensor)
+    return held.sum(dtype=torch.float32) if held.itemsize < 4 else held.sum()
+
+
+def all_finite(totals: Iterable[torch.Tensor]) -> bool:
+    """Whether numbers are all finite; of each device, they are fetched at once."""
+    by_device: dict[torch.device, list[torch.Tensor]] = {}
+    for each in totals:
+        by_device.setdefault(each.device, []).append(each)
+    return all(math.isfinite(torch.stack(each).sum().item()) for each in by_device.values())
 
 
 def values(tensor: torch.Tensor) -> torch.Tensor:
-    """What numbers a tensor holds; of a sparse one those that are not zero."""
-    detached = tensor.detach()
-    return detached._values() if detached.is_sparse else detached
+    """What numbers a tensor holds: of a sparse one those that are not zero, of complex ones both parts."""
+    held = tensor.detach()
+    if held.is_sparse:
+        held = held._values()
+    return torch.view_as_real(held) if held.is_complex() else held

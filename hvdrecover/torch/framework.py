@@ -22,6 +22,7 @@ from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.torch import finite, structure
 from hvdrecover.torch import optimizer as optimizers
 from hvdrecover.torch.copying import copy_all
+from hvdrecover.torch.scalars import TorchWriter
 
 _DTYPES = {
     torch.bool: "BOOL",
@@ -173,6 +174,16 @@ class TorchFramework:
         if not isinstance(component, torch.nn.Module):
             return []
         return finite.not_finite({name: each.detach() for name, each in component.named_parameters()})
+
+    def norm(self, component: Any) -> float:
+        """Euclidean norm of a module's parameters; 0.0 of all else."""
+        if not isinstance(component, torch.nn.Module):
+            return 0.0
+        return float(torch.nn.utils.get_total_norm([each.detach() for each in component.parameters()]))
+
+    def writer(self, folder: str, first: int) -> TorchWriter:
+        """Open a run of TensorBoard's."""
+        return TorchWriter(folder, first)
 
     def draw_seed(self) -> int:
         """A number below 2**63 from torch's global generator."""

@@ -8,34 +8,43 @@ allreduce, so all ranks see a bad step without a word.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import horovod.torch as hvd
 import torch
 
 from hvdrecover.elastic.guard.judge import Judge
 from hvdrecover.errors import ConfigError
-from hvdrecover.torch.finite import not_finite, values
+from hvdrecover.torch.finite import all_finite, not_finite, total
 from hvdrecover.torch.modules import Calls
+from hvdrecover.torch.names import parameters_of
+
+_LARGE = 1 << 16  # elements; to go through fewer costs less than to tell whether it is needed
 
 
 class Gradients:
-    """Looks at the gradients of optimizers that Horovod has wrapped; others see this rank's own only.
+    """Looks at the gradients of optimizers that Horovod has wrapped.
+
+    Each rank goes through its own gradients once. It makes the first number of a large one NaN if there is
+    any that is not finite, so that after the allreduce a look at the first number is enough.
 
     Args:
-        components: by attribute name; modules give parameters their names, optimizers are looked at.
+        components: by attribute name; optimizers are looked at.
+        names: of parameters, by identity.
         judge: is told of bad steps.
 
     Raises:
         ConfigError: an optimizer that does not average gradients.
     """
 
-    def __init__(self, components: Mapping[str, Any], judge: Judge) -> None:
+    def __init__(self, components: Mapping[str, Any], names: Mapping[int, str], judge: Judge) -> None:
         self._judge = judge
         self._steps = 0
         judge.steps = lambda: self._steps
-        self._names = _names(components)
-        self._norms: dict[int, torch.Tensor] = {}
+        self._names = names
+        self._totals: dict[torch.Tensor, torch.Tensor] = {}  # of this rank's own gradients
+        self._first: dict[torch.Tensor, tuple[int, ...]] = {}  # where large ones have their first number
         self._calls = Calls(
             {name: each for name, each in components.items() if isinstance(each, torch.nn.Module)}
         )
@@ -43,67 +52,60 @@ class Gradients:
             if isinstance(component, torch.optim.Optimizer) and hasattr(component, "synchronize"):
                 self._look_at(name, component)
 
-    def _look_at(self, name: str, optimizer: torch.optim.Optimizer) -> None:
+    def _look_at(self, name: str, optimizer: Any) -> None:
         if hasattr(optimizer, "_starting_models"):
             raise ConfigError(
                 f"state.{name}", "Adasum brings updates together, not gradients; pass Guard(numerics=None)"
             )
         optimizer.register_step_pre_hook(self._before)
-        for number, parameter in enumerate(_parameters(optimizer)):
-            self._names.setdefault(id(parameter), f"{name}'s parameter {number}")
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
+        compressed = optimizer._compression is not hvd.Compression.none  # what is sent may overflow
+        for parameter in parameters_of(optimizer):
+            if not parameter.requires_grad:
+                continue
+            parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
+            # Elsewhere than on the CPU, to go through it is fast, and to wait for what it says is not.
+            wide = parameter.dtype in (torch.float32, torch.float64)
+            if parameter.numel() > _LARGE and parameter.is_cpu and wide and not compressed:
+                self._first[parameter] = (0,) * parameter.dim()
 
     def _arrived(self, parameter: torch.Tensor) -> None:
         """A gradient of this rank's own is complete."""
-        if parameter.grad is not None:
-            self._norms[id(parameter)] = _norm(parameter.grad)
+        gradient = parameter.grad
+        if gradient is None:
+            return
+        self._totals[parameter] = own = total(gradient)
+        if parameter in self._first and not math.isfinite(own.item()) and not gradient.is_sparse:
+            gradient[self._first[parameter]] = math.nan
 
     def _before(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         """Before a step; for Horovod's optimizers that is twice: before and after gradients are averaged."""
-        if getattr(optimizer, "_handles", None) or getattr(optimizer, "found_inf", None) is not None:
+        if optimizer._handles or getattr(optimizer, "found_inf", None) is not None:
             return  # not averaged yet; or loss scaling has found an overflow, and deals with it
-        with_gradient = {
-            self._names[id(each)]: each for each in _parameters(optimizer) if each.grad is not None
-        }
-        gradients = {name: each.grad for name, each in with_gradient.items() if each.grad is not None}
-        bad = not_finite(gradients)
-        if bad:
-            self._tell(bad, [name for name in bad if not self._was_finite(with_gradient[name])])
-            self._norms.clear()
-            for parameter in with_gradient.values():
-                parameter.grad = None  # torch's optimizers pass over what has none
-        elif with_gradient:
-            self._steps += 1
-            self._norms.clear()
-
-    def _tell(self, everywhere: Sequence[str], here: Sequence[str]) -> None:
+        given = [each for each in parameters_of(optimizer) if each.grad is not None]
+        if not given:
+            return
         self._steps += 1
+        if not all_finite(map(self._glance, given)):
+            self._look_into(given)
+        self._totals.clear()
+
+    def _glance(self, parameter: torch.Tensor) -> torch.Tensor:
+        """A number that is not finite if the averaged gradient isn't."""
+        gradient = parameter.grad
+        assert gradient is not None
+        first = self._first.get(parameter)
+        return total(gradient) if first is None or gradient.is_sparse else gradient[first]
+
+    def _look_into(self, given: Sequence[torch.Tensor]) -> None:
+        """Something seems not to be finite; if so, tell, and have the optimizer pass over the step."""
+        by_name = {self._names[id(each)]: each for each in given}
+        bad = not_finite({name: each.grad for name, each in by_name.items() if each.grad is not None})
+        if not bad:
+            return
+        own = [name for name in bad if by_name[name] in self._totals]
+        here = [name for name in own if not math.isfinite(self._totals[by_name[name]].item())]
+        self._totals.clear()
         first = self._calls.first_bad() if here else ""
-        self._judge.gradients(everywhere, here, first=first, batch_size=self._calls.batch_size())
-
-    def _was_finite(self, parameter: torch.Tensor) -> bool:
-        norm = self._norms.get(id(parameter))
-        return norm is None or math.isfinite(float(norm))
-
-
-def _norm(gradient: torch.Tensor) -> torch.Tensor:
-    held = values(gradient)
-    wide = torch.float32 if held.dtype in (torch.float16, torch.bfloat16) else None
-    norm: torch.Tensor = torch.linalg.vector_norm(held, dtype=wide)
-    return norm
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
-
-
-def _names(components: Mapping[str, Any]) -> dict[int, str]:
-    """What parameters are called, by identity."""
-    return {
-        id(parameter): f"{name}.{inner}"
-        for name, component in components.items()
-        if isinstance(component, torch.nn.Module)
-        for inner, parameter in component.named_parameters()
-    }
+        self._judge.gradients(bad, here, first=first, batch_size=self._calls.batch_size())
+        for parameter in given:
+            parameter.grad = None  # torch's optimizers pass over what has none

@@ -7,9 +7,13 @@ from typing import Any
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.randomness import Randomness
+from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.elastic.state import State
+from hvdrecover.torch import missing, steps
 from hvdrecover.torch.framework import TorchFramework
 from hvdrecover.torch.gradients import Gradients
+from hvdrecover.torch.names import names
+from hvdrecover.torch.scalars import require_tensorboard
 from hvdrecover.torch.world import TorchWorld
 
 
@@ -23,6 +27,7 @@ class TorchState(State):
             is written.
         rng: ``"reseed"`` or ``"store"``; see `hvdrecover.elastic.randomness`.
         guard: what is watched about the ranks, such as ``Guard()``; None watches nothing.
+        tensorboard: path or URL of a folder for TensorBoard's runs, one for each rank; None writes none.
         attributes: more modules, optimizers, samplers and anything else to track, by name.
 
     Raises:
@@ -39,15 +44,25 @@ class TorchState(State):
         checkpoint: Checkpoint | str | None = None,
         rng: Randomness = "reseed",
         guard: Guard | None = None,
+        tensorboard: str | None = None,
         **attributes: Any,
     ) -> None:
+        if tensorboard is not None:
+            require_tensorboard()
         super().__init__(
             TorchFramework(),
             TorchWorld(),
             checkpoint=checkpoint,
             rng=rng,
             guard=guard,
+            tensorboard=tensorboard,
             attributes={"model": model, "optimizer": optimizer, **attributes},
         )
-        if self._watch.judge is not None:
-            Gradients(self._contents.components(), self._watch.judge)
+        if isinstance(self._scalars, Scalars):  # before the guard, which may end a step
+            steps.watch(self._contents.components(), self._scalars)
+        if guard is not None:
+            components = self._contents.components()
+            called = names(components)
+            missing.watch(components, called, self._watch.missing)
+            if self._watch.judge is not None:
+                Gradients(components, called, self._watch.judge)

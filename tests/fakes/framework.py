@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,8 @@ from hvdrecover.elastic.interfaces import Entry
 from hvdrecover.errors import UnsupportedTensorError
 
 Array = npt.NDArray[Any]
+Events = dict[str, list[tuple[int, float, float]]]
+"""By name, the scalars of a run: step, value and time."""
 
 _CODES = {"float64": "F64", "float32": "F32", "int64": "I64", "uint8": "U8", "bool": "BOOL"}
 _DTYPES = {code: np.dtype(name) for name, code in _CODES.items()}
@@ -104,6 +109,39 @@ class FakeSampler:
         if self.order.on_iterate is not None:
             self.order.on_iterate()
         yield from indices.tolist()
+
+
+class FakeWriter:
+    """Appends a line of JSON for each step, and one for its own beginning."""
+
+    def __init__(self, folder: str, first: int) -> None:
+        self._path = Path(folder) / "scalars.jsonl"
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._append({"first": first})
+
+    def scalars(self, values: Mapping[str, float], step: int, time: float) -> None:
+        self._append({"step": step, "time": time, "values": dict(values)})
+
+    def close(self) -> None:
+        pass
+
+    def _append(self, line: dict[str, Any]) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def read_run(folder: Path) -> Events:
+    """What `FakeWriter` has written to a folder, without what later ones have taken back."""
+    events: Events = {}
+    for line in map(json.loads, (folder / "scalars.jsonl").read_text().splitlines()):
+        if "first" in line:
+            events = {
+                name: [each for each in found if each[0] < line["first"]] for name, found in events.items()
+            }
+            continue
+        for name, value in line["values"].items():
+            events.setdefault(name, []).append((line["step"], value, line["time"]))
+    return events
 
 
 class FakeLoader:
@@ -239,6 +277,13 @@ class FakeFramework:
         if not isinstance(component, FakeModel):
             return []
         return [name for name, value in component.weights.items() if not np.isfinite(value).all()]
+
+    def norm(self, component: Any) -> float:
+        weights = component.weights.values() if isinstance(component, FakeModel) else []
+        return math.hypot(*(float(np.linalg.norm(value)) for value in weights))
+
+    def writer(self, folder: str, first: int) -> FakeWriter:
+        return FakeWriter(folder, first)
 
     def draw_seed(self) -> int:
         return self.generator.draw() >> 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -143,4 +144,6 @@ def test_of_a_hang_only_the_culprit_is_killed_and_its_line_is_named(
     assert f"in hang_in_a_{name}" in stacks["summary"]
     assert f"hang_in_a_{name}" in Path(stacks["file"]).read_text()
     assert f"rank {rank} on localhost is at {stacks['summary']}" in story.run.log
+    place = rf"waited \d+ s for rank {rank} on localhost, which is at \S+ in hang_in_a_{name}\b"
+    assert re.search(place, story.run.log)
     assert story.run.sources()[fault.generation + 1] == "memory"

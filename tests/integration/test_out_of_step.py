@@ -31,6 +31,7 @@ FAULTS = {
     "nan_budget": 'nan {"numerics": "skip", "numerics_budget": 1}',
     "infinite": "infinite",
     "poison_rollback": 'poison {"numerics": "rollback"}',
+    "flip_in_a_gigabyte": f"flip_in_a_gigabyte {EVERY}}}",
     "shards": "shards",
 }
 
@@ -52,6 +53,16 @@ def outcomes(
         [json.loads((folder / f"{number}-{rank}.json").read_text()) for rank in range(size)]
         for number in range(len(faults))
     ]
+
+
+def events(folder: Path, kind: str, rank: int) -> list[dict[str, Any]]:
+    """A rank's events of a kind, in their order."""
+    lines = [
+        json.loads(line)
+        for file in (folder / "events").glob("*.jsonl")
+        for line in file.read_text().splitlines()
+    ]
+    return [line for line in lines if line["kind"] == kind and line["rank"] == rank]
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +113,12 @@ def test_one_flipped_bit_is_named(of_two: dict[str, list[Outcome]]) -> None:
         assert "on rank 1 on localhost" in outcome["text"]
 
 
+def test_one_flipped_bit_in_a_gigabyte_is_named(of_two: dict[str, list[Outcome]]) -> None:
+    for outcome in of_two["flip_in_a_gigabyte"]:
+        assert (outcome["error"], outcome["steps"]) == ("DivergedError", 6)
+        assert "model.4.weight, F32[83333333]: 1 of 83333333 numbers, by " in outcome["text"]
+
+
 def test_one_flipped_bit_is_healed(of_two: dict[str, list[Outcome]]) -> None:
     outcome = the_same(of_two["flip_heal"])
     assert (outcome["error"], outcome["updates"]) == (None, STEPS)
@@ -142,18 +159,22 @@ def test_parameters_that_are_not_finite_are_gone_back_from(of_two: dict[str, lis
     assert outcome["weights"] == undisturbed["weights"]
 
 
+def test_a_gradient_that_is_missing_on_one_rank_is_told_once_and_stalls_nobody(tmp_path: Path) -> None:
+    apart, grouped = outcomes(static(2), 2, ["missing", "missing_in_group", "none"], tmp_path)[:2]
+    assert (the_same(apart)["error"], the_same(apart)["updates"]) == (None, STEPS)
+    assert the_same(grouped) == the_same(apart)
+    told = [event["parameters"] for event in events(tmp_path, "missing_gradients", rank=0)]
+    names = ("model.1.inner.bias", "model.1.inner.weight")
+    assert told == [[f"{name} on rank 1, in 2 steps" for name in names]] * 2
+
+
 def test_a_host_that_diverges_twice_is_reported(tmp_path: Path) -> None:
     fault = f'flip_twice_0 {EVERY}, "on_divergence": "heal"}}'
     hosts = ["-np", "3", "-H", "127.0.0.1:1,localhost:2"]
     launcher = [str(Path(sys.executable).with_name("hvdrecover")), "run", *hosts, "--"]
     ((*found,),) = outcomes(launcher, 3, [fault], tmp_path)
     assert the_same(found)["error"] is None
-    lines = [
-        json.loads(line)
-        for file in (tmp_path / "events").glob("*.jsonl")
-        for line in file.read_text().splitlines()
-    ]
-    diverged = [line for line in lines if line["kind"] == "diverged" and line["rank"] == 1]
+    diverged = events(tmp_path, "diverged", rank=1)
     assert [(line["ranks"], line["tied"]) for line in diverged] == [([0], False)] * 2
     reported = rests.read(tmp_path / "events" / "failing-hosts")
     assert {host: len(times) for host, times in reported.items()} == {"127.0.0.1": 2}
@@ -175,6 +196,24 @@ OF_KERAS = {
     "nan_rollback_fit": 'nan fit {"numerics": "rollback"}',
     "nan_rollback_loop": 'nan loop {"numerics": "rollback"}',
     "poison_rollback": 'poison fit {"numerics": "rollback"}',
+    "missing_fit": "missing fit null",
+    "missing_loop": "missing loop {}",
+    "missing_groups_loop": "missing_groups loop null",
+    "missing_eager": "missing eager {}",
+}
+
+
+OF_CHECKS = {
+    "checked_loop": "nan_checked loop {}",
+    "checked_eager": "nan_checked eager {}",
+    "checked_groups": "nan_checked_groups loop {}",
+    "checked_rollback_loop": 'nan_checked loop {"numerics": "rollback"}',
+    "checked_skip_loop": 'nan_checked loop {"numerics": "skip"}',
+    "overflow_loop": "overflow loop {}",
+    "overflow_eager": "overflow eager {}",
+    "overflow_fit": "overflow fit {}",
+    "overflow_rollback_loop": 'overflow loop {"numerics": "rollback"}',
+    "overflow_rollback_fit": 'overflow fit {"numerics": "rollback"}',
 }
 
 
@@ -183,6 +222,13 @@ def of_keras(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome
     folder = tmp_path_factory.mktemp("of_keras")
     found = outcomes(static(2), 2, list(OF_KERAS.values()), folder, "tensorflow")
     return dict(zip(OF_KERAS, found, strict=True))
+
+
+@pytest.fixture(scope="module")
+def of_checks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome]]:
+    folder = tmp_path_factory.mktemp("of_checks")
+    found = outcomes(static(2), 2, list(OF_CHECKS.values()), folder, "tensorflow")
+    return dict(zip(OF_CHECKS, found, strict=True))
 
 
 @pytest.mark.parametrize("way", ["fit", "loop"])
@@ -230,3 +276,57 @@ def test_variables_that_are_not_finite_are_gone_back_from(of_keras: dict[str, li
     outcome, undisturbed = the_same(of_keras["poison_rollback"]), the_same(of_keras["none_fit"])
     assert outcome["error"] is None
     assert outcome["weights"] == undisturbed["weights"]
+
+
+@pytest.mark.parametrize("fault", ["missing_fit", "missing_loop", "missing_groups_loop", "missing_eager"])
+def test_a_gradient_that_is_missing_on_one_rank_is_named(
+    of_keras: dict[str, list[Outcome]], fault: str
+) -> None:
+    for outcome in of_keras[fault]:
+        assert (outcome["error"], outcome["steps"]) == ("MissingGradientError", 0)
+        assert "\n  net/four/shift: missing on rank 1, there on rank 0\n" in outcome["text"]
+        assert "net/three/kernel" not in outcome["text"]
+
+
+def test_of_three_ranks_the_one_without_a_gradient_is_named(tmp_path: Path) -> None:
+    (found,) = outcomes(static(3), 3, ["missing loop {}"], tmp_path, "tensorflow")
+    assert [each["error"] for each in found] == ["MissingGradientError"] * 3
+    assert all("shift: missing on rank 1, there on ranks 0, 2\n" in each["text"] for each in found)
+
+
+# Eagerly a rank knows from the first step on what it has to send.
+AT_STEP = {"loop": 0, "groups": 0, "fit": 0, "eager": 1}
+SAMPLES = {way: "33, 88, 6, 42" if step else "55, 89, 87, 37" for way, step in AT_STEP.items()}
+
+
+@pytest.mark.parametrize("way", ["loop", "groups", "eager"])
+def test_a_check_in_the_model_is_raised_on_all_ranks(of_checks: dict[str, list[Outcome]], way: str) -> None:
+    outcome = the_same(of_checks[f"checked_{way}"])
+    assert (outcome["error"], outcome["steps"]) == ("NumericsError", AT_STEP[way])
+    where = f"rank 1 on localhost, at samples {SAMPLES[way]} of epoch 0: "
+    assert f'{where}NaN in "outputs of the net", says check_numerics\n' in outcome["text"]
+    assert "rank 0" not in outcome["text"]
+
+
+@pytest.mark.parametrize("way", ["loop", "eager", "fit"])
+def test_a_check_of_all_operations_is_raised_on_all_ranks(
+    of_checks: dict[str, list[Outcome]], way: str
+) -> None:
+    outcome = the_same(of_checks[f"overflow_{way}"])
+    assert (outcome["error"], outcome["steps"]) == ("NumericsError", AT_STEP[way])
+    where = f'rank 1 on localhost, at samples {SAMPLES[way]} of epoch 0: -Inf in output 0 of op "MatMul"'
+    assert where in outcome["text"]
+    assert "rank 0" not in outcome["text"]
+
+
+@pytest.mark.parametrize(
+    "fault", ["checked_rollback_loop", "checked_skip_loop", "overflow_rollback_loop", "overflow_rollback_fit"]
+)
+def test_a_step_that_a_check_has_ended_is_rolled_back_by_all(
+    of_keras: dict[str, list[Outcome]], of_checks: dict[str, list[Outcome]], fault: str
+) -> None:
+    outcome = the_same(of_checks[fault])
+    assert (outcome["error"], outcome["updates"]) == (None, STEPS - 2)
+    assert outcome["left_out"] == [[64, 72]]
+    way = fault.rsplit("_", 1)[1]
+    assert outcome["weights"] == of_keras[f"nan_rollback_{way}"][0]["weights"]

@@ -70,6 +70,11 @@ class Judge:
         self._verdict: NumericsError | RolledBack | None = None
         self.steps: Callable[[], int] = lambda: 0
 
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._world.rank()
+
     def not_finite(self) -> list[str]:
         """The trained parameters of this rank that hold NaN or infinity."""
         return [
@@ -93,11 +98,23 @@ class Judge:
             NumericsError: the user wants to know, or it was too often.
             RolledBack: all ranks go back to the last commit.
         """
-        mine = Sighting(self._world.rank(), self._host, _gradients(here), first)
-        order = self._contents.order_in_use()
-        if order is not None and here:
-            mine = dataclasses.replace(mine, epoch=order.epoch, samples=tuple(order.present(batch_size)))
+        mine = self._seen(_gradients(here), first, batch_size)
         self._judge(self._policy, _gradients(everywhere), mine, batch_size)
+
+    def reported(self, found: str, *, here: bool, batch_size: int = 0) -> None:
+        """All ranks have met a bad step, and on this one the framework has raised an error out of it.
+
+        Args:
+            found: what its error is about.
+            here: whether it was met on this rank, and is not what others have sent.
+            batch_size: samples in this rank's batch; 0 if unknown.
+
+        Raises:
+            NumericsError: the user wants to know, or it was too often.
+            RolledBack: all ranks go back to the last commit; the step can't be skipped any more.
+        """
+        mine = self._seen((found,) if here else (), "", batch_size)
+        self._judge("raise" if self._policy == "raise" else "rollback", (found,), mine, batch_size)
 
     def parameters(self, here: Sequence[str]) -> None:
         """Some ranks have parameters that are not finite, and all have heard of it.
@@ -117,12 +134,21 @@ class Judge:
         verdict, self._verdict = self._verdict, None
         return verdict
 
+    def _seen(self, tensors: tuple[str, ...], first: str, batch_size: int) -> Sighting:
+        mine = Sighting(self._world.rank(), self._host, tensors, first)
+        order = self._contents.order_in_use()
+        if order is None or not tensors:
+            return mine
+        return dataclasses.replace(mine, epoch=order.epoch, samples=tuple(order.present(batch_size)))
+
     def _judge(self, policy: Numerics, everywhere: Sequence[str], mine: Sighting, batch_size: int) -> None:
         step = self.steps()
         mine = dataclasses.replace(mine, used=self._budget.used(step))
-        fields = {**dataclasses.asdict(mine), "batch_size": batch_size}
+        fields = {**dataclasses.asdict(mine), "batch_size": batch_size, "policy": policy}
         rows = gather_json(self._world, fields, "hvdrecover.guard.numerics")
         batch_size = max(row.pop("batch_size") for row in rows)
+        if "rollback" in [row.pop("policy") for row in rows]:
+            policy = "rollback"  # where one has left its step, nobody can skip it
         sightings = [Sighting.from_json(row) for row in rows]
         self._budget.bad(step)
         action = numerics.decide(policy, sightings, self._allowed)

@@ -13,6 +13,7 @@ from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.elastic.contents import Contents
 from hvdrecover.elastic.guard import data, parameters, structure
 from hvdrecover.elastic.guard.judge import Judge
+from hvdrecover.elastic.guard.missing import Missing
 from hvdrecover.elastic.guard.parameters import Difference, Shared
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.guard.structure import Description
@@ -33,6 +34,7 @@ class Watch:
     Attributes:
         guard: what the user has decided.
         judge: what is done about numbers that are not finite; None if nobody looks.
+        missing: which gradients this rank has lacked.
 
     Args:
         guard: what the user has decided; None watches nothing, but for who has a guard and who has none.
@@ -58,6 +60,7 @@ class Watch:
         self._contents = contents
         self._events = events
         self._host = host
+        self.missing = Missing(world, events)
         self.judge: Judge | None = None
         if guard is not None and guard.numerics is not None:
             self.judge = Judge(guard, framework, world, contents, events, host)

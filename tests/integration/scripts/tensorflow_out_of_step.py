@@ -4,8 +4,9 @@
 
     horovodrun -np 2 python tensorflow_out_of_step.py REPORTS 'FAULT WAY GUARD-AS-JSON' ...
 
-``WAY`` is ``fit`` (a distributed optimizer) or ``loop`` (a distributed tape, in a graph). Each rank writes
-``REPORTS/NUMBER-RANK.json`` for each fault: what came of it.
+``WAY`` is ``fit`` (a distributed optimizer), ``loop`` (a distributed tape, in a graph) or ``eager`` (the same
+without one). A guard of ``null`` is none. Each rank writes ``REPORTS/NUMBER-RANK.json`` for each fault: what
+came of it.
 """
 
 from __future__ import annotations
@@ -27,8 +28,22 @@ import tensorflow as tf  # noqa: E402
 import hvdrecover.tensorflow as recover  # noqa: E402
 
 SAMPLES, BATCH, EPOCHS, COMMIT_EVERY = 96, 4, 2, 2
-BAD_SAMPLE = 37
+BAD_SAMPLE, LATER_SAMPLE = 37, 6  # in rank 1's first batch, and in its second
 AT_STEP = 6  # right before a commit
+
+
+class Shift(keras.layers.Layer):  # type: ignore[misc]
+    """Adds a variable that is trained, or leaves it unused."""
+
+    def __init__(self, *, used: bool) -> None:
+        super().__init__(name="four")
+        self.used = used
+
+    def build(self, shape: Any) -> None:
+        self.shift = self.add_weight(shape=(1,), name="shift")
+
+    def call(self, inputs: Any) -> Any:
+        return inputs + self.shift if self.used else inputs
 
 
 class Script:
@@ -37,11 +52,11 @@ class Script:
     Args:
         fault: what goes wrong.
         way: how it trains.
-        guard: settings of the guard.
+        guard: settings of the guard; None for no guard.
     """
 
-    def __init__(self, fault: str, way: str, guard: dict[str, Any]) -> None:
-        self.fault = fault
+    def __init__(self, fault: str, way: str, guard: dict[str, Any] | None) -> None:
+        self.fault, self.way = fault, way
         self.odd = hvd.rank() == 1
         keras.utils.set_random_seed(1)
         self.model = self.network()
@@ -54,7 +69,7 @@ class Script:
         self.state = recover.TensorFlowKerasState(
             self.model,
             self.optimizer,
-            guard=None if self.has("guard") else recover.Guard(**guard),
+            guard=None if guard is None or self.has("guard") else recover.Guard(**guard),
             data=self.data,
             epoch=0,
             batch=0,
@@ -70,6 +85,8 @@ class Script:
         layers = [keras.layers.Dense(16, name="one"), keras.layers.BatchNormalization(name="two")]
         if not self.has("layer"):
             layers.append(keras.layers.Dense(1, name="three"))
+        if self.fault.startswith("missing"):
+            layers.append(Shift(used=not (self.odd and self.fault.startswith("missing"))))
         model = keras.Sequential(layers, name="net")
         model.build((None, 8))
         return model
@@ -77,8 +94,11 @@ class Script:
     def samples(self) -> tuple[Any, Any]:
         inputs = np.random.default_rng(0).normal(size=(SAMPLES, 8)).astype(np.float32)
         targets = inputs.sum(1, keepdims=True)
-        if self.fault == "nan":
-            inputs[BAD_SAMPLE] = np.nan
+        sample = LATER_SAMPLE if self.way == "eager" else BAD_SAMPLE
+        if self.fault.startswith("nan"):
+            inputs[sample] = np.nan
+        if self.fault == "overflow":
+            inputs[sample] = np.finfo(np.float32).max
         return inputs, targets
 
     def after_step(self) -> None:
@@ -101,13 +121,18 @@ class Script:
         )
 
     def loop(self) -> None:
-        @tf.function(jit_compile=False)  # type: ignore[untyped-decorator]
+        groups = 2 if self.fault.endswith("groups") else None
+
         def step(inputs: tf.Tensor, targets: tf.Tensor) -> None:
-            with recover.DistributedGradientTape(tf.GradientTape()) as tape:
-                loss = tf.reduce_mean((self.model(inputs, training=True) - targets) ** 2)
+            with recover.DistributedGradientTape(tf.GradientTape(), groups=groups) as tape:
+                outputs = self.model(inputs, training=True)
+                if self.fault.startswith("nan_checked"):
+                    outputs = tf.debugging.check_numerics(outputs, "outputs of the net")
+                loss = tf.reduce_mean((outputs - targets) ** 2)
             gradients = tape.gradient(loss, self.model.trainable_variables)
             self.optimizer.apply(gradients, self.model.trainable_variables)
 
+        step = step if self.way == "eager" else tf.function(step, jit_compile=False)
         state = self.state
         while state.epoch < EPOCHS:
             self.data.set_epoch(state.epoch)
@@ -142,7 +167,10 @@ def main() -> None:
     reports = Path(sys.argv[1])
     for number, words in enumerate(sys.argv[2:]):
         fault, way, guard = words.split(" ", 2)
+        if fault == "overflow":
+            tf.debugging.enable_check_numerics()
         outcome = Script(fault, way, json.loads(guard)).outcome()
+        tf.debugging.disable_check_numerics()
         (reports / f"{number}-{hvd.rank()}.json").write_text(json.dumps(outcome))
 
 

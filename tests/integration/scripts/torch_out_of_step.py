@@ -23,6 +23,7 @@ import hvdrecover.torch as recover
 
 SAMPLES, BATCH, EPOCHS, COMMIT_EVERY = 96, 4, 2, 2
 BAD_SAMPLE = 37
+LARGE = 83_333_333  # float32 numbers, with both of Adam's slots 1.0 GB
 AT_STEP = 6  # right before a commit
 
 
@@ -31,6 +32,29 @@ class Gate(torch.nn.Module):
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         return torch.where(values > 1e6, torch.full_like(values, float("inf")), values)
+
+
+class Part(torch.nn.Module):
+    """A layer that is left out on some ranks."""
+
+    def __init__(self, called: bool) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(16, 16)
+        self.called = called
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return self.inner(values) if self.called else values
+
+
+class Ballast(torch.nn.Module):
+    """Many parameters that cost little time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(LARGE))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return values + self.weight.mean()
 
 
 class Script:
@@ -49,6 +73,7 @@ class Script:
         self.optimizer = hvd.DistributedOptimizer(
             torch.optim.Adam(self.model.parameters(), lr=0.02 if self.has("rate") else 0.01),
             named_parameters=self.model.named_parameters(),
+            groups=2 if fault == "missing_in_group" else None,
         )
         self.sampler = recover.ElasticSampler(self.data(), seed=int(self.has("seed")))
         self.loader = DataLoader(self.sampler.dataset, batch_size=BATCH, sampler=self.sampler)
@@ -71,6 +96,10 @@ class Script:
         layers = [torch.nn.Linear(8, 16), Gate(), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 1)]
         if self.has("layer"):
             del layers[3]
+        if self.fault == "flip_in_a_gigabyte":
+            layers.append(Ballast())
+        if self.fault.startswith("missing"):
+            layers.insert(1, Part(called=not self.odd))
         return torch.nn.Sequential(*layers)
 
     def data(self) -> TensorDataset:
@@ -87,11 +116,11 @@ class Script:
         """Do to this rank's weights what its fault says."""
         if self.strikes and self.state.step >= AT_STEP and (self.has("flip") or self.has("poison")):
             self.strikes -= 1
-            weights = self.model[3].weight.detach()
+            weights = self.model[-1].weight.detach().view(-1)
             if self.has("poison"):
-                weights[0, 5] = float("nan")
+                weights[5] = float("nan")
             else:
-                weights.numpy().view(np.uint32)[0, 5] ^= 1 << 3
+                weights.numpy().view(np.uint32)[len(weights) // 3] ^= 1
 
     def train(self) -> None:
         state = self.state
@@ -118,7 +147,8 @@ class Script:
         except (recover.OutOfStepError, recover.NumericsError) as error:
             found |= {"error": type(error).__name__, "text": str(error)}
         found["steps"] = self.steps
-        found["weights"] = [each.detach().numpy().tobytes().hex() for each in self.model.parameters()]
+        small = [each.detach().numpy() for each in self.model.parameters() if each.numel() < LARGE]
+        found["weights"] = [each.tobytes().hex() for each in small]
         found["left_out"] = self.sampler.state_dict().get("left_out")
         return found
 

@@ -52,6 +52,7 @@ class Process:
         *,
         rng: Randomness = "reseed",
         guard: Guard | None = None,
+        tensorboard: str | None = None,
         config: Config | None = None,
         **attributes: Any,
     ) -> State:
@@ -61,6 +62,7 @@ class Process:
             checkpoint=checkpoint,
             rng=rng,
             guard=guard,
+            tensorboard=tensorboard,
             config=config or self.config,
             clock=self.clock,
             attributes=attributes,

@@ -49,6 +49,19 @@ def test_what_a_process_writes_to_its_page_is_read(start: Start) -> None:
     assert (found.commits, found.steps) == (1, 1)
 
 
+def test_what_horovod_tells_of_a_stall_is_heard_once(start: Start) -> None:
+    training = start(
+        "import adapter, os\n"
+        "from hvdrecover import heartbeat\n"
+        """os.write(int(os.environ["HOROVOD_STALL_REPORT"]), b'{"stalled": {"1": ["a", "b"]}}\\n')\n"""
+        "heartbeat.tell(told=1)\n" + WAIT
+    )
+    until(lambda: training.notes().get("told"), "its note")
+    assert training.stalled() == {1: ["a", "b"]}
+    assert training.stalled() == {}
+    assert training.notes()["told"] == 1
+
+
 def test_what_a_guardian_asks_is_read_by_the_process(start: Start) -> None:
     training = start(
         "import adapter, time\n"

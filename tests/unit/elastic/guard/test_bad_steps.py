@@ -153,3 +153,26 @@ def test_parameters_that_are_not_finite_are_no_commit(odd: set[int]) -> None:
 
 def test_without_numerics_nobody_looks() -> None:
     assert poisoned(None, {0, 1, 2}) == [[np.inf]] * 3
+
+
+@pytest.mark.parametrize("policy", ["raise", "rollback"])
+def test_a_loss_that_is_not_finite_counts_at_the_commit_after_it(policy: Numerics) -> None:
+    def body(process: Process) -> Any:
+        state = process.state(guard=Guard(numerics=policy), step=0, strikes=1)
+        strikes = [1]
+
+        def train(state: State) -> None:
+            while state.step < 4:
+                bad = state.step == 2 and process.world.rank() == 1 and strikes and strikes.pop()
+                state.observe(loss=float("inf") if bad else 0.5)
+                state.step += 1
+                state.commit()
+
+        try:
+            run(train)(state)
+        except NumericsError as error:
+            return error.findings
+        return state.step, state.last_commit.commit
+
+    for outcome in on_ranks(2, body):
+        assert outcome == (["rank 1 on host: loss"] if policy == "raise" else (4, 4))

@@ -1,0 +1,135 @@
+"""Scalars of real jobs of two ranks, read back from their event files; what they do is in the scripts."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.examples.digits_run import PATIENCE, ROOT_MAY_USE_MPI, static
+from hvdrecover.launch.job import Job
+from tests.integration import tensorboard_page
+from tests.integration.scalars import Run, read
+
+SCRIPTS = Path(__file__).with_name("scripts")
+WAYS = {"torch": [], "loop": ["loop"], "fit": ["fit"]}
+STEPS, COMMIT_EVERY = 36, 4
+STOP = 27  # the first start stops here, and the second one goes on after the commit before
+SETTLED = range(
+    13, 25
+)  # the second epoch: in the first steps of a start, graphs are made, and data read ahead
+
+Runs = dict[int, Run]
+
+
+def run(way: str, folder: Path, *stop: str) -> int | None:
+    """Start the script once; its exit code."""
+    script = SCRIPTS / f"{'torch' if way == 'torch' else 'tensorflow'}_scalars.py"
+    command = [*static(2), sys.executable, str(script), *WAYS[way], str(folder), *stop]
+    job = Job(command, folder / "log", {"OMP_NUM_THREADS": "1", **ROOT_MAY_USE_MPI})
+    try:
+        code = job.wait(PATIENCE)
+        assert code == 0 or stop, job.tail()
+        return code
+    finally:
+        job.kill()
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a job that was stopped, and has gone on to its end."""
+    made = tmp_path_factory.mktemp(request.param)
+    assert run(request.param, made, str(STOP)) != 0
+    stopped = read(made / "logs" / "rank-0")
+    assert list(stopped.scalars["loss"]) == list(range(1, STOP + 1))
+    run(request.param, made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> Runs:
+    return {rank: read(folder / "logs" / f"rank-{rank}") for rank in (0, 1)}
+
+
+def test_each_step_is_there_once_though_the_job_was_stopped(runs: Runs) -> None:
+    each_step = ["loss", "norm/own_gradient", "norm/averaged_gradient", "seconds/step"]
+    each_step += ["seconds/data_wait", "seconds/allreduce_wait"]
+    each_commit = ["norm/parameters", "seconds/commit_stall"]
+    for run in runs.values():
+        for name in each_step:
+            assert run.steps[name] == list(range(1, STEPS + 1)), name
+        for name in each_commit:
+            assert run.steps[name] == list(range(COMMIT_EVERY, STEPS + 1, COMMIT_EVERY)), name
+        times = [run.times[step] for step in range(1, STEPS + 1)]
+        assert times == sorted(times)
+
+
+def test_the_loss_is_what_the_script_has_computed(folder: Path, runs: Runs) -> None:
+    for rank, run in runs.items():
+        told = json.loads((folder / f"losses-{rank}.json").read_text())
+        assert {str(step): pytest.approx(value) for step, value in run.scalars["loss"].items()} == told
+    assert runs[0].scalars["loss"] != runs[1].scalars["loss"]
+
+
+def test_norms_are_those_of_averages(runs: Runs) -> None:
+    averaged = runs[0].scalars["norm/averaged_gradient"]
+    assert runs[1].scalars["norm/averaged_gradient"] == averaged
+    assert runs[1].scalars["norm/parameters"] == runs[0].scalars["norm/parameters"]
+    mine, other = (runs[rank].scalars["norm/own_gradient"] for rank in (0, 1))
+    for step, norm in averaged.items():
+        # Of a mean of two vectors, by the triangle inequality.
+        assert abs(mine[step] - other[step]) / 2 - 1e-3 <= norm <= (mine[step] + other[step]) / 2 + 1e-3
+    assert mine != other
+
+
+def test_the_slow_rank_waits_for_data_and_the_other_one_for_it(runs: Runs) -> None:
+    data = [runs[rank].total("seconds/data_wait", SETTLED) for rank in (0, 1)]
+    others = [runs[rank].total("seconds/allreduce_wait", SETTLED) for rank in (0, 1)]
+    assert data[0] < data[1]
+    assert others[0] > others[1]
+    for run in runs.values():
+        for step, seconds in run.scalars["seconds/step"].items():
+            waits = [run.scalars[f"seconds/{name}_wait"][step] for name in ("data", "allreduce")]
+            assert 0.0 <= sum(waits) <= seconds * 1.01 + 1e-3
+
+
+def test_the_slow_rank_is_named(runs: Runs) -> None:
+    slowest = runs[0].scalars["straggler/slowest_rank"]
+    assert slowest == runs[1].scalars["straggler/slowest_rank"]
+    assert set(slowest) <= set(range(COMMIT_EVERY, STEPS + 1, COMMIT_EVERY))
+    for step, rank in slowest.items():
+        assert runs[int(rank)].scalars["straggler/share"][step] == 1.0
+        assert 0.0 < runs[1 - int(rank)].scalars["straggler/share"][step] <= 1.0
+    later = [rank for step, rank in slowest.items() if step in SETTLED]
+    assert later.count(1.0) > len(later) / 2
+
+
+def test_the_age_of_the_last_durable_commit_is_that_of_rank_0(runs: Runs) -> None:
+    ages = runs[0].scalars["seconds/since_durable"]
+    assert len(ages) > 1
+    assert all(math.isfinite(age) and age >= 0.0 for age in ages.values())
+    assert "seconds/since_durable" not in runs[1].scalars
+
+
+def test_tensorboard_shows_it(folder: Path, tmp_path: Path) -> None:
+    if tensorboard_page.CHROMIUM is None:
+        message = "there is no browser to look with; on Debian and Ubuntu: apt-get install chromium"
+        pytest.fail(message) if os.environ.get("CI") == "true" else pytest.skip(message)
+    picture = tmp_path / "tensorboard.png"
+    with tensorboard_page.tensorboard(folder / "logs", tmp_path) as address:
+        shown = tensorboard_page.screenshot(
+            tensorboard_page.page(address, tensorboard_page.TAGS), picture, tmp_path
+        )
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    for tag in tensorboard_page.TAGS:
+        assert f'title="{tag}"' in shown
+    for rank in (0, 1):
+        assert f"> rank-{rank} <" in shown
+    # Of each of the pinned scalars, a line for each rank that goes through some points.
+    lines = re.findall(r'<path[^>]* d="(M[-0-9.,]+L[-0-9.,L]+)"', shown)
+    assert len(lines) >= 2 * len(tensorboard_page.TAGS)

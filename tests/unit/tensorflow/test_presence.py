@@ -1,0 +1,77 @@
+"""What a rank sends that lacks gradients, and what is said of it; real ranks are in the integration tests."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hvdrecover.errors import MissingGradientError
+from hvdrecover.tensorflow import faults
+from hvdrecover.tensorflow.presence import Presence, lines
+
+
+def test_ranks_are_named_for_each_variable_that_only_some_have_a_gradient_of() -> None:
+    absent = [[0, 1], [0], [0, 1, 2]]
+    assert lines(absent, ["a", "b", "c"]) == [
+        "b: missing on ranks 0, 2, there on rank 1",
+        "c: missing on rank 2, there on ranks 0-1",
+    ]
+
+
+def test_many_variables_are_counted() -> None:
+    found = lines([[], list(range(25))], [f"v{number}" for number in range(25)])
+    assert found[0] == "v0: missing on rank 1, there on rank 0"
+    assert (len(found), found[-1]) == (11, "and 15 more")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_zeros_are_sent_for_a_gradient_that_is_missing(dtype: str) -> None:
+    variables = [tf.Variable([1.0, 2.0]), keras.Variable(np.ones([2, 3]), dtype=dtype)]
+    presence = Presence([tf.ones([2]), None], variables, tf.constant(0.0))
+    assert presence.filled[0].numpy().tolist() == [1.0, 1.0]
+    assert (presence.filled[1].dtype.name, presence.filled[1].numpy().tolist()) == (dtype, [[0.0] * 3] * 2)
+    assert presence.told(tf.float16).numpy().tolist() == [[0.0, 1.0], [1.0, 0.0]]
+
+
+@pytest.mark.parametrize("dtype", [tf.int32, tf.bfloat16, tf.complex64])
+def test_nothing_is_sent_for_variables_that_horovod_can_reduce_no_gradients_of(dtype: tf.DType) -> None:
+    variable = tf.Variable(tf.ones([2], dtype))
+    assert Presence([None], [variable], tf.constant(0.0)).filled == [None]
+
+
+def test_no_slices_are_sent_for_a_sparse_gradient_that_is_missing() -> None:
+    variable = tf.Variable(tf.ones([5, 3], tf.float64))
+    slices = tf.IndexedSlices(tf.ones([2, 3], tf.float64), tf.constant([1, 4], tf.int64), tf.constant([5, 3]))
+    Presence([slices], [variable], tf.constant(0.0))
+    (sent,) = Presence([None], [variable], tf.constant(0.0)).filled
+    assert (sent.values.shape, sent.values.dtype) == ((0, 3), tf.float64)
+    assert (sent.indices.shape, sent.indices.dtype) == ((0,), tf.int64)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("absent", [0.0, 0.5])
+def test_results_are_held_back_if_ranks_differ(graph: bool, absent: float) -> None:
+    variable = tf.Variable([1.0])
+    presence = Presence([tf.ones([1])], [variable], tf.constant(0.0))
+
+    def checked(summed: tf.Tensor) -> tf.Tensor:
+        return presence.checked(summed, [tf.ones([1]), None])[0]
+
+    run = tf.function(checked) if graph else checked
+    summed = tf.constant([[absent], [0.5]])
+    if not absent:
+        assert run(summed).numpy().tolist() == [1.0]
+        return
+    with pytest.raises((MissingGradientError, tf.errors.OpError), match="gradients are missing") as raised:
+        run(summed)
+    original = faults.original(raised.value) if graph else raised.value
+    assert isinstance(original, MissingGradientError)
+
+
+def test_an_error_is_not_taken_for_one_that_was_raised_before() -> None:
+    faults.raised(MissingGradientError("gradients are missing", ["a: missing"], "Look."))
+    other = tf.errors.UnknownError(None, None, "something else")
+    assert faults.original(other) is None
+    assert faults.original(ValueError(str(MissingGradientError("x", [], "")))) is None

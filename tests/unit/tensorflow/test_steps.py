@@ -1,0 +1,201 @@
+"""Marks of TensorFlow's steps, in a job of one."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvdrecover.tensorflow as recover
+from hvdrecover.errors import ConfigError
+from hvdrecover.tensorflow.keras_callbacks import Observer
+from tests.integration.scalars import Run, read
+
+SAMPLES, BATCH = 24, 4
+X = np.linspace(-1, 1, SAMPLES * 3, dtype=np.float32).reshape(SAMPLES, 3)
+Y = X.sum(1, keepdims=True)
+
+
+def a_state(folder: Path | None, **options: Any) -> recover.TensorFlowKerasState:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
+    model.build((None, 3))
+    model.compile(recover.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse", **options)
+    data = recover.elastic_dataset((X, Y), BATCH, shuffle=False)
+    state = recover.TensorFlowKerasState(
+        model, data=data, epoch=0, batch=0, tensorboard=None if folder is None else str(folder)
+    )
+    state.sync()
+    return state
+
+
+def run_of(state: recover.TensorFlowState, folder: Path) -> Run:
+    state.finish()
+    return read(folder / "rank-0")
+
+
+def fit(state: recover.TensorFlowKerasState, **options: Any) -> None:
+    state.model.fit(
+        state.data,
+        callbacks=recover.callbacks(state, commit_every_batches=2),
+        verbose=0,
+        shuffle=False,
+        **options,
+    )
+
+
+def expected(state: recover.TensorFlowKerasState) -> tuple[list[float], list[float]]:
+    """Losses and norms of gradients of each batch; with a learning rate of 0 they don't depend on others."""
+    losses, norms = [], []
+    variables = state.model.trainable_variables
+    for start in range(0, SAMPLES, BATCH):
+        with tf.GradientTape() as tape:
+            batch = slice(start, start + BATCH)
+            loss = tf.reduce_mean((state.model(X[batch], training=True) - Y[batch]) ** 2)
+        losses.append(float(loss))
+        norms.append(float(tf.linalg.global_norm(tape.gradient(loss, variables))))
+    return losses, norms
+
+
+def by_step(values: list[float], every: int = 1) -> dict[int, Any]:
+    return {step: pytest.approx(value, rel=1e-4) for step, value in enumerate(values, 1) if step % every == 0}
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_fit_tells_of_each_batch(tmp_path: Path, eagerly: bool) -> None:
+    state = a_state(tmp_path, run_eagerly=eagerly)
+    losses, norms = expected(state)
+    fit(state)
+    run = run_of(state, tmp_path)
+    assert run.scalars["loss"] == by_step(losses)
+    assert run.scalars["norm/own_gradient"] == by_step(norms)
+    assert run.scalars["norm/averaged_gradient"] == by_step(norms)
+    for name in ("seconds/step", "seconds/data_wait", "seconds/allreduce_wait"):
+        assert run.steps[name] == [1, 2, 3, 4, 5, 6]
+        assert min(run.scalars[name].values()) >= 0.0
+    assert run.steps["norm/parameters"] == [2, 4, 6]
+
+
+def test_batches_of_one_call_are_told_of_at_its_end(tmp_path: Path) -> None:
+    state = a_state(tmp_path, steps_per_execution=3)
+    losses, norms = expected(state)
+    fit(state)
+    run = run_of(state, tmp_path)
+    assert run.scalars["loss"] == by_step(losses, 3)
+    assert run.scalars["norm/own_gradient"] == by_step(norms, 3)
+    assert run.steps["seconds/step"] == [3, 6]
+
+
+def test_evaluation_is_no_part_of_it(tmp_path: Path) -> None:
+    state = a_state(tmp_path)
+    losses, _ = expected(state)
+    fit(state, validation_data=(X + 1, Y), epochs=2)
+    assert run_of(state, tmp_path).scalars["loss"] == by_step(losses * 2)
+
+
+def test_a_model_that_was_trained_before_is_told_of_too(tmp_path: Path) -> None:
+    state = a_state(None)
+    fit(state)
+    later = recover.TensorFlowKerasState(
+        state.model, data=state.data, epoch=1, batch=0, tensorboard=str(tmp_path)
+    )
+    later.sync()
+    fit(later, initial_epoch=1, epochs=2)
+    fit(later, initial_epoch=2, epochs=3)
+    assert run_of(later, tmp_path).steps["seconds/data_wait"] == list(range(1, 13))
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_loop_tells_of_each_batch(tmp_path: Path, graph: bool) -> None:
+    state = a_state(tmp_path)
+    losses, norms = expected(state)
+    variables = state.model.trainable_variables
+
+    def step(inputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+        with recover.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_mean((state.model(inputs, training=True) - targets) ** 2)
+        tape.gradient(loss, variables)
+        return loss
+
+    made = tf.function(step, jit_compile=False) if graph else step
+    for inputs, targets in state.data:
+        loss = made(inputs, targets)
+        state.observe(loss=loss)
+        state.data.record_batch()
+    state.commit()
+    run = run_of(state, tmp_path)
+    assert run.scalars["loss"] == by_step(losses)
+    assert run.scalars["norm/own_gradient"] == by_step(norms)
+    assert run.steps["seconds/data_wait"] == [1, 2, 3, 4, 5, 6]
+    assert run.steps["norm/parameters"] == [6]
+
+
+def test_a_loop_that_tells_nothing_has_steps_too(tmp_path: Path) -> None:
+    state = a_state(tmp_path)
+    for inputs, _ in state.data:
+        with recover.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_mean(state.model(inputs, training=True))
+        tape.gradient(loss, state.model.trainable_variables)
+    assert run_of(state, tmp_path).steps["seconds/step"] == [1, 2, 3, 4, 5, 6]
+
+
+def test_slices_of_one_place_are_added_up(tmp_path: Path) -> None:
+    table = tf.Variable([[1.0], [1.0], [1.0]])
+    state = recover.TensorFlowState([table], tensorboard=str(tmp_path))
+    state.sync()
+    with recover.DistributedGradientTape(tf.GradientTape()) as tape:
+        loss = tf.reduce_sum(tf.gather(table, [1, 1, 1, 2]))
+    assert isinstance(tape.gradient(loss, [table])[0], tf.IndexedSlices)
+    state.commit()
+    assert run_of(state, tmp_path).scalars["norm/own_gradient"] == {1: pytest.approx(math.sqrt(10))}
+
+
+def test_what_xla_compiles_leaves_no_marks(tmp_path: Path) -> None:
+    weight = tf.Variable([2.0])
+    state = recover.TensorFlowState([weight], tensorboard=str(tmp_path))
+    state.sync()
+
+    @tf.function(jit_compile=True)  # type: ignore[untyped-decorator]
+    def gradient() -> tf.Tensor:
+        with recover.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_sum(weight**2)
+        return tape.gradient(loss, [weight])[0]
+
+    assert float(gradient()[0]) == 4.0
+    state.commit()
+    assert "seconds/step" not in run_of(state, tmp_path).scalars
+
+
+def test_a_tensor_of_a_graph_is_refused() -> None:
+    state = a_state(None)
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def step() -> None:
+        state.observe(loss=tf.constant(1.0))
+
+    with pytest.raises(ConfigError, match=r"observe\(loss=\): a SymbolicTensor is no number"):
+        step()
+
+
+def test_without_a_folder_nothing_is_changed() -> None:
+    state = a_state(None)
+    fit(state)
+    assert not {"train_step", "compute_loss"} & set(vars(state.model))
+    assert type(iter(state.data)).__name__ == "OwnedIterator"
+
+
+def test_without_a_folder_a_mean_that_is_not_finite_is_told_once() -> None:
+    state = a_state(None)
+    observer = Observer(state)
+    found = []
+    for _ in range(2):
+        observer.on_epoch_begin(0)
+        for batch, loss in enumerate([0.5, math.nan, math.nan]):
+            observer.on_train_batch_end(batch, {"loss": loss})
+            found.append(state._observed.take_not_finite())
+    assert found == [[], ["loss"], []] * 2

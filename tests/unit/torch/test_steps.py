@@ -1,0 +1,184 @@
+"""Marks of torch's steps, in a job of one."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import pytest
+import torch
+
+import hvdrecover.torch as recover
+from hvdrecover.elastic.scalars.observed import Observed
+from hvdrecover.errors import ConfigError
+from hvdrecover.torch.framework import TorchFramework
+from tests.integration.scalars import Run, read
+from tests.unit.torch.jobs import network
+
+INPUTS = torch.linspace(-1, 1, 15).view(5, 3)
+
+
+def wrapped(model: torch.nn.Module, **options: Any) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), **options)
+
+
+def joined(folder: Path, **attributes: Any) -> recover.TorchState:
+    state = recover.TorchState(tensorboard=str(folder), **attributes)
+    state.sync()
+    return state
+
+
+def backward(model: torch.nn.Module, optimizer: Any, factor: float = 1.0) -> float:
+    """A forward and a backward pass; the norm of the gradients."""
+    optimizer.zero_grad()
+    (model(INPUTS).square().sum() * factor).backward()
+    return norm(model)
+
+
+def norm(model: torch.nn.Module) -> float:
+    return math.sqrt(
+        sum(float(each.grad.square().sum()) for each in model.parameters() if each.grad is not None)
+    )
+
+
+def run_of(state: recover.TorchState, folder: Path) -> Run:
+    state.finish()
+    return read(folder / "rank-0")
+
+
+@pytest.mark.parametrize("kind", ["wrapped", "plain"])
+def test_norms_and_times_of_each_step(tmp_path: Path, kind: str) -> None:
+    model = network()
+    optimizer = wrapped(model) if kind == "wrapped" else torch.optim.SGD(model.parameters(), lr=0.1)
+    state = joined(tmp_path, model=model, optimizer=optimizer)
+    expected = {}
+    for step in (1, 2, 3):
+        expected[step] = pytest.approx(backward(model, optimizer))
+        optimizer.step()
+    run = run_of(state, tmp_path)
+    assert run.scalars["norm/own_gradient"] == expected
+    assert all(run.steps[name] == [1, 2, 3] for name in ("seconds/step", "seconds/data_wait"))
+    if kind == "wrapped":
+        assert run.scalars["norm/averaged_gradient"] == expected
+        assert run.steps["seconds/allreduce_wait"] == [1, 2, 3]
+
+
+def test_gradients_are_measured_before_the_script_clips_them(tmp_path: Path) -> None:
+    model = network()
+    optimizer = wrapped(model)
+    state = joined(tmp_path, model=model, optimizer=optimizer)
+    whole = backward(model, optimizer)
+    optimizer.synchronize()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    run = run_of(state, tmp_path)
+    assert run.scalars["norm/own_gradient"] == {1: pytest.approx(whole)}
+    assert run.scalars["norm/averaged_gradient"] == {1: pytest.approx(whole)}
+    assert norm(model) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_bad_step_that_the_guard_skips_is_seen(tmp_path: Path) -> None:
+    model = network()
+    optimizer = wrapped(model)
+    state = joined(tmp_path, model=model, optimizer=optimizer, guard=recover.Guard(numerics="skip"))
+    for factor in (1.0, float("nan"), 1.0):
+        backward(model, optimizer, factor)
+        optimizer.step()
+    norms = run_of(state, tmp_path).scalars["norm/own_gradient"]
+    assert [math.isfinite(norms[step]) for step in (1, 2, 3)] == [True, False, True]
+
+
+def test_steps_that_loss_scaling_leaves_out_are_none(tmp_path: Path) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = joined(tmp_path, model=model, optimizer=optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for factor in (1.0, float("inf"), 1.0):
+        optimizer.zero_grad()
+        scaler.scale(model(INPUTS).sum() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert run_of(state, tmp_path).steps["norm/own_gradient"] == [1, 2]
+
+
+def test_of_several_optimizers_the_first_one_counts_and_each_has_its_norm(tmp_path: Path) -> None:
+    models = {"generator": network(1), "critic": network(2)}
+    optimizers = {name: wrapped(model) for name, model in models.items()}
+    state = joined(tmp_path, **models, one=optimizers["critic"], other=optimizers["generator"])
+    expected: dict[str, Any] = {"one": {}, "other": {}}
+    for step in (1, 2):
+        for name, model in (("other", "generator"), ("one", "critic")):
+            expected[name][step] = pytest.approx(backward(models[model], optimizers[model]))
+            optimizers[model].step()
+    run = run_of(state, tmp_path)
+    for name, norms in expected.items():
+        assert run.scalars[f"norm/own_gradient/{name}"] == norms
+        assert run.scalars[f"norm/averaged_gradient/{name}"] == norms
+    assert run.steps["seconds/step"] == [1, 2]
+
+
+def test_gradients_of_several_passes_are_those_of_their_sum(tmp_path: Path) -> None:
+    model = network()
+    optimizer = wrapped(model, backward_passes_per_step=2)
+    state = joined(tmp_path, model=model, optimizer=optimizer)
+    optimizer.zero_grad()
+    for _ in range(2):
+        model(INPUTS).square().sum().backward()
+    expected = norm(model)
+    optimizer.step()
+    assert run_of(state, tmp_path).scalars["norm/own_gradient"] == {1: pytest.approx(expected)}
+
+
+def test_sparse_gradients_of_one_place_are_added_up(tmp_path: Path) -> None:
+    model = torch.nn.EmbeddingBag(4, 1, sparse=True, mode="sum")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = joined(tmp_path, model=model, optimizer=optimizer)
+    model(torch.tensor([[1, 1, 1, 2]])).sum().backward()
+    optimizer.step()
+    assert run_of(state, tmp_path).scalars["norm/own_gradient"] == {1: pytest.approx(math.sqrt(10))}
+
+
+def test_evaluation_ends_no_wait_for_data(tmp_path: Path) -> None:
+    model = network()
+    optimizer = wrapped(model)
+    state = joined(tmp_path, model=model, optimizer=optimizer)
+    model.eval()
+    model(INPUTS)
+    model.train()
+    with torch.no_grad():
+        model(INPUTS)
+    assert run_of(state, tmp_path).scalars == {}
+    backward(model, optimizer)
+    state.observe(loss=torch.tensor(0.5, requires_grad=True))
+    optimizer.step()
+    assert run_of(state, tmp_path).scalars["loss"] == {1: 0.5}
+
+
+def test_the_loss_keeps_no_graph_and_is_not_changed_later() -> None:
+    loss = torch.ones((), requires_grad=True) * 2
+    kept = Observed(TorchFramework()).take({"loss": loss})["loss"]
+    loss.detach().fill_(7.0)
+    assert (float(kept), kept.requires_grad) == (2.0, False)
+
+
+def test_without_a_folder_nothing_is_hooked() -> None:
+    model = network()
+    optimizer = wrapped(model)
+    recover.TorchState(model, optimizer)
+    assert not model._forward_pre_hooks
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+    assert "synchronize" not in vars(optimizer)
+    assert all(not each._post_accumulate_grad_hooks for each in model.parameters())
+
+
+def test_tensorboard_has_to_be_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("hvdrecover.torch.scalars.find_spec", lambda name: None)
+    with pytest.raises(
+        ConfigError, match="tensorboard, which writes its logs, is not installed; pip install"
+    ):
+        recover.TorchState(tensorboard=str(tmp_path))
