@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -272,12 +273,29 @@ def _exporter(arguments: argparse.Namespace) -> Callable[..., list[str]]:
         return to_torch
     if arguments.to.suffix == ".keras":
         config.quiet_tensorflow()
-        with _needed(".keras", "TensorFlow"):
+        with _needed(".keras", "TensorFlow"), _unheard():
             from hvdrecover.tensorflow.export import to_keras
         return functools.partial(to_keras, model_config=arguments.model_config)
     from hvdrecover.checkpoint.inspection.export import to_safetensors
 
     return to_safetensors
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Import what speaks while it is loaded, before it knows what it was asked to leave out."""
+    if config.read().log == "debug":
+        yield
+        return
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 @contextmanager
