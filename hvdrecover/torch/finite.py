@@ -26,11 +26,15 @@ def total(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def all_finite(totals: Iterable[torch.Tensor]) -> bool:
-    """Whether numbers are all finite; of each device, they are fetched at once."""
-    by_device: dict[torch.device, list[torch.Tensor]] = {}
+    """Whether numbers are all finite; those of a device are fetched from it at once."""
+    elsewhere: dict[torch.device, list[torch.Tensor]] = {}
     for each in totals:
-        by_device.setdefault(each.device, []).append(each)
-    return all(math.isfinite(torch.stack(each).sum().item()) for each in by_device.values())
+        if each.is_cpu:
+            if not math.isfinite(each.item()):
+                return False
+        else:
+            elsewhere.setdefault(each.device, []).append(each)
+    return all(math.isfinite(torch.stack(each).sum().item()) for each in elsewhere.values())
 
 
 def values(tensor: torch.Tensor) -> torch.Tensor:

@@ -44,6 +44,7 @@ class Gradients:
         judge.steps = lambda: self._steps
         self._names = names
         self._totals: dict[torch.Tensor, torch.Tensor] = {}  # of this rank's own gradients
+        self._plain: set[torch.Tensor] = set()  # whose sums need no precaution
         self._first: dict[torch.Tensor, tuple[int, ...]] = {}  # where large ones have their first number
         self._calls = Calls(
             {name: each for name, each in components.items() if isinstance(each, torch.nn.Module)}
@@ -62,14 +63,22 @@ class Gradients:
         for parameter in parameters_of(optimizer):
             if not parameter.requires_grad:
                 continue
-            parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
             # Elsewhere than on the CPU, to go through it is fast, and to wait for what it says is not.
             wide = parameter.dtype in (torch.float32, torch.float64)
             if parameter.numel() > _LARGE and parameter.is_cpu and wide and not compressed:
                 self._first[parameter] = (0,) * parameter.dim()
+            elif wide:
+                self._plain.add(parameter)
+            arrived = self._plain_arrived if parameter in self._plain else self._arrived
+            parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
+
+    def _plain_arrived(self, parameter: torch.Tensor) -> None:
+        """A gradient of this rank's own is complete; here every microsecond counts."""
+        if (gradient := parameter.grad) is not None:
+            self._totals[parameter] = gradient.sum()
 
     def _arrived(self, parameter: torch.Tensor) -> None:
-        """A gradient of this rank's own is complete."""
+        """The same, where more has to be minded."""
         gradient = parameter.grad
         if gradient is None:
             return
@@ -85,7 +94,7 @@ class Gradients:
         if not given:
             return
         self._steps += 1
-        if not all_finite(map(self._glance, given)):
+        if not all_finite([self._glance(each) for each in given]):
             self._look_into(given)
         self._totals.clear()
 
@@ -93,6 +102,8 @@ class Gradients:
         """A number that is not finite if the averaged gradient isn't."""
         gradient = parameter.grad
         assert gradient is not None
+        if parameter in self._plain:
+            return gradient.sum()
         first = self._first.get(parameter)
         return total(gradient) if first is None or gradient.is_sparse else gradient[first]
 
