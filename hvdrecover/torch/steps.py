@@ -6,12 +6,13 @@ around all, and once gradients are averaged around the step of the optimizer tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from hvdrecover.elastic.scalars.scalars import Scalars
+from hvdrecover.torch.names import parameters_of
 
 _WIDE = (torch.float32, torch.float64)
 
@@ -57,7 +58,7 @@ class _Steps:
         self._stepping = False
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)
-        for parameter in _parameters(optimizer):
+        for parameter in parameters_of(optimizer):
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
         if hasattr(optimizer, "synchronize"):
@@ -81,7 +82,7 @@ class _Steps:
         self._synchronize()
         self._scalars.met()
         if self._averages:
-            averages = [each.grad for each in _parameters(self._optimizer) if each.grad is not None]
+            averages = [each.grad for each in parameters_of(self._optimizer) if each.grad is not None]
             # All at once; but those whose squares may be too large for them, or that are in pieces, alone.
             plain = [each.dtype in _WIDE and not each.is_sparse for each in averages]
             norms = [each if alike else _norm(each) for each, alike in zip(averages, plain, strict=True)]
@@ -106,8 +107,3 @@ def _norm(gradient: torch.Tensor) -> torch.Tensor:
     wide = None if values.dtype in _WIDE else torch.float32
     norm: torch.Tensor = torch.linalg.vector_norm(values, dtype=wide)
     return norm
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
