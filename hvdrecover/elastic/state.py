@@ -166,7 +166,8 @@ class State:
         self._scalars.committing()
         self._gather()
         judge = self._watch.judge
-        not_finite = [*self._observed.take_not_finite(), *judge.not_finite()] if judge is not None else []
+        losses = self._observed.take_not_finite()
+        not_finite = judge.not_finite(losses) if judge is not None else []
         if not_finite:
             self._memory.pass_over()  # what can't be gone on from is no commit
         else:
@@ -277,6 +278,7 @@ class State:
         order = self._contents.order_in_use()
         done = order.done if order is not None else 0
         self.restore()
+        self._observed.take_not_finite()  # that of the bad batch
         if order is not None and batch.batch_size:
             order.leave_out(done, batch.batch_size)
 

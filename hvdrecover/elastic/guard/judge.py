@@ -68,6 +68,7 @@ class Judge:
         self._host = host
         self._budget = Budget()
         self._verdict: NumericsError | RolledBack | None = None
+        self._skipped = False
         self.steps: Callable[[], int] = lambda: 0
 
     @property
@@ -75,8 +76,17 @@ class Judge:
         """This rank."""
         return self._world.rank()
 
-    def not_finite(self) -> list[str]:
-        """The trained parameters of this rank that hold NaN or infinity."""
+    def not_finite(self, losses: Sequence[str]) -> list[str]:
+        """What of this rank's is NaN or infinite at a commit: its losses and its trained parameters.
+
+        Args:
+            losses: as the script has told since the last commit. If a step was skipped since then, they are
+                taken for that step's.
+        """
+        skipped, self._skipped = self._skipped, False
+        return [*(() if skipped else losses), *self._parameters()]
+
+    def _parameters(self) -> list[str]:
         return [
             f"parameter {name}.{inner}"
             for name, component in self._contents.components().items()
@@ -161,6 +171,7 @@ class Judge:
             action=action,
             findings=[dataclasses.asdict(each) for each in sightings if each.tensors],
         )
+        self._skipped = action == "skip"
         if action != "skip":
             used = max(each.used for each in sightings)
             self._verdict = RolledBack(batch_size) if action == "rollback" else self._error(lines, used)

@@ -61,6 +61,7 @@ class Script:
                 assert state._watch.judge is not None
                 here = [] if np.isfinite(mine) else ["model.w"]
                 state._watch.judge.gradients(["model.w"], here, batch_size=len(batch))
+            state.observe(loss=mine)
             state.sampler.order.record(len(batch))
             state.step += 1
             if state.step % 3 == 0:
