@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import math
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -85,6 +88,7 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
         threading.Thread(target=kept.clear, daemon=True).start()
         iterator: Iterator[Any] = super().__iter__()
         if tf.executing_eagerly():
+            _iterated.add(self)
             self.__dict__["_iterator"] = iterator  # not by setattr, which would make it part of checkpoints
             if (steps := self.__dict__.get("_steps")) is not None:
                 iterator = steps.timed(iterator)
@@ -124,6 +128,17 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
     def set_epoch(self, epoch: int) -> None:
         """Go to an epoch. Naming the epoch under way changes nothing, so that a resumed one goes on."""
         self.order.set_epoch(epoch)
+
+
+_iterated: weakref.WeakSet[ElasticDataset] = weakref.WeakSet()
+
+
+@atexit.register
+def _let_iterators_go() -> None:
+    """End iterators while threads that prefetch for them can still run Python; later they would never end."""
+    for each in list(_iterated):
+        each.__dict__.pop("_iterator", None)
+    gc.collect()  # those that Keras holds, too
 
 
 def _of_arrays(data: Any, order: SampleOrder, batch_size: int) -> tf.data.Dataset:
