@@ -25,12 +25,13 @@ class Phase(IntEnum):
 
     UNKNOWN = 0  # it has not imported an adapter
     READY = 1  # a standby that waits
-    STARTING = 2  # until its first commit
-    TRAINING = 3
-    RECOVERING = 4  # parting from the other ranks, meeting those that are there, agreeing on a state
-    FINISHED = 5  # its training function has returned, and the finished mark is durable
-    LEFT = 6  # it leaves after a preemption, with its last commit in safety
-    REMOVED = 7  # its host is no longer part of the job
+    STARTING = 2  # until the ranks have agreed on a state
+    BEGINNING = 3  # from there to the next commit: on some ranks, functions are compiled now
+    TRAINING = 4
+    RECOVERING = 5  # parting from the other ranks, meeting those that are there, agreeing on a state
+    FINISHED = 6  # its training function has returned, and the finished mark is durable
+    LEFT = 7  # it leaves after a preemption, with its last commit in safety
+    REMOVED = 8  # its host is no longer part of the job
 
 
 class Stop(IntEnum):
@@ -42,7 +43,7 @@ class Stop(IntEnum):
 
 
 class _Field(IntEnum):
-    """Places of the numbers: those of seconds first, then those that count."""
+    """Places of the numbers: of what is counted, unless they are of seconds."""
 
     STAMP = 0  # when there was progress last, by the monotonic clock, which all processes of a host share
     LONGEST = 1  # longest time without progress in training
@@ -58,9 +59,12 @@ class _Field(IntEnum):
     STALL = 11
     PAUSED = 12  # whether there was a pause since the last progress
     DIVERGED = 13  # how often its parameters were not those of most ranks
+    LONGEST_BEGINNING = 14  # seconds: longest time without progress in a beginning that came to its commit
+    STALL_BEGINNING = 15
 
 
 _STAMP, _LONGEST, _PHASE = _Field.STAMP, _Field.LONGEST, _Field.PHASE
+_TRAINING, _BEGINNING = Phase.TRAINING, Phase.BEGINNING
 _PAUSES, _PAUSED = _Field.PAUSES, _Field.PAUSED
 _STEPPED, _RECORDED = int(_Field.STEPPED), int(_Field.RECORDED)
 
@@ -73,6 +77,7 @@ class Reading:
         phase: what the process is at.
         silent: seconds since its last progress.
         longest: the longest time without progress in training, in seconds, of any rank.
+        longest_beginning: the same of beginnings that are over; 0 if none is.
         paused: whether it is in a phase that it has said to be long.
         waiting: whether it has left such a phase, without progress since: others may still be in theirs.
         commits: how many commits this process has made.
@@ -87,6 +92,7 @@ class Reading:
     phase: Phase
     silent: float = 0.0
     longest: float = 0.0
+    longest_beginning: float = 0.0
     paused: bool = False
     waiting: bool = False
     commits: int = 0
@@ -117,6 +123,7 @@ class Page:
             phase=Phase(counts[_Field.PHASE]),
             silent=max(0.0, time.monotonic() - self.seconds[_Field.STAMP]),
             longest=self.seconds[_Field.LONGEST],
+            longest_beginning=self.seconds[_Field.LONGEST_BEGINNING],
             paused=counts[_Field.PAUSES] > 0,
             waiting=counts[_Field.PAUSED] > 0,
             commits=counts[_Field.COMMITS],
@@ -142,14 +149,20 @@ class Page:
         """Ask the process to stop at its next commit."""
         self.counts[_Field.STOP] = max(stop, self.counts[_Field.STOP])
 
-    def allow_stalls(self, seconds: int) -> None:
-        """Say how long ranks may wait for one that says nothing."""
-        self.counts[_Field.STALL] = seconds
+    def has_seen(self, longest: float, longest_beginning: float) -> None:
+        """Note times without progress that another process has seen, as in `Reading`."""
+        for place, seconds in ((_LONGEST, longest), (_Field.LONGEST_BEGINNING, longest_beginning)):
+            self.seconds[place] = max(seconds, self.seconds[place])
+
+    def allow_stalls(self, training: int, beginning: int) -> None:
+        """Say how long ranks may wait for one that says nothing, in these phases; 0 for ever."""
+        self.counts[_Field.STALL], self.counts[_Field.STALL_BEGINNING] = training, beginning
 
 
 _page = Page(bytearray(SIZE))
 _seconds, _counts = _page.seconds, _page.counts
 _notes: int | None = None
+_beginning = 0.0  # longest time without progress in the present beginning
 _at_progress: list[Callable[[], None]] = []
 _at_commit: list[Callable[[], None]] = []
 
@@ -184,13 +197,19 @@ def heartbeat() -> None:
 
 
 def _progressed() -> None:
+    global _beginning
     now = time.monotonic()
     gap = now - _seconds[_STAMP]
     _seconds[_STAMP] = now
     if _counts[_PAUSED]:
         _counts[_PAUSED] = 0
-    elif gap > _seconds[_LONGEST] and _counts[_PHASE] == Phase.TRAINING and not _counts[_PAUSES]:
-        _seconds[_LONGEST] = gap
+    elif _counts[_PAUSES]:
+        return
+    elif _counts[_PHASE] == _TRAINING:
+        if gap > _seconds[_LONGEST]:
+            _seconds[_LONGEST] = gap
+    elif _counts[_PHASE] == _BEGINNING:
+        _beginning = max(gap, _beginning)
 
 
 def stepped() -> None:
@@ -210,8 +229,10 @@ def committed(generation: int, commit: int) -> None:
     _progressed()
     stand_at(generation, commit)
     _counts[_Field.COMMITS] += 1
-    if _counts[_PHASE] == Phase.STARTING:
-        _counts[_PHASE] = Phase.TRAINING
+    if _counts[_PHASE] == _BEGINNING:
+        _page.has_seen(0.0, _beginning)
+    if _counts[_PHASE] in (Phase.STARTING, _BEGINNING):
+        _counts[_PHASE] = _TRAINING
     if _at_commit:
         _run(_at_commit)
 
@@ -239,8 +260,10 @@ def enter(phase: Phase) -> None:
 
 
 def resume() -> None:
-    """Note the end of a recovery: back to training, or to what comes before it."""
-    enter(Phase.TRAINING if _counts[_Field.COMMITS] else Phase.STARTING)
+    """Note that the ranks have agreed on a state, and go on from it."""
+    global _beginning
+    _beginning = 0.0
+    enter(Phase.BEGINNING)
 
 
 def take_rank(rank: int) -> None:
@@ -248,14 +271,14 @@ def take_rank(rank: int) -> None:
     _counts[_Field.RANK] = rank
 
 
-def longest() -> float:
-    """The longest time without progress in training, in seconds, of any rank."""
-    return float(_seconds[_LONGEST])
+def longest() -> tuple[float, float]:
+    """The longest times without progress in training and in beginnings, in seconds, of any rank."""
+    return _seconds[_LONGEST], _seconds[_Field.LONGEST_BEGINNING]
 
 
-def has_seen(seconds: float) -> None:
-    """Note a time without progress that another rank has seen."""
-    _seconds[_LONGEST] = max(seconds, _seconds[_LONGEST])
+def has_seen(longest: float, longest_beginning: float) -> None:
+    """Note times without progress that another rank has seen."""
+    _page.has_seen(longest, longest_beginning)
 
 
 def diverged() -> None:
@@ -275,9 +298,10 @@ def ask_to_stop(stop: Stop) -> None:
 
 def stall_seconds() -> int:
     """How long this rank may wait for one that says nothing; 0 for ever, as in a known long phase."""
-    if _counts[_PAUSES] or _counts[_PAUSED] or _counts[_PHASE] != Phase.TRAINING:
+    phase = _counts[_PHASE]
+    if _counts[_PAUSES] or _counts[_PAUSED] or phase not in (_TRAINING, _BEGINNING):
         return 0
-    return int(_counts[_Field.STALL])
+    return int(_counts[_Field.STALL if phase == _TRAINING else _Field.STALL_BEGINNING])
 
 
 @contextmanager

@@ -84,7 +84,7 @@ def publish(
 ) -> Election:
     """Tell the others what this rank's memory holds, and elect the root.
 
-    They also learn how long a rank has been without progress at most, so that all judge hangs alike.
+    They also learn how long ranks have been without progress at most, so that all judge hangs alike.
 
     Args:
         world: the ranks.
@@ -93,14 +93,14 @@ def publish(
         ballot: a digest of the parameters of that commit.
     """
     own = mine or CommitId(0, 0)
-    longest = math.ceil(heartbeat.longest() * 1000)
-    row = [own.generation, own.commit, longest, *structure, *ballot]
+    silences = [math.ceil(seconds * 1000) for seconds in heartbeat.longest()]
+    row = [own.generation, own.commit, *silences, *structure, *ballot]
     table = world.allgather(row, "hvdrecover.election")
-    generations, commits, silences = table[:, :3].T.tolist()
-    heartbeat.has_seen(max(silences) / 1000)
+    generations, commits = table[:, :2].T.tolist()
+    heartbeat.has_seen(*(table[:, 2:4].max(axis=0) / 1000).tolist())
     published = [CommitId(*each) for each in zip(generations, commits, strict=True)]
-    election = elect(published, [tuple(each) for each in table[:, 5:].tolist()])
-    return replace(election, alike=bool((table[:, 3:5] == table[0, 3:5]).all()))
+    election = elect(published, [tuple(each) for each in table[:, 6:].tolist()])
+    return replace(election, alike=bool((table[:, 4:6] == table[0, 4:6]).all()))
 
 
 def send(world: World, root: int, agreement: Agreement) -> None:

@@ -2,7 +2,7 @@
 
 A rank that hangs is killed by its guardian; the others must have left their collectives by then, or they
 would be taken for hanging as well. So waiting is limited, but only while nobody is known to be at something
-long: not before the first commit, not in a recovery, and not in a pause.
+long: not before the job's first commit, not in a recovery, and not in a pause.
 """
 
 from __future__ import annotations

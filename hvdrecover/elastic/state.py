@@ -589,6 +589,7 @@ class State:
         self._timings.add("sync", ended - started - self._timings.spent("load"))
         heartbeat.stand_at(commit.generation, commit.commit)
         heartbeat.resume()
+        stalls.follow(self._world)
 
         def first_step() -> None:
             if self.last_commit.generation != commit.generation:

@@ -139,8 +139,7 @@ class Guardian:
         reading = self._training.read()
         self._count_divergences(reading)
         self._tell_of_stall(reading)
-        timeout = hangs.training_limit(reading.longest, self._settings.limits)
-        self._training.page.allow_stalls(hangs.stall_seconds(timeout))
+        self._training.page.allow_stalls(*hangs.stalls(reading, self._settings.limits))
         if self._stop_by is not None and now > self._stop_by:
             logger.warning("the grace is over: %s stops; its last durable commit stands", self._name(reading))
             self._training.kill()
@@ -233,6 +232,7 @@ class Guardian:
         self._training.close()
         self._calm_since, self._divergences = None, 0
         self._training = self._wake() or self._start(rejoins=True)
+        self._training.page.has_seen(death.reading.longest, death.reading.longest_beginning)
         self._events.emit("restart", scope="slot", warm=warm, attempt=len(self._deaths))
         return None
 

@@ -19,7 +19,8 @@ class Limits:
 
     Attributes:
         timeout: seconds in training, or None for a multiple of the longest that was seen.
-        startup: seconds until the first commit, in a recovery, and after a pause until there is progress.
+        startup: seconds until the first commit, in a recovery, and after a pause until there is progress. Once
+            it is known how long it took until a first commit, that is what later ones are judged by.
     """
 
     timeout: float | None = None
@@ -32,7 +33,9 @@ def limit(reading: Reading, limits: Limits) -> float:
         return math.inf
     if reading.phase == Phase.TRAINING and not reading.waiting:
         return training_limit(reading.longest, limits)
-    if reading.phase in (Phase.STARTING, Phase.TRAINING, Phase.RECOVERING):
+    if reading.phase == Phase.BEGINNING and not reading.waiting and reading.longest_beginning:
+        return beginning_limit(reading, limits)
+    if reading.phase in (Phase.STARTING, Phase.BEGINNING, Phase.TRAINING, Phase.RECOVERING):
         return max(limits.startup, limits.timeout or 0.0)
     return math.inf
 
@@ -45,6 +48,21 @@ def training_limit(longest: float, limits: Limits) -> float:
         limits: what the user said.
     """
     return limits.timeout if limits.timeout is not None else max(_FLOOR, _FACTOR * longest)
+
+
+def beginning_limit(reading: Reading, limits: Limits) -> float:
+    """How many seconds a process may go without progress from an agreement to its first commit after it.
+
+    What has to be compiled anew took about as long in beginnings that are over.
+    """
+    return max(training_limit(reading.longest, limits), _FACTOR * reading.longest_beginning)
+
+
+def stalls(reading: Reading, limits: Limits) -> tuple[int, int]:
+    """How many seconds ranks may wait for one that says nothing, in training and in a beginning; 0 for ever."""
+    training = stall_seconds(training_limit(reading.longest, limits))
+    known = reading.longest_beginning > 0
+    return training, stall_seconds(beginning_limit(reading, limits)) if known else 0
 
 
 def is_hanging(reading: Reading, limits: Limits) -> bool:

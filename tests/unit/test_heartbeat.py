@@ -71,7 +71,7 @@ heartbeat.committed(3, 12)
 heartbeat.committed(3, 13)
 for _ in range(4):
     heartbeat.recorded()
-heartbeat.has_seen(1234.5)
+heartbeat.has_seen(1234.5, 60.5)
 with heartbeat.paused():
     os._exit(0)
 """
@@ -81,6 +81,7 @@ with heartbeat.paused():
         Phase.TRAINING,
         silent=found.silent,
         longest=1234.5,
+        longest_beginning=60.5,
         paused=True,
         commits=2,
         generation=3,
@@ -95,7 +96,7 @@ def test_a_guardian_asks_and_the_process_reads(shared: int) -> None:
     page = Page(mmap.mmap(shared, heartbeat.SIZE))
     page.begin(Phase.TRAINING)
     page.ask(Stop.HOST)
-    page.allow_stalls(7)
+    page.allow_stalls(7, 30)
     code = f"""
 from hvdrecover import heartbeat
 heartbeat.attach({shared}, {shared})
@@ -161,7 +162,7 @@ def test_each_sign_of_progress_ends_the_silence(progress, page: Page, time: Time
     assert page.read().silent == 0.0
 
 
-@pytest.mark.parametrize("telling", [lambda: heartbeat.take_rank(1), lambda: heartbeat.has_seen(9.0)])
+@pytest.mark.parametrize("telling", [lambda: heartbeat.take_rank(1), lambda: heartbeat.has_seen(9.0, 9.0)])
 def test_what_is_no_progress_leaves_the_silence(telling, page: Page, time: Time) -> None:
     time.now += 40.0
     telling()
@@ -173,7 +174,8 @@ def test_the_longest_silence_is_kept(page: Page, time: Time) -> None:
     for seconds in (3.0, 8.0, 5.0):
         time.now += seconds
         heartbeat.heartbeat()
-    assert page.read().longest == heartbeat.longest() == 8.0
+    assert page.read().longest == 8.0
+    assert heartbeat.longest() == (8.0, 0.0)
 
 
 def test_a_commit_is_progress_of_training_too(page: Page, time: Time) -> None:
@@ -191,6 +193,7 @@ def test_only_silences_in_training_count(page: Page, time: Time) -> None:
     time.now += 100.0
     heartbeat.heartbeat()
     heartbeat.resume()
+    heartbeat.committed(2, 1)
     with heartbeat.paused():
         time.now += 100.0
         heartbeat.heartbeat()
@@ -203,9 +206,26 @@ def test_only_silences_in_training_count(page: Page, time: Time) -> None:
 
 
 def test_what_another_rank_has_seen_counts_if_it_is_longer(page: Page) -> None:
-    heartbeat.has_seen(4.0)
-    heartbeat.has_seen(3.0)
-    assert page.read().longest == 4.0
+    heartbeat.has_seen(4.0, 50.0)
+    heartbeat.has_seen(3.0, 60.0)
+    assert heartbeat.longest() == (4.0, 60.0)
+
+
+def test_the_longest_silence_of_a_beginning_counts_when_it_has_come_to_its_commit(
+    page: Page, time: Time
+) -> None:
+    for seconds in ((1.0, 30.0, 2.0), (3.0, 4.0)):
+        heartbeat.resume()
+        for each in seconds:
+            assert page.read().longest_beginning == (30.0 if seconds[0] == 3.0 else 0.0)
+            time.now += each
+            heartbeat.heartbeat()
+        time.now += 20.0
+        with heartbeat.paused():
+            time.now += 500.0
+        heartbeat.heartbeat()
+        heartbeat.committed(1, 1)
+    assert heartbeat.longest() == (0.0, 30.0)
 
 
 def test_a_pause_ends_with_its_outermost_block_also_by_an_error(page: Page, time: Time) -> None:
@@ -242,20 +262,25 @@ def test_steps_are_those_since_the_last_commit(page: Page) -> None:
     assert (found.steps, found.generation, found.commit, found.commits) == (0, 2, 1, 1)
 
 
-def test_training_begins_with_the_first_commit_of_this_process(page: Page) -> None:
-    heartbeat.enter(Phase.STARTING)
-    heartbeat.stand_at(3, 40)  # which others have made
+@pytest.mark.parametrize("before", [Phase.STARTING, Phase.RECOVERING])
+def test_training_begins_with_the_first_commit_after_an_agreement(before: Phase, page: Page) -> None:
+    heartbeat.enter(before)
+    heartbeat.stand_at(3, 40)  # which others may have made
     heartbeat.resume()
-    assert page.read().phase == Phase.STARTING
+    assert page.read().phase == Phase.BEGINNING
     heartbeat.committed(3, 41)
     assert page.read().phase == Phase.TRAINING
 
 
-def test_after_a_recovery_it_is_at_what_it_was_before(page: Page) -> None:
+def test_who_commits_in_a_recovery_is_still_in_it(page: Page) -> None:
     heartbeat.enter(Phase.RECOVERING)
     heartbeat.committed(1, 1)
     assert page.read().phase == Phase.RECOVERING
-    heartbeat.resume()
+
+
+def test_who_commits_without_an_agreement_trains(page: Page) -> None:
+    heartbeat.enter(Phase.STARTING)
+    heartbeat.committed(1, 1)
     assert page.read().phase == Phase.TRAINING
 
 
@@ -272,10 +297,10 @@ def test_who_was_asked_to_leave_with_all_is_not_asked_for_less(page: Page) -> No
 
 
 def test_ranks_wait_without_limit_unless_they_train_and_are_not_paused(page: Page) -> None:
-    page.allow_stalls(7)
+    page.allow_stalls(7, 30)
     for phase in Phase:
         heartbeat.enter(phase)
-        assert heartbeat.stall_seconds() == (7 if phase == Phase.TRAINING else 0)
+        assert heartbeat.stall_seconds() == {Phase.TRAINING: 7, Phase.BEGINNING: 30}.get(phase, 0)
     heartbeat.enter(Phase.TRAINING)
     with heartbeat.paused():
         assert heartbeat.stall_seconds() == 0

@@ -64,10 +64,11 @@ def test_all_ranks_elect_the_same() -> None:
 
 
 def test_all_ranks_learn_the_longest_silence_of_any(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    silences = {0: 2.0, 1: 7.2504, 2: 0.0}
+    silences = {0: (2.0, 0.0), 1: (7.2504, 30.0), 2: (0.0, 40.0)}
     monkeypatch.setattr(heartbeat, "longest", lambda: silences[current_world().rank()])
     on_ranks(3, lambda world: recovery.publish(world, None))
     assert page.read().longest == 7.251  # in whole milliseconds, rounded up
+    assert page.read().longest_beginning == 40.0
 
 
 def test_a_snapshot_arrives_whole() -> None:

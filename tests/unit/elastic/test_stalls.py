@@ -23,7 +23,7 @@ def guardian(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "tell", lambda **facts: None)
     monkeypatch.setattr(stalls, "_world", None)
     monkeypatch.setattr(stalls, "_allowed", 0)
-    page.allow_stalls(ALLOWED)
+    page.allow_stalls(ALLOWED, 0)
 
 
 @pytest.fixture
@@ -37,13 +37,13 @@ def world(process: Process) -> FakeWorld:
 
 def test_the_limit_is_set_when_it_changes_and_not_each_time(world: FakeWorld, page: Page) -> None:
     stalls.follow(world)
-    page.allow_stalls(9)
+    page.allow_stalls(9, 0)
     stalls.follow(world)
     stalls.follow(world)
     assert world.allowed == [ALLOWED, 9]
 
 
-@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RECOVERING])
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.BEGINNING, Phase.RECOVERING])
 def test_there_is_no_limit_outside_training(world: FakeWorld, phase: Phase) -> None:
     heartbeat.enter(phase)
     stalls.follow(world)

@@ -23,6 +23,9 @@ ADAPTIVE = Limits(startup=600.0)
         (Phase.STARTING, SHORT, 600.0),
         (Phase.STARTING, LONG, 900.0),
         (Phase.STARTING, ADAPTIVE, 600.0),
+        (Phase.BEGINNING, SHORT, 600.0),
+        (Phase.BEGINNING, LONG, 900.0),
+        (Phase.BEGINNING, ADAPTIVE, 600.0),
         (Phase.RECOVERING, SHORT, 600.0),
         (Phase.RECOVERING, LONG, 900.0),
     ],
@@ -56,7 +59,33 @@ def test_a_timeout_that_was_asked_for_stands_whatever_was_seen() -> None:
     assert hangs.limit(reading(longest=1000.0), SHORT) == 20.0
 
 
-@pytest.mark.parametrize("phase", [Phase.TRAINING, Phase.STARTING, Phase.RECOVERING])
+@pytest.mark.parametrize(
+    ("limits", "beginning", "seconds"),
+    [
+        (SHORT, 0.1, 20.0),
+        (SHORT, 30.0, 150.0),
+        (SHORT, 500.0, 2500.0),  # what is known counts for more than what is assumed
+        (LONG, 30.0, 900.0),
+        (ADAPTIVE, 30.0, 300.0),
+        (ADAPTIVE, 70.0, 350.0),
+    ],
+)
+def test_a_beginning_is_judged_by_those_that_are_over(
+    limits: Limits, beginning: float, seconds: float
+) -> None:
+    begins = reading(Phase.BEGINNING, longest_beginning=beginning)
+    assert hangs.limit(begins, limits) == seconds
+    assert hangs.limit(replace(begins, waiting=True), limits) == max(limits.startup, limits.timeout or 0)
+    assert hangs.limit(replace(begins, phase=Phase.TRAINING), limits) == hangs.training_limit(0.0, limits)
+
+
+def test_ranks_wait_in_a_beginning_as_long_as_its_limit_allows_and_for_ever_in_the_first() -> None:
+    assert hangs.stalls(reading(), SHORT) == (hangs.stall_seconds(20.0), 0)
+    known = reading(longest_beginning=30.0)
+    assert hangs.stalls(known, SHORT) == (hangs.stall_seconds(20.0), hangs.stall_seconds(150.0))
+
+
+@pytest.mark.parametrize("phase", [Phase.TRAINING, Phase.STARTING, Phase.BEGINNING, Phase.RECOVERING])
 def test_a_process_hangs_from_beyond_its_limit_on(phase: Phase) -> None:
     allowed = hangs.limit(reading(phase), SHORT)
     assert math.isfinite(allowed)

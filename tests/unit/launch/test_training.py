@@ -71,7 +71,7 @@ def test_what_a_guardian_asks_is_read_by_the_process(start: Start) -> None:
         "    time.sleep(0.01)\n"
         "heartbeat.tell(stop=heartbeat.stop_asked(), stall=heartbeat.stall_seconds())\n"
     )
-    training.page.allow_stalls(4)
+    training.page.allow_stalls(4, 0)
     training.page.ask(Stop.JOB)
     assert training.process.wait(60) == 0
     assert training.notes() == {"stop": Stop.JOB, "stall": 4}
