@@ -15,8 +15,8 @@ This is the only module that reads environment variables; a test holds the other
                                -o ConnectTimeout=5``)
 ============================== =====================================================================
 
-Our own processes set ``HVDRECOVER_SLOT``, ``HVDRECOVER_REJOIN``, ``HVDRECOVER_SUPERVISOR`` and
-``HVDRECOVER_HOST_REPORTS`` for those that they start.
+Our own processes set ``HVDRECOVER_SLOT``, ``HVDRECOVER_REJOIN``, ``HVDRECOVER_SUPERVISOR``,
+``HVDRECOVER_HOST_REPORTS`` and ``HVDRECOVER_DRILL`` for those that they start.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ class Config:
         path: where programs are searched for.
         programs: the folder of this Python environment's programs.
         host_reports: file in which the supervisor reports hosts that fail, or None.
+        drill: folder of the drill that this process is part of, or None.
     """
 
     checkpoint: str | None
@@ -116,6 +117,7 @@ class Config:
     path: str = os.defpath
     programs: str = os.fspath(Path(sys.executable).parent)
     host_reports: Path | None = None
+    drill: Path | None = None
 
 
 def read(environ: Mapping[str, str] | None = None) -> Config:
@@ -152,6 +154,7 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         ssh_options=env.get("HVDRECOVER_SSH_OPTIONS", _SSH_OPTIONS),
         path=env.get("PATH", os.defpath),
         host_reports=Path(reports) if (reports := env.get("HVDRECOVER_HOST_REPORTS")) else None,
+        drill=Path(drill) if (drill := env.get("HVDRECOVER_DRILL")) else None,
     )
 
 

@@ -32,6 +32,7 @@
     ├── DiscoveryError              which hosts there are can't be found out
     │   └── HostListError           a list of hosts has something in it that can't be meant
     ├── LaunchError                 a process of the job can't be started
+    ├── DrillError                  a drill can't tell whether a script recovers
     └── InstallError                Horovod could not be built or installed
         └── EditError               a named edit of Horovod's source no longer applies
 
@@ -293,6 +294,20 @@ class LaunchError(HvdrecoverError):
     def __init__(self, program: str, problem: str) -> None:
         super().__init__(f"{program}: {problem}")
         self.program = program
+        self.problem = problem
+
+
+class DrillError(HvdrecoverError):
+    """A drill can't tell whether a script recovers, as it does not get as far as that.
+
+    Attributes:
+        folder: of the run.
+        problem: what went wrong.
+    """
+
+    def __init__(self, folder: str, problem: str) -> None:
+        super().__init__(f"{folder}: {problem}")
+        self.folder = folder
         self.problem = problem
 
 

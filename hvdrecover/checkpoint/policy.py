@@ -5,14 +5,17 @@ from __future__ import annotations
 from hvdrecover.checkpoint.settings import Checkpoint
 
 
-def is_due(settings: Checkpoint, commits_since: int, seconds_since: float) -> bool:
+def is_due(settings: Checkpoint, commits_since: int, seconds_since: float, auto: float = 0.0) -> bool:
     """Whether a commit should be made durable.
 
     Args:
         settings: the user's wishes.
         commits_since: commits since the last durable one, this one included.
         seconds_since: seconds since the last durable one was begun; ``inf`` when there is none.
+        auto: with ``every="auto"``, how many seconds that takes now.
     """
+    if settings.every == "auto":
+        return seconds_since >= auto
     if settings.every_commits is None and settings.every_seconds is None:
         return True
     by_count = settings.every_commits is not None and commits_since >= settings.every_commits

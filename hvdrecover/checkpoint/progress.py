@@ -23,6 +23,7 @@ class Progress:
 
     Attributes:
         last_durable: the newest commit that has become durable.
+        seconds: how long its write took.
         error: why the last attempt failed; None if it did not, so that there is no outage.
         failure: why nothing can be written any more; None as long as it can.
     """
@@ -36,6 +37,7 @@ class Progress:
         self._outage_since = 0.0
         self._attempts = 0
         self.last_durable: CommitId | None = None
+        self.seconds = 0.0
         self.error: StorageError | None = None
         self.failure: HvdrecoverError | None = None
 
@@ -76,6 +78,7 @@ class Progress:
     def succeeded(self, snapshot: Snapshot, seconds: float) -> None:
         """A commit has become durable; the write took this long."""
         over = None if self.error is None else self._outage_over(snapshot.id)
+        self.seconds = seconds
         self.last_durable, self._durable_since = snapshot.id, self._submitted
         self.error = self._behind_since = None
         generation, commit = snapshot.id.generation, snapshot.id.commit

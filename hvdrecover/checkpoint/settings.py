@@ -94,12 +94,14 @@ class Checkpoint:
 
     Attributes:
         url: checkpoint root: a path or an fsspec URL (``file:///…``, ``s3://…``, ``sftp://…``, ``memory://…``).
-        every_commits: make every n-th commit durable. With neither this nor ``every_seconds`` every commit
-            is due; with both, whichever comes first.
+        every_commits: make every n-th commit durable. With neither this nor ``every_seconds`` nor ``every``
+            every commit is due; with the first two, whichever comes first.
         every_seconds: make a commit durable when the last durable one is older than this.
         keep: how many of the newest durable commits to keep, at least 1; or a `Keep` with more rules.
         strict: whether a commit must fit the training state exactly. If not, what fits is loaded, and the
             rest is listed in the log.
+        every: ``"auto"`` measures what durable commits cost, counts how often the job is lost, and chooses
+            the time between durable commits by that. Not with ``every_commits`` or ``every_seconds``.
 
     A commit that is due while an earlier one is still being written stays in memory only.
 
@@ -112,6 +114,7 @@ class Checkpoint:
     every_seconds: float | None = None
     keep: int | Keep = 3
     strict: bool = True
+    every: Literal["auto"] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.url, str | os.PathLike) or not isinstance(os.fspath(self.url), str):
@@ -123,6 +126,11 @@ class Checkpoint:
             raise ConfigError("every_commits", f"{self.every_commits!r} is not a number of commits from 1 on")
         if self.every_seconds is not None and not (_is_number(self.every_seconds) and self.every_seconds > 0):
             raise ConfigError("every_seconds", f"{self.every_seconds!r} is not a number above 0")
+        if self.every not in (None, "auto"):
+            reason = "use 'auto', every_commits=N for every N-th commit, or every_seconds=S"
+            raise ConfigError("every", f"{self.every!r} is not 'auto'; {reason}")
+        if self.every is not None and (self.every_commits is not None or self.every_seconds is not None):
+            raise ConfigError("every", "'auto' decides alone; leave out every_commits and every_seconds")
         Keep.of(self.keep)
         if type(self.strict) is not bool:
             raise ConfigError("strict", f"{self.strict!r} is neither True nor False")

@@ -11,9 +11,10 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from hvdrecover.cli import commits, launching
+from hvdrecover.cli import commits, drilling, launching
 from hvdrecover.cli.diagnosing import add_doctor
 from hvdrecover.cli.discovering import add_discover
+from hvdrecover.cli.drilling import add_drill
 from hvdrecover.cli.report import add_report
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.version import __version__
@@ -54,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     add_discover(subcommands)
     commits.add_commands(subcommands)
     add_report(subcommands)
+    add_drill(subcommands)
 
     install = subcommands.add_parser(
         "install-horovod",
@@ -91,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words, command = launching.split(list(sys.argv[1:] if argv is None else argv))
     parser = _parser()
     arguments, others = parser.parse_known_args(words)
-    if others and arguments.run is not launching.run:
+    if others and arguments.run not in (launching.run, drilling.run):
         parser.error(f"unrecognized arguments: {' '.join(others)}")
     arguments.others, arguments.command = others, command
     try:

@@ -122,7 +122,7 @@ def _add_guardian(parser: argparse.ArgumentParser) -> None:
 
 def split(argv: list[str]) -> tuple[list[str], list[str]]:
     """The words before ``--`` and those after it, of commands that take a command."""
-    if argv[:1] not in (["run"], ["worker"]):
+    if argv[:1] not in (["run"], ["worker"], ["drill"]):
         return argv, []
     place = argv.index("--") if "--" in argv else len(argv)
     return argv[:place], argv[place + 1 :]

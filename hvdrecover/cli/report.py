@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdrecover import config
+from hvdrecover.cli import watching
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.events import RUNS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from hvdrecover.reporting.records import Log
     from hvdrecover.reporting.summary import Fault, Report, Tally
 
 _SHOWN = 20  # faults
 _WIDE = 120  # columns; narrower terminals have no room for the phases of recoveries
-
-_OUTCOMES = {
-    "finished": "finished",
-    "ended": "ended before it was finished",
-    "open": "no end yet: it is going on, or all was killed",
-}
 
 
 def add_report(commands: argparse._SubParsersAction[Any]) -> None:
@@ -44,6 +39,11 @@ def add_report(commands: argparse._SubParsersAction[Any]) -> None:
         f"else the newest run below ./{RUNS}",
     )
     parser.add_argument("--json", action="store_true", help="write JSON (docs/commands.md)")
+    parser.add_argument(
+        "--html", metavar="FILE", type=Path, help="also write a page that holds it all in one file"
+    )
+    parser.add_argument("--png", metavar="FILE", type=Path, help="also write a picture of its time line")
+    watching.add(parser)
     parser.set_defaults(run=_run)
 
 
@@ -52,12 +52,32 @@ def _run(arguments: argparse.Namespace) -> int:
     from hvdrecover.reporting import reading, summary
 
     folder = reading.locate(arguments.folder, config.read().events, RUNS)
-    report = summary.summarise(reading.read(folder))
+    if arguments.watch:
+        return watching.run(folder, arguments)
+    if arguments.prometheus is not None:
+        watching.export(folder, arguments.prometheus)
+    log = reading.read(folder)
+    report = summary.summarise(log)
+    _write(arguments.html, arguments.png, folder, report, log)
     if arguments.json:
         sys.stdout.write(documents.dumps(document(folder, report)))
     else:
         tables.put(table(folder, report, SYSTEM_CLOCK.now()))
     return 0
+
+
+def _write(html: Path | None, png: Path | None, folder: Path, report: Report, log: Log) -> None:
+    """Write the files that were asked for."""
+    if html is None and png is None:
+        return
+    from hvdrecover.reporting import page, timeline
+    from hvdrecover.reporting.page import run
+
+    traced = timeline.trace(log)
+    if html is not None:
+        page.write_html(run.page(str(folder), report, traced), html)
+    if png is not None:
+        page.write_png(traced, png)
 
 
 def document(folder: Path, report: Report) -> dict[str, Any]:
@@ -90,56 +110,36 @@ def table(folder: Path, report: Report, now: float) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from hvdrecover.cli.tables import grid, plain, section
+    from hvdrecover.cli.tables import age, grid, plain, section
+    from hvdrecover.reporting import words
 
     facts = grid("", "")
     facts.show_header = False
-    for name, value in _facts(folder, report, now).items():
+    found = {"run": str(folder), **words.facts(report, f"{age(now - report.end)} ago")}
+    for name, value in found.items():
         facts.add_row(name, plain(value))
     if not report.faults:
         return Group(facts, Text(), Text("no faults"))
     kinds = grid("fault", "count>", "recovered>", "median>", "worst>")
     tallies = report.kinds | ({"all": report.overall} if len(report.kinds) > 1 else {})
     for kind, tally in tallies.items():
-        row = str(tally.count), str(tally.recovered), _duration(tally.median), _duration(tally.worst)
+        row = (
+            str(tally.count),
+            str(tally.recovered),
+            words.duration(tally.median),
+            words.duration(tally.worst),
+        )
         kinds.add_row(plain(kind), *row)
     left_out = len(report.faults) - _SHOWN
     title = "faults" if left_out <= 0 else f"the last {_SHOWN} faults (--json lists all {len(report.faults)})"
     return Group(facts, section("time to recover", kinds), section(title, _lines(report.faults[-_SHOWN:])))
 
 
-def _facts(folder: Path, report: Report, now: float) -> dict[str, str]:
-    from hvdrecover.cli.tables import age
-
-    ending = report.ending
-    outcome = _OUTCOMES[ending.outcome]
-    if ending.outcome == "open":
-        outcome += f" (last event {age(now - report.end)} ago)"
-    elif ending.outcome == "ended":
-        outcome += f", with code {ending.code}: {ending.reason}"
-    begin = _moment(report.begin).isoformat(" ", "seconds")
-    starts = f"{report.starts} of the job, {report.restarts} of single processes"
-    facts = {
-        "run": str(folder),
-        "outcome": outcome,
-        "wall time": f"{_duration(report.end - report.begin)} from {begin}",
-        "goodput": "" if report.goodput is None else f"{report.goodput:.1%} of the time in committed steps",
-        "repeated": f"{report.steps_repeated} steps, {report.commits_repeated} commits",
-    }
-    if report.starts or report.restarts:  # else there was neither a supervisor nor a guardian
-        facts["starts"] = starts + (f" ({report.warm} taken over by a standby)" if report.warm else "")
-    if report.given_up:
-        facts["given up"] = "; ".join(report.given_up)
-    if report.clocks:
-        wrong = ", ".join(f"{host} by {offset:+.1f} s" for host, offset in report.clocks.items())
-        facts["clocks"] = f"wrong, and corrected here: {wrong}"
-    return facts
-
-
 def _lines(faults: tuple[Fault, ...]) -> RenderableType:
     from rich.console import Console
 
     from hvdrecover.cli.tables import grid, plain
+    from hvdrecover.reporting import words
     from hvdrecover.reporting.summary import PHASES
 
     phases = () if sys.stdout.isatty() and Console().width < _WIDE else PHASES
@@ -148,11 +148,11 @@ def _lines(faults: tuple[Fault, ...]) -> RenderableType:
     for fault in faults:
         spent = fault.recovery.phases if fault.recovery else {}
         lines.add_row(
-            f"{_moment(fault.time):%m-%d %H:%M:%S}",
+            words.clock_time(fault.time),
             plain(fault.kind),
             plain(fault.host),
-            _rank(fault.rank),
-            _duration(fault.recovery.seconds) if fault.recovery else "not yet",
+            words.rank(fault.rank),
+            words.duration(fault.recovery.seconds) if fault.recovery else "not yet",
             *(f"{spent[phase]:.2f}" if phase in spent else "" for phase in phases),
             plain(fault.detail),
         )
@@ -188,26 +188,3 @@ def _fault(fault: Fault) -> dict[str, Any]:
             "phases": dict(recovery.phases),
         },
     }
-
-
-def _rank(rank: int | None) -> str:
-    if rank is None:
-        return "all"
-    return str(rank) if rank >= 0 else "none"
-
-
-def _moment(time: float) -> datetime.datetime:
-    return datetime.datetime.fromtimestamp(time).astimezone()
-
-
-def _duration(seconds: float | None) -> str:
-    """A duration with three digits or two units: ``0.31 s``, ``12.4 s``, ``3 min 12 s``."""
-    if seconds is None:
-        return ""
-    if seconds < 99.95:
-        return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
-    whole = round(seconds)
-    for length, unit, shorter, name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min")):
-        if whole >= length:
-            return f"{whole // length} {unit} {whole % length // shorter} {name}"
-    return f"{whole // 60} min {whole % 60} s"

@@ -109,6 +109,7 @@ class SampleOrder:
         gaps: what is left out of this epoch, in order.
         begun: a number that is higher the later the last iteration was begun; 0 before the first.
         on_iterate: called when an iteration begins, after what the data loader itself draws from generators.
+        on_record: called with this order and how many samples every rank has done, before they count.
 
     Raises:
         ConfigError: a negative length, a seed that is no integer, or an unknown ``tail``.
@@ -130,6 +131,7 @@ class SampleOrder:
         self.gaps: list[Gap] = []
         self.begun = 0
         self.on_iterate: Callable[[], None] | None = None
+        self.on_record: Callable[[SampleOrder, int], None] | None = None
         self._iterated = False
         self._start = 0
         self.rank, self.size = 0, 1
@@ -159,6 +161,8 @@ class SampleOrder:
         """
         if count < 0:
             raise ConfigError("batch_size", f"{count} samples can't have been done")
+        if self.on_record is not None:
+            self.on_record(self, int(count))
         self.done = self._after(self.done, int(count))
         heartbeat.recorded()
 

@@ -48,6 +48,10 @@ class Contents:
         reserved: names that an attribute can't have.
         on_iterate: called when an iteration of a sampler begins; see `hvdrecover.data.order.SampleOrder`.
 
+    Attributes:
+        values: attribute name to value.
+        on_record: called when a sampler's batch is recorded; see there, too.
+
     Raises:
         ConfigError: an attribute has a reserved or unusable name.
     """
@@ -62,6 +66,7 @@ class Contents:
         self._framework = framework
         self._copier = Copier(framework)
         self._on_iterate = on_iterate
+        self.on_record: Callable[[SampleOrder, int], None] | None = None
         self.values: dict[str, Any] = {}
         for name, value in values.items():
             if name in reserved or name.startswith("_") or not _NAME.fullmatch(name):
@@ -75,6 +80,7 @@ class Contents:
         self.values[name] = value
         if is_sampler(value):
             value.order.on_iterate = self._on_iterate
+            value.order.on_record = self._recorded
 
     @property
     def orders(self) -> dict[str, SampleOrder]:
@@ -165,6 +171,10 @@ class Contents:
         except Exception as error:
             raise MismatchError(where, [f"an attribute refused what the commit holds: {error}"]) from error
         return differences
+
+    def _recorded(self, order: SampleOrder, count: int) -> None:
+        if self.on_record is not None:
+            self.on_record(order, count)
 
     def _missing(self, stored: set[str]) -> list[str]:
         mine = set(self.values)

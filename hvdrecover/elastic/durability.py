@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 
+from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.policy import is_due
 from hvdrecover.checkpoint.retrying import ATTEMPTS
 from hvdrecover.checkpoint.settings import Checkpoint
@@ -14,6 +15,8 @@ from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.checkpoint.store import Store
 from hvdrecover.checkpoint.writer import BackgroundWriter
 from hvdrecover.clock import Clock
+from hvdrecover.elastic.interval import CAP
+from hvdrecover.elastic.pacing import Pacing
 from hvdrecover.errors import FlushTimeoutError, HvdrecoverError, StorageError
 from hvdrecover.events import Events
 
@@ -30,14 +33,23 @@ class Durability:
         store: where commits go.
         rank: this process's rank.
         clock: where times come from.
+        pacing: how often commits become durable, if the settings leave it to us.
         max_age: for how many seconds commits may fail to become durable until the job is stopped.
     """
 
     def __init__(
-        self, settings: Checkpoint, store: Store, rank: int, clock: Clock, max_age: float | None = None
+        self,
+        settings: Checkpoint,
+        store: Store,
+        rank: int,
+        clock: Clock,
+        pacing: Pacing,
+        max_age: float | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
+        self._pacing = pacing
+        self._paced: CommitId | None = None  # the durable commit that pacing has been told of
         self._max_age = math.inf if max_age is None else max_age
         self._commits_since = 0
         self._begun: float | None = None
@@ -54,6 +66,7 @@ class Durability:
         rank: int,
         events: Events,
         clock: Clock,
+        pacing: Pacing,
         max_age: float | None = None,
     ) -> Durability:
         """Begin at the root that the settings name; nothing is read or written yet.
@@ -63,7 +76,7 @@ class Durability:
         """
         storage = open_storage(settings.url)
         store = Store(storage, keep=settings.keep, job=job, host=host, events=events, clock=clock)
-        return cls(settings, store, rank, clock, max_age)
+        return cls(settings, store, rank, clock, pacing, max_age)
 
     def offer(self, snapshot: Snapshot, *, ask: bool) -> None:
         """Have a fresh commit written if it is due and no attempt to write one is under way.
@@ -74,14 +87,20 @@ class Durability:
             snapshot: the commit.
             ask: have it written in any case. An attempt that is under way is waited for first.
         """
+        if self._pacing.on:
+            self._stretch_ends()
         self._commits_since += 1
         seconds = math.inf if self._begun is None else self._clock.monotonic() - self._begun
-        due = is_due(self._settings, self._commits_since, seconds)
+        due = is_due(self._settings, self._commits_since, seconds, self._pacing.seconds)
         if ask:
             with contextlib.suppress(HvdrecoverError):  # `verdict` tells what is for good
                 self._submit(snapshot, math.inf)
         elif due:
             self._try_to_submit(snapshot)
+        if self._pacing.on:
+            # Also where a short write that has just begun is over by now.
+            beside = self._commits_since == 0 or not self.writer.wait_for_cleanup(0.0)
+            self._pacing.begin(beside=beside)
 
     def flush(self, snapshot: Snapshot, timeout: float | None, attempts: int = ATTEMPTS) -> None:
         """Wait until this snapshot, the newest, is durable.
@@ -99,6 +118,7 @@ class Durability:
         deadline = math.inf if timeout is None else self._clock.monotonic() + timeout
         if self.writer.progress.last_durable == snapshot.id:
             return
+        self._pacing.interrupt()
         if self.writer.in_flight is not snapshot:
             self._submit(snapshot, deadline)
         self._wait(deadline, attempts)
@@ -126,6 +146,18 @@ class Durability:
                 if self.writer.wait(seconds):
                     self.writer.wait_for_cleanup(seconds)
                 self.store.storage.close()
+
+    def _stretch_ends(self) -> None:
+        progress = self.writer.progress
+        if progress.error is not None:
+            self._pacing.interrupt()  # what an outage costs says nothing about a write
+        self._pacing.end()
+        if progress.last_durable is not None and progress.last_durable != self._paced:
+            self._paced = progress.last_durable
+            self._pacing.written(progress.seconds)
+        if (decision := self._pacing.decide()) is not None:
+            message = f"{self.store.url}: {decision.describe()}"
+            self.store.events.emit("interval", message, **vars(decision), cap=CAP)
 
     def _try_to_submit(self, snapshot: Snapshot) -> bool:
         taken = self.writer.submit(snapshot)

@@ -27,11 +27,13 @@ from hvdrecover.elastic.guard.watch import Watch
 from hvdrecover.elastic.horovod import hosts_updated
 from hvdrecover.elastic.interfaces import Framework, World
 from hvdrecover.elastic.memory import Memory
+from hvdrecover.elastic.pacing import Pacing
 from hvdrecover.elastic.randomness import Generators, Randomness
 from hvdrecover.elastic.recovery import Agreement, Source
 from hvdrecover.elastic.scalars.observed import Observed
 from hvdrecover.elastic.scalars.scalars import NoScalars, Scalars
 from hvdrecover.elastic.timings import Timings
+from hvdrecover.elastic.witness import Witness, drilled
 from hvdrecover.errors import HvdrecoverError, RecoveryError, StorageError
 from hvdrecover.events import Events
 from hvdrecover.version import __version__
@@ -83,12 +85,15 @@ class State:
         self._config = config or configs.read()
         root = checkpoint or self._config.checkpoint
         self._settings = root if isinstance(root, Checkpoint) or root is None else Checkpoint(root)
+        if self._config.drill is not None:
+            self._settings, tensorboard = drilled(self._config, self._settings), None
         self._world = world
         self._clock = clock
         self._random = Generators(framework, rng)
         self._job = ""
         self._events = Events(self._config.events, self._config.host, clock)
         self._timings = Timings(clock)
+        self._pacing = Pacing(clock, on=self._settings is not None and self._settings.every == "auto")
         self._consultation = Consultation(self._config)
         self._reset_callbacks: list[Callable[[], None]] = []
         self._durability: Durability | None = None
@@ -101,6 +106,10 @@ class State:
         self._scalars: Scalars | NoScalars = NoScalars()
         if tensorboard is not None:
             self._scalars = Scalars(tensorboard, framework, self._contents, clock)
+        self._witness: Witness | None = None
+        if self._config.drill is not None:
+            self._witness = Witness(self._config, self._contents, world, clock)
+            self._contents.on_record = self._witness.recorded
         self._capture(CommitId(0, 0))
 
     # -- attributes ------------------------------------------------------------------------------------
@@ -182,6 +191,7 @@ class State:
 
     def save(self) -> None:
         """Make a commit in this rank's memory only, without a word to the others."""
+        started = self._clock.monotonic()
         # Counted from the last attempt: the other ranks count one that was interrupted here as well.
         last = self._memory.attempt
         commit = CommitId(last.generation, last.commit + 1)
@@ -191,8 +201,11 @@ class State:
         snapshot = self._capture(commit, present)
         if self._joined:
             self._random.committed(snapshot.state["random"], commit.commit, self._world.rank())
+        stall = self._clock.monotonic() - started
+        if self._witness is not None:
+            self._witness.committing(snapshot)
         heartbeat.committed(commit.generation, commit.commit)
-        self._events.emit("commit", generation=commit.generation, commit=commit.commit)
+        self._events.emit("commit", generation=commit.generation, commit=commit.commit, stall=stall)
 
     def restore(self) -> None:
         """Go back to the newest commit in this rank's memory.
@@ -242,6 +255,8 @@ class State:
             self._load(agreement.snapshot, strict=True)
         self._adopt(agreement)
         self._agreed(agreement, started)
+        if self._witness is not None:
+            self._witness.agreed(agreement.snapshot, agreement.source)
         self._scalars.begin(self._world.rank())
         return agreement.source
 
@@ -448,6 +463,7 @@ class State:
             finished=finished,
         )
         snapshot.state.update(self._scalars.state())
+        snapshot.state.update(self._pacing.state())
         return snapshot
 
     def _load(self, snapshot: Snapshot, *, strict: bool, where: str | None = None) -> bool:
@@ -457,6 +473,7 @@ class State:
         for line in differences:
             self._announce("not_loaded", f"not loaded from {where}: {line}", level=logging.WARNING, what=line)
         self._scalars.load(snapshot.state)
+        self._pacing.load(snapshot.state)
         self._memory.mark()
         if self._joined:
             self._place_samplers()
@@ -495,6 +512,7 @@ class State:
         where = f"{self._root()}/{stored.id}"
         self._watch.compare_data(stored, where)
         stored.id = CommitId(generation, stored.id.commit)
+        stored.state.update(self._pacing.resumed(stored.state))
         if not self._load(stored, strict=self._strict, where=where):
             stored = self._completed(stored)
         return Agreement(stored, "durable", self._job)
@@ -554,6 +572,7 @@ class State:
                 rank=self._world.rank(),
                 events=self._events,
                 clock=self._clock,
+                pacing=self._pacing,
                 max_age=self._config.max_durable_age,
             )
         return self._durability
@@ -596,6 +615,8 @@ class State:
                 return  # the ranks have met once more since then
             self._timings.add("first_step", self._clock.monotonic() - ended)
             facts.update(self._timings.take())
+            if agreement.source == "durable":
+                self._pacing.restored(facts["seconds"])
             self._events.emit("recovered", **facts)
 
         heartbeat.at_progress(first_step)

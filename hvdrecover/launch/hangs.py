@@ -9,7 +9,7 @@ from hvdrecover.heartbeat import Phase, Reading
 
 LEAST_TIMEOUT = 5.0  # seconds; below, Horovod's own limits, of whole seconds, can't be told from it
 _FLOOR = 300.0
-_FACTOR = 5.0
+FACTOR = 5.0  # how many times as long as the longest time without progress a process may have none
 _STARTUP = 3600.0
 
 
@@ -19,8 +19,8 @@ class Limits:
 
     Attributes:
         timeout: seconds in training, or None for a multiple of the longest that was seen.
-        startup: seconds until the first commit, in a recovery, and after a pause until there is progress. Once
-            it is known how long it took until a first commit, that is what later ones are judged by.
+        startup: seconds until the first commit, in a recovery, and after a pause until there is progress.
+            Once it is known how long it took until a first commit, that is what later ones are judged by.
     """
 
     timeout: float | None = None
@@ -47,7 +47,7 @@ def training_limit(longest: float, limits: Limits) -> float:
         longest: the longest time that it, or another rank, has.
         limits: what the user said.
     """
-    return limits.timeout if limits.timeout is not None else max(_FLOOR, _FACTOR * longest)
+    return limits.timeout if limits.timeout is not None else max(_FLOOR, FACTOR * longest)
 
 
 def beginning_limit(reading: Reading, limits: Limits) -> float:
@@ -55,11 +55,11 @@ def beginning_limit(reading: Reading, limits: Limits) -> float:
 
     What has to be compiled anew took about as long in beginnings that are over.
     """
-    return max(training_limit(reading.longest, limits), _FACTOR * reading.longest_beginning)
+    return max(training_limit(reading.longest, limits), FACTOR * reading.longest_beginning)
 
 
 def stalls(reading: Reading, limits: Limits) -> tuple[int, int]:
-    """How many seconds ranks may wait for one that says nothing, in training and in a beginning; 0 for ever."""
+    """How many seconds ranks may wait for a silent one, in training and in a beginning; 0 for ever."""
     training = stall_seconds(training_limit(reading.longest, limits))
     known = reading.longest_beginning > 0
     return training, stall_seconds(beginning_limit(reading, limits)) if known else 0

@@ -111,6 +111,22 @@ def kill_marked(mark: str) -> None:
         time.sleep(0.01)
 
 
+def parent(process: int) -> int:
+    """The process that has started a process; 0 if it is gone."""
+    try:
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def command(process: int) -> list[str]:
+    """Program and arguments of a process; empty if it is gone."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text().split("\0")[:-1]
+    except OSError:
+        return []
+
+
 def is_stopped(process: int) -> bool:
     """Whether a process is stopped, by SIGSTOP or a debugger."""
     return _state(process) in ("T", "t")

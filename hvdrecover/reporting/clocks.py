@@ -15,7 +15,7 @@ from dataclasses import replace
 from hvdrecover.reporting.records import Event, Log, Stint
 
 TOLERANCE = 1.0  # seconds
-_COMMITS = 16  # of each stint are compared, which is enough for a median
+COMMITS = 16  # of each stint are compared, which is enough for a median
 
 Mark = tuple[object, ...]
 """What names a moment: the meeting, and what happened after it."""
@@ -61,6 +61,7 @@ def corrected(log: Log, offsets: Mapping[str, float]) -> Log:
             times=array("d", (time - offset for time in old.times)),
             recovered=old.recovered and event(old.recovered),
             finished=old.finished and event(old.finished),
+            left=None if old.left is None else old.left - offset,
         )
 
     return replace(
@@ -92,7 +93,7 @@ def _moments(stint: Stint) -> list[tuple[Mark, float]]:
     moments: list[tuple[Mark, float]] = [((*stint.place, "sync"), stint.sync.time)]
     if stint.recovered is not None:
         moments.append(((*stint.place, "recovered"), stint.recovered.time))
-    commits = zip(stint.numbers[:_COMMITS], stint.times[:_COMMITS], strict=True)
+    commits = zip(stint.numbers[:COMMITS], stint.times[:COMMITS], strict=True)
     return moments + [((*stint.place, commit), time) for commit, time in commits]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hvdrecover.reporting.clocks import TOLERANCE
-from hvdrecover.reporting.records import Event, Stint
+from hvdrecover.reporting.records import Event, Stint, whole
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,31 @@ def group(stints: Iterable[Stint]) -> list[Meeting]:
         same[-1].append(stint)
     found = [Meeting(*place, tuple(met)) for place, all_met in meetings.items() for met in all_met]
     return sorted(found, key=lambda meeting: meeting.began)
+
+
+def began(fault: Event) -> float:
+    """When a fault began, in seconds since the Unix epoch.
+
+    A hang is noticed only when a process has been silent for long.
+    """
+    silent = fault.number("silent") if fault.word("fault") == "hang" else None
+    return fault.time - max(silent or 0.0, 0.0)
+
+
+def broken_by(fault: Event, meetings: Sequence[Meeting]) -> int:
+    """The place of the meeting that a fault broke; -1 if it came before the first.
+
+    The commit of the lost process tells it, whatever the clocks say. Otherwise it is the last one in which
+    all had agreed by then.
+    """
+    since = began(fault)
+    commit = fault.facts.get("commit")
+    generation = whole(commit[0]) if isinstance(commit, list) and commit else None
+    places = range(len(meetings) - 1, -1, -1)
+    for place in places:
+        if meetings[place].generation == generation and meetings[place].began <= since + TOLERANCE:
+            return place
+    return next((place for place in places if meetings[place].agreed <= since), -1)
 
 
 def _fits(stint: Stint, met: Sequence[Stint]) -> bool:

@@ -84,9 +84,24 @@ def _last_written(run: Path) -> float:
     return max((path.stat().st_mtime for path in run.rglob(_PATTERN)), default=0.0)
 
 
+def parse(line: str) -> Event | None:
+    """The event that a line holds; None if it holds none."""
+    try:
+        return _event(json.loads(line))
+    except (ValueError, RecursionError):
+        return None
+
+
 @dataclass
-class _Process:
-    """What one file says, as far as it has been read."""
+class Process:
+    """What one file says, as far as it has been read.
+
+    Attributes:
+        events: of guardians and supervisors.
+        spans: host to the times of its first and its last event of any kind.
+        passed_over: number of lines that are no events.
+        stints: of the training process.
+    """
 
     events: list[Event] = field(default_factory=list)
     spans: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -103,12 +118,15 @@ class _Process:
             self.stints.append(Stint(event, array("q"), array("d")))
         elif event.kind == "commit" and self.stints:
             self._commit(event)
+        elif event.kind == "durable":
+            self._durable(event)
         elif event.kind == "recovered" and self.stints:
             stint = self.stints[-1]
             if event.whole("generation") == stint.place[0]:
                 self.stints[-1] = replace(stint, recovered=stint.recovered or event)
         elif event.kind == "reset" and self.stints:
-            self.stints[-1] = replace(self.stints[-1], lost=event.whole("steps") or 0)
+            lost = event.whole("steps") or 0
+            self.stints[-1] = replace(self.stints[-1], lost=lost, left=event.time)
         elif event.kind == "finished" and self.stints:
             self.stints[-1] = replace(self.stints[-1], finished=event)
 
@@ -118,9 +136,16 @@ class _Process:
             stint.numbers.append(made)
             stint.times.append(event.time)
 
+    def _durable(self, event: Event) -> None:
+        """Writing goes on beside training, so the ranks may have met again since the commit was made."""
+        generation, made = event.whole("generation"), event.whole("commit")
+        stint = next((stint for stint in reversed(self.stints) if stint.place[0] == generation), None)
+        if stint is not None and made is not None:
+            stint.durable.append(made)
 
-def _process(path: Path) -> _Process:
-    process = _Process()
+
+def _process(path: Path) -> Process:
+    process = Process()
     for event in _events(path):
         if event is None:
             process.passed_over += 1
@@ -133,10 +158,7 @@ def _events(path: Path) -> Iterator[Event | None]:
     """The lines of a file; None for those that are no events."""
     with path.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
-            try:
-                yield _event(json.loads(line))
-            except (ValueError, RecursionError):
-                yield None
+            yield parse(line)
 
 
 def _event(facts: object) -> Event | None:

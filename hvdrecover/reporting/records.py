@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 _LARGEST = 1 << 62  # what we count stays far below, and arrays hold no more
@@ -54,6 +54,8 @@ class Stint:
         recovered: its first step, if that followed a recovery.
         finished: the end of the run.
         lost: how many steps it rolled back to meet the others again.
+        left: when it set out to meet them again, in seconds since the Unix epoch.
+        durable: those of its commits that it has made durable.
     """
 
     sync: Event
@@ -62,6 +64,8 @@ class Stint:
     recovered: Event | None = None
     finished: Event | None = None
     lost: int = 0
+    left: float | None = None
+    durable: array[int] = field(default_factory=lambda: array("q"))
 
     @property
     def place(self) -> tuple[int, int, int]:
@@ -90,6 +94,16 @@ class Log:
     spans: Mapping[str, tuple[float, float]]
     files: int
     passed_over: int
+
+    @property
+    def begin(self) -> float:
+        """The first ``start``, or the first event if there is none, in seconds since the Unix epoch."""
+        return min([event.time for event in self.of("start")] or [first for first, _ in self.spans.values()])
+
+    @property
+    def end(self) -> float:
+        """The last event, in seconds since the Unix epoch."""
+        return max(last for _, last in self.spans.values())
 
     def of(self, kind: str) -> list[Event]:
         """The events of a kind."""

@@ -8,9 +8,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hvdrecover.reporting.clocks import TOLERANCE, corrected, offsets
-from hvdrecover.reporting.meetings import Meeting, group
-from hvdrecover.reporting.records import Event, Log, whole
+from hvdrecover.reporting.clocks import corrected, offsets
+from hvdrecover.reporting.meetings import Meeting, began, broken_by, group
+from hvdrecover.reporting.records import Event, Log
 
 PHASES = ("reset", "rendezvous", "load", "sync", "first_step")
 
@@ -157,8 +157,7 @@ def summarise(log: Log) -> Report:
     meetings = group(log.stints)
     starts, faults = log.of("start"), log.of("fault")
     restarts = [event for event in log.of("restart") if event.word("scope") == "slot"]
-    begin = min([event.time for event in starts] or [first for first, _ in log.spans.values()])
-    end = max(last for _, last in log.spans.values())
+    begin, end = log.begin, log.end
     return Report(
         begin=begin,
         end=end,
@@ -190,19 +189,13 @@ def _fault(event: Event, meetings: Sequence[Meeting]) -> Fault:
     )
 
 
-def _began(fault: Event) -> float:
-    """When a fault began: a hang is noticed only when a process has been silent for long."""
-    silent = fault.number("silent") if fault.word("fault") == "hang" else None
-    return fault.time - max(silent or 0.0, 0.0)
-
-
 def _recovery(fault: Event, meetings: Sequence[Meeting]) -> Recovery | None:
     """The first meeting after a fault in which all ranks stepped again."""
-    began = _began(fault)
-    for meeting in meetings[_broken(fault, meetings) + 1 :]:
+    since = began(fault)
+    for meeting in meetings[broken_by(fault, meetings) + 1 :]:
         stepped = meeting.stepped()
         if stepped is not None:
-            return _recovered(meeting, max(stepped - began, 0.0))
+            return _recovered(meeting, max(stepped - since, 0.0))
     return None
 
 
@@ -215,27 +208,11 @@ def _recovered(meeting: Meeting, seconds: float) -> Recovery:
     return Recovery(meeting.generation, meeting.commit, seconds, steps[-1].rank, phases)
 
 
-def _broken(fault: Event, meetings: Sequence[Meeting]) -> int:
-    """The place of the meeting that a fault broke; -1 if it came before the first.
-
-    The commit of the lost process tells it, whatever the clocks say. Otherwise it is the last one in which
-    all had agreed by then.
-    """
-    began = _began(fault)
-    commit = fault.facts.get("commit")
-    generation = whole(commit[0]) if isinstance(commit, list) and commit else None
-    places = range(len(meetings) - 1, -1, -1)
-    for place in places:
-        if meetings[place].generation == generation and meetings[place].began <= began + TOLERANCE:
-            return place
-    return next((place for place in places if meetings[place].agreed <= began), -1)
-
-
 def _steps_repeated(faults: Sequence[Event], meetings: Sequence[Meeting]) -> int:
     """All ranks train in step, so of one meeting's ranks the one that lost the most steps counts for all."""
     lost = {place: meeting.steps_lost for place, meeting in enumerate(meetings)}
     for fault in faults:
-        place = _broken(fault, meetings)
+        place = broken_by(fault, meetings)
         lost[place] = max(lost.get(place, 0), fault.whole("steps") or 0)
     return sum(lost.values())
 

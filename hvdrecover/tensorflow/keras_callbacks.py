@@ -134,6 +134,8 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Remember where a run of batches begins; with ``steps_per_execution`` it has several."""
         self._begun = batch
+        if self._state._witness is not None:
+            self._state._witness.step_begins()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Count, and commit when it is time."""

@@ -9,7 +9,7 @@ from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.randomness import Randomness
 from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.elastic.state import State
-from hvdrecover.torch import missing, steps
+from hvdrecover.torch import missing, steps, witness
 from hvdrecover.torch.framework import TorchFramework
 from hvdrecover.torch.gradients import Gradients
 from hvdrecover.torch.names import names
@@ -58,6 +58,8 @@ class TorchState(State):
             tensorboard=tensorboard,
             attributes={"model": model, "optimizer": optimizer, **attributes},
         )
+        if self._witness is not None:
+            witness.watch(self._contents.components(), self._witness)
         if isinstance(self._scalars, Scalars):  # before the guard, which may end a step
             steps.watch(self._contents.components(), self._scalars)
         if guard is not None:

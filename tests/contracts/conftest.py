@@ -63,6 +63,11 @@ def local(tmp_path: Path) -> Backend:
 
 
 @pytest.fixture
+def drill(tmp_path: Path) -> Backend:
+    return storages.drill(tmp_path)
+
+
+@pytest.fixture
 def memory() -> Iterator[Backend]:
     with storages.memory() as backend:
         yield backend
@@ -78,7 +83,7 @@ def sftp(sftp_server: SftpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return storages.sftp(sftp_server, tmp_path, monkeypatch)
 
 
-@pytest.fixture(params=["local", "memory", "s3", "sftp"])
+@pytest.fixture(params=["local", "drill", "memory", "s3", "sftp"])
 def backend(request: pytest.FixtureRequest) -> Backend:
     """Each kind of storage in turn."""
     made: Backend = request.getfixturevalue(request.param)

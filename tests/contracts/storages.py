@@ -14,8 +14,11 @@ import fsspec
 import pytest
 
 from hvdrecover.checkpoint.storage import LocalStorage, Storage, open_storage
+from hvdrecover.checkpoint.storage.remote import RemoteStorage
 from hvdrecover.checkpoint.storage.s3 import S3Storage
 from hvdrecover.checkpoint.storage.sftp import SftpStorage
+from hvdrecover.drill.storage import Mood, set_mood
+from hvdrecover.drill.storage import url as drill_url
 from tests.contracts.servers import HOST, S3Server, SftpServer
 
 SECRET = "it-is-s3cret/"
@@ -51,6 +54,22 @@ class Backend:
 
 def local(folder: Path) -> Backend:
     return Backend(f"file://{folder}/root", (1 << 25) + 5, lambda: LocalStorage(folder / "root"))
+
+
+def drill(folder: Path) -> Backend:
+    root = folder / "root"
+    url = drill_url(root)
+
+    def in_pieces() -> Storage:
+        return RemoteStorage(*fsspec.core.url_to_fs(url), url, piece=1 << 20)
+
+    return Backend(
+        url,
+        (3 << 20) + 5,
+        in_pieces,
+        stop=lambda: set_mood(root, Mood(away=True)),
+        start=lambda: set_mood(root, Mood()),
+    )
 
 
 @contextlib.contextmanager

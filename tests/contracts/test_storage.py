@@ -237,7 +237,7 @@ print(sum(storage.create(f"claims/{number}", content) for number in range(20)), 
 """
 
 
-@pytest.mark.parametrize("kind", ["local", "s3", "sftp"])
+@pytest.mark.parametrize("kind", ["local", "drill", "s3", "sftp"])
 def test_one_of_many_processes_creates_a_file(request: pytest.FixtureRequest, kind: str) -> None:
     backend: Backend = request.getfixturevalue(kind)
     command = [sys.executable, "-c", _COMPETITOR, backend.url]
@@ -293,7 +293,7 @@ def test_a_root_that_is_a_file_is_a_storage_error(backend: Backend) -> None:
     assert backend.open().read("file") == b"content"
 
 
-@pytest.mark.parametrize("kind", ["s3", "sftp"])
+@pytest.mark.parametrize("kind", ["drill", "s3", "sftp"])
 def test_all_fails_while_the_server_is_away_and_goes_on_when_it_is_back(
     request: pytest.FixtureRequest, kind: str
 ) -> None:

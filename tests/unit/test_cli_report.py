@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover import cli
-from hvdrecover.cli import report
+from hvdrecover.reporting import words
 from tests.unit.reporting.runs import BEGIN, TWO, Run, example
 from tests.unit.terminal import on_a_terminal, plain_lines
 
@@ -222,7 +222,7 @@ def test_a_report_imports_no_framework():
     ],
 )
 def test_durations(seconds, text):
-    assert report._duration(seconds) == text
+    assert words.duration(seconds) == text
 
 
 @pytest.mark.parametrize(("width", "phases"), [(80, False), (160, True)])

@@ -29,14 +29,15 @@ LAYERS = {
     "tensorflow": 3,
     "launch": 4,
     "doctor": 4,
+    "drill": 4,
     "cli": 5,
     "__main__": 5,
     "__init__": 5,
     "examples": 5,
 }
 # Within its layer, data stands above checkpoint: the fingerprint of files takes its digests and storages;
-# and doctor above launch, as it starts ranks as jobs are started.
-BESIDE = {("data", "checkpoint"), ("doctor", "launch")}
+# and doctor and drill above launch, as they start ranks as jobs are started.
+BESIDE = {("data", "checkpoint"), ("doctor", "launch"), ("drill", "launch")}
 FRAMEWORKS = {"torch", "tensorflow", "keras"}
 ADAPTERS = {"torch", "tensorflow"}
 MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))

@@ -76,6 +76,13 @@ def test_when_a_commit_is_due(every_commits, every_seconds, commits_since, secon
     assert is_due(settings, commits_since, seconds_since) is due
 
 
+@pytest.mark.parametrize(
+    ("commits_since", "seconds_since", "due"), [(1000, 59.9, False), (1, 60.0, True), (1, math.inf, True)]
+)
+def test_when_a_commit_is_due_by_a_time_that_is_chosen(commits_since, seconds_since, due):
+    assert is_due(Checkpoint("/data", every="auto"), commits_since, seconds_since, auto=60.0) is due
+
+
 def test_retries_wait_twice_as_long_each_time_up_to_a_cap():
     assert [retry_delay(attempt) for attempt in range(1, 9)] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
     assert retry_delay(3, first=1.0, cap=3.0) == 3.0
@@ -124,6 +131,11 @@ def test_settings_cannot_be_changed():
         ("keep", {"keep": None}),
         ("keep", {"keep": True}),
         ("strict", {"strict": "no"}),
+        ("every", {"every": "always"}),
+        ("every", {"every": 60}),
+        ("every", {"every": True}),
+        ("every", {"every": "auto", "every_commits": 10}),
+        ("every", {"every": "auto", "every_seconds": 60.0}),
     ],
 )
 def test_a_setting_that_cannot_be_is_named(name, settings):

@@ -1,0 +1,244 @@
+"""``hvdrecover drill``: does a training script recover from what may happen to it? See ``docs/drill.md``."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hvdrecover import config, events
+from hvdrecover.cli import options
+from hvdrecover.clock import SYSTEM_CLOCK
+from hvdrecover.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from hvdrecover.drill.advice import Advice
+    from hvdrecover.drill.drill import Outcome
+    from hvdrecover.drill.schedule import Schedule
+
+_TIMES = ("median_seconds", "worst_seconds")
+DRILLS = Path("hvdrecover-drills")  # where the folders of drills go that were given none
+
+
+def add_drill(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add the command to the command line."""
+    drill = commands.add_parser(
+        "drill",
+        usage="hvdrecover drill -np N [options] [options of hvdrecover run] -- python train.py ...",
+        help="see whether a training script recovers, by letting faults strike it",
+        description="Run a training script undisturbed, then with faults, and tell whether it recovers. The "
+        "script and its checkpoint root are left as they are: all commits go to the drill's own folder. "
+        "Options that are not listed here are those of `hvdrecover run`.",
+        allow_abbrev=False,
+    )
+    drill.add_argument("-np", "--num-proc", type=options.count, required=True, metavar="N", dest="processes")
+    faults = drill.add_argument_group("faults")
+    faults.add_argument("--faults", metavar="NAME,...", help="which strike (default: all that can)")
+    faults.add_argument(
+        "--seed", type=options.number, default=0, metavar="N", help="of all that is random (default: 0)"
+    )
+    faults.add_argument(
+        "--rate",
+        type=options.seconds,
+        metavar="SECONDS",
+        help="let them strike at random, with this mean time between them (default: each strikes once)",
+    )
+    faults.add_argument(
+        "--repeat",
+        type=options.count,
+        default=1,
+        metavar="N",
+        help="how often each strikes, or with --rate the number of runs (default: 1)",
+    )
+    faults.add_argument(
+        "--duration",
+        type=options.seconds,
+        metavar="SECONDS",
+        help="end the undisturbed run after this time, and the others at the same commit (default: when the "
+        "script ends)",
+    )
+    faults.add_argument("--replay", type=Path, metavar="FILE", help="the schedule.json of an earlier drill")
+    faults.add_argument(
+        "--data",
+        type=Path,
+        metavar="PATH",
+        help="a copy of training data that the script reads, to be changed",
+    )
+    results = drill.add_argument_group("results")
+    results.add_argument(
+        "--folder",
+        type=Path,
+        metavar="FOLDER",
+        help=f"for all of the drill's files (default: below ./{DRILLS})",
+    )
+    results.add_argument(
+        "--slo",
+        type=Path,
+        metavar="FILE",
+        help="exit with 1 if the drill misses what this TOML file asks for",
+    )
+    results.add_argument(
+        "--workers", type=options.count, metavar="N", help="of the real job, for advice (default: as -np)"
+    )
+    results.add_argument(
+        "--mtbf",
+        type=options.seconds,
+        default=365 * 86400.0,
+        metavar="SECONDS",
+        help="mean time between failures of one worker of the real job (default: 365d)",
+    )
+    results.add_argument("--json", action="store_true", help="write JSON (docs/drill.md)")
+    drill.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Drill a script; 0 if it recovers and nothing that was asked for is missed, else 1."""
+    from hvdrecover.cli import documents, tables
+    from hvdrecover.drill import document, slo
+    from hvdrecover.drill.advice import Rates, advise
+
+    if not arguments.command:
+        raise ConfigError("the command", "there is none; write it after --, as in -- python train.py")
+    wanted = slo.load(arguments.slo) if arguments.slo is not None else slo.Numbers()
+    folder = (arguments.folder or DRILLS / events.new_run(SYSTEM_CLOCK).name).absolute()
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError("--folder", f"'{folder}' is not empty; name a new one")
+    events.show_on_terminal(config.read())
+    outcome = _drill(arguments, folder)
+    advice = advise(outcome.measured, Rates(arguments.workers or arguments.processes, arguments.mtbf))
+    missed = slo.missed(wanted, outcome.numbers)
+    found = document.of(outcome, advice, missed)
+    (folder / "report.json").write_text(documents.dumps(found))
+    _draw(arguments, outcome, advice)
+    if arguments.json:
+        sys.stdout.write(documents.dumps(found))
+    else:
+        tables.put(_table(outcome, advice, missed))
+    return 0 if outcome.recovers and not missed else 1
+
+
+def _drill(arguments: argparse.Namespace, folder: Path) -> Outcome:
+    from hvdrecover.drill.drill import Drill
+    from hvdrecover.drill.faults import FAULTS, find
+    from hvdrecover.drill.runs import Command
+
+    faults = find(arguments.faults.split(",")) if arguments.faults is not None else list(FAULTS.values())
+    command = Command(tuple(arguments.command), arguments.processes, tuple(arguments.others))
+    drill = Drill(folder, command, duration=arguments.duration, data=arguments.data)
+    replayed = _replayed(arguments)
+    events.logger.info("drill: the undisturbed run begins; all files of the drill go to %s", folder)
+    commits = drill.rehearse()
+    possible, skipped = drill.available(faults)
+    names = [fault.name for fault in possible]
+    return drill.strike(replayed or _schedule(arguments, names, commits, drill.seconds_per_commit), skipped)
+
+
+def _replayed(arguments: argparse.Namespace) -> Schedule | None:
+    from hvdrecover.drill import schedule
+
+    return schedule.load(arguments.replay) if arguments.replay is not None else None
+
+
+def _schedule(arguments: argparse.Namespace, names: list[str], commits: int, seconds: float) -> Schedule:
+    from hvdrecover.drill import schedule
+
+    facts: dict[str, Any] = {
+        "seed": arguments.seed,
+        "processes": arguments.processes,
+        "commits": commits,
+        "repeat": arguments.repeat,
+    }
+    if arguments.rate is None:
+        return schedule.each_once(names, **facts)
+    return schedule.at_random(names, mean=arguments.rate / seconds, **facts)
+
+
+def _draw(arguments: argparse.Namespace, outcome: Outcome, advice: list[Advice]) -> None:
+    """The page, and a picture of the first run with faults, if what these need is installed."""
+    from hvdrecover.drill import page
+    from hvdrecover.drill.forecast import forecast
+    from hvdrecover.reporting.page import write_html, write_png
+
+    forecasts = forecast(outcome.measured, arguments.mtbf, arguments.seed)
+    try:
+        drawn = page.page(shlex.join(arguments.command), outcome, advice, forecasts)
+        write_html(drawn, outcome.folder / "report.html")
+        if outcome.results:
+            write_png(page.timeline(outcome.results[0]), outcome.folder / "report.png")
+    except ConfigError as error:
+        events.logger.warning("drill: no page is drawn: %s", error)
+
+
+def _table(outcome: Outcome, advice: list[Advice], missed: Mapping[str, str]) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    from hvdrecover.cli.tables import plain, section
+
+    parts: list[RenderableType] = [_facts(outcome), section("time to recover", _times(outcome))]
+    if outcome.findings:
+        broken = (
+            Group(
+                plain(f"{each.rule.name}: {each.message}"), Text(f"  What to do: {each.rule.remedy}", "dim")
+            )
+            for each in outcome.findings
+        )
+        parts.append(section("broken rules", Group(*broken)))
+    named: dict[str, Mapping[str, str]] = {
+        "missed": missed,
+        "what to set": {each.topic: each.text for each in advice},
+        "can't strike here": outcome.skipped,
+    }
+    parts += [section(title, _pairs(pairs)) for title, pairs in named.items() if pairs]
+    return Group(*parts)
+
+
+def _facts(outcome: Outcome) -> RenderableType:
+    from rich.text import Text
+
+    from hvdrecover.cli.tables import plain
+    from hvdrecover.reporting.words import duration
+
+    numbers = outcome.numbers
+    compared = sum(result.compared for result in outcome.results)
+    facts = _pairs({})
+    recovers = outcome.recovers
+    facts.add_row(
+        "verdict",
+        Text("recovers" if recovers else "does not recover", "bold green" if recovers else "bold red"),
+    )
+    facts.add_row("folder", plain(str(outcome.folder)))
+    facts.add_row("compared", f"{compared} commits with those of the undisturbed run, bit by bit")
+    facts.add_row("samples", f"{numbers.samples_lost:g} lost or repeated")
+    facts.add_row("steps", f"{numbers.steps_lost:g} repeated")
+    if numbers.stall_seconds is not None:
+        facts.add_row("stall", f"{duration(numbers.stall_seconds)} at most, of training by a commit")
+    return facts
+
+
+def _times(outcome: Outcome) -> RenderableType:
+    from hvdrecover.cli.tables import grid
+    from hvdrecover.drill import document
+
+    kinds = grid("fault", "count>", "recovered>", "median>", "worst>")
+    for name, kind in document.kinds(outcome.results).items():
+        times = [f"{kind[key]:.2f} s" if kind[key] is not None else "" for key in _TIMES]
+        kinds.add_row(name, str(kind["count"]), str(kind["recovered"]), *([] if kind["lasting"] else times))
+    return kinds
+
+
+def _pairs(pairs: Mapping[str, str]) -> Table:
+    from hvdrecover.cli.tables import grid, plain
+
+    table = grid("", "")
+    table.show_header = False
+    for name, text in pairs.items():
+        table.add_row(name, plain(text))
+    return table

@@ -1,0 +1,184 @@
+"""Where the numbers of a run are shown that is being followed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from hvdrecover.clock import SYSTEM_CLOCK, Clock
+from hvdrecover.errors import ConfigError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from rich.console import RenderableType
+
+    from hvdrecover.reporting.numbers import Commit, Numbers
+
+_REWRITE = 15.0  # seconds after which a file of metrics is written anew, though nothing has changed
+_PROGRESS = 30.0  # seconds between two lines that tell of nothing but progress
+_SHOWN = 5  # faults
+
+
+class View(Protocol):
+    """Where the numbers of a run are shown."""
+
+    def show(self, numbers: Numbers, problem: str) -> None:
+        """Show them; ``problem`` tells why some events could not be read, and is empty if all could."""
+
+
+class Lines:
+    """A line on stdout when something changes; for a stdout that is no terminal."""
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._before: Numbers | None = None
+        self._told: tuple[float, Commit | None] = 0.0, None  # when, and how far the run had got
+        self._problem = ""
+
+    def show(self, numbers: Numbers, problem: str) -> None:
+        """Write what has changed, and from time to time how far the run has got."""
+        from hvdrecover.reporting import standing
+
+        now = self._clock.now()
+        if self._before is None:
+            lines = [f"{name}: {text}" for name, text in standing.facts(numbers, now).items() if text]
+        else:
+            lines = standing.changes(self._before, numbers)
+            told, commit = self._told
+            if numbers.commit != commit and (lines or numbers.over or now - told >= _PROGRESS):
+                lines.append(standing.progress(numbers))
+        if problem and problem != self._problem:
+            lines.append(f"some events could not be read: {problem}")
+        if lines:
+            self._told = now, numbers.commit
+            self._write(lines)
+        self._before, self._problem = numbers, problem
+
+    def _write(self, lines: Sequence[str]) -> None:
+        from hvdrecover.reporting import words
+
+        moment = words.clock_time(self._clock.now())
+        sys.stdout.writelines(f"{moment} {words.printable(line)}\n" for line in lines)
+        sys.stdout.flush()
+
+
+def frame(folder: Path, numbers: Numbers, problem: str, now: float) -> RenderableType:
+    """What the terminal shows of a run."""
+    from rich.console import Group
+
+    from hvdrecover.cli.tables import grid, plain, section
+    from hvdrecover.reporting import standing, words
+
+    facts = grid("", "")
+    facts.show_header = False
+    for name, value in {"run": str(folder), **standing.facts(numbers, now)}.items():
+        facts.add_row(name, plain(value))
+    if problem:
+        facts.add_row("events", plain(f"some could not be read: {problem}"))
+    if not numbers.faults:
+        return facts
+    lines = grid("time", "fault", "host", "rank>", "to recover>", "detail")
+    for fault in numbers.faults[-_SHOWN:]:
+        lines.add_row(
+            words.clock_time(fault.time),
+            plain(fault.kind),
+            plain(fault.host),
+            words.rank(fault.rank),
+            words.duration(fault.recovery.seconds) if fault.recovery else "not yet",
+            plain(fault.detail),
+        )
+    return Group(facts, section("the last faults", lines))
+
+
+@contextmanager
+def terminal(folder: Path) -> Iterator[View]:
+    """What is drawn anew at each look; or lines, if stdout is no terminal."""
+    if not sys.stdout.isatty():
+        yield Lines()
+        return
+    from rich.console import Console
+    from rich.live import Live as Display
+
+    from hvdrecover.cli.tables import plain
+
+    class Terminal:
+        def show(self, numbers: Numbers, problem: str) -> None:
+            display.update(frame(folder, numbers, problem, SYSTEM_CLOCK.now()), refresh=True)
+
+    waiting = plain(f"reading the events of {folder}, or waiting for the first one …")
+    console = Console(highlight=False, markup=False)
+    with Display(waiting, console=console, auto_refresh=False) as display:
+        display.refresh()
+        yield Terminal()
+
+
+class MetricsFile:
+    """A file of metrics, written anew when something changes, and at times to show that it is up to date.
+
+    Args:
+        folder: of the run.
+        file: the file.
+    """
+
+    def __init__(self, folder: Path, file: Path, clock: Clock = SYSTEM_CLOCK) -> None:
+        # Without a clock, as what it says of the moment is wrong as soon as nobody writes it any more.
+        self._exporter = _prometheus().Exporter(str(folder), clock=None)
+        self._file = file
+        self._clock = clock
+        self._written: float | None = None
+        self._shown: Numbers | None = None
+        self._failed = False
+
+    def show(self, numbers: Numbers, problem: str) -> None:
+        """Write the file.
+
+        Raises:
+            ConfigError: it can't be written the first time. Later, stderr tells so, and it is tried again.
+        """
+        now = self._clock.monotonic()
+        fresh = self._written is not None and now - self._written < _REWRITE
+        if fresh and numbers == self._shown:
+            return
+        self._exporter.update(numbers)
+        try:
+            _prometheus().write(self._exporter, self._file)
+        except ConfigError as error:
+            if self._written is None:
+                raise
+            if not self._failed:
+                sys.stderr.write(f"hvdrecover: {error}; trying again\n")
+            self._failed = True
+            return
+        self._written, self._shown, self._failed = now, numbers, False
+
+
+@contextmanager
+def endpoint(folder: Path, host: str, port: int) -> Iterator[View]:
+    """An HTTP endpoint with the metrics; stderr tells where it is.
+
+    Raises:
+        ConfigError: the address can't be listened at.
+    """
+    prometheus = _prometheus()
+    exporter = prometheus.Exporter(str(folder))
+
+    class Endpoint:
+        def show(self, numbers: Numbers, problem: str) -> None:
+            exporter.update(numbers)
+
+    with prometheus.serving(exporter, host, port) as taken:
+        sys.stderr.write(f"hvdrecover: metrics are served at {host}:{taken}\n")
+        yield Endpoint()
+
+
+def _prometheus() -> ModuleType:
+    try:
+        from hvdrecover.reporting import prometheus
+    except ImportError as error:
+        problem = f"its client can't be imported ({error}); pip install 'hvdrecover[prometheus]'"
+        raise ConfigError("--prometheus", problem) from error
+    return prometheus

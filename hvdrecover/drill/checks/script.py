@@ -1,0 +1,185 @@
+"""Does the script go on from where a recovery puts it?
+
+Each check holds what the witnesses of a run with faults have told against those of an undisturbed one. Runs
+are compared up to where they have other numbers of ranks, which are dealt other batches.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from hvdrecover.checkpoint.values import Json
+from hvdrecover.drill.checks import differences, rules
+from hvdrecover.drill.checks.differences import some
+from hvdrecover.drill.checks.rules import Finding
+from hvdrecover.drill.testimony import Line, Made, Step, Testimony
+
+L = TypeVar("L", bound=Line)
+
+
+def steps_before_commits(told: Testimony) -> list[Finding]:
+    """A batch that is recorded as done in a commit must have been stepped on before it."""
+    for meeting in told.meetings:
+        pids = {line.pid for line in meeting}
+        made = [line for line in told.commits if line.pid in pids and line.rank == 0]
+        stint = [line for line in made if line.generation == meeting[0].generation]
+        if not any(line.steps for line in stint) or not any(line.batches for line in stint):
+            continue  # one of them can't be told
+        first, ahead = stint[0], _ahead(stint)[:-1]  # the last is made at the end of the run, after all steps
+        if (first.steps == 0 and first.batches > 0) or (len(ahead) > 1 and set(ahead) == {1}):
+            message = (
+                f"commit {first.made} holds {first.batches} recorded batches, but {first.steps} steps: a "
+                "batch is committed before the optimizer has stepped on it, so who goes on from that "
+                "commit never does"
+            )
+            return [Finding(rules.STEP_FIRST, message)]
+    return []
+
+
+def overwritten(clean: Testimony, drilled: Testimony) -> list[Finding]:
+    """Nothing that was recovered may be changed before the first step."""
+    usual = {
+        (name, tensor) for line in clean.changed for name, each in line.tensors.items() for tensor in each
+    }
+    for line in drilled.changed:
+        for name, tensors in line.tensors.items():
+            if unusual := [tensor for tensor in tensors if (name, tensor) not in usual]:
+                message = (
+                    f"after the recovery from commit {line.commit}, and before the first step, rank "
+                    f"{line.rank} has changed {len(unusual)} tensors of state.{name} ({some(unusual)})"
+                )
+                return [Finding(rules.NOT_OVERWRITTEN, message)]
+    return []
+
+
+def counters(clean: Testimony, drilled: Testimony) -> list[Finding]:
+    """No counter may fall, unless another one rises: a new epoch begins with its first batch."""
+    usual = {name for line in clean.changed for name in line.values}
+    for line in drilled.changed:
+        if any(_falls(after, before) for before, after in line.values.values()):
+            continue
+        for name, (before, after) in line.values.items():
+            if name not in usual and _falls(before, after):
+                message = (
+                    f"state.{name} was {before} in commit {line.commit}, and {after} at the first step "
+                    f"after the recovery from it, on rank {line.rank}"
+                )
+                return [Finding(rules.COUNTERS, message)]
+    return []
+
+
+def batches(clean: Testimony, drilled: Testimony) -> list[Finding]:
+    """After a recovery models are given what they would have been given without."""
+    known = {_moment(line): line for line in clean.steps}
+    seen = {line.inputs: line for line in clean.steps if line.inputs is not None}
+    for line in _comparable(drilled.kept(drilled.steps), clean):
+        same = known.get(_moment(line))
+        if same is None or None in (same.inputs, line.inputs) or same.inputs == line.inputs:
+            continue
+        other = seen.get(line.inputs or "")
+        which = (
+            f"that of step {other.number} after commit {other.commit}" if other else "one it was never given"
+        )
+        message = (
+            f"in step {line.number} after commit {line.commit} of generation {line.generation}, rank "
+            f"{line.rank} was given another batch than in the undisturbed run: {which}"
+        )
+        return [Finding(rules.DATA, message)]
+    return []
+
+
+def samples(clean: Testimony, drilled: Testimony) -> list[Finding]:
+    """Each sample of an epoch is trained on as often as in an undisturbed run: neither lost nor repeated."""
+    for place, lost, repeated in _miscounted(clean, drilled):
+        message = (
+            f"{place}: {lost.total()} samples were lost ({some(lost)}), and {repeated.total()} were trained "
+            f"on once more ({some(repeated)})"
+        )
+        return [Finding(rules.SAMPLES, message)]
+    return []
+
+
+def samples_lost(clean: Testimony, drilled: Testimony) -> int:
+    """How many samples were lost or repeated, in all."""
+    return sum(lost.total() + repeated.total() for _, lost, repeated in _miscounted(clean, drilled))
+
+
+def weights(clean: Testimony, drilled: Testimony, *, explained: bool) -> list[Finding]:
+    """Commits are bitwise equal to those of the undisturbed run.
+
+    Args:
+        clean: the undisturbed run.
+        drilled: the run with faults.
+        explained: whether another check has found a cause.
+    """
+    expected = _by_number(clean)
+    last = 0
+    for line in _comparable(drilled.kept(drilled.commits), clean):
+        if line.rank != 0 or line.made not in expected:
+            continue
+        if found := differences.between(expected[line.made], line):
+            early = drilled.meeting_of(line) == 0 and not explained
+            message = f"commit {line.made} is not that of the undisturbed run, as commit {last} still was: "
+            return [Finding(rules.REPRODUCIBLE if early else rules.WEIGHTS, message + "; ".join(found))]
+        last = line.made
+    return []
+
+
+def compared(clean: Testimony, drilled: Testimony) -> int:
+    """How many commits of both runs can be compared, bit by bit."""
+    kept = _comparable(drilled.kept(drilled.commits), clean)
+    return len({line.made for line in kept if line.rank == 0} & set(_by_number(clean)))
+
+
+def _by_number(told: Testimony) -> dict[int, Made]:
+    return {line.made: line for line in told.kept(told.commits) if line.rank == 0}
+
+
+def _comparable(lines: Sequence[L], clean: Testimony) -> Iterable[L]:
+    """Lines up to the first that was told by another number of ranks than the undisturbed run had."""
+    for line in lines:
+        if line.size != clean.agreed[0].size:
+            return
+        yield line
+
+
+def _moment(line: Step) -> tuple[int, int, int, int]:
+    return line.commit, line.number, line.rank, line.size
+
+
+def _ahead(stint: Sequence[Made]) -> list[int]:
+    """By how many batches commits are ahead of steps, in all since the meeting."""
+    ahead, behind = [], 0
+    for line in stint:
+        behind += line.batches - line.steps
+        ahead.append(behind)
+    return ahead
+
+
+def _miscounted(clean: Testimony, drilled: Testimony) -> Iterator[tuple[str, Counter[int], Counter[int]]]:
+    """Epochs with samples that were lost or repeated, and these."""
+    expected, found = _samples(clean), _samples(drilled)
+    whole = drilled.newest >= clean.newest  # else it was ended earlier, in the middle of its last epoch
+    last = max((epoch for _, epoch in found), default=0)
+    for (name, epoch), count in sorted(expected.items()):
+        mine = found.get((name, epoch), Counter())
+        lost = count - mine if whole or epoch < last else Counter[int]()
+        repeated = mine - count
+        if lost or repeated:
+            yield f"epoch {epoch} of state.{name}", lost, repeated
+
+
+def _samples(told: Testimony) -> dict[tuple[str, int], Counter[int]]:
+    """Sampler and epoch to how often each sample was trained on; all ranks tell the same of one batch."""
+    kept = told.kept(told.batches)
+    once = {(line.generation, line.commit, line.sampler, line.epoch, line.at): line for line in kept}
+    found: dict[tuple[str, int], Counter[int]] = {}
+    for line in once.values():
+        found.setdefault((line.sampler, line.epoch), Counter()).update(line.samples)
+    return found
+
+
+def _falls(before: Json, after: Json) -> bool:
+    return type(before) in (int, float) and type(after) in (int, float) and bool(after < before)

@@ -1,0 +1,53 @@
+"""The faults of drills, by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from hvdrecover.drill.faults import clock, commits, data, discovery, hosts, processes, storage
+from hvdrecover.drill.faults.fault import Drilled, Fault, Switchable
+from hvdrecover.errors import ConfigError
+
+__all__ = ["FAULTS", "Drilled", "Fault", "Switchable", "find"]
+
+_ALL: tuple[Fault, ...] = (
+    processes.Kill(),
+    processes.KillFirst(),
+    processes.KillAll(),
+    processes.Stop(),
+    processes.Loop(),
+    processes.Segfault(),
+    processes.OutOfMemory(),
+    processes.Preemption(),
+    processes.LauncherKilled(),
+    processes.SlowRank(),
+    storage.StorageAway(),
+    storage.StorageSlow(),
+    storage.StorageFlaky(),
+    storage.DiskFull(),
+    commits.CorruptCommit(),
+    discovery.DiscoveryFails(),
+    discovery.DiscoveryHangs(),
+    clock.ClockJump(),
+    data.DataChanged(),
+    hosts.HostCutOff(),
+    hosts.HostPoweredOff(),
+)
+FAULTS: dict[str, Fault] = {fault.name: fault for fault in _ALL}
+
+
+def find(names: Iterable[str]) -> list[Fault]:
+    """The faults of these names, in their order.
+
+    Raises:
+        ConfigError: there is no fault of a name.
+    """
+    found = []
+    for name in names:
+        if name not in FAULTS:
+            near = difflib.get_close_matches(name, FAULTS, n=1, cutoff=0.0)[0]
+            problem = f"there is no fault '{name}'; did you mean '{near}'? There are {', '.join(FAULTS)}"
+            raise ConfigError("--faults", problem)
+        found.append(FAULTS[name])
+    return found

@@ -1,0 +1,125 @@
+"""The page of a drill: verdict, rules, times, advice, and a time line of each run."""
+
+from __future__ import annotations
+
+from hvdrecover.drill import document
+from hvdrecover.drill.advice import Advice, duration
+from hvdrecover.drill.drill import Outcome, Result
+from hvdrecover.drill.faults import FAULTS
+from hvdrecover.drill.forecast import Forecast
+from hvdrecover.reporting import reading, words
+from hvdrecover.reporting.page.content import (
+    Badge,
+    Block,
+    Column,
+    Facts,
+    Figure,
+    Page,
+    Paragraphs,
+    Section,
+    Table,
+)
+from hvdrecover.reporting.timeline import Timeline, trace
+
+
+def page(command: str, outcome: Outcome, advice: list[Advice], forecasts: list[Forecast]) -> Page:
+    """What there is to say of a drill.
+
+    Args:
+        command: the training command.
+        outcome: what has come of it.
+        advice: what to set.
+        forecasts: goodput of real jobs.
+    """
+    struck = sum(len(result.struck) for result in outcome.results)
+    verdict = Badge("recovers", "good") if outcome.recovers else Badge("does not recover", "bad")
+    runs = len(outcome.results)
+    return Page(
+        title=f"Drill of {command}",
+        about=f"{struck} faults in {runs} run{'s' * (runs != 1)}, seed {outcome.schedule.seed}, "
+        f"{outcome.schedule.processes} ranks",
+        state=verdict,
+        figures=_figures(outcome, struck),
+        sections=[
+            Section("Rules", [_rules(outcome)]),
+            Section("Time to recover", [_times(outcome)]),
+            *(
+                Section(f"Run {number}", _run(result, number))
+                for number, result in enumerate(outcome.results, 1)
+            ),
+            *(
+                [Section("What to set", [Facts({each.setting: each.text for each in advice})])]
+                if advice
+                else []
+            ),
+            *([Section("Goodput of a real job", [_goodput(forecasts)])] if forecasts else []),
+            *([_skipped(outcome)] if outcome.skipped else []),
+        ],
+    )
+
+
+def timeline(result: Result) -> Timeline:
+    """What each rank of a run was doing when."""
+    return trace(reading.read(result.run.folder / "events"))
+
+
+def _figures(outcome: Outcome, struck: int) -> list[Figure]:
+    numbers = outcome.numbers
+    compared = sum(result.compared for result in outcome.results)
+    return [
+        Figure("faults", str(struck)),
+        Figure("broken rules", str(len(outcome.findings))),
+        Figure("commits compared", str(compared), "with the undisturbed run's, bit by bit"),
+        Figure("slowest recovery", words.duration(numbers.recovery_seconds)),
+        Figure("longest stall", words.duration(numbers.stall_seconds), "of training by a commit"),
+        Figure("samples lost or repeated", f"{numbers.samples_lost:.0f}" if numbers.samples_lost else "0"),
+    ]
+
+
+def _rules(outcome: Outcome) -> Block:
+    if not outcome.findings:
+        return Paragraphs(["Every rule was kept in all runs."])
+    rows: list[list[str | Badge]] = [
+        [Badge(finding.rule.name, "bad"), finding.message, finding.rule.remedy]
+        for finding in outcome.findings
+    ]
+    columns = [Column("rule"), Column("what was seen"), Column("what to do")]
+    return Table("Rules that were broken", columns, rows, cards=True)
+
+
+def _times(outcome: Outcome) -> Block:
+    rows: list[list[str]] = []
+    for name, kind in document.kinds(outcome.results).items():
+        times = [words.duration(kind[key]) for key in ("median_seconds", "worst_seconds")]
+        counts = [str(kind["count"]), str(kind["recovered"])]
+        rows.append([name, FAULTS[name].summary, *counts, *(["", ""] if kind["lasting"] else times)])
+    columns = [Column("fault"), Column("what happens")]
+    columns += [Column(name, number=True) for name in ("count", "recovered", "median", "worst")]
+    return Table("Seconds from each kind of fault until all ranks stepped again", columns, rows, cards=True)
+
+
+def _run(result: Result, number: int) -> list[Block]:
+    rows = [
+        [each.strike.fault, str(each.strike.rank), str(each.commit), words.duration(each.seconds)]
+        for each in result.struck
+    ]
+    columns = [Column("fault"), *(Column(name, number=True) for name in ("rank", "commit", "seconds"))]
+    blocks: list[Block] = [timeline(result), Table(f"Faults of run {number}", columns, rows)]
+    if result.missed:
+        blocks.append(Facts({f"{name} did not strike": why for name, why in result.missed.items()}))
+    return blocks
+
+
+def _goodput(forecasts: list[Forecast]) -> Block:
+    columns = [Column("workers", number=True), Column("a failure every", number=True)]
+    columns += [Column("goodput by formula", number=True), Column("by simulation", number=True)]
+    rows = [
+        [f"{each.workers:,}", duration(each.mtbf), f"{each.formula:.2%}", f"{each.simulated:.2%}"]
+        for each in forecasts
+    ]
+    return Table("Goodput with the drill's commit interval, stall and recoveries", columns, rows)
+
+
+def _skipped(outcome: Outcome) -> Section:
+    intro = Paragraphs(["These faults need what this machine or run lacks."])
+    return Section("Can't strike here", [intro, Facts(dict(outcome.skipped))])

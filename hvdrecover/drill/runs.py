@@ -1,0 +1,233 @@
+"""The user's script in a folder of its own: started under ``hvdrecover run``, followed, and ended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvdrecover.config import PREEMPTED
+from hvdrecover.drill.faults.fault import Fault, Switchable
+from hvdrecover.drill.testimony import Agreed, Batch, Line, Step, Testimony, Witnesses
+from hvdrecover.errors import DrillError
+from hvdrecover.launch import processes
+from hvdrecover.launch.job import Job
+
+_LOOK = 0.05  # seconds between looks at what witnesses have written
+_LEAVE = 120.0  # seconds for a run that is asked to leave
+
+
+@dataclass(frozen=True)
+class Command:
+    """How the script is started.
+
+    Attributes:
+        script: the training command.
+        processes: number of ranks.
+        options: more options of ``hvdrecover run``.
+    """
+
+    script: tuple[str, ...]
+    processes: int
+    options: tuple[str, ...] = ()
+
+
+class Run:
+    """One run of the script, through any number of starts.
+
+    Args:
+        folder: all that belongs to it goes there: checkpoint root, events, what witnesses write, log, and
+            temporary files.
+        command: how it is started.
+        data: a copy of training data that may be changed, if there is one.
+
+    Attributes:
+        root: the folder of its checkpoint root.
+        size: how many ranks it is started with.
+        hosts: its hosts that a drill can switch.
+        codes: the exit codes of its starts that have ended.
+        leaving: how many seconds it took to leave, each time it was started again.
+    """
+
+    def __init__(self, folder: Path, command: Command, data: Path | None = None) -> None:
+        self.folder = folder
+        self.root = folder / "checkpoint"
+        self.data = data
+        self.size = command.processes
+        self.hosts: Sequence[Switchable] = ()
+        self.codes: list[int] = []
+        self.leaving: list[float] = []
+        self._command = command
+        self._options: list[str] = []
+        self._environ = {
+            "HVDRECOVER_EVENTS": os.fspath(folder / "events"),
+            "HVDRECOVER_CHECKPOINT": os.fspath(self.root),
+            "HVDRECOVER_DRILL": os.fspath(folder),
+            "TMPDIR": os.fspath(folder / "tmp"),
+        }
+        self._witnesses = Witnesses(folder / "witness")
+        self._job: Job | None = None
+        for name in ("", "events", "orders", "tmp"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+
+    # -- starting and ending ---------------------------------------------------------------------------
+
+    def begin_like(self, other: Run) -> None:
+        """Have this run begin with the very state that another one was begun with."""
+        shutil.copytree(other.folder / "initial", self.root)
+
+    def prepare(self, faults: Iterable[Fault]) -> None:
+        """Get ready for faults."""
+        for fault in faults:
+            self._environ.update(fault.prepare(self))
+            self._options += [word for word in fault.options(self) if word not in self._options]
+
+    def start(self) -> None:
+        """Start it, or start it again."""
+        command = [sys.executable, "-m", "hvdrecover", "run", "-np", str(self.size)]
+        command += [*self._command.options, *self._options, "--", *self._command.script]
+        self._job = Job(command, self.folder / "log.txt", self._environ)
+
+    def leave(self) -> None:
+        """Ask it to leave after a durable commit, if it still runs, and wait for its end."""
+        if self.job.running:
+            os.kill(self.job.pid, signal.SIGTERM)
+        self.wait(_LEAVE)
+
+    def start_again(self) -> None:
+        """Wait until it has left, and start it again, as a scheduler would."""
+        began = time.monotonic()
+        if self.wait(_LEAVE) == PREEMPTED:
+            self.leaving.append(time.monotonic() - began)
+        self.start()
+
+    def wait(self, timeout: float) -> int:
+        """Wait for the end of this start; its exit code.
+
+        Raises:
+            DrillError: it still runs.
+        """
+        deadline = time.monotonic() + timeout
+        while self.job.running:
+            if time.monotonic() > deadline:
+                raise self.failure(f"it still runs after {timeout:.0f} s")
+            time.sleep(_LOOK)
+        self.codes.append(self.job.wait(0))
+        return self.codes[-1]
+
+    def kill(self) -> None:
+        """End all that is left of it."""
+        if self._job is not None:
+            self._job.kill()
+
+    def left(self) -> list[int]:
+        """Processes that have outlived it."""
+        return self.job.processes()
+
+    @property
+    def job(self) -> Job:
+        """The present start."""
+        assert self._job is not None
+        return self._job
+
+    @property
+    def running(self) -> bool:
+        """Whether it runs."""
+        return self.job.running
+
+    def failure(self, what: str) -> DrillError:
+        """An error about this run, with the end of its log."""
+        return DrillError(os.fspath(self.folder), f"{what}; its log ends with\n{self.job.tail()}")
+
+    # -- following -------------------------------------------------------------------------------------
+
+    def testimony(self) -> Testimony:
+        """What its witnesses have told so far."""
+        return Testimony.of(self._witnesses.look())
+
+    @property
+    def newest(self) -> int:
+        """The newest commit that any rank stands at, or has made."""
+        return max((line.commit for line in self._present()), default=0)
+
+    def wait_until(self, true: Callable[[Testimony], bool], timeout: float) -> bool:
+        """Wait until something is true of what witnesses tell; False if the run has ended before.
+
+        Raises:
+            DrillError: it took too long.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            running = self.running
+            if true(self.testimony()):
+                return True
+            if not running:
+                return False
+            if time.monotonic() > deadline:
+                raise self.failure(f"no progress for {timeout:.0f} s")
+            time.sleep(_LOOK)
+
+    # -- processes -------------------------------------------------------------------------------------
+
+    def ranks(self) -> list[int]:
+        """The ranks that train now, in order."""
+        return sorted({line.rank for line in self._present()})
+
+    def process_of(self, rank: int) -> int:
+        """Process id of the training process that has a rank now."""
+        return next(line.pid for line in reversed(self._present()) if line.rank == rank)
+
+    def guardian_of(self, rank: int) -> int:
+        """Process id of its guardian."""
+        return processes.parent(self.process_of(rank))
+
+    def supervisor(self) -> int:
+        """Process id of the supervisor."""
+        return self.job.pid
+
+    def launcher(self) -> int:
+        """Process id of Horovod's driver."""
+        return next(
+            process
+            for process in self.job.processes()
+            if "hvdrecover.launch.driver" in processes.command(process)
+        )
+
+    def lasting(self) -> list[int]:
+        """Processes that outlive the faults of ranks: the supervisor and the guardians."""
+        return [self.supervisor(), *sorted({self.guardian_of(rank) for rank in self.ranks()})]
+
+    def order(self, rank: int, what: str) -> None:
+        """Have a training process do something at its next batch; see `hvdrecover.elastic.witness`."""
+        path = self.folder / "orders" / str(rank)
+        path.with_suffix(".new").write_text(what)
+        path.with_suffix(".new").rename(path)
+
+    def _present(self) -> list[Line]:
+        """What was told by those that met last."""
+        met = self.testimony().meetings
+        pids = {line.pid: line.time for line in met[-1]} if met else {}
+        return [line for line in self._witnesses.lines if line.time >= pids.get(line.pid, float("inf"))]
+
+
+def has_stepped(told: Testimony, since: float, size: int | None = None) -> bool:
+    """Whether all ranks of the last meeting, which began after a time, have stepped since they met.
+
+    Args:
+        told: what witnesses tell.
+        since: the time, in seconds of the monotonic clock.
+        size: how many ranks there must be, if that is known.
+    """
+    if not told.meetings:
+        return False
+    met: list[Agreed] = told.meetings[-1]
+    whole = len(met) == met[0].size and size in (None, len(met))
+    if not whole or min(line.time for line in met) <= since:
+        return False
+    steps: list[Step | Batch] = [*told.steps, *told.batches]
+    return all(any(step.pid == line.pid and step.time > line.time for step in steps) for line in met)

@@ -1,0 +1,126 @@
+"""Which faults strike when: decided by a seed, stored as JSON, and replayed exactly.
+
+Faults strike at commits, not at times, so that a replay meets the same state on a faster or slower machine.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hvdrecover.errors import ConfigError
+
+SPACE = 4  # commits between faults at least, so that a recovery has come to its end, and a standby is back
+
+
+@dataclass(frozen=True)
+class Strike:
+    """One fault to come.
+
+    Attributes:
+        fault: its name.
+        rank: whom it strikes, if it strikes one rank.
+        commit: it strikes when so many commits have been made.
+    """
+
+    fault: str
+    rank: int
+    commit: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The faults of a drill.
+
+    Attributes:
+        seed: what decided it.
+        processes: number of ranks.
+        runs: for each run of the script its faults, in order.
+    """
+
+    seed: int
+    processes: int
+    runs: tuple[tuple[Strike, ...], ...]
+
+
+def each_once(names: Sequence[str], *, seed: int, processes: int, commits: int, repeat: int = 1) -> Schedule:
+    """Have each fault strike once, in as few runs as leave room between them.
+
+    Args:
+        names: the faults.
+        seed: of their order, their ranks and their commits.
+        processes: number of ranks.
+        commits: how many a run makes undisturbed.
+        repeat: how often each strikes.
+    """
+    chance = random.Random(seed)
+    order = [name for name in names for _ in range(repeat)]
+    chance.shuffle(order)
+    room = max(1, (commits - 1) // SPACE - 1)
+    count = -(-len(order) // room)
+    parts = [order[place::count] for place in range(count)]
+    return Schedule(seed, processes, tuple(_spread(part, chance, processes, commits) for part in parts))
+
+
+def at_random(
+    names: Sequence[str],
+    *,
+    seed: int,
+    processes: int,
+    commits: int,
+    mean: float,
+    repeat: int = 1,
+) -> Schedule:
+    """Have faults strike at random, as often as faults do that know nothing of each other.
+
+    Args:
+        names: the faults, all equally likely.
+        seed: of all that is random.
+        processes: number of ranks.
+        commits: how many a run makes undisturbed.
+        mean: commits between faults, on the average.
+        repeat: number of runs.
+    """
+    chance = random.Random(seed)
+    runs = []
+    for _ in range(repeat):
+        strikes: list[Strike] = []
+        place = 1 + chance.expovariate(1 / mean)
+        while place < commits - 1:
+            strikes.append(Strike(chance.choice(names), chance.randrange(processes), int(place)))
+            place += chance.expovariate(1 / mean)
+        runs.append(tuple(strikes))
+    return Schedule(seed, processes, tuple(runs))
+
+
+def _spread(names: Sequence[str], chance: random.Random, processes: int, commits: int) -> tuple[Strike, ...]:
+    """Faults at distances that are alike but for a bit of chance; the last leaves room for a recovery."""
+    width = (commits - 1) / (len(names) + 1)
+    strikes = []
+    for number, name in enumerate(names, 1):
+        commit = round(number * width + chance.uniform(-width / 4, width / 4))
+        strikes.append(Strike(name, chance.randrange(processes), max(1, min(commit, commits - 2))))
+    return tuple(strikes)
+
+
+def dumps(schedule: Schedule) -> str:
+    """A schedule as JSON."""
+    return json.dumps(asdict(schedule), indent=1) + "\n"
+
+
+def load(path: Path) -> Schedule:
+    """Read a stored schedule.
+
+    Raises:
+        ConfigError: there is none in this file.
+    """
+    try:
+        facts: dict[str, Any] = json.loads(path.read_text())
+        runs = tuple(tuple(Strike(**strike) for strike in run) for run in facts["runs"])
+        return Schedule(int(facts["seed"]), int(facts["processes"]), runs)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError("--replay", f"'{path}' holds no schedule of a drill: {error}") from error

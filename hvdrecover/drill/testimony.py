@@ -1,0 +1,211 @@
+"""What the witnesses of one run have written down; see `hvdrecover.elastic.witness`."""
+
+from __future__ import annotations
+
+import bisect
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hvdrecover.checkpoint.values import Json
+
+
+@dataclass(frozen=True)
+class Line:
+    """What all lines tell.
+
+    Attributes:
+        time: seconds of the monotonic clock, which all processes of a host share.
+        pid: the process.
+        rank: its rank.
+        size: number of ranks.
+        generation: of the commit that it came after.
+        commit: number of that commit.
+    """
+
+    time: float
+    pid: int
+    rank: int
+    size: int
+    generation: int
+    commit: int
+
+
+@dataclass(frozen=True)
+class Agreed(Line):
+    """The ranks have agreed on a commit to go on from; ``source`` is where it came from."""
+
+    source: str
+
+
+@dataclass(frozen=True)
+class Changed(Line):
+    """What had changed between an agreement and the first step after it.
+
+    Attributes:
+        tensors: attribute to the names of its tensors.
+        values: attribute to what it was and what it is, apart from tensors.
+    """
+
+    tensors: Mapping[str, Sequence[str]]
+    values: Mapping[str, Sequence[Json]]
+
+
+@dataclass(frozen=True)
+class Step(Line):
+    """A step begins: the ``number``-th since the commit, on ``inputs``, if their digest is known."""
+
+    number: int
+    inputs: str | None
+
+
+@dataclass(frozen=True)
+class Batch(Line):
+    """All ranks together have done ``samples``, from place ``at`` of the order of an epoch on."""
+
+    sampler: str
+    epoch: int
+    at: int
+    samples: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Made(Line):
+    """A commit was made.
+
+    Attributes:
+        made: its number.
+        steps: steps since the last one.
+        batches: recorded batches since the last one.
+        tensors: attribute to name to digest; empty on ranks other than 0.
+        values: attribute to what it is apart from tensors.
+        samplers: attribute to cursor.
+    """
+
+    made: int
+    steps: int
+    batches: int
+    tensors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    values: Mapping[str, Json] = field(default_factory=dict)
+    samplers: Mapping[str, Json] = field(default_factory=dict)
+
+
+L = TypeVar("L", bound=Line)
+
+_KINDS: dict[str, type[Line]] = {
+    "agreed": Agreed,
+    "changed": Changed,
+    "step": Step,
+    "batch": Batch,
+    "commit": Made,
+}
+
+
+class Witnesses:
+    """Follows the files of a folder while processes append to them.
+
+    Args:
+        folder: the folder; it may not exist yet.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: dict[Path, int] = {}
+        self.lines: list[Line] = []
+
+    def look(self) -> list[Line]:
+        """Read what was appended since the last look; all lines so far, in order of time."""
+        new = [line for path in self._folder.glob("*.jsonl") for line in self._appended(path)]
+        if new:
+            self.lines = sorted([*self.lines, *new], key=lambda line: line.time)
+        return self.lines
+
+    def _appended(self, path: Path) -> Iterator[Line]:
+        start = self._read.get(path, 0)
+        with path.open("rb") as file:
+            file.seek(start)
+            text = file.read()
+        whole = text.rfind(b"\n") + 1  # a process that was killed leaves its last line half-written
+        self._read[path] = start + whole
+        pid = int(path.stem.rpartition("-")[2])
+        for line in text[:whole].splitlines():
+            facts: dict[str, Any] = json.loads(line)
+            yield _KINDS[facts.pop("what")](pid=pid, **facts)
+
+
+@dataclass(frozen=True)
+class Testimony:
+    """All that the witnesses of a run have told, by kind, each in order of time."""
+
+    __test__ = False  # or pytest would take it for a class of tests
+
+    agreed: tuple[Agreed, ...]
+    changed: tuple[Changed, ...]
+    steps: tuple[Step, ...]
+    batches: tuple[Batch, ...]
+    commits: tuple[Made, ...]
+
+    @classmethod
+    def of(cls, lines: Sequence[Line]) -> Testimony:
+        """Sort lines by kind."""
+        return cls(
+            tuple(line for line in lines if isinstance(line, Agreed)),
+            tuple(line for line in lines if isinstance(line, Changed)),
+            tuple(line for line in lines if isinstance(line, Step)),
+            tuple(line for line in lines if isinstance(line, Batch)),
+            tuple(line for line in lines if isinstance(line, Made)),
+        )
+
+    @cached_property
+    def meetings(self) -> list[list[Agreed]]:
+        """Who agreed with whom, in order of time.
+
+        Generations do not tell meetings apart: a job that starts anew may count from an earlier one again.
+        But ranks of one meeting name the same generation, commit and size, and each is there once.
+        """
+        found: list[list[Agreed]] = []
+        for line in self.agreed:
+            same = (met for met in reversed(found) if _place(met[0]) == _place(line))
+            met = next(same, None)
+            if met is None or any(line.rank == other.rank for other in met):
+                found.append(met := [])
+            met.append(line)
+        return found
+
+    def kept(self, lines: Sequence[L]) -> list[L]:
+        """Those lines that are part of what the run has come to.
+
+        What was done after commit ``k`` is lost if a later meeting went on from ``k`` or an earlier commit.
+        """
+        least, later = [math.inf] * len(self.meetings), math.inf
+        for place in range(len(self.meetings) - 1, -1, -1):
+            least[place] = later
+            later = min(later, self.meetings[place][0].commit)
+        return [line for line in lines if line.commit < least[self.meeting_of(line)]]
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest commit."""
+        return max((line.made for line in self.commits), default=0)
+
+    def meeting_of(self, line: Line) -> int:
+        """The place among the meetings of the one that the line's process was at last."""
+        places = self._places[line.pid]
+        return places[max(0, bisect.bisect_right(places, line.time, key=lambda each: each[0]) - 1)][1]
+
+    @cached_property
+    def _places(self) -> dict[int, list[tuple[float, int]]]:
+        """Process to the times of its meetings, and their places."""
+        places: dict[int, list[tuple[float, int]]] = {}
+        for place, met in enumerate(self.meetings):
+            for line in met:
+                places.setdefault(line.pid, []).append((line.time, place))
+        return {pid: sorted(each) for pid, each in places.items()}
+
+
+def _place(line: Agreed) -> tuple[int, int, int]:
+    return line.generation, line.commit, line.size

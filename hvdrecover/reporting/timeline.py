@@ -1,0 +1,244 @@
+"""What each rank was doing when: stretches of training and recovery, faults, commits, starts.
+
+Times are seconds since the run's beginning, by corrected clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hvdrecover.reporting.clocks import corrected, offsets
+from hvdrecover.reporting.meetings import Meeting, began, broken_by, group
+from hvdrecover.reporting.records import Event, Log, Stint
+from hvdrecover.reporting.summary import PHASES
+
+Activity = Literal["training", "recovery", "starting", "down"]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """What a rank was doing for some time.
+
+    Attributes:
+        activity: ``training``, from a first step on; ``recovery``, from a fault, or from when ranks set out
+            to meet again, to the rank's first step; ``starting``, from the start of the job on; ``down``,
+            while the job was not running.
+        begin: in seconds since the run's beginning.
+        end: the same.
+        host: the rank's host.
+        generation: the meeting that the stretch follows, or leads to; 0 if it leads to none.
+        commit: the commit that was gone on from there.
+        phases: of a recovery, how many seconds this rank spent on each of `PHASES`, as far as it tells.
+    """
+
+    activity: Activity
+    begin: float
+    end: float
+    host: str
+    generation: int = 0
+    commit: int = 0
+    phases: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Strike:
+    """A fault.
+
+    Attributes:
+        number: its place among the report's faults, from 1.
+        time: when it was noticed, in seconds since the run's beginning.
+        kind: as in `hvdrecover.reporting.summary.Fault`, as are rank, host and detail.
+        rank: the rank, -1 or None.
+        host: of whoever noticed it.
+        detail: a text.
+    """
+
+    number: int
+    time: float
+    kind: str
+    rank: int | None
+    host: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A commit.
+
+    Attributes:
+        time: when the first rank made it, in seconds since the run's beginning.
+        generation: the meeting after which it was made.
+        number: its number.
+        durable: whether it became durable.
+    """
+
+    time: float
+    generation: int
+    number: int
+    durable: bool
+
+
+@dataclass(frozen=True)
+class Start:
+    """A start of the whole job.
+
+    Attributes:
+        time: in seconds since the run's beginning.
+        attempt: from 1; the supervisor's count.
+    """
+
+    time: float
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A run.
+
+    Attributes:
+        origin: its beginning, in seconds since the Unix epoch.
+        length: seconds to its last event.
+        lanes: rank to what it was doing, in order of time; stretches don't overlap.
+        faults: in order of time.
+        commits: in order of time.
+        starts: in order of time.
+    """
+
+    origin: float
+    length: float
+    lanes: Mapping[int, Sequence[Stretch]]
+    faults: Sequence[Strike]
+    commits: Sequence[Commit]
+    starts: Sequence[Start]
+
+
+def trace(log: Log) -> Timeline:
+    """Find out from a run's events what each rank was doing when."""
+    log = corrected(log, offsets(log))
+    meetings = group(log.stints)
+    faults = [
+        Strike(
+            number=number,
+            time=event.time - log.begin,
+            kind=event.word("fault") or "unknown",
+            rank=None if event.whole("slot") is None else event.rank,
+            host=event.host,
+            detail=event.word("detail"),
+        )
+        for number, event in enumerate(log.of("fault"), 1)
+    ]
+    lanes = _Lanes(log)
+    lanes.follow(meetings)
+    for strike in faults:
+        if strike.rank is not None and strike.rank >= 0:
+            lanes.of.setdefault(strike.rank, [])
+    return Timeline(
+        origin=log.begin,
+        length=log.end - log.begin,
+        lanes=dict(sorted(lanes.of.items())),
+        faults=faults,
+        commits=_commits(meetings, log.begin),
+        starts=[Start(each.time - log.begin, each.whole("attempt") or 1) for each in log.of("start")],
+    )
+
+
+class _Lanes:
+    """Follows the ranks from meeting to meeting."""
+
+    def __init__(self, log: Log) -> None:
+        self.of: dict[int, list[Stretch]] = {}
+        self._faults = log.of("fault")
+        self._starts = [event.time for event in log.of("start") if (event.whole("attempt") or 1) == 1]
+        self._ends = [event.time for event in log.of("end")]
+        self._begin, self._end = log.begin, log.end
+
+    def follow(self, meetings: Sequence[Meeting]) -> None:
+        activity: Activity = "starting"
+        since, going_on = self._begin, True
+        struck: dict[int, float] = {}  # the place of a meeting to when its first fault began
+        for fault in self._faults:
+            broke = broken_by(fault, meetings)
+            struck[broke] = min(began(fault), struck.get(broke, began(fault)))
+        for place, meeting in enumerate(meetings):
+            if not _trained(meeting):
+                going_on = True
+                continue
+            broken = _broken(place, meetings, struck.get(place))
+            ended = max(map(_last_sign, meeting.stints)) if broken is None else broken
+            for stint in meeting.stints:
+                stepped = stint.recovered.time if stint.recovered else stint.sync.time
+                self._pause(stint, since, stepped, activity)
+                until = stint.finished.time if stint.finished else ended
+                self._add("training", stepped, until, stint)
+            since, activity, going_on = ended, "recovery", broken is not None
+        if meetings and going_on and not meetings[-1].finished:
+            end = min((time for time in self._ends if time >= since), default=self._end)
+            for stint in meetings[-1].stints:
+                self._pause(stint, since, end, activity)
+
+    def _pause(self, stint: Stint, since: float, until: float, activity: Activity) -> None:
+        """From the end of a stretch of training to the beginning of the next one."""
+        started = min((start for start in self._starts if since < start <= until), default=None)
+        if started is not None:
+            ended = min((end for end in self._ends if since <= end <= started), default=since)
+            self._add(activity, since, ended, stint)
+            self._add("down", ended, started, stint)
+            self._add("starting", started, until, stint)
+            return
+        self._add(activity, since, until, stint)
+
+    def _add(self, activity: Activity, since: float, until: float, stint: Stint) -> None:
+        lane = self.of.setdefault(stint.sync.rank, [])
+        begin, end = since - self._begin, until - self._begin
+        begin = max(begin, lane[-1].end if lane else 0.0)
+        if end <= begin:
+            return
+        generation, commit, _ = stint.place
+        phases = _phases(stint.recovered) if activity == "recovery" and stint.recovered else {}
+        lane.append(Stretch(activity, begin, end, stint.sync.host, generation, commit, phases))
+
+
+def _broken(place: int, meetings: Sequence[Meeting], struck: float | None) -> float | None:
+    """When ranks had to meet again, for a fault or as hosts came or went; None if no one tells of that."""
+    left = [stint.left for stint in meetings[place].stints if stint.left is not None]
+    times = left if struck is None else [struck]
+    return min([*times, *(after.began for after in meetings[place + 1 : place + 2])]) if times else None
+
+
+def _trained(meeting: Meeting) -> bool:
+    """Whether its ranks got as far as training.
+
+    At the very first meeting no rank tells of a first step, so a commit is enough there.
+    """
+    initial = any(stint.sync.word("source") == "initial" for stint in meeting.stints)
+    return meeting.stepped() is not None or (initial and any(stint.times for stint in meeting.stints))
+
+
+def _last_sign(stint: Stint) -> float:
+    signs = [stint.sync.time, *stint.times[-1:]]
+    signs += [event.time for event in (stint.recovered, stint.finished) if event]
+    return max(signs)
+
+
+def _phases(recovered: Event) -> dict[str, float]:
+    told = {phase: recovered.number(phase) for phase in PHASES}
+    return {phase: seconds for phase, seconds in told.items() if seconds is not None}
+
+
+def _commits(meetings: Sequence[Meeting], begin: float) -> list[Commit]:
+    """Each commit once, at the time of the rank that made it first."""
+    commits = []
+    for meeting in meetings:
+        made: dict[int, float] = {}
+        durable: set[int] = set()
+        for stint in meeting.stints:
+            durable.update(stint.durable)
+            for number, time in zip(stint.numbers, stint.times, strict=True):
+                made[number] = min(time, made.get(number, time))
+        commits += [
+            Commit(time - begin, meeting.generation, number, number in durable)
+            for number, time in made.items()
+        ]
+    return sorted(commits, key=lambda commit: commit.time)

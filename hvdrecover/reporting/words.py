@@ -1,0 +1,83 @@
+"""What a report says, in words: the same on a terminal and on a page."""
+
+from __future__ import annotations
+
+import datetime
+
+from hvdrecover.reporting.summary import Report
+
+_OUTCOMES = {
+    "finished": "finished",
+    "ended": "ended before it was finished",
+    "open": "no end yet: it is going on, or all was killed",
+}
+_UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"))
+
+
+def outcome(report: Report, last_event: str) -> str:
+    """How a run ended.
+
+    Args:
+        report: of the run.
+        last_event: when its last event was, for a run of which no end is known.
+    """
+    ending = report.ending
+    text = _OUTCOMES[ending.outcome]
+    if ending.outcome == "open":
+        return f"{text} (last event {last_event})"
+    return f"{text}, with code {ending.code}: {ending.reason}" if ending.outcome == "ended" else text
+
+
+def facts(report: Report, last_event: str) -> dict[str, str]:
+    """What there is to say of a run as a whole, by name; arguments as for `outcome`."""
+    begin = moment(report.begin).isoformat(" ", "seconds")
+    found = {
+        "outcome": outcome(report, last_event),
+        "wall time": f"{duration(report.end - report.begin)} from {begin}",
+        "goodput": "" if report.goodput is None else f"{report.goodput:.1%} of the time in committed steps",
+        "repeated": f"{report.steps_repeated} steps, {report.commits_repeated} commits",
+    }
+    if report.starts or report.restarts:  # else there was neither a supervisor nor a guardian
+        starts = f"{report.starts} of the job, {report.restarts} of single processes"
+        found["starts"] = starts + (f" ({report.warm} taken over by a standby)" if report.warm else "")
+    if report.given_up:
+        found["given up"] = "; ".join(report.given_up)
+    if report.clocks:
+        wrong = ", ".join(f"{host} by {offset:+.1f} s" for host, offset in report.clocks.items())
+        found["clocks"] = f"wrong, and corrected here: {wrong}"
+    return found
+
+
+def moment(time: float) -> datetime.datetime:
+    """Seconds since the Unix epoch as a date and time of the local time zone."""
+    return datetime.datetime.fromtimestamp(time).astimezone()
+
+
+def clock_time(time: float) -> str:
+    """Seconds since the Unix epoch in short: ``01-31 12:00:36``."""
+    return f"{moment(time):%m-%d %H:%M:%S}"
+
+
+def duration(seconds: float | None) -> str:
+    """A duration with three digits or two units: ``0.31 s``, ``12.4 s``, ``3 min 12 s``."""
+    if seconds is None:
+        return ""
+    if seconds < 99.95:
+        return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
+    whole = round(seconds)
+    for length, unit, shorter, name in _UNITS:
+        if whole >= length:
+            return f"{whole // length} {unit} {whole % length // shorter} {name}"
+    return f"{whole // 60} min {whole % 60} s"
+
+
+def rank(rank: int | None) -> str:
+    """The rank that had a fault: ``all`` for the whole job, ``none`` for a process that had none yet."""
+    if rank is None:
+        return "all"
+    return str(rank) if rank >= 0 else "none"
+
+
+def printable(text: str) -> str:
+    """A text without characters that are obeyed and not shown, such as those that turn a line around."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -1,0 +1,65 @@
+"""What torch tells the witness of a drill: what models are given, and when optimizers step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from hvdrecover.checkpoint.digest import Digest
+from hvdrecover.elastic.witness import Witness
+
+
+def watch(components: Mapping[str, Any], witness: Witness) -> None:
+    """Have modules and optimizers tell.
+
+    Args:
+        components: by attribute name.
+        witness: is told.
+    """
+    given = _Given()
+    for component in components.values():
+        if isinstance(component, torch.nn.Module):
+            component.register_forward_pre_hook(given.take, with_kwargs=True)
+        elif isinstance(component, torch.optim.Optimizer):
+            _Steps(component, given, witness)
+
+
+class _Given:
+    """What models have been given for training since the last step."""
+
+    def __init__(self) -> None:
+        self._digest: Digest | None = None
+
+    def take(self, module: torch.nn.Module, arguments: Any, keywords: Any) -> None:
+        if not module.training or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return
+        self._digest = self._digest or Digest()
+        for leaf in tree_leaves((arguments, keywords)):
+            if isinstance(leaf, torch.Tensor) and not leaf.is_sparse:
+                self._digest.update(leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+
+    def hex(self) -> str | None:
+        taken, self._digest = self._digest, None
+        return taken.hex() if taken is not None else None
+
+
+class _Steps:
+    """Tells of one optimizer's steps; Horovod's call the hooks of a step twice, one inside the other."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, given: _Given, witness: Witness) -> None:
+        self._given = given
+        self._witness = witness
+        self._inside = 0  # the agreement in which a step is under way; one that fails never ends
+        optimizer.register_step_pre_hook(self._before)
+        optimizer.register_step_post_hook(self._after)
+
+    def _before(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
+        if self._inside != self._witness.agreements:
+            self._inside = self._witness.agreements
+            self._witness.step_begins(self._given.hex())
+
+    def _after(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
+        self._inside = 0

@@ -1,0 +1,172 @@
+"""A headless Chromium that is told what to do over a pipe, with its DevTools protocol.
+
+::
+
+    python -m tests.integration.browser PAGE.html PICTURE.png [WIDTH [dark]]
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = shutil.which("chromium")
+PATIENCE = 60.0  # seconds
+PHONE = 375  # CSS pixels
+# Chromium reads commands from file descriptor 3 and answers on 4.
+_AT_ITS_PLACES = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.dup2(int(sys.argv[2]), 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+
+Message = dict[str, Any]
+
+
+class Browser:
+    """One tab of a browser.
+
+    Args:
+        commands: file descriptor to write commands to.
+        answers: file descriptor to read answers and events from.
+    """
+
+    def __init__(self, commands: int, answers: int) -> None:
+        self._commands, self._answers = commands, answers
+        self._read = b""
+        self._number = 0
+        self._session: str | None = None
+        self.events: list[Message] = []
+        target = self.do("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.do("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network", "Accessibility"):
+            self.do(f"{domain}.enable")
+
+    def do(self, method: str, **parameters: Any) -> Message:
+        """Give a command, and wait for what it answers."""
+        self._number += 1
+        message: Message = {"id": self._number, "method": method, "params": parameters}
+        if self._session is not None:
+            message["sessionId"] = self._session
+        os.write(self._commands, json.dumps(message).encode() + b"\0")
+        while (answer := self._next()).get("id") != self._number:
+            self.events.append(answer)
+        assert "error" not in answer, answer
+        result: Message = answer["result"]
+        return result
+
+    def open(self, page: Path, width: int, height: int = 900, scheme: str = "light", media: str = "") -> None:
+        """Load a page, and wait until it is there.
+
+        Args:
+            page: its file.
+            width: of the window, in CSS pixels.
+            height: the same.
+            scheme: ``light`` or ``dark``, as the user prefers.
+            media: ``print``, to show it as it would be printed.
+        """
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width <= PHONE}
+        self.do("Emulation.setDeviceMetricsOverride", **metrics)
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.do("Emulation.setEmulatedMedia", media=media, features=features)
+        self.events.clear()
+        begun = self.do("Page.navigate", url=page.absolute().as_uri())
+        assert "errorText" not in begun, begun
+        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+            self.events.append(self._next())
+
+    def value(self, expression: str) -> Any:
+        """What an expression of JavaScript comes to."""
+        result = self.do("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
+
+    def told(self, *methods: str) -> list[Message]:
+        """The parameters of the events of some kinds since the page was opened."""
+        return [event["params"] for event in self.events if event.get("method") in methods]
+
+    def picture(self) -> bytes:
+        """The whole page as a PNG."""
+        shot = self.do("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        return base64.b64decode(shot["data"])
+
+    def printed(self) -> bytes:
+        """The page as a PDF of A4."""
+        paper = {"paperWidth": 8.27, "paperHeight": 11.69, "preferCSSPageSize": True}
+        return base64.b64decode(self.do("Page.printToPDF", **paper)["data"])
+
+    def _next(self) -> Message:
+        deadline = time.monotonic() + PATIENCE
+        while b"\0" not in self._read:
+            ready, _, _ = select.select([self._answers], [], [], max(deadline - time.monotonic(), 0.0))
+            assert ready, "the browser does not answer"
+            more = os.read(self._answers, 1 << 20)
+            assert more, "the browser has ended"
+            self._read += more
+        line, _, self._read = self._read.partition(b"\0")
+        message: Message = json.loads(line)
+        return message
+
+
+@contextmanager
+def browser() -> Iterator[Browser]:
+    """Start a browser; it and its profile are gone afterwards."""
+    assert CHROMIUM is not None
+    theirs, commands = os.pipe()
+    answers, told = os.pipe()
+    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10) for descriptor in (theirs, told)]
+    options = ["--headless=new", "--remote-debugging-pipe", "--disable-gpu", "--hide-scrollbars"]
+    options += ["--no-first-run", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                _AT_ITS_PLACES,
+                *map(str, high),
+                CHROMIUM,
+                *options,
+                f"--user-data-dir={profile}",
+            ],
+            pass_fds=high,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        for descriptor in (theirs, told, *high):
+            os.close(descriptor)
+        try:
+            yield Browser(commands, answers)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            os.close(commands)
+            os.close(answers)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Take a picture of a page."""
+    page, picture = arguments[:2]
+    width, scheme = [*arguments[2:], *("1100", "light")[len(arguments) - 2 :]]
+    with browser() as tab:
+        tab.open(Path(page), int(width), scheme=scheme)
+        Path(picture).write_bytes(tab.picture())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

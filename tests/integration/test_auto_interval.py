@@ -1,0 +1,58 @@
+"""A job that chooses by itself how often its commits become durable."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdrecover.elastic.interval import Costs, best
+from hvdrecover.examples.digits_run import DigitsRun, static
+from tests.integration.conftest import Start
+from tests.integration.test_kill_and_resume import (
+    SLOW,
+    assert_each_sample_once,
+    assert_same_weights,
+    kill_in_epoch,
+)
+
+SCRIPT = Path(__file__).with_name("scripts") / "auto_interval.py"
+DAY = 86400.0
+
+
+def events(run: DigitsRun, kind: str) -> list[dict[str, Any]]:
+    lines = [
+        line for path in (run.folder / "events").glob("*.jsonl") for line in path.read_text().splitlines()
+    ]
+    found = [event for event in map(json.loads, lines) if event["kind"] == kind]
+    return sorted(found, key=lambda event: float(event["time"]))
+
+
+def test_it_decides_says_so_and_resumes_bitwise_equal(
+    undisturbed: tuple[str, DigitsRun], start: Start, tmp_path: Path
+) -> None:
+    optimizer, clean = undisturbed
+    run = DigitsRun(tmp_path, clean.epochs, "--optimizer", optimizer, *SLOW, program=[str(SCRIPT)])
+    kill_in_epoch(run, start(run, static(2)), epoch=1, commits=3)
+    before = len(events(run, "interval"))
+    run.finish(start(run, static(2)))
+    assert_same_weights(run, clean)
+    assert_each_sample_once(run, padding=1)
+
+    decisions = events(run, "interval")
+    assert 0 < before < len(decisions)
+    assert {event["rank"] for event in decisions} == {0}
+    assert run.log.count("commits become durable every") == len(decisions)
+    for event in decisions:
+        costs = Costs(event["stall"], event["restore"] or 0.0, event["mtbf"])
+        choice = best(costs, least=2 * event["write"], cap=event["cap"])
+        assert (event["seconds"], event["reason"]) == (pytest.approx(choice.seconds), choice.reason)
+        assert 0.0 <= event["stall"] <= event["write"]
+    first, last = decisions[0], decisions[-1]
+    assert first["mtbf"] >= DAY  # nothing has failed yet
+    assert DAY / 2 <= last["mtbf"] < DAY  # the job was lost once
+    assert first["restore"] is None
+    assert last["restore"] > 0.0
+    assert all(event["stall"] > 0.0 for event in events(run, "commit"))

@@ -1,0 +1,116 @@
+"""A real run is followed in a terminal, through a SIGKILL to its end."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from hvdrecover.examples.digits_run import PATIENCE
+from hvdrecover.launch.processes import kill
+from tests.integration.conftest import Start
+from tests.integration.faults import FaultyRun, wait_until_all_train
+
+_CODES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+
+class Watch:
+    """``hvdrecover report --watch`` in a terminal of its own, and all that it has shown so far."""
+
+    def __init__(self, *arguments: object) -> None:
+        self._parent, child = pty.openpty()
+        self._shown = b""
+        command = [sys.executable, "-m", "hvdrecover", "report", *map(str, arguments), "--watch"]
+        environ = {**os.environ, "COLUMNS": "120", "LINES": "40", "TERM": "xterm"}
+        self.process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environ)
+        os.close(child)
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        try:
+            while piece := os.read(self._parent, 1 << 16):
+                self._shown += piece
+        except OSError:  # how Linux says that the other side is closed
+            pass
+
+    @property
+    def shown(self) -> str:
+        return _CODES.sub("", self._shown.decode(errors="replace"))
+
+    def wait_for(self, pattern: str) -> str:
+        """Wait until something is shown; returns it."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            if match := re.search(pattern, self.shown):
+                return match[0]
+            time.sleep(0.05)
+        raise AssertionError(f"it never showed {pattern}, but\n{self.shown[-3000:]}")
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            kill(self.process.pid)
+        self.process.wait()
+        self._reader.join()
+        os.close(self._parent)
+
+
+@contextmanager
+def watching(*arguments: object) -> Iterator[Watch]:
+    watch = Watch(*arguments)
+    try:
+        yield watch
+    finally:
+        watch.close()
+
+
+def test_a_run_is_followed_through_a_fault_to_its_end(start: Start, tmp_path: Path) -> None:
+    run = FaultyRun(tmp_path, "torch", epochs=3)
+    (tmp_path / "events").mkdir()
+    metrics = tmp_path / "run.prom"
+    with watching(tmp_path / "events", "--prometheus", metrics) as watch:
+        watch.wait_for("waiting for")
+        job = run.begin(start)
+        watch.wait_for(r"state +starting")
+        watch.wait_for(r"state +training")
+        run.wait_for(job, lambda batch: batch.commit >= 6)
+        generation = max(run.generations())
+        kill(run.process_of(1))
+        wait_until_all_train(run, job, after=generation)
+        watch.wait_for(r"progress +commit \d+ in generation 2 with 2 ranks")
+        watch.wait_for(r"faults +1 \(1 crash\); 1 recovered from, the last in \d")
+        watch.wait_for(r"durable +commit \d+, [\d.]+ s old")
+        assert watch.process.wait(PATIENCE) == 0
+        assert job.wait(PATIENCE) == 0, job.tail()
+        assert re.search(r" crash +\S+ +1 +[\d.]+ s +SIGKILL\b", watch.shown)
+        last = run.events("finished")[0]["commit"]
+        end = watch.shown[watch.shown.rindex("state ") :]
+        assert re.match(r"state +finished\s", end)
+        assert f"commit {last} in generation 2 with 2 ranks" in end
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(metrics.read_text())
+        for sample in family.samples
+    }
+    expected = {
+        ("hvdrecover_faults_total", "crash"): 1,
+        ("hvdrecover_recovery_seconds_count",): 1,
+        ("hvdrecover_job_starts_total",): 1,
+        ("hvdrecover_last_commit",): last,
+        ("hvdrecover_last_durable_commit",): last,
+        ("hvdrecover_activity", "finished"): 1,
+    }
+    assert {name: found.get(name) for name in expected} == expected
+    assert found["hvdrecover_recovery_seconds_sum",] == pytest.approx(
+        run.events("recovered")[-1]["time"] - run.events("fault")[0]["time"], abs=1e-3
+    )

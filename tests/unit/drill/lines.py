@@ -1,0 +1,60 @@
+"""What witnesses may tell of a run of two ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvdrecover.drill.testimony import Agreed, Batch, Changed, Line, Made, Step, Testimony
+
+
+class Story:
+    """Builds a testimony; each call is a second later than the one before."""
+
+    def __init__(self, size: int = 2) -> None:
+        self.lines: list[Line] = []
+        self._size = size
+        self._now = 0.0
+        self._at = (1, 0)
+        self._pids = list(range(size))
+        self._steps = 0
+
+    def meet(self, generation: int, commit: int, *restarted: int, size: int | None = None) -> Story:
+        """The ranks agree on a commit; those that were restarted have new processes."""
+        self._size = size or self._size
+        self._at = (generation, commit)
+        self._pids = [self._pids[rank] + 100 * (rank in restarted) for rank in range(self._size)]
+        self._steps = 0
+        return self._tell(Agreed, source="memory")
+
+    def changed(self, tensors: dict[str, Any] | None = None, values: dict[str, Any] | None = None) -> Story:
+        """They had changed something before their first step."""
+        return self._tell(Changed, tensors=tensors or {}, values=values or {})
+
+    def step(self, inputs: str = "", samples: tuple[int, ...] = (), epoch: int = 0, at: int = 0) -> Story:
+        """They step on a batch."""
+        self._steps += 1
+        self._tell(Step, number=self._steps, inputs=inputs or f"{self._at[1]}.{self._steps}")
+        return self._tell(Batch, sampler="sampler", epoch=epoch, at=at, samples=samples)
+
+    def commit(self, tensors: str = "", values: dict[str, Any] | None = None, **counts: int) -> Story:
+        """They make the next commit."""
+        generation, commit = self._at
+        counts = {"steps": self._steps, "batches": self._steps, **counts}
+        digests = {"model": {"weight": tensors or str(commit + 1), "bias": "0"}}
+        self._tell(Made, made=commit + 1, tensors=digests, values=values or {}, **counts)
+        self._at, self._steps = (generation, commit + 1), 0
+        return self
+
+    @property
+    def told(self) -> Testimony:
+        """All of it."""
+        return Testimony.of(self.lines)
+
+    def _tell(self, kind: type[Line], **facts: Any) -> Story:
+        self._now += 1.0
+        for rank in range(self._size):
+            own = {**facts, "tensors": {}, "values": {}} if kind is Made and rank else facts
+            self.lines.append(
+                kind(self._now + rank / 100, self._pids[rank], rank, self._size, *self._at, **own)
+            )
+        return self

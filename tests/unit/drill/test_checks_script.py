@@ -1,0 +1,151 @@
+"""What checks make of a run with faults, held against an undisturbed one."""
+
+from __future__ import annotations
+
+import pytest
+
+from hvdrecover.drill.checks import rules, script
+from tests.unit.drill.lines import Story
+
+
+def clean() -> Story:
+    story = Story().meet(1, 0)
+    for number in range(6):
+        story.step(samples=(4 * number, 4 * number + 1), at=4 * number)
+        story.step(samples=(4 * number + 2, 4 * number + 3), at=4 * number + 2).commit()
+    return story
+
+
+def disturbed(again: int = 2) -> Story:
+    """Killed after two commits and a step, and gone on from one of them."""
+    story = Story().meet(2, 0)
+    for number in range(2):
+        story.step(samples=(4 * number, 4 * number + 1), at=4 * number)
+        story.step(samples=(4 * number + 2, 4 * number + 3), at=4 * number + 2).commit()
+    story.step(samples=(8, 9), at=8)
+    return story.meet(3, again, 0, 1)
+
+
+def finish(story: Story, start: int = 2) -> Story:
+    for number in range(start, 6):
+        story.step(samples=(4 * number, 4 * number + 1), at=4 * number)
+        story.step(samples=(4 * number + 2, 4 * number + 3), at=4 * number + 2).commit()
+    return story
+
+
+@pytest.mark.parametrize("again", [0, 1, 2])
+def test_a_run_that_goes_on_from_a_commit_breaks_no_rule(again: int) -> None:
+    mine, expected = finish(disturbed(again), again).told, clean().told
+    assert script.steps_before_commits(expected) == script.steps_before_commits(mine) == []
+    assert script.overwritten(expected, mine) == script.counters(expected, mine) == []
+    assert script.batches(expected, mine) == script.samples(expected, mine) == []
+    assert script.samples_lost(expected, mine) == 0
+    assert script.weights(expected, mine, explained=False) == []
+    assert script.compared(expected, mine) == 6
+
+
+def test_tensors_that_are_changed_before_the_first_step_are_named() -> None:
+    mine = disturbed().changed({"optimizer": ["exp_avg", "exp_avg_sq"]}).told
+    (found,) = script.overwritten(clean().told, mine)
+    assert found.rule is rules.NOT_OVERWRITTEN
+    assert "from commit 2" in found.message and "2 tensors of state.optimizer (exp_avg" in found.message
+
+
+def test_what_the_undisturbed_run_changes_as_well_is_no_fault() -> None:
+    norm = {"model": ["running_mean"]}
+    usual = Story().meet(1, 0).changed(norm, {"warm": [3, 0]}).told
+    mine = disturbed().changed(norm, {"warm": [3, 0]}).told
+    assert script.overwritten(usual, mine) == script.counters(usual, mine) == []
+
+
+def test_a_counter_that_falls_is_named() -> None:
+    (found,) = script.counters(clean().told, disturbed().changed(values={"batch": [7, 0]}).told)
+    assert found.rule is rules.COUNTERS
+    assert "state.batch was 7 in commit 2, and 0" in found.message
+
+
+def test_a_batch_that_begins_with_a_new_epoch_is_no_fall() -> None:
+    story = disturbed().changed(values={"batch": [45, 0], "epoch": [0, 1]})
+    assert script.counters(clean().told, story.told) == []
+
+
+@pytest.mark.parametrize(
+    ("inputs", "which"), [("3.2", "that of step 2 after commit 3"), ("other", "one it was never given")]
+)
+def test_another_batch_than_without_the_fault_is_found(inputs: str, which: str) -> None:
+    (found,) = script.batches(clean().told, disturbed().step(inputs).told)
+    assert found.rule is rules.DATA
+    assert "in step 1 after commit 2 of generation 3, rank 0" in found.message and which in found.message
+
+
+def test_a_batch_of_what_was_lost_does_not_count() -> None:
+    story = disturbed().step("other").meet(4, 2, 0, 1)
+    assert script.batches(clean().told, finish(story).told) == []
+
+
+def test_samples_that_are_lost_or_repeated_are_counted() -> None:
+    story = disturbed().step(samples=(8, 8), at=8).commit()
+    expected, mine = clean().told, finish(story, 3).told
+    (found,) = script.samples(expected, mine)
+    assert found.rule is rules.SAMPLES
+    assert "3 samples were lost (9, 10, 11), and 1 were trained on once more (8)" in found.message
+    assert script.samples_lost(expected, mine) == 4
+
+
+def test_the_epoch_in_which_a_run_was_ended_lacks_nothing() -> None:
+    assert script.samples(clean().told, disturbed().told) == []
+
+
+def test_weights_that_differ_are_told_with_the_last_commit_that_was_right() -> None:
+    mine = disturbed().step().commit("other", {"lr": 0.1}).told
+    expected = clean().told
+    (found,) = script.weights(expected, mine, explained=False)
+    assert found.rule is rules.WEIGHTS
+    assert "commit 3 is not that" in found.message and "as commit 2 still was" in found.message
+    assert "1 of 2 tensors of model (weight); lr is 0.1, not null" in found.message
+
+
+@pytest.mark.parametrize(("explained", "rule"), [(False, rules.REPRODUCIBLE), (True, rules.WEIGHTS)])
+def test_what_differs_before_the_first_fault_is_no_matter_of_recovery(explained: bool, rule) -> None:
+    mine = Story().meet(2, 0).step().commit("other").told
+    (found,) = script.weights(clean().told, mine, explained=explained)
+    assert found.rule is rule
+
+
+def test_runs_are_compared_up_to_another_number_of_ranks() -> None:
+    story = disturbed().step().commit().meet(4, 3, size=1).step("other").commit("other")
+    expected, mine = clean().told, story.told
+    assert script.batches(expected, mine) == script.weights(expected, mine, explained=False) == []
+    assert script.compared(expected, mine) == 3
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        [(0, 1), (1, 1), (1, 1), (1, 0)],  # a commit at each batch, before its step
+        [(6, 7), (7, 7), (7, 7), (1, 0)],  # at each seventh
+    ],
+)
+def test_a_commit_before_the_step_is_found(counts: list[tuple[int, int]]) -> None:
+    story = Story().meet(1, 0)
+    for steps, batches in counts:
+        story.commit(steps=steps, batches=batches)
+    (found,) = script.steps_before_commits(story.told)
+    assert found.rule is rules.STEP_FIRST
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        [(7, 7), (7, 7), (3, 3)],
+        [(2, 8), (2, 8), (1, 4)],  # gradients of four batches
+        [(2, 8), (2, 6), (1, 4)],  # and a remainder
+        [(0, 7), (0, 7), (0, 7)],  # steps can't be told
+        [(7, 0), (7, 0), (7, 0)],  # batches are not recorded
+    ],
+)
+def test_steps_that_come_first_are_right(counts: list[tuple[int, int]]) -> None:
+    story = Story().meet(1, 0)
+    for steps, batches in counts:
+        story.commit(steps=steps, batches=batches)
+    assert script.steps_before_commits(story.told) == []

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.drill.testimony import Agreed, Testimony, Witnesses
+from tests.unit.drill.lines import Story
+
+
+def line(what: str, **facts: object) -> str:
+    common = {"time": 1.0, "rank": 0, "size": 1, "generation": 1, "commit": 0}
+    return json.dumps({"what": what, **common, **facts}) + "\n"
+
+
+def test_what_is_appended_is_read_once_and_half_a_line_when_it_is_whole(tmp_path: Path) -> None:
+    witnesses = Witnesses(tmp_path / "witness")
+    assert witnesses.look() == []
+    (tmp_path / "witness").mkdir()
+    file = tmp_path / "witness" / "host-1-42.jsonl"
+    text = line("agreed", source="initial") + line("step", number=1, inputs=None)
+    file.write_text(text[:-20])
+    assert [type(each) for each in witnesses.look()] == [Agreed]
+    with file.open("a") as appended:
+        appended.write(text[-20:])
+    first, second = witnesses.look()
+    assert (first.pid, second.pid) == (42, 42)
+    assert witnesses.look() == [first, second]
+
+
+def test_lines_of_all_processes_are_in_order_of_time(tmp_path: Path) -> None:
+    for pid, time in ((1, 5.0), (2, 3.0)):
+        (tmp_path / f"host-{pid}.jsonl").write_text(line("agreed", time=time, source="memory"))
+    assert [each.pid for each in Witnesses(tmp_path).look()] == [2, 1]
+
+
+def test_who_met_is_told_by_generation_commit_and_size() -> None:
+    told = Story().meet(1, 0).step().commit().meet(2, 1, 0).told
+    assert [[each.rank for each in met] for met in told.meetings] == [[0, 1], [0, 1]]
+
+
+def test_a_job_that_counts_from_the_same_generation_again_has_met_again() -> None:
+    told = Story().meet(2, 5).step().meet(2, 5, 0, 1).told
+    assert len(told.meetings) == 2
+
+
+@pytest.mark.parametrize(("again", "kept"), [(3, [1, 2, 3, 4]), (1, [1, 2, 3]), (0, [1, 2])])
+def test_what_was_done_after_the_commit_that_a_later_meeting_went_on_from_is_lost(
+    again: int, kept: list[int]
+) -> None:
+    story = Story().meet(1, 0).step().commit().step().commit().step().commit().step()
+    told = story.meet(2, again, 0).step().commit().told
+    made = sorted({each.made for each in told.kept(told.commits)})
+    assert made == kept[: len(made)] == list(range(1, again + 2))
+    lost = [each for each in told.steps if each not in told.kept(told.steps)]
+    assert {each.commit for each in lost} == set(range(again, 4))
+
+
+def test_a_later_generation_of_the_same_number_loses_what_the_earlier_one_did() -> None:
+    told = Story().meet(2, 5).step("lost").meet(2, 5, 0, 1).step("kept").told
+    assert {each.inputs for each in told.kept(told.steps)} == {"kept"}
+
+
+def test_the_newest_commit_counts_whether_it_was_lost_or_not() -> None:
+    assert Story().meet(1, 0).commit().commit().meet(2, 0).told.newest == 2
+    assert Testimony.of([]).newest == 0

@@ -1,0 +1,208 @@
+"""What Prometheus gets to see of a run."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from hvdrecover.errors import ConfigError
+from hvdrecover.reporting.following import Follower
+from hvdrecover.reporting.live import Live
+from hvdrecover.reporting.prometheus import Exporter, serving, write
+from tests.fakes.clock import FakeClock
+from tests.unit.reporting.runs import BEGIN, TWO, Run, example
+
+
+def numbers_of(folder):
+    live = Live()
+    for file, event in Follower(folder).look():
+        live.take(file, event)
+    return live.numbers()
+
+
+def families(text):
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def samples(text):
+    """Name and label values to the value, of all samples."""
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in families(text).values()
+        for sample in family.samples
+    }
+
+
+@pytest.fixture
+def exporter():
+    return Exporter("runs/1", FakeClock(BEGIN + 110))
+
+
+@pytest.fixture
+def exported(exporter, tmp_path):
+    """What an exporter exports once it has been handed the numbers of the run in the folder."""
+
+    def exported():
+        exporter.update(numbers_of(tmp_path))
+        return generate_latest(exporter.registry).decode()
+
+    return exported
+
+
+def test_the_numbers_of_a_run(exported, tmp_path):
+    run = example(tmp_path)
+    run.tell(105, "durable", pid=11, generation=3, commit=7, bytes=1000, seconds=1.5)
+    found = samples(exported())
+    expected = {
+        ("hvdrecover_run_info", "runs/1"): 1,
+        ("hvdrecover_commits_total",): 7,
+        ("hvdrecover_durable_commits_total",): 1,
+        ("hvdrecover_durable_bytes_total",): 1000,
+        ("hvdrecover_durable_write_seconds_total",): 1.5,
+        ("hvdrecover_storage_outages_total",): 0,
+        ("hvdrecover_job_starts_total",): 1,
+        ("hvdrecover_process_restarts_total", "true"): 1,
+        ("hvdrecover_process_restarts_total", "false"): 1,
+        ("hvdrecover_faults_total", "crash"): 1,
+        ("hvdrecover_faults_total", "hang"): 1,
+        ("hvdrecover_faults_total", "out_of_memory"): 0,
+        ("hvdrecover_host_faults_total", "node-1"): 1,
+        ("hvdrecover_host_faults_total", "node-2"): 1,
+        ("hvdrecover_repeated_steps_total",): 6,
+        ("hvdrecover_recovery_seconds_count",): 2,
+        ("hvdrecover_recovery_seconds_sum",): pytest.approx(23.02),
+        ("hvdrecover_activity", "finished"): 1,
+        ("hvdrecover_activity", "training"): 0,
+        ("hvdrecover_ranks",): 2,
+        ("hvdrecover_generation",): 3,
+        ("hvdrecover_last_commit",): 7,
+        ("hvdrecover_last_commit_timestamp_seconds",): BEGIN + 102,
+        ("hvdrecover_last_durable_commit",): 7,
+        ("hvdrecover_last_durable_commit_timestamp_seconds",): BEGIN + 103.5,
+        ("hvdrecover_storage_outage",): 0,
+        ("hvdrecover_begin_timestamp_seconds",): BEGIN,
+        ("hvdrecover_last_durable_commit_age_seconds",): 6.5,
+        ("hvdrecover_last_commit_age_seconds",): 8,
+        ("hvdrecover_last_event_age_seconds",): 5,
+        ("hvdrecover_commits_per_second",): pytest.approx(6 / 96),
+    }
+    assert {name: found.get(name) for name in expected} == expected
+
+
+def test_names_types_and_help_follow_the_conventions(exported, tmp_path):
+    run = example(tmp_path)
+    run.tell(105, "tail", sampler="x", epoch=3, padding=1, dropped=0)
+    for name, family in families(exported()).items():
+        assert name.startswith("hvdrecover_")
+        assert family.documentation.endswith(".")
+        assert family.type in ("counter", "gauge", "summary")
+        if family.type == "counter":
+            assert [sample.name for sample in family.samples] == [f"{name}_total"] * len(family.samples)
+        assert {label for sample in family.samples for label in sample.labels} <= {
+            "kind",
+            "host",
+            "warm",
+            "activity",
+            "run",
+        }
+
+
+def test_what_is_not_known_is_left_out(exported, tmp_path):
+    Run(tmp_path).tell(0, "start", pid=5, attempt=1)
+    found = samples(exported())
+    assert found["hvdrecover_activity", "starting"] == 1
+    unknown = ("epoch", "ranks", "last_commit", "last_durable_commit_age_seconds", "commits_per_second")
+    assert not {(f"hvdrecover_{name}",) for name in unknown} & set(found)
+
+
+def test_before_the_first_event_there_is_the_run_only(exporter):
+    assert set(samples(generate_latest(exporter.registry).decode())) == {("hvdrecover_run_info", "runs/1")}
+
+
+def test_unknown_kinds_of_faults_and_odd_hosts_are_no_new_kinds_and_are_escaped(exported, tmp_path):
+    Run(tmp_path).fault(1, "gremlins", host='no"de\n')
+    found = samples(exported())
+    assert found["hvdrecover_faults_total", "other"] == 1
+    assert found["hvdrecover_host_faults_total", 'no"de\n'] == 1
+
+
+def test_totals_never_go_back(exporter, tmp_path):
+    example(tmp_path / "more")
+    Run(tmp_path / "less").meet(1, TWO, 1, 0)
+    exporter.update(numbers_of(tmp_path / "more"))
+    before = samples(generate_latest(exporter.registry).decode())
+    exporter.update(numbers_of(tmp_path / "less"))
+    after = samples(generate_latest(exporter.registry).decode())
+    totals = [name for name in before if name[0].endswith(("_total", "_count", "_sum"))]
+    assert len(totals) > 20
+    assert [after[name] for name in totals] == [before[name] for name in totals]
+    assert after["hvdrecover_last_commit",] == 0
+
+
+def test_a_recovery_that_turns_out_to_be_none_stays_counted(exporter, tmp_path):
+    """A rank whose file is seen late shows that a meeting which seemed to step again never did."""
+    run = Run(tmp_path / "seen")
+    run.meet(1, {0: TWO[0]}, 1, 0)
+    run.fault(2, commit=[1, 0], steps=3)
+    run.meet(3, {0: TWO[0]}, 2, 0)
+    run.step(4, {0: TWO[0]}, 2, 0)
+    before = numbers_of(tmp_path)
+    exporter.update(before)
+    late = Run(tmp_path / "late")
+    late.tell(3, "sync", *TWO[1], 1, source="memory", generation=2, commit=0, size=1, seconds=0.01)
+    after = numbers_of(tmp_path)
+    assert [numbers.faults[0].recovery is None for numbers in (before, after)] == [False, True]
+    exporter.update(after)
+    found = samples(generate_latest(exporter.registry).decode())
+    assert found["hvdrecover_recovery_seconds_count",] == 1
+    assert found["hvdrecover_recovery_seconds_sum",] == pytest.approx(2)
+
+
+def test_a_file_is_replaced_and_holds_nothing_that_grows_old(tmp_path):
+    example(tmp_path / "events")
+    file = tmp_path / "run.prom"
+    file.write_text("old")
+    exporter = Exporter("runs/1", None)
+    exporter.update(numbers_of(tmp_path / "events"))
+    write(exporter, file)
+    found = samples(file.read_text())
+    assert found["hvdrecover_commits_total",] == 7
+    assert not [name for name, *_ in found if "_age_" in name or name.endswith("per_second")]
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["run.prom"]
+
+
+def test_a_file_that_can_t_be_written_is_named(exporter, tmp_path):
+    with pytest.raises(ConfigError, match=r"--prometheus: '.*/missing/run.prom' can't be written: No such"):
+        write(exporter, tmp_path / "missing" / "run.prom")
+
+
+def test_an_endpoint_is_scraped_and_computes_ages_then(tmp_path):
+    example(tmp_path)
+    clock = FakeClock(BEGIN + 110)
+    exporter = Exporter("runs/1", clock)
+    with serving(exporter, "127.0.0.1", 0) as port:
+
+        def scrape():
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+                assert answer.headers["Content-Type"].startswith("text/plain; version=")
+                return samples(answer.read().decode())
+
+        assert ("hvdrecover_commits_total",) not in scrape()
+        exporter.update(numbers_of(tmp_path))
+        assert scrape()["hvdrecover_last_commit_age_seconds",] == 8
+        clock.advance(60)
+        assert scrape()["hvdrecover_last_commit_age_seconds",] == 68
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", port), 5)
+
+
+def test_an_address_that_is_taken_is_named(exporter):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--prometheus: '127.0.0.1:{port}' can't be listened at: "):
+            with serving(exporter, "127.0.0.1", port):
+                pass

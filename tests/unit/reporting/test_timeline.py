@@ -1,0 +1,217 @@
+"""What each rank was doing when."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdrecover.reporting import reading, timeline
+from hvdrecover.reporting.timeline import Start
+from tests.unit.reporting.runs import BEGIN, PHASES, REPLACED, TWO, Run, example
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of two ranks that has made three commits, 10 s apart, the first one 14 s after its beginning."""
+    run = Run(tmp_path / "run")
+    run.tell(0, "start", pid=5, attempt=1, command=["python"])
+    run.meet(4, TWO, 1, 0, "initial")
+    run.commit(TWO, 1, {1: 14, 2: 24, 3: 34})
+    return run
+
+
+def trace(run):
+    return timeline.trace(reading.read(run.folder))
+
+
+def lane(run, rank=0):
+    """Activity, begin and end of each stretch of a rank."""
+    return [
+        (each.activity, pytest.approx(each.begin, abs=1e-3), pytest.approx(each.end, abs=1e-3))
+        for each in trace(run).lanes[rank]
+    ]
+
+
+def test_the_run_of_the_documentation(tmp_path):
+    run = example(tmp_path)
+    found = trace(run)
+    assert (found.origin, found.length, list(found.lanes)) == (BEGIN, 104, [0, 1])
+    assert lane(run, 1) == [
+        ("starting", 0, 4),
+        ("training", 4, 36),
+        ("recovery", 36, 36.31),
+        ("training", 36.31, 60),
+        ("recovery", 60, 82.71),  # a hang began when the process fell silent
+        ("training", 82.71, 103),
+    ]
+    recovery = found.lanes[1][2]
+    assert (recovery.host, recovery.generation, recovery.commit) == ("node-2", 2, 3)
+    assert recovery.phases == PHASES
+    assert [(fault.number, fault.time, fault.kind, fault.rank) for fault in found.faults] == [
+        (1, 36, "crash", 1),
+        (2, 80, "hang", 0),
+    ]
+    assert [(commit.number, commit.generation, commit.time) for commit in found.commits] == [
+        *((1, 1, 14), (2, 1, 24), (3, 1, 34)),
+        *((4, 2, 46), (5, 2, 56)),
+        *((6, 3, 92), (7, 3, 102)),
+    ]
+    assert found.starts == [Start(0, 1)]
+
+
+def test_the_clocks_of_hosts_are_corrected(tmp_path):
+    right, wrong = example(tmp_path / "a"), example(tmp_path / "b", {"node-2": 90.0})
+    assert lane(wrong, 1) == lane(right, 1)
+    assert [fault.time for fault in trace(wrong).faults] == [pytest.approx(36), 80]
+
+
+def test_ranks_that_set_out_to_meet_again_without_a_fault_stop_training(run):
+    run.reset(40, TWO, 0)
+    run.meet(41, REPLACED, 2, 4)
+    run.step(42, REPLACED, 2, 4)
+    run.commit(REPLACED, 2, {5: 50})
+    assert lane(run) == [("starting", 0, 4), ("training", 4, 40), ("recovery", 40, 42), ("training", 42, 50)]
+
+
+def test_a_rank_that_is_gone_has_an_empty_lane_until_it_comes_back(run):
+    alone = {0: TWO[0]}
+    run.fault(40, rank=1, host="node-2", commit=[1, 3])
+    run.meet(41, alone, 2, 3)
+    run.step(42, alone, 2, 3)
+    run.commit(alone, 2, {4: 50})
+    run.reset(60, alone, 0)
+    run.meet(61, REPLACED, 3, 4)
+    run.step(62, REPLACED, 3, 4)
+    run.finish(70, REPLACED, 3, 5)
+    assert lane(run, 1) == [
+        ("starting", 0, 4),
+        ("training", 4, 40),
+        ("recovery", 60, 62.01),
+        ("training", 62.01, 70),
+    ]
+
+
+def test_a_meeting_that_broke_before_all_had_stepped_is_part_of_the_recovery(run):
+    again = {0: ("node-1", 10), 1: ("node-2", 22)}
+    run.fault(40, rank=1, host="node-2", commit=[1, 3])
+    run.meet(42, REPLACED, 2, 3)
+    run.step(43, {0: REPLACED[0]}, 2, 3)
+    run.fault(43.5, rank=1, host="node-2", commit=[2, 3])
+    run.meet(45, again, 3, 3)
+    run.step(46, again, 3, 3)
+    run.finish(50, again, 3, 4)
+    assert lane(run) == [("starting", 0, 4), ("training", 4, 40), ("recovery", 40, 46), ("training", 46, 50)]
+
+
+def test_a_job_that_was_ended_and_started_again_was_down_between(run):
+    run.fault(40, "preemption", slot=None)
+    run.tell(45, "end", pid=5, code=75, reason="preempted")
+    run.tell(100, "start", pid=6, attempt=1, command=["python"])
+    run.meet(104, REPLACED, 2, 3, "durable")
+    run.step(105, REPLACED, 2, 3)
+    run.finish(110, REPLACED, 2, 4)
+    assert lane(run)[1:] == [
+        ("training", 4, 40),
+        ("recovery", 40, 45),
+        ("down", 45, 100),
+        ("starting", 100, 105),
+        ("training", 105, 110),
+    ]
+
+
+def test_a_job_that_was_killed_as_a_whole_was_down_from_its_last_sign_on(run):
+    run.tell(100, "start", pid=6, attempt=1, command=["python"])
+    run.meet(104, REPLACED, 2, 3, "durable")
+    run.step(105, REPLACED, 2, 3)
+    run.finish(110, REPLACED, 2, 4)
+    assert lane(run)[1:4] == [("training", 4, 34), ("down", 34, 100), ("starting", 100, 105)]
+
+
+def test_a_restart_by_the_supervisor_is_part_of_the_recovery(run):
+    run.fault(40, "launcher_lost", slot=None)
+    run.tell(41, "start", pid=5, attempt=2, command=["python"])
+    run.meet(50, REPLACED, 2, 3, "durable")
+    run.step(51, REPLACED, 2, 3)
+    run.finish(60, REPLACED, 2, 4)
+    assert lane(run)[1:] == [("training", 4, 40), ("recovery", 40, 51), ("training", 51, 60)]
+    assert trace(run).starts == [Start(0, 1), Start(41, 2)]
+
+
+def test_what_is_not_recovered_from_goes_on_to_the_last_event(run):
+    run.fault(40, rank=1, host="node-2", commit=[1, 3])
+    run.tell(47, "gave_up", pid=5, scope="job", reason="no restarts left")
+    run.tell(48, "end", pid=5, code=3, reason="gave up")
+    assert lane(run)[1:] == [("training", 4, 40), ("recovery", 40, 48)]
+
+
+def test_a_run_that_is_going_on_trains_up_to_its_last_commit(run):
+    assert lane(run) == [("starting", 0, 4), ("training", 4, 34)]
+
+
+def test_a_rank_that_only_had_a_fault_has_a_lane(run):
+    run.fault(2, rank=3)
+    run.fault(3, rank=-1)
+    run.fault(3, slot=None, rank=7)
+    found = trace(run)
+    assert list(found.lanes) == [0, 1, 3]
+    assert found.lanes[3] == []
+    assert [fault.rank for fault in found.faults] == [3, -1, None]
+
+
+def test_a_commit_is_durable_once_any_rank_says_so_also_after_the_next_meeting(run):
+    run.tell(25, "durable", "node-1", 10, generation=1, commit=2)
+    run.reset(40, TWO, 0)
+    run.meet(41, TWO, 2, 3)
+    run.step(42, TWO, 2, 3)
+    run.commit(TWO, 2, {4: 50})
+    run.tell(52, "durable", "node-1", 10, generation=1, commit=3)
+    assert [(commit.number, commit.durable) for commit in trace(run).commits] == [
+        *((1, False), (2, True), (3, True)),
+        (4, False),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["fault", "start", "commit", "end", "note"])
+def test_a_run_of_one_event(tmp_path, kind):
+    run = Run(tmp_path)
+    run.tell(0, kind)
+    found = trace(run)
+    assert (found.length, found.commits) == (0, [])
+
+
+FACTS = st.fixed_dictionaries(
+    {
+        "kind": st.sampled_from(
+            ["sync", "commit", "durable", "recovered", "reset", "fault", "start", "end", "finished"]
+        ),
+        "rank": st.integers(-1, 2),
+        "generation": st.integers(0, 3),
+        "commit": st.integers(0, 4) | st.lists(st.integers(0, 3), max_size=2),
+        "size": st.integers(1, 2),
+        "source": st.sampled_from(["initial", "memory", "durable"]),
+        "slot": st.none() | st.integers(0, 1),
+        "silent": st.none() | st.floats(-10, 100),
+        "fault": st.sampled_from(["crash", "hang"]),
+        "attempt": st.integers(1, 3),
+        "host": st.sampled_from(["node-1", "node-2"]),
+        "pid": st.integers(10, 12),
+        "time": st.floats(0, 200),
+    }
+)
+
+
+@given(st.lists(FACTS, min_size=1, max_size=40))
+def test_stretches_of_a_rank_follow_each_other_whatever_events_say(tmp_path_factory, events):
+    folder = tmp_path_factory.mktemp("events")
+    for event in events:
+        with (folder / f"{event['host']}-{event['pid']}.jsonl").open("a") as file:
+            file.write(json.dumps(event) + "\n")
+    found = timeline.trace(reading.read(folder))
+    for stretches in found.lanes.values():
+        ends = 0.0
+        for stretch in stretches:
+            assert ends <= stretch.begin < stretch.end <= found.length + 1e-6
+            ends = stretch.end

@@ -1,0 +1,380 @@
+"""`hvdrecover report --watch` and `--prometheus`: what they show, and how they exit."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from hvdrecover import cli
+from hvdrecover.cli import tables, watching
+from hvdrecover.cli.views import Lines, MetricsFile, frame
+from hvdrecover.cli.watching import Endpoint
+from hvdrecover.errors import ConfigError
+from hvdrecover.reporting import following
+from hvdrecover.reporting.following import Follower
+from hvdrecover.reporting.live import Live
+from hvdrecover.reporting.prometheus import Exporter
+from tests.fakes.clock import FakeClock
+from tests.unit.reporting.runs import BEGIN, REPLACED, TWO, Run, example
+from tests.unit.terminal import on_a_terminal, plain_lines
+
+DOCS = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
+PLACES = {"generation": 1, "commit": 2, "pid": 10}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HVDRECOVER_EVENTS", raising=False)
+
+
+@pytest.fixture
+def report(capsys):
+    """Runs the command, and gives its exit code, its output and its errors."""
+
+    def report(*arguments):
+        code = cli.main(["report", "events", *map(str, arguments)])
+        return code, *capsys.readouterr()
+
+    return report
+
+
+def ended(folder, outcome):
+    run = example(folder) if outcome == "finished" else Run(folder)
+    if outcome != "finished":
+        run.tell(0, "start", pid=5, attempt=1, command=[])
+        run.fault(2, "script_error", slot=None, detail="ValueError: x")
+        run.tell(3, "end", pid=5, code=1, reason="gave up")
+
+
+class Story(FakeClock):
+    """A clock that writes the next part of a run whenever somebody waits for it."""
+
+    def __init__(self, *parts):
+        super().__init__(BEGIN)
+        self.parts = list(parts)
+
+    def wait(self, event, timeout):
+        if self.parts:
+            self.parts.pop(0)()
+        return super().wait(event, timeout)
+
+
+class Shown:
+    """A view that keeps what it is shown."""
+
+    def __init__(self):
+        self.numbers = []
+
+    def show(self, numbers, problem):
+        self.numbers.append(numbers)
+
+
+def follow(views, *parts):
+    clock = Story(*parts)
+    for view in views:
+        view._clock = clock
+    return watching.follow(Follower(Path("events")), Live(), views, clock), clock
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (":9400", Endpoint("", 9400)),
+        ("localhost:0", Endpoint("localhost", 0)),
+        ("10.0.0.1:9400", Endpoint("10.0.0.1", 9400)),
+        ("[::1]:9400", Endpoint("::1", 9400)),
+        ("run.prom", Path("run.prom")),
+        ("./odd:9400", Path("odd:9400")),
+        ("a/b:1", Path("a/b:1")),
+        ("a:b:1", Path("a:b:1")),
+        ("host:", Path("host:")),
+    ],
+)
+def test_where_metrics_go(text, expected):
+    assert watching.target(text) == expected
+
+
+def test_a_port_is_a_number_that_ports_have():
+    with pytest.raises(argparse.ArgumentTypeError, match=r"':65536': a port is a number up to 65535"):
+        watching.target(":65536")
+
+
+@pytest.mark.parametrize(("outcome", "code"), [("finished", 0), ("ended", 1)])
+def test_a_run_that_is_over_is_shown_and_left(report, outcome, code):
+    ended(Path("events"), outcome)
+    found, output, errors = report("--watch")
+    assert (found, errors) == (code, "")
+    assert f" state: {outcome}" in output
+    assert re.search(
+        r" faults: (2 \(1 crash, 1 hang\); 2 recovered from|1 \(1 script_error\); 0 rec)", output
+    )
+
+
+def test_a_run_is_followed_from_before_its_first_event_until_its_end():
+    run, view = Run(Path("events")), Shown()
+    last, clock = follow(
+        [view],
+        lambda: run.tell(0, "start", pid=5, attempt=1, command=[]),
+        lambda: run.meet(4, TWO, 1, 0, "initial"),
+        lambda: run.fault(9, commit=[1, 0]),
+        lambda: (run.meet(12, REPLACED, 2, 0), run.step(13, REPLACED, 2, 0)),
+        lambda: run.finish(15, REPLACED, 2, 0),
+        lambda: run.tell(16, "end", pid=5, code=0, reason="finished"),
+    )
+    seen = [numbers.activity for numbers in view.numbers]
+    assert seen == ["starting", "training", "recovering", "training", "finished", "finished"]
+    assert (last, clock.parts) == (view.numbers[-1], [])
+    assert set(clock.waits) == {watching._INTERVAL}
+
+
+def test_a_finished_run_whose_supervisor_is_lost_is_left_after_a_while():
+    run = Run(Path("events"))
+    run.tell(0, "start", pid=5, attempt=1, command=[])
+    run.meet(1, TWO, 1, 0)
+    last, clock = follow([Shown()], lambda: run.finish(2, TWO, 1, 0))
+    assert not last.over
+    assert watching._GRACE < clock.seconds - BEGIN < watching._GRACE + 5
+
+
+def test_much_that_is_old_is_read_before_anything_is_shown(monkeypatch):
+    monkeypatch.setattr(following, "_BUDGET", 1000)
+    monkeypatch.setattr(following, "_PIECE", 500)
+    example(Path("events"))
+    view = Shown()
+    _, clock = follow([view])
+    assert [numbers.over for numbers in view.numbers] == [True]
+    assert clock.waits == []
+
+
+def test_lines_tell_what_changes(capsys):
+    run = Run(Path("events"))
+    run.tell(0, "start", pid=5, attempt=1, command=[])
+    error = {**PLACES, "error": "disk \x1b[31mfull", "age": 1.0, "attempt": 1}
+    follow(
+        [Lines()],
+        lambda: run.meet(4, TWO, 1, 0, "initial"),
+        lambda: run.commit(TWO, 1, {1: 5}),
+        lambda: (run.commit(TWO, 1, {2: 7}), run.tell(8, "outage", **error)),
+        lambda: run.tell(9, "durable", **PLACES, bytes=1, seconds=0.1),
+        lambda: run.fault(10, host="node-2", rank=1, commit=[1, 2], detail="killed by SIGKILL"),
+        lambda: (run.meet(12, REPLACED, 2, 2), run.step(13, REPLACED, 2, 2)),
+        lambda: run.tell(14, "gave_up", pid=5, scope="job", reason="no restarts left"),
+        lambda: run.tell(16, "end", pid=5, code=3, reason="gave up"),
+    )
+    lines = [line.split(" ", 2)[2] for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == "state: starting"
+    assert lines[lines.index("2 ranks met in generation 1, to go on from commit 0") :] == [
+        "2 ranks met in generation 1, to go on from commit 0",
+        "commit 0 in generation 1 with 2 ranks",
+        "commits can't be made durable: disk \\x1b[31mfull",
+        "commit 2 in generation 1 with 2 ranks",
+        "commits become durable again",
+        "fault: crash of rank 1 on node-2: killed by SIGKILL",
+        "2 ranks met in generation 2, to go on from commit 2",
+        "recovered in 3.01 s from: crash of rank 1 on node-2: killed by SIGKILL",
+        "commit 2 in generation 2 with 2 ranks",
+        "given up: the job: no restarts left",
+        "ended before it was finished, with code 3: gave up",
+    ]
+
+
+def test_mere_progress_is_told_from_time_to_time(capsys):
+    run = Run(Path("events"))
+    run.meet(0, TWO, 1, 0)
+    commits = [lambda commit=commit: run.commit(TWO, 1, {commit: commit}) for commit in range(1, 241)]
+    follow([Lines()], *commits, lambda: run.finish(241, TWO, 1, 240))
+    told = re.findall(r"(?<=\d )commit (\d+) in", capsys.readouterr().out)
+    assert told == ["60", "120", "180", "240"]  # two looks a second, a line each 30 s
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_terminal_shows_the_numbers_and_the_last_faults(width):
+    example(Path("events"))
+    code, output = on_a_terminal(width, "report", "events", "--watch")
+    lines = plain_lines(output)
+    assert code == 0
+    assert any(re.match(r"state +finished", line) for line in lines)
+    assert any(re.match(r"progress +commit 7 in generation 3 with 2 ranks", line) for line in lines)
+    assert any(re.match(r" +01-01 \d\d:01:20 +hang +node-1 +0 +22.7 s +no progress", line) for line in lines)
+    assert output.endswith("\x1b[?25h")  # the cursor is back
+
+
+def test_ctrl_c_ends_it_as_it_ends_other_commands():
+    Run(Path("events")).meet(1, TWO, 1, 0)
+    command = [sys.executable, "-m", "hvdrecover", "report", "events", "--watch"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert " state: training" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "hvdrecover: interrupted\n")
+
+
+def test_metrics_are_written_beside_the_report(report):
+    example(Path("events"))
+    code, output, errors = report("--prometheus", "run.prom")
+    assert (code, errors) == (0, "")
+    assert output == report()[1]
+    assert "hvdrecover_commits_total 7.0\n" in Path("run.prom").read_text()
+
+
+def test_metrics_are_written_while_a_run_is_watched(report):
+    ended(Path("events"), "ended")
+    assert report("--watch", "--prometheus", "run.prom")[0] == 1
+    assert 'hvdrecover_activity{activity="ended"} 1.0\n' in Path("run.prom").read_text()
+
+
+def test_metrics_are_served_while_a_run_is_watched():
+    run = Run(Path("events"))
+    run.meet(1, TWO, 1, 0)
+    command = [
+        sys.executable,
+        "-m",
+        "hvdrecover",
+        "report",
+        "events",
+        "--watch",
+        "--prometheus",
+        "127.0.0.1:0",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        address = re.fullmatch(r"hvdrecover: metrics are served at (\S+)\n", process.stderr.readline())[1]
+        assert " state: training" in process.stdout.readline()  # the endpoint is told before the terminal is
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
+            assert b"\nhvdrecover_ranks 2.0\n" in answer.read()
+        run.finish(2, TWO, 1, 0)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+
+
+def test_a_file_of_metrics_is_written_when_something_changes_and_from_time_to_time():
+    run, clock = Run(Path("events")), FakeClock()
+    view, live, follower, file = (
+        MetricsFile(Path("events"), Path("run.prom"), clock),
+        Live(),
+        None,
+        Path("run.prom"),
+    )
+    follower = Follower(Path("events"))
+
+    def is_written_at_a_look():
+        for path, event in follower.look():
+            live.take(path, event)
+        file.unlink(missing_ok=True)
+        view.show(live.numbers(), "")
+        return file.exists()
+
+    run.meet(1, TWO, 1, 0)
+    assert is_written_at_a_look()
+    assert not is_written_at_a_look()
+    run.commit(TWO, 1, {1: 2})
+    assert is_written_at_a_look()
+    clock.advance(10)
+    assert not is_written_at_a_look()
+    clock.advance(6)
+    assert is_written_at_a_look()
+
+
+def test_a_file_of_metrics_that_can_be_written_no_more_is_told_once_and_tried_again(capsys):
+    Run(Path("events")).meet(1, TWO, 1, 0)
+    clock, folder = FakeClock(), Path("metrics")
+    live = Live()
+    for path, event in Follower(Path("events")).look():
+        live.take(path, event)
+    view = MetricsFile(Path("events"), folder / "run.prom", clock)
+    with pytest.raises(ConfigError, match=r"'metrics/run.prom' can't be written: No such file"):
+        view.show(live.numbers(), "")
+    folder.mkdir()
+    view.show(live.numbers(), "")
+    folder.rename("away")
+    for _ in range(3):
+        clock.advance(20)
+        view.show(live.numbers(), "")
+    told = "'metrics/run.prom' can't be written: No such file or directory; trying again\n"
+    assert capsys.readouterr().err == f"hvdrecover: --prometheus: {told}"
+    folder.mkdir()
+    view.show(live.numbers(), "")
+    assert (folder / "run.prom").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--watch", "--json"], "--watch: it makes no document; "),
+        (["--watch", "--html", "page.html"], "--watch: it makes no document; "),
+        (["--prometheus", ":9400"], "--prometheus: an endpoint is there while a run is watched; add --watch"),
+        (["--prometheus", "missing/run.prom"], "--prometheus: 'missing/run.prom' can't be written: "),
+        (
+            ["--watch", "--prometheus", "203.0.113.1:0"],
+            "--prometheus: '203.0.113.1:0' can't be listened at: ",
+        ),
+    ],
+)
+def test_what_can_t_be_done_is_an_error_of_one_line(report, arguments, problem):
+    example(Path("events"))
+    code, output, errors = report(*arguments)
+    assert (code, output, errors.count("\n")) == (1, "", 1)
+    assert errors.startswith(f"hvdrecover: {problem}")
+
+
+def test_without_events_no_metrics_are_written(report):
+    Path("events").mkdir()
+    assert report("--prometheus", "run.prom")[0::2] == (
+        1,
+        "hvdrecover: FOLDER: 'events' could not be read: it holds no events\n",
+    )
+    assert not Path("run.prom").exists()
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["--watch"], 0), (["--prometheus", "run.prom"], 1)])
+def test_only_metrics_take_their_client(arguments, code):
+    example(Path("events"))
+    program = "import sys; sys.modules['prometheus_client'] = None; from hvdrecover.cli import main; "
+    command = [sys.executable, "-c", program + "sys.exit(main(sys.argv[1:]))", "report", "events", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code
+    assert ("pip install 'hvdrecover[prometheus]'" in done.stderr) == bool(code)
+
+
+def documented():
+    """The run of the documentation, as far as it has got after 101 s, and more that may be told of one."""
+    run = example(Path("hvdrecover-runs/2026-01-01-120000"))
+    for commit, second in {1: 14, 2: 24, 3: 34, 4: 46, 5: 56, 6: 92}.items():
+        run.tell(second + 0.6, "durable", pid=10, generation=1, commit=commit, bytes=1000, seconds=0.5)
+    live = Live()
+    for file, event in Follower(run.folder).look():
+        if event.time < BEGIN + 101:
+            live.take(file, event)
+    return run.folder, live.numbers()
+
+
+def test_the_documentation_s_example_is_what_the_command_shows(monkeypatch, capsys):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    try:
+        tables.put(frame(*documented(), "", BEGIN + 101))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    shown = capsys.readouterr().out.partition("\n\n")[0]
+    assert f"\n$ hvdrecover report --watch\n{shown}\n```\n" in DOCS
+
+
+def test_the_documentation_names_every_metric():
+    folder, numbers = documented()
+    exporter = Exporter(str(folder))
+    exporter.update(dataclasses.replace(numbers, epoch=1))
+    names = {sample.name for family in exporter.registry.collect() for sample in family.samples}
+    assert len(names) > 30
+    section = DOCS[DOCS.index("## Following a run") : DOCS.index("## `--json`")]
+    told = set(re.findall(r"`(\w+)(?:\{\w+\})?`", section))
+    assert [name for name in sorted(names) if name.removeprefix("hvdrecover_") not in told] == []
