@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hvdrecover.reporting.live import Live
     from hvdrecover.reporting.numbers import Numbers
 
-_INTERVAL = 0.5  # seconds between two looks at the files
+_INTERVAL = 1.0  # seconds between two looks at the files
 _GRACE = 60.0  # seconds that the supervisor of a finished run may stay silent until it is taken to be lost
 
 _ENDPOINT = re.compile(r"(\[[^\[\]/]+\]|[^:/\[\]]*):(\d+)")

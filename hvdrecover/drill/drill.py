@@ -223,7 +223,7 @@ class Drill:
         struck: list[Struck] = []
         missed: dict[str, str] = {}
         sizes: dict[int, list[Size]] = {}
-        mapped: set[str] = set()
+        mapped: set[int] = set()
         stuck: list[Finding] = []
         try:
             run.start()
@@ -289,7 +289,7 @@ class Drill:
         missed: dict[str, str],
         findings: list[Finding],
         sizes: Mapping[int, Sequence[Size]],
-        mapped: set[str],
+        mapped: set[int],
     ) -> Result:
         assert self._clean is not None
         clean, told = self._clean.testimony(), run.testimony()

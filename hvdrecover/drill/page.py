@@ -55,6 +55,7 @@ def page(command: str, outcome: Outcome, advice: list[Advice], forecasts: list[F
             *([Section("Goodput of a real job", [_goodput(forecasts)])] if forecasts else []),
             *([_skipped(outcome)] if outcome.skipped else []),
         ],
+        command="drill",
     )
 
 

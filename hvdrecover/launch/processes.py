@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 _PR_SET_PDEATHSIG = 1
+_TIDYING = 5.0  # seconds
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -104,11 +105,21 @@ def marked(mark: str) -> list[int]:
 
 
 def kill_marked(mark: str) -> None:
-    """SIGKILL all that `marked` finds; return when all of it is gone."""
+    """SIGKILL all that `marked` finds; return when all of it is gone.
+
+    A process that Python's multiprocessing has set up to remove from shared memory what others leave there does
+    that when they are gone, and ends; it is killed only if it has not after some seconds.
+    """
+    deadline = time.monotonic() + _TIDYING
     while left := marked(mark):
         for process in left:
-            kill(process)
+            if time.monotonic() > deadline or not _tidies(process):
+                kill(process)
         time.sleep(0.01)
+
+
+def _tidies(process: int) -> bool:
+    return any("multiprocessing.resource_tracker" in word for word in command(process))
 
 
 def parent(process: int) -> int:

@@ -191,10 +191,10 @@ def test_lines_tell_what_changes(capsys):
 def test_mere_progress_is_told_from_time_to_time(capsys):
     run = Run(Path("events"))
     run.meet(0, TWO, 1, 0)
-    commits = [lambda commit=commit: run.commit(TWO, 1, {commit: commit}) for commit in range(1, 241)]
-    follow([Lines()], *commits, lambda: run.finish(241, TWO, 1, 240))
+    commits = [lambda commit=commit: run.commit(TWO, 1, {commit: commit}) for commit in range(1, 121)]
+    follow([Lines()], *commits, lambda: run.finish(121, TWO, 1, 120))
     told = re.findall(r"(?<=\d )commit (\d+) in", capsys.readouterr().out)
-    assert told == ["60", "120", "180", "240"]  # two looks a second, a line each 30 s
+    assert told == ["30", "60", "90", "120"]  # one look a second, a line each 30 s
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from hvdrecover.drill.checks.differences import some
 from hvdrecover.drill.checks.rules import Finding
 from hvdrecover.launch import processes
 
-_FILES = 4  # open files that may come and go with a standby
+_FILES = 6  # open files that may come and go with a standby
 _MEMORY = 1.25  # by which factor a process may grow until it counts as growing
 _SHARED = "/dev/shm/"
 _LEAST = 6  # sizes of a process that tell whether it grows
@@ -38,13 +39,13 @@ def size_of(process: int) -> Size | None:
         return None
 
 
-def shared_memory(process: int) -> set[str]:
-    """The files in shared memory that a process has mapped."""
+def shared_memory(process: int) -> set[int]:
+    """The inodes of files in shared memory that a process has mapped; their names may have changed since."""
     try:
         lines = Path(f"/proc/{process}/maps").read_text().splitlines()
     except OSError:
         return set()
-    return {line[line.index(_SHARED) :] for line in lines if _SHARED in line and "(deleted)" not in line}
+    return {int(line.split()[4]) for line in lines if _SHARED in line}
 
 
 def orphans(left: Sequence[int]) -> list[Finding]:
@@ -55,10 +56,17 @@ def orphans(left: Sequence[int]) -> list[Finding]:
     return [Finding(rules.NO_PROCESSES, f"after the run's end these still ran: {words}")]
 
 
-def leftovers(mapped: Iterable[str]) -> list[Finding]:
-    """Nothing is left in shared memory of what processes of the run had mapped."""
-    left = sorted(file for file in set(mapped) if Path(file).exists())
-    return [Finding(rules.NO_SHARED_MEMORY, f"these are still there: {some(left)}")] if left else []
+def leftovers(mapped: Set[int]) -> list[Finding]:
+    """Nothing is left in shared memory of what processes of the run had mapped.
+
+    Args:
+        mapped: inodes.
+    """
+    left = []
+    for file in Path(_SHARED).iterdir() if mapped else ():
+        with suppress(OSError):  # it is gone by now
+            left += [file.name] if file.stat().st_ino in mapped else []
+    return [Finding(rules.NO_SHARED_MEMORY, f"/dev/shm still holds {some(left)}")] if left else []
 
 
 def growth(sizes: Sequence[Sequence[Size]]) -> list[Finding]:

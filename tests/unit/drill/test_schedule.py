@@ -14,9 +14,7 @@ NAMES = [f"fault-{number}" for number in range(20)]
 FACTS = {"seed": 7, "processes": 4, "commits": 50}
 
 
-@given(
-    st.integers(1, 20), st.integers(0, 2**32), st.integers(1, 9), st.integers(3, 500), st.integers(1, 4)
-)
+@given(st.integers(1, 20), st.integers(0, 2**32), st.integers(1, 9), st.integers(3, 500), st.integers(1, 4))
 def test_each_fault_strikes_as_often_as_asked_for(
     count: int, seed: int, processes: int, commits: int, repeat: int
 ) -> None:

@@ -195,3 +195,19 @@ def test_a_process_that_is_stopped_is_told_from_one_that_runs() -> None:
 def test_return_codes_in_numbers_and_words(returncode: int, code: int, words: str) -> None:
     assert processes.exit_code(returncode) == code
     assert processes.describe(returncode) == words
+
+
+def test_what_was_killed_leaves_nothing_in_shared_memory() -> None:
+    code = """
+import multiprocessing, signal
+lock = multiprocessing.get_context("spawn").Lock()
+print(lock._semlock.name, flush=True)
+signal.pause()
+"""
+    mark = f"HVDRECOVER_TEST={os.getpid()}.shared"
+    with child(code, env={**environment(), "HVDRECOVER_TEST": mark.partition("=")[2]}) as marked:
+        file = Path("/dev/shm") / f"sem.{line(marked).strip().removeprefix('/')}"
+        assert file.exists()
+        processes.kill_marked(mark)
+        assert not file.exists()
+        assert marked.wait() == -signal.SIGKILL

@@ -1,0 +1,132 @@
+"""``hvdrecover drill`` of real scripts: those that recover, and those with a bug that only a fault brings to light."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdrecover.drill.checks import rules
+from hvdrecover.drill.checks.rules import Rule
+from hvdrecover.drill.faults import FAULTS
+
+BUGGY = Path(__file__).with_name("scripts") / "buggy_digits.py"
+QUICK = ("--epochs", "2", "--step-seconds", "0.02", "--commit-every", "2")
+# TensorFlow traces its functions anew after each recovery, for seconds.
+TENSORFLOWS = "kill,kill-all,preemption"
+NEEDS_MORE = {"data-changed", "host-cut-off", "host-powered-off"}
+
+
+@dataclass(frozen=True)
+class Drilled:
+    """A drill that has ended: its exit code, its JSON, what people see, and its folder."""
+
+    code: int
+    found: dict[str, Any]
+    words: str
+    folder: Path
+
+
+def drill(folder: Path, *words: str) -> Drilled:
+    command = [sys.executable, "-m", "hvdrecover", "drill", "-np", "2", "--folder", str(folder), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    assert (folder / "report.json").exists(), done.stderr
+    return Drilled(done.returncode, json.loads((folder / "report.json").read_text()), done.stdout, folder)
+
+
+@pytest.fixture(scope="module")
+def of_torch(tmp_path_factory: pytest.TempPathFactory) -> Drilled:
+    """All faults, each once."""
+    slo = tmp_path_factory.mktemp("slo") / "slo.toml"
+    slo.write_text("samples_lost = 0\n")
+    words = ["--seed", "1", "--slo", str(slo), "--", sys.executable, "-m", "hvdrecover.examples.torch_digits"]
+    return drill(tmp_path_factory.mktemp("torch"), *words, *QUICK)
+
+
+def test_the_torch_example_recovers_from_all_that_can_strike_here(of_torch: Drilled) -> None:
+    assert of_torch.found["findings"] == [], of_torch.words
+    assert (of_torch.code, of_torch.found["recovers"]) == (0, True)
+    assert set(of_torch.found["skipped"]) == NEEDS_MORE
+    assert set(of_torch.found["kinds"]) == set(FAULTS) - NEEDS_MORE
+    for name, kind in of_torch.found["kinds"].items():
+        assert (kind["count"], kind["recovered"]) == (1, 1), name
+    assert of_torch.found["numbers"]["samples_lost"] == 0
+    assert all(run["commits_compared"] > 40 for run in of_torch.found["runs"])
+
+
+def test_what_people_see_names_the_verdict_the_faults_and_what_to_set(of_torch: Drilled) -> None:
+    for word in ("verdict", "recovers", "kill-all", "--grace", "--hang-timeout", "Checkpoint(every_seconds="):
+        assert word in of_torch.words
+    page = (of_torch.folder / "report.html").read_text()
+    assert "recovers" in page and page.count("<svg") == len(of_torch.found["runs"])
+    assert (of_torch.folder / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_schedule_is_replayed_and_what_is_missed_is_named(of_torch: Drilled, tmp_path: Path) -> None:
+    (tmp_path / "slo.toml").write_text("goodput = 1.0\n")
+    schedule = json.loads((of_torch.folder / "schedule.json").read_text())
+    schedule["runs"] = [schedule["runs"][0][:1]]
+    (tmp_path / "schedule.json").write_text(json.dumps(schedule))
+    words = ["--replay", str(tmp_path / "schedule.json"), "--slo", str(tmp_path / "slo.toml"), "--"]
+    again = drill(
+        tmp_path / "again", *words, sys.executable, "-m", "hvdrecover.examples.torch_digits", *QUICK
+    )
+    (run,) = again.found["runs"]
+    (strike,) = run["struck"]
+    assert [{key: strike[key] for key in ("fault", "rank", "commit")}] == schedule["runs"][0]
+    assert (again.code, again.found["recovers"], list(again.found["missed"])) == (1, True, ["goodput"])
+
+
+def test_the_tensorflow_example_recovers(tmp_path: Path) -> None:
+    words = ["--seed", "1", "--faults", TENSORFLOWS, "--", sys.executable]
+    drilled = drill(tmp_path / "drill", *words, "-m", "hvdrecover.examples.tensorflow_digits", *QUICK)
+    assert drilled.found["findings"] == [], drilled.words
+    assert (drilled.code, set(drilled.found["kinds"])) == (0, set(TENSORFLOWS.split(",")))
+    assert drilled.found["numbers"]["samples_lost"] == 0
+
+
+@pytest.mark.parametrize(
+    ("bug", "rule"),
+    [
+        ("resets its optimizer", rules.NOT_OVERWRITTEN),
+        ("resets a counter", rules.COUNTERS),
+        ("forgets a counter", rules.WEIGHTS),
+        ("reshuffles", rules.DATA),
+        ("commits before the step", rules.STEP_FIRST),
+    ],
+)
+def test_a_bug_is_caught_and_the_rule_that_it_breaks_is_named(bug: str, rule: Rule, tmp_path: Path) -> None:
+    words = ["--faults", "kill-all", "--", sys.executable, str(BUGGY), bug, "1"]
+    drilled = drill(tmp_path / "drill", *words)
+    assert (drilled.code, drilled.found["recovers"]) == (1, False)
+    first = drilled.found["findings"][0]
+    assert (first["rule"], first["remedy"]) == (rule.name, rule.remedy)
+    assert f"{rule.name}: {first['message']}" in drilled.words
+
+
+def test_without_its_bugs_the_script_recovers(tmp_path: Path) -> None:
+    drilled = drill(tmp_path / "drill", "--faults", "kill-all", "--", sys.executable, str(BUGGY), "none", "1")
+    assert (drilled.code, drilled.found["findings"]) == (0, [])
+
+
+def test_a_script_that_fails_undisturbed_can_not_be_drilled(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "hvdrecover",
+        "drill",
+        "-np",
+        "1",
+        "--folder",
+        str(tmp_path / "drill"),
+        "--",
+    ]
+    command += [sys.executable, "-c", "import hvdrecover.torch; raise SystemExit('the data are not there')"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1
+    assert "fails even undisturbed" in done.stderr and "the data are not there" in done.stderr
