@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hvdrecover.config import PREEMPTED
+from hvdrecover.drill import history
 from hvdrecover.drill.advice import Measured
 from hvdrecover.drill.checks import machine, rules, script
 from hvdrecover.drill.checks.machine import Size
 from hvdrecover.drill.checks.rules import Finding
 from hvdrecover.drill.faults import FAULTS
-from hvdrecover.drill.faults.commits import damaged
+from hvdrecover.drill.faults.commits import complete, damaged
 from hvdrecover.drill.faults.fault import Fault
 from hvdrecover.drill.measured import longest_stall, measure, silences
 from hvdrecover.drill.runs import Command, Run, has_stepped
@@ -24,13 +25,15 @@ from hvdrecover.drill.slo import Numbers
 from hvdrecover.drill.testimony import Testimony
 from hvdrecover.errors import DrillError
 from hvdrecover.launch.hangs import FACTOR, LEAST_TIMEOUT
-from hvdrecover.reporting import reading, summary
+from hvdrecover.reporting import summary
 from hvdrecover.reporting.summary import Report
 
 logger = logging.getLogger("hvdrecover")
 
 PATIENCE = 300.0  # seconds without any progress until a run counts as stuck
 HANG_TIMEOUT = "--hang-timeout"
+_LOOK = 0.1  # seconds
+_PAUSE = 30.0  # seconds for a durable commit after a fault of the storage; some scripts make few of them
 _FEW = 2  # commits in which a lasting fault strikes, and in which training goes on after it
 
 
@@ -154,7 +157,7 @@ class Drill:
         Raises:
             DrillError: it fails even so, or makes no commits.
         """
-        run = self._clean = Run(self._folder / "clean", self._command)
+        run = self._clean = Run(self._folder / "clean", self._command, self._data)
         try:
             run.start()
             deadline = time.monotonic() + (self._duration or float("inf"))
@@ -196,10 +199,11 @@ class Drill:
         assert self._clean is not None
         (self._folder / "schedule.json").write_text(dumps(schedule))
         results = [self._run(number, strikes) for number, strikes in enumerate(schedule.runs, 1)]
-        clean, drilled = self._clean.folder / "events", [each.run.folder / "events" for each in results]
+        logs = [history.read(each.run) for each in results]
         leaving = [seconds for result in results for seconds in result.run.leaving]
-        measured = measure(clean, self._clean.testimony(), drilled, leaving)
-        stall = longest_stall([clean, *drilled])
+        clean = self._clean.folder / "events"
+        measured = measure(clean, self._clean.testimony(), logs, leaving)
+        stall = longest_stall([clean, *(each.run.folder / "events" for each in results)])
         return Outcome(schedule, measured, stall, results, skipped, self._folder)
 
     def _with_hang_timeout(self, told: Testimony) -> Command:
@@ -264,6 +268,7 @@ class Drill:
             run.wait_until(lambda told: has_stepped(told, struck.begun), self._patience)
         elif fault.lasting:
             self._go_on(run)
+        before = complete(run)
         fault.end(run)
         if fault.may_stop and not run.running:
             run.start_again()
@@ -271,6 +276,10 @@ class Drill:
             run.wait_until(lambda told: has_stepped(told, struck.begun), self._patience)
         struck.seconds = time.monotonic() - struck.begun
         self._go_on(run)
+        if fault.lasting:  # commits that could not be made durable are tried again after a pause
+            deadline = time.monotonic() + _PAUSE
+            while run.running and complete(run) == before and time.monotonic() < deadline:
+                time.sleep(_LOOK)
         return struck
 
     def _follow(self, run: Run) -> None:
@@ -312,7 +321,7 @@ class Drill:
             checks += machine.exits(run.codes[-1], self._clean.codes[-1])
         return Result(
             run,
-            summary.summarise(reading.read(run.folder / "events")),
+            summary.summarise(history.read(run)),
             struck,
             missed,
             checks,

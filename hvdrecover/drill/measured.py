@@ -14,16 +14,16 @@ from hvdrecover.reporting.records import Event, Log
 from hvdrecover.reporting.summary import PHASES, Recovery
 
 
-def measure(clean: Path, told: Testimony, drilled: Sequence[Path], leaving: Sequence[float]) -> Measured:
+def measure(clean: Path, told: Testimony, drilled: Sequence[Log], leaving: Sequence[float]) -> Measured:
     """Put together what the runs of a drill tell.
 
     Args:
         clean: the event files of the undisturbed run.
         told: what its witnesses tell.
-        drilled: the event files of the runs with faults.
+        drilled: the events of the runs with faults.
         leaving: how long preempted runs took from SIGTERM to their exit.
     """
-    recoveries = [each for folder in drilled for each in _recoveries(reading.read(folder))]
+    recoveries = [each for log in drilled for each in _recoveries(log)]
     return Measured(
         stall=_median(event.number("stall") for event in _events(clean, "commit")),
         interval=_median(_gaps(line.time for line in told.commits if line.rank == 0)),

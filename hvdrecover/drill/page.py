@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from hvdrecover.drill import document
+from hvdrecover.drill import document, history
 from hvdrecover.drill.advice import Advice, duration
+from hvdrecover.drill.checks import rules
 from hvdrecover.drill.drill import Outcome, Result
 from hvdrecover.drill.faults import FAULTS
 from hvdrecover.drill.forecast import Forecast
-from hvdrecover.reporting import reading, words
+from hvdrecover.reporting import words
 from hvdrecover.reporting.page.content import (
     Badge,
     Block,
@@ -41,7 +42,7 @@ def page(command: str, outcome: Outcome, advice: list[Advice], forecasts: list[F
         state=verdict,
         figures=_figures(outcome, struck),
         sections=[
-            Section("Rules", [_rules(outcome)]),
+            Section("Rules", _rules(outcome)),
             Section("Time to recover", [_times(outcome)]),
             *(
                 Section(f"Run {number}", _run(result, number))
@@ -61,7 +62,7 @@ def page(command: str, outcome: Outcome, advice: list[Advice], forecasts: list[F
 
 def timeline(result: Result) -> Timeline:
     """What each rank of a run was doing when."""
-    return trace(reading.read(result.run.folder / "events"))
+    return trace(history.read(result.run))
 
 
 def _figures(outcome: Outcome, struck: int) -> list[Figure]:
@@ -77,15 +78,17 @@ def _figures(outcome: Outcome, struck: int) -> list[Figure]:
     ]
 
 
-def _rules(outcome: Outcome) -> Block:
-    if not outcome.findings:
-        return Paragraphs(["Every rule was kept in all runs."])
+def _rules(outcome: Outcome) -> list[Block]:
+    broken = {finding.rule: finding for finding in outcome.findings}
     rows: list[list[str | Badge]] = [
-        [Badge(finding.rule.name, "bad"), finding.message, finding.rule.remedy]
-        for finding in outcome.findings
+        [Badge("broken", "bad") if rule in broken else Badge("kept", "good"), rule.name] for rule in rules.ALL
     ]
-    columns = [Column("rule"), Column("what was seen"), Column("what to do")]
-    return Table("Rules that were broken", columns, rows, cards=True)
+    blocks: list[Block] = [Table("Rules, and whether all runs kept them", [Column(""), Column("rule")], rows)]
+    if broken:
+        columns = [Column("broken"), Column("what was seen", text=True), Column("what to do", text=True)]
+        seen = [[finding.rule.name, finding.message, finding.rule.remedy] for finding in broken.values()]
+        blocks.insert(0, Table("Rules that were broken", columns, seen, cards=True))
+    return blocks
 
 
 def _times(outcome: Outcome) -> Block:
@@ -94,7 +97,7 @@ def _times(outcome: Outcome) -> Block:
         times = [words.duration(kind[key]) for key in ("median_seconds", "worst_seconds")]
         counts = [str(kind["count"]), str(kind["recovered"])]
         rows.append([name, FAULTS[name].summary, *counts, *(["", ""] if kind["lasting"] else times)])
-    columns = [Column("fault"), Column("what happens")]
+    columns = [Column("fault"), Column("what happens", text=True)]
     columns += [Column(name, number=True) for name in ("count", "recovered", "median", "worst")]
     return Table("Seconds from each kind of fault until all ranks stepped again", columns, rows, cards=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ from hvdrecover.launch import processes
 from hvdrecover.launch.job import Job
 
 _LOOK = 0.05  # seconds between looks at what witnesses have written
+_NAMING_HOSTS = {"-H", "--hosts", "-hostfile", "--hostfile", "--host-discovery-script", "--discover"}
 _LEAVE = 120.0  # seconds for a run that is asked to leave
 
 
@@ -50,8 +52,10 @@ class Run:
         root: the folder of its checkpoint root.
         size: how many ranks it is started with.
         hosts: its hosts that a drill can switch.
+        names_hosts: whether the user has said where it runs, or how that is found out.
         codes: the exit codes of its starts that have ended.
         leaving: how many seconds it took to leave, each time it was started again.
+        ended: when its last start had ended, in seconds since the Unix epoch.
     """
 
     def __init__(self, folder: Path, command: Command, data: Path | None = None) -> None:
@@ -60,8 +64,10 @@ class Run:
         self.data = data
         self.size = command.processes
         self.hosts: Sequence[Switchable] = ()
+        self.names_hosts = not _NAMING_HOSTS.isdisjoint(command.options)
         self.codes: list[int] = []
         self.leaving: list[float] = []
+        self.ended = math.inf
         self._command = command
         self._options: list[str] = []
         self._environ = {
@@ -124,6 +130,7 @@ class Run:
         """End all that is left of it."""
         if self._job is not None:
             self._job.kill()
+            self.ended = time.time()
 
     def left(self) -> list[int]:
         """Processes that have outlived it."""

@@ -89,9 +89,7 @@ class Witness:
             tensors, values = self._adopted
             self._adopted = None
             now, present = self._present()
-            changed = {
-                name: _differ(tensors.get(name, {}), now.get(name, {})) for name in {**tensors, **now}
-            }
+            changed = {name: _differ(tensors.get(name, {}), now.get(name, {})) for name in {**tensors, **now}}
             others = {
                 name: [values.get(name), value]
                 for name, value in present.items()

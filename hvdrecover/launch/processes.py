@@ -107,8 +107,8 @@ def marked(mark: str) -> list[int]:
 def kill_marked(mark: str) -> None:
     """SIGKILL all that `marked` finds; return when all of it is gone.
 
-    A process that Python's multiprocessing has set up to remove from shared memory what others leave there does
-    that when they are gone, and ends; it is killed only if it has not after some seconds.
+    A process that Python's multiprocessing has set up to remove from shared memory what others leave there
+    does that when they are gone, and ends; it is killed only if it has not after some seconds.
     """
     deadline = time.monotonic() + _TIDYING
     while left := marked(mark):

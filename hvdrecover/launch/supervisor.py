@@ -156,9 +156,10 @@ class Supervisor:
                 self._tell_fault("launcher_lost", f"horovodrun was killed by signal {-attempt.code}")
             self._end_attempt()
         finally:
+            processes.kill(driver.pid)
+            processes.kill_marked(self._mark)  # first, as it lets shared memory be tidied up
             processes.kill_group(driver.pid)
             driver.wait()
-            processes.kill_marked(self._mark)
 
     def _end_attempt(self) -> None:
         """Hear guardians' last words, and end those that are left, on all hosts."""

@@ -59,19 +59,22 @@ class SharedClock(FakeClock):
 
     def wait(self, event: threading.Event, timeout: float) -> bool:
         if threading.get_ident() == self._owner:
-            return super().wait(event, timeout) if self.impatient else self._last(event, timeout)
+            if self.impatient:
+                return super().wait(event, timeout)
+            return self._last(event, self.seconds + timeout)
         if self.pauses > 0:
             self.pauses -= 1
             return super().wait(event, timeout)
         self.waits.append(timeout)
+        end = self.seconds + timeout  # before anybody is told, who may move the time on at once
         self.in_pause.set()
         try:
-            return self._last(event, timeout)
+            return self._last(event, end)
         finally:
             self.in_pause.clear()
 
-    def _last(self, event: threading.Event, timeout: float) -> bool:
-        end, give_up = self.seconds + timeout, time.monotonic() + HANG_SECONDS
+    def _last(self, event: threading.Event, end: float) -> bool:
+        give_up = time.monotonic() + HANG_SECONDS
         while self.seconds < end and not event.wait(0.001):
             assert time.monotonic() < give_up, "nobody has ended this wait"
         return event.is_set()

@@ -1,4 +1,4 @@
-"""``hvdrecover drill`` of real scripts: those that recover, and those with a bug that only a fault brings to light."""
+"""``hvdrecover drill`` of scripts that recover, and of those with a bug that only a fault brings to light."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_people_see_names_the_verdict_the_faults_and_what_to_set(of_torch: 
     for word in ("verdict", "recovers", "kill-all", "--grace", "--hang-timeout", "Checkpoint(every_seconds="):
         assert word in of_torch.words
     page = (of_torch.folder / "report.html").read_text()
-    assert "recovers" in page and page.count("<svg") == len(of_torch.found["runs"])
+    assert "recovers" in page and f"Run {len(of_torch.found['runs'])}" in page
     assert (of_torch.folder / "report.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -42,7 +42,9 @@ def test_it_recovers_as_from_one_fault(
     assert job.processes() == []
 
 
-def test_who_hangs_between_a_recovery_and_its_first_commit_is_killed_too(start: Start, tmp_path: Path) -> None:
+def test_who_hangs_between_a_recovery_and_its_first_commit_is_killed_too(
+    start: Start, tmp_path: Path
+) -> None:
     # After the job's first commit it is known how long that may take; all processes are new ones here.
     faults = ["kill step 1 4", "kill reset 0 0", "loop step 1 0"]
     run = FaultyRun(tmp_path / "run", "torch", faults, 3)

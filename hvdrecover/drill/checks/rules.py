@@ -69,3 +69,19 @@ NO_SHARED_MEMORY = Rule(
 NO_GROWTH = Rule("nothing grows", "Close what is opened anew in each recovery, and let go what it replaces.")
 EXIT_CODES = Rule("exit codes tell the truth", "The end of the run's log tells why it ended.")
 ROOT = Rule("the checkpoint root is whole", "`hvdrecover verify` of the run's checkpoint root tells more.")
+
+ALL = (
+    STEPS_AGAIN,
+    WEIGHTS,
+    SAMPLES,
+    DATA,
+    NOT_OVERWRITTEN,
+    COUNTERS,
+    STEP_FIRST,
+    REPRODUCIBLE,
+    ROOT,
+    EXIT_CODES,
+    NO_PROCESSES,
+    NO_SHARED_MEMORY,
+    NO_GROWTH,
+)

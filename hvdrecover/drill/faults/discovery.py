@@ -29,7 +29,7 @@ class _Discovery(Plain):
 
     def lacks(self, run: Drilled) -> str:
         """Whether the run is on this host alone."""
-        if run.hosts:
+        if run.hosts or run.names_hosts:
             return "the drill's own host discovery, as the run is told its hosts; leave out -H and the like"
         return ""
 

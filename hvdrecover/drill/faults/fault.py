@@ -42,6 +42,7 @@ class Drilled(Protocol):
         data: a copy of training data that may be changed, if the user has named one.
         size: how many ranks it is started with.
         hosts: its hosts that the drill can switch; none if it runs on this one alone.
+        names_hosts: whether the user has said where it runs, or how that is found out.
     """
 
     folder: Path
@@ -49,6 +50,7 @@ class Drilled(Protocol):
     data: Path | None
     size: int
     hosts: Sequence[Switchable]
+    names_hosts: bool
 
     def ranks(self) -> list[int]:
         """The ranks that train now, in order."""

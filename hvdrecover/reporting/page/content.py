@@ -79,10 +79,12 @@ class Column:
     Attributes:
         name: its heading.
         number: whether it holds numbers, which stand at the right.
+        text: whether it holds sentences, which go over several lines.
     """
 
     name: str
     number: bool = False
+    text: bool = False
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def faults(report: Report) -> list[Block]:
         "Faults, with the seconds of each phase of the recovery",
         [
             *(Column("no.", True), Column("time"), Column("fault"), Column("host"), Column("rank", True)),
-            *(Column("to recover", True), *phases, Column("detail")),
+            *(Column("to recover", True), *phases, Column("detail", text=True)),
         ],
         [_row(number, fault) for number, fault in numbered],
         cards=True,

@@ -34,6 +34,7 @@ class Counting:
         self.root = folder / "checkpoint"
         self.data: Path | None = None
         self.hosts: Sequence[Switchable] = ()
+        self.names_hosts = False
         self.size = ranks
         self.orders: list[tuple[int, str]] = []
         self.starts = 0

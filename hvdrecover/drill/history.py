@@ -1,0 +1,55 @@
+"""The events of a run of a drill, whose clock the drill itself may have set."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import replace
+
+from hvdrecover.drill.faults.clock import ClockJump
+from hvdrecover.drill.runs import Run
+from hvdrecover.reporting import reading
+from hvdrecover.reporting.records import Event, Log, Stint
+
+_MARGIN = 60.0  # seconds; a jump is much longer
+
+
+def read(run: Run) -> Log:
+    """A run's events, with the times right that were told while its clock was ahead.
+
+    Raises:
+        ConfigError: it has written none.
+    """
+    return settled(reading.read(run.folder / "events"), run.ended, ClockJump.seconds)
+
+
+def settled(log: Log, ended: float, jump: float) -> Log:
+    """The same events, with those set back that come from after a run's end.
+
+    Args:
+        log: the events.
+        ended: when the run ended, by a clock that is right, in seconds since the Unix epoch.
+        jump: by how many seconds the run's clock was ahead at times.
+    """
+
+    def right(time: float) -> float:
+        return time - jump if time > ended + _MARGIN else time
+
+    def event(old: Event) -> Event:
+        return replace(old, time=right(old.time))
+
+    def stint(old: Stint) -> Stint:
+        return replace(
+            old,
+            sync=event(old.sync),
+            times=array("d", map(right, old.times)),
+            recovered=old.recovered and event(old.recovered),
+            finished=old.finished and event(old.finished),
+            left=None if old.left is None else right(old.left),
+        )
+
+    return replace(
+        log,
+        events=tuple(sorted(map(event, log.events), key=lambda each: each.time)),
+        stints=tuple(map(stint, log.stints)),
+        spans={host: (right(first), min(right(last), ended)) for host, (first, last) in log.spans.items()},
+    )
