@@ -51,5 +51,6 @@ def settled(log: Log, ended: float, jump: float) -> Log:
         log,
         events=tuple(sorted(map(event, log.events), key=lambda each: each.time)),
         stints=tuple(map(stint, log.stints)),
-        spans={host: (right(first), min(right(last), ended)) for host, (first, last) in log.spans.items()},
+        # The last event may be one of those, and the one that was last in truth is not known here.
+        spans={host: (right(first), min(last, ended)) for host, (first, last) in log.spans.items()},
     )

@@ -1,0 +1,159 @@
+"""What a drill learns from a training process, and what it has the process do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.reader import read_commit
+from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.checkpoint.storage.local import LocalStorage
+from hvdrecover.elastic.state import State
+from tests.fakes.framework import FakeModel, FakeSampler
+from tests.unit.elastic.jobs import Process
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "drill"
+
+
+def drilled(process: Process, folder: Path, checkpoint: Any = None, **attributes: Any) -> State:
+    """A state whose process is part of a drill, which has agreed with the others."""
+    root = str(folder.parent / "root")
+    config = dataclasses.replace(process.config, drill=folder, checkpoint=root)
+    attributes = {"model": FakeModel(weight=[0.0, 1.0]), "batch": 0, **attributes}
+    state = process.state(checkpoint, config=config, **attributes)
+    state.sync()
+    return state
+
+
+def told(folder: Path, what: str = "") -> list[dict[str, Any]]:
+    (path,) = (folder / "witness").glob("*.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line for line in lines if what in ("", line["what"])]
+
+
+def test_an_agreement_is_told_with_its_commit(process: Process, folder: Path) -> None:
+    drilled(process, folder)
+    (line,) = told(folder)
+    assert (line["what"], line["source"]) == ("agreed", "initial")
+    assert (line["rank"], line["size"], line["generation"], line["commit"]) == (0, 1, 1, 0)
+
+
+def test_the_initial_state_is_kept_so_that_another_run_can_begin_with_it(
+    process: Process, folder: Path
+) -> None:
+    drilled(process, folder, model=FakeModel(weight=[7.0]), batch=3)
+    snapshot = read_commit(LocalStorage(folder / "initial"), CommitId(1, 0))
+    assert snapshot.state["attributes"]["batch"] == 3
+    assert snapshot.arenas["model"].bytes_of("weight").view("float64").tolist() == [7.0]
+
+
+@pytest.mark.parametrize("checkpoint", [None, "fake://own", Checkpoint("fake://own", keep=7)])
+def test_the_jobs_own_root_is_never_touched(checkpoint: Any, process: Process, folder: Path) -> None:
+    state = drilled(process, folder, checkpoint)
+    assert state._settings is not None
+    assert state._settings.url == str(folder.parent / "root")
+    assert state._settings.keep == (7 if isinstance(checkpoint, Checkpoint) else 3)
+
+
+def test_a_commit_is_told_with_digests_values_and_what_was_done_for_it(
+    process: Process, folder: Path
+) -> None:
+    sampler = FakeSampler(8, shuffle=False)
+    state = drilled(process, folder, sampler=sampler)
+    assert state._witness is not None
+    state._witness.step_begins("given")
+    sampler.order.record(2)
+    state.batch = 1
+    state.commit()
+    state.model.weights["weight"][0] = 5.0
+    state.commit()
+    first, second = told(folder, "commit")
+    assert (first["made"], first["steps"], first["batches"]) == (1, 1, 1)
+    assert (second["made"], second["steps"], second["batches"], second["commit"]) == (2, 0, 0, 1)
+    assert first["values"]["batch"] == 1
+    assert first["samplers"]["sampler"]["processed_num"] == 2
+    assert first["tensors"]["model"]["weight"] != second["tensors"]["model"]["weight"]
+
+
+def test_steps_are_counted_from_a_commit_and_batches_tell_their_samples(
+    process: Process, folder: Path
+) -> None:
+    sampler = FakeSampler(8, shuffle=False)
+    state = drilled(process, folder, sampler=sampler)
+    assert state._witness is not None
+    for inputs in ("a", "b"):
+        state._witness.step_begins(inputs)
+        sampler.order.record(3)
+    state.commit()
+    state._witness.step_begins("c")
+    sampler.order.record(3)
+    assert [(line["number"], line["inputs"]) for line in told(folder, "step")] == [
+        (1, "a"),
+        (2, "b"),
+        (1, "c"),
+    ]
+    batches = [(line["epoch"], line["at"], line["samples"]) for line in told(folder, "batch")]
+    assert batches == [(0, 0, [0, 1, 2]), (0, 3, [3, 4, 5]), (0, 6, [6, 7])]
+
+
+def test_what_is_changed_between_an_agreement_and_the_first_step_is_told_once(
+    process: Process, folder: Path
+) -> None:
+    state = drilled(process, folder, other=FakeModel(weight=[1.0]))
+    assert state._witness is not None
+    state.model.weights["weight"][1] = 9.0
+    state.batch = 4
+    state._witness.step_begins()
+    state.batch = 5
+    state._witness.step_begins()
+    (line,) = told(folder, "changed")
+    assert (line["tensors"], line["values"]) == ({"model": ["weight"]}, {"batch": [0, 4]})
+
+
+def test_tensors_that_are_gone_have_changed(process: Process, folder: Path) -> None:
+    state = drilled(process, folder)
+    assert state._witness is not None
+    del state.model.weights["weight"]
+    state._witness.step_begins()
+    assert told(folder, "changed")[0]["tensors"] == {"model": ["weight"]}
+
+
+def test_without_a_drill_there_is_no_witness(process: Process, tmp_path: Path) -> None:
+    state = process.state(model=FakeModel(weight=[0.0]))
+    state.sync()
+    assert state._witness is None
+
+
+@pytest.mark.parametrize(("order", "code"), [("segfault", -signal.SIGSEGV), ("hunger", 1)])
+def test_an_order_is_carried_out_at_the_next_batch(order: str, code: int, folder: Path) -> None:
+    script = """
+import sys
+from pathlib import Path
+from hvdrecover.elastic import witness
+folder = Path(sys.argv[1])
+(folder / "orders").mkdir(parents=True)
+(folder / "orders" / "0").write_text(sys.argv[2])
+class World:
+    rank = staticmethod(lambda: 0)
+told = witness.Witness.__new__(witness.Witness)
+told._folder, told._world = folder, World
+try:
+    told._obey()
+finally:
+    assert not (folder / "orders" / "0").exists()
+"""
+    command = [sys.executable, "-c", script, str(folder), order]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == code, done.stderr
+    assert order != "hunger" or "MemoryError" in done.stderr
