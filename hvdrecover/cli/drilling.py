@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hvdrecover.drill.advice import Advice
-    from hvdrecover.drill.drill import Outcome
+    from hvdrecover.drill.outcome import Outcome
     from hvdrecover.drill.schedule import Schedule
 
 _TIMES = ("median_seconds", "worst_seconds")
@@ -111,6 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError("--folder", f"'{folder}' is not empty; name a new one")
     events.show_on_terminal(config.read())
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the way out ends the job
     outcome = _drill(arguments, folder)
     advice = advise(outcome.measured, Rates(arguments.workers or arguments.processes, arguments.mtbf))
     missed = slo.missed(wanted, outcome.numbers)

@@ -9,8 +9,8 @@ from typing import Any
 
 from hvdrecover.drill.advice import Advice
 from hvdrecover.drill.checks.rules import Finding
-from hvdrecover.drill.drill import Outcome, Result, Struck
 from hvdrecover.drill.faults import FAULTS
+from hvdrecover.drill.outcome import Outcome, Result, Struck
 
 
 def of(outcome: Outcome, advice: Sequence[Advice], missed: Mapping[str, str]) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def _run(result: Result) -> Mapping[str, Any]:
         "codes": result.run.codes,
         "commits_compared": result.compared,
         "struck": [_struck(each) for each in result.struck],
-        "missed": result.missed,
+        "missed": [strike.fault for strike in result.missed],
         "findings": [_finding(finding) for finding in result.findings],
     }
 

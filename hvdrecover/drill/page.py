@@ -5,9 +5,9 @@ from __future__ import annotations
 from hvdrecover.drill import document, history
 from hvdrecover.drill.advice import Advice, duration
 from hvdrecover.drill.checks import rules
-from hvdrecover.drill.drill import Outcome, Result
 from hvdrecover.drill.faults import FAULTS
 from hvdrecover.drill.forecast import Forecast
+from hvdrecover.drill.outcome import Outcome, Result
 from hvdrecover.reporting import words
 from hvdrecover.reporting.page.content import (
     Badge,
@@ -110,7 +110,8 @@ def _run(result: Result, number: int) -> list[Block]:
     columns = [Column("fault"), *(Column(name, number=True) for name in ("rank", "commit", "seconds"))]
     blocks: list[Block] = [timeline(result), Table(f"Faults of run {number}", columns, rows)]
     if result.missed:
-        blocks.append(Facts({f"{name} did not strike": why for name, why in result.missed.items()}))
+        names = ", ".join(strike.fault for strike in result.missed)
+        blocks.append(Paragraphs([f"The run was over too early for {names}."]))
     return blocks
 
 

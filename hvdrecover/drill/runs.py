@@ -19,7 +19,8 @@ from hvdrecover.errors import DrillError
 from hvdrecover.launch import processes
 from hvdrecover.launch.job import Job
 
-_LOOK = 0.05  # seconds between looks at what witnesses have written
+_LOOK = 0.05  # seconds between looks at what witnesses have written; more, if a look takes long:
+_SHARE = 10.0  # so many times that, so as not to take the job's processor
 _NAMING_HOSTS = {"-H", "--hosts", "-hostfile", "--hostfile", "--host-discovery-script", "--discover"}
 _LEAVE = 120.0  # seconds for a run that is asked to leave
 
@@ -170,14 +171,23 @@ class Run:
         """
         deadline = time.monotonic() + timeout
         while True:
-            running = self.running
+            began, running = time.monotonic(), self.running
             if true(self.testimony()):
                 return True
             if not running:
                 return False
             if time.monotonic() > deadline:
                 raise self.failure(f"no progress for {timeout:.0f} s")
-            time.sleep(_LOOK)
+            time.sleep(max(_LOOK, _SHARE * (time.monotonic() - began)))
+
+    def follow(self, timeout: float) -> None:
+        """Wait for one more commit, or the end.
+
+        Raises:
+            DrillError: it took too long.
+        """
+        before = self.newest
+        self.wait_until(lambda told: self.newest > before, timeout)
 
     # -- processes -------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,17 @@ def at_random(
             place += chance.expovariate(1 / mean)
         runs.append(tuple(strikes))
     return Schedule(seed, processes, tuple(runs))
+
+
+def again(strikes: Sequence[Strike], commits: int) -> tuple[Strike, ...]:
+    """The same faults for the same ranks in another run, at equal distances.
+
+    Args:
+        strikes: for which a run was over too early.
+        commits: how many a run makes undisturbed.
+    """
+    width = (commits - 1) / (len(strikes) + 1)
+    return tuple(replace(strike, commit=max(1, round(n * width))) for n, strike in enumerate(strikes, 1))
 
 
 def _spread(names: Sequence[str], chance: random.Random, processes: int, commits: int) -> tuple[Strike, ...]:

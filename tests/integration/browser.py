@@ -35,6 +35,14 @@ os.execv(sys.argv[3], sys.argv[3:])
 """
 
 Message = dict[str, Any]
+# What sticks out of its box and can't be scrolled to; invisible captions are there for other readers.
+CUT = """
+Array.from(document.querySelectorAll("body *")).filter((each) => {
+    const box = each.getBoundingClientRect(), scrolls = each.closest(".scroll");
+    const inside = scrolls && getComputedStyle(scrolls).overflowX == "auto";
+    return !inside && each.tagName != "CAPTION" && box.width > 1 && box.right > innerWidth + 1;
+}).map((each) => each.outerHTML.slice(0, 200))
+"""
 
 
 class Browser:

@@ -10,6 +10,7 @@ import pytest
 
 from hvdrecover.examples.digits_run import DigitsRun, static
 from hvdrecover.launch.job import Job
+from tests.integration.browser import CHROMIUM, Browser, browser
 
 # What takes minutes and differs little from what runs always.
 LONG = pytest.mark.skipif(os.environ.get("LONG") != "1", reason="takes minutes; LONG=1 scripts/test runs it")
@@ -78,3 +79,12 @@ def hosts(tmp_path: Path) -> Path:
     path = tmp_path / "hosts"
     path.write_text("localhost:1\n127.0.0.1:1\n")
     return path
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        message = "there is no browser to look with; on Debian and Ubuntu: apt-get install chromium"
+        pytest.fail(message) if os.environ.get("CI") == "true" else pytest.skip(message)
+    with browser() as started:
+        yield started

@@ -14,6 +14,7 @@ import pytest
 from hvdrecover.drill.checks import rules
 from hvdrecover.drill.checks.rules import Rule
 from hvdrecover.drill.faults import FAULTS
+from tests.integration.browser import CUT, PHONE, Browser
 
 BUGGY = Path(__file__).with_name("scripts") / "buggy_digits.py"
 QUICK = ("--epochs", "2", "--step-seconds", "0.02", "--commit-every", "2")
@@ -57,6 +58,7 @@ def test_the_torch_example_recovers_from_all_that_can_strike_here(of_torch: Dril
         assert (kind["count"], kind["recovered"]) == (1, 1), name
     assert of_torch.found["numbers"]["samples_lost"] == 0
     assert all(run["commits_compared"] > 40 for run in of_torch.found["runs"])
+    assert of_torch.found["runs"][-1]["missed"] == []
 
 
 def test_what_people_see_names_the_verdict_the_faults_and_what_to_set(of_torch: Drilled) -> None:
@@ -79,6 +81,7 @@ def test_a_schedule_is_replayed_and_what_is_missed_is_named(of_torch: Drilled, t
     (run,) = again.found["runs"]
     (strike,) = run["struck"]
     assert [{key: strike[key] for key in ("fault", "rank", "commit")}] == schedule["runs"][0]
+    assert json.loads((again.folder / "schedule.json").read_text()) == schedule
     assert (again.code, again.found["recovers"], list(again.found["missed"])) == (1, True, ["goodput"])
 
 
@@ -130,3 +133,18 @@ def test_a_script_that_fails_undisturbed_can_not_be_drilled(tmp_path: Path) -> N
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
     assert "fails even undisturbed" in done.stderr and "the data are not there" in done.stderr
+
+
+@pytest.mark.parametrize("width", [PHONE, 1100])
+def test_the_page_fits_any_screen_and_asks_for_nothing(of_torch: Drilled, tab: Browser, width: int) -> None:
+    page = of_torch.folder / "report.html"
+    tab.open(page, width)
+    assert tab.value("document.documentElement.scrollWidth") <= width
+    assert tab.value(CUT) == []
+    asked = [event["request"]["url"] for event in tab.told("Network.requestWillBeSent")]
+    assert [url for url in asked if not url.startswith("data:")] == [page.as_uri()]
+    assert tab.told("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded") == []
+    shown = tab.value("document.body.innerText")
+    assert "recovers" in shown
+    for name in of_torch.found["kinds"]:
+        assert name in shown

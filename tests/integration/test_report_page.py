@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import pytest
 
 from hvdrecover.examples.digits_run import supervised
 from hvdrecover.launch.processes import kill
-from tests.integration.browser import CHROMIUM, PHONE, Browser, browser
+from tests.integration.browser import CUT, PHONE, Browser
 from tests.integration.faults import FaultyRun, wait_until_all_train
 from tests.unit.reporting.runs import Ranks, Run
 
@@ -30,14 +28,6 @@ BOXES = """
     return {left: box.left, right: box.right, top: box.top, bottom: box.bottom,
             title: shape.querySelector("title") ? shape.querySelector("title").textContent : ""};
 })
-"""
-# What sticks out of its box and can't be scrolled to; invisible captions are there for other readers.
-CUT = """
-Array.from(document.querySelectorAll("body *")).filter((each) => {
-    const box = each.getBoundingClientRect(), scrolls = each.closest(".scroll");
-    const inside = scrolls && getComputedStyle(scrolls).overflowX == "auto";
-    return !inside && each.tagName != "CAPTION" && box.width > 1 && box.right > innerWidth + 1;
-}).map((each) => each.outerHTML.slice(0, 200))
 """
 # The least contrast of texts with the ground they stand on (WCAG 2.2: relative luminance and contrast ratio).
 CONTRASTS = """
@@ -58,15 +48,6 @@ CONTRASTS = """
     });
 })()
 """
-
-
-@pytest.fixture(scope="module")
-def tab() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        message = "there is no browser to look with; on Debian and Ubuntu: apt-get install chromium"
-        pytest.fail(message) if os.environ.get("CI") == "true" else pytest.skip(message)
-    with browser() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

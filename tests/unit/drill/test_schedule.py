@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdrecover.drill import schedule
-from hvdrecover.drill.schedule import SPACE
+from hvdrecover.drill.schedule import SPACE, Strike
 from hvdrecover.errors import ConfigError
 
 NAMES = [f"fault-{number}" for number in range(20)]
@@ -53,6 +53,15 @@ def test_faults_at_random_come_as_often_as_they_should_and_in_order() -> None:
     for run in plan.runs:
         assert 850 < len(run) < 1150  # 1000 +- 5 standard deviations
         assert [strike.commit for strike in run] == sorted(strike.commit for strike in run)
+
+
+@given(st.integers(1, 20), st.integers(3, 500))
+def test_what_a_run_was_too_short_for_strikes_the_same_ranks_in_another(count: int, commits: int) -> None:
+    missed = [Strike(name, place, 400) for place, name in enumerate(NAMES[:count])]
+    strikes = schedule.again(missed, commits)
+    assert [(each.fault, each.rank) for each in strikes] == [(each.fault, each.rank) for each in missed]
+    assert all(1 <= each.commit < commits for each in strikes)
+    assert [each.commit for each in strikes] == sorted(each.commit for each in strikes)
 
 
 def test_a_stored_schedule_is_the_same(tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""What comes of a drill."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hvdrecover.drill.advice import Measured
+from hvdrecover.drill.checks.rules import Finding
+from hvdrecover.drill.runs import Run
+from hvdrecover.drill.schedule import Schedule, Strike
+from hvdrecover.drill.slo import Numbers
+from hvdrecover.reporting.summary import Report
+
+
+@dataclass
+class Struck:
+    """A fault that has struck.
+
+    Attributes:
+        strike: which, as planned.
+        begun: when, in seconds of the monotonic clock.
+        commit: how many commits there were.
+        seconds: until all ranks were stepping again, or a lasting one was over; None if that never came.
+    """
+
+    strike: Strike
+    begun: float
+    commit: int
+    seconds: float | None = None
+
+
+@dataclass
+class Result:
+    """What has come of one run with faults.
+
+    Attributes:
+        run: the run.
+        report: what its guardians tell.
+        struck: its faults.
+        missed: faults for which the run was over too early.
+        findings: the rules that it has broken.
+        compared: number of commits that were compared with the undisturbed run's, bit by bit.
+        samples_lost: samples that were lost or repeated.
+    """
+
+    run: Run
+    report: Report
+    struck: list[Struck] = field(default_factory=list)
+    missed: list[Strike] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    compared: int = 0
+    samples_lost: int = 0
+
+
+@dataclass
+class Outcome:
+    """What has come of a drill.
+
+    Attributes:
+        schedule: its faults.
+        measured: stalls, silences and recoveries.
+        longest_stall: for how long a commit kept training from going on at most, in seconds.
+        results: what has come of the runs with faults.
+        skipped: faults that can't strike here: name to reason.
+        folder: where all of it is.
+    """
+
+    schedule: Schedule
+    measured: Measured
+    longest_stall: float | None
+    results: list[Result]
+    skipped: Mapping[str, str]
+    folder: Path
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The rules that were broken, each once."""
+        return list(
+            {finding.rule: finding for result in self.results for finding in result.findings}.values()
+        )
+
+    @property
+    def numbers(self) -> Numbers:
+        """What it has come to."""
+        faults = [fault for result in self.results for fault in result.report.faults]
+        return Numbers(
+            stall_seconds=self.longest_stall,
+            recovery_seconds=max((f.recovery.seconds for f in faults if f.recovery), default=None),
+            steps_lost=sum(result.report.steps_repeated for result in self.results),
+            goodput=min(
+                (r.report.goodput for r in self.results if r.report.goodput is not None), default=None
+            ),
+            samples_lost=sum(result.samples_lost for result in self.results),
+        )
+
+    @property
+    def recovers(self) -> bool:
+        """The verdict."""
+        return not self.findings and any(result.struck for result in self.results)
