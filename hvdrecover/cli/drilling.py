@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdrecover import config, events
-from hvdrecover.cli import options
+from hvdrecover.cli import launching, options
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.errors import ConfigError
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rich.console import RenderableType
-    from rich.table import Table
 
     from hvdrecover.drill.advice import Advice
     from hvdrecover.drill.outcome import Outcome
@@ -105,15 +104,14 @@ def run(arguments: argparse.Namespace) -> int:
     from hvdrecover.drill import document, slo
     from hvdrecover.drill.advice import Rates, advise
 
-    if not arguments.command:
-        raise ConfigError("the command", "there is none; write it after --, as in -- python train.py")
+    command = launching.training(arguments)
     wanted = slo.load(arguments.slo) if arguments.slo is not None else slo.Numbers()
     folder = (arguments.folder or DRILLS / events.new_run(SYSTEM_CLOCK).name).absolute()
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError("--folder", f"'{folder}' is not empty; name a new one")
     events.show_on_terminal(config.read())
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the way out ends the job
-    outcome = _drill(arguments, folder)
+    outcome = _drill(arguments, command, folder)
     advice = advise(outcome.measured, Rates(arguments.workers or arguments.processes, arguments.mtbf))
     missed = slo.missed(wanted, outcome.numbers)
     found = document.of(outcome, advice, missed)
@@ -126,13 +124,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if outcome.recovers and not missed else 1
 
 
-def _drill(arguments: argparse.Namespace, folder: Path) -> Outcome:
+def _drill(arguments: argparse.Namespace, script: list[str], folder: Path) -> Outcome:
     from hvdrecover.drill.drill import Drill
     from hvdrecover.drill.faults import FAULTS, find
     from hvdrecover.drill.runs import Command
 
     faults = find(arguments.faults.split(",")) if arguments.faults is not None else list(FAULTS.values())
-    command = Command(tuple(arguments.command), arguments.processes, tuple(arguments.others))
+    command = Command(tuple(script), arguments.processes, tuple(arguments.others))
     drill = Drill(folder, command, duration=arguments.duration, data=arguments.data)
     replayed = _replayed(arguments)
     events.logger.info("drill: the undisturbed run begins; all files of the drill go to %s", folder)
@@ -182,7 +180,7 @@ def _table(outcome: Outcome, advice: list[Advice], missed: Mapping[str, str]) ->
     from rich.console import Group
     from rich.text import Text
 
-    from hvdrecover.cli.tables import plain, section
+    from hvdrecover.cli.tables import pairs, plain, section
 
     parts: list[RenderableType] = [_facts(outcome), section("time to recover", _times(outcome))]
     if outcome.findings:
@@ -198,19 +196,19 @@ def _table(outcome: Outcome, advice: list[Advice], missed: Mapping[str, str]) ->
         "what to set": {each.topic: each.text for each in advice},
         "can't strike here": outcome.skipped,
     }
-    parts += [section(title, _pairs(pairs)) for title, pairs in named.items() if pairs]
+    parts += [section(title, pairs(facts)) for title, facts in named.items() if facts]
     return Group(*parts)
 
 
 def _facts(outcome: Outcome) -> RenderableType:
     from rich.text import Text
 
-    from hvdrecover.cli.tables import plain
+    from hvdrecover.cli.tables import pairs, plain
     from hvdrecover.reporting.words import duration
 
     numbers = outcome.numbers
     compared = sum(result.compared for result in outcome.results)
-    facts = _pairs({})
+    facts = pairs({})
     recovers = outcome.recovers
     facts.add_row(
         "verdict",
@@ -234,13 +232,3 @@ def _times(outcome: Outcome) -> RenderableType:
         times = [f"{kind[key]:.2f} s" if kind[key] is not None else "" for key in _TIMES]
         kinds.add_row(name, str(kind["count"]), str(kind["recovered"]), *([] if kind["lasting"] else times))
     return kinds
-
-
-def _pairs(pairs: Mapping[str, str]) -> Table:
-    from hvdrecover.cli.tables import grid, plain
-
-    table = grid("", "")
-    table.show_header = False
-    for name, text in pairs.items():
-        table.add_row(name, plain(text))
-    return table

@@ -135,7 +135,7 @@ def _worker(arguments: argparse.Namespace) -> int:
     read = config.read()
     events.show_on_terminal(read)
     settings = Settings(Limits(arguments.hang_timeout), arguments.grace, not arguments.no_standby)
-    return guard(_training(arguments), settings, read)
+    return guard(training(arguments), settings, read)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -147,7 +147,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     read = config.read()
     events.show_on_terminal(read)
-    command = _training(arguments)
+    command = training(arguments)
     folder = (read.events or events.new_run(SYSTEM_CLOCK)).absolute()
     read = replace(read, events=folder)
     if not (ours := horovodrun.is_ours()):
@@ -200,7 +200,12 @@ def _guardian_command(arguments: argparse.Namespace) -> tuple[str, ...]:
     return (*words, *(["--no-standby"] if arguments.no_standby else []), "--")
 
 
-def _training(arguments: argparse.Namespace) -> list[str]:
+def training(arguments: argparse.Namespace) -> list[str]:
+    """The training command.
+
+    Raises:
+        ConfigError: there is none.
+    """
     command: list[str] = arguments.command
     if not command:
         raise ConfigError("the command", "there is none; write it after --, as in -- python train.py")

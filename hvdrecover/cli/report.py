@@ -110,14 +110,10 @@ def table(folder: Path, report: Report, now: float) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from hvdrecover.cli.tables import age, grid, plain, section
+    from hvdrecover.cli.tables import age, grid, pairs, plain, section
     from hvdrecover.reporting import words
 
-    facts = grid("", "")
-    facts.show_header = False
-    found = {"run": str(folder), **words.facts(report, f"{age(now - report.end)} ago")}
-    for name, value in found.items():
-        facts.add_row(name, plain(value))
+    facts = pairs({"run": str(folder), **words.facts(report, f"{age(now - report.end)} ago")})
     if not report.faults:
         return Group(facts, Text(), Text("no faults"))
     kinds = grid("fault", "count>", "recovered>", "median>", "worst>")

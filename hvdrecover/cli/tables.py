@@ -96,10 +96,7 @@ def contents(url: str, found: Contents, now: float) -> RenderableType:
     }
     if manifest.dataset is not None:
         facts["dataset"] = readable.text(manifest.dataset)
-    table = grid("", "")
-    table.show_header = False
-    for name, value in facts.items():
-        table.add_row(name, value if isinstance(value, Text) else plain(value))
+    table = pairs(facts)
     files = [
         section(f"{file.name}, {size(file.size)}", _tensors((spec.name, spec) for spec in specs))
         for file in manifest.files
@@ -181,6 +178,15 @@ def age(seconds: float) -> str:
         if seconds >= length:
             return f"{seconds // length:.0f} {unit}"
     return "0 s"
+
+
+def pairs(facts: Mapping[str, str | Text]) -> Table:
+    """A table of names and what is to be said of them, without headings."""
+    table = grid("", "")
+    table.show_header = False
+    for name, value in facts.items():
+        table.add_row(name, value if isinstance(value, Text) else plain(value))
+    return table
 
 
 def grid(*columns: str) -> Table:

@@ -70,13 +70,10 @@ def frame(folder: Path, numbers: Numbers, problem: str, now: float) -> Renderabl
     """What the terminal shows of a run."""
     from rich.console import Group
 
-    from hvdrecover.cli.tables import grid, plain, section
+    from hvdrecover.cli.tables import grid, pairs, plain, section
     from hvdrecover.reporting import standing, words
 
-    facts = grid("", "")
-    facts.show_header = False
-    for name, value in {"run": str(folder), **standing.facts(numbers, now)}.items():
-        facts.add_row(name, plain(value))
+    facts = pairs({"run": str(folder), **standing.facts(numbers, now)})
     if problem:
         facts.add_row("events", plain(f"some could not be read: {problem}"))
     if not numbers.faults:

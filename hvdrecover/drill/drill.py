@@ -109,10 +109,9 @@ class Drill:
                 runs.append(again(result.missed, self._clean.newest))
         schedule = replace(schedule, runs=tuple(runs))
         (self._folder / "schedule.json").write_text(dumps(schedule))
-        logs = [history.read(each.run) for each in results]
         leaving = [seconds for result in results for seconds in result.run.leaving]
         clean = self._clean.folder / "events"
-        measured = measure(clean, self._clean.testimony(), logs, leaving)
+        measured = measure(clean, self._clean.testimony(), [each.log for each in results], leaving)
         stall = longest_stall([clean, *(each.run.folder / "events" for each in results)])
         return Outcome(schedule, measured, stall, results, skipped, self._folder)
 
@@ -125,10 +124,11 @@ class Drill:
             findings = [*disturbance.findings, *machine.orphans([] if run.running else run.left())]
         finally:
             run.kill()
-        clean, told = self._clean.testimony(), run.testimony()
+        clean, told, log = self._clean.testimony(), run.testimony(), history.read(run)
         return Result(
             run=run,
-            report=summary.summarise(history.read(run)),
+            log=log,
+            report=summary.summarise(log),
             struck=disturbance.struck,
             missed=disturbance.missed,
             findings=[*findings, *self._of_script(told), *self._of_machine(run, disturbance)],

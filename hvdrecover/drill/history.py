@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import replace
 
 from hvdrecover.drill.faults.clock import ClockJump
 from hvdrecover.drill.runs import Run
 from hvdrecover.reporting import reading
-from hvdrecover.reporting.records import Event, Log, Stint
+from hvdrecover.reporting.clocks import retimed
+from hvdrecover.reporting.records import Log
 
 _MARGIN = 60.0  # seconds; a jump is much longer
 
@@ -31,26 +31,9 @@ def settled(log: Log, ended: float, jump: float) -> Log:
         jump: by how many seconds the run's clock was ahead at times.
     """
 
-    def right(time: float) -> float:
+    def right(host: str, time: float) -> float:
         return time - jump if time > ended + _MARGIN else time
 
-    def event(old: Event) -> Event:
-        return replace(old, time=right(old.time))
-
-    def stint(old: Stint) -> Stint:
-        return replace(
-            old,
-            sync=event(old.sync),
-            times=array("d", map(right, old.times)),
-            recovered=old.recovered and event(old.recovered),
-            finished=old.finished and event(old.finished),
-            left=None if old.left is None else right(old.left),
-        )
-
-    return replace(
-        log,
-        events=tuple(sorted(map(event, log.events), key=lambda each: each.time)),
-        stints=tuple(map(stint, log.stints)),
-        # The last event may be one of those, and the one that was last in truth is not known here.
-        spans={host: (right(first), min(last, ended)) for host, (first, last) in log.spans.items()},
-    )
+    # The last event may be one of those, and the one that was last in truth is not known here.
+    spans = {host: (right(host, first), min(last, ended)) for host, (first, last) in log.spans.items()}
+    return replace(retimed(log, right), spans=spans)

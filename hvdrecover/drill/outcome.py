@@ -11,6 +11,7 @@ from hvdrecover.drill.checks.rules import Finding
 from hvdrecover.drill.runs import Run
 from hvdrecover.drill.schedule import Schedule, Strike
 from hvdrecover.drill.slo import Numbers
+from hvdrecover.reporting.records import Log
 from hvdrecover.reporting.summary import Report
 
 
@@ -37,7 +38,8 @@ class Result:
 
     Attributes:
         run: the run.
-        report: what its guardians tell.
+        log: its events.
+        report: what they come to.
         struck: its faults.
         missed: faults for which the run was over too early.
         findings: the rules that it has broken.
@@ -46,6 +48,7 @@ class Result:
     """
 
     run: Run
+    log: Log
     report: Report
     struck: list[Struck] = field(default_factory=list)
     missed: list[Strike] = field(default_factory=list)

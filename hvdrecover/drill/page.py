@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvdrecover.drill import document, history
+from hvdrecover.drill import document
 from hvdrecover.drill.advice import Advice, duration
 from hvdrecover.drill.checks import rules
 from hvdrecover.drill.faults import FAULTS
@@ -62,7 +62,7 @@ def page(command: str, outcome: Outcome, advice: list[Advice], forecasts: list[F
 
 def timeline(result: Result) -> Timeline:
     """What each rank of a run was doing when."""
-    return trace(history.read(result.run))
+    return trace(result.log)
 
 
 def _figures(outcome: Outcome, struck: int) -> list[Figure]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from hvdrecover.reporting.records import Event, Log, Stint
@@ -47,31 +47,36 @@ def offsets(log: Log) -> dict[str, float]:
 
 def corrected(log: Log, offsets: Mapping[str, float]) -> Log:
     """The same log with the times of the hosts whose clocks are wrong put right."""
-    if not offsets:
-        return log
+    return retimed(log, lambda host, time: time - offsets.get(host, 0.0)) if offsets else log
+
+
+def retimed(log: Log, right: Callable[[str, float], float]) -> Log:
+    """The same log with other times.
+
+    Args:
+        log: the log.
+        right: takes a host and a time that it tells, and gives the time to put in its place.
+    """
 
     def event(old: Event) -> Event:
-        return replace(old, time=old.time - offsets.get(old.host, 0.0))
+        return replace(old, time=right(old.host, old.time))
 
     def stint(old: Stint) -> Stint:
-        offset = offsets.get(old.sync.host, 0.0)
+        host = old.sync.host
         return replace(
             old,
             sync=event(old.sync),
-            times=array("d", (time - offset for time in old.times)),
+            times=array("d", (right(host, time) for time in old.times)),
             recovered=old.recovered and event(old.recovered),
             finished=old.finished and event(old.finished),
-            left=None if old.left is None else old.left - offset,
+            left=None if old.left is None else right(host, old.left),
         )
 
     return replace(
         log,
         events=tuple(sorted(map(event, log.events), key=lambda each: each.time)),
         stints=tuple(map(stint, log.stints)),
-        spans={
-            host: (first - offsets.get(host, 0.0), last - offsets.get(host, 0.0))
-            for host, (first, last) in log.spans.items()
-        },
+        spans={host: (right(host, first), right(host, last)) for host, (first, last) in log.spans.items()},
     )
 
 
