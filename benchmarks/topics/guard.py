@@ -5,28 +5,33 @@ The module is also the worker: ``horovodrun -np 2 python -m benchmarks.topics.gu
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 import hvdrecover.torch as recover
 from benchmarks import workers
 from benchmarks.measure import stopwatch
 from benchmarks.rows import Fact, Goal, Row
 from benchmarks.states import Setting, Training
+from hvdrecover.examples.digits import digits
 from hvdrecover.examples.torch_digits import network
 
 _PATIENCE = 1100.0  # seconds
 _RESULT = "guard.json"
 _STEPS = {"large": 60, "digits": 3000}
 _COMMITS = 20
-_BATCH = 32
+_BATCH = 16  # the example's default
 _COMMIT_EVERY, _COMPARE_EVERY = 50, 10  # steps, and commits: the guard's default
+_Batch = tuple[torch.Tensor, torch.Tensor]
 _GOAL = Goal(0.01, 0.01, slowdown=True, digits=3)
 
 
@@ -65,27 +70,48 @@ class Subject:
 
     def __init__(self, setting: Setting, guard: recover.Guard | None) -> None:
         torch.manual_seed(1)
-        if setting.state == "large":
-            self.model: Any = Training(setting.shape, trained=False).model
-            self.inputs = torch.ones(1, setting.shape.width)
-        else:
-            self.model, self.inputs = network(), torch.rand(_BATCH, 64)
+        large = setting.state == "large"
+        self.model: Any = Training(setting.shape, trained=False).model if large else network()
         self.optimizer = hvd.DistributedOptimizer(
             torch.optim.AdamW(self.model.parameters()), named_parameters=self.model.named_parameters()
         )
-        self.state = recover.TorchState(self.model, self.optimizer, guard=guard)
+        sampler = None if large else recover.ElasticSampler(_digits(), shuffle=True, seed=0)
+        self._batches = _same(setting.shape.width) if sampler is None else self._epochs(sampler)
+        self.state = recover.TorchState(self.model, self.optimizer, sampler=sampler, batch=0, guard=guard)
         self.state.sync()
 
     def step(self) -> None:
-        """Train on one batch."""
+        """Train on one batch, as the digits example does."""
+        inputs, labels = next(self._batches)
         self.optimizer.zero_grad()
-        self.model(self.inputs).sum().backward()
+        torch.nn.functional.cross_entropy(self.model(inputs), labels).backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
+        self.state.batch += 1
+
+    def _epochs(self, sampler: recover.ElasticSampler) -> Iterator[_Batch]:
+        loader = DataLoader(_digits(), batch_size=_BATCH, sampler=sampler)
+        for epoch in itertools.count():
+            sampler.set_epoch(epoch)
+            for images, labels in loader:
+                yield images, labels
+                sampler.record_batch(self.state.batch, len(labels))
+
+
+def _digits() -> TensorDataset:
+    samples, _ = digits()
+    return TensorDataset(torch.from_numpy(samples.images), torch.from_numpy(samples.labels))
+
+
+def _same(width: int) -> Iterator[_Batch]:
+    """One sample again and again; its label is one of as many classes."""
+    return itertools.repeat((torch.ones(1, width), torch.zeros(1, dtype=torch.int64)))
 
 
 def work(setting: Setting) -> None:
     """On each worker: steps by turns, then commits by turns; rank 0 writes what they took."""
     hvd.init()
+    if setting.state == "digits":
+        torch.set_num_threads(1)  # as the example does
     subjects = [Subject(setting, recover.Guard(parameters_every_commits=1)), Subject(setting, None)]
     steps: list[list[float]] = [[], []]
     for number in range(setting.rounds(_STEPS[setting.state]) + 3):

@@ -1,13 +1,11 @@
-"""A look at the gradients of each step: this rank's own as they come, and what all ranks have made of them.
+"""A look at the gradients of each step: this rank's own, and what all ranks have made of them.
 
-torch calls hooks of ours when a parameter's gradient is complete, before Horovod's sends it off, and again
-before an optimizer steps. Gradients that are not finite on one rank are not finite on any after the
-allreduce, so all ranks see a bad step without a word.
+Gradients that are not finite on one rank are not finite on any after the allreduce, so all ranks see a bad
+step without a word.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,18 +14,14 @@ import torch
 
 from hvdrecover.elastic.guard.judge import Judge
 from hvdrecover.errors import ConfigError
-from hvdrecover.torch.finite import all_finite, not_finite, total
+from hvdrecover.torch.finite import are_finite, not_finite
 from hvdrecover.torch.modules import Calls
 from hvdrecover.torch.names import parameters_of
-
-_LARGE = 1 << 16  # elements; to go through fewer costs less than to tell whether it is needed
+from hvdrecover.torch.outgoing import Outgoing
 
 
 class Gradients:
     """Looks at the gradients of optimizers that Horovod has wrapped.
-
-    Each rank goes through its own gradients once. It makes the first number of a large one NaN if there is
-    any that is not finite, so that after the allreduce a look at the first number is enough.
 
     Args:
         components: by attribute name; optimizers are looked at.
@@ -43,9 +37,6 @@ class Gradients:
         self._steps = 0
         judge.steps = lambda: self._steps
         self._names = names
-        self._totals: dict[torch.Tensor, torch.Tensor] = {}  # of this rank's own gradients
-        self._plain: set[torch.Tensor] = set()  # whose sums need no precaution
-        self._first: dict[torch.Tensor, tuple[int, ...]] = {}  # where large ones have their first number
         self._calls = Calls(
             {name: each for name, each in components.items() if isinstance(each, torch.nn.Module)}
         )
@@ -58,64 +49,35 @@ class Gradients:
             raise ConfigError(
                 f"state.{name}", "Adasum brings updates together, not gradients; pass Guard(numerics=None)"
             )
-        optimizer.register_step_pre_hook(self._before)
-        compressed = optimizer._compression is not hvd.Compression.none  # what is sent may overflow
-        for parameter in parameters_of(optimizer):
-            if not parameter.requires_grad:
-                continue
-            # Elsewhere than on the CPU, to go through it is fast, and to wait for what it says is not.
-            wide = parameter.dtype in (torch.float32, torch.float64)
-            if parameter.numel() > _LARGE and parameter.is_cpu and wide and not compressed:
-                self._first[parameter] = (0,) * parameter.dim()
-            elif wide:
-                self._plain.add(parameter)
-            arrived = self._plain_arrived if parameter in self._plain else self._arrived
-            parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
+        outgoing = Outgoing(optimizer)
 
-    def _plain_arrived(self, parameter: torch.Tensor) -> None:
-        """A gradient of this rank's own is complete; here every microsecond counts."""
-        if (gradient := parameter.grad) is not None:
-            self._totals[parameter] = gradient.sum()
+        def before(optimizer: Any, arguments: Any, keywords: Any) -> None:
+            """Horovod's optimizers call it twice for a step, with averages in hand at the second time."""
+            if optimizer._handles or optimizer._synchronized:
+                return
+            if getattr(optimizer, "found_inf", None) is None:  # else loss scaling deals with an overflow
+                self._averaged(optimizer, outgoing)
 
-    def _arrived(self, parameter: torch.Tensor) -> None:
-        """The same, where more has to be minded."""
-        gradient = parameter.grad
-        if gradient is None:
-            return
-        self._totals[parameter] = own = total(gradient)
-        if parameter in self._first and not math.isfinite(own.item()) and not gradient.is_sparse:
-            gradient[self._first[parameter]] = math.nan
+        optimizer.register_step_pre_hook(before)
 
-    def _before(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
-        """Before a step; for Horovod's optimizers that is twice: before and after gradients are averaged."""
-        if optimizer._handles or getattr(optimizer, "found_inf", None) is not None:
-            return  # not averaged yet; or loss scaling has found an overflow, and deals with it
+    def _averaged(self, optimizer: torch.optim.Optimizer, outgoing: Outgoing) -> None:
         given = [each for each in parameters_of(optimizer) if each.grad is not None]
         if not given:
             return
         self._steps += 1
-        if not all_finite([self._glance(each) for each in given]):
-            self._look_into(given)
-        self._totals.clear()
+        if not are_finite([outgoing.glance(each) for each in given]):
+            self._look_into(given, outgoing)
+        outgoing.forget()
 
-    def _glance(self, parameter: torch.Tensor) -> torch.Tensor:
-        """A number that is not finite if the averaged gradient isn't."""
-        gradient = parameter.grad
-        assert gradient is not None
-        if parameter in self._plain:
-            return gradient.sum()
-        first = self._first.get(parameter)
-        return total(gradient) if first is None or gradient.is_sparse else gradient[first]
-
-    def _look_into(self, given: Sequence[torch.Tensor]) -> None:
-        """Something seems not to be finite; if so, tell, and have the optimizer pass over the step."""
+    def _look_into(self, given: Sequence[torch.Tensor], outgoing: Outgoing) -> None:
+        """Some are not finite, or a sum of theirs; tell, and have the optimizer pass over the step."""
         by_name = {self._names[id(each)]: each for each in given}
         bad = not_finite({name: each.grad for name, each in by_name.items() if each.grad is not None})
         if not bad:
             return
-        own = [name for name in bad if by_name[name] in self._totals]
-        here = [name for name in own if not math.isfinite(self._totals[by_name[name]].item())]
-        self._totals.clear()
+        alone = hvd.size() == 1
+        here = [name for name in bad if alone or outgoing.is_bad(by_name[name])]
+        outgoing.forget()
         first = self._calls.first_bad() if here else ""
         self._judge.gradients(bad, here, first=first, batch_size=self._calls.batch_size())
         for parameter in given:

@@ -1,0 +1,155 @@
+"""Gradients on their way to the other ranks; an elastic job sends them even when it is one process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import horovod.torch as hvd
+import pytest
+import torch
+
+import hvdrecover.torch as recover
+from hvdrecover.errors import NumericsError
+from hvdrecover.torch.finite import are_finite
+from hvdrecover.torch.outgoing import Outgoing
+
+WIDTH = 150  # a layer's weight is large, its bias is small
+GROUPED = {"groups": 2}
+TWICE = {"backward_passes_per_step": 2}
+COMPRESSED = {"compression": hvd.Compression.fp16}
+
+
+@pytest.fixture(autouse=True)
+def _elastic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+
+
+def network(layers: int = 2) -> torch.nn.Sequential:
+    torch.manual_seed(1)
+    return torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
+
+
+def wrapped(model: torch.nn.Module, **options: Any) -> Any:
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return hvd.DistributedOptimizer(inner, named_parameters=model.named_parameters(), **options)
+
+
+def backward(model: torch.nn.Module) -> None:
+    (1e-3 * model(torch.linspace(-1, 1, 2 * WIDTH).view(2, WIDTH))).sum().backward()
+
+
+@pytest.mark.parametrize("options", [{}, GROUPED, TWICE, COMPRESSED])
+def test_training_is_the_same_to_the_bit(options: dict[str, Any]) -> None:
+    def trained(look: Callable[[Any], object]) -> dict[str, torch.Tensor]:
+        model = network()
+        optimizer = wrapped(model, **options)
+        look(optimizer)
+        for _ in range(3):
+            optimizer.zero_grad()
+            for _ in range(options.get("backward_passes_per_step", 1)):
+                backward(model)
+            optimizer.step()
+        return model.state_dict()
+
+    watched, alone = trained(Outgoing), trained(id)
+    assert all(torch.equal(watched[name], alone[name]) for name in alone)
+
+
+@pytest.mark.parametrize("options", [{}, GROUPED, TWICE, COMPRESSED])
+@pytest.mark.parametrize("where", ["0.weight", "0.bias", "1.weight", "1.bias"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_was_bad_is_known_after_it_was_sent(options: dict[str, Any], where: str, value: float) -> None:
+    model = network()
+    optimizer = wrapped(model, **options)
+    outgoing = Outgoing(optimizer)
+    parameters = dict(model.named_parameters())
+
+    def spoil(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.view(-1)[-1] = value
+
+    parameters[where].register_post_accumulate_grad_hook(spoil)  # type: ignore[no-untyped-call]
+    for _ in range(options.get("backward_passes_per_step", 1)):
+        backward(model)
+    optimizer.synchronize()
+    bad = {name for name, each in parameters.items() if outgoing.is_bad(each)}
+    assert bad == {where}
+    averaged = {name for name, each in parameters.items() if not are_finite([outgoing.glance(each)])}
+    assert averaged == {where}
+    outgoing.forget()
+    assert not any(map(outgoing.is_bad, parameters.values()))
+
+
+def test_only_so_many_wait_for_each_other() -> None:
+    """What comes last of a model of many layers must not be most of it."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(100, 100) for _ in range(40)))
+    optimizer = wrapped(model)
+    Outgoing(optimizer)
+    model(torch.ones(1, 100)).sum().backward()
+    waiting = [each for each, (handle, _) in optimizer._handles.items() if not isinstance(handle, int)]
+    assert all(layer.bias in set(waiting) for layer in model)
+    assert 2000 < sum(map(torch.numel, waiting)) <= 1 << 16
+    optimizer.synchronize()
+
+
+def test_too_many_backward_passes_are_horovods_error() -> None:
+    model = network()
+    optimizer = wrapped(model)
+    Outgoing(optimizer)
+    backward(model)
+    with pytest.raises(AssertionError, match="more than backward_passes_per_step times"):
+        backward(model)
+    optimizer.synchronize()
+
+
+def test_a_step_that_was_broken_off_leaves_nothing() -> None:
+    model = network()
+    optimizer = wrapped(model)
+    state = recover.TorchState(model, optimizer, guard=recover.Guard(numerics="skip"))
+    state.sync()
+    backward(model)
+    state.restore()
+    optimizer.zero_grad()
+    backward(model)
+    optimizer.step()
+    assert all(bool(torch.isfinite(each).all()) for each in model.parameters())
+
+
+def test_a_parameter_without_a_gradient_is_sent_as_zeros() -> None:
+    model = network(3)
+    optimizer = wrapped(model)
+    recover.TorchState(model, optimizer, guard=recover.Guard()).sync()
+    backward(model[:2])
+    optimizer.step()
+    assert torch.count_nonzero(model[2].bias.grad) == 0
+
+
+def test_a_step_is_counted_once_whoever_has_gradients_averaged() -> None:
+    model = network()
+    optimizer = wrapped(model)
+    guard = recover.Guard(numerics="skip", numerics_budget=1)
+    recover.TorchState(model, optimizer, guard=guard).sync()
+
+    def bad_step() -> None:
+        optimizer.zero_grad()
+        (model(torch.ones(1, WIDTH)).sum() * math.nan).backward()
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+    bad_step()
+    with pytest.raises(NumericsError, match="1 of the last"):
+        bad_step()
+
+
+def test_sparse_gradients_do_not_wait() -> None:
+    model = torch.nn.EmbeddingBag(4, 2, sparse=True, mode="sum")
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
+    )
+    recover.TorchState(model, optimizer, guard=recover.Guard()).sync()
+    (model(torch.tensor([[1, 1]])).sum() * math.inf).backward()
+    with pytest.raises(NumericsError, match=r"gradient of model\.weight"):
+        optimizer.step()
