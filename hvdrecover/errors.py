@@ -33,6 +33,7 @@
     │   └── HostListError           a list of hosts has something in it that can't be meant
     ├── LaunchError                 a process of the job can't be started
     ├── DrillError                  a drill can't tell whether a script recovers
+    ├── LabError                    hosts of a drill's own can't be made, changed or removed
     └── InstallError                Horovod could not be built or installed
         └── EditError               a named edit of Horovod's source no longer applies
 
@@ -308,6 +309,20 @@ class DrillError(HvdrecoverError):
     def __init__(self, folder: str, problem: str) -> None:
         super().__init__(f"{folder}: {problem}")
         self.folder = folder
+        self.problem = problem
+
+
+class LabError(HvdrecoverError):
+    """Hosts of a drill's own, on this machine, can't be made, changed or removed.
+
+    Attributes:
+        part: of the lab.
+        problem: what went wrong.
+    """
+
+    def __init__(self, part: str, problem: str) -> None:
+        super().__init__(f"{part}: {problem}")
+        self.part = part
         self.problem = problem
 
 

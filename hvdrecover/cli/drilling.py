@@ -6,6 +6,7 @@ import argparse
 import shlex
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,13 @@ from hvdrecover.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from contextlib import AbstractContextManager
 
     from rich.console import RenderableType
 
     from hvdrecover.drill.advice import Advice
+    from hvdrecover.drill.drill import Drill
+    from hvdrecover.drill.lab.lab import Lab
     from hvdrecover.drill.outcome import Outcome
     from hvdrecover.drill.schedule import Schedule
 
@@ -39,6 +43,13 @@ def add_drill(commands: argparse._SubParsersAction[Any]) -> None:
         allow_abbrev=False,
     )
     drill.add_argument("-np", "--num-proc", type=options.count, required=True, metavar="N", dest="processes")
+    drill.add_argument(
+        "--lab",
+        type=options.count,
+        metavar="N",
+        help="run on N hosts of network namespaces on this machine, with a rank on each; those beyond "
+        "-np are spare; faults of hosts can strike then (needs root; default: on this host)",
+    )
     faults = drill.add_argument_group("faults")
     faults.add_argument("--faults", metavar="NAME,...", help="which strike (default: all that can)")
     faults.add_argument(
@@ -130,20 +141,65 @@ def _drill(arguments: argparse.Namespace, script: list[str], folder: Path) -> Ou
     from hvdrecover.drill.runs import Command
 
     faults = find(arguments.faults.split(",")) if arguments.faults is not None else list(FAULTS.values())
-    command = Command(tuple(script), arguments.processes, tuple(arguments.others))
-    drill = Drill(folder, command, duration=arguments.duration, data=arguments.data)
     replayed = _replayed(arguments)
-    events.logger.info("drill: the undisturbed run begins; all files of the drill go to %s", folder)
-    commits = drill.rehearse()
-    possible, skipped = drill.available(faults)
-    names = [fault.name for fault in possible]
-    return drill.strike(replayed or _schedule(arguments, names, commits, drill.seconds_per_commit), skipped)
+    command = Command(tuple(script), arguments.processes, tuple(arguments.others))
+    with _lab(arguments) as lab:
+        drill = Drill(folder, command, duration=arguments.duration, data=arguments.data, lab=lab)
+        possible, skipped = drill.available(faults)
+        if replayed is not None:
+            _require(drill, replayed)
+        elif not possible:
+            raise ConfigError("--faults", f"none of them can strike here: {_reasons(skipped)}")
+        events.logger.info("drill: the undisturbed run begins; all files of the drill go to %s", folder)
+        commits = drill.rehearse()
+        names = [fault.name for fault in possible]
+        plan = replayed or _schedule(arguments, names, commits, drill.seconds_per_commit)
+        return drill.strike(plan, skipped)
+
+
+def _lab(arguments: argparse.Namespace) -> AbstractContextManager[Lab | None]:
+    """The hosts that ``--lab`` asks for.
+
+    Raises:
+        ConfigError: they would be too few, are not to be used, or can't be made here.
+        LabError: making them has failed.
+    """
+    from hvdrecover.drill.lab import lab, needs
+    from hvdrecover.drill.runs import placing
+
+    if (hosts := arguments.lab) is None:
+        return nullcontext()
+    if hosts <= (ranks := arguments.processes):
+        why = f"a rank is on each, and one more has to be spare; write --lab {ranks + 1}"
+        raise ConfigError("--lab", f"{hosts} hosts are too few for -np {ranks}: {why}")
+    if told := placing(arguments.others):
+        raise ConfigError("--lab", f"it decides where the script runs; leave out {', '.join(told)}")
+    if lacking := needs.lacks():
+        raise ConfigError("--lab", lacking)
+    return lab.Lab(hosts)
 
 
 def _replayed(arguments: argparse.Namespace) -> Schedule | None:
     from hvdrecover.drill import schedule
 
     return schedule.load(arguments.replay) if arguments.replay is not None else None
+
+
+def _require(drill: Drill, schedule: Schedule) -> None:
+    """All faults of a schedule must be able to strike.
+
+    Raises:
+        ConfigError: there is one that can't.
+    """
+    from hvdrecover.drill.faults import find
+
+    names = dict.fromkeys(strike.fault for run in schedule.runs for strike in run)
+    if lacking := drill.available(find(names))[1]:
+        raise ConfigError("--replay", f"its faults can't all strike here: {_reasons(lacking)}")
+
+
+def _reasons(lacking: Mapping[str, str]) -> str:
+    return "; ".join(f"{fault} needs {why}" for fault, why in lacking.items())
 
 
 def _schedule(arguments: argparse.Namespace, names: list[str], commits: int, seconds: float) -> Schedule:

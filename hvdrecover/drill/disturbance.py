@@ -78,9 +78,10 @@ class Disturbance:
             self.findings.append(Finding(rules.STEPS_AGAIN, f"{after}{error}"))
 
     def _let_strike(self, strike: Strike) -> None:
-        run = self._run
+        run, fault = self._run, FAULTS[strike.fault]
         due = run.wait_until(
-            lambda told: run.newest >= strike.commit and has_stepped(told, 0.0), self._patience
+            lambda told: run.newest >= strike.commit and has_stepped(told, 0.0) and fault.ready(run),
+            self._patience,
         )
         if not due or run.newest > self._commits - _FEW:
             self.missed.append(strike)
@@ -88,7 +89,7 @@ class Disturbance:
         logger.info("drill: %s: %s at commit %d", run.folder.name, strike.fault, run.newest)
         struck = Struck(strike, time.monotonic(), run.newest)
         self.struck.append(struck)
-        if self._strike(FAULTS[strike.fault], struck):
+        if self._strike(fault, struck):
             struck.seconds = time.monotonic() - struck.begun
             self._go_on()
         elif run.newest < self._commits:

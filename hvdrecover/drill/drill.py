@@ -10,22 +10,28 @@ from pathlib import Path
 
 from hvdrecover.config import PREEMPTED
 from hvdrecover.drill import history
-from hvdrecover.drill.checks import machine, script
+from hvdrecover.drill.checks import machine, script, temporary
 from hvdrecover.drill.checks.rules import Finding
 from hvdrecover.drill.disturbance import Disturbance
+from hvdrecover.drill.faults import FAULTS
 from hvdrecover.drill.faults.commits import damaged
 from hvdrecover.drill.faults.fault import Fault
+from hvdrecover.drill.lab.lab import Lab
 from hvdrecover.drill.measured import longest_stall, measure, silences
 from hvdrecover.drill.outcome import Outcome, Result
 from hvdrecover.drill.runs import Command, Run
-from hvdrecover.drill.schedule import Schedule, Strike, again, dumps
+from hvdrecover.drill.schedule import Schedule, Strike, again, described, dumps
 from hvdrecover.drill.testimony import Testimony
 from hvdrecover.errors import DrillError
+from hvdrecover.events import logger
 from hvdrecover.launch.hangs import FACTOR, LEAST_TIMEOUT
 from hvdrecover.reporting import summary
 
 PATIENCE = 300.0  # seconds without any progress until a run counts as stuck
 _HANG_TIMEOUT = "--hang-timeout"
+# Ranks wait for half of it for those on other hosts, and one that takes the place of a lost host's must have
+# started by then.
+_LEAST_OF_HOSTS = 20.0  # seconds
 
 
 class Drill:
@@ -37,6 +43,7 @@ class Drill:
         duration: seconds after which a run is ended; None lets it come to its own end.
         data: a copy of training data that faults may change.
         patience: seconds without progress until a run counts as stuck.
+        lab: the hosts that all runs are to be on; by default they are on this one.
     """
 
     def __init__(
@@ -47,13 +54,15 @@ class Drill:
         duration: float | None = None,
         data: Path | None = None,
         patience: float = PATIENCE,
+        lab: Lab | None = None,
     ) -> None:
         self._folder = folder
         self._command = command
         self._duration = duration
         self._data = data
         self._patience = patience
-        self._clean = Run(folder / "clean", command, data)
+        self._lab = lab
+        self._clean = Run(folder / "clean", command, data, lab)
 
     def rehearse(self) -> int:
         """Run the script undisturbed; how many commits it makes.
@@ -77,7 +86,8 @@ class Drill:
                 "the script",
                 "it makes no commits, so nothing can be recovered: call state.commit() in its training loop",
             )
-        self._command = _with_hang_timeout(self._command, run.testimony())
+        least = LEAST_TIMEOUT if self._lab is None else _LEAST_OF_HOSTS
+        self._command = _with_hang_timeout(self._command, run.testimony(), least)
         return commits
 
     @property
@@ -95,7 +105,8 @@ class Drill:
     def strike(self, schedule: Schedule, skipped: Mapping[str, str]) -> Outcome:
         """Run the script once for each of a schedule's runs, with its faults.
 
-        Faults for which a run is over too early strike in one more.
+        Faults for which a run is over too early strike in one more. What is to strike is told and stored
+        before anything does.
 
         Args:
             schedule: the faults.
@@ -103,20 +114,31 @@ class Drill:
         """
         results: list[Result] = []
         runs = list(schedule.runs)
+        self._store(schedule)
+        for number, strikes in enumerate(runs, 1):
+            self._tell(number, strikes)
         while len(results) < len(runs):
             results.append(result := self._run(len(results) + 1, runs[len(results)]))
             if result.missed and result.struck and not result.findings:
                 runs.append(again(result.missed, self._clean.newest))
+                self._tell(len(runs), runs[-1])
         schedule = replace(schedule, runs=tuple(runs))
-        (self._folder / "schedule.json").write_text(dumps(schedule))
+        self._store(schedule)
         leaving = [seconds for result in results for seconds in result.run.leaving]
         clean = self._clean.folder / "events"
         measured = measure(clean, self._clean.testimony(), [each.log for each in results], leaving)
         stall = longest_stall([clean, *(each.run.folder / "events" for each in results)])
         return Outcome(schedule, measured, stall, results, skipped, self._folder)
 
+    def _store(self, schedule: Schedule) -> None:
+        (self._folder / "schedule.json").write_text(dumps(schedule))
+
+    def _tell(self, number: int, strikes: Sequence[Strike]) -> None:
+        """Say which faults a run is to have."""
+        logger.info("drill: %s is to have %s", _name(number), described(strikes, self._command.processes))
+
     def _run(self, number: int, strikes: Sequence[Strike]) -> Result:
-        run = Run(self._folder / f"faults-{number}", self._command, self._data)
+        run = Run(self._folder / _name(number), self._command, self._data, self._lab)
         run.begin_like(self._clean)
         disturbance = Disturbance(run, strikes, self._clean.newest, self._patience)
         try:
@@ -124,6 +146,9 @@ class Drill:
             findings = [*disturbance.findings, *machine.orphans([] if run.running else run.left())]
         finally:
             run.kill()
+            # One that lasts may not have been ended, and hosts and data are those of all runs.
+            for each in disturbance.struck:
+                FAULTS[each.strike.fault].end(run)
         clean, told, log = self._clean.testimony(), run.testimony(), history.read(run)
         return Result(
             run=run,
@@ -134,6 +159,7 @@ class Drill:
             findings=[*findings, *self._of_script(told), *self._of_machine(run, disturbance)],
             compared=script.compared(clean, told),
             samples_lost=script.samples_lost(clean, told),
+            left=temporary.left(run.folder / "tmp"),
         )
 
     def _of_script(self, told: Testimony) -> list[Finding]:
@@ -150,15 +176,21 @@ class Drill:
     def _of_machine(self, run: Run, disturbance: Disturbance) -> list[Finding]:
         return [
             *machine.leftovers(disturbance.mapped),
+            *temporary.leaks(*(temporary.ended(each.folder / "temporary") for each in (self._clean, run))),
             *machine.growth(disturbance.sizes),
             *machine.root(str(run.root), damaged(run)),
             *(machine.exits(run.codes[-1], self._clean.codes[-1]) if run.codes else []),
         ]
 
 
-def _with_hang_timeout(command: Command, told: Testimony) -> Command:
+def _name(number: int) -> str:
+    """The folder of a run with faults."""
+    return f"faults-{number}"
+
+
+def _with_hang_timeout(command: Command, told: Testimony, least: float) -> Command:
     """A limit for hangs that suits the script, unless the user has set one."""
     if _HANG_TIMEOUT in command.options:
         return command
-    seconds = max(LEAST_TIMEOUT, math.ceil(FACTOR * max(silences(told), default=0.0)))
+    seconds = max(least, math.ceil(FACTOR * max(silences(told), default=0.0)))
     return replace(command, options=(*command.options, _HANG_TIMEOUT, f"{seconds:g}"))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hvdrecover.drill.advice import Measured
 from hvdrecover.drill.checks.rules import Finding
+from hvdrecover.drill.checks.temporary import Left
 from hvdrecover.drill.runs import Run
 from hvdrecover.drill.schedule import Schedule, Strike
 from hvdrecover.drill.slo import Numbers
@@ -45,6 +46,7 @@ class Result:
         findings: the rules that it has broken.
         compared: number of commits that were compared with the undisturbed run's, bit by bit.
         samples_lost: samples that were lost or repeated.
+        left: what is left in its folder for temporary files, also of processes that were killed.
     """
 
     run: Run
@@ -55,6 +57,7 @@ class Result:
     findings: list[Finding] = field(default_factory=list)
     compared: int = 0
     samples_lost: int = 0
+    left: Left = field(default_factory=Left)
 
 
 @dataclass

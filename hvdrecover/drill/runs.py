@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from hvdrecover.config import PREEMPTED
+from hvdrecover.discovery.memory import MemoryFile
 from hvdrecover.drill.faults.fault import Fault, Switchable
+from hvdrecover.drill.lab.hosts import INTERFACE
+from hvdrecover.drill.lab.lab import Lab
 from hvdrecover.drill.testimony import Agreed, Batch, Line, Step, Testimony, Witnesses
 from hvdrecover.errors import DrillError
 from hvdrecover.launch import processes
 from hvdrecover.launch.job import Job
 
+_COOLDOWN = ("1", "3")  # seconds for which Horovod leaves a lost host of a lab alone; it is soon back
 _LOOK = 0.05  # seconds between looks at what witnesses have written; more, if a look takes long:
 _SHARE = 10.0  # so many times that, so as not to take the job's processor
 _NAMING_HOSTS = {"-H", "--hosts", "-hostfile", "--hostfile", "--host-discovery-script", "--discover"}
+_REACHING_HOSTS = {
+    *("--network-interface", "--network-interfaces", "-p", "--ssh-port", "-i", "--ssh-identity-file"),
+    *("--max-np", "--max-num-proc", "--mpi"),
+}
 _LEAVE = 120.0  # seconds for a run that is asked to leave
 
 
@@ -48,29 +57,38 @@ class Run:
             temporary files.
         command: how it is started.
         data: a copy of training data that may be changed, if there is one.
+        lab: the hosts that it is to run on, one rank on each; by default all are on this host.
 
     Attributes:
         root: the folder of its checkpoint root.
         size: how many ranks it is started with.
-        hosts: its hosts that a drill can switch.
+        hosts: its hosts that a drill can switch: all of the lab but the first, where the supervisor is.
+        slots: the lines ``host:slots`` that name all of its hosts.
         names_hosts: whether the user has said where it runs, or how that is found out.
         codes: the exit codes of its starts that have ended.
         leaving: how many seconds it took to leave, each time it was started again.
         ended: when its last start had ended, in seconds since the Unix epoch.
     """
 
-    def __init__(self, folder: Path, command: Command, data: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, command: Command, data: Path | None = None, lab: Lab | None = None
+    ) -> None:
         self.folder = folder
         self.root = folder / "checkpoint"
         self.data = data
         self.size = command.processes
-        self.hosts: Sequence[Switchable] = ()
-        self.names_hosts = not _NAMING_HOSTS.isdisjoint(command.options)
+        self.hosts: Sequence[Switchable] = lab.hosts[1:] if lab else ()
+        self.slots: Sequence[str] = (
+            [f"{host.address}:1" for host in lab.hosts] if lab else [f"localhost:{self.size}"]
+        )
+        self.names_hosts = bool(_of(command.options, _NAMING_HOSTS))
         self.codes: list[int] = []
         self.leaving: list[float] = []
         self.ended = math.inf
         self._command = command
+        self._lab = lab
         self._options: list[str] = []
+        self._repaired = 0.0
         self._environ = {
             "HVDRECOVER_EVENTS": os.fspath(folder / "events"),
             "HVDRECOVER_CHECKPOINT": os.fspath(self.root),
@@ -79,13 +97,12 @@ class Run:
         }
         self._witnesses = Witnesses(folder / "witness")
         self._job: Job | None = None
-        for name in ("", "events", "orders", "tmp"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
 
     # -- starting and ending ---------------------------------------------------------------------------
 
     def begin_like(self, other: Run) -> None:
         """Have this run begin with the very state that another one was begun with."""
+        self._make_folders()
         shutil.copytree(other.folder / "initial", self.root)
 
     def prepare(self, faults: Iterable[Fault]) -> None:
@@ -96,9 +113,35 @@ class Run:
 
     def start(self) -> None:
         """Start it, or start it again."""
+        self._make_folders()
         command = [sys.executable, "-m", "hvdrecover", "run", "-np", str(self.size)]
-        command += [*self._command.options, *self._options, "--", *self._command.script]
+        command += [*self._place(), *self._command.options, *self._options, "--", *self._command.script]
+        if self._lab is not None:
+            command = self._lab.hosts[0].command(command)
         self._job = Job(command, self.folder / "log.txt", self._environ)
+
+    def _make_folders(self) -> None:
+        for name in ("", "events", "orders", "tmp"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+
+    def _place(self) -> list[str]:
+        """The options of a run on the hosts of a lab; a fault may have them discovered in another way."""
+        if self._lab is None:
+            return []
+        listing = self.folder / "hosts.txt"
+        listing.write_text("".join(f"{line}\n" for line in self.slots))
+        words = ["--network-interface", INTERFACE, "-i", os.fspath(self._lab.key), "--max-np", str(self.size)]
+        if "--discover" not in self._options:
+            words += [
+                "--discover",
+                shlex.join(["file", "--cache", os.fspath(self._cache), os.fspath(listing)]),
+            ]
+        return [*words, "--blacklist-cooldown-range", *_COOLDOWN]
+
+    @property
+    def _cache(self) -> Path:
+        """Where host discovery remembers what it has found."""
+        return self.folder / "hosts"
 
     def leave(self) -> None:
         """Ask it to leave after a durable commit, if it still runs, and wait for its end."""
@@ -147,6 +190,18 @@ class Run:
     def running(self) -> bool:
         """Whether it runs."""
         return self.job.running
+
+    def repaired(self) -> None:
+        """Say that a host has just been repaired."""
+        self._repaired = time.time()
+
+    def hosts_are_well(self) -> bool:
+        """Whether host discovery has found all hosts well since the last one was repaired."""
+        memories = [MemoryFile(path).read() for path in self._cache.glob("*.json")]
+        found = [memory.health.get(line.rpartition(":")[0]) for memory in memories for line in self.slots]
+        return bool(found) and all(
+            each is not None and each.well and each.checked >= self._repaired for each in found
+        )
 
     def failure(self, what: str) -> DrillError:
         """An error about this run, with the end of its log."""
@@ -230,6 +285,15 @@ class Run:
         met = self.testimony().meetings
         pids = {line.pid: line.time for line in met[-1]} if met else {}
         return [line for line in self._witnesses.lines if line.time >= pids.get(line.pid, float("inf"))]
+
+
+def placing(options: Sequence[str]) -> list[str]:
+    """The options among these that a lab decides on itself."""
+    return _of(options, _NAMING_HOSTS | _REACHING_HOSTS)
+
+
+def _of(options: Sequence[str], names: Set[str]) -> list[str]:
+    return [name for name in (option.partition("=")[0] for option in options) if name in names]
 
 
 def has_stepped(told: Testimony, since: float, size: int | None = None) -> bool:

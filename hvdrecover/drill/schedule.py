@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hvdrecover.drill.faults import FAULTS
 from hvdrecover.errors import ConfigError
 
 SPACE = 4  # commits between faults at least, so that a recovery has come to its end, and a standby is back
@@ -106,6 +107,20 @@ def again(strikes: Sequence[Strike], commits: int) -> tuple[Strike, ...]:
     """
     width = (commits - 1) / (len(strikes) + 1)
     return tuple(replace(strike, commit=max(1, round(n * width))) for n, strike in enumerate(strikes, 1))
+
+
+def described(strikes: Sequence[Strike], size: int) -> str:
+    """What is to strike when, and whom, in words.
+
+    Args:
+        strikes: faults of a run, in order.
+        size: number of ranks.
+    """
+    words = []
+    for strike in strikes:
+        whom = FAULTS[strike.fault].whom(strike.rank, size)
+        words.append(f"{strike.fault}{f' ({whom})' if whom else ''} at commit {strike.commit}")
+    return ", ".join(words)
 
 
 def _spread(names: Sequence[str], chance: random.Random, processes: int, commits: int) -> tuple[Strike, ...]:

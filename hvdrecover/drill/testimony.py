@@ -65,12 +65,16 @@ class Step(Line):
 
 @dataclass(frozen=True)
 class Batch(Line):
-    """All ranks together have done ``samples``, from place ``at`` of the order of an epoch on."""
+    """All ranks together have done ``samples``, from place ``at`` of the order of an epoch on.
+
+    The rank's data set dealt it ``inputs`` of them, if their digest is known.
+    """
 
     sampler: str
     epoch: int
     at: int
     samples: Sequence[int]
+    inputs: str | None = None
 
 
 @dataclass(frozen=True)

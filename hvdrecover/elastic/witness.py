@@ -10,7 +10,8 @@ the monotonic clock, which all processes of a host share), ``rank``, ``size``, a
             since then before the first step, where that can be told
 ``step``    ``number`` since the commit, ``inputs``: digest of what models were given, or null
 ``batch``   ``sampler``, ``epoch``, ``at``, ``samples``: all ranks together are about to have done these,
-            from this place of the epoch's order on
+            from this place of the epoch's order on; ``inputs``: digest of what this rank's data set
+            dealt there, or null
 ``commit``  ``made``: its number; ``steps``, ``batches`` since the last one; on rank 0 ``tensors``
             (attribute to name to digest), ``values`` (attribute to what it is apart from tensors),
             ``samplers``
@@ -39,6 +40,7 @@ from hvdrecover.checkpoint.values import Json
 from hvdrecover.clock import Clock
 from hvdrecover.config import Config
 from hvdrecover.data.order import SampleOrder
+from hvdrecover.elastic import temporary
 from hvdrecover.elastic.contents import Contents
 from hvdrecover.elastic.interfaces import World
 from hvdrecover.events import Events
@@ -73,6 +75,7 @@ class Witness:
         self._at = (0, 0)
         self._steps = self._batches = 0
         self._adopted: tuple[Digests, dict[str, Json]] | None = None
+        temporary.watch(config, "training")
 
     def agreed(self, snapshot: Snapshot, source: str) -> None:
         """The ranks have agreed on a commit; an initial one is kept for other runs to begin with."""
@@ -100,12 +103,12 @@ class Witness:
         self._write("step", number=self._steps, inputs=inputs)
         self._obey()
 
-    def recorded(self, order: SampleOrder, count: int) -> None:
+    def recorded(self, order: SampleOrder, count: int, inputs: str | None = None) -> None:
         """A batch is about to be recorded as done."""
         self._batches += 1
         name = next((name for name, each in self._contents.orders.items() if each is order), "")
         samples = order.remaining()[: count * order.size].tolist()
-        self._write("batch", sampler=name, epoch=order.epoch, at=order.done, samples=samples)
+        self._write("batch", sampler=name, epoch=order.epoch, at=order.done, samples=samples, inputs=inputs)
         self._obey()
 
     def committing(self, snapshot: Snapshot) -> None:

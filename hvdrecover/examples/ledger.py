@@ -7,6 +7,7 @@ went on from commit ``k`` or an earlier one.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import socket
@@ -71,15 +72,19 @@ class Ledger:
 
 def read(folder: Path) -> list[Batch]:
     """All batches, in order of time; a line that a killed process left half-written is passed over."""
-    batches = []
+    batches: list[Batch] = []
     for path in folder.glob("*.jsonl"):
-        for line in path.read_text().splitlines():
-            try:
-                *fields, indices = json.loads(line)
-            except ValueError:
-                continue
-            batches.append(Batch(*[*fields, tuple(indices)]))
+        batches += [batch for line in path.read_text().splitlines() if (batch := _batch(line))]
     return sorted(batches, key=lambda batch: batch.time)
+
+
+@functools.lru_cache(1 << 16)  # whoever follows a run reads the same lines again and again
+def _batch(line: str) -> Batch | None:
+    try:
+        *fields, indices = json.loads(line)
+    except ValueError:
+        return None
+    return Batch(*[*fields, tuple(indices)])
 
 
 def committed(batches: Sequence[Batch], starts: dict[int, int]) -> list[Batch]:

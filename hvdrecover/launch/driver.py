@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import sys
 
+from hvdrecover import config
+from hvdrecover.elastic import temporary
 from hvdrecover.launch.processes import die_with_parent
 
 _WORKERS_FAILED = "one or more processes exited with non-zero status"  # their guardians have said why
@@ -17,6 +19,7 @@ _WORKERS_FAILED = "one or more processes exited with non-zero status"  # their g
 def main() -> None:
     """Run ``horovodrun`` with this process's arguments."""
     die_with_parent()
+    temporary.watch(config.read(), "horovodrun")
     sys.argv[0] = "horovodrun"
     launch = importlib.import_module("horovod.runner.launch")
     try:

@@ -15,8 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from hvdrecover import config
 from hvdrecover.data.order import SampleOrder, Tail, rounds
 from hvdrecover.errors import ConfigError
+from hvdrecover.tensorflow.dealt import Dealt
 from hvdrecover.tensorflow.steps import Steps
 
 Indices = npt.NDArray[np.int64]
@@ -56,7 +58,12 @@ def elastic_dataset(
     pipeline = batches(data, order, batch_size)
     if transform is not None:
         pipeline = pipeline.map(transform, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    return ElasticDataset(pipeline.prefetch(tf.data.AUTOTUNE), order, batch_size)
+    dealt = Dealt() if config.read().drill is not None else None
+    if dealt is not None:
+        pipeline = dealt.follow(pipeline)
+    made = ElasticDataset(pipeline.prefetch(tf.data.AUTOTUNE), order, batch_size)
+    made.dealt = dealt
+    return made
 
 
 class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
@@ -70,7 +77,10 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
     Attributes:
         order: the sample order and the cursor.
         batch_size: samples in one rank's batch; the last one of an epoch may have fewer.
+        dealt: what it has dealt; None outside of drills.
     """
+
+    dealt: Dealt | None = None
 
     def __init__(self, pipeline: tf.data.Dataset, order: SampleOrder, batch_size: int) -> None:
         self._pipeline = pipeline

@@ -13,7 +13,7 @@ from hvdrecover.elastic.randomness import Randomness
 from hvdrecover.elastic.recovery import Source
 from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.elastic.state import State
-from hvdrecover.tensorflow import bad_steps, check_numerics, faults
+from hvdrecover.tensorflow import bad_steps, check_numerics, faults, witness
 from hvdrecover.tensorflow.building import build_optimizer, refuse_unbuilt
 from hvdrecover.tensorflow.dataset import ElasticDataset
 from hvdrecover.tensorflow.framework import TensorFlowFramework
@@ -75,6 +75,8 @@ class TensorFlowState(State):
                     each.watch(self._steps)
         if self._watch.judge is not None:
             bad_steps.watch(self._contents.components(), self._watch.judge, self._batch_size)
+        if self._witness is not None:
+            witness.watch(self._contents, self._witness)
 
     def verdict_on(self, error: BaseException) -> BaseException:
         """What an error that ended the training function was before TensorFlow has made it another."""

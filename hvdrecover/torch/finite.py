@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -47,27 +48,41 @@ def are_finite(tensors: Sequence[torch.Tensor]) -> bool:
     Args:
         tensors: dense ones, not complex.
     """
-    groups: dict[object, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        groups.setdefault("cpu" if tensor.is_cpu else (tensor.device, tensor.dtype), []).append(tensor)
-    flags = [_look_at(group) for group in groups.values()]  # all devices are asked before one is waited for
-    if not any(flag.item() for flag in flags):
+    here = [tensor for tensor in tensors if tensor.is_cpu]
+    groups: dict[object, list[torch.Tensor]] = {"here": here} if here else {}
+    if len(here) < len(tensors):
+        for tensor in tensors:
+            if not tensor.is_cpu:
+                groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    devices = [_look_at(group) for group in groups.values()]  # all are asked before one is waited for
+    if all(flags.found.item() == 0 for flags in devices):
         return True
-    for flag in flags:
-        flag.zero_()
+    for flags in devices:
+        flags.flag.zero_()
     return False
 
 
-def _look_at(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """A flag of the tensors' device that is zero if they are all finite."""
-    flag, one = _flags(tensors[0].device)
-    torch._amp_foreach_non_finite_check_and_unscale_(tensors, flag, one)
-    return flag
+class _Flags:
+    """What is needed on a device: a flag that tensors were not finite, and a one.
+
+    Attributes:
+        found: the flag's value is its ``item()``.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.flag = torch.zeros((), device=device)
+        self.one = torch.ones((), device=device)
+        self.found: Any = self.flag.numpy() if self.flag.is_cpu else self.flag  # quicker, as no operation
 
 
-@functools.cache
-def _flags(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.zeros((), device=device), torch.ones((), device=device)
+def _look_at(tensors: list[torch.Tensor]) -> _Flags:
+    """Raise the flag of the tensors' device if they are not all finite."""
+    flags = _flags(tensors[0].device)
+    torch._amp_foreach_non_finite_check_and_unscale_(tensors, flags.flag, flags.one)
+    return flags
+
+
+_flags = functools.cache(_Flags)
 
 
 def values(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 
 from hvdrecover.elastic.guard.judge import Judge
 from hvdrecover.errors import ConfigError
-from hvdrecover.torch.finite import are_finite, not_finite
+from hvdrecover.torch.finite import not_finite
 from hvdrecover.torch.modules import Calls
 from hvdrecover.torch.names import parameters_of
 from hvdrecover.torch.outgoing import Outgoing
@@ -61,12 +61,9 @@ class Gradients:
         optimizer.register_step_pre_hook(before)
 
     def _averaged(self, optimizer: torch.optim.Optimizer, outgoing: Outgoing) -> None:
-        given = [each for each in parameters_of(optimizer) if each.grad is not None]
-        if not given:
-            return
         self._steps += 1
-        if not are_finite([outgoing.glance(each) for each in given]):
-            self._look_into(given, outgoing)
+        if not outgoing.averages_are_finite():
+            self._look_into([each for each in parameters_of(optimizer) if each.grad is not None], outgoing)
         outgoing.forget()
 
     def _look_into(self, given: Sequence[torch.Tensor], outgoing: Outgoing) -> None:

@@ -15,6 +15,8 @@ from tests.integration.browser import CHROMIUM, Browser, browser
 # What takes minutes and differs little from what runs always.
 LONG = pytest.mark.skipif(os.environ.get("LONG") != "1", reason="takes minutes; LONG=1 scripts/test runs it")
 TENSORFLOW_IF_LONG = ["torch", pytest.param("tensorflow", marks=LONG)]
+# Of `undisturbed`, where it makes no difference which.
+ONE_OPTIMIZER = pytest.mark.parametrize("undisturbed", ["adamw"], indirect=True)
 EPOCHS = 6  # of runs with many faults, and of the one that they are compared with
 
 Start = Callable[..., Job]

@@ -10,7 +10,7 @@ import pytest
 
 from hvdrecover.elastic.interval import Costs, best
 from hvdrecover.examples.digits_run import DigitsRun, static
-from tests.integration.conftest import Start
+from tests.integration.conftest import ONE_OPTIMIZER, Start
 from tests.integration.test_kill_and_resume import (
     SLOW,
     assert_each_sample_once,
@@ -30,6 +30,7 @@ def events(run: DigitsRun, kind: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda event: float(event["time"]))
 
 
+@ONE_OPTIMIZER
 def test_it_decides_says_so_and_resumes_bitwise_equal(
     undisturbed: tuple[str, DigitsRun], start: Start, tmp_path: Path
 ) -> None:

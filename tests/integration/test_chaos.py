@@ -20,12 +20,12 @@ from tests.integration.test_endings import running
 ENDLESS = 10_000  # epochs; the run ends when the faults have
 # How many of each; TensorFlow traces its functions anew after each, for seconds.
 FAULTS = {
-    "kill a worker": (9, 2),
-    "kill both": (3, 1),
-    "stop a worker": (3, 1),
-    "kill a guardian": (2, 1),
+    "kill a worker": (5, 2),
+    "kill both": (2, 1),
+    "stop a worker": (2, 1),
+    "kill a guardian": (1, 1),
     "kill horovodrun": (1, 1),
-    "preempt": (2, 1),
+    "preempt": (1, 1),
 }
 
 

@@ -17,9 +17,11 @@ from hvdrecover.drill.faults import FAULTS
 from tests.integration.browser import CUT, PHONE, Browser
 
 BUGGY = Path(__file__).with_name("scripts") / "buggy_digits.py"
+RESHUFFLING = BUGGY.with_name("reshuffling_tensorflow.py")
 QUICK = ("--epochs", "2", "--step-seconds", "0.02", "--commit-every", "2")
 # TensorFlow traces its functions anew after each recovery, for seconds.
 TENSORFLOWS = "kill,kill-all,preemption"
+KILL_ALL = ("--faults", "kill-all", "--no-standby", "--")
 NEEDS_MORE = {"data-changed", "host-cut-off", "host-powered-off"}
 
 
@@ -101,19 +103,26 @@ def test_the_tensorflow_example_recovers(tmp_path: Path) -> None:
         ("forgets a counter", rules.WEIGHTS),
         ("reshuffles", rules.DATA),
         ("commits before the step", rules.STEP_FIRST),
+        ("leaks a temporary file", rules.NO_TEMPORARY_FILES),
     ],
 )
 def test_a_bug_is_caught_and_the_rule_that_it_breaks_is_named(bug: str, rule: Rule, tmp_path: Path) -> None:
-    words = ["--faults", "kill-all", "--", sys.executable, str(BUGGY), bug, "1"]
-    drilled = drill(tmp_path / "drill", *words)
+    drilled = drill(tmp_path / "drill", *KILL_ALL, sys.executable, str(BUGGY), bug, "1")
     assert (drilled.code, drilled.found["recovers"]) == (1, False)
     first = drilled.found["findings"][0]
     assert (first["rule"], first["remedy"]) == (rule.name, rule.remedy)
     assert f"{rule.name}: {first['message']}" in drilled.words
 
 
+def test_samples_that_are_others_after_a_fault_are_caught_for_tensorflow_too(tmp_path: Path) -> None:
+    drilled = drill(tmp_path / "drill", *KILL_ALL, sys.executable, str(RESHUFFLING))
+    first = drilled.found["findings"][0]
+    assert (drilled.code, first["rule"]) == (1, rules.DATA.name)
+    assert "dealt another batch by state.data" in first["message"]
+
+
 def test_without_its_bugs_the_script_recovers(tmp_path: Path) -> None:
-    drilled = drill(tmp_path / "drill", "--faults", "kill-all", "--", sys.executable, str(BUGGY), "none", "1")
+    drilled = drill(tmp_path / "drill", *KILL_ALL, sys.executable, str(BUGGY), "none", "1")
     assert (drilled.code, drilled.found["findings"]) == (0, [])
 
 

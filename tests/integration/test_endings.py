@@ -52,6 +52,7 @@ def resume(run: FaultyRun, start: Start) -> None:
     assert_each_sample_once(run, padding=1)
 
 
+@pytest.mark.parametrize("framework", TENSORFLOW_IF_LONG, indirect=True)
 def test_a_preempted_job_leaves_with_75_and_loses_no_step(
     framework: str, undisturbed_run: DigitsRun, start: Start, tmp_path: Path
 ) -> None:

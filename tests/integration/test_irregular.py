@@ -25,5 +25,5 @@ def test_slow_ranks_long_evaluations_and_long_phases_are_no_hangs(tmp_path: Path
         job.kill()
     events = "".join(path.read_text() for path in (tmp_path / "events").glob("*.jsonl"))
     assert '"kind": "commit"' in events
-    for kind in ("fault", "reset", "restart", "structure", "diverged", "numerics"):
+    for kind in ("fault", "reset", "restart", "structure", "diverged", "numerics", "missing_gradients"):
         assert f'"kind": "{kind}"' not in events, job.tail(80)

@@ -11,7 +11,7 @@ import torch
 
 from hvdrecover.examples.digits_run import TRAINING_SAMPLES, DigitsRun, elastic, static
 from hvdrecover.launch.job import Job
-from tests.integration.conftest import Start
+from tests.integration.conftest import ONE_OPTIMIZER, Start
 
 SLOW = ("--step-seconds", "0.04")  # so that a kill comes where the test wants it
 
@@ -55,6 +55,7 @@ def test_resumed_in_mid_epoch_it_is_bitwise_equal(
     assert_each_sample_once(run, padding=1)
 
 
+@ONE_OPTIMIZER
 def test_resumed_twice_with_prefetching_loaders_it_is_bitwise_equal(
     undisturbed: tuple[str, DigitsRun], start: Start, tmp_path: Path
 ) -> None:
@@ -68,6 +69,7 @@ def test_resumed_twice_with_prefetching_loaders_it_is_bitwise_equal(
     assert_each_sample_once(run, padding=1)
 
 
+@ONE_OPTIMIZER
 def test_a_finished_run_returns_at_once(undisturbed: tuple[str, DigitsRun], start: Start) -> None:
     _, run = undisturbed
     before = len(run.batches())

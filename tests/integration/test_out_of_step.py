@@ -47,7 +47,7 @@ def outcomes(
     environ = {"OMP_NUM_THREADS": "1", "HVDRECOVER_EVENTS": str(folder / "events"), **ROOT_MAY_USE_MPI}
     job = Job([*launcher, sys.executable, str(script), str(folder), *faults], folder / "log", environ)
     try:
-        assert job.wait(PATIENCE) == 0, job.tail()
+        assert job.wait(3 * PATIENCE) == 0, job.tail()
     finally:
         job.kill()
     return [

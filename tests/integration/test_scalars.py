@@ -116,6 +116,7 @@ def test_the_age_of_the_last_durable_commit_is_that_of_rank_0(runs: Runs) -> Non
     assert "seconds/since_durable" not in runs[1].scalars
 
 
+@pytest.mark.parametrize("folder", ["torch"], indirect=True)
 def test_tensorboard_shows_it(folder: Path, tmp_path: Path) -> None:
     if tensorboard_page.CHROMIUM is None:
         message = "there is no browser to look with; on Debian and Ubuntu: apt-get install chromium"

@@ -24,7 +24,7 @@ PAIRS = [
 ]
 LOAD = "kill load 0 0"  # ... and rank 0 dies of it
 # With TensorFlow each recovery takes seconds, for tracing; what differs from torch is how collectives fail.
-TENSORFLOWS = (0, 2, 4, 5, 9)
+TENSORFLOWS = (2, 4, 9)
 
 
 def test_it_recovers_as_from_one_fault(
@@ -49,6 +49,6 @@ def test_who_hangs_between_a_recovery_and_its_first_commit_is_killed_too(
     faults = ["kill step 1 4", "kill reset 0 0", "loop step 1 0"]
     run = FaultyRun(tmp_path / "run", "torch", faults, 3)
     job = run.begin(start, "--hang-timeout", "6")
-    assert job.wait(120) == 0, job.tail(60)
+    assert job.wait(400) == 0, job.tail(60)
     assert [event["fault"] for event in run.events("fault")] == ["crash", "crash", "hang"]
     assert_each_sample_once(run, padding=1)

@@ -57,7 +57,7 @@ def outcomes(launcher: list[str], checks: str, folder: Path) -> Outcomes:
     """Run all checks in one job; what each found wrong, by name."""
     job = Job([*launcher, sys.executable, str(SCRIPT), checks], folder / "log", ENVIRON)
     try:
-        assert job.wait(PATIENCE) == 0, job.tail()
+        assert job.wait(3 * PATIENCE) == 0, job.tail()
     finally:
         job.kill()
     found = [json.loads(line) for line in re.findall(r"outcome (\{.*\})", job.log.read_text())]

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.lab.hosts import INTERFACE
-from tests.lab.lab import Lab
+from hvdrecover.drill.lab.hosts import INTERFACE
+from hvdrecover.drill.lab.lab import Lab
 
 PATIENCE = 400.0  # seconds
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.config import PREEMPTED
+from hvdrecover.drill.lab.hosts import INTERFACE, Host
+from hvdrecover.drill.lab.lab import Lab
 from hvdrecover.examples.digits_run import TRAINING_SAMPLES, DigitsRun
 from hvdrecover.examples.ledger import Batch
 from hvdrecover.launch.job import Job
@@ -20,8 +22,6 @@ from hvdrecover.launch.processes import kill
 from tests.integration.conftest import TENSORFLOW_IF_LONG, Start
 from tests.integration.faults import wait_until_all_train
 from tests.integration.test_endings import running, wait_until
-from tests.lab.hosts import INTERFACE, Host
-from tests.lab.lab import Lab
 
 EPOCHS = 200  # more than any test waits for
 

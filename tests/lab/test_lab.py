@@ -15,14 +15,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hvdrecover.drill.lab.hosts import INTERFACE, Host
+from hvdrecover.drill.lab.lab import Lab
+from hvdrecover.drill.lab.network import PATIENCE, program, traces
 from hvdrecover.examples.digits_run import DigitsRun
 from tests.integration.conftest import Start
-from tests.lab.hosts import INTERFACE, Host
-from tests.lab.lab import Lab
-from tests.lab.network import PATIENCE, program, traces
 
 OWNER = """
-from tests.lab.lab import Lab
+from hvdrecover.drill.lab.lab import Lab
 lab = Lab()
 lab.hosts[1].run(["sleep", "1000"])
 print(lab.number, lab.janitor, flush=True)

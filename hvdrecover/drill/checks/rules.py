@@ -66,6 +66,11 @@ NO_SHARED_MEMORY = Rule(
     "A process that is killed can't remove names from shared memory: use memory without a name (memfd), or "
     "remove the name as soon as all have opened it.",
 )
+NO_TEMPORARY_FILES = Rule(
+    "no temporary file is left",
+    "Make temporary files and folders by `with tempfile.TemporaryDirectory()` or `NamedTemporaryFile()`, or "
+    "remove them at the end of what needs them, also when that ends by an exception: a recovery is one.",
+)
 NO_GROWTH = Rule("nothing grows", "Close what is opened anew in each recovery, and let go what it replaces.")
 EXIT_CODES = Rule("exit codes tell the truth", "The end of the run's log tells why it ended.")
 ROOT = Rule("the checkpoint root is whole", "`hvdrecover verify` of the run's checkpoint root tells more.")
@@ -83,5 +88,6 @@ ALL = (
     EXIT_CODES,
     NO_PROCESSES,
     NO_SHARED_MEMORY,
+    NO_TEMPORARY_FILES,
     NO_GROWTH,
 )

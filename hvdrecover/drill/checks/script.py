@@ -14,7 +14,7 @@ from hvdrecover.checkpoint.values import Json
 from hvdrecover.drill.checks import differences, rules
 from hvdrecover.drill.checks.differences import some
 from hvdrecover.drill.checks.rules import Finding
-from hvdrecover.drill.testimony import Line, Made, Step, Testimony
+from hvdrecover.drill.testimony import Batch, Line, Made, Step, Testimony
 
 L = TypeVar("L", bound=Line)
 
@@ -87,6 +87,22 @@ def batches(clean: Testimony, drilled: Testimony) -> list[Finding]:
             f"{line.rank} was given another batch than in the undisturbed run: {which}"
         )
         return [Finding(rules.DATA, message)]
+    return _dealt(clean, drilled)
+
+
+def _dealt(clean: Testimony, drilled: Testimony) -> list[Finding]:
+    """Data sets deal the same at each place of an epoch, where they tell."""
+    known = {_deal(line): line.inputs for line in clean.batches}
+    for line in _comparable(drilled.kept(drilled.batches), clean):
+        expected = known.get(_deal(line))
+        if None in (expected, line.inputs) or expected == line.inputs:
+            continue
+        message = (
+            f"at place {line.at} of epoch {line.epoch}, after commit {line.commit} of generation "
+            f"{line.generation}, rank {line.rank} was dealt another batch by state.{line.sampler} than in "
+            "the undisturbed run, though of the same samples"
+        )
+        return [Finding(rules.DATA, message)]
     return []
 
 
@@ -147,6 +163,10 @@ def _comparable(lines: Sequence[L], clean: Testimony) -> Iterable[L]:
 
 def _moment(line: Step) -> tuple[int, int, int, int]:
     return line.commit, line.number, line.rank, line.size
+
+
+def _deal(line: Batch) -> tuple[str, int, int, int, int, tuple[int, ...]]:
+    return line.sampler, line.epoch, line.at, line.rank, line.size, tuple(line.samples)
 
 
 def _ahead(stint: Sequence[Made]) -> list[int]:

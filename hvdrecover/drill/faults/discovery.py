@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hvdrecover.drill.faults.fault import Drilled, Plain
+from hvdrecover.drill.faults.fault import Drilled, OfOneRank
 from hvdrecover.launch import processes
 
 # What it is to do is in a file beside it. It ends with whoever has started it, even if that is gone already.
@@ -17,26 +17,26 @@ case "$(cat "$0.mood" 2>/dev/null)" in
     fail) echo "the inventory can't be reached (a drill's doing)" >&2; exit 1;;
     hang) while goes_on; do sleep 0.1; done; exit 1;;
 esac
-echo localhost:SLOTS
+SLOTS
 """
 
 
-class _Discovery(Plain):
+class _Discovery(OfOneRank):
     """The run asks a program of the drill for its hosts, as ``--discover "command PROGRAM"``."""
 
     lasting: ClassVar[bool] = True
     mood: ClassVar[str]
 
     def lacks(self, run: Drilled) -> str:
-        """Whether the run is on this host alone."""
-        if run.hosts or run.names_hosts:
+        """Whether the drill may say where the run is."""
+        if run.names_hosts:
             return "the drill's own host discovery, as the run is told its hosts; leave out -H and the like"
         return ""
 
     def prepare(self, run: Drilled) -> dict[str, str]:
         """Write the program."""
         path = run.folder / "discovery"
-        path.write_text(_PROGRAM.replace("SLOTS", str(run.size)))
+        path.write_text(_PROGRAM.replace("SLOTS", "\n".join(f"echo {line}" for line in run.slots)))
         path.chmod(0o755)
         return {}
 

@@ -16,6 +16,10 @@ class Switchable(Protocol):
 
     name: str
 
+    def processes(self) -> list[int]:
+        """Ids of the processes on it, among those of this host."""
+        ...
+
     def cut_off(self) -> None:
         """Unplug its cable: no connection is closed, but nothing gets through."""
         ...
@@ -42,6 +46,7 @@ class Drilled(Protocol):
         data: a copy of training data that may be changed, if the user has named one.
         size: how many ranks it is started with.
         hosts: its hosts that the drill can switch; none if it runs on this one alone.
+        slots: the lines ``host:slots`` by which a program of the drill names all of its hosts.
         names_hosts: whether the user has said where it runs, or how that is found out.
     """
 
@@ -50,6 +55,7 @@ class Drilled(Protocol):
     data: Path | None
     size: int
     hosts: Sequence[Switchable]
+    slots: Sequence[str]
     names_hosts: bool
 
     def ranks(self) -> list[int]:
@@ -76,6 +82,14 @@ class Drilled(Protocol):
         """Have a training process do something at its next batch; see `hvdrecover.elastic.witness`."""
         ...
 
+    def repaired(self) -> None:
+        """Say that a host has just been repaired."""
+        ...
+
+    def hosts_are_well(self) -> bool:
+        """Whether host discovery has found all hosts well since the last one was repaired."""
+        ...
+
     def start_again(self) -> None:
         """Wait until the run has left, and start it again, as a scheduler would."""
         ...
@@ -97,8 +111,16 @@ class Fault(Protocol):
     lasting: ClassVar[bool]
     may_stop: ClassVar[bool]
 
+    def whom(self, rank: int, size: int) -> str:
+        """Whom it strikes, of so many ranks, if it is to strike one; empty if it strikes no one rank."""
+        ...
+
     def lacks(self, run: Drilled) -> str:
         """What it needs and this machine or run lacks, with the remedy; empty if it may strike."""
+        ...
+
+    def ready(self, run: Drilled) -> bool:
+        """Whether it may strike now, as far as earlier faults are concerned."""
         ...
 
     def prepare(self, run: Drilled) -> dict[str, str]:
@@ -128,9 +150,17 @@ class Plain:
     lasting: ClassVar[bool] = False
     may_stop: ClassVar[bool] = False
 
+    def whom(self, rank: int, size: int) -> str:
+        """No one rank."""
+        return ""
+
     def lacks(self, run: Drilled) -> str:
         """Nothing."""
         return ""
+
+    def ready(self, run: Drilled) -> bool:
+        """At any time."""
+        return True
 
     def prepare(self, run: Drilled) -> dict[str, str]:
         """No environment variables."""
@@ -142,3 +172,11 @@ class Plain:
 
     def end(self, run: Drilled) -> None:
         """Do nothing."""
+
+
+class OfOneRank(Plain):
+    """A fault of the rank that the schedule says."""
+
+    def whom(self, rank: int, size: int) -> str:
+        """The rank."""
+        return f"rank {rank % size}"

@@ -2,31 +2,52 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from hvdrecover.drill.faults.fault import Drilled, Plain, Switchable
+from hvdrecover.errors import DrillError
 
 
 class _OfHosts(Plain):
-    """A fault of a host that the drill can switch; which one has been is noted in the run's folder."""
+    """A fault of a host that the drill can switch, and on which a rank is.
+
+    Which one was struck is noted in the run's folder.
+    """
 
     name: ClassVar[str]
     lasting: ClassVar[bool] = True
 
     def lacks(self, run: Drilled) -> str:
         """Whether there is such a host."""
-        if run.hosts:
-            return ""
-        return (
-            "a host other than this one that the drill can switch; start the drill from Python, and hand it "
-            "such hosts (hvdrecover.drill.faults.fault.Switchable)"
-        )
+        if run.size < 2:
+            return "a rank on another host than the first; start the drill with -np 2 --lab 3"
+        if not run.hosts:
+            return f"hosts that a drill can switch; --lab {run.size + 1} makes them on this machine, for root"
+        return ""
+
+    def whom(self, rank: int, size: int) -> str:
+        """The host of a rank other than 0, which is on the first host."""
+        return f"the host of rank {1 + rank % (size - 1)}" if size > 1 else ""
+
+    def ready(self, run: Drilled) -> bool:
+        """With all hosts, so that there is a spare one."""
+        return run.hosts_are_well()
 
     def strike(self, run: Drilled, rank: int) -> None:
-        """Strike a host; each rank's number, however many there are, leads to one."""
-        host = run.hosts[rank % len(run.hosts)]
+        """Strike a host that a rank is on; each rank's number, however many there are, leads to one.
+
+        Raises:
+            DrillError: all ranks are on hosts that can't be switched.
+        """
+        pids = [run.process_of(each) for each in run.ranks()]
+        of_ranks = {pid: host for host in run.hosts for pid in host.processes()}
+        used = [of_ranks[pid] for pid in pids if pid in of_ranks]
+        if not used:
+            raise DrillError(os.fspath(run.folder), f"no rank is on a host that '{self.name}' can strike")
+        host = used[rank % len(used)]
         self._note(run, host).touch()
         self._break(host)
 
@@ -36,6 +57,7 @@ class _OfHosts(Plain):
             if self._note(run, host).exists():
                 self._repair(host)
                 self._note(run, host).unlink()
+                run.repaired()
 
     def _note(self, run: Drilled, host: Switchable) -> Path:
         return run.folder / f"{self.name}-{host.name}"
@@ -52,7 +74,7 @@ class HostCutOff(_OfHosts):
     """Nothing gets through to a host or from it, and no connection is closed.
 
     The ranks elsewhere notice within Horovod's network timeout, and ssh after some seconds; they go on
-    without it. When it is back, the job takes it in again.
+    with a spare host instead, or without it. When it is back, the job takes it in again.
     """
 
     name: ClassVar[str] = "host-cut-off"

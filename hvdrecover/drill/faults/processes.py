@@ -9,12 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hvdrecover.drill.faults.fault import Drilled, Plain
+from hvdrecover.drill.faults.fault import Drilled, OfOneRank, Plain
 from hvdrecover.launch import processes
 
 
 @dataclass(frozen=True)
-class Kill(Plain):
+class Kill(OfOneRank):
     """SIGKILL to one training process.
 
     Its standby takes its place, and all go on from the newest commit that one of the others has in memory.
@@ -38,6 +38,10 @@ class KillFirst(Plain):
     name: ClassVar[str] = "kill-rank-0"
     summary: ClassVar[str] = "the training process of rank 0 is killed"
 
+    def whom(self, rank: int, size: int) -> str:
+        """Rank 0."""
+        return "rank 0"
+
     def strike(self, run: Drilled, rank: int) -> None:
         """Kill the process of rank 0."""
         processes.kill(run.process_of(0))
@@ -59,7 +63,7 @@ class KillAll(Plain):
 
 
 @dataclass(frozen=True)
-class Stop(Plain):
+class Stop(OfOneRank):
     """SIGSTOP to one training process, which nobody wakes up.
 
     It makes no progress, so its guardian kills it when the hang timeout is over; then as `Kill`.
@@ -74,7 +78,7 @@ class Stop(Plain):
 
 
 @dataclass(frozen=True)
-class Loop(Plain):
+class Loop(OfOneRank):
     """An endless loop in the training script, at a batch; as `Stop`, and the guardian says where it was."""
 
     name: ClassVar[str] = "loop"
@@ -86,7 +90,7 @@ class Loop(Plain):
 
 
 @dataclass(frozen=True)
-class Segfault(Plain):
+class Segfault(OfOneRank):
     """A read from address 0 in a training process, at a batch; as `Kill`."""
 
     name: ClassVar[str] = "segfault"
@@ -98,7 +102,7 @@ class Segfault(Plain):
 
 
 @dataclass(frozen=True)
-class OutOfMemory(Plain):
+class OutOfMemory(OfOneRank):
     """A training process takes memory until it gets no more, at a batch; as `Kill`."""
 
     name: ClassVar[str] = "out-of-memory"
@@ -142,7 +146,7 @@ class LauncherKilled(Plain):
 
 
 @dataclass(frozen=True)
-class SlowRank(Plain):
+class SlowRank(OfOneRank):
     """A training process that is stopped for a part of each period, as if it had to share its processor.
 
     Training goes on, at the pace of the slow rank; nothing is killed, and no step is repeated.

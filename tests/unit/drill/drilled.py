@@ -27,6 +27,7 @@ class Counting:
     Attributes:
         orders: what was asked of ranks.
         starts: how often it was started again.
+        well: what it says of its hosts; not, when one was repaired.
     """
 
     def __init__(self, folder: Path, stack: ExitStack, ranks: int = 2) -> None:
@@ -34,6 +35,8 @@ class Counting:
         self.root = folder / "checkpoint"
         self.data: Path | None = None
         self.hosts: Sequence[Switchable] = ()
+        self.slots: Sequence[str] = [f"localhost:{ranks}"]
+        self.well = True
         self.names_hosts = False
         self.size = ranks
         self.orders: list[tuple[int, str]] = []
@@ -70,6 +73,12 @@ class Counting:
 
     def order(self, rank: int, what: str) -> None:
         self.orders.append((rank, what))
+
+    def repaired(self) -> None:
+        self.well = False
+
+    def hosts_are_well(self) -> bool:
+        return self.well
 
     def start_again(self) -> None:
         self.children["supervisor"].wait()

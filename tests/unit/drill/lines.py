@@ -30,11 +30,19 @@ class Story:
         """They had changed something before their first step."""
         return self._tell(Changed, tensors=tensors or {}, values=values or {})
 
-    def step(self, inputs: str = "", samples: tuple[int, ...] = (), epoch: int = 0, at: int = 0) -> Story:
+    def step(
+        self,
+        inputs: str | None = "",
+        samples: tuple[int, ...] = (),
+        epoch: int = 0,
+        at: int = 0,
+        dealt: str | None = None,
+    ) -> Story:
         """They step on a batch."""
         self._steps += 1
-        self._tell(Step, number=self._steps, inputs=inputs or f"{self._at[1]}.{self._steps}")
-        return self._tell(Batch, sampler="sampler", epoch=epoch, at=at, samples=samples)
+        given = f"{self._at[1]}.{self._steps}" if inputs == "" else inputs
+        self._tell(Step, number=self._steps, inputs=given)
+        return self._tell(Batch, sampler="sampler", epoch=epoch, at=at, samples=samples, inputs=dealt)
 
     def commit(self, tensors: str = "", values: dict[str, Any] | None = None, **counts: int) -> Story:
         """They make the next commit."""

@@ -83,6 +83,25 @@ def test_a_batch_of_what_was_lost_does_not_count() -> None:
     assert script.batches(clean().told, finish(story).told) == []
 
 
+@pytest.mark.parametrize(
+    ("dealt", "samples", "found"),
+    [
+        ("b", (2, 3), False),
+        ("other", (2, 3), True),
+        ("other", (4, 5), False),  # a matter of samples
+        (None, (2, 3), False),
+    ],
+)
+def test_other_contents_of_the_same_samples_are_found_by_what_data_sets_deal(
+    dealt: str | None, samples: tuple[int, int], found: bool
+) -> None:
+    expected = Story().meet(1, 0).step(None, (0, 1), dealt="a").step(None, (2, 3), at=2, dealt="b").commit()
+    mine = Story().meet(2, 0).step(None, (0, 1), dealt="a").commit().meet(3, 1, 0, 1)
+    findings = script.batches(expected.told, mine.step(None, samples, at=2, dealt=dealt).told)
+    assert [each.rule for each in findings] == [rules.DATA] * found
+    assert all("at place 2 of epoch 0, after commit 1" in each.message for each in findings)
+
+
 def test_samples_that_are_lost_or_repeated_are_counted() -> None:
     story = disturbed().step(samples=(8, 8), at=8).commit()
     expected, mine = clean().told, finish(story, 3).told

@@ -39,6 +39,14 @@ def test_it_names_this_host_with_all_slots(run: Counting) -> None:
     assert hosts(run) == ["localhost:3"]
 
 
+def test_it_names_the_hosts_of_a_lab(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        run = Counting(tmp_path, stack)
+        run.slots = ["10.0.0.1:1", "10.0.0.2:1"]
+        FAILS.prepare(run)
+        assert hosts(run) == run.slots
+
+
 def test_it_fails_and_a_rank_dies_until_it_is_over(run: Counting) -> None:
     FAILS.strike(run, 1)
     assert run.children["1"].wait(60) == -signal.SIGKILL

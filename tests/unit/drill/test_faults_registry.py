@@ -77,7 +77,7 @@ def test_what_is_lacking_is_said_with_the_remedy(run: Counting, monkeypatch: pyt
     assert set(lacking) == {"data-changed", "clock-jump", "host-cut-off", "host-powered-off"}
     assert "--data" in lacking["data-changed"]
     assert "apt-get install gcc" in lacking["clock-jump"]
-    assert "Switchable" in lacking["host-cut-off"]
+    assert "--lab" in lacking["host-cut-off"]
 
 
 def test_a_file_system_that_fsspec_does_not_know_is_said_to_be_missing(

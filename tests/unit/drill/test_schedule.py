@@ -75,3 +75,12 @@ def test_what_is_no_schedule_is_an_error_that_names_the_file(text: str, tmp_path
     (tmp_path / "s.json").write_text(text)
     with pytest.raises(ConfigError, match=r"s\.json' holds no schedule"):
         schedule.load(tmp_path / "s.json")
+
+
+def test_it_is_told_what_strikes_whom_and_when() -> None:
+    names = ("kill", "kill-rank-0", "kill-all", "host-cut-off")
+    strikes = [Strike(name, 3, 5 * place) for place, name in enumerate(names, 1)]
+    assert schedule.described(strikes, 4) == (
+        "kill (rank 3) at commit 5, kill-rank-0 (rank 0) at commit 10, kill-all at commit 15, "
+        "host-cut-off (the host of rank 1) at commit 20"
+    )

@@ -19,14 +19,19 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from hvdrecover import config
+from hvdrecover.errors import LabError
+
+PACKAGES = {
+    "ip": "iproute2",
+    "sshd": "openssh-server",
+    "ssh": "openssh-client",
+    "ssh-keygen": "openssh-client",
+}
 PATIENCE = 30.0  # seconds to wait for anything
 NETNS_FILES = Path("/etc/netns")  # `ip netns exec NAME` lays the files of NAME in here over those of /etc
 _NAMESPACES = Path("/run/netns")
 _NUMBERS = range(1, 255)  # the third byte of its addresses
-
-
-class LabError(Exception):
-    """The lab could not be made, changed or removed."""
 
 
 def namespace(number: int | str, part: str) -> str:
@@ -39,15 +44,22 @@ def folder(number: int | str) -> Path:
     return Path(f"/run/hvdlab-{number}")
 
 
+def find(name: str) -> str | None:
+    """Where a program is; None if there is none."""
+    searched = config.environment().get("PATH", "")
+    return shutil.which(name, path=f"{searched}:/usr/sbin:/sbin")  # a user's lacks root's
+
+
 def program(name: str) -> str:
     """Where a program is.
 
     Raises:
         LabError: there is none.
     """
-    path = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")  # a user's lacks root's
+    path = find(name)
     if path is None:
-        raise LabError(f"there is no program {name!r}")
+        remedy = f"apt-get install {PACKAGES[name]}" if name in PACKAGES else "install it"
+        raise LabError(name, f"there is no such program; {remedy}")
     return path
 
 
@@ -59,7 +71,8 @@ def ip(*arguments: str) -> None:
     """
     done = subprocess.run([program("ip"), *arguments], capture_output=True, text=True)
     if done.returncode != 0:
-        raise LabError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+        remedy = "the machine, or its container, must let root change networks (--privileged)"
+        raise LabError(f"ip {' '.join(arguments)}", f"{done.stderr.strip()}; {remedy}")
 
 
 def claim() -> tuple[int, socket.socket]:
@@ -75,7 +88,7 @@ def claim() -> tuple[int, socket.socket]:
     for number in random.sample(_NUMBERS, len(_NUMBERS)):  # not one that was in use a moment ago
         if taken := _claim(number):
             return number, taken
-    raise LabError(f"{len(_NUMBERS)} labs are in use; end one of them")
+    raise LabError("the lab", f"{len(_NUMBERS)} labs are in use on this machine; end one of them")
 
 
 def traces(number: int | str) -> list[Path]:
@@ -150,7 +163,7 @@ def _kill_inhabitants(identity: os.stat_result) -> None:
     deadline = time.monotonic() + PATIENCE
     while living := list(_inhabitants(identity)):
         if time.monotonic() > deadline:
-            raise LabError(f"processes {living} do not end, though killed")
+            raise LabError(f"processes {living}", "they do not end, though killed; dmesg may tell why")
         for process in living:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)

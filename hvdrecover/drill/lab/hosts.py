@@ -8,8 +8,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.lab import network
-from tests.lab.network import PATIENCE, LabError, ip, program
+from hvdrecover.drill.lab import network
+from hvdrecover.drill.lab.network import PATIENCE, ip, program
+from hvdrecover.errors import LabError
 
 INTERFACE = "eth0"
 
@@ -127,7 +128,7 @@ class Host:
         deadline = time.monotonic() + PATIENCE
         while "Server listening" not in self._log.read_text():
             if self._sshd.poll() is not None or time.monotonic() > deadline:
-                raise LabError(f"the sshd of {self.name} does not start:\n{self._log.read_text()}")
+                raise LabError(f"sshd of {self.name}", f"it does not start; it says\n{self._log.read_text()}")
             time.sleep(0.01)
 
 

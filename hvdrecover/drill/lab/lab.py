@@ -1,4 +1,4 @@
-"""Three hosts on one machine, and what they need to log in to each other."""
+"""Several hosts on one machine, and what they need to log in to each other."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-from tests.lab import network
-from tests.lab.hosts import Host, make_key
-from tests.lab.network import PATIENCE, LabError, ip
-
-_REPOSITORY = Path(__file__).parents[2]
+from hvdrecover.drill.lab import network
+from hvdrecover.drill.lab.hosts import Host, make_key
+from hvdrecover.drill.lab.network import PATIENCE, ip
+from hvdrecover.errors import LabError
 
 
 class Lab:
-    """Three hosts, joined by a switch, of a network that nobody else is in. Root only.
+    """Hosts, joined by a switch, of a network that nobody else is in. Root only.
 
     Any number of labs may exist at the same time. All that a lab makes is gone when it is closed, and as well
     when its process is killed: a janitor process sees to it. What a janitor that was killed too has left is
     removed by the next lab.
+
+    Args:
+        hosts: how many.
 
     Attributes:
         number: the lab's own; part of all names and addresses.
@@ -32,13 +34,12 @@ class Lab:
         LabError: it could not be made.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hosts: int = 3) -> None:
         network.sweep()
         self.number, self._claim = network.claim()
-        command = [sys.executable, "-m", "tests.lab.janitor", str(self.number)]
+        command = [sys.executable, "-m", "hvdrecover.drill.lab.janitor", str(self.number)]
         self._janitor = subprocess.Popen(
             command,
-            cwd=_REPOSITORY,
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=[self._claim.fileno()],
@@ -47,7 +48,7 @@ class Lab:
         self.janitor = self._janitor.pid
         self._folder = network.folder(self.number)
         self.key = self._folder / "key"
-        self.hosts = [Host(self.number, number) for number in (1, 2, 3)]
+        self.hosts = [Host(self.number, number) for number in range(1, hosts + 1)]
         try:
             self._make()
         except BaseException:
@@ -77,7 +78,8 @@ class Lab:
         for host in self.hosts:
             host.reap()
         if self._janitor.returncode != 0:
-            raise LabError(f"lab {self.number} is not wholly removed:\n{complaint.decode()}")
+            remedy = "the next lab removes the rest"
+            raise LabError(f"lab {self.number}", f"not wholly removed; {remedy}:\n{complaint.decode()}")
 
     def __enter__(self) -> Lab:
         return self

@@ -1,0 +1,31 @@
+"""What TensorFlow tells the witness of a drill: what elastic data sets have dealt."""
+
+from __future__ import annotations
+
+import math
+
+from hvdrecover.data.order import SampleOrder
+from hvdrecover.elastic.contents import Contents
+from hvdrecover.elastic.witness import Witness
+from hvdrecover.tensorflow.dataset import ElasticDataset
+
+
+def watch(contents: Contents, witness: Witness) -> None:
+    """Have data sets tell what they dealt when it is recorded as done.
+
+    Args:
+        contents: the state's attributes.
+        witness: is told.
+    """
+
+    def recorded(order: SampleOrder, count: int) -> None:
+        tracked = (each for each in contents.values.values() if isinstance(each, ElasticDataset))
+        data = next((each for each in tracked if each.order is order), None)
+        dealt = (
+            data.dealt.take(math.ceil(count / data.batch_size))
+            if data is not None and data.dealt is not None
+            else None
+        )
+        witness.recorded(order, count, dealt)
+
+    contents.on_record = recorded

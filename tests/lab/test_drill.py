@@ -1,0 +1,78 @@
+"""``hvdrecover drill --lab``: hosts are cut off and lose their power, and nothing is left of them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hvdrecover.drill.lab.network import traces
+from tests.integration.test_endings import wait_until
+
+FAULTS = {"host-cut-off", "host-powered-off", "kill"}
+SCRIPT = [sys.executable, "-m", "hvdrecover.examples.torch_digits"]
+JANITOR = "hvdrecover.drill.lab.janitor"
+EPOCHS = ("--epochs", "4", "--step-seconds", "0.04", "--commit-every", "2")
+
+
+def command(folder: Path, *words: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "hvdrecover", "drill", "-np", "2", "--lab", "3", "--folder", str(folder)),
+        *words,
+    ]
+
+
+def lab_of(drill: int) -> int:
+    """The number of the lab that a drill has made."""
+    (janitor,) = (each for each in psutil.Process(drill).children() if each.cmdline()[-2:-1] == [JANITOR])
+    return int(janitor.cmdline()[-1])
+
+
+def left(folder: Path) -> list[str]:
+    """The processes that have a folder on their command line."""
+    lines = (" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"]))
+    return [line for line in lines if str(folder) in line]
+
+
+def test_the_torch_example_recovers_from_the_loss_of_hosts(tmp_path: Path) -> None:
+    folder = tmp_path / "drill"
+    words = ["--seed", "1", "--faults", ",".join(sorted(FAULTS)), "--json", "--", *SCRIPT, *EPOCHS]
+    done = subprocess.run(command(folder, *words), capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert (found["recovers"], found["findings"]) == (True, [])
+    kinds = {name: (kind["count"], kind["recovered"]) for name, kind in found["kinds"].items()}
+    assert kinds == dict.fromkeys(FAULTS, (1, 1))
+
+    # The hosts were really lost.
+    events = [json.loads(line) for file in folder.glob("faults-*/events/*.jsonl") for line in file.open()]
+    assert sum(event.get("fault") == "lost_host" for event in events) == 2
+
+    # A spare host takes the place of a lost one, so that commits can be compared up to the end.
+    newest = max(int(path.name.rpartition("c")[2]) for path in (folder / "clean/checkpoint").glob("g*"))
+    assert [run["commits_compared"] for run in found["runs"]] == [newest] * len(found["runs"])
+    assert found["numbers"]["samples_lost"] == 0
+
+    # What was to strike was said before it did.
+    lines = [line for line in done.stderr.splitlines() if "drill: faults-1" in line]
+    assert "is to have" in lines[0] and "(the host of rank 1) at commit" in lines[0]
+    assert left(folder) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_drill_that_is_ended_leaves_nothing(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    folder = tmp_path / "drill"
+    words = ["--faults", "kill", "--", sys.executable, "-c", "import time; time.sleep(1000)"]
+    with subprocess.Popen(command(folder, *words)) as drill:
+        wait_until((folder / "clean/log.txt").exists)
+        lab = lab_of(drill.pid)
+        assert traces(lab)
+        drill.send_signal(number)
+        assert drill.wait(120) == code
+    assert traces(lab) == []
+    assert left(folder) == []
