@@ -272,6 +272,8 @@ def _facts(outcome: Outcome) -> RenderableType:
     )
     facts.add_row("folder", plain(str(outcome.folder)))
     facts.add_row("compared", f"{compared} commits with those of the undisturbed run, bit by bit")
+    for unproven in dict.fromkeys(each.unproven for each in outcome.results if each.unproven):
+        facts.add_row("not compared", plain(unproven))
     facts.add_row("samples", f"{numbers.samples_lost:g} lost or repeated")
     facts.add_row("steps", f"{numbers.steps_lost:g} repeated")
     if numbers.stall_seconds is not None:

@@ -61,6 +61,7 @@ def _run(result: Result) -> Mapping[str, Any]:
         "codes": result.run.codes,
         "commits_compared": result.compared,
         "temporary": asdict(result.left),
+        "unproven": result.unproven,
         "struck": [_struck(each) for each in result.struck],
         "missed": [strike.fault for strike in result.missed],
         "findings": [_finding(finding) for finding in result.findings],

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hvdrecover.config import PREEMPTED
 from hvdrecover.drill import history
-from hvdrecover.drill.checks import machine, script, temporary
+from hvdrecover.drill.checks import losses, machine, script, temporary
 from hvdrecover.drill.checks.rules import Finding
 from hvdrecover.drill.disturbance import Disturbance
 from hvdrecover.drill.faults import FAULTS
@@ -160,6 +160,7 @@ class Drill:
             compared=script.compared(clean, told),
             samples_lost=script.samples_lost(clean, told),
             left=temporary.left(run.folder / "tmp"),
+            unproven=losses.unproven(clean, told, ended=self._duration is None),
         )
 
     def _of_script(self, told: Testimony) -> list[Finding]:
@@ -171,7 +172,8 @@ class Drill:
             *script.batches(clean, told),
             *script.samples(clean, told),
         ]
-        return [*causes, *script.weights(clean, told, explained=bool(causes))]
+        ends = losses.compare(clean, told) if self._duration is None and told.commits else []
+        return [*causes, *script.weights(clean, told, explained=bool(causes)), *ends]
 
     def _of_machine(self, run: Run, disturbance: Disturbance) -> list[Finding]:
         return [

@@ -47,6 +47,7 @@ class Result:
         compared: number of commits that were compared with the undisturbed run's, bit by bit.
         samples_lost: samples that were lost or repeated.
         left: what is left in its folder for temporary files, also of processes that were killed.
+        unproven: what could not be compared, and why; empty if all was.
     """
 
     run: Run
@@ -58,6 +59,7 @@ class Result:
     compared: int = 0
     samples_lost: int = 0
     left: Left = field(default_factory=Left)
+    unproven: str = ""
 
 
 @dataclass

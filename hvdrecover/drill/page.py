@@ -112,6 +112,8 @@ def _run(result: Result, number: int) -> list[Block]:
     if result.missed:
         names = ", ".join(strike.fault for strike in result.missed)
         blocks.append(Paragraphs([f"The run was over too early for {names}."]))
+    if result.unproven:
+        blocks.append(Paragraphs([f"Not compared: {result.unproven}."]))
     if result.left.files:
         what = f"{result.left.files:,} files, {result.left.bytes:,} bytes"
         blocks.append(Paragraphs([f"Left in its TMPDIR, also by processes that were killed: {what}."]))

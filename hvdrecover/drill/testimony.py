@@ -85,6 +85,7 @@ class Made(Line):
         made: its number.
         steps: steps since the last one.
         batches: recorded batches since the last one.
+        loss: mean of those that the rank was told since the last one; None if it was told none.
         tensors: attribute to name to digest; empty on ranks other than 0.
         values: attribute to what it is apart from tensors.
         samplers: attribute to cursor.
@@ -93,6 +94,7 @@ class Made(Line):
     made: int
     steps: int
     batches: int
+    loss: float | None = None
     tensors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     values: Mapping[str, Json] = field(default_factory=dict)
     samplers: Mapping[str, Json] = field(default_factory=dict)
@@ -190,6 +192,26 @@ class Testimony:
             least[place] = later
             later = min(later, self.meetings[place][0].commit)
         return [line for line in lines if line.commit < least[self.meeting_of(line)]]
+
+    @cached_property
+    def progress(self) -> dict[int, tuple[int, int, int]]:
+        """How far the run had come at each of its commits, by number.
+
+        Numbers alone would not tell: when hosts come or go, ranks commit once more than undisturbed.
+
+        Returns:
+            Steps and batches since the run's beginning, and how many commits there were since the last one.
+        """
+        made: dict[int, Made] = {}
+        for line in self.kept(self.commits):
+            made.setdefault(line.made, line)  # a rank may be killed before it tells
+        found, far = {0: (0, 0, 0)}, (0, 0, 0)
+        for number, line in sorted(made.items()):
+            steps, batches, idle = far
+            moved = line.steps or line.batches
+            far = (steps + line.steps, batches + line.batches, 0 if moved else idle + 1)
+            found[number] = far
+        return found
 
     @property
     def newest(self) -> int:

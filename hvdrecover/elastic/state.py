@@ -153,7 +153,10 @@ class State:
         Raises:
             ConfigError: a value is no number.
         """
-        self._scalars.observe(self._observed.take({"loss": loss, **others}))
+        taken = self._observed.take({"loss": loss, **others})
+        self._scalars.observe(taken)
+        if self._witness is not None and "loss" in taken:
+            self._witness.observed(float(taken["loss"]))
 
     # -- Horovod's verbs -------------------------------------------------------------------------------
 

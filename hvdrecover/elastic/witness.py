@@ -12,9 +12,9 @@ the monotonic clock, which all processes of a host share), ``rank``, ``size``, a
 ``batch``   ``sampler``, ``epoch``, ``at``, ``samples``: all ranks together are about to have done these,
             from this place of the epoch's order on; ``inputs``: digest of what this rank's data set
             dealt there, or null
-``commit``  ``made``: its number; ``steps``, ``batches`` since the last one; on rank 0 ``tensors``
-            (attribute to name to digest), ``values`` (attribute to what it is apart from tensors),
-            ``samplers``
+``commit``  ``made``: its number; ``steps``, ``batches`` since the last one; ``loss``: mean of those that
+            this rank was told since then, or null; on rank 0 ``tensors`` (attribute to name to digest),
+            ``values`` (attribute to what it is apart from tensors), ``samplers``
 =========== =============================================================================================
 """
 
@@ -24,6 +24,7 @@ import ctypes
 import json
 import os
 import resource
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -74,6 +75,7 @@ class Witness:
         self.agreements = 0
         self._at = (0, 0)
         self._steps = self._batches = 0
+        self._losses: list[float] = []
         self._adopted: tuple[Digests, dict[str, Json]] | None = None
         temporary.watch(config, "training")
 
@@ -111,12 +113,17 @@ class Witness:
         self._write("batch", sampler=name, epoch=order.epoch, at=order.done, samples=samples, inputs=inputs)
         self._obey()
 
+    def observed(self, loss: float) -> None:
+        """The script has told a loss."""
+        self._losses.append(loss)
+
     def committing(self, snapshot: Snapshot) -> None:
         """A commit has been copied, and steps are counted from it from now on."""
         facts: dict[str, Any] = {
             "made": snapshot.id.commit,
             "steps": self._steps,
             "batches": self._batches,
+            "loss": statistics.fmean(self._losses) if self._losses else None,
         }
         if self._world.rank() == 0:
             facts["tensors"] = {name: _digests(arena) for name, arena in snapshot.arenas.items()}
@@ -130,6 +137,7 @@ class Witness:
     def _stand_at(self, snapshot: Snapshot) -> None:
         self._at = (snapshot.id.generation, snapshot.id.commit)
         self._steps = self._batches = 0
+        self._losses = []
 
     def _present(self) -> tuple[Digests, dict[str, Json]]:
         present = self._contents.take_apart()

@@ -18,6 +18,7 @@ from tests.integration.browser import CUT, PHONE, Browser
 
 BUGGY = Path(__file__).with_name("scripts") / "buggy_digits.py"
 RESHUFFLING = BUGGY.with_name("reshuffling_tensorflow.py")
+SHRINKING = BUGGY.with_name("shrinking_digits.py")
 QUICK = ("--epochs", "2", "--step-seconds", "0.02", "--commit-every", "2")
 # TensorFlow traces its functions anew after each recovery, for seconds.
 TENSORFLOWS = "kill,kill-all,preemption"
@@ -157,3 +158,15 @@ def test_the_page_fits_any_screen_and_asks_for_nothing(of_torch: Drilled, tab: B
     assert "recovers" in shown
     for name in of_torch.found["kinds"]:
         assert name in shown
+
+
+@pytest.mark.parametrize(("rate", "code"), [("2e-3", 0), ("1", 1)])
+def test_where_a_rank_is_lost_for_good_losses_are_compared(rate: str, code: int, tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost:2\n")
+    words = ["--min-np", "1", "--discover", f"file {hosts}", "--faults", "kill-all", "--no-standby", "--"]
+    drilled = drill(tmp_path / "drill", *words, sys.executable, str(SHRINKING), str(hosts), rate)
+    assert drilled.code == code, drilled.words
+    assert [each["rule"] for each in drilled.found["findings"]] == [rules.LOSS.name] * code
+    assert hosts.read_text() == "localhost:1\n"
+    assert [run["unproven"] for run in drilled.found["runs"]] == [""]

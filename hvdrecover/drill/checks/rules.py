@@ -51,6 +51,11 @@ WEIGHTS = Rule(
     "Whatever the next step depends on (models, optimizers, schedulers, scalers, counters) must be an "
     "attribute of the state, and nothing of it may be set anew in the function that recover.run decorates.",
 )
+LOSS = Rule(
+    "the loss is that of an undisturbed run",
+    "What depends on the number of ranks, such as a learning rate, must be derived from hvd.size() anew "
+    "whenever the function that recover.run decorates is called.",
+)
 REPRODUCIBLE = Rule(
     "the script is reproducible",
     "No fault had struck by then, so a recovery can't be told from chance: use deterministic algorithms, a "
@@ -78,6 +83,7 @@ ROOT = Rule("the checkpoint root is whole", "`hvdrecover verify` of the run's ch
 ALL = (
     STEPS_AGAIN,
     WEIGHTS,
+    LOSS,
     SAMPLES,
     DATA,
     NOT_OVERWRITTEN,

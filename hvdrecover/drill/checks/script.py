@@ -72,10 +72,10 @@ def counters(clean: Testimony, drilled: Testimony) -> list[Finding]:
 
 def batches(clean: Testimony, drilled: Testimony) -> list[Finding]:
     """After a recovery models are given what they would have been given without."""
-    known = {_moment(line): line for line in clean.steps}
+    known = {_moment(clean, line): line for line in clean.steps}
     seen = {line.inputs: line for line in clean.steps if line.inputs is not None}
     for line in _comparable(drilled.kept(drilled.steps), clean):
-        same = known.get(_moment(line))
+        same = known.get(_moment(drilled, line))
         if same is None or None in (same.inputs, line.inputs) or same.inputs == line.inputs:
             continue
         other = seen.get(line.inputs or "")
@@ -130,12 +130,13 @@ def weights(clean: Testimony, drilled: Testimony, *, explained: bool) -> list[Fi
         drilled: the run with faults.
         explained: whether another check has found a cause.
     """
-    expected = _by_number(clean)
+    expected = _by_progress(clean)
     last = 0
     for line in _comparable(drilled.kept(drilled.commits), clean):
-        if line.rank != 0 or line.made not in expected:
+        same = expected.get(drilled.progress[line.made])
+        if line.rank != 0 or same is None:
             continue
-        if found := differences.between(expected[line.made], line):
+        if found := differences.between(same, line):
             early = drilled.meeting_of(line) == 0 and not explained
             message = f"commit {line.made} is not that of the undisturbed run, as commit {last} still was: "
             return [Finding(rules.REPRODUCIBLE if early else rules.WEIGHTS, message + "; ".join(found))]
@@ -146,11 +147,12 @@ def weights(clean: Testimony, drilled: Testimony, *, explained: bool) -> list[Fi
 def compared(clean: Testimony, drilled: Testimony) -> int:
     """How many commits of both runs can be compared, bit by bit."""
     kept = _comparable(drilled.kept(drilled.commits), clean)
-    return len({line.made for line in kept if line.rank == 0} & set(_by_number(clean)))
+    return len({drilled.progress[line.made] for line in kept if line.rank == 0} & set(_by_progress(clean)))
 
 
-def _by_number(told: Testimony) -> dict[int, Made]:
-    return {line.made: line for line in told.kept(told.commits) if line.rank == 0}
+def _by_progress(told: Testimony) -> dict[tuple[int, int, int], Made]:
+    """Rank 0's commits, by how far the run had come."""
+    return {told.progress[line.made]: line for line in told.kept(told.commits) if line.rank == 0}
 
 
 def _comparable(lines: Sequence[L], clean: Testimony) -> Iterable[L]:
@@ -161,8 +163,10 @@ def _comparable(lines: Sequence[L], clean: Testimony) -> Iterable[L]:
         yield line
 
 
-def _moment(line: Step) -> tuple[int, int, int, int]:
-    return line.commit, line.number, line.rank, line.size
+def _moment(told: Testimony, line: Step) -> tuple[int, int, int]:
+    """The number of a step since the run's beginning, and whose it is."""
+    steps, _, _ = told.progress[line.commit]
+    return steps + line.number, line.rank, line.size
 
 
 def _deal(line: Batch) -> tuple[str, int, int, int, int, tuple[int, ...]]:

@@ -44,12 +44,12 @@ class Story:
         self._tell(Step, number=self._steps, inputs=given)
         return self._tell(Batch, sampler="sampler", epoch=epoch, at=at, samples=samples, inputs=dealt)
 
-    def commit(self, tensors: str = "", values: dict[str, Any] | None = None, **counts: int) -> Story:
+    def commit(self, tensors: str = "", values: dict[str, Any] | None = None, **facts: Any) -> Story:
         """They make the next commit."""
         generation, commit = self._at
-        counts = {"steps": self._steps, "batches": self._steps, **counts}
+        facts = {"steps": self._steps, "batches": self._steps, **facts}
         digests = {"model": {"weight": tensors or str(commit + 1), "bias": "0"}}
-        self._tell(Made, made=commit + 1, tensors=digests, values=values or {}, **counts)
+        self._tell(Made, made=commit + 1, tensors=digests, values=values or {}, **facts)
         self._at, self._steps = (generation, commit + 1), 0
         return self
 

@@ -116,7 +116,7 @@ def test_the_epoch_in_which_a_run_was_ended_lacks_nothing() -> None:
 
 
 def test_weights_that_differ_are_told_with_the_last_commit_that_was_right() -> None:
-    mine = disturbed().step().commit("other", {"lr": 0.1}).told
+    mine = disturbed().step().step().commit("other", {"lr": 0.1}).told
     expected = clean().told
     (found,) = script.weights(expected, mine, explained=False)
     assert found.rule is rules.WEIGHTS
@@ -126,13 +126,22 @@ def test_weights_that_differ_are_told_with_the_last_commit_that_was_right() -> N
 
 @pytest.mark.parametrize(("explained", "rule"), [(False, rules.REPRODUCIBLE), (True, rules.WEIGHTS)])
 def test_what_differs_before_the_first_fault_is_no_matter_of_recovery(explained: bool, rule) -> None:
-    mine = Story().meet(2, 0).step().commit("other").told
+    mine = Story().meet(2, 0).step().step().commit("other").told
     (found,) = script.weights(clean().told, mine, explained=explained)
     assert found.rule is rule
 
 
+def test_a_commit_more_when_hosts_come_or_go_shifts_nothing() -> None:
+    story = disturbed().commit("2").meet(4, 3)
+    for number in range(2, 6):
+        story.step(f"{number}.1").step(f"{number}.2").commit(str(number + 1))
+    expected, mine = clean().told, story.told
+    assert script.batches(expected, mine) == script.weights(expected, mine, explained=False) == []
+    assert script.compared(expected, mine) == 6
+
+
 def test_runs_are_compared_up_to_another_number_of_ranks() -> None:
-    story = disturbed().step().commit().meet(4, 3, size=1).step("other").commit("other")
+    story = disturbed().step().step().commit().meet(4, 3, size=1).step("other").step("other").commit("other")
     expected, mine = clean().told, story.told
     assert script.batches(expected, mine) == script.weights(expected, mine, explained=False) == []
     assert script.compared(expected, mine) == 3
