@@ -19,7 +19,7 @@ def watch(components: Mapping[str, Any], witness: Witness) -> None:
         components: by attribute name.
         witness: is told.
     """
-    given = _Given()
+    given = _Given(witness)
     for component in components.values():
         if isinstance(component, torch.nn.Module):
             component.register_forward_pre_hook(given.take, with_kwargs=True)
@@ -28,14 +28,18 @@ def watch(components: Mapping[str, Any], witness: Witness) -> None:
 
 
 class _Given:
-    """What models have been given for training since the last step."""
+    """What models have been given for training since the last step, or since the ranks have met."""
 
-    def __init__(self) -> None:
+    def __init__(self, witness: Witness) -> None:
+        self._witness = witness
+        self._agreements = 0
         self._digest: Digest | None = None
 
     def take(self, module: torch.nn.Module, arguments: Any, keywords: Any) -> None:
         if not module.training or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return
+        if self._agreements != self._witness.agreements:  # a fault has ended a step that had not begun
+            self._agreements, self._digest = self._witness.agreements, None
         self._digest = self._digest or Digest()
         for leaf in tree_leaves((arguments, keywords)):
             if isinstance(leaf, torch.Tensor) and not leaf.is_sparse:
