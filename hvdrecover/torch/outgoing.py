@@ -41,7 +41,8 @@ class Outgoing:
         self._bad: set[int] = set()
         self._looked = self._sends = False
         compressed = optimizer._compression is not hvd.Compression.none  # what is sent may overflow
-        here = [each for each in parameters_of(optimizer) if each.requires_grad and each.is_cpu]
+        self._all = list(parameters_of(optimizer))
+        here = [each for each in self._all if each.requires_grad and each.is_cpu]
         self._first = {
             id(each): (0,) * each.dim()
             for each in here
@@ -49,7 +50,6 @@ class Outgoing:
         }
         small = _small([each for each in here if each.numel() <= _LARGE and not each.is_complex()])
         self._small = {id(each) for each in small}
-        self._all = list(parameters_of(optimizer))
         self._others = [each for each in self._all if id(each) not in self._small]
         # A bias, or the like: embeddings may have sparse gradients.
         canaries = [each for each in small if each.dim() == 1 and each.dtype in _NUMPYS and not compressed]
@@ -98,10 +98,13 @@ class Outgoing:
     def _complete(self, parameter: torch.Tensor) -> tuple[Any, Any]:
         """In the place of Horovod's function that sends a gradient; returns its handle and its context."""
         gradient = parameter.grad
-        small = id(parameter) in self._small
-        if gradient is not None and (gradient.is_sparse or not small):  # else Horovod makes one of zeros
-            self._look(parameter, gradient)
-        elif small and not self._sends:
+        if gradient is not None and gradient.is_sparse and id(parameter) in self._small:
+            self._small.remove(id(parameter))  # it can't wait, so its average is to be looked at, from now on
+            self._others.append(parameter)
+        if id(parameter) not in self._small:
+            if gradient is not None:  # else Horovod makes one of zeros
+                self._look(parameter, gradient)
+        elif not self._sends:
             return _LATER, None
         handle: tuple[Any, Any] = self._send(parameter)
         return handle

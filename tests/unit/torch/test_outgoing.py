@@ -151,3 +151,16 @@ def test_sparse_gradients_do_not_wait() -> None:
     (model(torch.tensor([[1, 1]])).sum() * math.inf).backward()
     with pytest.raises(NumericsError, match=r"gradient of model\.weight"):
         optimizer.step()
+
+
+def test_a_small_sparse_gradient_is_looked_at_beside_others_that_wait() -> None:
+    model = torch.nn.ModuleList([torch.nn.EmbeddingBag(4, 2, sparse=True, mode="sum"), torch.nn.Linear(2, 1)])
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
+    )
+    recover.TorchState(model, optimizer, guard=recover.Guard()).sync()
+    embedded = model[0](torch.tensor([[1, 1]]))
+    model[0].weight.register_hook(lambda gradient: gradient * math.inf)
+    model[1](embedded).sum().backward()
+    with pytest.raises(NumericsError, match=r"gradient of model\.0\.weight"):
+        optimizer.step()
