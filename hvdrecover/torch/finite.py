@@ -8,10 +8,28 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+
+try:
+    from hvdrecover.torch._finite import are_finite as _compiled
+except ImportError:  # the package was installed without a C compiler
+    _compiled = None  # type: ignore[assignment]
+
+
+def _told_nothing(*tensors: torch.Tensor) -> bool | None:
+    return None
+
+
+def _look() -> Callable[..., bool | None]:
+    table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    return _told_nothing if _compiled is None or table is None else functools.partial(_compiled, table)
+
+
+look = _look()
+"""Whether tensors hold finite numbers only; None if that is not compiled, or not for one of them."""
 
 
 def not_finite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
@@ -39,14 +57,16 @@ def all_finite(totals: Iterable[torch.Tensor]) -> bool:
     return all(math.isfinite(torch.stack(each).sum().item()) for each in elsewhere.values())
 
 
-def are_finite(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether tensors hold finite numbers only; for small ones, as to sum up a large one costs less.
+def are_finite(tensors: list[torch.Tensor]) -> bool:
+    """Whether tensors hold finite numbers only; for small ones, as to sum up a large one costs less."""
+    told = look(*tensors)
+    return _torch_finds_finite([values(tensor) for tensor in tensors]) if told is None else told
 
-    What torch's own scaler of losses looks at gradients with goes through all tensors in one call. It also
-    multiplies them, here by one, which changes no bit.
 
-    Args:
-        tensors: dense ones, not complex.
+def _torch_finds_finite(tensors: list[torch.Tensor]) -> bool:
+    """Have all looked at by what torch's own scaler of losses looks at gradients with, in one call.
+
+    It also multiplies them, here by one, which changes no bit.
     """
     here = [tensor for tensor in tensors if tensor.is_cpu]
     groups: dict[object, list[torch.Tensor]] = {"here": here} if here else {}

@@ -1,0 +1,3 @@
+from typing import Any
+
+def are_finite(table: Any, *tensors: Any) -> bool | None: ...

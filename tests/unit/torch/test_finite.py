@@ -1,0 +1,122 @@
+"""What tells numbers that are finite from others, compiled and by torch."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hvdrecover.torch import finite
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+BAD = [math.nan, math.inf, -math.inf]
+SIZES = [1, 3, 64, 1000, 1 << 17]
+
+
+def edges(dtype: torch.dtype, size: int) -> torch.Tensor:
+    """Numbers at the edges of what is finite, over and over."""
+    limits = torch.finfo(dtype)
+    some = torch.tensor(
+        [limits.max, limits.min, limits.tiny, -limits.smallest_normal, 0.0, -0.0, 1.0], dtype=dtype
+    )
+    return some.repeat(size // len(some) + 1)[:size].clone()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+def test_one_bad_number_is_found_wherever_it_is(dtype: torch.dtype, size: int) -> None:
+    tensor = edges(dtype, size)
+    assert finite.look(tensor) is True
+    for place in {0, size // 2, size - 1}:
+        for value in BAD:
+            bad = tensor.clone()
+            bad[place] = value
+            assert finite.look(bad) is False
+            assert finite.look(tensor, bad, tensor) is False
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_pattern_of_bits_is_judged_as_torch_judges_it(dtype: torch.dtype) -> None:
+    """All of 16 bits; of wider ones all first 16 bits, and then zeros or ones."""
+    width = dtype.itemsize * 8
+    whole = {16: torch.int16, 32: torch.int32, 64: torch.int64}[width]
+    first = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int64) << (width - 16)
+    patterns = torch.cat([first, first | ((1 << (width - 16)) - 1)]).to(whole)
+    numbers = patterns.view(dtype)
+    told = [finite.look(number) for number in numbers[::7]]
+    assert told == torch.isfinite(numbers[::7]).tolist()
+
+
+def test_no_numbers_are_finite_ones() -> None:
+    assert finite.look() is True
+    assert finite.look(torch.empty(0, 3)) is True
+    assert finite.are_finite([]) is True
+
+
+def test_a_part_of_a_tensor_is_looked_at_alone() -> None:
+    tensor = torch.zeros(10, 10)
+    tensor[4, 9] = math.nan
+    assert finite.look(tensor[5:]) is True
+    assert finite.look(tensor[4:]) is False
+    assert finite.look(tensor[3]) is True
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(3, 4).t(),
+        torch.zeros(3, 4)[:, :2],
+        torch.zeros(1, 3).expand(2, 3),
+        torch.eye(3).to_sparse(),
+        torch.zeros(3, dtype=torch.complex64),
+        torch.zeros(3, dtype=torch.int64),
+    ],
+)
+def test_of_what_is_not_dense_or_not_of_floats_the_compiled_look_tells_nothing(tensor: torch.Tensor) -> None:
+    assert finite.look(tensor) is None
+    assert finite.look(torch.ones(2), tensor) is None
+
+
+@pytest.mark.parametrize("value", BAD)
+@pytest.mark.parametrize("shape", ["transposed", "sparse", "complex"])
+def test_torch_looks_where_the_compiled_look_can_not(shape: str, value: float) -> None:
+    def like(number: float) -> torch.Tensor:
+        dense = torch.ones(3, 4)
+        dense[1, 2] = number
+        return {"transposed": dense.t(), "sparse": dense.to_sparse(), "complex": torch.complex(dense, dense)}[
+            shape
+        ]
+
+    assert finite.are_finite([torch.ones(2), like(1.0)])
+    assert not finite.are_finite([torch.ones(2), like(value)])
+    assert finite.are_finite([torch.ones(2), like(1.0)])
+
+
+def test_gradients_of_gradients_can_be_looked_at() -> None:
+    assert finite.look(torch.ones(3, requires_grad=True)) is True
+
+
+def test_what_is_no_tensor_or_no_table_is_refused() -> None:
+    from hvdrecover.torch._finite import are_finite
+
+    assert finite.look(3) is None
+    with pytest.raises(TypeError, match="no table"):
+        are_finite()  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="PyCapsule"):
+        are_finite(3, torch.ones(3))
+
+
+def test_without_the_compiled_part_torch_looks() -> None:
+    script = """
+import math, sys
+sys.modules["hvdrecover.torch._finite"] = None  # an ImportError
+import torch
+from hvdrecover.torch import finite
+assert finite.look(torch.ones(3)) is None
+assert finite.are_finite([torch.ones(3), torch.ones(2, dtype=torch.float16)])
+assert not finite.are_finite([torch.ones(3), torch.tensor([1, math.inf])])
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
