@@ -78,8 +78,10 @@ def at_random(
 ) -> Schedule:
     """Have faults strike at random, as often as faults do that know nothing of each other.
 
+    Each strikes once before any strikes again, so that a long drill has met all of them.
+
     Args:
-        names: the faults, all equally likely.
+        names: the faults.
         seed: of all that is random.
         processes: number of ranks.
         commits: how many a run makes undisturbed.
@@ -90,9 +92,11 @@ def at_random(
     runs = []
     for _ in range(repeat):
         strikes: list[Strike] = []
+        left: list[str] = []
         place = 1 + chance.expovariate(1 / mean)
         while place < commits - 1:
-            strikes.append(Strike(chance.choice(names), chance.randrange(processes), int(place)))
+            left = left or chance.sample(names, len(names))
+            strikes.append(Strike(left.pop(), chance.randrange(processes), int(place)))
             place += chance.expovariate(1 / mean)
         runs.append(tuple(strikes))
     return Schedule(seed, processes, tuple(runs))

@@ -55,6 +55,14 @@ def test_faults_at_random_come_as_often_as_they_should_and_in_order() -> None:
         assert [strike.commit for strike in run] == sorted(strike.commit for strike in run)
 
 
+def test_of_faults_at_random_all_come_before_one_comes_again() -> None:
+    (run,) = schedule.at_random(NAMES, seed=1, processes=2, commits=10_000, mean=10).runs
+    names = [strike.fault for strike in run]
+    rounds = [names[start : start + len(NAMES)] for start in range(0, len(names) - len(NAMES), len(NAMES))]
+    assert all(sorted(each) == sorted(NAMES) for each in rounds)
+    assert len(set(map(tuple, rounds))) == len(rounds)  # in another order
+
+
 @given(st.integers(1, 20), st.integers(3, 500))
 def test_what_a_run_was_too_short_for_strikes_the_same_ranks_in_another(count: int, commits: int) -> None:
     missed = [Strike(name, place, 400) for place, name in enumerate(NAMES[:count])]
