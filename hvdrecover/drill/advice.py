@@ -9,6 +9,7 @@ from typing import Literal
 
 from hvdrecover.elastic.interval import CAP, Costs, Reason, best, share_lost
 from hvdrecover.launch.hangs import FACTOR, LEAST_TIMEOUT
+from hvdrecover.reporting.words import roughly
 
 MARGIN = 2.0  # the grace period, as a multiple of what leaving took
 DAY = 86400.0
@@ -125,11 +126,11 @@ def _commit_interval(measured: Measured, rates: Rates) -> Advice | None:
     if not 0.0 < choice.seconds < math.inf:
         return None
     now, then = share_lost(costs, measured.interval), share_lost(costs, choice.seconds)
-    setting = f"state.commit() every {duration(choice.seconds)}"
+    setting = f"state.commit() every {roughly(choice.seconds)}"
     text = (
-        f"{setting}, {_WHY[choice.reason]}: a commit stalls training for {duration(measured.stall)}, and "
-        f"with {rates.workers} workers one is lost every {duration(costs.mtbf)}. That loses {_percent(then)} "
-        f"of the time; with a commit every {duration(measured.interval)}, as in the drill, it is "
+        f"{setting}, {_WHY[choice.reason]}: a commit stalls training for {roughly(measured.stall)}, and "
+        f"with {rates.workers} workers one is lost every {roughly(costs.mtbf)}. That loses {_percent(then)} "
+        f"of the time; with a commit every {roughly(measured.interval)}, as in the drill, it is "
         f"{_percent(now)}."
     )
     return Advice("commit interval", choice.seconds, setting, text)
@@ -148,8 +149,8 @@ def _durable_interval(measured: Measured, rates: Rates) -> Advice | None:
     setting = f"Checkpoint(every_seconds={_rounded(choice.seconds):g})"
     text = (
         f'{setting}, or every="auto", {_WHY[choice.reason]}: a durable commit costs training '
-        f"{duration(stall)}, its write takes {duration(measured.write)}, and the whole job is lost every "
-        f"{duration(rates.mtbf_all)}. That loses {_percent(share_lost(costs, choice.seconds))} of the time."
+        f"{roughly(stall)}, its write takes {roughly(measured.write)}, and the whole job is lost every "
+        f"{roughly(rates.mtbf_all)}. That loses {_percent(share_lost(costs, choice.seconds))} of the time."
     )
     return Advice("durable interval", choice.seconds, setting, text)
 
@@ -163,7 +164,7 @@ def _grace(measured: Measured) -> Advice | None:
     setting = f"--grace {seconds:g}"
     text = (
         f"{setting}, and more in the scheduler (Slurm: KillWait, Kubernetes: terminationGracePeriodSeconds): "
-        f"after SIGTERM, leaving took up to {duration(measured.leave)}; {MARGIN:g} times that, and at least "
+        f"after SIGTERM, leaving took up to {roughly(measured.leave)}; {MARGIN:g} times that, and at least "
         "the time from one commit to the next and two writes, is allowed for."
     )
     return Advice("grace period", seconds, setting, text)
@@ -175,7 +176,7 @@ def _hang_timeout(measured: Measured) -> Advice | None:
     seconds = float(math.ceil(max(LEAST_TIMEOUT, FACTOR * measured.silence)))
     setting = f"--hang-timeout {seconds:g}"
     text = (
-        f"{setting}: the longest time without progress was {duration(measured.silence)}, and {FACTOR:g} "
+        f"{setting}: the longest time without progress was {roughly(measured.silence)}, and {FACTOR:g} "
         "times that is allowed for. It must be more than any step, evaluation or pause of a real run takes "
         "that is not inside recover.paused()."
     )
@@ -184,14 +185,6 @@ def _hang_timeout(measured: Measured) -> Advice | None:
 
 def _restore(recoveries: tuple[Phases, ...]) -> float:
     return median(phases.seconds for phases in recoveries) if recoveries else 0.0
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people: two digits below a minute, then minutes, hours and days."""
-    for size, unit in ((DAY, "days"), (3600.0, "h"), (60.0, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.{0 if seconds >= 10 * size else 1}f} {unit}"
-    return f"{seconds:.0f} s" if seconds >= 10.0 else f"{seconds:.2g} s"
 
 
 def _rounded(seconds: float) -> float:

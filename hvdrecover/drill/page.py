@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hvdrecover.drill import document
-from hvdrecover.drill.advice import Advice, duration
+from hvdrecover.drill.advice import Advice
 from hvdrecover.drill.checks import rules
 from hvdrecover.drill.faults import FAULTS
 from hvdrecover.drill.forecast import Forecast
@@ -124,7 +124,7 @@ def _goodput(forecasts: list[Forecast]) -> Block:
     columns = [Column("workers", number=True), Column("a failure every", number=True)]
     columns += [Column("goodput by formula", number=True), Column("by simulation", number=True)]
     rows = [
-        [f"{each.workers:,}", duration(each.mtbf), f"{each.formula:.2%}", f"{each.simulated:.2%}"]
+        [f"{each.workers:,}", words.roughly(each.mtbf), f"{each.formula:.2%}", f"{each.simulated:.2%}"]
         for each in forecasts
     ]
     return Table("Goodput with the drill's commit interval, stall and recoveries", columns, rows)

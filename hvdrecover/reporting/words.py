@@ -71,6 +71,14 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 60} min {whole % 60} s"
 
 
+def roughly(seconds: float) -> str:
+    """A duration in one unit, with two digits: ``0.31 s``, ``12 s``, ``3.2 min``, ``20 days``."""
+    for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.{0 if seconds >= 10 * size else 1}f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10.0 else f"{seconds:.2g} s"
+
+
 def rank(rank: int | None) -> str:
     """The rank that had a fault: ``all`` for the whole job, ``none`` for a process that had none yet."""
     if rank is None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.cli.options import hang_timeout, seconds
-from hvdrecover.drill.advice import DAY, Measured, Phases, Rates, advise, duration
+from hvdrecover.drill.advice import DAY, Measured, Phases, Rates, advise
 from hvdrecover.elastic.interval import Costs, best, share_lost
 
 IN_MEMORY = Phases(0.1, 0.02, 0.1, 0.0, 0.06, 0.05)
@@ -126,20 +126,3 @@ def test_what_was_not_measured_is_not_advised_about(unknown, missing):
 )
 def test_no_interval_is_advised_where_there_is_none(measured, rates):
     assert {each.topic for each in advise(measured, rates)} == {"grace period", "hang timeout"}
-
-
-@pytest.mark.parametrize(
-    ("length", "text"),
-    [
-        (0.0123, "0.012 s"),
-        (4.0, "4 s"),
-        (59.6, "60 s"),
-        (119.0, "119 s"),
-        (150.0, "2.5 min"),
-        (3600.0, "60 min"),
-        (86400.0, "24 h"),
-        (20 * DAY, "20 days"),
-    ],
-)
-def test_durations_for_people(length, text):
-    assert duration(length) == text
