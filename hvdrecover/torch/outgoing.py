@@ -66,15 +66,18 @@ class Outgoing:
 
     def _complete(self, parameter: torch.Tensor) -> _Handle:
         """In the place of Horovod's function that sends a gradient."""
-        self._look(parameter)
+        if not look(parameter.grad):
+            self._look_closer(parameter)
+        elif self._bad:
+            self._bad.discard(id(parameter))  # of a step that loss scaling has left out
         return self._send(parameter)
 
     def _group_complete(self, parameters: tuple[torch.Tensor, ...]) -> _Handle:
         for each in parameters:
-            self._look(each)
+            self._look_closer(each)
         return self._send_group(parameters)
 
-    def _look(self, parameter: torch.Tensor) -> None:
+    def _look_closer(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
         if gradient is None:  # Horovod makes one of zeros
             return
@@ -83,7 +86,7 @@ class Outgoing:
             self._totals[id(parameter)] = own = total(gradient)
             finite = not own.is_cpu or math.isfinite(own.item())  # elsewhere, nothing is waited for
         if finite:
-            self._bad.discard(id(parameter))  # of a step that loss scaling has left out
+            self._bad.discard(id(parameter))
         else:
             self._bad.add(id(parameter))
             if id(parameter) in self._large and not gradient.is_sparse:

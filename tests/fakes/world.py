@@ -7,6 +7,7 @@ something else, fails the test with a message that says who is where.
 
 from __future__ import annotations
 
+import faulthandler
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -307,6 +308,7 @@ class FakeWorld:
             lambda: until() or self._doomed or self.job.failure is not None, HANG_SECONDS
         )
         if not done:
+            faulthandler.dump_traceback()  # where the threads are that it waits for, such as a writer
             self.job.fail("the job hangs")
         self.check_alive()
         if self.job.failure is not None:
