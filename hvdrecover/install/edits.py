@@ -35,7 +35,6 @@ class Edit:
 
 _COUNTED_TWICE = "a worker that is lost at the meeting, and restarted, counts for two, and another isn't met"
 _ORDER = "of the hosts that are discovered at once, chance decides which are used and which are spare"
-_DISCOVERY = "to run the discovery script takes a new Python process each second, 0.1 s of a core"
 _SLOW_START = "horovodrun imports TensorFlow, just to learn whether Gloo is built in: seconds at each start"
 _STALLS = "which tensors wait for which ranks is printed by rank 0, and known to nobody else"
 _CPP20 = "the headers of current PyTorch and TensorFlow need C++20"
@@ -380,38 +379,6 @@ EDITS: tuple[Edit, ...] = (
         old="available_hosts = set([host for host in host_slots.keys()",
         new="available_hosts = list([host for host in host_slots.keys()",
         why=_ORDER,
-    ),
-    Edit(
-        name="plain-discovery-import",
-        file="horovod/runner/elastic/discovery.py",
-        old="import random\nimport threading\n",
-        new="import random\nimport subprocess\nimport threading\n",
-        why=_DISCOVERY,
-    ),
-    Edit(
-        name="plain-discovery",
-        file="horovod/runner/elastic/discovery.py",
-        old=(
-            "        stdout = io.StringIO()\n"
-            "        exit_code = safe_shell_exec.execute(\n"
-            "            self._discovery_script, stdout=stdout)\n"
-            "        if exit_code != 0:\n"
-        ),
-        new=(
-            "        # In this process's group, so what ends that ends the script, too.\n"
-            "        script = subprocess.run(\n"
-            "            self._discovery_script, shell=True, stdout=subprocess.PIPE, text=True)\n"
-            "        exit_code = script.returncode\n"
-            "        if exit_code != 0:\n"
-        ),
-        why=_DISCOVERY,
-    ),
-    Edit(
-        name="plain-discovery-result",
-        file="horovod/runner/elastic/discovery.py",
-        old="        return stdout.getvalue()\n",
-        new="        return script.stdout\n",
-        why=_DISCOVERY,
     ),
     Edit(
         name="noted-features",
