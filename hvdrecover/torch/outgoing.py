@@ -66,22 +66,21 @@ class Outgoing:
 
     def _complete(self, parameter: torch.Tensor) -> _Handle:
         """In the place of Horovod's function that sends a gradient."""
-        if not look(parameter.grad):
-            self._look_closer(parameter)
+        if not (finite := look(parameter.grad)):
+            self._look_closer(parameter, finite)
         elif self._bad:
             self._bad.discard(id(parameter))  # of a step that loss scaling has left out
         return self._send(parameter)
 
     def _group_complete(self, parameters: tuple[torch.Tensor, ...]) -> _Handle:
         for each in parameters:
-            self._look_closer(each)
+            self._look_closer(each, look(each.grad))
         return self._send_group(parameters)
 
-    def _look_closer(self, parameter: torch.Tensor) -> None:
+    def _look_closer(self, parameter: torch.Tensor, finite: bool | None) -> None:
         gradient = parameter.grad
         if gradient is None:  # Horovod makes one of zeros
             return
-        finite = look(gradient)
         if finite is None:
             self._totals[id(parameter)] = own = total(gradient)
             finite = not own.is_cpu or math.isfinite(own.item())  # elsewhere, nothing is waited for
