@@ -61,10 +61,10 @@ def test_sigquit_has_all_ranks_say_where_they_are_and_train_on(start: Start, tmp
     run.wait_for(job, lambda batch: batch.commit >= 4)
     os.kill(job.pid, signal.SIGQUIT)
     wait_until(lambda: {event["rank"] for event in run.events("stacks")} == {0, 1})
+    run.finish(job)  # what is printed comes through horovodrun, later than the event
     for event in run.events("stacks"):
         assert "most recent call first" in Path(event["file"]).read_text()
         assert f"rank {event['rank']} on localhost is at {event['summary']}" in run.log
-    run.finish(job)
     assert run.events("fault") == []
 
 
