@@ -24,6 +24,7 @@ class Edit:
         old: the text to replace; it must occur exactly once.
         new: what takes its place.
         why: what goes wrong without it.
+        until: if given, all that comes before the next occurrence of this text is replaced as well.
     """
 
     name: str
@@ -31,13 +32,50 @@ class Edit:
     old: str
     new: str
     why: str
+    until: str = ""
 
 
-_COUNTED_TWICE = "a worker that is lost at the meeting, and restarted, counts for two, and another isn't met"
+_REGISTRY = (
+    "a worker that is restarted while it waits for the others counts twice, or another is forgotten at a barrier "
+    "that nobody else comes to: then ranks wait for each other for ever"
+)
 _ORDER = "of the hosts that are discovered at once, chance decides which are used and which are spare"
 _SLOW_START = "horovodrun imports TensorFlow, just to learn whether Gloo is built in: seconds at each start"
 _STALLS = "which tensors wait for which ranks is printed by rank 0, and known to nobody else"
 _CPP20 = "the headers of current PyTorch and TensorFlow need C++20"
+
+_REGISTRY_CODE = """\
+        key = (host, slot)
+        with self._lock:
+            self._lock.wait_for(lambda: not self._acting)
+            if self._driver.finished():
+                return self._rendezvous_id
+            if key not in self._states or state == FAILURE:
+                logging.info('record state: {}[{}] = {}'.format(host, slot, state))
+                self._states[key] = state
+                self._workers[state].add(key)
+            elif state != self._states[key]:
+                logging.error('key exists and new state %s not FAILURE, '
+                              'ignoring (current state is %s)', state, self._states[key])
+
+            rendezvous_id = self._rendezvous_id
+            # Who has waited for an answer for this slot before is gone.
+            mine = self._waiting[key] = object()
+            self._lock.notify_all()
+            self._acting = len(self._states) >= self._size
+            if not self._acting:
+                self._lock.wait_for(lambda: self._waiting.get(key) is not mine)
+                return rendezvous_id
+        try:
+            self._on_workers_recorded()
+        finally:
+            with self._lock:
+                self._acting = False
+                self._waiting.clear()
+                self._lock.notify_all()
+        return rendezvous_id
+
+"""
 
 EDITS: tuple[Edit, ...] = (
     Edit(
@@ -304,67 +342,45 @@ EDITS: tuple[Edit, ...] = (
         why="the time after which ranks count as stalled is set while another thread reads it",
     ),
     Edit(
-        name="asked-anew",
+        name="registry-lock",
         file="horovod/runner/elastic/registration.py",
-        old=(
-            "                    self._barrier.reset()\n"
-            "                else:\n"
-            "                    logging.error('key exists and new state %s not FAILURE, '\n"
-        ),
+        old="        self._lock = threading.Lock()\n        self._states = {}\n",
         new=(
-            "                    self._barrier.reset()\n"
-            "                elif state == READY and self._states[key] == READY:\n"
-            "                    # By a process in the place of one that was lost "
-            "while it waited for this answer.\n"
-            "                    self._barrier.reset()\n"
-            "                else:\n"
-            "                    logging.error('key exists and new state %s not FAILURE, '\n"
+            "        self._lock = threading.Condition()\n"
+            "        self._states = {}\n"
+            "        self._waiting = {}\n"
+            "        self._acting = False\n"
         ),
-        why=_COUNTED_TWICE,
+        why=_REGISTRY,
     ),
     Edit(
-        name="asked-anew-ticket",
+        name="registry-barrier",
         file="horovod/runner/elastic/registration.py",
-        old=(
-            "            rendezvous_id = self._rendezvous_id\n"
-            "\n"
-            "        rendezvous_id = self._wait(key, state, rendezvous_id)\n"
-            "        return rendezvous_id\n"
-            "\n"
-            "    def _wait(self, key, state, rendezvous_id):\n"
-        ),
-        new=(
-            "            rendezvous_id = self._rendezvous_id\n"
-            "            ticket = self._tickets[key] = object()\n"
-            "\n"
-            "        rendezvous_id = self._wait(key, state, rendezvous_id, ticket)\n"
-            "        return rendezvous_id\n"
-            "\n"
-            "    def _wait(self, key, state, rendezvous_id, ticket):\n"
-        ),
-        why=_COUNTED_TWICE,
+        old="        self._barrier = None\n",
+        new="",
+        why=_REGISTRY,
     ),
     Edit(
-        name="asked-anew-check",
+        name="registry-event",
         file="horovod/runner/elastic/registration.py",
-        old=(
-            "                    saved_state = self._states.get(key, state)\n"
-            "                    if saved_state != state:\n"
-        ),
-        new=(
-            "                    saved_state = self._states.get(key, state)\n"
-            "                    if saved_state == state and self._tickets[key] is not ticket:\n"
-            "                        return rendezvous_id  # nobody waits for this answer any more\n"
-            "                    if saved_state != state:\n"
-        ),
-        why=_COUNTED_TWICE,
+        old="        self._action_event = threading.Event()\n        self._action_event.set()\n",
+        new="",
+        why=_REGISTRY,
     ),
     Edit(
-        name="asked-anew-tickets",
+        name="registry-reset",
         file="horovod/runner/elastic/registration.py",
-        old="        self._states = {}\n",
-        new="        self._states = {}\n        self._tickets = {}\n",
-        why=_COUNTED_TWICE,
+        old="            self._barrier = threading.Barrier(parties=size, action=self._action)\n",
+        new="",
+        why=_REGISTRY,
+    ),
+    Edit(
+        name="registry",
+        file="horovod/runner/elastic/registration.py",
+        old="        # we should wait for _action finished",
+        until="    def _on_workers_recorded(self):\n",
+        new=_REGISTRY_CODE,
+        why=_REGISTRY,
     ),
     Edit(
         name="host-order",
@@ -454,7 +470,7 @@ EDITS: tuple[Edit, ...] = (
 
 def digest(edits: Iterable[Edit]) -> str:
     """Return a hex digest of what the edits do; names and reasons don't count."""
-    parts = [part for edit in edits for part in (edit.file, edit.old, edit.new)]
+    parts = [part for edit in edits for part in (edit.file, edit.old, edit.until, edit.new)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -473,9 +489,11 @@ def apply(edits: Iterable[Edit], source_dir: Path) -> None:
         path = source_dir / edit.file
         if edit.file not in texts:
             texts[edit.file] = path.read_bytes().decode() if path.is_file() else ""
-        found = texts[edit.file].count(edit.old)
-        if found != 1:
-            raise EditError(edit.name, edit.file, found)
-        texts[edit.file] = texts[edit.file].replace(edit.old, edit.new)
+        text = texts[edit.file]
+        start, found = text.find(edit.old), text.count(edit.old)
+        end = text.find(edit.until, start + len(edit.old))
+        if found != 1 or end < 0:
+            raise EditError(edit.name, edit.file, found if end >= 0 else 0)
+        texts[edit.file] = text[:start] + edit.new + text[end:]
     for file, text in texts.items():
         (source_dir / file).write_bytes(text.encode())

@@ -20,7 +20,7 @@ def write_tree(root: Path, edits: tuple[Edit, ...]) -> None:
         path = root / edit.file
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:
-            file.write(f"before\n{edit.old}\nafter\n")
+            file.write(f"before\n{edit.old}{edit.until}\nafter\n")
 
 
 def read_tree(root: Path) -> dict[str, str]:
@@ -60,6 +60,18 @@ def test_a_text_that_occurs_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EditError, match="2 times"):
         apply([ONE], tmp_path)
     assert read_tree(tmp_path) == before
+
+
+def test_what_lies_between_two_texts_is_replaced_with_the_first(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("end, old one, and more of it, end, end")
+    apply([dataclasses.replace(ONE, until="end")], tmp_path)
+    assert (tmp_path / "a.txt").read_text() == "end, new oneend, end"
+
+
+def test_an_edit_without_its_end_does_not_apply(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("end, old one")
+    with pytest.raises(EditError, match="0 times"):
+        apply([dataclasses.replace(ONE, until="end")], tmp_path)
 
 
 def test_a_missing_file_counts_as_no_occurrence(tmp_path: Path) -> None:

@@ -1,0 +1,154 @@
+"""Horovod's driver, as our edits have it wait for workers: none is forgotten, and none counts twice."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from horovod.runner.elastic.discovery import FixedHosts
+from horovod.runner.elastic.driver import ElasticDriver
+from horovod.runner.elastic.rendezvous import create_rendezvous_handler
+from horovod.runner.http.http_server import RendezvousServer
+
+SLOTS = 2
+HANGS = 20.0  # seconds, far more than anything here takes
+
+
+class Request(threading.Thread):
+    """What a worker asks the driver, and waits for: its place."""
+
+    def __init__(self, driver: ElasticDriver, slot: int) -> None:
+        super().__init__(daemon=True)
+        self._driver, self._slot = driver, slot
+        self.rank: int | None = None
+        self.start()
+
+    def run(self) -> None:
+        self._driver.record_ready("localhost", self._slot)
+        self.rank = self._driver.get_slot_info("localhost", self._slot).rank
+
+    def answered(self, within: float = HANGS) -> bool:
+        self.join(within)
+        return not self.is_alive()
+
+
+class Workers:
+    """What the driver has started: each "process" runs until it is told its exit code."""
+
+    def __init__(self) -> None:
+        self._ended = [threading.Event() for _ in range(SLOTS)]
+        self._codes = [0] * SLOTS
+
+    def create(self, slot: Any, events: Any) -> tuple[int, float]:
+        self._ended[slot.local_rank].wait()
+        return self._codes[slot.local_rank], time.time()
+
+    def end(self, slot: int, code: int) -> None:
+        self._codes[slot] = code
+        self._ended[slot].set()
+
+
+@pytest.fixture
+def workers() -> Workers:
+    return Workers()
+
+
+@pytest.fixture
+def driver(workers: Workers) -> Iterator[ElasticDriver]:
+    server = RendezvousServer()
+    driver = ElasticDriver(server, FixedHosts({"localhost": SLOTS}), SLOTS, SLOTS, timeout=HANGS)
+    server.start(create_rendezvous_handler(driver))
+    driver.start(SLOTS, workers.create)
+    yield driver
+    if not driver.finished():
+        driver.stop()
+
+
+def test_all_are_answered_when_all_have_asked(driver: ElasticDriver) -> None:
+    for _ in range(3):
+        first = Request(driver, 0)
+        assert not first.answered(0.05)
+        second = Request(driver, 1)
+        assert first.answered() and second.answered()
+        assert (first.rank, second.rank) == (0, 1)
+
+
+def test_a_worker_that_is_restarted_while_it_waits_counts_once(driver: ElasticDriver) -> None:
+    lost = Request(driver, 0)
+    assert not lost.answered(0.05)
+    restarted = Request(driver, 0)
+    assert lost.answered()
+    assert not restarted.answered(0.05)
+    other = Request(driver, 1)
+    assert restarted.answered() and other.answered()
+
+
+def test_workers_meet_however_often_some_are_restarted_while_they_wait(driver: ElasticDriver) -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # threads come between each other anywhere
+    try:
+        met = [0] * SLOTS
+        over = threading.Event()
+        slots = [
+            threading.Thread(target=_live, args=(driver, slot, met, over), daemon=True)
+            for slot in range(SLOTS)
+        ]
+        for each in slots:
+            each.start()
+        _wait_for_meetings(met, 300)
+        over.set()
+        for each in slots:
+            each.join(HANGS)
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def _live(driver: ElasticDriver, slot: int, met: list[int], over: threading.Event) -> None:
+    """A slot whose worker meets the others again and again, and is often killed while it waits to."""
+    dice = random.Random(slot)
+    request = None
+    while not over.is_set():
+        if request is None or dice.random() < 0.5:
+            request = Request(driver, slot)  # the worker before, if it still waits, is dead
+        if request.answered(dice.choice([0.0, 0.0, 0.0005, 0.002])):
+            met[slot] += 1
+            request = None
+
+
+def _wait_for_meetings(met: list[int], times: int) -> None:
+    seen, deadline = 0, time.monotonic() + HANGS
+    while min(met) < times:
+        if sum(met) > seen:
+            seen, deadline = sum(met), time.monotonic() + HANGS
+        assert time.monotonic() < deadline, f"after {met} meetings the workers wait for ever"
+        time.sleep(0.01)
+
+
+def test_one_that_fails_while_it_waits_is_given_up_when_the_others_have_asked(
+    driver: ElasticDriver, workers: Workers
+) -> None:
+    lost = Request(driver, 0)
+    assert not lost.answered(0.05)
+    workers.end(0, 1)
+    assert lost.answered()
+    assert not driver.finished()
+    assert Request(driver, 1).answered()
+    assert driver.finished()  # no other host is left
+    workers.end(1, 1)  # whose host is given up by now, so it doesn't count
+    results = driver.get_results().worker_results
+    assert {name: code for name, (code, _) in results.items()} == {"localhost[0]": 1}
+
+
+def test_the_job_ends_when_all_workers_have(driver: ElasticDriver, workers: Workers) -> None:
+    workers.end(0, 0)
+    time.sleep(0.05)
+    assert not driver.finished()
+    workers.end(1, 0)
+    results = driver.get_results().worker_results
+    assert driver.finished()
+    assert {name: code for name, (code, _) in results.items()} == {"localhost[0]": 0, "localhost[1]": 0}
