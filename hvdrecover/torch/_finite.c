@@ -49,13 +49,21 @@ static bool is_contiguous(const tensor *each, int64_t *numbers) {
         return !(carried >> (8 * sizeof(type) - 1));                                                          \
     } while (0)
 
-static bool floats(const char *first, int64_t count) { ARE_FINITE(uint32_t, first, count, 0x7F800000); }
+/* Compiled for the vectors that all x86 processors have, and for those that most have: twice as fast, as long as
+   the numbers are in a cache. The one that fits is chosen when the module is loaded. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define VECTORS __attribute__((target_clones("avx2", "default")))
+#else
+#define VECTORS
+#endif
 
-static bool doubles(const char *first, int64_t count) { ARE_FINITE(uint64_t, first, count, 0x7FF0000000000000); }
+VECTORS static bool floats(const char *first, int64_t count) { ARE_FINITE(uint32_t, first, count, 0x7F800000); }
 
-static bool halves(const char *first, int64_t count) { ARE_FINITE(uint16_t, first, count, 0x7C00); }
+VECTORS static bool doubles(const char *first, int64_t count) { ARE_FINITE(uint64_t, first, count, 0x7FF0000000000000); }
 
-static bool bfloats(const char *first, int64_t count) { ARE_FINITE(uint16_t, first, count, 0x7F80); }
+VECTORS static bool halves(const char *first, int64_t count) { ARE_FINITE(uint16_t, first, count, 0x7C00); }
+
+VECTORS static bool bfloats(const char *first, int64_t count) { ARE_FINITE(uint16_t, first, count, 0x7F80); }
 
 typedef bool (*look)(const char *, int64_t);
 
