@@ -31,6 +31,7 @@ _REACHING_HOSTS = {
     *("--network-interface", "--network-interfaces", "-p", "--ssh-port", "-i", "--ssh-identity-file"),
     *("--max-np", "--max-num-proc", "--mpi"),
 }
+_ANSWERS = 3.0  # seconds for guardians to say where their ranks are
 _LEAVE = 120.0  # seconds for a run that is asked to leave
 
 
@@ -232,8 +233,14 @@ class Run:
             if not running:
                 return False
             if time.monotonic() > deadline:
+                self._ask_where_ranks_are()
                 raise self.failure(f"no progress for {timeout:.0f} s")
             time.sleep(max(_LOOK, _SHARE * (time.monotonic() - began)))
+
+    def _ask_where_ranks_are(self) -> None:
+        """Have the log say it, and their stacks written beside the run's events."""
+        os.kill(self.supervisor(), signal.SIGQUIT)
+        time.sleep(_ANSWERS)
 
     def follow(self, timeout: float) -> None:
         """Wait for one more commit, or the end.

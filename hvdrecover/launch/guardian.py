@@ -153,7 +153,7 @@ class Guardian:
 
     def _heed(self, number: int) -> int | None:
         if number == signal.SIGQUIT:
-            self._take_stacks()
+            self._show_where()
         elif number in self._config.stop_signals and self._stop_by is None:
             self._ask(Stop.HOST, self._settings.grace)
         elif number != signal.SIGCHLD:
@@ -178,7 +178,7 @@ class Guardian:
             elif message.get("order") == "stop":
                 self._signals.append(signal.SIGHUP)
             elif message.get("order") == "stacks":
-                self._take_stacks()
+                self._show_where()
             elif message.get("order") == "where":
                 self._say_where(message["ranks"])
 
@@ -305,6 +305,12 @@ class Guardian:
             at = stacks.summary(text)
             place = f"{self._name(reading)}, which {f'is at {at}' if at else 'does not answer'}"
         self._supervisor.send(kind="where", rank=reading.rank, place=place)
+
+    def _show_where(self) -> None:
+        """Somebody asks where the training process is."""
+        if not self._take_stacks():
+            reason = "it is stopped, or has not imported hvdrecover yet"
+            logger.warning("%s does not say where it is: %s", self._name(self._training.read()), reason)
 
     def _take_stacks(self, reading: Reading | None = None) -> str:
         """Save the stacks of the training process; where it is, in a few words."""
