@@ -9,6 +9,7 @@ import itertools
 import json
 import statistics
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ _PATIENCE = 1100.0  # seconds
 _RESULT = "guard.json"
 _STEPS = {"large": 60, "digits": 3000}
 _COMMITS = 20
-_BATCH = 16  # the example's default
+_BATCH = {"large": 64, "digits": 16}  # samples; the digits example's default
 _COMMIT_EVERY, _COMPARE_EVERY = 50, 10  # steps, and commits: the guard's default
 _Batch = tuple[torch.Tensor, torch.Tensor]
 _GOAL = Goal(0.01, 0.01, slowdown=True, digits=3)
@@ -56,8 +57,10 @@ def _summary(found: dict[str, Any]) -> str:
     low, middle, high = (each / step for each in statistics.quantiles(differences, n=4))
     comparing = statistics.median(found["commits"][0]) - compared
     a_step = comparing / (_COMMIT_EVERY * _COMPARE_EVERY) / step
+    with_look, without = map(statistics.median, found["sending"])
     spread = f"quartiles of the difference {low:+.1%} / {middle:+.1%} / {high:+.1%}"
-    return f"{spread} in {len(differences)} pairs of steps, and {a_step:+.2%} for comparing"
+    clocked = f"{(with_look - without) / step:+.2%} by the clock of what looks at gradients"
+    return f"{spread} in {len(differences)} pairs of steps, {clocked}, and {a_step:+.2%} for comparing"
 
 
 class Subject:
@@ -66,6 +69,9 @@ class Subject:
     Args:
         setting: which.
         guard: the guard, or None.
+
+    Attributes:
+        sending: milliseconds that were spent in sending gradients; with a guard, each is looked at then.
     """
 
     def __init__(self, setting: Setting, guard: recover.Guard | None) -> None:
@@ -79,6 +85,15 @@ class Subject:
         self._batches = _same(setting.shape.width) if sampler is None else self._epochs(sampler)
         self.state = recover.TorchState(self.model, self.optimizer, sampler=sampler, batch=0, guard=guard)
         self.state.sync()
+        self.sending = 0.0
+        self._send = self.optimizer._allreduce_grad_async
+        self.optimizer._allreduce_grad_async = self._send_by_the_clock
+
+    def _send_by_the_clock(self, parameter: torch.Tensor) -> Any:
+        began = time.perf_counter()
+        handle = self._send(parameter)
+        self.sending += 1e3 * (time.perf_counter() - began)
+        return handle
 
     def step(self) -> None:
         """Train on one batch, as the digits example does."""
@@ -89,7 +104,7 @@ class Subject:
         self.state.batch += 1
 
     def _epochs(self, sampler: recover.ElasticSampler) -> Iterator[_Batch]:
-        loader = DataLoader(_digits(), batch_size=_BATCH, sampler=sampler)
+        loader = DataLoader(_digits(), batch_size=_BATCH["digits"], sampler=sampler)
         for epoch in itertools.count():
             sampler.set_epoch(epoch)
             for images, labels in loader:
@@ -103,22 +118,25 @@ def _digits() -> TensorDataset:
 
 
 def _same(width: int) -> Iterator[_Batch]:
-    """One sample again and again; its label is one of as many classes."""
-    return itertools.repeat((torch.ones(1, width), torch.zeros(1, dtype=torch.int64)))
+    """One batch again and again; labels are of as many classes as there are features."""
+    samples = _BATCH["large"]
+    return itertools.repeat((torch.ones(samples, width), torch.zeros(samples, dtype=torch.int64)))
 
 
 def work(setting: Setting) -> None:
     """On each worker: steps by turns, then commits by turns; rank 0 writes what they took."""
     hvd.init()
-    if setting.state == "digits":
-        torch.set_num_threads(1)  # as the example does
+    torch.set_num_threads(1)  # as the example does: two ranks share two cores
     subjects = [Subject(setting, recover.Guard(parameters_every_commits=1)), Subject(setting, None)]
     steps: list[list[float]] = [[], []]
+    sending: list[list[float]] = [[], []]
     for number in range(setting.rounds(_STEPS[setting.state]) + 3):
         for place in (0, 1) if number % 2 else (1, 0):
+            subjects[place].sending = 0.0
             taken = 1e3 * stopwatch(subjects[place].step)
             if number >= 3:  # the first ones are for warming up
                 steps[place].append(taken)
+                sending[place].append(subjects[place].sending)
     commits: list[list[float]] = [[], []]
     for number in range(setting.rounds(_COMMITS) + 2):
         for place, subject in enumerate(subjects):
@@ -127,7 +145,8 @@ def work(setting: Setting) -> None:
             if number >= 2:
                 commits[place].append(taken)
     if hvd.rank() == 0:
-        (setting.folder / _RESULT).write_text(json.dumps({"steps": steps, "commits": commits}))
+        found = {"steps": steps, "sending": sending, "commits": commits}
+        (setting.folder / _RESULT).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
