@@ -36,8 +36,8 @@ class Edit:
 
 
 _REGISTRY = (
-    "a worker that is restarted while it waits for the others counts twice, or another is forgotten at a barrier "
-    "that nobody else comes to: then ranks wait for each other for ever"
+    "a worker that is restarted while it waits for the others counts twice, or another is left at a barrier "
+    "to which nobody else comes: then ranks wait for each other for ever"
 )
 _ORDER = "of the hosts that are discovered at once, chance decides which are used and which are spare"
 _SLOW_START = "horovodrun imports TensorFlow, just to learn whether Gloo is built in: seconds at each start"
