@@ -288,5 +288,5 @@ def _times(outcome: Outcome) -> RenderableType:
     kinds = grid("fault", "count>", "recovered>", "median>", "worst>")
     for name, kind in document.kinds(outcome.results).items():
         times = [f"{kind[key]:.2f} s" if kind[key] is not None else "" for key in _TIMES]
-        kinds.add_row(name, str(kind["count"]), str(kind["recovered"]), *([] if kind["lasting"] else times))
+        kinds.add_row(name, str(kind["count"]), str(kind["recovered"]), *times)
     return kinds

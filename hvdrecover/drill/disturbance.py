@@ -90,7 +90,9 @@ class Disturbance:
         struck = Struck(strike, time.monotonic(), run.newest)
         self.struck.append(struck)
         if self._strike(fault, struck):
-            struck.seconds = time.monotonic() - struck.begun
+            struck.recovered = True
+            stepped = run.testimony().stepped_again(struck.begun)
+            struck.seconds = None if stepped is None else stepped - struck.begun
             self._go_on()
         elif run.newest < self._commits:
             raise run.failure("the job ended")

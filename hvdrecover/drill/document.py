@@ -47,7 +47,7 @@ def kinds(results: Sequence[Result]) -> dict[str, Any]:
         if mine:
             found[name] = {
                 "count": len(mine),
-                "recovered": len(seconds),
+                "recovered": sum(each.recovered for each in mine),
                 "lasting": FAULTS[name].lasting,
                 "median_seconds": statistics.median(seconds) if seconds else None,
                 "worst_seconds": max(seconds, default=None),
@@ -74,4 +74,4 @@ def _finding(finding: Finding) -> dict[str, str]:
 
 def _struck(struck: Struck) -> dict[str, Any]:
     facts = {**asdict(struck.strike), "struck_at": struck.commit}
-    return {**facts, "seconds": struck.seconds}
+    return {**facts, "recovered": struck.recovered, "seconds": struck.seconds}

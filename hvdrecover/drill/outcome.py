@@ -24,12 +24,14 @@ class Struck:
         strike: which, as planned.
         begun: when, in seconds of the monotonic clock.
         commit: how many commits there were.
-        seconds: until all ranks were stepping again, or a lasting one was over; None if that never came.
+        recovered: whether training went on, and, if the fault was a lasting one, also when it was over.
+        seconds: until all ranks of a new meeting had stepped; None if no ranks had to meet anew.
     """
 
     strike: Strike
     begun: float
     commit: int
+    recovered: bool = False
     seconds: float | None = None
 
 

@@ -96,7 +96,7 @@ def _times(outcome: Outcome) -> Block:
     for name, kind in document.kinds(outcome.results).items():
         times = [words.duration(kind[key]) for key in ("median_seconds", "worst_seconds")]
         counts = [str(kind["count"]), str(kind["recovered"])]
-        rows.append([name, FAULTS[name].summary, *counts, *(["", ""] if kind["lasting"] else times)])
+        rows.append([name, FAULTS[name].summary, *counts, *times])
     columns = [Column("fault"), Column("what happens", text=True)]
     columns += [Column(name, number=True) for name in ("count", "recovered", "median", "worst")]
     return Table("Seconds from each kind of fault until all ranks stepped again", columns, rows, cards=True)

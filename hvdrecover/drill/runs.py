@@ -18,7 +18,7 @@ from hvdrecover.discovery.memory import MemoryFile
 from hvdrecover.drill.faults.fault import Fault, Switchable
 from hvdrecover.drill.lab.hosts import INTERFACE
 from hvdrecover.drill.lab.lab import Lab
-from hvdrecover.drill.testimony import Agreed, Batch, Line, Step, Testimony, Witnesses
+from hvdrecover.drill.testimony import Line, Testimony, Witnesses
 from hvdrecover.errors import DrillError
 from hvdrecover.launch import processes
 from hvdrecover.launch.job import Job
@@ -313,9 +313,7 @@ def has_stepped(told: Testimony, since: float, size: int | None = None) -> bool:
     """
     if not told.meetings:
         return False
-    met: list[Agreed] = told.meetings[-1]
-    whole = len(met) == met[0].size and size in (None, len(met))
-    if not whole or min(line.time for line in met) <= since:
+    met = told.meetings[-1]
+    if size not in (None, len(met)) or min(line.time for line in met) <= since:
         return False
-    steps: list[Step | Batch] = [*told.steps, *told.batches]
-    return all(any(step.pid == line.pid and step.time > line.time for step in steps) for line in met)
+    return told.stepped(met) is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -217,6 +217,26 @@ class Testimony:
     def newest(self) -> int:
         """The number of the newest commit."""
         return max((line.made for line in self.commits), default=0)
+
+    def stepped(self, met: Sequence[Agreed]) -> float | None:
+        """When all ranks of a meeting had stepped since they met; None if some have not, or are missing."""
+        if len(met) < met[0].size:
+            return None
+        first = [self._first_step(line) for line in met]
+        return None if None in first else max(filter(None, first))
+
+    def stepped_again(self, since: float) -> float | None:
+        """When all ranks of the first meeting after a time had stepped; None if no ranks have met since."""
+        met = (met for met in self.meetings if min(line.time for line in met) > since)
+        return next(filter(None, map(self.stepped, met)), None)
+
+    def _first_step(self, since: Line) -> float | None:
+        lines: list[Iterable[Line]] = [self.steps, self.batches]
+        first = (
+            next((each.time for each in kind if each.pid == since.pid and each.time > since.time), None)
+            for kind in lines
+        )
+        return min(filter(None, first), default=None)
 
     def meeting_of(self, line: Line) -> int:
         """The place among the meetings of the one that the line's process was at last."""

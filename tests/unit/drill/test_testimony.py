@@ -65,3 +65,19 @@ def test_a_later_generation_of_the_same_number_loses_what_the_earlier_one_did() 
 def test_the_newest_commit_counts_whether_it_was_lost_or_not() -> None:
     assert Story().meet(1, 0).commit().commit().meet(2, 0).told.newest == 2
     assert Testimony.of([]).newest == 0
+
+
+def test_ranks_have_stepped_again_when_the_last_of_the_next_meeting_has() -> None:
+    told = Story().meet(1, 0).step().commit().meet(2, 1, 0).step().commit().meet(3, 2, 1).step().told
+    assert told.stepped_again(3.0) == 6.01  # they met at 5, and rank 0 stepped at 6
+    assert told.stepped_again(8.5) == 10.01
+    assert told.stepped_again(10.0) is None
+
+
+def test_a_meeting_at_which_a_rank_was_lost_or_missing_did_not_step() -> None:
+    broken_off = Story().meet(1, 0).step().meet(2, 0, 0).meet(3, 0, 0).step().told
+    assert [broken_off.stepped(met) for met in broken_off.meetings] == [2.01, None, 6.01]
+    assert broken_off.stepped_again(3.5) == 6.01
+    story = Story().meet(1, 0).step()
+    without = Testimony.of([each for each in story.lines if each.rank == 0])
+    assert without.stepped(without.meetings[0]) is None
