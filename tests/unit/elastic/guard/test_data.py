@@ -50,6 +50,7 @@ def resume_on(data: Any, changed: DataChanged = "error") -> list[Any]:
             return type(error).__name__, str(error)
         order = state.sampler.order
         state.commit()
+        state.flush()
         return state.model.weights["w"][0], order.epoch, order.done, order.begin().tolist()
 
     return on_ranks(2, body)
