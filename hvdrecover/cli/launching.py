@@ -109,6 +109,14 @@ def _add_guardian(parser: argparse.ArgumentParser) -> None:
         "seen, at least 5 minutes)",
     )
     parser.add_argument(
+        "--startup-timeout",
+        type=options.seconds,
+        default=3600.0,
+        metavar="SECONDS",
+        help="how long processes may take from their start, or from a fault, until all ranks go on (default: "
+        "3600)",
+    )
+    parser.add_argument(
         "--grace",
         type=options.seconds,
         default=30.0,
@@ -134,7 +142,8 @@ def _worker(arguments: argparse.Namespace) -> int:
 
     read = config.read()
     events.show_on_terminal(read)
-    settings = Settings(Limits(arguments.hang_timeout), arguments.grace, not arguments.no_standby)
+    limits = Limits(arguments.hang_timeout, arguments.startup_timeout)
+    settings = Settings(limits, arguments.grace, not arguments.no_standby)
     return guard(training(arguments), settings, read)
 
 
@@ -195,6 +204,7 @@ def _discovered(arguments: argparse.Namespace) -> dict[str, str]:
 
 def _guardian_command(arguments: argparse.Namespace) -> tuple[str, ...]:
     words = [sys.executable, "-m", "hvdrecover", "worker", "--grace", f"{arguments.grace:g}"]
+    words += ["--startup-timeout", f"{arguments.startup_timeout:g}"]
     if arguments.hang_timeout is not None:
         words += ["--hang-timeout", f"{arguments.hang_timeout:g}"]
     return (*words, *(["--no-standby"] if arguments.no_standby else []), "--")

@@ -75,6 +75,11 @@ def fault(death: Death) -> Fault:
     return "script_error" if death.returncode > 0 and not of_others else "crash"
 
 
+def is_apart(death: Death) -> bool:
+    """Whether it hung where ranks wait for each other to meet, so that nobody knows who is to blame."""
+    return death.hung and death.reading.phase in (Phase.STARTING, Phase.RECOVERING)
+
+
 def is_same_error(death: Death, before: Death | None) -> bool:
     """Whether the script has failed twice in a row in the same way at the same place: it will again."""
     return (

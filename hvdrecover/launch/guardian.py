@@ -30,6 +30,7 @@ logger = logging.getLogger("hvdrecover")
 TICK = 0.2  # seconds between looks at the page
 CALM = 1.0  # seconds of training before a standby is started, so that it never competes with a recovery
 _REPORT = 5.0  # seconds between reports of the last commit to the supervisor
+_UNWRITTEN = ("traceback", "final", "apart")  # what is for the supervisor only
 _SUSPENDED = 5.0  # seconds between looks after which this process, too, must have been stopped
 
 
@@ -239,6 +240,8 @@ class Guardian:
     def _cannot_restart(self, death: Death, before: Death | None) -> str:
         if not self._config.elastic:
             return "the job is not elastic, so it ends with any of its processes"
+        if self._supervisor is not None and deaths.is_apart(death):
+            return "the ranks have not come together, so the whole job is to start again"
         return deaths.may_restart(len(self._deaths), death, before)
 
     def _say_what_died(self, death: Death, reason: str, *, warm: bool, traceback: str) -> None:
@@ -258,6 +261,7 @@ class Guardian:
             detail=words,
             traceback=traceback,
             final=bool(reason),
+            apart=deaths.is_apart(death),
         )
         self._silent = 0.0
 
@@ -390,7 +394,7 @@ class Guardian:
         self._events.rank = self._training.read().rank
         if self._supervisor is not None:
             self._supervisor.send(kind=kind, message=message, **facts)
-        written = {name: value for name, value in facts.items() if name not in ("traceback", "final")}
+        written = {name: value for name, value in facts.items() if name not in _UNWRITTEN}
         self._events.emit(kind, message, level=logging.WARNING, **written)
 
     def _say_end(self, how: str) -> None:

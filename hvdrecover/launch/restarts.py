@@ -22,6 +22,7 @@ class Attempt:
             their host) or stopped.
         faults: what guardians told of faults.
         commit: the newest commit that was heard of, as generation and number.
+        apart: whether it was ended because the ranks had not come together.
     """
 
     number: int
@@ -29,6 +30,7 @@ class Attempt:
     ends: list[str] = field(default_factory=list)
     faults: list[dict[str, Any]] = field(default_factory=list)
     commit: tuple[int, int] = (0, 0)
+    apart: bool = False
 
     @property
     def error(self) -> dict[str, Any] | None:
@@ -87,6 +89,8 @@ def outcome(
 
 def reason(attempt: Attempt) -> str:
     """Why a start has ended, in words."""
+    if attempt.apart:
+        return f"the ranks have not come together; {attempt.faults[-1].get('message')}"
     if attempt.code < 0:
         return f"the launcher was killed by signal {-attempt.code}"
     if attempt.faults:

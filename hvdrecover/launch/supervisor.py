@@ -147,11 +147,11 @@ class Supervisor:
             new_session=True,
         )
         try:
-            while driver.poll() is None:
+            while driver.poll() is None and not attempt.apart:
                 self._serve(_TICK)
                 if self._kill_at is not None and self._clock.monotonic() > self._kill_at:
                     break
-            attempt.code = driver.poll() or 0
+            attempt.code = 1 if attempt.apart else driver.poll() or 0
             if attempt.code < 0:
                 self._tell_fault("launcher_lost", f"horovodrun was killed by signal {-attempt.code}")
             self._end_attempt()
@@ -225,7 +225,8 @@ class Supervisor:
         elif message.get("kind") == "fault":
             guardian.ended = bool(message.get("final"))
             attempt.faults.append(message)
-            if guardian.ended and message.get("fault") in deaths.OF_HOSTS:
+            attempt.apart = attempt.apart or bool(message.get("apart"))
+            if guardian.ended and not attempt.apart and message.get("fault") in deaths.OF_HOSTS:
                 self._report(guardian.host)
 
     def _tell_stall(self, stall: Stall) -> None:

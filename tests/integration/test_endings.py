@@ -221,3 +221,19 @@ def test_two_starts_that_give_up_restart_the_job(start: Start, tmp_path: Path) -
     reports = rests.read(run.folder / "events" / "failing-hosts")
     assert {host: len(times) for host, times in reports.items()} == {"localhost": 1}
     assert_each_sample_once(run, padding=1)
+
+
+def test_a_launcher_that_does_not_answer_costs_a_start_and_no_commit(start: Start, tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    job = run.begin(start, "--startup-timeout", "20")
+    run.wait_for(job, lambda batch: batch.commit >= 4)
+    (launcher,) = running(job, "hvdrecover.launch.driver")
+    os.kill(launcher, signal.SIGSTOP)
+    kill(run.process_of(1))
+    assert job.wait(400) == 0, job.tail()
+    assert "the ranks have not come together" in run.log
+    assert len(run.events("start")) == 2
+    assert [event["fault"] for event in run.events("fault")][:2] == ["crash", "hang"]
+    assert run.sources() == {1: "initial", 2: "durable"}
+    assert_each_sample_once(run, padding=1)
+    assert job.processes() == []

@@ -86,7 +86,8 @@ def test_a_job_with_nothing_but_its_size(jobs: Noted, tmp_path: Path) -> None:
     assert command == TRAIN[1:]
     assert settings.options == horovodrun.Options(2)
     assert (settings.max_restarts, settings.grace) == (10, 30.0)
-    assert settings.worker == (sys.executable, "-m", "hvdrecover", "worker", "--grace", "30", "--")
+    own = ("--grace", "30", "--startup-timeout", "3600", "--")
+    assert settings.worker == (sys.executable, "-m", "hvdrecover", "worker", *own)
     assert config.events is not None
     assert config.events.parent == tmp_path / "hvdrecover-runs"
     assert settings.environ["HVDRECOVER_EVENTS"] == str(config.events)
@@ -98,7 +99,7 @@ def test_all_options_of_a_job(jobs: Noted) -> None:
     words = ["-np", "4", "--min-np", "2", "--max-np", "8", "-H", "h1:4,h2:4", "-p", "2222", "-i", "/keys/id"]
     words += ["--network-interface", "eth0", "--network-interfaces", "eth1"]
     words += ["--checkpoint", "s3://bucket/run", "--max-restarts", "0", "--hang-timeout", "2m"]
-    words += ["--grace", "90.5", "--no-standby"]
+    words += ["--grace", "90.5", "--no-standby", "--startup-timeout", "10m"]
     _, settings, _ = job(jobs, *words, *TRAIN)
     assert settings.options == horovodrun.Options(
         4,
@@ -111,7 +112,8 @@ def test_all_options_of_a_job(jobs: Noted) -> None:
     )
     assert settings.environ["HVDRECOVER_CHECKPOINT"] == "s3://bucket/run"
     assert (settings.max_restarts, settings.grace) == (0, 90.5)
-    assert settings.worker[4:] == ("--grace", "90.5", "--hang-timeout", "120", "--no-standby", "--")
+    limits = ("--startup-timeout", "600", "--hang-timeout", "120")
+    assert settings.worker[4:] == ("--grace", "90.5", *limits, "--no-standby", "--")
     assert settings.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] == "15"
 
 
@@ -290,10 +292,20 @@ def test_a_worker_needs_no_options(guards: Noted) -> None:
 
 
 def test_the_guardians_of_a_job_understand_what_they_are_given(jobs: Noted, guards: Noted) -> None:
-    words = ["-np", "2", "--hang-timeout", "7.5", "--grace", "12.25", "--no-standby"]
+    words = [
+        "-np",
+        "2",
+        "--hang-timeout",
+        "7.5",
+        "--startup-timeout",
+        "90",
+        "--grace",
+        "12.25",
+        "--no-standby",
+    ]
     command, settings, _ = job(jobs, *words, *TRAIN)
     assert cli.main([*settings.worker[3:], *command]) == 0
-    assert guards.pop()[:2] == (command, guardian.Settings(Limits(7.5), 12.25, standby=False))
+    assert guards.pop()[:2] == (command, guardian.Settings(Limits(7.5, 90.0), 12.25, standby=False))
 
 
 def test_a_worker_without_a_command_is_an_error(guards: Noted, capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,3 +113,11 @@ def test_a_script_that_fails_twice_at_the_same_place_is_not_restarted() -> None:
 
 def test_what_dies_after_the_end_is_not_restarted() -> None:
     assert "have finished" in deaths.may_restart(1, death(KILLED, Phase.FINISHED), None)
+
+
+def test_ranks_that_wait_too_long_to_meet_are_apart() -> None:
+    assert deaths.is_apart(death(KILLED, Phase.RECOVERING, hung=True))
+    assert deaths.is_apart(death(KILLED, Phase.STARTING, hung=True))
+    assert not deaths.is_apart(death(KILLED, Phase.BEGINNING, hung=True))
+    assert not deaths.is_apart(death(KILLED, Phase.TRAINING, hung=True))
+    assert not deaths.is_apart(death(KILLED, Phase.RECOVERING))

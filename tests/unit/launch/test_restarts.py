@@ -143,3 +143,10 @@ def test_an_error_of_a_script_that_has_no_commit_yet() -> None:
 )
 def test_why_a_start_has_ended(end: Attempt, words: str) -> None:
     assert restarts.reason(end) == words
+
+
+def test_a_job_whose_ranks_have_not_come_together_starts_again() -> None:
+    apart = attempt(1, commit=4)
+    apart.apart = True
+    words = "the ranks have not come together; crash 1"
+    assert after(apart) == Outcome("restart", 1, words, 1.0, 1)
