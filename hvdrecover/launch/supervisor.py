@@ -30,6 +30,7 @@ logger = logging.getLogger("hvdrecover")
 _TICK = 0.5
 _MARGIN = 5.0  # seconds beyond the grace for what is left to end
 _ANSWERS = 3.0  # seconds for guardians to say where ranks are
+_LINGERING = 60.0  # seconds for horovodrun to end when the training is finished and all guardians have gone
 _LAST_WORDS = 1.0  # seconds for guardians to obey before all is killed
 _MARK = "HVDRECOVER_START"
 _REPORTS = "failing-hosts"  # hosts on which slots were given up or diverged, so that discovery lets them rest
@@ -81,6 +82,7 @@ class Supervisor:
         self._stall: Stall | None = None
         self._stall_due = 0.0
         self._kill_at: float | None = None
+        self._left_at = 0.0
         self._stopped: int | None = None
 
     def run(self) -> int:
@@ -147,7 +149,7 @@ class Supervisor:
             new_session=True,
         )
         try:
-            while driver.poll() is None and not attempt.apart:
+            while driver.poll() is None and not attempt.apart and not self._lingers(attempt):
                 self._serve(_TICK)
                 if self._kill_at is not None and self._clock.monotonic() > self._kill_at:
                     break
@@ -160,6 +162,13 @@ class Supervisor:
             processes.kill_marked(self._mark)  # first, as it lets shared memory be tidied up
             processes.kill_group(driver.pid)
             driver.wait()
+
+    def _lingers(self, attempt: Attempt) -> bool:
+        """Whether Horovod's driver is all that is left of a training that is finished, for too long."""
+        now = self._clock.monotonic()
+        if "finished" not in attempt.ends or len(self._guardians):
+            self._left_at = now
+        return now - self._left_at > _LINGERING
 
     def _end_attempt(self) -> None:
         """Hear guardians' last words, and end those that are left, on all hosts."""

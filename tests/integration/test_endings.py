@@ -15,7 +15,7 @@ from hvdrecover.discovery import rests
 from hvdrecover.examples.digits_run import DigitsRun, supervised
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
-from tests.integration.conftest import TENSORFLOW_IF_LONG, Start
+from tests.integration.conftest import LONG, TENSORFLOW_IF_LONG, Start
 from tests.integration.faults import FaultyRun, assert_same_weights
 from tests.integration.test_kill_and_resume import assert_each_sample_once
 
@@ -236,4 +236,17 @@ def test_a_launcher_that_does_not_answer_costs_a_start_and_no_commit(start: Star
     assert [event["fault"] for event in run.events("fault")][:2] == ["crash", "hang"]
     assert run.sources() == {1: "initial", 2: "durable"}
     assert_each_sample_once(run, padding=1)
+    assert job.processes() == []
+
+
+@LONG
+def test_a_launcher_that_does_not_end_after_the_training_is_not_waited_for(
+    start: Start, tmp_path: Path
+) -> None:
+    run = a_run(tmp_path)
+    job = run.begin(start)
+    run.wait_for(job, lambda batch: batch.commit >= 4)
+    os.kill(running(job, "hvdrecover.launch.driver")[0], signal.SIGSTOP)
+    assert job.wait(200) == 0, job.tail()
+    assert "finished at commit" in run.log and len(run.events("start")) == 1
     assert job.processes() == []
