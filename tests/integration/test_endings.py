@@ -248,5 +248,5 @@ def test_a_launcher_that_does_not_end_after_the_training_is_not_waited_for(
     run.wait_for(job, lambda batch: batch.commit >= 4)
     os.kill(running(job, "hvdrecover.launch.driver")[0], signal.SIGSTOP)
     assert job.wait(200) == 0, job.tail()
-    assert "finished at commit" in run.log and len(run.events("start")) == 1
+    assert "the training is finished" in run.log and len(run.events("start")) == 1
     assert job.processes() == []
