@@ -490,10 +490,11 @@ def apply(edits: Iterable[Edit], source_dir: Path) -> None:
         if edit.file not in texts:
             texts[edit.file] = path.read_bytes().decode() if path.is_file() else ""
         text = texts[edit.file]
-        start, found = text.find(edit.old), text.count(edit.old)
+        start = text.find(edit.old)
         end = text.find(edit.until, start + len(edit.old))
-        if found != 1 or end < 0:
-            raise EditError(edit.name, edit.file, found if end >= 0 else 0)
+        found = text.count(edit.old) if end >= 0 else 0
+        if found != 1:
+            raise EditError(edit.name, edit.file, found)
         texts[edit.file] = text[:start] + edit.new + text[end:]
     for file, text in texts.items():
         (source_dir / file).write_bytes(text.encode())

@@ -292,17 +292,8 @@ def test_a_worker_needs_no_options(guards: Noted) -> None:
 
 
 def test_the_guardians_of_a_job_understand_what_they_are_given(jobs: Noted, guards: Noted) -> None:
-    words = [
-        "-np",
-        "2",
-        "--hang-timeout",
-        "7.5",
-        "--startup-timeout",
-        "90",
-        "--grace",
-        "12.25",
-        "--no-standby",
-    ]
+    words = ["-np", "2", "--hang-timeout", "7.5", "--grace", "12.25", "--no-standby"]
+    words += ["--startup-timeout", "90"]
     command, settings, _ = job(jobs, *words, *TRAIN)
     assert cli.main([*settings.worker[3:], *command]) == 0
     assert guards.pop()[:2] == (command, guardian.Settings(Limits(7.5, 90.0), 12.25, standby=False))
