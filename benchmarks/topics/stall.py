@@ -16,6 +16,7 @@ from benchmarks.rows import Goal, Row
 from benchmarks.states import Setting, Training
 
 _NEVER = 10**9  # commits
+_TRIES = 20  # a write of few kilobytes is over before a second commit if the machine looks away
 
 
 def measure(setting: Setting) -> list[Row]:
@@ -54,16 +55,18 @@ def _others(training: Training, setting: Setting, reserve: Reserve) -> list[Row]
     horovod = HorovodState(model=training.model, optimizer=training.optimizer, batch=0)
 
     def in_flight() -> float:
-        training.step()
-        busy.commit()
-        written = busy.last_commit
-        training.nudge()
-        if busy.last_durable == written:
-            raise RuntimeError("the write was over before the second commit")
-        seconds = stopwatch(busy.commit)
-        busy.flush()
-        let_clean_up(busy)
-        return seconds
+        for _ in range(_TRIES):
+            training.step()
+            busy.commit()
+            written = busy.last_commit
+            training.nudge()
+            beside_a_write = busy.last_durable != written
+            seconds = stopwatch(busy.commit)
+            busy.flush()
+            let_clean_up(busy)
+            if beside_a_write:
+                return seconds
+        raise RuntimeError(f"{_TRIES} writes were over before the second commit")
 
     takes: list[Take] = [
         in_flight,
