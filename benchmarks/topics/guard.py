@@ -59,7 +59,7 @@ def _summary(found: dict[str, Any]) -> str:
     a_step = comparing / (_COMMIT_EVERY * _COMPARE_EVERY) / step
     with_look, without = map(statistics.median, found["sending"])
     spread = f"quartiles of the difference {low:+.1%} / {middle:+.1%} / {high:+.1%}"
-    clocked = f"{(with_look - without) / step:+.2%} by the clock of what looks at gradients"
+    clocked = f"{(with_look - without) / step:+.2%} by the core's clock for looking at gradients"
     return f"{spread} in {len(differences)} pairs of steps, {clocked}, and {a_step:+.2%} for comparing"
 
 
@@ -71,7 +71,8 @@ class Subject:
         guard: the guard, or None.
 
     Attributes:
-        sending: milliseconds that were spent in sending gradients; with a guard, each is looked at then.
+        sending: milliseconds of a core that this thread took to send gradients; with a guard, each is looked
+            at then.
     """
 
     def __init__(self, setting: Setting, guard: recover.Guard | None) -> None:
@@ -90,9 +91,9 @@ class Subject:
         self.optimizer._allreduce_grad_async = self._send_by_the_clock
 
     def _send_by_the_clock(self, parameter: torch.Tensor) -> Any:
-        began = time.perf_counter()
+        began = time.thread_time()  # Horovod's own threads, on the same cores, send others meanwhile
         handle = self._send(parameter)
-        self.sending += 1e3 * (time.perf_counter() - began)
+        self.sending += 1e3 * (time.thread_time() - began)
         return handle
 
     def step(self) -> None:

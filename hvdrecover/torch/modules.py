@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from hvdrecover.events import logger
 from hvdrecover.torch.finite import not_finite
+from hvdrecover.torch.hooks import before_calls
 
 
 class Calls:
@@ -29,7 +30,7 @@ class Calls:
                 if called.training and torch.is_grad_enabled():
                     self._last = name, args, kwargs
 
-            module.register_forward_pre_hook(note, with_kwargs=True)
+            before_calls(module, note)
 
     def batch_size(self) -> int:
         """Samples in the last batch: the first dimension of the first tensor; 0 if there is none."""

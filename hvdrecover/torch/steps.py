@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from hvdrecover.elastic.scalars.scalars import Scalars
+from hvdrecover.torch.hooks import before_calls
 from hvdrecover.torch.names import parameters_of
 
 _WIDE = (torch.float32, torch.float64)
@@ -25,14 +26,14 @@ def watch(components: Mapping[str, Any], scalars: Scalars) -> None:
         scalars: are told.
     """
 
-    def called(module: torch.nn.Module, arguments: Any) -> None:
+    def called(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         # What is compiled can't tell the time.
         if module.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             scalars.fetched()
 
     for component in components.values():
         if isinstance(component, torch.nn.Module):
-            component.register_forward_pre_hook(called)
+            before_calls(component, called)
     optimizers = {name: each for name, each in components.items() if isinstance(each, torch.optim.Optimizer)}
     for number, (name, optimizer) in enumerate(optimizers.items()):
         suffix = f"/{name}" if len(optimizers) > 1 else ""

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from hvdrecover.checkpoint.digest import Digest
 from hvdrecover.elastic.witness import Witness
+from hvdrecover.torch.hooks import before_calls
 
 
 def watch(components: Mapping[str, Any], witness: Witness) -> None:
@@ -22,7 +23,7 @@ def watch(components: Mapping[str, Any], witness: Witness) -> None:
     given = _Given(witness)
     for component in components.values():
         if isinstance(component, torch.nn.Module):
-            component.register_forward_pre_hook(given.take, with_kwargs=True)
+            before_calls(component, given.take)
         elif isinstance(component, torch.optim.Optimizer):
             _Steps(component, given, witness)
 
