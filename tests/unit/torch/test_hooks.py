@@ -60,6 +60,19 @@ def test_a_stored_module_needs_no_hvdrecover(watched: tuple[torch.nn.Module, lis
     assert (ran.stdout.decode(), ran.stderr.decode(), ran.returncode) == ("called\n", "", 0)
 
 
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_compiled_module_is_seen(in_place: bool, watched: tuple[torch.nn.Module, list[Any]]) -> None:
+    module, seen = watched
+    if in_place:
+        module.compile(backend="eager")
+        whole = module
+    else:
+        whole = torch.compile(module, backend="eager")
+    for _ in range(2):
+        assert torch.equal(whole(ONE), module.forward(ONE))
+    assert len(seen) == 2
+
+
 def test_a_model_under_a_guard_can_be_saved_as_a_whole() -> None:
     model = torch.nn.Linear(2, 3)
     recover.TorchState(model, guard=recover.Guard())
