@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import traceback
 
@@ -148,7 +149,12 @@ class BackgroundWriter:
     def _run(self) -> None:
         _step_back()
         while not self._is_done():
-            self._write_through()
+            try:
+                self._write_through()
+            except (
+                Exception
+            ) as error:  # of the user's handler of log lines, say; nobody may wait for ever
+                self._broke_off(error)
 
     def _is_done(self) -> bool:
         with self._lock:
@@ -180,8 +186,7 @@ class BackgroundWriter:
             self._failed(error)
             raise
         except Exception as error:
-            failure = StorageError(self._store.url, f"writing failed in an unforeseen way: {error!r}.")
-            failure.__cause__ = error
+            failure = _unforeseen(self._store.url, error)
             self._failed(failure)
             raise failure from error
 
@@ -205,6 +210,14 @@ class BackgroundWriter:
             if self._patience == 0:
                 self._answered.set()
 
+    def _broke_off(self, error: Exception) -> None:
+        """Something that has nothing to do with the storage went wrong; what was not durable yet is not."""
+        threading.excepthook(threading.ExceptHookArgs([*sys.exc_info(), threading.current_thread()]))
+        _forget_locals(error)
+        if self._snapshot is not None:
+            self.progress.error = _unforeseen(self._store.url, error)
+        self._let_go()
+
     def _let_go(self) -> None:
         with self._lock:
             if self._snapshot is not None and self._snapshot.superseded:
@@ -213,6 +226,12 @@ class BackgroundWriter:
             self._snapshot = None
             self._attempting = False
             self._answered.set()
+
+
+def _unforeseen(url: str, error: Exception) -> StorageError:
+    failure = StorageError(url, f"writing failed in an unforeseen way: {error!r}.")
+    failure.__cause__ = error
+    return failure
 
 
 def _step_back() -> None:

@@ -14,6 +14,7 @@ from hvdrecover.checkpoint.reader import load_newest
 from hvdrecover.checkpoint.retrying import ATTEMPTS
 from hvdrecover.checkpoint.writer import NICENESS, BackgroundWriter
 from hvdrecover.errors import CorruptCheckpointError, FencedError, HvdrecoverError, StorageError
+from hvdrecover.events import Events, logger
 from tests.fakes.clock import SharedClock
 from tests.unit.checkpoint.roots import Gate, Wrapped, assert_is, content, make_snapshot, make_store
 
@@ -375,6 +376,59 @@ def test_a_machine_without_another_thread_is_a_failed_write_and_not_a_hang(store
     writer.wait()
     assert writer.progress.last_durable == CommitId(1, 3)
     assert len(store.events.of("outage_over")) == 1
+
+
+class _Broken(logging.Handler):
+    """A handler of the user's that fails, on the writer's thread."""
+
+    def emit(self, record):
+        raise KeyError(record.msg)
+
+
+@pytest.fixture
+def broken_off(monkeypatch):
+    """What threads have met that nobody has handled, while no line can be logged."""
+    told = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: told.append(args.exc_value))
+    handler = _Broken()
+    logger.addHandler(handler)
+    yield told
+    logger.removeHandler(handler)
+
+
+@pytest.fixture
+def logging_writer(store):
+    store.events = Events(None, "host")
+    writer = BackgroundWriter(store, rank=0)
+    yield writer
+    writer.stop()
+
+
+def test_who_waits_for_a_write_that_a_log_has_broken_off_is_told(store, wrapped, logging_writer, broken_off):
+    wrapped.plan = [away()]
+    assert logging_writer.submit(make_snapshot(1, 2))
+    with pytest.raises(StorageError, match=r"could not be made durable: .*unforeseen way: KeyError"):
+        logging_writer.wait(TIMEOUT)
+    logger.removeHandler(logger.handlers[-1])
+    assert logging_writer.submit(make_snapshot(1, 3))
+    assert logging_writer.wait(TIMEOUT)
+    assert_is(load_newest(store), make_snapshot(1, 3))
+    assert [type(error) for error in broken_off] == [KeyError]
+
+
+def test_what_goes_wrong_after_a_commit_is_durable_stops_no_later_one(
+    store, logging_writer, broken_off, monkeypatch
+):
+    def fails(manifest):
+        raise OSError("no route to the host")
+
+    monkeypatch.setattr(store._pruner, "note", fails)  # that nothing can be deleted is a line
+    for commit in (2, 3):
+        assert logging_writer.submit(make_snapshot(1, commit))
+        assert logging_writer.wait(TIMEOUT)
+        assert logging_writer.wait_for_cleanup(TIMEOUT)
+    assert logging_writer.progress.last_durable == CommitId(1, 3)
+    assert len(broken_off) == 2
 
 
 def test_the_writer_steps_back_for_training(store, wrapped, writer, monkeypatch):
