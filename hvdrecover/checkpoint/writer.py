@@ -151,9 +151,7 @@ class BackgroundWriter:
         while not self._is_done():
             try:
                 self._write_through()
-            except (
-                Exception
-            ) as error:  # of the user's handler of log lines, say; nobody may wait for ever
+            except Exception as error:  # of the user's handler of log lines, say; nobody may wait for ever
                 self._broke_off(error)
 
     def _is_done(self) -> bool:
