@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 import traceback
 
@@ -191,12 +190,22 @@ class BackgroundWriter:
     def _write(self) -> None:
         snapshot, started = self._snapshot, self._store.clock.monotonic()
         assert snapshot is not None  # `_let_go` takes it away, on this very thread
+        is_durable = False
 
         def durable() -> None:
-            self.progress.succeeded(snapshot, self._store.clock.monotonic() - started)
-            self._let_go()
+            nonlocal is_durable
+            is_durable = True
+            try:
+                self.progress.succeeded(snapshot, self._store.clock.monotonic() - started)
+            finally:
+                self._let_go()
 
-        self._store.write(snapshot, self._rank, durable)
+        try:
+            self._store.write(snapshot, self._rank, durable)
+        except Exception as error:
+            if not is_durable:
+                raise
+            _tell(error)
 
     def _failed(self, error: HvdrecoverError) -> None:
         _forget_locals(error)
@@ -209,11 +218,9 @@ class BackgroundWriter:
                 self._answered.set()
 
     def _broke_off(self, error: Exception) -> None:
-        """Something that has nothing to do with the storage went wrong; what was not durable yet is not."""
-        threading.excepthook(threading.ExceptHookArgs([*sys.exc_info(), threading.current_thread()]))
-        _forget_locals(error)
-        if self._snapshot is not None:
-            self.progress.error = _unforeseen(self._store.url, error)
+        """An attempt has failed, and could not even be told of."""
+        _tell(error)
+        self.progress.count(_unforeseen(self._store.url, error))
         self._let_go()
 
     def _let_go(self) -> None:
@@ -224,6 +231,13 @@ class BackgroundWriter:
             self._snapshot = None
             self._attempting = False
             self._answered.set()
+
+
+def _tell(error: Exception) -> None:
+    """Tell of an error as a thread does that ends by it, and keep nothing of it."""
+    kind, value, trace = type(error), error, error.__traceback__
+    threading.excepthook(threading.ExceptHookArgs([kind, value, trace, threading.current_thread()]))
+    _forget_locals(error)
 
 
 def _unforeseen(url: str, error: Exception) -> StorageError:

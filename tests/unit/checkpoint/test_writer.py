@@ -416,6 +416,16 @@ def test_who_waits_for_a_write_that_a_log_has_broken_off_is_told(store, wrapped,
     assert [type(error) for error in broken_off] == [KeyError]
 
 
+def test_a_commit_that_is_durable_is_so_without_a_line(store, logging_writer, broken_off):
+    assert logging_writer.submit(make_snapshot(1, 2))
+    logging_writer.wait(TIMEOUT)
+    logging_writer.progress.error = away()  # so that there is an end of an outage to tell of
+    assert logging_writer.submit(make_snapshot(1, 3))
+    assert logging_writer.wait(TIMEOUT)
+    assert logging_writer.progress.last_durable == CommitId(1, 3)
+    assert len(broken_off) > 0
+
+
 def test_what_goes_wrong_after_a_commit_is_durable_stops_no_later_one(
     store, logging_writer, broken_off, monkeypatch
 ):
