@@ -235,8 +235,8 @@ class BackgroundWriter:
 
 def _tell(error: Exception) -> None:
     """Tell of an error as a thread does that ends by it, and keep nothing of it."""
-    kind, value, trace = type(error), error, error.__traceback__
-    threading.excepthook(threading.ExceptHookArgs([kind, value, trace, threading.current_thread()]))
+    facts = (type(error), error, error.__traceback__, threading.current_thread())
+    threading.excepthook(threading.ExceptHookArgs(facts))
     _forget_locals(error)
 
 

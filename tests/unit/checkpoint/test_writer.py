@@ -422,6 +422,7 @@ def test_a_commit_that_is_durable_is_so_without_a_line(store, logging_writer, br
     logging_writer.progress.error = away()  # so that there is an end of an outage to tell of
     assert logging_writer.submit(make_snapshot(1, 3))
     assert logging_writer.wait(TIMEOUT)
+    assert logging_writer.wait_for_cleanup(TIMEOUT)  # what went wrong is told after who waits has been
     assert logging_writer.progress.last_durable == CommitId(1, 3)
     assert len(broken_off) > 0
 
