@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -49,6 +50,8 @@ class Row:
         peer: what hvdrecover is compared with; empty if the goal is for our own values.
         theirs: the peer's values, measured by turns with ours.
         goal: what the row must reach; None if it is for information.
+        paired: whether values of the same place belong together; what they differ by is then looked at, and
+            what disturbs both does not count.
     """
 
     topic: str
@@ -59,6 +62,7 @@ class Row:
     peer: str = ""
     theirs: Sequence[float] = ()
     goal: Goal | None = None
+    paired: bool = False
 
     @property
     def value(self) -> float:
@@ -66,7 +70,10 @@ class Row:
         ours = statistics.median(self.ours)
         if not self.theirs:
             return ours
-        ratio = ours / statistics.median(self.theirs)
+        theirs = statistics.median(self.theirs)
+        if self.paired:
+            ours = theirs + statistics.median(map(operator.sub, self.ours, self.theirs))
+        ratio = ours / theirs
         return ratio - 1 if self.goal is not None and self.goal.slowdown else ratio
 
     @property

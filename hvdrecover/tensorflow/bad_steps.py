@@ -87,7 +87,7 @@ class Watched(keras.optimizers.Optimizer):  # type: ignore[misc]
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
         given = [gradient for gradient in grads if gradient is not None]
         theirs = [each for each, gradient in zip(variables, grads, strict=True) if gradient is not None]
-        mine = own.of(theirs) if given and self.built else None
+        mine = own.take(theirs) if given and self.built else None
         if mine is None:  # not averaged by us, so other ranks may see other gradients
             super().apply(grads, trainable_variables)
             return
@@ -102,7 +102,7 @@ class Watched(keras.optimizers.Optimizer):  # type: ignore[misc]
             return tf.constant(True)
 
         def leave_out() -> tf.Tensor:
-            self._hvdrecover_told(theirs, _finite(given), mine)
+            self._hvdrecover_told(theirs, _finite(given), _finite(mine))
             return tf.constant(False)
 
         tf.cond(good, step, leave_out)

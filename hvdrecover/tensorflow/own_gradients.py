@@ -1,9 +1,8 @@
-"""Whether gradients were finite on this rank, before they were averaged."""
+"""Gradients as they were on this rank, before they were averaged."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -17,7 +16,10 @@ Gradient = Any
 
 
 class Own:
-    """Whether gradients were finite on this rank before they were averaged; the last ones of each graph.
+    """Gradients as they were on this rank before they were averaged; the last ones of each graph.
+
+    They are there as long as an optimizer may ask for them, which costs nothing as long as none does: Horovod
+    writes averages into memory of their own.
 
     Attributes:
         wanted: whether anybody wants to know.
@@ -25,37 +27,31 @@ class Own:
 
     def __init__(self) -> None:
         self.wanted = False
-        self._eager = _Noted([], None)
+        self._eager: dict[int, Gradient] = {}
 
     def note(self, gradients: Sequence[Gradient], variables: Sequence[Variable]) -> None:
         """Remember gradients that are about to be averaged, if anybody wants to know."""
-        places = [place for place, gradient in enumerate(gradients) if gradient is not None]
-        if not self.wanted or not places:
+        noted = {
+            id(raw(variable)): gradient
+            for variable, gradient in zip(variables, gradients, strict=True)
+            if gradient is not None
+        }
+        if not self.wanted or not noted:
             return
-        sums = tf.stack([_sum(gradients[place]) for place in places])
-        noted = _Noted([id(raw(variables[place])) for place in places], tf.math.is_finite(sums))
         if tf.inside_function():
             setattr(tf.compat.v1.get_default_graph(), _ATTRIBUTE, noted)  # and goes with it
         else:
             self._eager = noted
 
-    def of(self, variables: Sequence[Variable]) -> tf.Tensor | None:
-        """Bool of shape ``[len(variables)]``; None if these were not averaged last."""
-        noted = self._eager
+    def take(self, variables: Sequence[Variable]) -> list[Gradient] | None:
+        """The gradients of variables, for what applies them; None if these were not averaged last."""
+        keys = [id(raw(variable)) for variable in variables]
         if tf.inside_function():
-            noted = getattr(tf.compat.v1.get_default_graph(), _ATTRIBUTE, _Noted([], None))
-        places = {key: place for place, key in enumerate(noted.keys)}
-        if noted.finite is None or not all(id(raw(variable)) in places for variable in variables):
+            noted = getattr(tf.compat.v1.get_default_graph(), _ATTRIBUTE, {})
+            return [noted[key] for key in keys] if all(key in noted for key in keys) else None
+        if not all(key in self._eager for key in keys):
             return None
-        return tf.gather(noted.finite, [places[id(raw(variable))] for variable in variables])
-
-
-@dataclass(frozen=True)
-class _Noted:
-    """Of which variables, by identity, the gradients were finite; bool of the same length."""
-
-    keys: list[int]
-    finite: tf.Tensor | None
+        return [self._eager.pop(key) for key in keys]  # they take up memory
 
 
 own = Own()
@@ -64,8 +60,3 @@ own = Own()
 def values(gradient: Gradient) -> tf.Tensor:
     """What numbers a gradient holds; of a sparse one those that are not zero."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-
-
-def _sum(gradient: Gradient) -> tf.Tensor:
-    """A float32 number that is not finite if the gradient isn't; one pass, without memory of its own."""
-    return tf.reduce_sum(tf.cast(values(gradient), tf.float32))

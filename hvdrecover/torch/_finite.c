@@ -96,6 +96,9 @@ static PyObject *are_finite(PyObject *module, PyObject *const *arguments, Py_ssi
     for (Py_ssize_t place = 1; finite && place < count_arguments; place++) {
         tensor each;
         int64_t count;
+        if (Py_IsNone(arguments[place])) {
+            continue;
+        }
         if (offered->describe(arguments[place], &each)) {
             PyErr_Clear();
             Py_RETURN_NONE;
@@ -117,8 +120,8 @@ static PyObject *are_finite(PyObject *module, PyObject *const *arguments, Py_ssi
 
 static PyMethodDef methods[] = {
     {"are_finite", (PyCFunction)(void (*)(void))are_finite, METH_FASTCALL,
-     "are_finite(table, *tensors): whether tensors hold finite numbers only; None if one is not dense,\n"
-     "not on the CPU, or not of floats. The table is that of the tensors' class, __dlpack_c_exchange_api__."},
+     "are_finite(table, *tensors): whether tensors hold finite numbers only, as None does; None if one is not\n"
+     "dense, not on the CPU, or not of floats. The table is that of the tensors' class, __dlpack_c_exchange_api__."},
     {NULL, NULL, 0, NULL},
 };
 

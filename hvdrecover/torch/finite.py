@@ -19,7 +19,7 @@ except ImportError:  # the package was installed without a C compiler
     _compiled = None  # type: ignore[assignment]
 
 
-def _told_nothing(*tensors: torch.Tensor) -> bool | None:
+def _told_nothing(*tensors: torch.Tensor | None) -> bool | None:
     return None
 
 
@@ -29,7 +29,7 @@ def _look() -> Callable[..., bool | None]:
 
 
 look = _look()
-"""Whether tensors hold finite numbers only; None if that is not compiled, or not for one of them."""
+"""Whether tensors hold finite numbers only, or are None; None if that is not compiled, or not for one."""
 
 
 def not_finite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
@@ -57,21 +57,17 @@ def all_finite(totals: Iterable[torch.Tensor]) -> bool:
     return all(math.isfinite(torch.stack(each).sum().item()) for each in elsewhere.values())
 
 
-def are_finite(tensors: list[torch.Tensor]) -> bool:
-    """Whether tensors hold finite numbers only; for small ones, as to sum up a large one costs less."""
-    told = look(*tensors)
-    return _torch_finds_finite([values(tensor) for tensor in tensors]) if told is None else told
+def are_finite(tensors: Iterable[torch.Tensor | None]) -> bool:
+    """Whether tensors hold finite numbers only; for small ones, as to sum up a large one costs less.
 
-
-def _torch_finds_finite(tensors: list[torch.Tensor]) -> bool:
-    """Have all looked at by what torch's own scaler of losses looks at gradients with, in one call.
-
-    It also multiplies them, here by one, which changes no bit.
+    All are looked at by what torch's own scaler of losses looks at gradients with, in one call. It also
+    multiplies them, here by one, which changes no bit.
     """
-    here = [tensor for tensor in tensors if tensor.is_cpu]
+    held = [values(tensor) for tensor in tensors if tensor is not None]
+    here = [tensor for tensor in held if tensor.is_cpu]
     groups: dict[object, list[torch.Tensor]] = {"here": here} if here else {}
-    if len(here) < len(tensors):
-        for tensor in tensors:
+    if len(here) < len(held):
+        for tensor in held:
             if not tensor.is_cpu:
                 groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
     devices = [_look_at(group) for group in groups.values()]  # all are asked before one is waited for

@@ -55,26 +55,25 @@ class Gradients:
             """Horovod's optimizers call it twice for a step, with averages in hand at the second time."""
             if optimizer._handles or optimizer._synchronized:
                 return
-            if getattr(optimizer, "found_inf", None) is None:  # else loss scaling deals with an overflow
-                self._averaged(optimizer, outgoing)
+            if getattr(optimizer, "found_inf", None) is not None:  # loss scaling deals with an overflow
+                return
+            self._steps += 1
+            if not outgoing.averages_are_finite():
+                self._look_into(
+                    [each for each in parameters_of(optimizer) if each.grad is not None], outgoing
+                )
 
         optimizer.register_step_pre_hook(before)
-
-    def _averaged(self, optimizer: torch.optim.Optimizer, outgoing: Outgoing) -> None:
-        self._steps += 1
-        if not outgoing.averages_are_finite():
-            self._look_into([each for each in parameters_of(optimizer) if each.grad is not None], outgoing)
-        outgoing.forget()
 
     def _look_into(self, given: Sequence[torch.Tensor], outgoing: Outgoing) -> None:
         """Some are not finite, or a sum of theirs; tell, and have the optimizer pass over the step."""
         by_name = {self._names[id(each)]: each for each in given}
         bad = not_finite({name: each.grad for name, each in by_name.items() if each.grad is not None})
-        if not bad:
-            return
         alone = hvd.size() == 1
         here = [name for name in bad if alone or outgoing.is_bad(by_name[name])]
         outgoing.forget()
+        if not bad:
+            return
         first = self._calls.first_bad() if here else ""
         self._judge.gradients(bad, here, first=first, batch_size=self._calls.batch_size())
         for parameter in given:

@@ -1,4 +1,4 @@
-"""What is done when a module is called, without being in the way when the module is copied or stored."""
+"""What is done when a module is called, without being in the way when it is copied, stored or compiled."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch._C import _get_tracing_state as is_traced
+from torch.nn.modules.module import (
+    _global_backward_hooks,
+    _global_backward_pre_hooks,
+    _global_forward_hooks,
+    _global_forward_pre_hooks,
+)
 
 Action = Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any]], object]
 """Is given the module, and what it is called with."""
@@ -21,7 +28,9 @@ def before_calls(module: torch.nn.Module, action: Action) -> None:
         module: the module.
         action: what to do.
     """
-    module.register_forward_pre_hook(_Hook(action), with_kwargs=True)
+    handle = module.register_forward_pre_hook(_Hook(action), with_kwargs=True)
+    if module._compiled_call_impl is None:
+        module._compiled_call_impl = _ShortCut(module, handle.id, action)
 
 
 class _Hook:
@@ -35,3 +44,41 @@ class _Hook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")  # takes any three arguments, and returns None
+
+
+class _ShortCut:
+    """Calls a module as torch does, from where ``Module.compile`` puts what it has compiled.
+
+    What torch does for any hook takes longer than the rest of what a guard does in a step of a small model.
+    Copies of a module do without, also of one that says by itself what is copied of it.
+
+    Args:
+        module: the module.
+        number: of its hook.
+        action: what the hook does.
+    """
+
+    def __init__(self, module: Any, number: int, action: Action) -> None:
+        self._module = module
+        self._ours = [number]
+        self._action = action
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module = self._module
+        if (
+            list(module._forward_pre_hooks) != self._ours
+            or module._forward_hooks
+            or module._backward_hooks
+            or module._backward_pre_hooks
+            or _global_forward_pre_hooks
+            or _global_forward_hooks
+            or _global_backward_pre_hooks
+            or _global_backward_hooks
+            or is_traced()
+        ):
+            return module._call_impl(*args, **kwargs)
+        self._action(module, args, kwargs)
+        return module.forward(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()

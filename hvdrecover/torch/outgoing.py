@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import horovod.torch as hvd
@@ -15,6 +16,7 @@ from hvdrecover.torch.names import parameters_of
 _LARGE = 1 << 14  # elements; to go through fewer costs less than to tell whether it is needed
 _MARKED = (torch.float32, torch.float64)
 _Handle = tuple[Any, Any]  # and a context
+_gradient_of: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter("grad")
 
 
 class Outgoing:
@@ -52,17 +54,21 @@ class Outgoing:
         return id(parameter) in self._bad or (own is not None and not math.isfinite(own.item()))
 
     def forget(self) -> None:
-        """What has been sent was all right, or is dealt with."""
+        """What has been sent is dealt with."""
         self._totals.clear()
         self._bad.clear()
 
     def averages_are_finite(self) -> bool:
-        """Whether no rank seems to have sent a number that was not."""
-        told = [gradient for each in self._others if (gradient := each.grad) is not None]
+        """Whether no rank seems to have sent a number that was not; if so, there is nothing to remember."""
+        averages = [*map(_gradient_of, self._others)]
         for each in self._large.values():
             if (gradient := each.grad) is not None:
-                told.append(gradient if gradient.is_sparse else gradient[_first(gradient)])
-        return are_finite(told)
+                averages.append(gradient if gradient.is_sparse else gradient[_first(gradient)])
+        told = look(*averages)
+        finite = are_finite(averages) if told is None else told
+        if finite and (self._totals or self._bad):
+            self.forget()
+        return finite
 
     def _complete(self, parameter: torch.Tensor) -> _Handle:
         """In the place of Horovod's function that sends a gradient."""

@@ -11,11 +11,17 @@ import horovod.tensorflow as hvd  # noqa: E402
 import pytest  # noqa: E402
 
 import hvdrecover.tensorflow  # noqa: E402, F401  chooses a controller for a process that no launcher started
+from tests.unit import alone  # noqa: E402
 
 
 @pytest.fixture(autouse=True, scope="session")
-def alone() -> None:
-    hvd.init()
+def one_process() -> None:
+    alone.init(hvd)
+
+
+@pytest.fixture(autouse=True)
+def horovod_for_tensorflow() -> None:
+    alone.turn_to(hvd)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import torch
 
 import hvdrecover.torch  # noqa: F401  (chooses Horovod's controller, before it is initialised)
 from tests.fakes.root import FakeRoots
+from tests.unit import alone
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -17,9 +18,14 @@ def one_process() -> Iterator[None]:
     """A job of one process, on one thread so that sums are always taken in the same order."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    hvd.init()
+    alone.init(hvd)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def horovod_for_torch() -> None:
+    alone.turn_to(hvd)
 
 
 @pytest.fixture(autouse=True)

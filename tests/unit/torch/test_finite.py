@@ -56,6 +56,14 @@ def test_no_numbers_are_finite_ones() -> None:
     assert finite.are_finite([]) is True
 
 
+def test_a_gradient_that_is_not_there_is_passed_over() -> None:
+    bad = torch.tensor([math.nan])
+    assert finite.look(None, torch.ones(3), None) is True
+    assert finite.look(None, bad) is False
+    assert finite.are_finite([None, torch.ones(3)])
+    assert not finite.are_finite([None, bad, None])
+
+
 def test_a_part_of_a_tensor_is_looked_at_alone() -> None:
     tensor = torch.zeros(10, 10)
     tensor[4, 9] = math.nan
