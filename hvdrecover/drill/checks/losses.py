@@ -1,4 +1,4 @@
-"""Is the loss at the end near that of an undisturbed run, where weights can't be compared any more?
+"""Is the loss at the end no worse than that of an undisturbed run, where weights can't be compared any more?
 
 With another number of ranks, batches and sums of gradients are others, and no bit stays what it was.
 """
@@ -20,9 +20,11 @@ _FEWEST = 2  # losses that have a spread
 
 
 def compare(clean: Testimony, drilled: Testimony) -> list[Finding]:
-    """The mean of the last losses differs by a tenth at most, or by three standard errors if that is more.
+    """The mean of the last losses is at most a tenth more, or three standard errors if that is more.
 
-    The standard error is that of the difference of two means, Welch's ``sqrt(s1**2 / n1 + s2**2 / n2)``.
+    Losses of the undisturbed run alone say how far they scatter, ``s * sqrt(1 / n1 + 1 / n2)``: those of a run that
+    diverges scatter so widely that any mean would be within their own errors. Less is no fault, as fewer ranks take
+    more steps of smaller batches.
 
     Args:
         clean: the undisturbed run, which came to its end.
@@ -32,14 +34,13 @@ def compare(clean: Testimony, drilled: Testimony) -> list[Finding]:
     if _size(clean) == _size(drilled) or min(len(expected), len(found)) < _FEWEST:
         return []
     means = statistics.fmean(expected), statistics.fmean(found)
-    error = math.sqrt(sum(statistics.variance(each) / len(each) for each in (expected, found)))
-    allowed = max(_NEAR * abs(means[0]), _ERRORS * error)
-    if math.isfinite(means[1]) and abs(means[1] - means[0]) <= allowed:
+    error = statistics.stdev(expected) * math.sqrt(1 / len(expected) + 1 / len(found))
+    allowed = means[0] + max(_NEAR * abs(means[0]), _ERRORS * error)
+    if math.isfinite(means[1]) and means[1] <= allowed:
         return []
     message = (
         f"{_size(drilled)} of {_size(clean)} ranks came to the end, with a mean loss of {means[1]:.4g} in "
-        f"the last {_LAST:.0%} of commits; it was {means[0]:.4g} undisturbed, and may be {allowed:.2g} more "
-        "or less"
+        f"the last {_LAST:.0%} of commits; it was {means[0]:.4g} undisturbed, and may be {allowed:.4g} at most"
     )
     return [Finding(rules.LOSS, message)]
 

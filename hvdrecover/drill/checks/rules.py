@@ -52,7 +52,7 @@ WEIGHTS = Rule(
     "attribute of the state, and nothing of it may be set anew in the function that recover.run decorates.",
 )
 LOSS = Rule(
-    "the loss is that of an undisturbed run",
+    "the loss is no worse than undisturbed",
     "What depends on the number of ranks, such as a learning rate, must be derived from hvd.size() anew "
     "whenever the function that recover.run decorates is called.",
 )

@@ -28,7 +28,7 @@ def run(last: float, size: int = 2, noise: float = 0.0) -> Testimony:
         (1.09, 1, 0.0, False),
         (0.91, 1, 0.0, False),
         (1.11, 1, 0.0, True),
-        (0.89, 1, 0.0, True),
+        (0.5, 1, 0.0, False),
         (1.3, 1, 0.5, False),
         (9.0, 1, 0.5, True),
         (math.nan, 1, 0.0, True),
@@ -36,11 +36,17 @@ def run(last: float, size: int = 2, noise: float = 0.0) -> Testimony:
         (9.0, 2, 0.0, False),  # weights were compared
     ],
 )
-def test_the_last_losses_of_fewer_ranks_are_near(last: float, size: int, noise: float, broken: bool) -> None:
+def test_the_last_losses_of_fewer_ranks_are_no_worse(last: float, size: int, noise: float, broken: bool) -> None:
     findings = losses.compare(run(1.0, noise=noise), run(last, size, noise))
     assert [finding.rule for finding in findings] == [rules.LOSS] * broken
     if broken and math.isfinite(last):
         assert "1 of 2 ranks" in findings[0].message and f"{last:.4g}" in findings[0].message
+
+
+@pytest.mark.parametrize("spread", [0.0, 5.0, 50.0])
+def test_losses_that_scatter_widely_excuse_no_worse_mean(spread: float) -> None:
+    findings = losses.compare(run(1.0, noise=0.1), run(50.0, 1, noise=spread))
+    assert [finding.rule for finding in findings] == [rules.LOSS]
 
 
 def test_what_can_not_be_compared_is_told_with_its_remedy() -> None:
