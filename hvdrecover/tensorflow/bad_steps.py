@@ -64,7 +64,12 @@ class _Told:
         self._names = names
         self._batch_size = batch_size
 
-    def __call__(self, variables: Sequence[Variable], finite: tf.Tensor, mine: tf.Tensor) -> None:
+    @property
+    def skips(self) -> bool:
+        """Whether training may go on without a bad step; otherwise a call raises."""
+        return self._judge.skips
+
+    def __call__(self, variables: Sequence[Variable], finite: tf.Tensor, mine: tf.Tensor) -> tf.Tensor:
         names = [self._names.get(id(raw(each)), str(each.name)) for each in variables]
 
         def tell(finite: tf.Tensor, mine: tf.Tensor) -> None:
@@ -75,6 +80,7 @@ class _Told:
 
         with tf.device("CPU:0"):
             tf.py_function(tell, [finite, mine], [])
+        return tf.constant(False)
 
 
 class Watched(keras.optimizers.Optimizer):  # type: ignore[misc]
@@ -87,25 +93,33 @@ class Watched(keras.optimizers.Optimizer):  # type: ignore[misc]
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
         given = [gradient for gradient in grads if gradient is not None]
         theirs = [each for each, gradient in zip(variables, grads, strict=True) if gradient is not None]
-        mine = own.take(theirs) if given and self.built else None
+        mine = own.of(theirs) if given and self.built else None
         if mine is None:  # not averaged by us, so other ranks may see other gradients
             super().apply(grads, trainable_variables)
             return
-        norm = tf.linalg.global_norm([tf.cast(values(each), tf.float32) for each in given])
-        # The norm of large numbers may be infinite though none of them is.
-        good = tf.cond(
-            tf.math.is_finite(norm), lambda: tf.constant(True), lambda: tf.reduce_all(_finite(given))
-        )
+        # Sums of squares cost a pass each, but that of large numbers may be infinite though none of them is.
+        squares = tf.add_n([tf.nn.l2_loss(tf.cast(values(each), tf.float32)) for each in given])
+
+        def look() -> tf.Tensor:
+            finite = _finite(given)
+            return tf.cond(tf.reduce_all(finite), _yes, lambda: self._hvdrecover_told(theirs, finite, mine()))
+
+        good = tf.cond(tf.math.is_finite(squares), _yes, look)
+        if not self._hvdrecover_told.skips:
+            # An error ends a bad step, so nothing has to be left out; to step inside a branch costs a percent.
+            with tf.control_dependencies([good]):
+                super().apply(grads, trainable_variables)
+            return
 
         def step() -> tf.Tensor:
             super(Watched, self).apply(grads, trainable_variables)
             return tf.constant(True)
 
-        def leave_out() -> tf.Tensor:
-            self._hvdrecover_told(theirs, _finite(given), _finite(mine))
-            return tf.constant(False)
+        tf.cond(good, step, lambda: tf.constant(False))
 
-        tf.cond(good, step, leave_out)
+
+def _yes() -> tf.Tensor:
+    return tf.constant(True)
 
 
 def _finite(gradients: Sequence[Gradient]) -> tf.Tensor:

@@ -1,8 +1,9 @@
-"""Gradients as they were on this rank, before they were averaged."""
+"""Whether gradients were finite on this rank, before they were averaged."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -16,10 +17,7 @@ Gradient = Any
 
 
 class Own:
-    """Gradients as they were on this rank before they were averaged; the last ones of each graph.
-
-    They are there as long as an optimizer may ask for them, which costs nothing as long as none does: Horovod
-    writes averages into memory of their own.
+    """Whether gradients were finite on this rank before they were averaged; the last ones of each graph.
 
     Attributes:
         wanted: whether anybody wants to know.
@@ -27,31 +25,38 @@ class Own:
 
     def __init__(self) -> None:
         self.wanted = False
-        self._eager: dict[int, Gradient] = {}
+        self._eager = _Noted([], None)
 
     def note(self, gradients: Sequence[Gradient], variables: Sequence[Variable]) -> None:
         """Remember gradients that are about to be averaged, if anybody wants to know."""
-        noted = {
-            id(raw(variable)): gradient
-            for variable, gradient in zip(variables, gradients, strict=True)
-            if gradient is not None
-        }
-        if not self.wanted or not noted:
+        places = [place for place, gradient in enumerate(gradients) if gradient is not None]
+        if not self.wanted or not places:
             return
+        sums = tf.stack([_sum(gradients[place]) for place in places])
+        noted = _Noted([id(raw(variables[place])) for place in places], sums)
         if tf.inside_function():
             setattr(tf.compat.v1.get_default_graph(), _ATTRIBUTE, noted)  # and goes with it
         else:
             self._eager = noted
 
-    def take(self, variables: Sequence[Variable]) -> list[Gradient] | None:
-        """The gradients of variables, for what applies them; None if these were not averaged last."""
-        keys = [id(raw(variable)) for variable in variables]
+    def of(self, variables: Sequence[Variable]) -> Callable[[], tf.Tensor] | None:
+        """What gives a bool of shape ``[len(variables)]``, when asked; None if these were not averaged last."""
+        noted = self._eager
         if tf.inside_function():
-            noted = getattr(tf.compat.v1.get_default_graph(), _ATTRIBUTE, {})
-            return [noted[key] for key in keys] if all(key in noted for key in keys) else None
-        if not all(key in self._eager for key in keys):
+            noted = getattr(tf.compat.v1.get_default_graph(), _ATTRIBUTE, _Noted([], None))
+        places = {key: place for place, key in enumerate(noted.keys)}
+        if noted.sums is None or not all(id(raw(variable)) in places for variable in variables):
             return None
-        return [self._eager.pop(key) for key in keys]  # they take up memory
+        order = [places[id(raw(variable))] for variable in variables]
+        return lambda: tf.math.is_finite(tf.gather(noted.sums, order))
+
+
+@dataclass(frozen=True)
+class _Noted:
+    """Of which variables, by identity, gradients were noted, and their sums; float32 of the same length."""
+
+    keys: list[int]
+    sums: tf.Tensor | None
 
 
 own = Own()
@@ -60,3 +65,8 @@ own = Own()
 def values(gradient: Gradient) -> tf.Tensor:
     """What numbers a gradient holds; of a sparse one those that are not zero."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _sum(gradient: Gradient) -> tf.Tensor:
+    """A float32 number that is not finite if the gradient isn't; one pass, without memory of its own."""
+    return tf.reduce_sum(tf.cast(values(gradient), tf.float32))

@@ -76,6 +76,11 @@ class Judge:
         """This rank."""
         return self._world.rank()
 
+    @property
+    def skips(self) -> bool:
+        """Whether `gradients` may return; otherwise it always raises."""
+        return self._policy == "skip"
+
     def not_finite(self, losses: Sequence[str]) -> list[str]:
         """What of this rank's is NaN or infinite at a commit: its losses and its trained parameters.
 

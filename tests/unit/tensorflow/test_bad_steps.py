@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import hvdrecover.tensorflow as recover
+from hvdrecover.elastic.guard.judge import RolledBack
 from hvdrecover.errors import NumericsError
 
 
@@ -64,11 +65,68 @@ def test_a_bad_step_is_raised_with_the_variables_name() -> None:
         a_step(model, optimizer, np.nan)
 
 
-def test_large_gradients_are_applied() -> None:
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("policy", ["raise", "rollback"])
+def test_a_bad_step_that_ends_in_an_error_is_not_applied(policy: Any, graph: bool) -> None:
+    model, optimizer = a_model(), keras.optimizers.Adam(0.5)
+    joined(model, optimizer, numerics=policy)
+
+    def step(factor: tf.Tensor) -> None:
+        a_step(model, optimizer, factor)
+
+    if graph:
+        step = tf.function(step)
+    step(tf.constant(1.0))
+    before = [each.numpy() for each in (*model.variables, *optimizer.variables)]
+    for _ in range(10):
+        with pytest.raises((NumericsError, RolledBack, tf.errors.OpError)):
+            step(tf.constant(np.nan))
+        after = [each.numpy() for each in (*model.variables, *optimizer.variables)]
+        assert all(map(np.array_equal, before, after))
+    step(tf.constant(1.0))
+    assert int(optimizer.iterations) == 2
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_large_gradients_are_applied(policy: Any, graph: bool) -> None:
     model, optimizer = a_model(), keras.optimizers.SGD(1.0)
-    joined(model, optimizer)
-    a_step(model, optimizer, 1e30)
+    joined(model, optimizer, numerics=policy)
+
+    def step(factor: tf.Tensor) -> None:
+        a_step(model, optimizer, factor)
+
+    if graph:
+        step = tf.function(step)
+    step(tf.constant(1e30))
     assert np.abs(model.get_weights()[0]).max() > 1e29
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_each_optimizer_looks_at_what_it_applies(graph: bool) -> None:
+    model = keras.Sequential([keras.layers.Dense(2, name=name, use_bias=False) for name in ("one", "two")])
+    model.build((None, 2))
+    first, second = keras.optimizers.SGD(1.0), keras.optimizers.Adam(1.0)
+    for optimizer, variable in zip((first, second), model.trainable_variables, strict=True):
+        optimizer.build([variable])
+    guard = recover.Guard(numerics="skip")
+    recover.TensorFlowState(model=model, first=first, second=second, guard=guard).sync()
+
+    def step(factor: tf.Tensor) -> None:
+        one, two = model.trainable_variables
+        with recover.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_sum(one) * factor + tf.reduce_sum(two)
+        gradients = tape.gradient(loss, [one, two])
+        first.apply(gradients[:1], [one])
+        second.apply(gradients[1:], [two])
+
+    if graph:
+        step = tf.function(step)
+    before = model.get_weights()
+    step(tf.constant(np.inf))
+    after = model.get_weights()
+    assert np.array_equal(before[0], after[0]) and not np.array_equal(before[1], after[1])
+    assert (int(first.iterations), int(second.iterations)) == (0, 1)
 
 
 def test_gradients_that_nobody_has_averaged_are_nobodys_business() -> None:
