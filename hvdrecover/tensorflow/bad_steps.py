@@ -106,7 +106,7 @@ class Watched(keras.optimizers.Optimizer):  # type: ignore[misc]
 
         good = tf.cond(tf.math.is_finite(squares), _yes, look)
         if not self._hvdrecover_told.skips:
-            # An error ends a bad step, so nothing has to be left out; to step inside a branch costs a percent.
+            # A bad step ends in an error, so nothing has to be left out, and a branch would cost a percent.
             with tf.control_dependencies([good]):
                 super().apply(grads, trainable_variables)
             return

@@ -40,7 +40,7 @@ class Own:
             self._eager = noted
 
     def of(self, variables: Sequence[Variable]) -> Callable[[], tf.Tensor] | None:
-        """What gives a bool of shape ``[len(variables)]``, when asked; None if these were not averaged last."""
+        """What gives a bool of shape ``[len(variables)]``; None if these were not averaged last."""
         noted = self._eager
         if tf.inside_function():
             noted = getattr(tf.compat.v1.get_default_graph(), _ATTRIBUTE, _Noted([], None))

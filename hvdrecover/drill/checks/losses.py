@@ -22,9 +22,9 @@ _FEWEST = 2  # losses that have a spread
 def compare(clean: Testimony, drilled: Testimony) -> list[Finding]:
     """The mean of the last losses is at most a tenth more, or three standard errors if that is more.
 
-    Losses of the undisturbed run alone say how far they scatter, ``s * sqrt(1 / n1 + 1 / n2)``: those of a run that
-    diverges scatter so widely that any mean would be within their own errors. Less is no fault, as fewer ranks take
-    more steps of smaller batches.
+    Losses of the undisturbed run alone say how far they scatter, ``s * sqrt(1 / n1 + 1 / n2)``: those of a
+    run that diverges scatter so widely that any mean would be within their own errors. Less is no fault, as
+    fewer ranks take more steps of smaller batches.
 
     Args:
         clean: the undisturbed run, which came to its end.
@@ -40,7 +40,8 @@ def compare(clean: Testimony, drilled: Testimony) -> list[Finding]:
         return []
     message = (
         f"{_size(drilled)} of {_size(clean)} ranks came to the end, with a mean loss of {means[1]:.4g} in "
-        f"the last {_LAST:.0%} of commits; it was {means[0]:.4g} undisturbed, and may be {allowed:.4g} at most"
+        f"the last {_LAST:.0%} of commits; it was {means[0]:.4g} undisturbed, and may be {allowed:.4g} "
+        "at most"
     )
     return [Finding(rules.LOSS, message)]
 

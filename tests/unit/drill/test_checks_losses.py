@@ -36,7 +36,9 @@ def run(last: float, size: int = 2, noise: float = 0.0) -> Testimony:
         (9.0, 2, 0.0, False),  # weights were compared
     ],
 )
-def test_the_last_losses_of_fewer_ranks_are_no_worse(last: float, size: int, noise: float, broken: bool) -> None:
+def test_the_last_losses_of_fewer_ranks_are_no_worse(
+    last: float, size: int, noise: float, broken: bool
+) -> None:
     findings = losses.compare(run(1.0, noise=noise), run(last, size, noise))
     assert [finding.rule for finding in findings] == [rules.LOSS] * broken
     if broken and math.isfinite(last):
