@@ -29,7 +29,7 @@ TOPICS = {
     "memory": ("large",),
     "sync": STATES,
     "tensorflow": STATES,
-    "guard": ("large", "digits"),
+    "guard": ("large", "digits", "digits-tensorflow"),
     "recovery": ("torch", "tensorflow"),
     "machine": ("large",),
 }

@@ -50,7 +50,8 @@ class Setting:
 
     Attributes:
         size: ``full``, or ``small`` for a test of the benchmarks themselves.
-        state: ``large`` or ``many``; for whole jobs the framework, ``torch`` or ``tensorflow``.
+        state: ``large`` or ``many``; for whole jobs the framework, ``torch`` or ``tensorflow``, or what is
+            trained, ``digits`` say.
         folder: an empty folder on the disk to measure.
     """
 

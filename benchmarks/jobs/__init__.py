@@ -1,1 +1,1 @@
-"""Whole jobs: the same training under each launcher, killed and timed by `benchmarks.topics.recovery`."""
+"""Whole jobs: a training under each launcher, to be killed, and one that is guarded by turns."""
