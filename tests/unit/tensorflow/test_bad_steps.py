@@ -34,6 +34,15 @@ def a_step(model: keras.Model, optimizer: Any, factor: float, *, tape: bool = Tr
     optimizer.apply(source.gradient(loss, variables), variables)
 
 
+def steps_of(model: keras.Model, optimizer: Any, graph: bool, *, tape: bool = True) -> Any:
+    """A step as a function of a tensor, the loss's factor."""
+
+    def step(factor: tf.Tensor) -> None:
+        a_step(model, optimizer, factor, tape=tape)
+
+    return tf.function(step) if graph else step
+
+
 @pytest.mark.parametrize("way", ["tape", "optimizer"])
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize("kind", [keras.optimizers.SGD, keras.optimizers.Adam])
@@ -42,12 +51,7 @@ def test_a_bad_step_is_applied_by_no_optimizer(way: str, graph: bool, kind: Any)
     if way == "optimizer":
         optimizer = recover.DistributedOptimizer(optimizer)
     joined(model, optimizer, numerics="skip")
-
-    def step(factor: tf.Tensor) -> None:
-        a_step(model, optimizer, factor, tape=way == "tape")
-
-    if graph:
-        step = tf.function(step)
+    step = steps_of(model, optimizer, graph, tape=way == "tape")
     step(tf.constant(1.0))
     before, slots = model.get_weights(), [each.numpy() for each in optimizer.variables]
     step(tf.constant(np.inf))
@@ -70,12 +74,7 @@ def test_a_bad_step_is_raised_with_the_variables_name() -> None:
 def test_a_bad_step_that_ends_in_an_error_is_not_applied(policy: Any, graph: bool) -> None:
     model, optimizer = a_model(), keras.optimizers.Adam(0.5)
     joined(model, optimizer, numerics=policy)
-
-    def step(factor: tf.Tensor) -> None:
-        a_step(model, optimizer, factor)
-
-    if graph:
-        step = tf.function(step)
+    step = steps_of(model, optimizer, graph)
     step(tf.constant(1.0))
     before = [each.numpy() for each in (*model.variables, *optimizer.variables)]
     for _ in range(10):
@@ -92,12 +91,7 @@ def test_a_bad_step_that_ends_in_an_error_is_not_applied(policy: Any, graph: boo
 def test_large_gradients_are_applied(policy: Any, graph: bool) -> None:
     model, optimizer = a_model(), keras.optimizers.SGD(1.0)
     joined(model, optimizer, numerics=policy)
-
-    def step(factor: tf.Tensor) -> None:
-        a_step(model, optimizer, factor)
-
-    if graph:
-        step = tf.function(step)
+    step = steps_of(model, optimizer, graph)
     step(tf.constant(1e30))
     assert np.abs(model.get_weights()[0]).max() > 1e29
 
