@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 import math
-import threading
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -61,7 +57,7 @@ def elastic_dataset(
     dealt = Dealt() if config.read().drill is not None else None
     if dealt is not None:
         pipeline = dealt.follow(pipeline)
-    made = ElasticDataset(pipeline.prefetch(tf.data.AUTOTUNE), order, batch_size)
+    made = ElasticDataset(pipeline.prefetch(tf.data.AUTOTUNE).with_options(_untuned()), order, batch_size)
     made.dealt = dealt
     return made
 
@@ -89,20 +85,10 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
         super().__init__(pipeline._variant_tensor)
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over what is left of the epoch.
-
-        The iterator is kept until the next one is made. An error would otherwise end it on its way through
-        the training loop, where a process was seen to stand still for seconds, as if it hung.
-        """
-        kept: list[Any] = [self.__dict__.pop("_iterator", None)]
-        threading.Thread(target=kept.clear, daemon=True).start()
+        """Iterate over what is left of the epoch."""
         iterator: Iterator[Any] = super().__iter__()
-        if tf.executing_eagerly():
-            _iterated.add(self)
-            self.__dict__["_iterator"] = iterator  # not by setattr, which would make it part of checkpoints
-            if (steps := self.__dict__.get("_steps")) is not None:
-                iterator = steps.timed(iterator)
-        return iterator
+        steps = self.__dict__.get("_steps")
+        return steps.timed(iterator) if steps is not None and tf.executing_eagerly() else iterator
 
     def watch(self, steps: Steps) -> None:
         """Have each batch that a loop in Python takes told of."""
@@ -140,15 +126,16 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
         self.order.set_epoch(epoch)
 
 
-_iterated: weakref.WeakSet[ElasticDataset] = weakref.WeakSet()
+def _untuned() -> tf.data.Options:
+    """Options that keep TensorFlow from tuning a pipeline while it runs.
 
-
-@atexit.register
-def _let_iterators_go() -> None:
-    """End iterators while threads that prefetch for them can still run Python; later they would never end."""
-    for each in list(_iterated):
-        each.__dict__.pop("_iterator", None)
-    gc.collect()  # those that Keras holds, too
+    The thread that tunes may miss that its iterator ends, as it is woken before it can see that: one of ten
+    iterators took seconds to end, up to 10 in a test and a minute by the code, in which the process stands
+    still in the middle of a recovery, of a garbage collection or of its exit.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return options
 
 
 def _of_arrays(data: Any, order: SampleOrder, batch_size: int) -> tf.data.Dataset:

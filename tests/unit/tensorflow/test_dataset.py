@@ -134,6 +134,14 @@ def test_a_transform_is_applied_to_batches() -> None:
     assert [(x.numpy().tolist(), y.numpy().tolist()) for x, y in data] == [([1, 2], [0, 1]), ([3, 4], [2, 3])]
 
 
+def test_no_thread_tunes_it_whose_end_an_iterators_end_would_wait_for() -> None:
+    tuned = tf.data.Options()
+    tuned.autotune.enabled = True
+    users = tf.data.Dataset.range(8).with_options(tuned)
+    for data in (of_arrays(), recover.elastic_dataset(users, 2, shuffle=False, transform=lambda x: x + 1)):
+        assert data.options().autotune.enabled is False
+
+
 def test_it_can_be_used_inside_a_function_and_transformed_further() -> None:
     data = of_arrays(shuffle=False)
 

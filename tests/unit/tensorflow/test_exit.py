@@ -18,5 +18,5 @@ for each in iterators:
 
 
 def test_iterators_that_are_left_behind_keep_no_process_from_its_end() -> None:
-    """Without our help two of three such processes never ended, as their threads waited for Python."""
+    """Their threads want Python at a time when it goes away."""
     subprocess.run([sys.executable, "-c", SCRIPT], check=True, timeout=180)
