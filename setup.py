@@ -1,4 +1,4 @@
-"""What setup.cfg can't say: two files of C. Without a C compiler the package is installed all the same."""
+"""What setup.cfg can't say: files of C. Without a C compiler the package is installed all the same."""
 
 from setuptools import Extension, setup
 
@@ -6,7 +6,11 @@ from setuptools import Extension, setup
 def compiled(name: str) -> Extension:
     """An extension module of one file, for any later Python as well."""
     file = f"{name.replace('.', '/')}.c"
-    return Extension(name, [file], extra_compile_args=["-O3"], py_limited_api=True, optional=True)
+    headers = ["hvdrecover/_finite.h"]
+    return Extension(
+        name, [file], depends=headers, extra_compile_args=["-O3"], py_limited_api=True, optional=True
+    )
 
 
-setup(ext_modules=[compiled("hvdrecover.checkpoint._streaming"), compiled("hvdrecover.torch._finite")])
+NAMES = ("hvdrecover.checkpoint._streaming", "hvdrecover.tensorflow._finite", "hvdrecover.torch._finite")
+setup(ext_modules=[compiled(name) for name in NAMES])

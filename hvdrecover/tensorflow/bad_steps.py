@@ -7,6 +7,7 @@ called, in a graph as well.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from hvdrecover.elastic.guard.judge import Judge
+from hvdrecover.tensorflow.finite import Gate, each_finite
 from hvdrecover.tensorflow.optimizer import Distributed
 from hvdrecover.tensorflow.own_gradients import Gradient, own, values
 from hvdrecover.tensorflow.sent import sent
@@ -63,24 +65,23 @@ class _Told:
         self._judge = judge
         self._names = names
         self._batch_size = batch_size
+        self._gates: dict[tuple[str, ...], Gate] = {}
 
     @property
     def skips(self) -> bool:
-        """Whether training may go on without a bad step; otherwise a call raises."""
+        """Whether training may go on without a bad step; otherwise a gate that is shut raises an error."""
         return self._judge.skips
 
-    def __call__(self, variables: Sequence[Variable], finite: tf.Tensor, mine: tf.Tensor) -> tf.Tensor:
-        names = [self._names.get(id(raw(each)), str(each.name)) for each in variables]
+    def gate(self, variables: Sequence[Variable]) -> Gate:
+        """That of the gradients of some variables."""
+        names = tuple(self._names.get(id(raw(each)), str(each.name)) for each in variables)
+        return self._gates.setdefault(names, Gate(functools.partial(self._tell, names)))
 
-        def tell(finite: tf.Tensor, mine: tf.Tensor) -> None:
-            bad = [name for name, good in zip(names, finite.numpy().tolist(), strict=True) if not good]
-            here = [name for name, good in zip(names, mine.numpy().tolist(), strict=True) if not good]
-            sent.settle()
-            self._judge.gradients(bad, [name for name in here if name in bad], batch_size=self._batch_size())
-
-        with tf.device("CPU:0"):
-            tf.py_function(tell, [finite, mine], [])
-        return tf.constant(False)
+    def _tell(self, names: Sequence[str], finite: Sequence[bool], mine: Sequence[bool]) -> None:
+        bad = [name for name, good in zip(names, finite, strict=True) if not good]
+        here = [name for name, good in zip(names, mine, strict=True) if not good]
+        sent.settle()
+        self._judge.gradients(bad, [name for name in here if name in bad], batch_size=self._batch_size())
 
 
 class Watched(keras.optimizers.Optimizer):  # type: ignore[misc]
@@ -97,16 +98,9 @@ class Watched(keras.optimizers.Optimizer):  # type: ignore[misc]
         if mine is None:  # not averaged by us, so other ranks may see other gradients
             super().apply(grads, trainable_variables)
             return
-        # Sums of squares cost a pass each, but that of large numbers may be infinite though none of them is.
-        squares = tf.add_n([tf.nn.l2_loss(tf.cast(values(each), tf.float32)) for each in given])
-
-        def look() -> tf.Tensor:
-            finite = _finite(given)
-            return tf.cond(tf.reduce_all(finite), _yes, lambda: self._hvdrecover_told(theirs, finite, mine()))
-
-        good = tf.cond(tf.math.is_finite(squares), _yes, look)
+        good = self._hvdrecover_told.gate(theirs)(each_finite([values(each) for each in given]), mine)
         if not self._hvdrecover_told.skips:
-            # A bad step ends in an error, so nothing has to be left out, and a branch would cost a percent.
+            # A bad step ends in an error, so nothing has to be left out, and a branch would cost two percent.
             with tf.control_dependencies([good]):
                 super().apply(grads, trainable_variables)
             return
@@ -116,12 +110,3 @@ class Watched(keras.optimizers.Optimizer):  # type: ignore[misc]
             return tf.constant(True)
 
         tf.cond(good, step, lambda: tf.constant(False))
-
-
-def _yes() -> tf.Tensor:
-    return tf.constant(True)
-
-
-def _finite(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """Bool of shape ``[len(gradients)]``."""
-    return tf.stack([tf.reduce_all(tf.math.is_finite(values(each))) for each in gradients])

@@ -11,11 +11,10 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.common.util import split_list
-from tensorflow.python.ops import control_flow_util
 
 from hvdrecover import config
 from hvdrecover.errors import ConfigError
-from hvdrecover.tensorflow import steps
+from hvdrecover.tensorflow import steps, xla
 from hvdrecover.tensorflow.check_numerics import stop_at
 from hvdrecover.tensorflow.own_gradients import Gradient, own
 from hvdrecover.tensorflow.presence import KEEPING_OPS, Presence
@@ -84,7 +83,7 @@ class Reduction:
         if hvd.size() == 1 and not config.read().elastic:
             factor = self.prescale * self.postscale
             return reducing.done([each if each is None else _times(each, factor) for each in given])
-        _refuse_xla()
+        xla.refuse("Horovod's collectives")
         with _Turn() as turn:
             reduced = self._reduced(Presence(given, variables, turn.zero), variables)
             turn.ends_with([each for each in reduced if each is not None])
@@ -223,15 +222,6 @@ class DistributedGradientTape:
         flat = _flat(sources)
         reduced = self._reduction(_flat(gradients), flat)
         return tf.nest.pack_sequence_as(sources, reduced)
-
-
-def _refuse_xla() -> None:
-    if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
-        raise ConfigError(
-            "jit_compile",
-            "XLA can't compile Horovod's collectives; pass jit_compile=False to tf.function or to "
-            "model.compile, or hvdrecover's callbacks to model.fit",
-        )
 
 
 class _Turn:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
+from hvdrecover.tensorflow.finite import each_finite
 from hvdrecover.tensorflow.variables import Variable, raw
 
 _ATTRIBUTE = "_hvdrecover_own_gradients"  # of a graph
@@ -32,31 +33,32 @@ class Own:
         places = [place for place, gradient in enumerate(gradients) if gradient is not None]
         if not self.wanted or not places:
             return
-        sums = tf.stack([_sum(gradients[place]) for place in places])
-        noted = _Noted([id(raw(variables[place])) for place in places], sums)
+        finite = each_finite([values(gradients[place]) for place in places])
+        noted = _Noted([id(raw(variables[place])) for place in places], finite)
         if tf.inside_function():
             setattr(tf.compat.v1.get_default_graph(), _ATTRIBUTE, noted)  # and goes with it
         else:
             self._eager = noted
 
-    def of(self, variables: Sequence[Variable]) -> Callable[[], tf.Tensor] | None:
-        """What gives a bool of shape ``[len(variables)]``; None if these were not averaged last."""
+    def of(self, variables: Sequence[Variable]) -> tf.Tensor | None:
+        """Bool of shape ``[len(variables)]``; None if these were not averaged last."""
         noted = self._eager
         if tf.inside_function():
             noted = getattr(tf.compat.v1.get_default_graph(), _ATTRIBUTE, _Noted([], None))
-        places = {key: place for place, key in enumerate(noted.keys)}
-        if noted.sums is None or not all(id(raw(variable)) in places for variable in variables):
+        wanted = [id(raw(variable)) for variable in variables]
+        if noted.finite is None or not set(wanted) <= set(noted.keys):
             return None
-        order = [places[id(raw(variable))] for variable in variables]
-        return lambda: tf.math.is_finite(tf.gather(noted.sums, order))
+        if wanted == noted.keys:
+            return noted.finite
+        return tf.gather(noted.finite, [noted.keys.index(key) for key in wanted])
 
 
 @dataclass(frozen=True)
 class _Noted:
-    """Of which variables, by identity, gradients were noted, and their sums; float32 of the same length."""
+    """Of which variables, by identity, gradients were noted, and which were; bool of the same length."""
 
     keys: list[int]
-    sums: tf.Tensor | None
+    finite: tf.Tensor | None
 
 
 own = Own()
@@ -65,8 +67,3 @@ own = Own()
 def values(gradient: Gradient) -> tf.Tensor:
     """What numbers a gradient holds; of a sparse one those that are not zero."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-
-
-def _sum(gradient: Gradient) -> tf.Tensor:
-    """A float32 number that is not finite if the gradient isn't; one pass, without memory of its own."""
-    return tf.reduce_sum(tf.cast(values(gradient), tf.float32))

@@ -14,9 +14,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator
-from tensorflow.python.ops import control_flow_util
 
 from hvdrecover.elastic.scalars.scalars import Scalars
+from hvdrecover.tensorflow import xla
 from hvdrecover.tensorflow.own_gradients import Gradient
 
 _WATCHED = "_hvdrecover_watched"  # of a model: whether its training step is
@@ -55,7 +55,7 @@ class Reducing:
     """
 
     def __init__(self, gradients: Sequence[Gradient]) -> None:
-        self._marks = None if _in_xla() else _marks
+        self._marks = None if xla.compiles() else _marks
         if self._marks is not None:
             self._own = _norm(gradients)
             self._began = _time_after(gradients)
@@ -195,7 +195,3 @@ def _summed(gradient: Gradient) -> tf.Tensor:
         return gradient
     places, numbers = tf.unique(gradient.indices)
     return tf.math.unsorted_segment_sum(gradient.values, numbers, tf.size(places))
-
-
-def _in_xla() -> bool:
-    return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))

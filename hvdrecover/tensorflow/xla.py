@@ -5,6 +5,10 @@ from __future__ import annotations
 import logging
 
 import keras
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
+
+from hvdrecover.errors import ConfigError
 
 logger = logging.getLogger("hvdrecover")
 
@@ -20,3 +24,22 @@ def switch_off(model: keras.Model) -> None:
             "%s: jit_compile is switched off, as XLA can't compile Horovod's collectives", model.name
         )
         model.jit_compile = False
+
+
+def compiles() -> bool:
+    """Whether the graph that is being made, or one around it, is for XLA."""
+    return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
+
+
+def refuse(what: str) -> None:
+    """Raise an error if what can't be compiled is about to be.
+
+    Raises:
+        ConfigError: XLA is to compile it.
+    """
+    if compiles():
+        raise ConfigError(
+            "jit_compile",
+            f"XLA can't compile {what}; pass jit_compile=False to tf.function or to model.compile, or "
+            "hvdrecover's callbacks to model.fit",
+        )

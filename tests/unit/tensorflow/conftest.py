@@ -11,6 +11,7 @@ import horovod.tensorflow as hvd  # noqa: E402
 import pytest  # noqa: E402
 
 import hvdrecover.tensorflow  # noqa: E402, F401  chooses a controller for a process that no launcher started
+from hvdrecover.tensorflow import finite  # noqa: E402
 from tests.unit import alone  # noqa: E402
 
 
@@ -22,6 +23,15 @@ def one_process() -> None:
 @pytest.fixture(autouse=True)
 def horovod_for_tensorflow() -> None:
     alone.turn_to(hvd)
+
+
+@pytest.fixture(params=["compiled", "TensorFlow's"])
+def operations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test is run with each kind of operations that look at gradients."""
+    if request.param == "compiled":
+        assert finite._operations is not None
+    else:
+        monkeypatch.setattr(finite, "_operations", None)
 
 
 @pytest.fixture

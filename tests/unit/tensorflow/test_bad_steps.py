@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
@@ -11,7 +12,9 @@ import tensorflow as tf
 
 import hvdrecover.tensorflow as recover
 from hvdrecover.elastic.guard.judge import RolledBack
-from hvdrecover.errors import NumericsError
+from hvdrecover.errors import ConfigError, NumericsError
+
+pytestmark = pytest.mark.usefixtures("operations")
 
 
 def a_model() -> keras.Model:
@@ -121,6 +124,15 @@ def test_each_optimizer_looks_at_what_it_applies(graph: bool) -> None:
     after = model.get_weights()
     assert np.array_equal(before[0], after[0]) and not np.array_equal(before[1], after[1])
     assert (int(first.iterations), int(second.iterations)) == (0, 1)
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_xla_is_refused(policy: Any) -> None:
+    model, optimizer = a_model(), keras.optimizers.SGD(0.5)
+    joined(model, optimizer, numerics=policy)
+    step = tf.function(functools.partial(a_step, model, optimizer), jit_compile=True, autograph=False)
+    with pytest.raises(ConfigError, match=r"can't compile what a guard does .*; pass jit_compile=False"):
+        step(tf.constant(1.0))
 
 
 def test_gradients_that_nobody_has_averaged_are_nobodys_business() -> None:
