@@ -6,8 +6,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-typedef bool (*look)(const char *first, int64_t count);
-
 /* Infinity and NaN are what has all bits of the exponent set. To add the lowest of them then carries into the
    sign's place, and nowhere else does, so that a compiler can go through many numbers at once. */
 #define ARE_FINITE(type, first, count, exponent)                                                              \
@@ -20,8 +18,8 @@ typedef bool (*look)(const char *first, int64_t count);
         return !(carried >> (8 * sizeof(type) - 1));                                                          \
     } while (0)
 
-/* Compiled for the vectors that all x86 processors have, and for those that most have: twice as fast, as long as
-   the numbers are in a cache. The one that fits is chosen when the module is loaded. */
+/* Compiled for the vectors that all x86 processors have, and for those that most have: twice as fast, as long
+   as the numbers are in a cache. The one that fits is chosen when the module is loaded. */
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define VECTORS __attribute__((target_clones("avx2", "default")))
 #else

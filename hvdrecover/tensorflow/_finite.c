@@ -1,9 +1,10 @@
 /* Two operations, loaded by tf.load_op_library: HvdrecoverAreFinite says which tensors hold nothing but finite
    numbers, and HvdrecoverGate asks Python if one doesn't.
 
-   For small tensors, TensorFlow's own operations cost many times what the numbers do, and a branch slows all of its
-   graph down. TensorFlow's interface of C is stable, https://www.tensorflow.org/install/lang_c, so what is needed
-   of it is declared here and found in the library that the process has loaded: this is built without TensorFlow. */
+   For small tensors, TensorFlow's own operations cost many times what the numbers do, and a branch slows all
+   of its graph down. TensorFlow's interface of C is stable, https://www.tensorflow.org/install/lang_c, so what
+   is needed of it is declared here and found in the library that the process has loaded: this is built without
+   TensorFlow. */
 
 #include "../_finite.h"
 #include <dlfcn.h>

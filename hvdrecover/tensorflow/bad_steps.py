@@ -75,7 +75,11 @@ class _Told:
     def gate(self, variables: Sequence[Variable]) -> Gate:
         """That of the gradients of some variables."""
         names = tuple(self._names.get(id(raw(each)), str(each.name)) for each in variables)
-        return self._gates.setdefault(names, Gate(functools.partial(self._tell, names)))
+        if (
+            names not in self._gates
+        ):  # not one for each step: TensorFlow keeps something for each gate it has seen
+            self._gates[names] = Gate(functools.partial(self._tell, names))
+        return self._gates[names]
 
     def _tell(self, names: Sequence[str], finite: Sequence[bool], mine: Sequence[bool]) -> None:
         bad = [name for name, good in zip(names, finite, strict=True) if not good]

@@ -21,6 +21,7 @@ from hvdrecover.elastic.fitting import fit_tensors
 from hvdrecover.elastic.interfaces import Entry, Tree
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.tensorflow import structure
+from hvdrecover.tensorflow.finite import each_finite
 from hvdrecover.tensorflow.optimizer import forget_sums
 from hvdrecover.tensorflow.scalars import TensorFlowWriter
 from hvdrecover.tensorflow.variables import mean_the_same, named, seeds, variables_of
@@ -166,10 +167,8 @@ class TensorFlowFramework:
             return []
         trained = {name: each for name, each in named(component).items() if each.trainable}
         floats = {name: each for name, each in trained.items() if each.dtype.is_floating}
-        if not floats or bool(tf.math.is_finite(tf.linalg.global_norm(list(floats.values())))):
-            return []
-        # The norm of large numbers may be infinite though none of them is.
-        return [name for name, each in floats.items() if not bool(tf.reduce_all(tf.math.is_finite(each)))]
+        flags = each_finite(list(floats.values())).numpy() if floats else []
+        return [name for name, finite in zip(floats, flags, strict=True) if not finite]
 
     def norm(self, component: Any) -> float:
         """Euclidean norm of what is trained of a model; 0.0 of an optimizer."""

@@ -46,11 +46,12 @@ class Own:
         if tf.inside_function():
             noted = getattr(tf.compat.v1.get_default_graph(), _ATTRIBUTE, _Noted([], None))
         wanted = [id(raw(variable)) for variable in variables]
-        if noted.finite is None or not set(wanted) <= set(noted.keys):
-            return None
         if wanted == noted.keys:
             return noted.finite
-        return tf.gather(noted.finite, [noted.keys.index(key) for key in wanted])
+        places = {key: place for place, key in enumerate(noted.keys)}
+        if noted.finite is None or not places.keys() >= set(wanted):
+            return None
+        return tf.gather(noted.finite, [places[key] for key in wanted])
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,8 @@ static bool is_contiguous(const tensor *each, int64_t *numbers) {
     return true;
 }
 
+typedef bool (*look)(const char *first, int64_t count);
+
 static look look_for(const tensor *each) {
     if (each->device != CPU || each->lanes != 1) {
         return NULL;

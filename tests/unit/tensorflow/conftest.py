@@ -10,7 +10,7 @@ config.quiet_tensorflow()
 import horovod.tensorflow as hvd  # noqa: E402
 import pytest  # noqa: E402
 
-import hvdrecover.tensorflow  # noqa: E402, F401  chooses a controller for a process that no launcher started
+# This also chooses a controller for a process that no launcher started.
 from hvdrecover.tensorflow import finite  # noqa: E402
 from tests.unit import alone  # noqa: E402
 

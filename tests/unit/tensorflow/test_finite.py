@@ -7,12 +7,14 @@ import math
 import weakref
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from hvdrecover.tensorflow import finite
 from hvdrecover.tensorflow.finite import Gate, each_finite
+from hvdrecover.tensorflow.framework import TensorFlowFramework
 
 DTYPES = [tf.float16, tf.bfloat16, tf.float32, tf.float64]
 BAD = [math.nan, math.inf, -math.inf]
@@ -146,3 +148,16 @@ def test_a_gate_keeps_nothing_alive() -> None:
     del gate, big
     gc.collect()
     assert gone() is None
+
+
+def test_trained_variables_that_are_not_finite_are_named() -> None:
+    layers = [keras.layers.Dense(2, name="first"), keras.layers.BatchNormalization(name="second")]
+    model = keras.Sequential([*layers, keras.layers.Dense(1, name="third", dtype="float64")], name="net")
+    model.build((None, 3))
+    first, second, third = model.layers
+    first.kernel.assign(tf.fill([3, 2], 3e38))  # finite, unlike its norm
+    second.moving_mean.assign([math.nan, 0.0])  # not trained
+    assert TensorFlowFramework().not_finite(model) == []
+    third.bias.assign([math.inf])
+    second.gamma.assign([1.0, math.nan])
+    assert TensorFlowFramework().not_finite(model) == ["second/gamma", "third/bias"]
