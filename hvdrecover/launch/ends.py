@@ -68,7 +68,7 @@ OF_PROCESSES = (
         None,
         ("StorageError",),
     ),
-    End("rendezvous", "ranks were lost while they met", "in place", _AS_CRASH, None, ("RecoveryError",)),
+    End("rendezvous", "ranks were lost while they met", "in place", _AS_CRASH, 1, ("RecoveryError",)),
     End(
         "overtaken",
         "a later generation of its own job claimed the checkpoint root",

@@ -92,7 +92,7 @@ def outcome(
         return Outcome("end", 0, "the training is finished")
     if stopping or "preempted" in last.ends:
         return Outcome("end", PREEMPTED, "stopped after a preemption; start it again to go on")
-    if last.code == 0 and not last.ends and not last.faults:
+    if last.code == 0 and not last.ends:
         return Outcome("end", 0, "the command has ended")
     suspect, fault = suspected(attempts), ending(attempts)
     if fault is not None and (end := _end(fault)) is not None:
@@ -114,11 +114,11 @@ def suspected(attempts: Sequence[Attempt]) -> str | None:
     It is one from which the job has failed twice in the same way, without any progress. Of the script's own
     error, the second time at the same place is enough: the first was on the way there.
     """
-    failures = [fault for attempt in attempts for fault in attempt.faults if fault.get("loaded")]
-    last = failures[-1] if failures else None
-    latest = attempts[-1].faults[-1:]
-    if last is None or (last not in latest and ending(attempts) is None):
+    faults = attempts[-1].faults
+    last = next((fault for fault in reversed(faults) if fault.get("loaded")), None)
+    if last is None or (last is not faults[-1] and ending(attempts) is None):
         return None
+    failures = [fault for attempt in attempts for fault in attempt.faults]
     alike = [each for each in failures if all(each.get(name) == last.get(name) for name in _ALIKE)]
     again = last.get("end") == "script_error" and _is_ending(last, attempts)
     return str(last["loaded"]) if again or len(alike) > 1 else None
