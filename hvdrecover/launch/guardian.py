@@ -281,8 +281,13 @@ class Guardian:
         self, death: Death, end: End, reason: str, *, warm: bool, notes: dict[str, Any]
     ) -> None:
         kind, reading = deaths.fault(death), death.reading
-        follows = f"given up: {reason}" if reason else f"restarted {'by its standby' if warm else 'in place'}"
-        what = f"{kind.replace('_', ' ')} ({death.words}) at commit {reading.commit}"
+        pause = deaths.pause(self._record.deaths)
+        later = f" in {pause:g} s" if pause else ""
+        follows = f"restarted {'by its standby' if warm else 'in place'}{later}"
+        if reason:
+            follows = f"given up: {reason}"
+        words = death.kinds[0] if end.errors else death.words  # ours are long, and are printed already
+        what = f"{kind.replace('_', ' ')} ({words}) at commit {reading.commit}"
         self._tell(
             "fault",
             f"{self._name(reading)}: {what}; {follows}",
