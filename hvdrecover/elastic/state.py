@@ -504,7 +504,7 @@ class State:
         if (durability := retrying(self._clock)(self._durable_side)) is not None:
             with self._timings.of("load"):
                 generation = retrying(self._clock)(durability.store.claim_next)
-                stored = load_newest(durability.store)
+                stored = load_newest(durability.store, self._config.suspects)
         if stored is None and self._memory.newest is None:
             raise RecoveryError(
                 "no commit is left: the last one was interrupted on all ranks, and none is durable"
@@ -513,6 +513,7 @@ class State:
             self._random.draw_seed()
             return Agreement(self._capture(CommitId(generation, 0)), "initial", self._job)
         where = f"{self._root()}/{stored.id}"
+        heartbeat.tell(loaded=stored.id.name)
         self._watch.compare_data(stored, where)
         stored.id = CommitId(generation, stored.id.commit)
         stored.state.update(self._pacing.resumed(stored.state))
