@@ -24,7 +24,7 @@ from hvdrecover.heartbeat import Phase, Reading
 
 LIMIT = 3  # how often in a row all ranks may come back without having got farther than before
 ATTEMPTS = 10  # faults in a row after which ranks give up that have not been able to compare them
-LATE = 1000  # ms after the first rank at which one that merely waited would have learnt of the fault as well
+LATE = 1000  # ms after the first rank by which all that merely waited have learnt of a fault
 
 
 @dataclass(frozen=True, order=True)
@@ -91,14 +91,19 @@ def tally(accounts: Sequence[Account]) -> Tally:
 def kept_waiting(accounts: Sequence[Account]) -> dict[int, float]:
     """The ranks that were silent while the others waited for them, and for how many seconds.
 
-    Who waits in a collective learns that it has failed when all others do. Who learns of it much later was at
-    something else. If somebody was lost, nobody is to blame for that.
+    Who waits in a collective learns that it has failed when all do that wait. Who is at something else learns
+    it later: the last one at least was. If somebody was lost, nobody is to blame for that.
     """
     if not all_there(accounts):
         return {}
-    limit, first = wait_limit(accounts), max(each.age for each in accounts)
-    late = {rank: each for rank, each in enumerate(accounts) if first - each.age > LATE}
-    return {rank: each.silent / 1000 for rank, each in late.items() if each.silent > limit * 1000}
+    limit, ages = wait_limit(accounts), [each.age for each in accounts]
+    least = (
+        1 if limit else LATE
+    )  # of a fault whose cause isn't known to be waiting, chance may decide who is last
+    lateness = [max(ages) - age for age in ages]
+    late = [rank for rank, ms in enumerate(lateness) if ms > LATE or ms == max(lateness) >= least]
+    silences = {rank: accounts[rank].silent for rank in late}
+    return {rank: silent / 1000 for rank, silent in silences.items() if silent > limit * 1000}
 
 
 def wait_limit(accounts: Sequence[Account]) -> int:

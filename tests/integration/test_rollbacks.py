@@ -11,8 +11,8 @@ from hvdrecover.examples.digits_run import supervised
 from hvdrecover.launch.job import Job
 
 SCRIPT = Path(__file__).with_name("scripts") / "evaluation.py"
-OPTIONS = ("--hang-timeout", "8", "--max-restarts", "0")
-BUSY = 6.5  # others wait for 3 s, and Horovod takes up to 2 s more to notice
+OPTIONS = ("--hang-timeout", "10", "--max-restarts", "0")
+BUSY = 8.0  # the other waits for 3 s, and Horovod takes up to 3 s more to notice
 
 
 def test_a_long_evaluation_is_learnt_and_what_always_fails_comes_to_an_end(tmp_path: Path) -> None:

@@ -105,13 +105,27 @@ def waiting(age: int, silent: int, limit: int = 3) -> Account:
     ("late", "expected"),
     [
         (waiting(age=0, silent=6500), {0: 6.5}),
-        (waiting(age=6000, silent=6500), {}),  # it learnt of the fault with the other: it waited as well
-        (waiting(age=6500 - LATE, silent=6500), {}),
+        (waiting(age=6499, silent=6500), {0: 6.5}),
+        (waiting(age=6500, silent=6500), {}),  # it learnt of the fault with the other: it waited as well
         (waiting(age=0, silent=3000), {}),  # nobody gives up as soon as that
     ],
 )
 def test_who_learns_of_the_fault_later_was_not_waiting(late: Account, expected: dict[int, float]) -> None:
     assert kept_waiting([late, waiting(age=6500, silent=3100)]) == expected
+
+
+def test_one_that_merely_waited_is_not_blamed_for_learning_of_the_fault_a_little_later() -> None:
+    others = [waiting(age=6500, silent=3200), waiting(age=6500 - LATE, silent=4200)]
+    assert kept_waiting([replace(each, size=3) for each in [*others, waiting(age=0, silent=9700)]]) == {
+        2: 9.7
+    }
+    late = [waiting(age=6499 - LATE, silent=4200), waiting(age=0, silent=9700)]
+    assert kept_waiting([replace(each, size=3) for each in [others[0], *late]]) == {1: 4.2, 2: 9.7}
+
+
+@pytest.mark.parametrize(("age", "expected"), [(6500 - LATE + 1, {}), (6500 - LATE, {0: 0.2})])
+def test_if_ranks_wait_for_ever_it_takes_more_to_be_blamed(age: int, expected: dict[int, float]) -> None:
+    assert kept_waiting([waiting(age, 200, limit=0), waiting(6500, 100, limit=0)]) == expected
 
 
 def test_where_nobody_is_expected_to_show_progress_nobody_is_late() -> None:
