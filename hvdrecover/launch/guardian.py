@@ -155,6 +155,7 @@ class Guardian:
         self._count_divergences(reading)
         self._tell_of_stall(reading)
         self._training.page.allow_stalls(*hangs.stalls(reading, self._settings.limits))
+        self._training.page.judged_by(reading)
         if self._stop_by is not None and now > self._stop_by:
             logger.warning("the grace is over: %s stops; its last durable commit stands", self._name(reading))
             self._training.kill()
@@ -321,7 +322,7 @@ class Guardian:
         """Write down where the process is, and kill it."""
         stopped = processes.is_stopped(self._training.pid)
         where = self._take_stacks(reading) or ("stopped" if stopped else "and no answer")
-        message = "%s: no progress for %.1f s, %s; killing it"
+        message = "%s: no progress for %.1f s, %s; killing it (long work belongs in recover.paused())"
         logger.error(message, self._name(reading), reading.silent, where)
         self._hung, self._silent = True, reading.silent
         self._training.kill()
