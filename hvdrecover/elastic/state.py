@@ -199,9 +199,10 @@ class State:
         last = self._memory.attempt
         commit = CommitId(last.generation, last.commit + 1)
         present = self._contents.take_apart()
-        if not self._memory.is_unchanged(present):
+        unchanged = self._memory.is_unchanged(present)
+        if not unchanged:
             self._random.number += 1
-        snapshot = self._capture(commit, present)
+        snapshot = self._capture(commit, present, unchanged=unchanged)
         if self._joined:
             self._random.committed(snapshot.state["random"], commit.commit, self._world.rank())
         stall = self._clock.monotonic() - started
@@ -452,7 +453,12 @@ class State:
         return self._job != ""
 
     def _capture(
-        self, commit: CommitId, present: Present | None = None, *, finished: bool = False
+        self,
+        commit: CommitId,
+        present: Present | None = None,
+        *,
+        finished: bool = False,
+        unchanged: bool = False,
     ) -> Snapshot:
         """Copy the present state into memory under a commit's identity."""
         rank, size = (self._world.rank(), self._world.size()) if self._joined else (0, 1)
@@ -464,6 +470,7 @@ class State:
             size,
             in_flight=in_flight,
             finished=finished,
+            unchanged=unchanged,
         )
         snapshot.state.update(self._scalars.state())
         snapshot.state.update(self._pacing.state())

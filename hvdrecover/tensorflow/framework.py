@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -51,6 +51,9 @@ _BY_CODE = {code: dtype for dtype, code in _DTYPES.items()}
 
 class View(np.ndarray):
     """A tensor over memory of an arena; TensorFlow's own can't be written to."""
+
+
+_LARGE = 1 << 20  # bytes; smaller tensors are compared one by one
 
 
 class TensorFlowFramework:
@@ -121,9 +124,16 @@ class TensorFlowFramework:
             ]
         )
 
-    def equals(self, tensor: tf.Tensor | tf.Variable, view: View) -> bool:
-        """Whether a tensor holds the very bits of a view of an arena of the same dtype and shape."""
-        return np.array_equal(_bits(_on_host(tensor)), _bits(view))
+    def equal(self, pairs: Iterable[tuple[tf.Tensor | tf.Variable, View]]) -> bool:
+        """Whether tensors hold the very bits of views of arenas, each of the same dtype and shape."""
+        large: list[tuple[Array, View]] = []  # kept, so that the addresses stay valid
+        for tensor, view in pairs:
+            mine = _on_host(tensor)
+            if mine.nbytes >= _LARGE:
+                large.append((mine, view))
+            elif not np.array_equal(_bits(mine), _bits(view)):
+                return False
+        return streaming.equal([(_address(view), _address(mine), mine.nbytes) for mine, view in large])
 
     def tree(self, component: Any) -> Tree:
         """The component's variables by Keras path or name, but for seeds, which are generators."""
