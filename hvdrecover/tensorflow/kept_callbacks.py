@@ -153,7 +153,10 @@ class Fit:
         }
 
     def take(self, record: Record) -> None:
-        """Give callbacks the state that a commit holds of them."""
+        """Go to what a commit holds, and give callbacks the state that it holds of them."""
+        self.stop, self.metrics = record["stop"], _own(record["metrics"])
+        others = record["callbacks"].keys() - self._named.keys()
+        self._elsewhere = {key: _own(record["callbacks"][key]) for key in others}
         for logger_of_rows, append in self._reopened:
             logger_of_rows.append = append
         self._reopened.clear()

@@ -174,7 +174,7 @@ class Commit(keras.callbacks.Callback):  # type: ignore[misc]
             progress.fit.take(progress.record)
             _warn(progress.fit.forgotten(progress.record), state)
             if progress.record["stop"] and not state.batch:
-                self.model.stop_training = progress.fit.stop = self._skips = True
+                self.model.stop_training = self._skips = True
                 self.model._initial_epoch = sys.maxsize  # as Keras's BackupAndRestore does
         progress.fit.join(state._world)
         state._callbacks.begin(progress.fit, progress.record)

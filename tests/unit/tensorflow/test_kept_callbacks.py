@@ -161,6 +161,7 @@ def test_wherever_a_fit_is_interrupted_it_ends_the_same(
             fit(state, *callbacks) if place == "before" else fit(state, behind=callbacks)
         if way == "a survivor":
             state.restore()
+            state.sync()
         else:
             state.flush()
             state = a_state(tmp_path / "root")
