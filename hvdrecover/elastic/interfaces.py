@@ -137,6 +137,16 @@ class Framework(Protocol):
         """Set what `generators` gave; generators that this process lacks are left out."""
 
 
+class Kept(Protocol):
+    """Something that is part of each commit and not an attribute of the state, such as Keras callbacks."""
+
+    def tree(self) -> Tree | None:
+        """The state to keep; None leaves it out of the commit."""
+
+    def load(self, tree: Tree | None) -> None:
+        """Take what a commit holds, or None if it holds nothing; what is kept of its tensors is copied."""
+
+
 class Writer(Protocol):
     """A run of TensorBoard's that is being written; files are written in the background."""
 

@@ -62,7 +62,7 @@ class TensorFlowFramework:
     name = "tensorflow"
 
     def __init__(self) -> None:
-        self._with_seeds: dict[int, weakref.ref[Any]] = {}  # in the order in which they were met
+        self._seeds: dict[int, weakref.ref[tf.Variable]] = {}  # in the order in which they were met
         # Made when first asked for, and then by drawing from Python's generator: better now than later.
         list(self._keras_states())
 
@@ -137,8 +137,10 @@ class TensorFlowFramework:
 
     def tree(self, component: Any) -> Tree:
         """The component's variables by Keras path or name, but for seeds, which are generators."""
-        if seeds(component):
-            self._with_seeds.setdefault(id(component), weakref.ref(component))
+        for seed in seeds(component):
+            known = self._seeds.get(id(seed))
+            if known is None or known() is not seed:
+                self._seeds[id(seed)] = weakref.ref(seed)
         return named(component)
 
     def fit(self, name: str, component: Any, tree: Tree) -> tuple[Tree, list[str]]:
@@ -221,11 +223,11 @@ class TensorFlowFramework:
             mine.assign(stored)
 
     def _keras_states(self) -> Iterator[tf.Variable]:
-        """The global seed generator's state, then those of each model that has been part of a commit."""
+        """The global seed generator's state, then all that have been part of a commit."""
         yield global_seed_generator().state.value
-        for reference in self._with_seeds.values():
-            if (component := reference()) is not None:
-                yield from seeds(component)
+        for reference in self._seeds.values():
+            if (seed := reference()) is not None:
+                yield seed
 
 
 def _tensorflow_generator() -> tf.random.Generator:
