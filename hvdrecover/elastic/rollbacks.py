@@ -164,6 +164,11 @@ class Rollbacks:
         self._warned: set[str] = set()
         self._learnt = False
 
+    @property
+    def farthest(self) -> tuple[int, int]:
+        """How far the job had come: commits at which the state had changed, and steps since."""
+        return max(self._tally.changes, 0), self._tally.steps
+
     def moment(self) -> Moment:
         """Return where this rank is; to be called as soon as it learns of what may be a fault."""
         return Moment(self._clock.monotonic(), heartbeat.read(), stalls.allowed())

@@ -61,7 +61,7 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
                 state.on_reset()
             if state._config.elastic:
                 rollbacks.compare()
-            source = state.agree()
+            source = state.agree(rollbacks.farthest)
             rollbacks.agreed()
             if state.finished and source == "durable":
                 state.say_finished()

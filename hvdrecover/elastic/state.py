@@ -225,11 +225,14 @@ class State:
         """Bring all ranks to one commit; see `agree`."""
         self.agree()
 
-    def agree(self) -> Source:
+    def agree(self, reached: tuple[int, int] = (0, 0)) -> Source:
         """Bring all ranks to one commit: the newest in anybody's memory, else the newest durable one.
 
         The rank that holds it sends its present state under that commit's number. If there is no commit at
         all, rank 0 sends its initial state.
+
+        Args:
+            reached: how far the job had come before, for the line that says what is repeated.
 
         Returns:
             Where the state came from.
@@ -258,7 +261,7 @@ class State:
             self._job = agreement.job
             self._load(agreement.snapshot, strict=True)
         self._adopt(agreement)
-        self._agreed(agreement, started)
+        self._agreed(agreement, started, reached)
         if self._witness is not None:
             self._witness.agreed(agreement.snapshot, agreement.source)
         self._scalars.begin(self._world.rank())
@@ -609,12 +612,12 @@ class State:
         commit = self.last_commit
         self._announce("finished", message, generation=commit.generation, commit=commit.commit)
 
-    def _agreed(self, agreement: Agreement, started: float) -> None:
+    def _agreed(self, agreement: Agreement, started: float, reached: tuple[int, int]) -> None:
         """Note the end of a recovery, and see how long the first step after it takes."""
         ended = self._clock.monotonic()
         commit, size = agreement.snapshot.id, self._world.size()
         facts: dict[str, Any] = {"generation": commit.generation, "commit": commit.commit}
-        message = reports.agreed(agreement, size, self._root(), ended - started)
+        message = reports.agreed(agreement, size, self._root(), ended - started, reached)
         self._announce("sync", message, source=agreement.source, **facts, size=size, seconds=ended - started)
         self._timings.add("sync", ended - started - self._timings.spent("load"))
         heartbeat.stand_at(commit.generation, commit.commit, self._random.number)

@@ -288,7 +288,7 @@ class Guardian:
         if reason:
             follows = f"given up: {reason}"
         words = death.kinds[0] if end.errors else death.words  # ours are long, and are printed already
-        what = f"{kind.replace('_', ' ')} ({words}) at commit {reading.commit}"
+        what = f"{kind.replace('_', ' ')} ({words}) after its commit {reading.commit}"
         self._tell(
             "fault",
             f"{self._name(reading)}: {what}; {follows}",

@@ -91,9 +91,9 @@ class TensorFlowState(State):
             return check_numerics.verdict_on(error, judge, self._batch_size, alone=alone)
         return verdict
 
-    def agree(self) -> Source:
+    def agree(self, reached: tuple[int, int] = (0, 0)) -> Source:
         """As of any state."""
-        source = super().agree()
+        source = super().agree(reached)
         sent.forget()
         return source
 
