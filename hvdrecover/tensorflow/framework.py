@@ -16,7 +16,7 @@ from keras.src.random.seed_generator import global_seed_generator
 from hvdrecover.checkpoint import streaming
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
-from hvdrecover.elastic import horovod
+from hvdrecover.elastic import generator_states, horovod
 from hvdrecover.elastic.fitting import fit_tensors
 from hvdrecover.elastic.interfaces import Entry, Tree
 from hvdrecover.errors import UnsupportedTensorError
@@ -216,8 +216,8 @@ class TensorFlowFramework:
 
     def set_generators(self, states: Any) -> None:
         """Set what `generators` gave."""
-        random.setstate(states["python"])
-        np.random.set_state(states["numpy"])
+        generator_states.set_python(states["python"])
+        generator_states.set_numpy(states["numpy"])
         _tensorflow_generator().state.assign(states["tensorflow"])
         for mine, stored in zip(self._keras_states(), states["keras"], strict=False):
             mine.assign(stored)

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
-from hvdrecover.elastic import horovod
+from hvdrecover.elastic import generator_states, horovod
 from hvdrecover.elastic.fitting import fit_tensors
 from hvdrecover.elastic.interfaces import Entry, Tree
 from hvdrecover.errors import UnsupportedTensorError
@@ -209,8 +209,8 @@ class TorchFramework:
 
     def set_generators(self, states: Any) -> None:
         """Set what `generators` gave."""
-        random.setstate(states["python"])
-        np.random.set_state(states["numpy"])
+        generator_states.set_python(states["python"])
+        generator_states.set_numpy(states["numpy"])
         torch.set_rng_state(torch.from_numpy(states["torch"]))
         if _cuda_in_use():
             for device, state in enumerate(states["cuda"][: torch.cuda.device_count()]):
