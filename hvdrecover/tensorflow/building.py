@@ -30,7 +30,7 @@ def refuse_unbuilt(name: str, value: Any) -> None:
     if isinstance(value, keras.layers.Layer) and (unbuilt := _unbuilt_inside(value)):
         raise ConfigError(
             name,
-            f"layers inside lack their variables, {', '.join(unbuilt[:5])}, so there is nothing to be kept "
+            f"layers inside lack variables, {', '.join(unbuilt[:5])}, so there is nothing to be kept "
             "or loaded into: build() of a subclass that defines none does not reach them; call the model on "
             "one batch first, such as model(batch), and leave out layers that it does not use",
         )

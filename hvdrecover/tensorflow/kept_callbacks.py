@@ -24,6 +24,7 @@ NAME = "_callbacks"  # in a commit, beside the state's attributes
 _SCALARS = (type(None), bool, int, float, str)
 
 Record = dict[str, Any]
+_PARTS = {"epochs", "stop", "metrics", "callbacks"}
 
 
 class KeptCallbacks:
@@ -40,7 +41,13 @@ class KeptCallbacks:
         return self._held
 
     def load(self, tree: Record | None) -> None:
-        """Take a commit's; the ``fit`` that goes on from it begins with that."""
+        """Take a commit's; the ``fit`` that goes on from it begins with that.
+
+        Raises:
+            ValueError: it is not what `tree` gives.
+        """
+        if tree is not None and (not isinstance(tree, dict) or tree.keys() != _PARTS):
+            raise ValueError("the state of Keras's callbacks has other parts than it should")
         self._held = None if tree is None else _own(tree)
         if self._held is None:
             self._fit = None

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -159,3 +161,33 @@ def test_restoring_into_another_model_names_what_differs_and_loads_nothing(proce
         "model.w: F64[1] in the commit, F64[2] in the model",
     ]
     assert (state.model.weights["w"].tolist(), state.epoch) == ([5.0, 5.0], 5)
+
+
+class KeptPart:
+    """Something beside the attributes."""
+
+    def __init__(self) -> None:
+        self.held: Any = None
+        self.loaded: list[Any] = []
+
+    def tree(self) -> Any:
+        return self.held
+
+    def load(self, tree: Any) -> None:
+        self.held = tree
+        self.loaded.append(tree)
+
+
+def test_what_is_kept_beside_the_attributes_rolls_back_and_may_be_absent(process: Process) -> None:
+    state, part = process.state(epoch=0), KeptPart()
+    state._contents.keep("_part", part)
+    state.sync()
+    state.restore()
+    part.held = {"best": 3.0, "waits": [1]}
+    state.commit()
+    part.held = {"best": 1.0, "waits": [1, 2]}
+    state.restore()
+    assert part.loaded == [None, {"best": 3.0, "waits": [1]}]
+    part.held = None
+    state.commit()
+    assert "_part" not in state._memory.newest.state["attributes"]  # type: ignore[union-attr]

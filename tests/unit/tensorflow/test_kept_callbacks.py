@@ -196,7 +196,7 @@ def test_a_fit_that_follows_one_that_ended_begins_anew(tmp_path: Path) -> None:
 def test_of_two_fits_the_second_one_goes_on_though_the_first_is_called_again(tmp_path: Path) -> None:
     def training(state: Any, *interrupt: Any) -> list[int]:
         judged = []
-        for epochs in (2, 5):
+        for epochs in (2, 4):
             stopping = keras.callbacks.EarlyStopping("score", patience=9, mode="min")
             judge = keras.callbacks.LambdaCallback(
                 on_epoch_end=lambda epoch, logs: logs.update(score=SCORES[epoch])
@@ -213,13 +213,12 @@ def test_of_two_fits_the_second_one_goes_on_though_the_first_is_called_again(tmp
 
     undisturbed = training(a_state())
     state = a_state(tmp_path)
-    interrupt = Interrupt(4, 2)
+    interrupt = Interrupt(3, 2)
     interrupt.set_state(state)
     with pytest.raises(InterruptionError):
         training(state, interrupt)
     state.flush()
-    assert training(a_state(tmp_path))[1] == undisturbed[1] == 0
-    assert undisturbed[0] == 0
+    assert training(a_state(tmp_path))[1] == undisturbed[1] == 1
 
 
 @pytest.mark.parametrize("kept", [True, False])
