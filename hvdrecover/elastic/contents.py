@@ -106,6 +106,10 @@ class Contents:
         """What holds training state of its own, by attribute name."""
         return {name: value for name, value in self.values.items() if self._framework.is_component(value)}
 
+    def rank_local(self) -> dict[str, set[str]]:
+        """Each component's tensors that a rank has its own of, such as running statistics."""
+        return {name: set(self._framework.rank_local(each)) for name, each in self.components().items()}
+
     def positions(self) -> dict[str, tuple[int, int]]:
         """Each sampler's epoch and cursor."""
         return {name: (order.epoch, order.done) for name, order in self.orders.items()}

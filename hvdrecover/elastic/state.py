@@ -65,6 +65,9 @@ class State:
         ConfigError: a setting has no usable value, or an attribute's name is taken.
         UnsupportedValueError: a plain object that JSON can't hold.
         UnsupportedTensorError: a tensor that safetensors can't hold.
+
+    After a recovery all ranks have one rank's copy of every attribute. What a rank has of its own, such as a
+    running loss or batch norm's statistics, becomes another rank's; a `Guard` warns of it.
     """
 
     _contents: Contents
@@ -249,7 +252,7 @@ class State:
         held = self._memory.newest
         ballot = self._watch.ballot(held)
         election = recovery.publish(self._world, held.id if held else None, self._watch.told, ballot)
-        self._watch.meet(election)
+        self._watch.meet(election, held)
         if self._world.rank() == election.root:
             agreement = self._lead(election)
         else:
