@@ -9,7 +9,8 @@
     │   └── UnsupportedTensorError  a tensor whose kind or dtype safetensors can't hold
     ├── CheckpointError             everything about durable commits
     │   ├── StorageError            the storage refused, failed or is away
-    │   │   └── DurableAgeError     commits could not be made durable for longer than the job allows
+    │   │   ├── DurableAgeError     commits could not be made durable for longer than the job allows
+    │   │   └── HostKeyError        an SFTP server does not prove to be the one that is known
     │   ├── ForeignRootError        the checkpoint root holds files that are not ours
     │   ├── CorruptCheckpointError  one commit is damaged: truncated, altered, incomplete or nonsense
     │   │   └── IncompleteCommitError  it has no manifest: it was never completed, or is being deleted
@@ -114,6 +115,18 @@ class StorageError(CheckpointError, OSError):
 
 class DurableAgeError(StorageError):
     """Commits could not be made durable for longer than ``HVDRECOVER_MAX_DURABLE_AGE``."""
+
+
+class HostKeyError(StorageError):
+    """An SFTP server does not prove to be the one that is known: its host key is unknown, or another one.
+
+    Attributes:
+        host: the server.
+    """
+
+    def __init__(self, host: str, problem: str) -> None:
+        super().__init__(f"sftp://{host}", problem)
+        self.host = host
 
 
 class ForeignRootError(CheckpointError):

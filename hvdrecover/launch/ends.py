@@ -105,11 +105,12 @@ OF_PROCESSES = (
     ),
     End(
         "unusable",
-        "the checkpoint root is not ours, too new, does not fit, or has only broken commits",
+        "the checkpoint root is not ours, too new, does not fit, or has only broken commits, or its server's "
+        "host key is unknown",
         "end",
         _ENDS,
         None,
-        ("ForeignRootError", "FormatVersionError", "MismatchError", "NoUsableCommitError"),
+        ("ForeignRootError", "FormatVersionError", "HostKeyError", "MismatchError", "NoUsableCommitError"),
     ),
     End(
         "wrong",

@@ -98,6 +98,11 @@ class SftpServer:
                 return
         raise AssertionError(f"sshd does not start:\n{(self.folder / 'log').read_text()}")
 
+    def known_hosts(self) -> str:
+        """The line of a known_hosts file that has the server's key."""
+        kind, key, *_ = (self.folder / "host.pub").read_text().split()
+        return f"[{HOST}]:{self.port} {kind} {key}\n"
+
     def stop(self) -> None:
         """End the server and its sessions."""
         assert self._process is not None

@@ -13,7 +13,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from hvdrecover.checkpoint.storage import LocalStorage, Storage, open_storage
+from hvdrecover.checkpoint.storage import LocalStorage, Storage, open_filesystem, open_storage
 from hvdrecover.checkpoint.storage.remote import RemoteStorage
 from hvdrecover.checkpoint.storage.s3 import S3Storage
 from hvdrecover.checkpoint.storage.sftp import SftpStorage
@@ -116,7 +116,7 @@ def sftp(server: SftpServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> B
     url = f"sftp://{HOST}:{server.port}{folder}/root"
 
     def in_pieces() -> Storage:
-        opened, path = fsspec.core.url_to_fs(url, timeout=30)
+        opened, path = open_filesystem(url, "checkpoint")
         return SftpStorage(opened, path, url, piece=1 << 20)
 
     environment = {"FSSPEC_SFTP": json.dumps(options)}
@@ -127,7 +127,10 @@ def sftp(server: SftpServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> B
 
 def sftp_options(server: SftpServer) -> dict[str, Any]:
     """What a user would put into fsspec's configuration; nothing of the user's own is looked at."""
+    known = server.folder / "known_hosts"
+    known.write_text(server.known_hosts())
     return {
+        "known_hosts": str(known),
         "username": server.user,
         "key_filename": str(server.key),
         "look_for_keys": False,

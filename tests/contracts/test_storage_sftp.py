@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from pathlib import Path
@@ -16,7 +17,7 @@ from paramiko.sftp import CMD_OPEN
 from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.storage import Storage, open_storage
 from hvdrecover.checkpoint.storage.sftp_sessions import Session
-from hvdrecover.errors import StorageError
+from hvdrecover.errors import ConfigError, HostKeyError, StorageError
 from tests.contracts.servers import HOST, SftpServer, kill
 from tests.contracts.storages import SECRET, Backend, sftp_options
 from tests.contracts.test_storage import buffer, every_call, noise
@@ -260,3 +261,118 @@ def test_messages_show_no_user_of_the_url(sftp: Backend, sftp_server: SftpServer
     with pytest.raises(StorageError) as caught:
         storage.read("nowhere")
     assert "@" not in str(caught.value)
+
+
+# -- the server's key ----------------------------------------------------------------------------------
+
+
+OTHER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ9TPT0ElKyJZ9nC0bqCW0E1m3xWDLkQbcoNnHjyKSfV"
+
+
+def with_known_hosts(
+    server: SftpServer, folder: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> tuple[str, Path]:
+    """The URL of a root, with a file of known hosts of this content."""
+    known = folder / "known"
+    known.write_text(content)
+    options = {**sftp_options(server), "known_hosts": str(known)}
+    monkeypatch.setitem(fsspec.config.conf, "sftp", options)
+    return f"sftp://{HOST}:{server.port}{folder}/root", known
+
+
+def test_a_server_whose_key_is_not_known_is_refused_with_the_remedy(
+    sftp_server: SftpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, known = with_known_hosts(sftp_server, tmp_path, monkeypatch, f"elsewhere.example {OTHER}\n")
+    with pytest.raises(HostKeyError, match="ssh-keyscan -p") as caught:
+        open_storage(url)
+    assert str(known) in str(caught.value) and caught.value.host == f"[{HOST}]:{sftp_server.port}"
+    known.write_text(sftp_server.known_hosts())
+    storage = open_storage(url)
+    storage.publish("f", b"content")
+    assert storage.read("f") == b"content"
+
+
+@pytest.mark.parametrize("where", ["as it is", "hashed", "of any port"])
+def test_another_key_than_the_known_one_is_refused(
+    sftp_server: SftpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    name = f"[{HOST}]:{sftp_server.port}"
+    shown = {
+        "as it is": name,
+        "hashed": paramiko.HostKeys.hash_host(name),
+        "of any port": f"{name},x.example",
+    }
+    url, _ = with_known_hosts(sftp_server, tmp_path, monkeypatch, f"{shown[where]} {OTHER}\n")
+    with pytest.raises(HostKeyError, match="is another one than that in .*ssh-keygen -R"):
+        open_storage(url)
+    assert not (tmp_path / "root").exists()
+
+
+def test_a_hashed_name_is_known(
+    sftp_server: SftpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, _, key = sftp_server.known_hosts().partition(" ")
+    hashed = f"# a comment\n{paramiko.HostKeys.hash_host(name)} {key}"
+    url, _ = with_known_hosts(sftp_server, tmp_path, monkeypatch, hashed)
+    assert open_storage(url).names() == []
+
+
+def test_a_revoked_key_is_refused_though_it_is_known(
+    sftp_server: SftpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = sftp_server.known_hosts()
+    url, _ = with_known_hosts(
+        sftp_server, tmp_path, monkeypatch, f"{line}@revoked * {line.partition(' ')[2]}"
+    )
+    with pytest.raises(HostKeyError, match="marked as revoked"):
+        open_storage(url)
+
+
+def test_by_default_the_users_own_known_hosts_count(
+    sftp_server: SftpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = sftp_options(sftp_server)
+    del options["known_hosts"]
+    monkeypatch.setitem(fsspec.config.conf, "sftp", options)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    url = f"sftp://{HOST}:{sftp_server.port}{tmp_path}/root"
+    with pytest.raises(HostKeyError, match=re.escape(f"{tmp_path}/.ssh/known_hosts")):
+        open_storage(url)
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "known_hosts").write_text(sftp_server.known_hosts())
+    assert open_storage(url).names() == []
+
+
+def test_the_check_can_not_be_got_round(
+    sftp_server: SftpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, known = with_known_hosts(sftp_server, tmp_path, monkeypatch, "")
+    for around in (f"simplecache::{url}", f"dir::{url}"):
+        with pytest.raises(ConfigError, match="through another file system"):
+            open_storage(around)
+    with pytest.raises(HostKeyError):
+        open_storage(url.replace("sftp://", "ssh://"))
+    known.unlink()
+    with pytest.raises(ConfigError, match="no file"):
+        open_storage(url)
+    options = {**sftp_options(sftp_server), "host_key_policy": "auto_add"}
+    monkeypatch.setitem(fsspec.config.conf, "sftp", options)
+    with pytest.raises(ConfigError, match="host_key_policy"):
+        open_storage(url)
+
+
+def test_a_key_that_changes_while_a_job_writes_is_an_outage_of_the_storage(
+    sftp_server: SftpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, known = with_known_hosts(sftp_server, tmp_path, monkeypatch, sftp_server.known_hosts())
+    storage = open_storage(url)
+    storage.publish("f", b"content")
+    known.write_text(f"[{HOST}]:{sftp_server.port} {OTHER}\n")
+    kill(sftp_server.sessions())
+    for _ in range(3):  # the first attempt may find out that the connection is lost
+        with pytest.raises(StorageError) as caught:
+            storage.read("f")
+    assert isinstance(caught.value, HostKeyError)
+    known.write_text(sftp_server.known_hosts())
+    assert storage.read("f") == b"content"

@@ -17,6 +17,7 @@ from hvdrecover.errors import ConfigError
 # Without these, paramiko waits for up to an hour, or for as long as TCP does. s3fs has timeouts of its own.
 _SFTP_WAITS = ("timeout", "banner_timeout", "auth_timeout", "channel_timeout")
 _SFTP_TIMEOUT = 30.0  # seconds
+_SFTP = {"sftp", "ssh"}
 
 __all__ = [
     "LocalStorage",
@@ -54,7 +55,9 @@ def open_filesystem(url: str, name: str) -> tuple[Any, str]:
     shown = redact(url)
     with failures(shown, "", "open the storage"):
         try:
-            filesystem, path = fsspec.core.url_to_fs(url, **_options(url))
+            filesystem, path = _sftp(url) if _is_sftp(url) else fsspec.core.url_to_fs(url, **_options(url))
+        except ConfigError:
+            raise
         except (ValueError, ImportError) as error:
             raise ConfigError(name, f"'{shown}' can't be opened: {redact(str(error))}") from error
     return filesystem, path
@@ -85,7 +88,28 @@ def _options(url: str) -> dict[str, Any]:
     protocol = url.split("://", 1)[0]
     if protocol in ("s3", "s3a"):
         return {"use_listings_cache": False}  # other processes change the root too
-    if protocol in ("sftp", "ssh"):
-        told = {**fsspec.config.conf.get("sftp", {}), **fsspec.config.conf.get("ssh", {})}
-        return {name: _SFTP_TIMEOUT for name in _SFTP_WAITS if name not in told}
     return {}
+
+
+def _is_sftp(url: str) -> bool:
+    """Whether a URL is one of SFTP's.
+
+    Raises:
+        ConfigError: it is one inside another one, where host keys would not be checked.
+    """
+    protocols = [part.split("://", 1)[0] for part in url.split("::")]
+    if len(protocols) > 1 and not set(protocols).isdisjoint(_SFTP):
+        raise ConfigError(redact(url), "an SFTP server can't be reached through another file system")
+    return "://" in url and protocols[0] in _SFTP
+
+
+def _sftp(url: str) -> tuple[Any, str]:
+    """fsspec's file system for a URL of SFTP's, with the server's host key checked."""
+    try:
+        from hvdrecover.checkpoint.storage.known_hosts import KnownHostsFileSystem
+    except ImportError as error:
+        raise ImportError(f"SFTP needs paramiko: pip install 'hvdrecover[sftp]' ({error})") from error
+    told = {**fsspec.config.conf.get("sftp", {}), **fsspec.config.conf.get("ssh", {})}
+    waits: dict[str, Any] = {name: _SFTP_TIMEOUT for name in _SFTP_WAITS if name not in told}
+    named = KnownHostsFileSystem._get_kwargs_from_urls(url)
+    return KnownHostsFileSystem(**named, **waits), KnownHostsFileSystem._strip_protocol(url)

@@ -93,12 +93,12 @@ def test_every_failure_of_a_file_system_is_a_storage_error_without_credentials()
 @pytest.mark.parametrize("error", [ConnectionError, RuntimeError, PermissionError])
 def test_a_server_that_cannot_be_reached_is_a_storage_error(monkeypatch, error):
     def connect(url, **options):
-        raise error("no route to sftp://user:secret@host")
+        raise error("no route to ftp://user:secret@host")
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", connect)
     with pytest.raises(StorageError) as caught:
-        open_storage("sftp://user:secret@host/run")
-    message = "sftp://host/run: could not open the storage: no route to sftp://host."
+        open_storage("ftp://user:secret@host/run")
+    message = "ftp://host/run: could not open the storage: no route to ftp://host."
     assert str(caught.value).startswith(message)
 
 
