@@ -16,11 +16,12 @@ This is the only module that reads environment variables; a test holds the other
 ============================== =====================================================================
 
 Our own processes set ``HVDRECOVER_SLOT``, ``HVDRECOVER_REJOIN``, ``HVDRECOVER_SUPERVISOR``,
-``HVDRECOVER_HOST_REPORTS`` and ``HVDRECOVER_DRILL`` for those that they start.
+``HVDRECOVER_HOST_REPORTS``, ``HVDRECOVER_JOB_ID`` and ``HVDRECOVER_DRILL`` for those that they start.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import signal
@@ -34,6 +35,7 @@ from pathlib import Path
 from hvdrecover.errors import ConfigError
 
 PREEMPTED = 75  # exit code of what left after a preemption: EX_TEMPFAIL, to be started again
+FENCED = 77  # exit code of a job that another one has replaced: EX_NOPERM, not to be started again
 STACKS_SIGNAL = signal.SIGRTMIN + 5  # has a training process write down where its threads are
 
 _SSH_OPTIONS = "-o ServerAliveInterval=2 -o ServerAliveCountMax=2 -o ConnectTimeout=5"
@@ -95,6 +97,7 @@ class Config:
         programs: the folder of this Python environment's programs.
         host_reports: file in which the supervisor reports hosts that fail, or None.
         drill: folder of the drill that this process is part of, or None.
+        job: identity of the job, the same for all its starts and restarts; None if no launcher gave one.
     """
 
     checkpoint: str | None
@@ -118,6 +121,7 @@ class Config:
     programs: str = os.fspath(Path(sys.executable).parent)
     host_reports: Path | None = None
     drill: Path | None = None
+    job: str | None = None
 
 
 def read(environ: Mapping[str, str] | None = None) -> Config:
@@ -155,6 +159,7 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         path=env.get("PATH", os.defpath),
         host_reports=Path(reports) if (reports := env.get("HVDRECOVER_HOST_REPORTS")) else None,
         drill=Path(drill) if (drill := env.get("HVDRECOVER_DRILL")) else None,
+        job=_job(env),
     )
 
 
@@ -189,6 +194,16 @@ def _number(env: Mapping[str, str], *names: str) -> int | None:
 def _rendezvous(env: Mapping[str, str]) -> tuple[str, int] | None:
     port = _number(env, "HOROVOD_GLOO_RENDEZVOUS_PORT")
     return None if port is None else (env.get(_GLOO_LAUNCHED, ""), port)
+
+
+def _job(env: Mapping[str, str]) -> str | None:
+    """The supervisor's word, else what tells one start of ``horovodrun`` from all others."""
+    if given := env.get("HVDRECOVER_JOB_ID"):
+        return given
+    start = [
+        env.get(name, "") for name in (_GLOO_LAUNCHED, "HOROVOD_GLOO_RENDEZVOUS_PORT", "_HOROVOD_SECRET_KEY")
+    ]
+    return hashlib.blake2b("/".join(start).encode(), digest_size=16).hexdigest() if any(start) else None
 
 
 def _supervisor(env: Mapping[str, str]) -> tuple[str, int, str] | None:

@@ -9,6 +9,7 @@
     │   └── UnsupportedTensorError  a tensor whose kind or dtype safetensors can't hold
     ├── CheckpointError             everything about durable commits
     │   ├── StorageError            the storage refused, failed or is away
+    │   │   └── DurableAgeError     commits could not be made durable for longer than the job allows
     │   ├── ForeignRootError        the checkpoint root holds files that are not ours
     │   ├── CorruptCheckpointError  one commit is damaged: truncated, altered, incomplete or nonsense
     │   │   └── IncompleteCommitError  it has no manifest: it was never completed, or is being deleted
@@ -17,11 +18,13 @@
     │   ├── MismatchError           a commit's tensors or objects don't fit the model, optimizer or state
     │   ├── UnknownCommitError      the root holds no such commit, or is none
     │   ├── ExportError             a commit can't be turned into the file that was asked for
-    │   ├── FencedError             a later generation has claimed the root
+    │   ├── FencedError             another job has claimed the root
+    │   │   └── OvertakenError      a later generation of this very job has
     │   └── FlushTimeoutError       a commit did not become durable in time
     ├── RecoveryError               the ranks could not agree on a state to go on from
     │   ├── MeetingError            a rank was lost while the ranks met
-    │   └── RemovedError            this host is no longer part of the job
+    │   ├── RemovedError            this host is no longer part of the job
+    │   └── StoppedError            another rank has met an error that stops this one, too
     ├── OutOfStepError              the ranks don't do the same any more
     │   ├── StructureError          their models, optimizers, data sets or scripts differ
     │   ├── DivergedError           their parameters differ
@@ -108,6 +111,10 @@ class StorageError(CheckpointError, OSError):
     """The storage refused, failed or is away; the cause is chained."""
 
 
+class DurableAgeError(StorageError):
+    """Commits could not be made durable for longer than ``HVDRECOVER_MAX_DURABLE_AGE``."""
+
+
 class ForeignRootError(CheckpointError):
     """The checkpoint root holds files that are not ours; nothing was touched."""
 
@@ -175,7 +182,11 @@ class ExportError(CheckpointError):
 
 
 class FencedError(CheckpointError):
-    """A later generation has claimed the root; this process must stop writing to it."""
+    """Another job has claimed the root; this process must stop writing to it."""
+
+
+class OvertakenError(FencedError):
+    """A later generation of this very job has claimed the root; only this process must stop."""
 
 
 class FlushTimeoutError(CheckpointError, TimeoutError):
@@ -192,6 +203,18 @@ class MeetingError(RecoveryError):
 
 class RemovedError(RecoveryError):
     """This host is no longer part of the job."""
+
+
+class StoppedError(RecoveryError):
+    """Another rank has met an error that stops this one, too.
+
+    Attributes:
+        kind: the name of that error's class.
+    """
+
+    def __init__(self, problem: str, kind: str) -> None:
+        super().__init__(problem)
+        self.kind = kind
 
 
 class OutOfStepError(HvdrecoverError):
@@ -345,3 +368,31 @@ class EditError(InstallError):
         )
         self.edit = edit
         self.file = file
+
+
+def kinds(error: BaseException) -> list[str]:
+    """Return what an error is to who has only heard of it: names of its classes, the closest first.
+
+    A `StoppedError` is first of all what stopped the other rank.
+    """
+    own = type(error)
+    classes = [
+        *(_named().get(error.kind, own).__mro__ if isinstance(error, StoppedError) else ()),
+        *own.__mro__,
+    ]
+    return list(dict.fromkeys(each.__name__ for each in classes if issubclass(each, HvdrecoverError)))
+
+
+def number(error: HvdrecoverError | None) -> int:
+    """Return a number for an error's class, the same on all ranks; 0 for no error."""
+    return 0 if error is None else 1 + sorted(_named()).index(type(error).__name__)
+
+
+def name(number: int) -> str:
+    """Return the name of the class that has this number."""
+    return sorted(_named())[number - 1]
+
+
+def _named() -> dict[str, type[HvdrecoverError]]:
+    own = (each for each in globals().values() if isinstance(each, type))
+    return {each.__name__: each for each in own if issubclass(each, HvdrecoverError)}

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from hvdrecover import errors
+
 SIZE = mmap.PAGESIZE
 
 
@@ -61,6 +63,8 @@ class _Field(IntEnum):
     DIVERGED = 13  # how often its parameters were not those of most ranks
     LONGEST_BEGINNING = 14  # seconds: longest time without progress in a beginning that came to its commit
     STALL_BEGINNING = 15
+    CHANGED = 16  # commits of the whole run at which the state had changed
+    AGREED = 17  # the same when the ranks agreed on a state last
 
 
 _STAMP, _LONGEST, _PHASE = _Field.STAMP, _Field.LONGEST, _Field.PHASE
@@ -87,6 +91,8 @@ class Reading:
         rank: its rank, or -1.
         stop: what it has been asked for, by its guardian or a signal.
         diverged: how often its parameters were not those of most ranks.
+        changed: commits of the whole run, up to its last one, at which the state had changed.
+        agreed: the same of the commit that it went on from.
     """
 
     phase: Phase
@@ -102,6 +108,13 @@ class Reading:
     rank: int = -1
     stop: Stop = Stop.NO
     diverged: int = 0
+    changed: int = 0
+    agreed: int = 0
+
+    @property
+    def point(self) -> tuple[int, int]:
+        """How far the training has come: commits at which the state had changed, and steps since."""
+        return self.changed, self.steps
 
 
 class Page:
@@ -133,6 +146,8 @@ class Page:
             rank=counts[_Field.RANK],
             stop=Stop(counts[_Field.STOP]),
             diverged=counts[_Field.DIVERGED],
+            changed=counts[_Field.CHANGED],
+            agreed=counts[_Field.AGREED],
         )
 
     def begin(self, phase: Phase) -> None:
@@ -224,10 +239,10 @@ def recorded() -> None:
     heartbeat()
 
 
-def committed(generation: int, commit: int) -> None:
-    """Note a commit; no step, as a script may commit before its first one."""
+def committed(generation: int, commit: int, changed: int) -> None:
+    """Note a commit; no step, as a script may commit before its first one. Arguments as of `stand_at`."""
     _progressed()
-    stand_at(generation, commit)
+    stand_at(generation, commit, changed)
     _counts[_Field.COMMITS] += 1
     if _counts[_PHASE] == _BEGINNING:
         _page.has_seen(0.0, _beginning)
@@ -237,9 +252,16 @@ def committed(generation: int, commit: int) -> None:
         _run(_at_commit)
 
 
-def stand_at(generation: int, commit: int) -> None:
-    """Note which commit the process is at, after a commit or a recovery."""
+def stand_at(generation: int, commit: int, changed: int) -> None:
+    """Note which commit the process is at, after a commit or a recovery.
+
+    Args:
+        generation: its generation.
+        commit: its number.
+        changed: commits of the whole run up to it at which the state had changed.
+    """
     _counts[_Field.GENERATION], _counts[_Field.COMMIT] = generation, commit
+    _counts[_Field.CHANGED] = changed
     _counts[_STEPPED] = _counts[_RECORDED] = 0
 
 
@@ -263,6 +285,7 @@ def resume() -> None:
     """Note that the ranks have agreed on a state, and go on from it."""
     global _beginning
     _beginning = 0.0
+    _counts[_Field.AGREED] = _counts[_Field.CHANGED]
     enter(Phase.BEGINNING)
 
 
@@ -346,4 +369,4 @@ def tell(**facts: Any) -> None:
 def tell_error(error: BaseException) -> None:
     """Tell the guardian which error ends this process."""
     short = "".join(traceback.format_exception_only(error)).strip()
-    tell(error=short, traceback="".join(traceback.format_exception(error)))
+    tell(error=short, traceback="".join(traceback.format_exception(error)), kinds=errors.kinds(error))

@@ -18,7 +18,7 @@ class Outcome:
     """What all ranks know afterwards.
 
     Attributes:
-        failed: whether a rank has met an error that ends the job.
+        failed: `errors.number` of an error that ends the job, which a rank has met; 0 if none has.
         leaving: who leaves after a preemption.
         hosts_updated: whether hosts have come or gone.
         not_finite: whether a rank has parameters that are not finite.
@@ -26,7 +26,7 @@ class Outcome:
         busy: how long each rank has worked since the last commit, in microseconds; 0 if unknown.
     """
 
-    failed: bool
+    failed: int
     leaving: Decision
     hosts_updated: bool
     not_finite: bool
@@ -57,12 +57,12 @@ class Consultation:
             updates |= self._messages.get()
         return updates
 
-    def hold(self, world: World, *, failed: bool, not_finite: bool, missing: int, busy: int) -> Outcome:
+    def hold(self, world: World, *, failed: int, not_finite: bool, missing: int, busy: int) -> Outcome:
         """Tell the others what this rank knows, and learn what they do: one allgather of seven numbers.
 
         Args:
             world: the ranks, all of whom must call this.
-            failed: whether this rank has met an error that ends the job.
+            failed: `errors.number` of an error that this rank has met, and that ends the job.
             not_finite: whether its parameters are not finite.
             missing: digest of the gradients that it has lacked.
             busy: how long it has worked since the last commit, in microseconds; 0 if unknown.
@@ -72,7 +72,7 @@ class Consultation:
         updates, failures, asked, hosts, numbers, lacked, worked = table
         leaving = stopping.decide(asked, hosts, elastic=self._elastic)
         return Outcome(
-            failed=any(failures),
+            failed=max(failures),
             leaving=leaving,
             hosts_updated=self._elastic and any(updates),
             not_finite=any(numbers),

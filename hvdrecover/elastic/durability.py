@@ -17,7 +17,7 @@ from hvdrecover.checkpoint.writer import BackgroundWriter
 from hvdrecover.clock import Clock
 from hvdrecover.elastic.interval import CAP
 from hvdrecover.elastic.pacing import Pacing
-from hvdrecover.errors import FlushTimeoutError, HvdrecoverError, StorageError
+from hvdrecover.errors import DurableAgeError, FlushTimeoutError, HvdrecoverError, StorageError
 from hvdrecover.events import Events
 
 # At the end of a run, where giving up loses what weeks of training ended with: some 7 minutes of pauses.
@@ -128,7 +128,7 @@ class Durability:
         progress = self.writer.progress
         if progress.failure is not None or progress.behind <= self._max_age:
             return progress.failure
-        return StorageError(
+        return DurableAgeError(
             self.store.url,
             f"no commit could be made durable for {progress.behind:.0f} s, and HVDRECOVER_MAX_DURABLE_AGE "
             f"allows {self._max_age:g} s, so the job stops: {progress.describe()}. Make the storage work and "

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hvdrecover import heartbeat
+from hvdrecover import errors, heartbeat
 from hvdrecover.checkpoint.arena import Arena, Bytes, allocate
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest
@@ -19,7 +19,7 @@ from hvdrecover.checkpoint.layout import parse
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.elastic.guard.votes import vote
 from hvdrecover.elastic.interfaces import World
-from hvdrecover.errors import RecoveryError
+from hvdrecover.errors import StoppedError
 
 Source = Literal["memory", "durable", "initial"]
 
@@ -132,7 +132,8 @@ def send(world: World, root: int, agreement: Agreement) -> None:
 
 def send_failure(world: World, root: int, error: BaseException) -> None:
     """Tell the other ranks that the root has nothing to send."""
-    _broadcast_json(world, root, {"error": f"{type(error).__name__}: {error}"})
+    kind = errors.kinds(error)[:1] or [type(error).__name__]
+    _broadcast_json(world, root, {"error": f"{type(error).__name__}: {error}", "kind": kind[0]})
 
 
 def receive(world: World, root: int, held: Snapshot | None = None) -> Agreement:
@@ -145,12 +146,12 @@ def receive(world: World, root: int, held: Snapshot | None = None) -> Agreement:
             memory is used, and nothing is copied.
 
     Raises:
-        RecoveryError: the root could not load a commit.
+        StoppedError: the root could not load a commit.
     """
     mine = _digests(held) if held is not None else {}  # while the root makes its own
     header = _broadcast_json(world, root, None)
     if "error" in header:
-        raise RecoveryError(f"rank {root} has no state to go on from. {header['error']}")
+        raise StoppedError(f"rank {root} has no state to go on from. {header['error']}", header["kind"])
     snapshot = Snapshot(
         id=CommitId(*header["id"]),
         arenas={},

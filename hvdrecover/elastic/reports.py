@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.elastic.recovery import Agreement
+from hvdrecover.errors import StoppedError
 
 
 def agreed(agreement: Agreement, size: int, root: str, seconds: float) -> str:
@@ -46,3 +47,8 @@ def leaving(commit: CommitId, root: str, *, whole: bool) -> str:
     if not root:
         return f"stopping at commit {commit.commit}; without a checkpoint root, the state is lost"
     return f"stopping at commit {commit.commit}, which is durable; start the job again to go on"
+
+
+def stopped(kind: str, deed: str) -> StoppedError:
+    """Return what the other ranks raise when rank 0 has met an error of this class."""
+    return StoppedError(f"rank 0 {deed} ({kind}); its error says why", kind)

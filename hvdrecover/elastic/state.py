@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from hvdrecover import config as configs
-from hvdrecover import heartbeat
+from hvdrecover import errors, heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.reader import load_newest
 from hvdrecover.checkpoint.retrying import ATTEMPTS, retrying
@@ -34,7 +34,7 @@ from hvdrecover.elastic.scalars.observed import Observed
 from hvdrecover.elastic.scalars.scalars import NoScalars, Scalars
 from hvdrecover.elastic.timings import Timings
 from hvdrecover.elastic.witness import Witness, drilled
-from hvdrecover.errors import HvdrecoverError, RecoveryError, StorageError
+from hvdrecover.errors import HvdrecoverError, RecoveryError
 from hvdrecover.events import Events
 from hvdrecover.version import __version__
 
@@ -207,7 +207,7 @@ class State:
         stall = self._clock.monotonic() - started
         if self._witness is not None:
             self._witness.committing(snapshot)
-        heartbeat.committed(commit.generation, commit.commit)
+        heartbeat.committed(commit.generation, commit.commit, self._random.number)
         self._events.emit("commit", generation=commit.generation, commit=commit.commit, stall=stall)
 
     def restore(self) -> None:
@@ -270,8 +270,8 @@ class State:
             HostsUpdatedInterrupt: they have; `run` handles it.
             Preempted: this process leaves; its exit code is 75.
             FencedError: another job has taken the checkpoint root.
-            StorageError: commits can't be made durable for longer than ``HVDRECOVER_MAX_DURABLE_AGE``; or
-                rank 0 has met this or another error that ends the job.
+            DurableAgeError: commits can't be made durable for longer than ``HVDRECOVER_MAX_DURABLE_AGE``.
+            StoppedError: rank 0 has met one of these; raised on the other ranks.
         """
         self._consult(committed=False)
 
@@ -393,11 +393,11 @@ class State:
                 self._flush(None, attempts)
             except HvdrecoverError as error:
                 failure = error
-            failed = self._world.allgather([failure is not None], "hvdrecover.finish").any()
+            table = self._world.allgather([errors.number(failure)], "hvdrecover.finish")
         if failure is not None:
             raise failure
-        if failed:
-            raise RecoveryError("rank 0 could not make the last commit durable; its error says why")
+        if failed := int(table.max()):
+            raise reports.stopped(errors.name(failed), "could not make the last commit durable")
 
     def _gather(self) -> None:
         """Before a commit that may become durable: learn what only the other ranks know."""
@@ -410,7 +410,7 @@ class State:
         verdict = self._durability.verdict() if self._durability else None
         outcome = self._consultation.hold(
             self._world,
-            failed=verdict is not None,
+            failed=errors.number(verdict),
             not_finite=bool(not_finite),
             missing=self._watch.missing.digest,
             busy=busy,
@@ -421,7 +421,7 @@ class State:
             raise verdict
         if outcome.failed:
             # If rank 0 left alone, the others would take it for lost and go on without it.
-            raise StorageError(self._root(), "rank 0 has stopped the job; its error says why")
+            raise reports.stopped(errors.name(outcome.failed), "has stopped the job")
         if outcome.not_finite and self._watch.judge is not None:
             self._watch.judge.parameters(not_finite)
         leaving = outcome.leaving
@@ -609,7 +609,7 @@ class State:
         message = reports.agreed(agreement, size, self._root(), ended - started)
         self._announce("sync", message, source=agreement.source, **facts, size=size, seconds=ended - started)
         self._timings.add("sync", ended - started - self._timings.spent("load"))
-        heartbeat.stand_at(commit.generation, commit.commit)
+        heartbeat.stand_at(commit.generation, commit.commit, self._random.number)
         heartbeat.resume()
         stalls.follow(self._world)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from hvdrecover.config import PREEMPTED
 from hvdrecover.heartbeat import Phase, Reading
+from hvdrecover.launch import ends, processes
+from hvdrecover.launch.ends import End
 
 Fault = Literal[
     "crash", "hang", "out_of_memory", "preemption", "lost_host", "launcher_lost", "script_error", "early_exit"
@@ -15,7 +18,9 @@ Fault = Literal[
 OF_HOSTS = ("crash", "hang", "out_of_memory")  # which may come of the host, and happen again there
 # Errors that come of other ranks' faults, wherever the script meets them.
 _OF_OTHERS = ("Horovod initialization failed", "HorovodInternalError", "HostsUpdatedInterrupt")
-BUDGET = 3  # deaths without a commit in between
+SAME_ERROR = "the script has failed in the same way at the same place again"
+BUDGET = 3  # deaths in a row without progress
+_LONGEST_PAUSE = 60.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,7 @@ class Death:
         hung: whether its guardian killed it because it was hanging.
         out_of_memory: whether the kernel has killed for lack of memory meanwhile.
         error: the error that ended it, or an empty string.
+        kinds: what that error is, as `hvdrecover.errors.kinds` said.
     """
 
     returncode: int
@@ -35,36 +41,67 @@ class Death:
     hung: bool = False
     out_of_memory: bool = False
     error: str = ""
+    kinds: tuple[str, ...] = ()
 
     @property
-    def commit(self) -> tuple[int, int]:
-        """Generation and number of the commit that it was at."""
-        return self.reading.generation, self.reading.commit
+    def cause(self) -> Cause:
+        """What the script has failed of, and how far it had come."""
+        return Cause(self.returncode, self.words, self.reading.point)
+
+    @property
+    def words(self) -> str:
+        """What it died of, in words."""
+        return self.error or processes.describe(self.returncode)
 
 
-Verdict = Literal["finished", "left", "removed", "told", "lost"]
+@dataclass(frozen=True)
+class Cause:
+    """An error of the script; the same error at the same place is equal.
+
+    Attributes:
+        returncode: the exit code.
+        error: the error.
+        point: how far the training had come, as in `hvdrecover.heartbeat.Reading.point`.
+    """
+
+    returncode: int
+    error: str
+    point: tuple[int, int]
+
+    @classmethod
+    def of(cls, fault: Mapping[str, Any]) -> Cause:
+        """That which a guardian has told of, as a fault."""
+        changed, steps = fault["point"]
+        return cls(int(fault["exit"]), str(fault["detail"]), (int(changed), int(steps)))
 
 
-def verdict(death: Death) -> Verdict:
-    """Whether a process came to a good end.
+def end(death: Death, *, first: bool = False) -> End:
+    """Return how a process has ended.
 
-    Returns:
-        ``finished`` if its work is done, ``left`` if it has left after a preemption, ``removed`` if its host
-        is no longer part of the job, ``told`` if it was ended by SIGTERM, which Horovod sends to what it no
-        longer needs, ``lost`` otherwise.
+    Args:
+        death: its end.
+        first: whether the job has not made any commit yet.
     """
     phase = death.reading.phase
     if death.returncode == 0 and phase in (Phase.FINISHED, Phase.UNKNOWN):
-        return "finished"
-    if phase == Phase.REMOVED:
-        return "removed"
-    if phase == Phase.LEFT or (death.returncode == PREEMPTED and death.reading.stop):
-        return "left"
-    return "told" if death.returncode == -signal.SIGTERM else "lost"
+        name = "finished"
+    elif phase == Phase.REMOVED:
+        name = "removed"
+    elif phase == Phase.LEFT or (death.returncode == PREEMPTED and death.reading.stop):
+        name = "left"
+    elif death.returncode == -signal.SIGTERM:  # which Horovod sends to what it no longer needs
+        name = "told"
+    elif death.hung and phase in (Phase.STARTING, Phase.RECOVERING):
+        name = "apart"  # ranks wait for each other there, so nobody knows who is to blame
+    elif (name := fault(death)) == "script_error":
+        return ends.of_error(death.kinds, first=first)
+    known = ends.named(name)
+    assert known is not None
+    return known
 
 
 def fault(death: Death) -> Fault:
-    """What kind of fault a lost process died of."""
+    """Return what kind of fault a lost process died of."""
     if death.hung:
         return "hang"
     if death.returncode == 0:
@@ -75,34 +112,28 @@ def fault(death: Death) -> Fault:
     return "script_error" if death.returncode > 0 and not of_others else "crash"
 
 
-def is_apart(death: Death) -> bool:
-    """Whether it hung where ranks wait for each other to meet, so that nobody knows who is to blame."""
-    return death.hung and death.reading.phase in (Phase.STARTING, Phase.RECOVERING)
-
-
-def is_same_error(death: Death, before: Death | None) -> bool:
-    """Whether the script has failed twice in a row in the same way at the same place: it will again."""
-    return (
-        before is not None
-        and fault(death) == fault(before) == "script_error"
-        and (death.returncode, death.error) == (before.returncode, before.error)
-        and death.reading.commit == before.reading.commit
-        and death.reading.steps == before.reading.steps
-    )
-
-
-def may_restart(deaths: int, death: Death, before: Death | None) -> str:
-    """Why a process is not restarted in place; an empty string if it is.
+def given_up(death: Death, ending: End, deaths: int, seen: Collection[Cause]) -> str:
+    """Return why a process is not restarted in place that could be; an empty string if it is.
 
     Args:
-        deaths: deaths in a row without a commit in between, this one included.
         death: this death.
-        before: the one before it, if there was no commit in between.
+        ending: how the process has ended.
+        deaths: deaths in a row without progress, this one included.
+        seen: the errors of the script that were met before.
     """
     if death.reading.phase == Phase.FINISHED:
         return "the other ranks have finished and can't be met again"
-    if is_same_error(death, before):
-        return "the script has failed twice in the same way at the same commit"
+    if ending.name == "script_error" and death.cause in seen:
+        return SAME_ERROR
     if deaths >= BUDGET:
-        return f"{deaths} deaths in a row without a commit in between"
+        return f"{deaths} deaths in a row without progress"
     return ""
+
+
+def pause(deaths: int) -> float:
+    """Return for how many seconds to wait before a process is restarted in place.
+
+    Args:
+        deaths: deaths in a row without progress.
+    """
+    return min(_LONGEST_PAUSE, 2.0 ** (deaths - 2)) if deaths > 1 else 0.0

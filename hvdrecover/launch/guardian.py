@@ -18,9 +18,11 @@ from hvdrecover.events import Events
 from hvdrecover.heartbeat import Phase, Reading, Stop
 from hvdrecover.launch import deaths, hangs, link, memory, processes, stacks, standby
 from hvdrecover.launch.deaths import Death
+from hvdrecover.launch.ends import End
 from hvdrecover.launch.hangs import Limits
 from hvdrecover.launch.launcher import LauncherWatch
 from hvdrecover.launch.python_command import parse
+from hvdrecover.launch.record import Record
 from hvdrecover.launch.stalls import Stall
 from hvdrecover.launch.training import Training
 from hvdrecover.launch.waking import Waking
@@ -30,7 +32,15 @@ logger = logging.getLogger("hvdrecover")
 TICK = 0.2  # seconds between looks at the page
 CALM = 1.0  # seconds of training before a standby is started, so that it never competes with a recovery
 _REPORT = 5.0  # seconds between reports of the last commit to the supervisor
-_UNWRITTEN = ("traceback", "final", "apart")  # what is for the supervisor only
+_UNWRITTEN = (
+    "traceback",
+    "final",
+    "end",
+    "point",
+    "again",
+    "heard",
+    "loaded",
+)  # what is for the supervisor only
 _SUSPENDED = 5.0  # seconds between looks after which this process, too, must have been stopped
 
 
@@ -76,7 +86,8 @@ class Guardian:
         self._events = Events(config.events, config.host, clock)
         self._python = parse(command) if settings.standby and config.elastic else None
         self._standby: Training | None = None
-        self._deaths: list[Death] = []
+        self._record = Record()
+        self._restart_at: float | None = None
         self._hung = False
         self._silent = 0.0
         self._divergences = 0
@@ -126,6 +137,8 @@ class Guardian:
             return self._abandon("the supervisor is gone")
         if self._config.launched and (reason := self._launcher.lost()):
             return self._abandon(reason)
+        if self._restart_at is not None:
+            return self._wait_to_restart(self._restart_at)
         if self._training.returncode is not None:
             return self._died(self._training.returncode)
         self._tick()
@@ -138,6 +151,7 @@ class Guardian:
         if suspended:  # all of this host was, as it seems: nobody could show progress
             self._training.page.touch()
         reading = self._training.read()
+        self._record.note(reading)
         self._count_divergences(reading)
         self._tell_of_stall(reading)
         self._training.page.allow_stalls(*hangs.stalls(reading, self._settings.limits))
@@ -150,7 +164,9 @@ class Guardian:
             self._keep_standby(reading, now)
         if self._supervisor is not None and now - self._reported > _REPORT:
             self._reported = now
-            self._supervisor.send(kind="commit", commit=[reading.generation, reading.commit])
+            self._supervisor.send(
+                kind="commit", commit=[reading.generation, reading.commit], point=self._record.farthest
+            )
 
     def _heed(self, number: int) -> int | None:
         if number == signal.SIGQUIT:
@@ -180,6 +196,8 @@ class Guardian:
                 self._signals.append(signal.SIGHUP)
             elif message.get("order") == "stacks":
                 self._show_where()
+            elif message.get("order") == "know":
+                self._record.learn(message)
             elif message.get("order") == "where":
                 self._say_where(message["ranks"])
 
@@ -196,59 +214,75 @@ class Guardian:
 
     def _died(self, returncode: int) -> int | None:
         """Restart the training process in place, or tell with which code to exit."""
-        kills, notes = memory.kills(), self._training.notes()
+        kills, notes, reading = memory.kills(), self._training.notes(), self._training.read()
+        ours = returncode == 1
         death = Death(
             returncode,
-            self._training.read(),
+            reading,
             hung=self._hung,
             out_of_memory=kills > self._memory_kills,
-            error=str(notes.get("error", "")) if returncode == 1 else "",
+            error=str(notes.get("error", "")) if ours else "",
+            kinds=tuple(notes.get("kinds", ())) if ours else (),
         )
         self._memory_kills, self._hung = kills, False
-        self._count_divergences(death.reading)
-        verdict = deaths.verdict(death)
-        if verdict == "finished":
+        self._record.note(reading)
+        self._count_divergences(reading)
+        end = deaths.end(death, first=not self._record.committed)
+        if end.name == "finished":
             self._say_end("finished")
             return 0
-        if self._stop_by is not None or verdict == "left":
+        if self._stop_by is not None or end.name == "left":
             whole = notes.get("left") == "job"
-            self._say_end("preempted" if whole else "left" if verdict == "left" else "stopped")
+            self._say_end("preempted" if whole else "left" if end.name == "left" else "stopped")
             return PREEMPTED
-        if verdict in ("told", "removed"):
+        if end.repair == "none":
             self._say_end("stopped")
             return processes.exit_code(returncode)
-        return self._repair(death, str(notes.get("traceback", "")))
+        return self._repair(death, end, notes)
 
-    def _repair(self, death: Death, traceback: str) -> int | None:
-        before = self._deaths[-1] if self._deaths else None
-        if death.reading.commits:
-            self._deaths, before = [], None
-        self._deaths.append(death)
-        reason = self._cannot_restart(death, before)
+    def _repair(self, death: Death, end: End, notes: dict[str, Any]) -> int | None:
+        reason = self._cannot_restart(death, end)
         warm = not reason and self._standby is not None and self._standby.returncode is None
-        self._say_what_died(death, reason, warm=warm, traceback=traceback)
+        self._say_what_died(death, end, reason, warm=warm, notes=notes)
         if reason:
             self._events.emit("gave_up", scope="slot", reason=reason)
-            return processes.exit_code(death.returncode) or 1
+            return end.code or processes.exit_code(death.returncode) or 1
+        self._restart_at = self._clock.monotonic() + deaths.pause(self._record.deaths)
+        return self._wait_to_restart(self._restart_at)
+
+    def _wait_to_restart(self, due: float) -> int | None:
+        """Restart the training process in place as soon as its pause is over."""
+        if self._stop_by is not None:
+            self._say_end("stopped")
+            return PREEMPTED
+        if self._clock.monotonic() < due:
+            return None
+        self._restart_at = None
+        before = self._training.read()
         self._training.close()
         self._calm_since, self._divergences = None, 0
-        self._training = self._wake() or self._start(rejoins=True)
-        self._training.page.has_seen(death.reading.longest, death.reading.longest_beginning)
-        self._events.emit("restart", scope="slot", warm=warm, attempt=len(self._deaths))
+        woken = self._wake()
+        self._training = woken or self._start(rejoins=True)
+        self._training.page.has_seen(before.longest, before.longest_beginning)
+        self._ticked = self._clock.monotonic()
+        self._events.emit("restart", scope="slot", warm=woken is not None, attempt=self._record.deaths)
         return None
 
-    def _cannot_restart(self, death: Death, before: Death | None) -> str:
+    def _cannot_restart(self, death: Death, end: End) -> str:
+        if end.repair == "end":
+            return end.how
         if not self._config.elastic:
             return "the job is not elastic, so it ends with any of its processes"
-        if self._supervisor is not None and deaths.is_apart(death):
+        if self._supervisor is not None and end.repair == "job":
             return "the ranks have not come together, so the whole job is to start again"
-        return deaths.may_restart(len(self._deaths), death, before)
+        return self._record.died(death, end)
 
-    def _say_what_died(self, death: Death, reason: str, *, warm: bool, traceback: str) -> None:
+    def _say_what_died(
+        self, death: Death, end: End, reason: str, *, warm: bool, notes: dict[str, Any]
+    ) -> None:
         kind, reading = deaths.fault(death), death.reading
-        words = death.error or processes.describe(death.returncode)
         follows = f"given up: {reason}" if reason else f"restarted {'by its standby' if warm else 'in place'}"
-        what = f"{kind.replace('_', ' ')} ({words}) at commit {reading.commit}"
+        what = f"{kind.replace('_', ' ')} ({death.words}) at commit {reading.commit}"
         self._tell(
             "fault",
             f"{self._name(reading)}: {what}; {follows}",
@@ -258,10 +292,14 @@ class Guardian:
             commit=[reading.generation, reading.commit],
             steps=reading.steps,
             silent=self._silent if death.hung else 0.0,
-            detail=words,
-            traceback=traceback,
+            detail=death.words,
+            end=end.name,
+            point=reading.point,
+            traceback=str(notes.get("traceback", "")),
             final=bool(reason),
-            apart=deaths.is_apart(death),
+            again=reason == deaths.SAME_ERROR,
+            heard="StoppedError" in death.kinds,
+            loaded=None if reading.changed > reading.agreed else notes.get("loaded"),
         )
         self._silent = 0.0
 

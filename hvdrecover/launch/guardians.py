@@ -44,7 +44,7 @@ class Guardians:
         selector: selectors.BaseSelector,
         hear: Callable[[Guardian, Message], None],
         lost: Callable[[Guardian], None],
-        greeting: Callable[[], Message | None],
+        greeting: Callable[[], list[Message]],
     ) -> None:
         self._selector = selector
         self._hear = hear
@@ -108,7 +108,7 @@ class Guardians:
             self._drop(source)
             return False
         self._known[source] = Guardian(str(message.get("name", "")), message.get("slot"))
-        if (order := self._greeting()) is not None:
+        for order in self._greeting():
             source.send(**order)
         return True
 

@@ -7,8 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hvdrecover.config import PREEMPTED
+from hvdrecover.launch import ends
+from hvdrecover.launch.deaths import SAME_ERROR, Cause
+from hvdrecover.launch.ends import End
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+
+Fault = dict[str, Any]
+"""What a guardian has told of a fault."""
 
 
 @dataclass
@@ -21,22 +27,21 @@ class Attempt:
         ends: how slots have ended, by their own account: finished, preempted (with the whole job), left (with
             their host) or stopped.
         faults: what guardians told of faults.
-        commit: the newest commit that was heard of, as generation and number.
-        apart: whether it was ended because the ranks had not come together.
+        point: the farthest point that was heard of, as in `hvdrecover.heartbeat.Reading.point`.
+        committed: whether a commit was heard of.
     """
 
     number: int
     code: int = 0
     ends: list[str] = field(default_factory=list)
-    faults: list[dict[str, Any]] = field(default_factory=list)
-    commit: tuple[int, int] = (0, 0)
-    apart: bool = False
+    faults: list[Fault] = field(default_factory=list)
+    point: tuple[int, int] = (0, 0)
+    committed: bool = False
 
     @property
-    def error(self) -> dict[str, Any] | None:
-        """The last failure of the script itself."""
-        own = [each for each in self.faults if each.get("fault") == "script_error"]
-        return own[-1] if own else None
+    def errors(self) -> list[Fault]:
+        """The failures of the script itself, but for those that came of another rank's."""
+        return [each for each in self.faults if each.get("fault") == "script_error" and not each.get("heard")]
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,8 @@ class Outcome:
         reason: why, in words.
         pause: seconds until it is started again.
         without_progress: restarts in a row, the one to come included, before which there was no progress.
+        suspect: a durable commit that the next start is to pass over, or None.
+        traceback: of the error that ends the job, or an empty string.
     """
 
     action: Literal["end", "restart"]
@@ -56,6 +63,17 @@ class Outcome:
     reason: str
     pause: float = 0.0
     without_progress: int = 0
+    suspect: str | None = None
+    traceback: str = ""
+
+
+def ending(attempts: Sequence[Attempt]) -> Fault | None:
+    """Return the fault that ends the last of some starts at once; None if there is none.
+
+    A rank's own error is preferred to what others have heard of it.
+    """
+    found = [each for each in attempts[-1].faults if each.get("final") and _is_ending(each, attempts)]
+    return min(found, key=lambda fault: bool(fault.get("heard")), default=None)
 
 
 def outcome(
@@ -69,37 +87,70 @@ def outcome(
         stopping: whether the job was to leave.
         max_restarts: how many restarts in a row may bring no progress.
     """
-    last, before = attempts[-1], attempts[-2] if len(attempts) > 1 else None
+    last = attempts[-1]
     if last.code == 0 and "finished" in last.ends:  # which all ranks have confirmed to each other
         return Outcome("end", 0, "the training is finished")
     if stopping or "preempted" in last.ends:
         return Outcome("end", PREEMPTED, "stopped after a preemption; start it again to go on")
     if last.code == 0 and not last.ends:
         return Outcome("end", 0, "the command has ended")
-    if before is not None and _is_same(last.error, before.error):
-        code = int((last.error or {}).get("exit") or 1)
-        return Outcome("end", code, "the script has failed in the same way at the same commit again")
-    progress = before is None or last.commit[1] > max(each.commit[1] for each in attempts[:-1])
+    suspect, fault = suspected(attempts), ending(attempts)
+    if fault is not None and (end := _end(fault)) is not None:
+        if end.repair == "end":
+            return _ended(fault, f"{end.how}: {fault.get('detail')}", end.code)
+        if end.repair != "job" and suspect is None:
+            return _ended(fault, SAME_ERROR)
+    progress = len(attempts) == 1 or last.point > max(each.point for each in attempts[:-1])
     used = 0 if progress else without_progress
     if used >= max_restarts:
         return Outcome("end", 1, f"{used} restarts in a row have brought no progress")
     pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0**used)
-    return Outcome("restart", 1, reason(last), pause, used + 1)
+    return Outcome("restart", 1, reason(last), pause, used + 1, suspect)
+
+
+def suspected(attempts: Sequence[Attempt]) -> str | None:
+    """Return the durable commit that the next start is to pass over; None if there is none.
+
+    It is one from which the job has failed twice in the same way, without any progress. Of the script's own
+    error, the second time at the same place is enough: the first was on the way there.
+    """
+    faults = attempts[-1].faults
+    last = next((fault for fault in reversed(faults) if fault.get("loaded")), None)
+    if last is None or (last is not faults[-1] and ending(attempts) is None):
+        return None
+    failures = [fault for attempt in attempts for fault in attempt.faults]
+    alike = [each for each in failures if all(each.get(name) == last.get(name) for name in _ALIKE)]
+    again = last.get("end") == "script_error" and _is_ending(last, attempts)
+    return str(last["loaded"]) if again or len(alike) > 1 else None
 
 
 def reason(attempt: Attempt) -> str:
     """Why a start has ended, in words."""
-    if attempt.apart:
-        return f"the ranks have not come together; {attempt.faults[-1].get('message')}"
+    message = attempt.faults[-1].get("message") if attempt.faults else ""
+    if any(fault.get("end") == "apart" for fault in attempt.faults):
+        return f"the ranks have not come together; {message}"
     if attempt.code < 0:
         return f"the launcher was killed by signal {-attempt.code}"
     if attempt.faults:
-        return f"Horovod gave up; the last fault: {attempt.faults[-1].get('message')}"
+        return f"Horovod gave up; the last fault: {message}"
     return f"the launcher ended with exit code {attempt.code}"
 
 
-def _is_same(error: dict[str, Any] | None, before: dict[str, Any] | None) -> bool:
-    if error is None or before is None:
-        return False
-    commits = [(each.get("commit") or [0, 0])[1] for each in (error, before)]
-    return bool(error.get("detail") == before.get("detail") and commits[0] == commits[1])
+_ALIKE = ("loaded", "fault", "detail")
+
+
+def _end(fault: Fault) -> End | None:
+    return ends.named(fault.get("end"))
+
+
+def _is_ending(fault: Fault, attempts: Sequence[Attempt]) -> bool:
+    end = _end(fault)
+    if end is None or end.name != "script_error":
+        return end is not None and end.repair in ("job", "end")
+    before = {Cause.of(each) for attempt in attempts[:-1] for each in attempt.errors}
+    return bool(fault.get("again")) or Cause.of(fault) in before
+
+
+def _ended(fault: Fault, why: str, code: int | None = None) -> Outcome:
+    told = str(fault.get("traceback") or "") if code is None else ""
+    return Outcome("end", code or int(fault.get("exit") or 1), why, traceback=told)

@@ -31,6 +31,7 @@ _TICK = 0.5
 _MARGIN = 5.0  # seconds beyond the grace for what is left to end
 _ANSWERS = 3.0  # seconds for guardians to say where ranks are
 _LINGERING = 60.0  # seconds for horovodrun to end when the training is finished and all guardians have gone
+_HEARSAY = 10.0  # seconds for the rank that has met an error to tell of it, when others have
 _LAST_WORDS = 1.0  # seconds for guardians to obey before all is killed
 _MARK = "HVDRECOVER_START"
 _REPORTS = "failing-hosts"  # hosts on which slots were given up or diverged, so that discovery lets them rest
@@ -84,13 +85,15 @@ class Supervisor:
         self._kill_at: float | None = None
         self._left_at = 0.0
         self._stopped: int | None = None
+        self._job = secrets.token_hex(16)
+        self._suspects: list[str] = []
+        self._heard_at: float | None = None
 
     def run(self) -> int:
         """Keep the job going until its training is finished or can't be.
 
         Returns:
-            The exit code: 0 if the training is finished, 75 after a preemption, 130 after Ctrl-C, the
-            script's own if it has failed twice in the same way, else 1.
+            The exit code, as in `hvdrecover.launch.ends`.
 
         Raises:
             ConfigError: an option has no usable value.
@@ -124,6 +127,9 @@ class Supervisor:
             )
             if outcome.action == "restart":
                 message = f"{outcome.reason}; starting the job again in {outcome.pause:g} s"
+                if outcome.suspect is not None:
+                    self._suspects.append(outcome.suspect)
+                    message += f" without commit {outcome.suspect}, from which it has failed"
                 facts = {"scope": "job", "warm": False, "attempt": len(self._attempts) + 1}
                 self._events.emit("restart", message, level=logging.WARNING, **facts)
         return outcome
@@ -143,17 +149,19 @@ class Supervisor:
                 "PATH": path,
                 "HVDRECOVER_SUPERVISOR": self._guardians.address(socket.gethostname()),
                 "HVDRECOVER_HOST_REPORTS": str(self._settings.folder / _REPORTS),
+                "HVDRECOVER_JOB_ID": self._job,
+                "HVDRECOVER_SUSPECT": ",".join(self._suspects),
                 name: value,
             },
             stdin=subprocess.DEVNULL,
             new_session=True,
         )
         try:
-            while driver.poll() is None and not attempt.apart and not self._lingers(attempt):
+            while driver.poll() is None and not self._is_over() and not self._lingers(attempt):
                 self._serve(_TICK)
                 if self._kill_at is not None and self._clock.monotonic() > self._kill_at:
                     break
-            attempt.code = 1 if attempt.apart else driver.poll() or 0
+            attempt.code = 1 if restarts.ending(self._attempts) else driver.poll() or 0
             if attempt.code < 0:
                 self._tell_fault("launcher_lost", f"horovodrun was killed by signal {-attempt.code}")
             self._end_attempt()
@@ -162,6 +170,15 @@ class Supervisor:
             processes.kill_marked(self._mark)  # first, as it lets shared memory be tidied up
             processes.kill_group(driver.pid)
             driver.wait()
+
+    def _is_over(self) -> bool:
+        """Whether a fault ends this start; one that is only heard of waits for the rank that has met it."""
+        fault = restarts.ending(self._attempts)
+        if fault is None or not fault.get("heard"):
+            self._heard_at = None
+            return fault is not None
+        self._heard_at = self._heard_at or self._clock.monotonic()
+        return self._clock.monotonic() - self._heard_at > _HEARSAY
 
     def _lingers(self, attempt: Attempt) -> bool:
         """Whether Horovod's driver is all that is left of a training that is finished, for too long."""
@@ -210,15 +227,25 @@ class Supervisor:
 
     # -- guardians -------------------------------------------------------------------------------------
 
-    def _greeting(self) -> Message | None:
-        return {"order": "leave", "grace": self._settings.grace} if self._leaving else None
+    def _greeting(self) -> list[Message]:
+        names = ("exit", "detail", "point")
+        errors = [error for attempt in self._attempts for error in attempt.errors]
+        know: Message = {
+            "order": "know",
+            "committed": any(attempt.committed for attempt in self._attempts),
+            "causes": [{name: error[name] for name in names} for error in errors],
+        }
+        return [know, {"order": "leave", "grace": self._settings.grace}] if self._leaving else [know]
 
     def _hear(self, guardian: Guardian, message: Message) -> None:
         attempt = self._attempts[-1]
         commit = message.get("commit")
         if isinstance(commit, list):
             guardian.commit = commit
-            attempt.commit = max(attempt.commit, (int(commit[0]), int(commit[1])))
+            attempt.committed = attempt.committed or int(commit[1]) > 0
+        if "point" in message:
+            changed, steps = message["point"]
+            attempt.point = max(attempt.point, (int(changed), int(steps)))
         if message.get("kind") == "end":
             guardian.ended = True
             attempt.ends.append(str(message.get("how")))
@@ -234,8 +261,8 @@ class Supervisor:
         elif message.get("kind") == "fault":
             guardian.ended = bool(message.get("final"))
             attempt.faults.append(message)
-            attempt.apart = attempt.apart or bool(message.get("apart"))
-            if guardian.ended and not attempt.apart and message.get("fault") in deaths.OF_HOSTS:
+            of_host = message.get("fault") in deaths.OF_HOSTS and message.get("end") != "apart"
+            if guardian.ended and of_host:
                 self._report(guardian.host)
 
     def _tell_stall(self, stall: Stall) -> None:
@@ -261,9 +288,7 @@ class Supervisor:
         self._events.emit("fault", detail, level=logging.WARNING, fault=kind, detail=detail, **facts)
 
     def _say_end(self, outcome: Outcome) -> None:
-        error = self._attempts[-1].error if self._attempts else None
-        if outcome.code not in (0, PREEMPTED) and error is not None and self._stopped is None:
-            sys.stderr.write(str(error.get("traceback") or ""))
         level = logging.INFO if outcome.code == 0 else logging.WARNING
         facts = {"code": outcome.code, "reason": outcome.reason}
         self._events.emit("end", outcome.reason, level=level, **facts)
+        sys.stderr.write(outcome.traceback)

@@ -140,18 +140,18 @@ def test_no_process_outlives_its_launcher_and_the_next_start_resumes(
     assert run.sources()[2] == "durable"
 
 
-def test_the_same_error_at_the_same_commit_ends_the_job_with_the_scripts_code(
+def test_the_same_error_at_the_same_place_ends_the_job_with_the_scripts_code(
     start: Start, tmp_path: Path
 ) -> None:
     run = a_run(tmp_path, "fail-always step 1 4")
     job = run.begin(start)
     assert job.wait(400) == 1
-    assert len(run.events("start")) == 2
+    assert len(run.events("start")) == 1
     (end,) = run.events("end")
-    assert "failed in the same way at the same commit" in end["reason"]
-    _, _, last_words = run.log.rpartition("Traceback (most recent call last)")
-    assert "RuntimeError: the script is wrong" in last_words
-    assert run.log.rstrip().endswith(end["reason"])
+    assert "failed in the same way at the same place again" in end["reason"]
+    _, _, last_words = run.log.rpartition(end["reason"])
+    assert last_words.lstrip().startswith("Traceback (most recent call last)")
+    assert last_words.rstrip().endswith("RuntimeError: the script is wrong")
     assert job.processes() == []
 
 

@@ -52,7 +52,7 @@ def shared() -> Iterator[int]:
 
 def train(time: Time) -> None:
     """Be at a first commit, in training."""
-    heartbeat.committed(1, 1)
+    heartbeat.committed(1, 1, 1)
     assert heartbeat._page.read().phase == Phase.TRAINING
 
 
@@ -67,8 +67,8 @@ import os
 from hvdrecover import heartbeat
 heartbeat.attach({shared}, {shared})
 heartbeat.take_rank(5)
-heartbeat.committed(3, 12)
-heartbeat.committed(3, 13)
+heartbeat.committed(3, 12, 12)
+heartbeat.committed(3, 13, 13)
 for _ in range(4):
     heartbeat.recorded()
 heartbeat.has_seen(1234.5, 60.5)
@@ -88,6 +88,7 @@ with heartbeat.paused():
         commit=13,
         steps=4,
         rank=5,
+        changed=13,
     )
     assert 0.0 <= found.silent < 60.0  # by a clock that both share
 
@@ -132,7 +133,7 @@ def test_who_attaches_starts_unless_it_is_further(
 def test_a_script_without_a_guardian_may_call_it_all() -> None:
     code = """
 from hvdrecover import heartbeat
-heartbeat.heartbeat(); heartbeat.stepped(); heartbeat.recorded(); heartbeat.committed(1, 2)
+heartbeat.heartbeat(); heartbeat.stepped(); heartbeat.recorded(); heartbeat.committed(1, 2, 2)
 heartbeat.tell(a=1); heartbeat.tell_error(KeyError("x"))
 with heartbeat.paused():
     print(heartbeat.watched(), heartbeat.steps(), heartbeat.commits(), heartbeat.stall_seconds())
@@ -149,7 +150,7 @@ with heartbeat.paused():
         heartbeat.heartbeat,
         heartbeat.stepped,
         heartbeat.recorded,
-        lambda: heartbeat.committed(1, 2),
+        lambda: heartbeat.committed(1, 2, 2),
         lambda: heartbeat.enter(Phase.RECOVERING),
         heartbeat.resume,
     ],
@@ -181,7 +182,7 @@ def test_the_longest_silence_is_kept(page: Page, time: Time) -> None:
 def test_a_commit_is_progress_of_training_too(page: Page, time: Time) -> None:
     train(time)
     time.now += 11.0
-    heartbeat.committed(1, 2)
+    heartbeat.committed(1, 2, 2)
     assert page.read().longest == 11.0
 
 
@@ -193,7 +194,7 @@ def test_only_silences_in_training_count(page: Page, time: Time) -> None:
     time.now += 100.0
     heartbeat.heartbeat()
     heartbeat.resume()
-    heartbeat.committed(2, 1)
+    heartbeat.committed(2, 1, 1)
     with heartbeat.paused():
         time.now += 100.0
         heartbeat.heartbeat()
@@ -224,7 +225,7 @@ def test_the_longest_silence_of_a_beginning_counts_when_it_has_come_to_its_commi
         with heartbeat.paused():
             time.now += 500.0
         heartbeat.heartbeat()
-        heartbeat.committed(1, 1)
+        heartbeat.committed(1, 1, 1)
     assert heartbeat.longest() == (0.0, 30.0)
 
 
@@ -253,11 +254,11 @@ def test_a_step_whose_batch_is_recorded_as_well_is_one_step(order, page: Page) -
 
 def test_steps_are_those_since_the_last_commit(page: Page) -> None:
     heartbeat.stepped()
-    heartbeat.committed(1, 1)
+    heartbeat.committed(1, 1, 1)
     assert page.read().steps == 0
     heartbeat.stepped()
     assert page.read().steps == 1
-    heartbeat.stand_at(2, 1)  # a recovery
+    heartbeat.stand_at(2, 1, 1)  # a recovery
     found = page.read()
     assert (found.steps, found.generation, found.commit, found.commits) == (0, 2, 1, 1)
 
@@ -265,22 +266,22 @@ def test_steps_are_those_since_the_last_commit(page: Page) -> None:
 @pytest.mark.parametrize("before", [Phase.STARTING, Phase.RECOVERING])
 def test_training_begins_with_the_first_commit_after_an_agreement(before: Phase, page: Page) -> None:
     heartbeat.enter(before)
-    heartbeat.stand_at(3, 40)  # which others may have made
+    heartbeat.stand_at(3, 40, 40)  # which others may have made
     heartbeat.resume()
     assert page.read().phase == Phase.BEGINNING
-    heartbeat.committed(3, 41)
+    heartbeat.committed(3, 41, 41)
     assert page.read().phase == Phase.TRAINING
 
 
 def test_who_commits_in_a_recovery_is_still_in_it(page: Page) -> None:
     heartbeat.enter(Phase.RECOVERING)
-    heartbeat.committed(1, 1)
+    heartbeat.committed(1, 1, 1)
     assert page.read().phase == Phase.RECOVERING
 
 
 def test_who_commits_without_an_agreement_trains(page: Page) -> None:
     heartbeat.enter(Phase.STARTING)
-    heartbeat.committed(1, 1)
+    heartbeat.committed(1, 1, 1)
     assert page.read().phase == Phase.TRAINING
 
 
@@ -321,7 +322,7 @@ def test_a_callback_is_called_once_at_the_next_step_or_heartbeat(progress, page:
     heartbeat.at_progress(lambda: calls.append("b"))
     heartbeat.enter(Phase.RECOVERING)
     heartbeat.resume()
-    heartbeat.committed(1, 1)  # as a script may before its first step
+    heartbeat.committed(1, 1, 1)  # as a script may before its first step
     assert calls == []
     progress()
     progress()
@@ -366,6 +367,6 @@ def test_a_callback_is_called_once_at_the_next_commit(page: Page) -> None:
     heartbeat.at_commit(lambda: calls.append("called"))
     heartbeat.stepped()
     assert calls == []
-    heartbeat.committed(1, 1)
-    heartbeat.committed(1, 2)
+    heartbeat.committed(1, 1, 1)
+    heartbeat.committed(1, 2, 2)
     assert calls == ["called"]

@@ -7,41 +7,53 @@ import pytest
 from hvdrecover.config import PREEMPTED
 from hvdrecover.heartbeat import Phase, Stop
 from hvdrecover.launch import deaths
-from hvdrecover.launch.deaths import Death
-from tests.unit.launch.readings import death
+from hvdrecover.launch.deaths import Cause, Death
+from hvdrecover.launch.record import Record
+from tests.unit.launch.readings import death, reading
 
 KILLED, ABORTED = -signal.SIGKILL, -signal.SIGABRT
 OWN_ERROR = "ZeroDivisionError: division by zero"
 
 
 @pytest.mark.parametrize(
-    ("end", "verdict"),
+    ("ended", "name"),
     [
         (death(0, Phase.FINISHED), "finished"),
         (death(0, Phase.UNKNOWN), "finished"),  # it is no script of ours
-        (death(0, Phase.STARTING), "lost"),
-        (death(0, Phase.TRAINING), "lost"),
-        (death(0, Phase.RECOVERING), "lost"),
-        (death(0, Phase.READY), "lost"),
-        (death(1, Phase.FINISHED), "lost"),
-        (death(1, Phase.UNKNOWN), "lost"),
-        (death(KILLED, Phase.FINISHED), "lost"),
+        (death(0, Phase.STARTING), "early_exit"),
+        (death(0, Phase.TRAINING), "early_exit"),
+        (death(0, Phase.RECOVERING), "early_exit"),
+        (death(0, Phase.READY), "early_exit"),
+        (death(1, Phase.FINISHED), "script_error"),
+        (death(1, Phase.UNKNOWN), "script_error"),
+        (death(KILLED, Phase.FINISHED), "crash"),
         (death(PREEMPTED, Phase.LEFT), "left"),
         (death(0, Phase.LEFT), "left"),
         (death(KILLED, Phase.LEFT), "left"),
         (death(PREEMPTED, Phase.REMOVED), "removed"),
         (death(PREEMPTED, Phase.TRAINING, stop=Stop.HOST), "left"),
         (death(PREEMPTED, Phase.TRAINING, stop=Stop.JOB), "left"),
-        (death(PREEMPTED, Phase.TRAINING), "lost"),  # the script's own number, by chance
-        (death(1, Phase.TRAINING, stop=Stop.JOB), "lost"),
+        (death(PREEMPTED, Phase.TRAINING), "script_error"),  # the script's own number, by chance
+        (death(1, Phase.TRAINING, stop=Stop.JOB), "script_error"),
         (death(-signal.SIGTERM), "told"),
         (death(-signal.SIGTERM, Phase.LEFT), "left"),
-        (death(-signal.SIGINT), "lost"),
-        (death(KILLED), "lost"),
+        (death(-signal.SIGINT), "crash"),
+        (death(KILLED), "crash"),
+        (death(KILLED, hung=True), "hang"),
+        (death(KILLED, Phase.BEGINNING, hung=True), "hang"),
+        (death(KILLED, Phase.RECOVERING, hung=True), "apart"),  # where ranks wait for each other
+        (death(KILLED, Phase.STARTING, hung=True), "apart"),
+        (death(KILLED, Phase.RECOVERING), "crash"),
+        (death(1, kinds=("FencedError", "CheckpointError", "HvdrecoverError")), "fenced"),
+        (death(1, kinds=("FencedError", "StoppedError")), "fenced"),  # as another rank has heard of it
+        (death(1, kinds=("OvertakenError", "FencedError")), "overtaken"),
+        (death(1, kinds=("DurableAgeError", "StorageError")), "too_old"),
+        (death(1, kinds=("StorageError", "CheckpointError")), "storage"),
+        (death(1, kinds=("NumericsError", "HvdrecoverError")), "script_error"),
     ],
 )
-def test_whether_a_process_came_to_a_good_end(end: Death, verdict: str) -> None:
-    assert deaths.verdict(end) == verdict
+def test_how_a_process_has_ended(ended: Death, name: str) -> None:
+    assert deaths.end(ended).name == name
 
 
 @pytest.mark.parametrize(
@@ -67,57 +79,102 @@ def test_what_kind_of_fault_it_was(end: Death, fault: str) -> None:
 
 
 def failed(returncode: int = 1, error: str = OWN_ERROR, **facts: int) -> Death:
-    return death(returncode, error=error, **{"generation": 1, "commit": 4, "steps": 2, **facts})
+    return death(returncode, error=error, **{"generation": 1, "commit": 4, "changed": 4, "steps": 2, **facts})
 
 
-def test_the_same_error_at_the_same_place_will_come_again() -> None:
-    assert deaths.is_same_error(failed(), failed())
-    assert deaths.is_same_error(failed(generation=2), failed())  # each meeting has a generation of its own
+def test_an_error_before_the_first_commit_is_one_of_its_own() -> None:
+    assert deaths.end(failed(), first=True).name == "first_error"
+    away = death(1, error="StorageError: s3://b is away", kinds=("StorageError",))
+    assert deaths.end(away, first=True).name == "storage"  # which may come back
+    assert deaths.end(death(KILLED), first=True).name == "crash"
+
+
+def test_the_same_error_at_the_same_place_is_the_same_cause() -> None:
+    assert failed().cause == failed(generation=2).cause  # each meeting has a generation of its own
+    assert failed().cause == failed(commit=9).cause  # a commit at which nothing had changed is not progress
+    told = {"exit": 1, "detail": OWN_ERROR, "point": [4, 2]}
+    assert Cause.of(told) == failed().cause
 
 
 @pytest.mark.parametrize(
-    "before",
+    "other",
     [
-        None,
         failed(error="ZeroDivisionError: float division by zero"),
         failed(returncode=2),
-        failed(commit=3),
+        failed(changed=3),
         failed(steps=1),
-        death(KILLED, commit=4, steps=2),
     ],
 )
-def test_an_error_elsewhere_or_of_another_kind_is_not_the_same(before: Death | None) -> None:
-    assert not deaths.is_same_error(failed(), before)
+def test_an_error_elsewhere_or_of_another_kind_is_not(other: Death) -> None:
+    assert failed().cause != other.cause
 
 
-def test_two_equal_deaths_that_are_not_the_scripts_doing_are_no_error() -> None:
-    assert not deaths.is_same_error(death(KILLED), death(KILLED))
-    lost = death(1, error="HorovodInternalError: a rank was lost")
-    assert not deaths.is_same_error(lost, lost)
+def reasons(*ended: Death, record: Record | None = None) -> list[str]:
+    """Why a slot's process was not restarted after each of these deaths."""
+    record = record or Record()
+    found = []
+    for each in ended:
+        record.note(each.reading)
+        found.append(record.died(each, deaths.end(each)))
+    return found
 
 
 def test_a_process_is_restarted_until_its_budget_is_used_up() -> None:
-    answers = [deaths.may_restart(number, death(KILLED), death(KILLED)) for number in range(1, 5)]
-    assert answers[:2] == ["", ""]
-    assert answers[2:] == [f"{number} deaths in a row without a commit in between" for number in (3, 4)]
+    first, second, *others = reasons(*[death(KILLED)] * 4)
+    assert (first, second) == ("", "")
+    assert others == [f"{number} deaths in a row without progress" for number in (3, 4)]
+
+
+def test_only_what_goes_beyond_the_farthest_point_is_progress() -> None:
+    commits = [death(KILLED, commits=1, commit=number, changed=7) for number in (7, 8, 9)]
+    assert reasons(*commits)[2].startswith("3 deaths")  # commits, but nothing had changed
+    catching_up = [death(KILLED, changed=changed, steps=3) for changed in (7, 5, 7)]
+    assert reasons(*catching_up)[2].startswith("3 deaths")
+    assert reasons(*[death(KILLED, changed=7, steps=steps) for steps in range(9)]) == [""] * 9
+    assert reasons(*[death(KILLED, changed=changed) for changed in range(9)]) == [""] * 9
+
+
+def test_what_was_reached_and_rolled_back_before_a_death_counts_too() -> None:
+    record = Record()
+    assert reasons(*[death(KILLED, changed=7)] * 2, record=record) == ["", ""]
+    record.note(reading(changed=8))
+    assert reasons(death(KILLED, changed=6), record=record) == [""]
+    assert record.deaths == 1
 
 
 def test_a_script_that_fails_twice_at_the_same_place_is_not_restarted() -> None:
-    assert (
-        deaths.may_restart(2, failed(), failed())
-        == "the script has failed twice in the same way at the same commit"
-    )
-    assert deaths.may_restart(2, failed(), failed(steps=1)) == ""
-    assert deaths.may_restart(1, failed(), None) == ""
+    assert reasons(failed(), failed(commit=5)) == ["", deaths.SAME_ERROR]
+    assert reasons(failed(), failed(changed=9), failed()) == ["", "", deaths.SAME_ERROR]  # rolled back to it
+    assert reasons(failed(), failed(steps=3)) == ["", ""]
+
+
+def test_two_equal_deaths_that_are_not_the_scripts_doing_are_not_its_error() -> None:
+    lost = death(1, error="HorovodInternalError: a rank was lost")
+    assert reasons(lost, lost) == ["", ""]
+    away = death(1, error="StorageError: s3://b is away", kinds=("StorageError",))
+    assert reasons(away, away) == ["", ""]
+
+
+def test_what_the_supervisor_knows_of_earlier_starts_counts() -> None:
+    record = Record()
+    record.learn({"committed": True, "causes": [{"exit": 1, "detail": OWN_ERROR, "point": [4, 2]}]})
+    assert record.committed
+    assert reasons(failed(), record=record) == [deaths.SAME_ERROR]
+
+
+def test_a_commit_is_known_once_there_is_one() -> None:
+    record = Record()
+    record.note(reading(changed=0, steps=5))
+    assert not record.committed
+    record.note(reading(commit=1))
+    record.note(reading())  # a new process
+    assert record.committed
 
 
 def test_what_dies_after_the_end_is_not_restarted() -> None:
-    assert "have finished" in deaths.may_restart(1, death(KILLED, Phase.FINISHED), None)
+    assert "have finished" in reasons(death(KILLED, Phase.FINISHED))[0]
 
 
-def test_ranks_that_wait_too_long_to_meet_are_apart() -> None:
-    assert deaths.is_apart(death(KILLED, Phase.RECOVERING, hung=True))
-    assert deaths.is_apart(death(KILLED, Phase.STARTING, hung=True))
-    assert not deaths.is_apart(death(KILLED, Phase.BEGINNING, hung=True))
-    assert not deaths.is_apart(death(KILLED, Phase.TRAINING, hung=True))
-    assert not deaths.is_apart(death(KILLED, Phase.RECOVERING))
+def test_pauses_begin_with_the_second_death_and_double() -> None:
+    assert [deaths.pause(number) for number in range(1, 5)] == [0.0, 1.0, 2.0, 4.0]
+    assert deaths.pause(100) == 60.0

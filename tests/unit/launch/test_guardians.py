@@ -17,7 +17,7 @@ from tests.unit.launch.children import child, descriptors, line, until
 class Supervisor:
     """Serves guardians as the supervisor does, and notes what it hears."""
 
-    greeting: Message | None = None
+    greeting: list[Message] = field(default_factory=list)
     heard: list[tuple[str, int | None, Message]] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
 
@@ -107,7 +107,7 @@ def test_orders_go_to_all(supervisor: Supervisor) -> None:
 
 def test_who_comes_later_is_given_the_orders_of_the_day(supervisor: Supervisor) -> None:
     early = come(supervisor)
-    supervisor.greeting = {"order": "leave", "grace": 3.0}
+    supervisor.greeting = [{"order": "leave", "grace": 3.0}]
     late = come(supervisor, "h2")
     assert late.receive() == [{"order": "leave", "grace": 3.0}]
     supervisor.guardians.order(order="stop")

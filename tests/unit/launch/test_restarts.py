@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.config import PREEMPTED
+from hvdrecover.config import FENCED, PREEMPTED
 from hvdrecover.launch import restarts
+from hvdrecover.launch.deaths import SAME_ERROR
 from hvdrecover.launch.restarts import Attempt, Outcome
 
 
@@ -14,14 +15,14 @@ def crash(number: int = 1) -> dict[str, Any]:
 
 
 def script_error(commit: int = 4, detail: str = "KeyError: 'x'", code: int = 1) -> dict[str, Any]:
-    facts = {"fault": "script_error", "message": "it failed", "exit": code}
-    return {**facts, "commit": [1, commit], "detail": detail}
+    facts = {"fault": "script_error", "end": "script_error", "message": "it failed", "exit": code}
+    return {**facts, "point": [commit, 0], "detail": detail, "final": True, "traceback": "Traceback …"}
 
 
 def attempt(
     code: int = 1, *ends: str, faults: list[dict[str, Any]] | None = None, commit: int = 0
 ) -> Attempt:
-    return Attempt(1, code, list(ends), [crash()] if faults is None else faults, (1, commit))
+    return Attempt(1, code, list(ends), [crash()] if faults is None else faults, (commit, 0))
 
 
 def after(*attempts: Attempt, without: int = 0, stopping: bool = False, most: int = 3) -> Outcome:
@@ -96,10 +97,10 @@ def test_going_back_and_catching_up_is_no_progress() -> None:
     assert after(attempt(commit=5), attempt(commit=1), attempt(commit=5), without=3).action == "end"
 
 
-def test_a_later_generation_is_no_progress_either() -> None:
+def test_steps_since_a_commit_are_progress() -> None:
     before, last = attempt(commit=5), attempt(commit=5)
-    last.commit = (9, 5)
-    assert after(before, last, without=3).action == "end"
+    last.point = (5, 1)
+    assert after(before, last, without=3).action == "restart"
 
 
 def test_no_restart_may_be_allowed() -> None:
@@ -121,7 +122,7 @@ def test_a_script_that_fails_in_the_same_way_again_ends_the_job_with_its_own_cod
         [script_error(detail="KeyError: 'y'")],
         [crash()],
         [],
-        [script_error(), script_error(3)],
+        [script_error(3), crash()],
     ],
 )
 def test_another_error_or_the_same_elsewhere_is_given_another_try(before: list[dict[str, Any]]) -> None:
@@ -129,8 +130,65 @@ def test_another_error_or_the_same_elsewhere_is_given_another_try(before: list[d
 
 
 def test_an_error_of_a_script_that_has_no_commit_yet() -> None:
-    error = {"fault": "script_error", "detail": "KeyError", "exit": None, "commit": None}
-    assert after(attempt(faults=[error]), attempt(faults=[error])).code == 1
+    first = {**script_error(0, code=2), "end": "first_error"}
+    outcome = after(attempt(faults=[first]))
+    assert (outcome.action, outcome.code) == ("end", 2)
+    assert outcome.reason == "an exception before the job's first commit: KeyError: 'x'"
+    assert outcome.traceback == "Traceback …"
+
+
+def test_the_same_error_again_within_one_start_ends_the_job() -> None:
+    again = {**script_error(), "again": True}
+    assert after(attempt(faults=[crash(), again])).reason == SAME_ERROR
+    assert after(attempt(faults=[{**again, "final": False}])).action == "restart"
+
+
+def test_a_job_that_was_replaced_ends_with_a_code_of_its_own() -> None:
+    fenced = {**script_error(detail="FencedError: job 2 has claimed it"), "end": "fenced"}
+    outcome = after(attempt(faults=[fenced]), most=9)
+    assert (outcome.action, outcome.code, outcome.traceback) == ("end", FENCED, "")
+    assert "job 2 has claimed it" in outcome.reason
+
+
+def test_a_ranks_own_error_is_shown_rather_than_what_others_have_heard() -> None:
+    heard = {**script_error(detail="StoppedError: rank 0 has stopped"), "end": "fenced", "heard": True}
+    own = {**script_error(detail="FencedError: job 2"), "end": "fenced"}
+    assert restarts.ending([attempt(faults=[heard])]) == heard
+    assert restarts.ending([attempt(faults=[heard, own])]) == own
+    assert restarts.ending([attempt(faults=[crash()])]) is None
+
+
+def loaded(commit: str = "g0001-c00000007", **facts: Any) -> dict[str, Any]:
+    return {**crash(), "loaded": commit, **facts}
+
+
+def test_a_commit_from_which_the_job_fails_twice_in_the_same_way_is_passed_over() -> None:
+    once = attempt(faults=[loaded()])
+    assert after(once).suspect is None
+    assert after(once, attempt(faults=[loaded()])).suspect == "g0001-c00000007"
+    assert after(attempt(faults=[loaded(), loaded()])).suspect == "g0001-c00000007"
+
+
+@pytest.mark.parametrize(
+    "before", [crash(), loaded("g0001-c00000006"), loaded(detail="SIGSEGV"), loaded(fault="hang")]
+)
+def test_other_failures_don_t_make_a_commit_suspect(before: dict[str, Any]) -> None:
+    assert after(attempt(faults=[before]), attempt(faults=[loaded()])).suspect is None
+
+
+def test_progress_clears_a_commit_of_suspicion() -> None:
+    assert after(attempt(faults=[loaded(), loaded(), crash()])).suspect is None
+    assert after(attempt(faults=[loaded(), loaded()]), attempt(faults=[])).suspect is None
+
+
+def test_the_same_error_right_after_a_load_tries_the_commit_before_once() -> None:
+    name = "g0001-c00000004"
+    first = attempt(
+        faults=[{**script_error(), "final": False}, {**script_error(), "again": True, "loaded": name}]
+    )
+    outcome = after(first)
+    assert (outcome.action, outcome.suspect) == ("restart", name)
+    assert after(first, attempt(faults=[{**script_error(), "again": True}])).reason == SAME_ERROR
 
 
 @pytest.mark.parametrize(
@@ -146,7 +204,6 @@ def test_why_a_start_has_ended(end: Attempt, words: str) -> None:
 
 
 def test_a_job_whose_ranks_have_not_come_together_starts_again() -> None:
-    apart = attempt(1, commit=4)
-    apart.apart = True
+    apart = attempt(1, commit=4, faults=[{**crash(), "end": "apart", "final": True}])
     words = "the ranks have not come together; crash 1"
     assert after(apart) == Outcome("restart", 1, words, 1.0, 1)

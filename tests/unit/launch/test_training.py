@@ -40,7 +40,7 @@ def test_what_a_process_writes_to_its_page_is_read(start: Start) -> None:
         "import adapter\n"
         "from hvdrecover import heartbeat\n"
         "heartbeat.take_rank(3)\n"
-        "heartbeat.committed(2, 7)\n"
+        "heartbeat.committed(2, 7, 7)\n"
         "heartbeat.stepped()\n" + WAIT
     )
     until(lambda: training.read().steps, "a step")
@@ -66,7 +66,7 @@ def test_what_a_guardian_asks_is_read_by_the_process(start: Start) -> None:
     training = start(
         "import adapter, time\n"
         "from hvdrecover import heartbeat\n"
-        "heartbeat.committed(1, 1)\n"
+        "heartbeat.committed(1, 1, 1)\n"
         "while not (heartbeat.stop_asked() and heartbeat.stall_seconds()):\n"
         "    time.sleep(0.01)\n"
         "heartbeat.tell(stop=heartbeat.stop_asked(), stall=heartbeat.stall_seconds())\n"
@@ -108,10 +108,10 @@ def test_at_the_second_commit_the_libraries_are_told_and_the_scripts_own_modules
         "import adapter, own, colorsys, json.tool\n"
         "__spec__ = colorsys.__spec__  # as that of a program which is part of a library\n"
         "from hvdrecover import heartbeat\n"
-        "heartbeat.committed(1, 1)\n"
+        "heartbeat.committed(1, 1, 1)\n"
         "heartbeat.tell(before=1)\n"
         "import wave\n"
-        "heartbeat.committed(1, 2)\n"
+        "heartbeat.committed(1, 2, 2)\n"
     )
     assert training.process.wait(60) == 0
     assert list(training.notes()) == ["before", "modules"]
@@ -167,7 +167,9 @@ def test_a_page_that_was_not_handed_down_is_done_without(start: Start) -> None:
 
 
 def test_stacks_are_written_where_the_guardian_reads_them(start: Start) -> None:
-    training = start("import adapter\nfrom hvdrecover import heartbeat\nheartbeat.committed(1, 1)\n" + WAIT)
+    training = start(
+        "import adapter\nfrom hvdrecover import heartbeat\nheartbeat.committed(1, 1, 1)\n" + WAIT
+    )
     until(lambda: training.read().commits, "a commit")
     os.kill(training.pid, STACKS_SIGNAL)
     until(lambda: os.fstat(training.stacks).st_size, "its stacks")

@@ -65,7 +65,7 @@ def test_a_job_goes_on_with_the_same_data() -> None:
 def test_other_data_stop_it_and_are_named() -> None:
     train_on(OLD)
     (kind, text), (other, told) = resume_on(NEW)
-    assert (kind, other) == ("DataChangedError", "RecoveryError")
+    assert (kind, other) == ("DataChangedError", "StoppedError")
     assert f"{URL}/g0001-c00000001: the training data have changed since this commit" in text
     assert "11" in text and "data_changed='warn'" in text
     assert "DataChangedError" in told

@@ -1,0 +1,157 @@
+"""How processes and jobs end, and what is done about it: the one table that decides, and the docs show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hvdrecover.config import FENCED, PREEMPTED
+
+Repair = Literal["none", "in place", "job", "end"]
+"""Nothing is left to do, restart the process in place, start the whole job again, or end the job."""
+
+_AS_CRASH = "as after a crash"
+_ENDS = "the job ends at once"
+_AGAIN = "the whole job starts again from its newest durable commit"
+
+
+@dataclass(frozen=True)
+class End:
+    """One way to end.
+
+    Attributes:
+        name: for events and messages between our processes.
+        how: how the process or the job has ended; for people.
+        repair: what is done at first.
+        done: what is done, in words.
+        code: the job's exit code if it ends by this; None for the script's own, or if others decide.
+        errors: names of the exceptions of ours by which it is recognised.
+    """
+
+    name: str
+    how: str
+    repair: Repair
+    done: str
+    code: int | None = None
+    errors: tuple[str, ...] = ()
+
+
+# Of one training process.
+OF_PROCESSES = (
+    End("finished", "the training function has returned", "none", "the job ends when all ranks have", 0),
+    End(
+        "left",
+        "it left after a preemption",
+        "none",
+        "the job ends if all ranks leave, else the others resume",
+        PREEMPTED,
+    ),
+    End("removed", "its host no longer belongs to the job", "none", "the others resume"),
+    End("told", "Horovod ended it by SIGTERM", "none", "the others resume"),
+    End(
+        "crash",
+        "a signal, or an error of Horovod's",
+        "in place",
+        "restarted in place, the second time after a second; after 3 deaths in a row without progress its "
+        "slot is given up, and when Horovod then gives up, the whole job starts again",
+        1,
+    ),
+    End("hang", "no progress for the hang timeout", "in place", _AS_CRASH, 1),
+    End("out_of_memory", "the kernel killed it for lack of memory", "in place", _AS_CRASH, 1),
+    End("early_exit", "exit code 0 before the training function has returned", "in place", _AS_CRASH, 1),
+    End(
+        "storage",
+        "the storage is away where the job can't do without it",
+        "in place",
+        _AS_CRASH,
+        None,
+        ("StorageError",),
+    ),
+    End("rendezvous", "ranks were lost while they met", "in place", _AS_CRASH, 1, ("RecoveryError",)),
+    End(
+        "overtaken",
+        "a later generation of its own job claimed the checkpoint root",
+        "in place",
+        _AS_CRASH,
+        None,
+        ("OvertakenError",),
+    ),
+    End(
+        "script_error",
+        "any other exception",
+        "in place",
+        "restarted in place; the same error at the same place again ends the job. If it was met right after "
+        "a durable commit was loaded, the job first starts once more from the commit before that one",
+    ),
+    End("first_error", "an exception before the job's first commit", "end", _ENDS),
+    End("apart", "it waited for the other ranks for the startup timeout", "job", _AGAIN, 1),
+    End("fenced", "another job has claimed the checkpoint root", "end", _ENDS, FENCED, ("FencedError",)),
+    End(
+        "too_old",
+        "`HVDRECOVER_MAX_DURABLE_AGE` is over",
+        "end",
+        _ENDS,
+        None,
+        ("DurableAgeError",),
+    ),
+    End(
+        "unusable",
+        "the checkpoint root is not ours, too new, does not fit, or has only broken commits",
+        "end",
+        _ENDS,
+        None,
+        ("ForeignRootError", "FormatVersionError", "MismatchError", "NoUsableCommitError"),
+    ),
+    End(
+        "wrong",
+        "a setting, the state, the structure, the shards or the data are not what they must be",
+        "end",
+        _ENDS,
+        None,
+        ("ConfigError", "StateError", "StructureError", "ShardsError", "DataChangedError"),
+    ),
+)
+# Of the whole job.
+OF_JOBS = (
+    End("gave_up", "Horovod gave up: too few hosts are left", "job", _AGAIN, 1),
+    End("launcher_lost", "`horovodrun` was killed", "job", _AGAIN, 1),
+    End("static", "any of these in a job that is not elastic (`--mpi`)", "job", _AGAIN, 1),
+    End("restarts", "`--max-restarts` restarts in a row have brought no progress", "end", _ENDS, 1),
+    End(
+        "preempted",
+        "SIGTERM or SIGUSR1 to the supervisor",
+        "end",
+        "the job leaves at its next commit",
+        PREEMPTED,
+    ),
+    End("interrupted", "Ctrl-C", "end", _ENDS, 130),
+)
+_BY_NAME = {end.name: end for end in (*OF_PROCESSES, *OF_JOBS)}
+_BY_ERROR = {error: end for end in OF_PROCESSES for error in end.errors}
+
+
+def named(name: object) -> End | None:
+    """Return the end of this name, if there is one."""
+    return _BY_NAME.get(name) if isinstance(name, str) else None
+
+
+def of_error(kinds: Sequence[str], *, first: bool) -> End:
+    """Return how a process has ended that an exception has ended.
+
+    Args:
+        kinds: what `hvdrecover.errors.kinds` said of it.
+        first: whether the job has not made any commit yet.
+    """
+    known = next((_BY_ERROR[kind] for kind in kinds if kind in _BY_ERROR), None)
+    return known or _BY_NAME["first_error" if first else "script_error"]
+
+
+def table() -> str:
+    """Return the table as Markdown."""
+    lines = ["| what ended, and how | what is done | exit code of the job |", "|---|---|---|"]
+    for title, ends in (("process", OF_PROCESSES), ("job", OF_JOBS)):
+        for end in ends:
+            code = str(end.code) if end.code is not None else "-" if end.repair == "none" else "the script's"
+            lines.append(f"| {title}: {end.how} | {end.done} | {code} |")
+    return "\n".join(lines)

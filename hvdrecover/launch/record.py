@@ -1,0 +1,49 @@
+"""What the training processes of one slot have been through: how far they came, and how they died."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hvdrecover.heartbeat import Reading
+from hvdrecover.launch import deaths
+from hvdrecover.launch.deaths import Cause, Death
+from hvdrecover.launch.ends import End
+
+
+@dataclass
+class Record:
+    """The record of one slot.
+
+    Attributes:
+        deaths: deaths in a row without progress, which is what goes beyond the farthest point reached before.
+        farthest: the farthest point that is known of, as in `hvdrecover.heartbeat.Reading.point`.
+        causes: the errors of the script that were met, here or in an earlier start of the job.
+        committed: whether the job has made any commit.
+    """
+
+    deaths: int = 0
+    farthest: tuple[int, int] = (0, 0)
+    causes: set[Cause] = field(default_factory=set)
+    committed: bool = False
+    _reached: tuple[int, int] = (0, 0)  # the farthest point at the last death
+
+    def note(self, reading: Reading) -> None:
+        """Note how far the training has come."""
+        self.farthest = max(self.farthest, reading.point)
+        self.committed = self.committed or reading.commit > 0
+
+    def learn(self, known: dict[str, Any]) -> None:
+        """Take over what the supervisor knows of the job."""
+        self.committed = self.committed or bool(known["committed"])
+        self.causes |= {Cause.of(each) for each in known["causes"]}
+
+    def died(self, death: Death, end: End) -> str:
+        """Note a death that can be repaired in place; why it is not, or an empty string."""
+        if self.farthest > self._reached:
+            self.deaths = 0
+        self.deaths, self._reached = self.deaths + 1, self.farthest
+        reason = deaths.given_up(death, end, self.deaths, self.causes)
+        if end.name == "script_error":
+            self.causes.add(death.cause)
+        return reason

@@ -1,0 +1,108 @@
+"""Jobs that end for good under ``hvdrecover run``: replaced by another one, or by an error of the script."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.config import FENCED
+from hvdrecover.examples.digits_run import PATIENCE, supervised
+from hvdrecover.launch.job import Job
+from tests.integration.test_endings import wait_until
+
+SCRIPT = Path(__file__).with_name("scripts") / "stubborn.py"
+Begin = Callable[..., Job]
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Begin]:
+    """Begins a job of two workers that trains for so many steps, and says its starts in ``NAME.starts``."""
+    jobs: list[Job] = []
+
+    def start(name: str, how: str = "train", steps: int = 100_000, *options: str) -> Job:
+        words = [sys.executable, str(SCRIPT), how, str(tmp_path / f"{name}.starts"), str(steps), "0.05"]
+        folders = {
+            "HVDRECOVER_CHECKPOINT": str(tmp_path / "root"),
+            "HVDRECOVER_EVENTS": str(tmp_path / f"{name}.events"),
+        }
+        jobs.append(Job([*supervised(*options), *words], tmp_path / f"{name}.log", folders))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.kill()
+
+
+def starts(folder: Path, name: str) -> list[str]:
+    """From which step rank 0 has started, each time."""
+    file = folder / f"{name}.starts"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [line for line in lines if line.startswith("0 ")]
+
+
+def durable(root: Path) -> set[str]:
+    return {path.parent.name for path in root.glob("g*/MANIFEST.json")}
+
+
+def claims(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / "claims").iterdir())
+
+
+def test_a_job_that_is_replaced_ends_and_leaves_the_other_alone(begin: Begin, tmp_path: Path) -> None:
+    old, root = begin("old"), tmp_path / "root"
+    wait_until(lambda: len(durable(root)) > 1)
+    new = begin("new", "train", 60)
+    assert old.wait(PATIENCE) == FENCED, old.tail()
+    assert old.processes() == []
+    assert new.wait(PATIENCE) == 0, new.tail()
+    assert len(starts(tmp_path, "old")) == len(starts(tmp_path, "new")) == 1
+    assert claims(root) == ["g0001.json", "g0002.json"]
+    log = old.log.read_text()
+    assert "another job has claimed the checkpoint root" in log and "restarted" not in log
+
+
+def test_a_job_that_was_stopped_while_it_was_replaced_finds_out(begin: Begin, tmp_path: Path) -> None:
+    old, root = begin("old"), tmp_path / "root"
+    wait_until(lambda: len(durable(root)) > 1)
+    stopped = old.processes()
+    for process in stopped:
+        os.kill(process, signal.SIGSTOP)
+    new = begin("new", "train", 60)
+    assert new.wait(PATIENCE) == 0, new.tail()
+    for process in stopped:
+        os.kill(process, signal.SIGCONT)
+    assert old.wait(PATIENCE) == FENCED, old.tail()
+    assert old.processes() == []
+    assert claims(root) == ["g0001.json", "g0002.json"]
+    assert len(starts(tmp_path, "new")) == 1
+
+
+def test_a_script_that_always_fails_at_one_place_ends_with_its_traceback(
+    begin: Begin, tmp_path: Path
+) -> None:
+    job, began = begin("job", "fail"), time.monotonic()
+    assert job.wait(PATIENCE) == 1
+    print(f"ended after {time.monotonic() - began:.1f} s")
+    assert 2 <= len(starts(tmp_path, "job")) <= 3
+    assert job.log.read_text().rstrip().endswith("\nValueError: this script is wrong")
+
+
+def test_an_error_before_the_first_commit_ends_the_job_at_once(begin: Begin, tmp_path: Path) -> None:
+    job = begin("job", "constructor")
+    assert job.wait(PATIENCE) == 1
+    log = job.log.read_text()
+    assert log.rstrip().endswith("got an unexpected keyword argument 'biass'")
+    assert log.count("restarted") == 0 and not (tmp_path / "root").exists()
+
+
+def test_a_script_that_crashes_at_one_place_is_not_restarted_for_ever(begin: Begin, tmp_path: Path) -> None:
+    job = begin("job", "abort", 100, "--max-restarts", "1")
+    assert job.wait(PATIENCE) == 1
+    assert "1 restarts in a row have brought no progress" in job.log.read_text()
+    assert len(starts(tmp_path, "job")) == 6  # commits are made at each
