@@ -128,9 +128,9 @@ signal.pause()
     member = int(started.stdout.readline())
     if leader_dies_first:
         processes.kill(started.pid)
-        started.wait()
+        until(lambda: started.poll() is not None, "its end")
         assert is_alive(member)
-    processes.kill_group(started.pid)
+    started.kill_group()
     gone(member)
     assert started.wait() == -signal.SIGKILL
     started.stdout.close()
@@ -140,7 +140,7 @@ def test_killing_what_is_gone_is_no_error() -> None:
     started = processes.start([sys.executable, "-c", "pass"], environment())
     started.wait()
     processes.kill(started.pid)
-    processes.kill_group(started.pid)
+    started.kill_group()
 
 
 def test_processes_are_found_and_killed_by_their_mark() -> None:
