@@ -18,7 +18,7 @@ from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.discovery import rests
 from hvdrecover.events import Events
-from hvdrecover.launch import deaths, horovodrun, processes, restarts, ssh
+from hvdrecover.launch import deaths, horovodrun, private, processes, restarts, ssh
 from hvdrecover.launch.guardians import Guardian, Guardians
 from hvdrecover.launch.messages import Message
 from hvdrecover.launch.restarts import Attempt, Outcome
@@ -33,7 +33,6 @@ _ANSWERS = 3.0  # seconds for guardians to say where ranks are
 _LINGERING = 60.0  # seconds for horovodrun to end when the training is finished and all guardians have gone
 _HEARSAY = 10.0  # seconds for the rank that has met an error to tell of it, when others have
 _LAST_WORDS = 1.0  # seconds for guardians to obey before all is killed
-_MARK = "HVDRECOVER_START"
 _REPORTS = "failing-hosts"  # hosts on which slots were given up or diverged, so that discovery lets them rest
 
 
@@ -77,7 +76,7 @@ class Supervisor:
         self._clock = clock
         self._events = Events(config.events, config.host, clock)
         self._events.rank = -1
-        self._mark = f"{_MARK}={secrets.token_hex(16)}"
+        self._mark = f"{private.MARK}={secrets.token_hex(16)}"
         self._attempts: list[Attempt] = []
         self._leaving = False
         self._stall: Stall | None = None
@@ -142,8 +141,9 @@ class Supervisor:
         self._attempts.append(attempt)
         self._events.emit("start", attempt=attempt.number, command=self._command)
         name, _, value = self._mark.partition("=")
+        how = "mpi" if self._settings.options.mpi else "gloo"
         self._driver = driver = processes.start(
-            [sys.executable, "-m", "hvdrecover.launch.driver", *arguments],
+            [sys.executable, "-m", "hvdrecover.launch.driver", how, *arguments],
             {
                 **os.environ,
                 **self._settings.environ,

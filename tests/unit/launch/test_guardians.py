@@ -13,7 +13,6 @@ from hvdrecover.launch.link import Link
 from hvdrecover.launch.messages import Message
 from tests.unit.launch.children import child, descriptors, line, until
 
-
 FAULT: Message = {
     "kind": "fault",
     "fault": "crash",
