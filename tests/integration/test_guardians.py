@@ -20,10 +20,10 @@ from tests.integration.test_kill_and_resume import assert_each_sample_once
 SECRET = "a-key-that-nobody-else-may-see"
 
 
-def assert_private(job: Job) -> None:
+def assert_private(job: Job, size: int = 2) -> None:
     """The token and the user's secret have come to all guardians, and stand on no command line here."""
     guardians = running(job, "hvdrecover", "worker")
-    assert len(guardians) == 2
+    assert len(guardians) == size
     for guardian in guardians:
         variables = dict(word.split(b"=", 1) for word in words(guardian, "environ") if b"=" in word)
         assert variables[b"AWS_SECRET_ACCESS_KEY"] == SECRET.encode()
