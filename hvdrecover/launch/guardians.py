@@ -147,7 +147,7 @@ class Guardians:
         self._rests_until = self._clock.monotonic() + _REST
 
     def _read(self, source: Link) -> None:
-        for message in source.receive():
+        for message in source.arriving():
             if source in self._known:
                 self._take(self._known[source], message)
             elif source not in self._strangers or not self._welcome(source, message):

@@ -6,6 +6,7 @@ import contextlib
 import hmac
 import json
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 from hvdrecover.launch import messages
@@ -64,28 +65,35 @@ class Link:
 
     def receive(self) -> list[Message]:
         """The messages that have come; call it when there is something to read."""
+        return list(self.arriving())
+
+    def arriving(self) -> Iterator[Message]:
+        """As `receive`, one by one: the first may tell that the other side is known."""
         try:
             data = self._connection.recv(1 << 16)
         except BlockingIOError:
-            return []
+            return
         except OSError:
             data = b""
         if not data:
             self.close()
-            return []
-        found = [self._read(line) for line in self._lines(data)]
-        return [message for message in found if isinstance(message, dict)] if self.is_open else []
-
-    def _lines(self, data: bytes) -> list[bytes]:
-        """The lines that are complete; one that is too long to be kept is skipped, or closes the link."""
+            return
         *lines, self._pending = (self._pending + data).split(b"\n")
-        if self._skips and lines:
-            self._skips, lines = False, lines[1:]
+        for line in lines:
+            message = None if self._skips else self._read(line)
+            self._skips = False
+            if not self.is_open:
+                return
+            if isinstance(message, dict):
+                yield message
+        self._bound()
+
+    def _bound(self) -> None:
+        """Do not keep a line that is too long: skip what comes of it, or close the link."""
         if self._skips or len(self._pending) > (_LONGEST if self.known else _LONGEST_GREETING):
             self._skips, self._pending = True, b""
             if not self.known:
                 self.close()
-        return lines
 
     def _read(self, line: bytes) -> Any:
         try:

@@ -4,9 +4,11 @@ import selectors
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
+from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.launch import link
 from hvdrecover.launch.guardians import Guardian, Guardians
 from hvdrecover.launch.link import Link
@@ -31,10 +33,11 @@ class Supervisor:
     greeting: list[Message] = field(default_factory=list)
     heard: list[tuple[str, int | None, Message]] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    clock: Any = SYSTEM_CLOCK
 
     def __post_init__(self) -> None:
         self.selector = selectors.DefaultSelector()
-        self.guardians = Guardians(self.selector, self._hear, self._lost, lambda: self.greeting)
+        self.guardians = Guardians(self.selector, self._hear, self._lost, lambda: self.greeting, self.clock)
 
     def _hear(self, guardian: Guardian, message: Message) -> None:
         self.heard.append((guardian.host, guardian.slot, message))
@@ -148,6 +151,7 @@ def test_a_stranger_that_says_nothing_is_told_nothing_and_missed_by_nobody(super
 def test_a_guardian_that_is_killed_is_lost(supervisor: Supervisor) -> None:
     code = """
 import signal, sys
+from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.launch import link
 kept = link.connect("127.0.0.1", int(sys.argv[1]), sys.argv[2], name="h7", slot=0)
 print(flush=True)
