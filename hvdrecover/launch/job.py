@@ -77,17 +77,20 @@ class Job:
                 f"the job still runs after {timeout} s; its log ends with\n{self.tail()}"
             ) from None
 
-    def kill(self) -> list[int]:
+    def kill(self, patience: float = 30.0) -> list[int]:
         """SIGKILL the launcher and everything that it started, until all of it is gone.
+
+        Args:
+            patience: seconds to wait for the end of what was killed.
 
         Returns:
             The processes that can't be killed, which are named and left.
         """
         if self._launcher.poll() is None:
             self._launcher.kill()
-        left = processes.kill_marked(self._mark)
+        left = processes.kill_marked(self._mark, patience)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._launcher.wait(processes.PATIENCE)
+            self._launcher.wait(min(patience, processes.PATIENCE))
         if left:
             logger.error("%s can't be killed, as a disk hangs perhaps: left", processes.named(left))
         return left
