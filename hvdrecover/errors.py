@@ -22,6 +22,7 @@
     │   │   └── OvertakenError      a later generation of this very job has
     │   └── FlushTimeoutError       a commit did not become durable in time
     ├── RecoveryError               the ranks could not agree on a state to go on from
+    │   ├── NoProgressError         they have come back to one commit again and again
     │   ├── MeetingError            a rank was lost while the ranks met
     │   ├── RemovedError            this host is no longer part of the job
     │   └── StoppedError            another rank has met an error that stops this one, too
@@ -195,6 +196,60 @@ class FlushTimeoutError(CheckpointError, TimeoutError):
 
 class RecoveryError(HvdrecoverError):
     """The ranks could not agree on a state to go on from."""
+
+
+class NoProgressError(RecoveryError):
+    """The ranks have come back to one commit again and again, and nobody was lost: it would go on for ever.
+
+    Attributes:
+        commit: its number.
+        steps: how many steps beyond it were reached.
+        rollbacks: how often in a row they have come back since.
+        reason: what the last collective failed with on this rank.
+        rank: the rank that the others waited for, or None if none is known.
+        seconds: for how long that one had shown no progress.
+        limit: for how many seconds ranks wait for one that shows none; 0 if that isn't known.
+        where: the line of the user's own that it came to then, if that is known.
+    """
+
+    def __init__(
+        self,
+        *,
+        commit: int,
+        steps: int,
+        rollbacks: int,
+        reason: str,
+        rank: int | None = None,
+        seconds: float = 0.0,
+        limit: int = 0,
+        where: str = "",
+    ) -> None:
+        head = (
+            f"commit {commit}: the ranks have rolled back {rollbacks} times in a row without getting farther "
+            f"than {steps} steps beyond it, though none of them was lost"
+        )
+        if rank is None:
+            cause = (
+                f"The last collective failed with: {reason}\nIf all ranks call it alike, and the network is "
+                "sound, look for a rank that is busy for too long, and put that into "
+                "`with recover.paused():`, on all ranks."
+            )
+        else:
+            waits = f", longer than the {limit} s that the others wait" if limit else ""
+            cause = (
+                f"Rank {rank} was busy for {seconds:.0f} s{f' before {where}' if where else ''}{waits}. Put "
+                "what takes so long into `with recover.paused():`, on all ranks, or give a longer "
+                "--hang-timeout."
+            )
+        super().__init__(f"{head}. {cause}")
+        self.commit = commit
+        self.steps = steps
+        self.rollbacks = rollbacks
+        self.reason = reason
+        self.rank = rank
+        self.seconds = seconds
+        self.limit = limit
+        self.where = where
 
 
 class MeetingError(RecoveryError):

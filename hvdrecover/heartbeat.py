@@ -20,6 +20,7 @@ from typing import Any
 from hvdrecover import errors
 
 SIZE = mmap.PAGESIZE
+_PATIENCE = 2.0  # seconds for a guardian to hear of something
 
 
 class Phase(IntEnum):
@@ -63,8 +64,10 @@ class _Field(IntEnum):
     DIVERGED = 13  # how often its parameters were not those of most ranks
     LONGEST_BEGINNING = 14  # seconds: longest time without progress in a beginning that came to its commit
     STALL_BEGINNING = 15
-    CHANGED = 16  # commits of the whole run at which the state had changed
-    AGREED = 17  # the same when the ranks agreed on a state last
+    JUDGED = 16  # seconds: `LONGEST` when the guardian has looked last
+    JUDGED_BEGINNING = 17  # the same of `LONGEST_BEGINNING`
+    CHANGED = 18  # commits of the whole run at which the state had changed
+    AGREED = 19  # the same when the ranks agreed on a state last
 
 
 _STAMP, _LONGEST, _PHASE = _Field.STAMP, _Field.LONGEST, _Field.PHASE
@@ -172,6 +175,17 @@ class Page:
     def allow_stalls(self, training: int, beginning: int) -> None:
         """Say how long ranks may wait for one that says nothing, in these phases; 0 for ever."""
         self.counts[_Field.STALL], self.counts[_Field.STALL_BEGINNING] = training, beginning
+
+    def judged_by(self, reading: Reading) -> None:
+        """Say that the guardian has judged by these longest times."""
+        self.seconds[_Field.JUDGED] = reading.longest
+        self.seconds[_Field.JUDGED_BEGINNING] = reading.longest_beginning
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the guardian has judged by the longest times that are known."""
+        pairs = ((_Field.JUDGED, _LONGEST), (_Field.JUDGED_BEGINNING, _Field.LONGEST_BEGINNING))
+        return all(self.seconds[judged] >= self.seconds[known] for judged, known in pairs)
 
 
 _page = Page(bytearray(SIZE))
@@ -302,6 +316,18 @@ def longest() -> tuple[float, float]:
 def has_seen(longest: float, longest_beginning: float) -> None:
     """Note times without progress that another rank has seen."""
     _page.has_seen(longest, longest_beginning)
+
+
+def read() -> Reading:
+    """What this process's page says."""
+    return _page.read()
+
+
+def await_guardian() -> None:
+    """Wait until the guardian has heard of the longest times; it looks several times a second."""
+    deadline = time.monotonic() + _PATIENCE
+    while watched() and not _page.is_judged and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def diverged() -> None:

@@ -6,6 +6,7 @@ what it found broken. A commit is leased while it is read; see `hvdrecover.check
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Collection
 
@@ -29,6 +30,7 @@ from hvdrecover.errors import (
 
 Skipped = Callable[[CommitId, str, CheckpointError | None], None]
 """Told of a commit that is passed over: which, why, and the error unless it was merely never completed."""
+_FAILED = "the job has failed right after it was loaded, more than once in the same way"
 _LOST = "its commits are gone from the root"
 _NEVER_COMPLETED = "it has no manifest, so it was never completed, or is being deleted"
 _WITHOUT_A_LOOK = 1 << 26  # bytes; a larger file's header is checked before memory is taken for all of it
@@ -72,7 +74,11 @@ def read_commit(
 
 
 def read_newest(
-    storage: Storage, skipped: Skipped, only: Collection[str] | None = None, clock: Clock = SYSTEM_CLOCK
+    storage: Storage,
+    skipped: Skipped,
+    only: Collection[str] | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    order: Callable[[list[CommitId]], list[CommitId]] = lambda commits: commits,
 ) -> Snapshot | None:
     """Read the newest commit that verifies. Storage that fails is tried again for some seconds.
 
@@ -83,6 +89,7 @@ def read_newest(
         skipped: told of each commit that is passed over.
         only: see `read_commit`; only these tensors are verified.
         clock: for the lease, and for pauses between attempts.
+        order: takes the commits, newest first, and gives them in the order in which to try them.
 
     Returns:
         The commit, or None if the root holds none that was completed.
@@ -95,7 +102,7 @@ def read_newest(
     again = retrying(clock)
     reasons: dict[str, str] = {}
     unread: StorageError | None = None
-    for commit in again(root.commits, storage):
+    for commit in order(again(root.commits, storage)):
         try:
             return again(read_commit, storage, commit, only, clock)
         except CorruptCheckpointError as error:
@@ -121,12 +128,17 @@ def _is_no_commit(storage: Storage, commit: CommitId, error: CorruptCheckpointEr
     return isinstance(error, IncompleteCommitError) or not root.is_complete(storage, commit)
 
 
-def load_newest(store: Store) -> Snapshot | None:
+def load_newest(store: Store, suspects: Collection[str] = ()) -> Snapshot | None:
     """Read the newest commit that verifies, for a job that goes on from it.
 
     Broken commits on the way are marked as quarantined, each with one line that says why. One that is marked
     is verified again: if it has been repaired, the mark is taken away. One that can't be read at present is
     not marked.
+
+    Args:
+        store: the root.
+        suspects: names of commits from which the job has failed. They are passed over and marked; but if
+            there are no others, the oldest is better than to start afresh.
 
     Returns:
         The commit, or None if the root has never held a durable one.
@@ -145,7 +157,15 @@ def load_newest(store: Store) -> Snapshot | None:
             except StorageError as failure:
                 store.events.emit("write_failed", str(failure), level=logging.WARNING, commit=commit.name)
 
-    snapshot = read_newest(store.storage, skipped, clock=store.clock)
+    def without_suspects(commits: list[CommitId]) -> list[CommitId]:
+        last = [commit for commit in commits if commit.name in suspects]
+        for commit in last:
+            _say(store, commit.name, _FAILED, f"passing over {commit}, which is suspect: {_FAILED}")
+            with contextlib.suppress(StorageError):  # to read goes before to mark
+                root.suspect(store.storage, commit, _FAILED, store.clock)
+        return [commit for commit in commits if commit.name not in suspects] + last[::-1]
+
+    snapshot = read_newest(store.storage, skipped, clock=store.clock, order=without_suspects)
     if snapshot is None:
         lost = {f"generation {generation}": _LOST for generation in _lost(store, 0)}
         if lost:

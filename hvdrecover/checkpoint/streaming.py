@@ -1,10 +1,10 @@
-"""Copying much memory at the speed of the memory itself."""
+"""Copying and comparing much memory at the speed of the memory itself."""
 
 from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -12,6 +12,9 @@ import numpy as np
 
 Span = tuple[int, int, int]
 """Addresses of a target and a source that don't overlap, and the number of bytes."""
+
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 _WORTH_A_THREAD = 1 << 25  # bytes
 _PIECE = 1 << 22  # bytes; a multiple of a cache line, as pieces must not share one
@@ -32,8 +35,7 @@ except ImportError:  # the package was installed without a C compiler
 def copy(spans: Sequence[Span]) -> None:
     """Copy spans of memory; done on return.
 
-    One core can't use all of the memory's bandwidth, so a large copy is done on two. Each takes piece after
-    piece: neither waits long for the other, even if that is kept from its core.
+    A large copy is done on two threads; see `_on_two`.
     """
     if sum(nbytes for _, _, nbytes in spans) < _WORTH_A_THREAD:
         _copy(_packed(spans))
@@ -45,10 +47,42 @@ def copy(spans: Sequence[Span]) -> None:
             while True:
                 _copy(left.popleft())
 
+    _on_two(copy_what_is_left)
+
+
+def equal(spans: Sequence[Span]) -> bool:
+    """Compare spans of memory, bit for bit; stop soon after the first difference."""
+    left = deque(pieces(spans))
+
+    def compare_what_is_left() -> None:
+        with suppress(IndexError):
+            while True:
+                if not _is_equal(left.popleft()):
+                    left.clear()
+                    differ.append(True)
+
+    differ: list[bool] = []
+    if sum(nbytes for _, _, nbytes in spans) < _WORTH_A_THREAD:
+        compare_what_is_left()
+    else:
+        _on_two(compare_what_is_left)
+    return not differ
+
+
+def _on_two(work: Callable[[], None]) -> None:
+    """Do it on two threads, as one core can't use all of the memory's bandwidth.
+
+    Each takes piece after piece: neither waits long for the other, even if that is kept from its core.
+    """
     with ThreadPoolExecutor(1, "hvdrecover-copy") as pool:
-        other = pool.submit(copy_what_is_left)
-        copy_what_is_left()
+        other = pool.submit(work)
+        work()
         other.result()
+
+
+def _is_equal(spans: bytes) -> bool:
+    triples = np.frombuffer(spans, dtype=np.uint64).reshape(-1, 3).tolist()
+    return not any(_memcmp(target, source, nbytes) for target, source, nbytes in triples)
 
 
 def pieces(spans: Sequence[Span]) -> Iterator[bytes]:

@@ -110,7 +110,10 @@ def add_drill(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Drill a script; 0 if it recovers and nothing that was asked for is missed, else 1."""
+    """Drill a script; 0 if it recovers and nothing that was asked for is missed, else 1.
+
+    Rank-local state that is another rank's after a recovery is no failure, unless that is asked for.
+    """
     from hvdrecover.cli import documents, tables
     from hvdrecover.drill import document, slo
     from hvdrecover.drill.advice import Rates, advise
@@ -247,6 +250,9 @@ def _table(outcome: Outcome, advice: list[Advice], missed: Mapping[str, str]) ->
             for each in outcome.findings
         )
         parts.append(section("broken rules", Group(*broken)))
+    if (own := outcome.rank_local) is not None:
+        words = plain(own.message), Text(f"  What to do: {own.rule.remedy}", "dim")
+        parts.append(section("rank-local state", Group(*words)))
     named: dict[str, Mapping[str, str]] = {
         "missed": missed,
         "what to set": {each.topic: each.text for each in advice},
@@ -265,11 +271,9 @@ def _facts(outcome: Outcome) -> RenderableType:
     numbers = outcome.numbers
     compared = sum(result.compared for result in outcome.results)
     facts = pairs({})
-    recovers = outcome.recovers
-    facts.add_row(
-        "verdict",
-        Text("recovers" if recovers else "does not recover", "bold green" if recovers else "bold red"),
-    )
+    clean = outcome.rank_local is None
+    colour = ("green" if clean else "yellow") if outcome.recovers else "red"
+    facts.add_row("verdict", Text(outcome.verdict, f"bold {colour}"))
     facts.add_row("folder", plain(str(outcome.folder)))
     facts.add_row("compared", f"{compared} commits with those of the undisturbed run, bit by bit")
     for unproven in dict.fromkeys(each.unproven for each in outcome.results if each.unproven):

@@ -29,6 +29,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _STYLES = {
     "quarantined": "red",
+    "suspect": "yellow",
     "broken": "red",
     "newer format": "red",
     "incomplete": "yellow",

@@ -68,7 +68,7 @@ class Probe:
             entries = catalog.entries(self._storage)
         except UnknownCommitError:  # nothing yet
             entries = []
-        usable = [entry for entry in entries if entry.state in ("complete", "finished") and entry.manifest]
+        usable = [entry for entry in entries if entry.is_whole and entry.manifest]
         newest = None
         if usable and (manifest := usable[0].manifest) is not None:
             newest = {

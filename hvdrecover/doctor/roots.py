@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hvdrecover.checkpoint.inspection.catalog import WHOLE
 from hvdrecover.checkpoint.settings import Keep
 from hvdrecover.doctor.findings import Finding, failure, ok, skipped, warning
 
@@ -25,7 +26,7 @@ def judge_root(found: Mapping[str, Any], now: float) -> Finding:
     if not counts:
         claimed = f", and claimed by generation {found['claim']}" if found["claim"] else ""
         return ok(ROOT, f"{url}: no commits yet{claimed}", **facts)
-    others = {state: count for state, count in counts.items() if state not in ("complete", "finished")}
+    others = {state: count for state, count in counts.items() if state not in WHOLE}
     listed = ", ".join(f"{count} {state}" for state, count in counts.items())
     if newest is None:
         remedy = f"Look at it with `hvdrecover verify {url}`, and repair it or name another root."

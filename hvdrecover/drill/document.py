@@ -24,6 +24,8 @@ def of(outcome: Outcome, advice: Sequence[Advice], missed: Mapping[str, str]) ->
     return {
         "folder": str(outcome.folder),
         "recovers": outcome.recovers,
+        "verdict": outcome.verdict,
+        "rank_local": _finding(outcome.rank_local) if outcome.rank_local is not None else None,
         "seed": outcome.schedule.seed,
         "processes": outcome.schedule.processes,
         "findings": [_finding(finding) for finding in outcome.findings],
@@ -65,6 +67,7 @@ def _run(result: Result) -> Mapping[str, Any]:
         "struck": [_struck(each) for each in result.struck],
         "missed": [strike.fault for strike in result.missed],
         "findings": [_finding(finding) for finding in result.findings],
+        "rank_local": sorted(result.rank_local.names),
     }
 
 

@@ -157,6 +157,7 @@ class Drill:
             struck=disturbance.struck,
             missed=disturbance.missed,
             findings=[*findings, *self._of_script(told), *self._of_machine(run, disturbance)],
+            rank_local=script.replaced(clean, told),
             compared=script.compared(clean, told),
             samples_lost=script.samples_lost(clean, told),
             left=temporary.left(run.folder / "tmp"),

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from hvdrecover.drill.advice import Measured
+from hvdrecover.drill.checks.rank_local import RankLocal
 from hvdrecover.drill.checks.rules import Finding
 from hvdrecover.drill.checks.temporary import Left
 from hvdrecover.drill.runs import Run
@@ -14,6 +16,8 @@ from hvdrecover.drill.schedule import Schedule, Strike
 from hvdrecover.drill.slo import Numbers
 from hvdrecover.reporting.records import Log
 from hvdrecover.reporting.summary import Report
+
+Verdict = Literal["recovers", "recovers, but for rank-local state", "does not recover"]
 
 
 @dataclass
@@ -46,6 +50,7 @@ class Result:
         struck: its faults.
         missed: faults for which the run was over too early.
         findings: the rules that it has broken.
+        rank_local: state of a rank's own that was another rank's after a recovery.
         compared: number of commits that were compared with the undisturbed run's, bit by bit.
         samples_lost: samples that were lost or repeated.
         left: what is left in its folder for temporary files, also of processes that were killed.
@@ -58,6 +63,7 @@ class Result:
     struck: list[Struck] = field(default_factory=list)
     missed: list[Strike] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    rank_local: RankLocal = field(default_factory=RankLocal)
     compared: int = 0
     samples_lost: int = 0
     left: Left = field(default_factory=Left)
@@ -103,9 +109,23 @@ class Outcome:
                 (r.report.goodput for r in self.results if r.report.goodput is not None), default=None
             ),
             samples_lost=sum(result.samples_lost for result in self.results),
+            rank_local=max((len(result.rank_local.names) for result in self.results), default=0),
         )
 
     @property
     def recovers(self) -> bool:
-        """The verdict."""
+        """Whether the script recovers, rank-local state apart."""
         return not self.findings and any(result.struck for result in self.results)
+
+    @property
+    def rank_local(self) -> Finding | None:
+        """The rank-local state that was another rank's after a recovery, in the first run with most of it."""
+        most = max((each.rank_local for each in self.results), key=lambda each: len(each.names), default=None)
+        return most.finding if most is not None else None
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict in words."""
+        if not self.recovers:
+            return "does not recover"
+        return "recovers, but for rank-local state" if self.rank_local is not None else "recovers"

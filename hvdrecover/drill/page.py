@@ -5,6 +5,7 @@ from __future__ import annotations
 from hvdrecover.drill import document
 from hvdrecover.drill.advice import Advice
 from hvdrecover.drill.checks import rules
+from hvdrecover.drill.checks.rules import Finding
 from hvdrecover.drill.faults import FAULTS
 from hvdrecover.drill.forecast import Forecast
 from hvdrecover.drill.outcome import Outcome, Result
@@ -33,7 +34,8 @@ def page(command: str, outcome: Outcome, advice: list[Advice], forecasts: list[F
         forecasts: goodput of real jobs.
     """
     struck = sum(len(result.struck) for result in outcome.results)
-    verdict = Badge("recovers", "good") if outcome.recovers else Badge("does not recover", "bad")
+    clean = outcome.rank_local is None
+    verdict = Badge(outcome.verdict, ("good" if clean else "neutral") if outcome.recovers else "bad")
     runs = len(outcome.results)
     return Page(
         title=f"Drill of {command}",
@@ -43,6 +45,7 @@ def page(command: str, outcome: Outcome, advice: list[Advice], forecasts: list[F
         figures=_figures(outcome, struck),
         sections=[
             Section("Rules", _rules(outcome)),
+            *([_rank_local(own)] if (own := outcome.rank_local) is not None else []),
             Section("Time to recover", [_times(outcome)]),
             *(
                 Section(f"Run {number}", _run(result, number))
@@ -89,6 +92,10 @@ def _rules(outcome: Outcome) -> list[Block]:
         seen = [[finding.rule.name, finding.message, finding.rule.remedy] for finding in broken.values()]
         blocks.insert(0, Table("Rules that were broken", columns, seen, cards=True))
     return blocks
+
+
+def _rank_local(finding: Finding) -> Section:
+    return Section("Rank-local state", [Paragraphs([f"{finding.message}.", finding.rule.remedy])])
 
 
 def _times(outcome: Outcome) -> Block:

@@ -5,6 +5,7 @@ recovery_seconds = 30.0  # the longest from a fault until all ranks step again
 steps_lost = 50          # the most steps that may have to be repeated, in all
 goodput = 0.5            # the least share of the time in committed steps, of the runs with faults
 samples_lost = 0         # samples of an epoch that may be lost or repeated
+rank_local = 0           # tensors and values of a rank that may be another rank's after a recovery
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Numbers:
         steps_lost: steps that were repeated.
         goodput: the least of all runs with faults, from 0 to 1.
         samples_lost: samples that were lost or repeated.
+        rank_local: tensors and values of a rank that were another rank's after a recovery.
     """
 
     stall_seconds: float | None = None
@@ -34,6 +36,7 @@ class Numbers:
     steps_lost: float | None = None
     goodput: float | None = None
     samples_lost: float | None = None
+    rank_local: float | None = None
 
 
 def load(path: Path) -> Numbers:

@@ -86,9 +86,10 @@ class Made(Line):
         steps: steps since the last one.
         batches: recorded batches since the last one.
         loss: mean of those that the rank was told since the last one; None if it was told none.
-        tensors: attribute to name to digest; empty on ranks other than 0.
+        tensors: attribute to name to digest.
         values: attribute to what it is apart from tensors.
-        samplers: attribute to cursor.
+        buffers: attribute of a model or the like to names of tensors that each rank has its own of.
+        samplers: attribute to cursor; empty on ranks other than 0.
     """
 
     made: int
@@ -97,6 +98,7 @@ class Made(Line):
     loss: float | None = None
     tensors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     values: Mapping[str, Json] = field(default_factory=dict)
+    buffers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     samplers: Mapping[str, Json] = field(default_factory=dict)
 
 

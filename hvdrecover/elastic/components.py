@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,11 +99,15 @@ class Copier:
             arena = arenas.get(name)
             if part.layout != (None if arena is None else arena.layout):
                 return False
-        return all(self._holds(arena, parts[name]) for name, arena in arenas.items())
+        return self._framework.equal(self._pairs(parts, arenas))
 
-    def _holds(self, arena: Arena, part: Part) -> bool:
-        views = self._views_of(arena, part)
-        return all(self._framework.equals(part.tensors[place], views[place]) for place in part.smallest_first)
+    def _pairs(
+        self, parts: Mapping[str, Part], arenas: Mapping[str, Arena]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        for name, arena in arenas.items():
+            part, views = parts[name], self._views_of(arena, parts[name])
+            for place in part.smallest_first:
+                yield part.tensors[place], views[place]
 
     def _renewed(self, name: str, tree: Tree) -> Part | None:
         """Take a tree apart that is like the last one of this name; None if it isn't."""

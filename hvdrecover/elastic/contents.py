@@ -12,7 +12,7 @@ from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.data.order import SampleOrder
 from hvdrecover.elastic.components import Copier, Part, rebuild
-from hvdrecover.elastic.interfaces import Framework
+from hvdrecover.elastic.interfaces import Framework, Kept
 from hvdrecover.errors import ConfigError, CorruptCheckpointError, MismatchError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -23,7 +23,7 @@ class Present:
     """What the attributes hold, taken apart but not copied.
 
     Attributes:
-        parts: by attribute name, all but the samplers.
+        parts: by attribute name, all but the samplers; with what is kept beside the attributes.
         cursors: the samplers' cursors by attribute name, as JSON.
     """
 
@@ -68,6 +68,7 @@ class Contents:
         self._on_iterate = on_iterate
         self.on_record: Callable[[SampleOrder, int], None] | None = None
         self.values: dict[str, Any] = {}
+        self._kept: dict[str, Kept] = {}
         for name, value in values.items():
             if name in reserved or name.startswith("_") or not _NAME.fullmatch(name):
                 raise ConfigError(
@@ -82,6 +83,15 @@ class Contents:
             value.order.on_iterate = self._on_iterate
             value.order.on_record = self._recorded
 
+    def keep(self, name: str, part: Kept) -> None:
+        """Have something beside the attributes be part of each commit.
+
+        Args:
+            name: begins with an underscore, as no attribute's does.
+            part: gives its tree at a commit, and takes it when one is loaded.
+        """
+        self._kept[name] = part
+
     @property
     def orders(self) -> dict[str, SampleOrder]:
         """The sample orders of all samplers, by attribute name."""
@@ -95,6 +105,10 @@ class Contents:
     def components(self) -> dict[str, Any]:
         """What holds training state of its own, by attribute name."""
         return {name: value for name, value in self.values.items() if self._framework.is_component(value)}
+
+    def rank_local(self) -> dict[str, set[str]]:
+        """Each component's tensors that a rank has its own of, such as running statistics."""
+        return {name: set(self._framework.rank_local(each)) for name, each in self.components().items()}
 
     def positions(self) -> dict[str, tuple[int, int]]:
         """Each sampler's epoch and cursor."""
@@ -111,6 +125,7 @@ class Contents:
             for name, value in self.values.items()
             if not is_sampler(value)
         }
+        trees |= {name: tree for name, part in self._kept.items() if (tree := part.tree()) is not None}
         cursors = {name: order.state_dict() for name, order in self.orders.items()}
         return Present(self._copier.take_apart(trees), cursors)
 
@@ -161,6 +176,7 @@ class Contents:
             raise CorruptCheckpointError(
                 where, f"the structure of the commit can't be read: {error}"
             ) from error
+        kept = {name: trees.pop(name, None) for name in self._kept}
         fitting, misfits = self._fit_trees(trees)
         places, misplaced = self._fit_cursors(cursors)
         differences = sorted([*self._missing({*trees, *cursors}), *misfits, *misplaced])
@@ -168,6 +184,8 @@ class Contents:
             raise MismatchError(where, differences)
         try:
             self._apply(fitting, places, give)
+            for name, tree in kept.items():
+                self._kept[name].load(tree)
         except Exception as error:
             raise MismatchError(where, [f"an attribute refused what the commit holds: {error}"]) from error
         return differences

@@ -6,7 +6,7 @@ in the same order. `Framework` may be called at any time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -75,8 +75,12 @@ class Framework(Protocol):
     def copy_out(self, tensors: Sequence[Tensor], views: Sequence[Tensor]) -> None:
         """Copy tensors into views of an arena; done on return."""
 
-    def equals(self, tensor: Tensor, view: Tensor) -> bool:
-        """Whether a tensor holds the very bits of a view of an arena of the same dtype and shape."""
+    def equal(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> bool:
+        """Whether tensors hold the very bits of views of arenas, each of the same dtype and shape.
+
+        Args:
+            pairs: a tensor and a view each; those that come first are looked at first.
+        """
 
     def tree(self, component: Component) -> Tree:
         """The component's state; its tensors may share the component's memory."""
@@ -131,6 +135,16 @@ class Framework(Protocol):
 
     def set_generators(self, states: Any) -> None:
         """Set what `generators` gave; generators that this process lacks are left out."""
+
+
+class Kept(Protocol):
+    """Something that is part of each commit and not an attribute of the state, such as Keras callbacks."""
+
+    def tree(self) -> Tree | None:
+        """The state to keep; None leaves it out of the commit."""
+
+    def load(self, tree: Tree | None) -> None:
+        """Take what a commit holds, or None if it holds nothing; what is kept of its tensors is copied."""
 
 
 class Writer(Protocol):

@@ -65,9 +65,14 @@ def _tell_modules() -> None:
         heartbeat.tell(modules=[name for name, module in sys.modules.items() if _is_library(name, module)])
 
 
+def is_library(file: str) -> bool:
+    """Whether a file of Python code is not the user's own."""
+    return file.startswith(("<", *_LIBRARIES))
+
+
 def _is_library(name: str, module: Any) -> bool:
     """Whether a module can be imported before the script runs: it is not part of the script."""
     spec = getattr(module, "__spec__", None)
     if spec is None or name == "__main__":
         return False
-    return spec.origin in ("built-in", "frozen") or str(spec.origin).startswith(_LIBRARIES)
+    return spec.origin in ("built-in", "frozen") or is_library(str(spec.origin))

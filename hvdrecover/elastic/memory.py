@@ -52,6 +52,7 @@ class Memory:
         *,
         in_flight: Snapshot | None,
         finished: bool = False,
+        unchanged: bool = False,
     ) -> Snapshot:
         """Copy the present state under a commit's identity.
 
@@ -62,11 +63,15 @@ class Memory:
             world_size: number of ranks.
             in_flight: the snapshot that is being written and must not change, if any.
             finished: whether the training function has returned.
+            unchanged: whether the newest commit has the same tensors, so that none has to be copied.
         """
-        reuse = self._room(in_flight)
         self.attempt = commit
-        self.newest = None  # an interrupted copy must not pass for a commit
-        arenas = self._contents.copy(present, reuse)
+        if unchanged and self.newest is not None:
+            arenas = dict(self.newest.arenas)
+        else:
+            reuse = self._room(in_flight)
+            self.newest = None  # an interrupted copy must not pass for a commit
+            arenas = self._contents.copy(present, reuse)
         state = {**present.state(), "random": random}
         self.newest = Snapshot(
             commit, arenas, state, world_size, self._versions, finished, dataset=self._dataset

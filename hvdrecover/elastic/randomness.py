@@ -18,7 +18,7 @@ from hvdrecover.checkpoint import values
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.elastic.interfaces import Framework, World
 from hvdrecover.elastic.recovery import gather_json
-from hvdrecover.errors import ConfigError
+from hvdrecover.errors import ConfigError, CorruptCheckpointError
 
 Randomness = Literal["reseed", "store"]
 
@@ -90,13 +90,22 @@ class Generators:
             self.resume(kept, commit, rank)
 
     def resume(self, kept: Mapping[str, Json], commit: int, rank: int) -> None:
-        """Go to the stream that began at a commit."""
-        self.seed, self.number = int(kept["seed"]), int(kept.get("stream", commit))
-        state = kept["states"].get(str(rank)) if self._store else None
-        if state is None:
-            self._framework.seed(stream(self.seed, self.number, rank))
-        else:
-            self._framework.set_generators(values.decode(state))
+        """Go to the stream that began at a commit.
+
+        Raises:
+            CorruptCheckpointError: what the commit keeps is not what a generator can be set to.
+        """
+        try:
+            self.seed, self.number = int(kept["seed"]), int(kept.get("stream", commit))
+            state = kept["states"].get(str(rank)) if self._store else None
+            if state is None:
+                self._framework.seed(stream(self.seed, self.number, rank))
+            else:
+                self._framework.set_generators(values.decode(state))
+        except Exception as error:  # each framework has its own
+            raise CorruptCheckpointError(
+                f"commit {commit}", f"its random streams can't be set: {error!r}"
+            ) from error
 
     def _states(self) -> Json:
         return values.encode(self._framework.generators(), "rng")

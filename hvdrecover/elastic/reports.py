@@ -7,14 +7,18 @@ from hvdrecover.elastic.recovery import Agreement
 from hvdrecover.errors import StoppedError
 
 
-def agreed(agreement: Agreement, size: int, root: str, seconds: float) -> str:
-    """What the ranks go on from.
+def agreed(
+    agreement: Agreement, size: int, root: str, seconds: float, reached: tuple[int, int] = (0, 0)
+) -> str:
+    """Return what the ranks resume from, and what is done once more.
 
     Args:
         agreement: what they agreed on.
         size: number of ranks.
         root: the checkpoint root, without credentials.
         seconds: how long it took.
+        reached: how far the job had come, as far as is known: commits at which the state had changed, and
+            steps since.
     """
     commit, before = agreement.snapshot.id.commit, agreement.snapshot.world_size
     ranks = f"{size} rank{'s' if size > 1 else ''}"
@@ -22,9 +26,18 @@ def agreed(agreement: Agreement, size: int, root: str, seconds: float) -> str:
     line = {
         "initial": f"starting from the beginning on {ranks}",
         "durable": f"resumed from commit {commit} at {root} on {ranks} ({change})",
-        "memory": f"going on from commit {commit} in memory on {ranks}",
+        "memory": f"resuming from commit {commit} in memory on {ranks}",
     }[agreement.source]
-    return f"{line}; {seconds:.2f} s"
+    changed = agreement.snapshot.state["random"]["stream"]
+    return f"{line}{_repeated(reached[0] - changed, reached[1])}; {seconds:.2f} s"
+
+
+def _repeated(commits: int, steps: int) -> str:
+    if commits < 0 or not (commits or steps):
+        return ""
+    counted = [f"{commits} commit{'s' if commits > 1 else ''}"] if commits else []
+    counted += [f"{steps} step{'s' if steps > 1 else ''}"] if steps else []
+    return f"; {' and '.join(counted)} {'are' if commits + steps > 1 else 'is'} repeated"
 
 
 def finished(commit: CommitId, root: str) -> str:

@@ -10,6 +10,7 @@ from hvdrecover import heartbeat
 from hvdrecover.elastic import stopping
 from hvdrecover.elastic.guard.judge import RolledBack
 from hvdrecover.elastic.horovod import Fault, fault_of, notifications
+from hvdrecover.elastic.rollbacks import Rollbacks
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import MeetingError, RemovedError
 from hvdrecover.events import logger, show_on_terminal
@@ -51,11 +52,17 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
     result: Result | None = None
     reason: BaseException | None = None
     steps = 0
+    rollbacks = Rollbacks(state._world, state._events, state._clock)
     while True:
         try:
             if reason is not None:
                 _meet_again(state, reason, steps)
-            source = state.agree()
+                rollbacks.met()
+                state.on_reset()
+            if state._config.elastic:
+                rollbacks.compare()
+            source = state.agree(rollbacks.farthest)
+            rollbacks.agreed()
             if state.finished and source == "durable":
                 state.say_finished()
             else:
@@ -71,6 +78,7 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
             logger.warning("%s; this process leaves", error)
             raise stopping.Preempted() from None
         except (Exception, SystemExit) as raised:
+            moment = rollbacks.moment()
             cause = state.verdict_on(raised)
             fault = _fault(cause, state)
             if fault is None:
@@ -80,6 +88,8 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
                 raise cause from None
             reason, steps = cause, 0 if fault == "hosts" else heartbeat.steps()
             heartbeat.enter(heartbeat.Phase.RECOVERING)
+            if fault == "peers":
+                rollbacks.note(moment, state._random.number, cause)
             if isinstance(cause, RolledBack):
                 state.leave_out(cause)
                 reason = None  # nobody is lost: the ranks need not meet
@@ -111,4 +121,3 @@ def _meet_again(state: State, reason: BaseException, steps: int) -> None:
             if attempt == MEETINGS:
                 raise
             reason = error
-    state.on_reset()

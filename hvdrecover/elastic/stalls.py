@@ -26,6 +26,11 @@ def follow(world: World) -> None:
         _allowed = seconds
 
 
+def allowed() -> int:
+    """How many seconds collectives of this process may wait for a rank; 0 for ever, or if it isn't known."""
+    return _allowed
+
+
 def forget() -> None:
     """Horovod has been initialised anew, and waits without limit."""
     global _allowed

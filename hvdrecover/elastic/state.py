@@ -65,6 +65,9 @@ class State:
         ConfigError: a setting has no usable value, or an attribute's name is taken.
         UnsupportedValueError: a plain object that JSON can't hold.
         UnsupportedTensorError: a tensor that safetensors can't hold.
+
+    After a recovery all ranks have one rank's copy of every attribute. What a rank has of its own, such as a
+    running loss or batch norm's statistics, becomes another rank's; a `Guard` warns of it.
     """
 
     _contents: Contents
@@ -199,9 +202,10 @@ class State:
         last = self._memory.attempt
         commit = CommitId(last.generation, last.commit + 1)
         present = self._contents.take_apart()
-        if not self._memory.is_unchanged(present):
+        unchanged = self._memory.is_unchanged(present)
+        if not unchanged:
             self._random.number += 1
-        snapshot = self._capture(commit, present)
+        snapshot = self._capture(commit, present, unchanged=unchanged)
         if self._joined:
             self._random.committed(snapshot.state["random"], commit.commit, self._world.rank())
         stall = self._clock.monotonic() - started
@@ -224,11 +228,14 @@ class State:
         """Bring all ranks to one commit; see `agree`."""
         self.agree()
 
-    def agree(self) -> Source:
+    def agree(self, reached: tuple[int, int] = (0, 0)) -> Source:
         """Bring all ranks to one commit: the newest in anybody's memory, else the newest durable one.
 
         The rank that holds it sends its present state under that commit's number. If there is no commit at
         all, rank 0 sends its initial state.
+
+        Args:
+            reached: how far the job had come before, for the line that says what is repeated.
 
         Returns:
             Where the state came from.
@@ -245,7 +252,7 @@ class State:
         held = self._memory.newest
         ballot = self._watch.ballot(held)
         election = recovery.publish(self._world, held.id if held else None, self._watch.told, ballot)
-        self._watch.meet(election)
+        self._watch.meet(election, held)
         if self._world.rank() == election.root:
             agreement = self._lead(election)
         else:
@@ -257,7 +264,7 @@ class State:
             self._job = agreement.job
             self._load(agreement.snapshot, strict=True)
         self._adopt(agreement)
-        self._agreed(agreement, started)
+        self._agreed(agreement, started, reached)
         if self._witness is not None:
             self._witness.agreed(agreement.snapshot, agreement.source)
         self._scalars.begin(self._world.rank())
@@ -452,7 +459,12 @@ class State:
         return self._job != ""
 
     def _capture(
-        self, commit: CommitId, present: Present | None = None, *, finished: bool = False
+        self,
+        commit: CommitId,
+        present: Present | None = None,
+        *,
+        finished: bool = False,
+        unchanged: bool = False,
     ) -> Snapshot:
         """Copy the present state into memory under a commit's identity."""
         rank, size = (self._world.rank(), self._world.size()) if self._joined else (0, 1)
@@ -464,6 +476,7 @@ class State:
             size,
             in_flight=in_flight,
             finished=finished,
+            unchanged=unchanged,
         )
         snapshot.state.update(self._scalars.state())
         snapshot.state.update(self._pacing.state())
@@ -504,7 +517,7 @@ class State:
         if (durability := retrying(self._clock)(self._durable_side)) is not None:
             with self._timings.of("load"):
                 generation = retrying(self._clock)(durability.store.claim_next)
-                stored = load_newest(durability.store)
+                stored = load_newest(durability.store, self._config.suspects)
         if stored is None and self._memory.newest is None:
             raise RecoveryError(
                 "no commit is left: the last one was interrupted on all ranks, and none is durable"
@@ -513,6 +526,7 @@ class State:
             self._random.draw_seed()
             return Agreement(self._capture(CommitId(generation, 0)), "initial", self._job)
         where = f"{self._root()}/{stored.id}"
+        heartbeat.tell(loaded=stored.id.name)
         self._watch.compare_data(stored, where)
         stored.id = CommitId(generation, stored.id.commit)
         stored.state.update(self._pacing.resumed(stored.state))
@@ -601,12 +615,12 @@ class State:
         commit = self.last_commit
         self._announce("finished", message, generation=commit.generation, commit=commit.commit)
 
-    def _agreed(self, agreement: Agreement, started: float) -> None:
+    def _agreed(self, agreement: Agreement, started: float, reached: tuple[int, int]) -> None:
         """Note the end of a recovery, and see how long the first step after it takes."""
         ended = self._clock.monotonic()
         commit, size = agreement.snapshot.id, self._world.size()
         facts: dict[str, Any] = {"generation": commit.generation, "commit": commit.commit}
-        message = reports.agreed(agreement, size, self._root(), ended - started)
+        message = reports.agreed(agreement, size, self._root(), ended - started, reached)
         self._announce("sync", message, source=agreement.source, **facts, size=size, seconds=ended - started)
         self._timings.add("sync", ended - started - self._timings.spent("load"))
         heartbeat.stand_at(commit.generation, commit.commit, self._random.number)

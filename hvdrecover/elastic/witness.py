@@ -13,8 +13,9 @@ the monotonic clock, which all processes of a host share), ``rank``, ``size``, a
             from this place of the epoch's order on; ``inputs``: digest of what this rank's data set
             dealt there, or null
 ``commit``  ``made``: its number; ``steps``, ``batches`` since the last one; ``loss``: mean of those that
-            this rank was told since then, or null; on rank 0 ``tensors`` (attribute to name to digest),
-            ``values`` (attribute to what it is apart from tensors), ``samplers``
+            this rank was told since then, or null; ``tensors`` (attribute to name to digest), ``values``
+            (attribute to what it is apart from tensors), ``buffers`` (attribute of a model or the like to
+            names of tensors that each rank has its own of); on rank 0 ``samplers``
 =========== =============================================================================================
 """
 
@@ -124,10 +125,11 @@ class Witness:
             "steps": self._steps,
             "batches": self._batches,
             "loss": statistics.fmean(self._losses) if self._losses else None,
+            "tensors": {name: _digests(arena) for name, arena in snapshot.arenas.items()},
+            "values": snapshot.state["attributes"],
+            "buffers": {name: sorted(names) for name, names in self._contents.rank_local().items()},
         }
         if self._world.rank() == 0:
-            facts["tensors"] = {name: _digests(arena) for name, arena in snapshot.arenas.items()}
-            facts["values"] = snapshot.state["attributes"]
             facts["samplers"] = snapshot.state["samplers"]
         self._write("commit", **facts)
         self._stand_at(snapshot)

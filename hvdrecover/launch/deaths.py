@@ -108,7 +108,8 @@ def fault(death: Death) -> Fault:
         return "early_exit"
     if death.returncode == -signal.SIGKILL and death.out_of_memory:
         return "out_of_memory"
-    of_others = any(text in death.error for text in _OF_OTHERS)
+    final = ends.of_error(death.kinds, first=False).repair == "end"  # its text may quote Horovod's
+    of_others = not final and any(text in death.error for text in _OF_OTHERS)
     return "script_error" if death.returncode > 0 and not of_others else "crash"
 
 

@@ -96,6 +96,14 @@ OF_PROCESSES = (
         ("DurableAgeError",),
     ),
     End(
+        "no_progress",
+        "the ranks rolled back 3 times in a row without a lost process, and without progress",
+        "end",
+        _ENDS,
+        None,
+        ("NoProgressError",),
+    ),
+    End(
         "unusable",
         "the checkpoint root is not ours, too new, does not fit, or has only broken commits",
         "end",

@@ -156,6 +156,7 @@ class Guardian:
         self._count_divergences(reading)
         self._tell_of_stall(reading)
         self._training.page.allow_stalls(*hangs.stalls(reading, self._settings.limits))
+        self._training.page.judged_by(reading)
         if self._stop_by is not None and now > self._stop_by:
             logger.warning("the grace is over: %s stops; its last durable commit stands", self._name(reading))
             self._kill()
@@ -284,8 +285,13 @@ class Guardian:
         self, death: Death, end: End, reason: str, *, warm: bool, notes: dict[str, Any]
     ) -> None:
         kind, reading = deaths.fault(death), death.reading
-        follows = f"given up: {reason}" if reason else f"restarted {'by its standby' if warm else 'in place'}"
-        what = f"{kind.replace('_', ' ')} ({death.words}) at commit {reading.commit}"
+        pause = deaths.pause(self._record.deaths)
+        later = f" in {pause:g} s" if pause else ""
+        follows = f"restarted {'by its standby' if warm else 'in place'}{later}"
+        if reason:
+            follows = f"given up: {reason}"
+        words = death.kinds[0] if end.errors else death.words  # ours are long, and are printed already
+        what = f"{kind.replace('_', ' ')} ({words}) after its commit {reading.commit}"
         self._tell(
             "fault",
             f"{self._name(reading)}: {what}; {follows}",
@@ -319,7 +325,7 @@ class Guardian:
         """Write down where the process is, and kill it."""
         stopped = processes.is_stopped(self._training.pid)
         where = self._take_stacks(reading) or ("stopped" if stopped else "and no answer")
-        message = "%s: no progress for %.1f s, %s; killing it"
+        message = "%s: no progress for %.1f s, %s; killing it (long work belongs in recover.paused())"
         logger.error(message, self._name(reading), reading.silent, where)
         self._hung, self._silent = True, reading.silent
         self._kill()

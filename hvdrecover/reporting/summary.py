@@ -12,7 +12,9 @@ from hvdrecover.reporting.clocks import corrected, offsets
 from hvdrecover.reporting.meetings import Meeting, began, broken_by, group
 from hvdrecover.reporting.records import Event, Log
 
-PHASES = ("reset", "rendezvous", "load", "sync", "first_step")
+TOLD = ("reset", "rendezvous", "load", "sync", "first_step")  # phases of which a rank tells
+PHASES = ("start", *TOLD)
+"""All phases: the first is what passes until the rank sets out to recover; they add up to the whole."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Recovery:
         commit: the commit that they went on from.
         seconds: from the fault to the last rank's first step.
         rank: the rank that stepped last; None if no rank tells of its first step.
-        phases: how many seconds that rank spent on each of `PHASES`, as far as it tells.
+        phases: how many seconds that rank spent on each of `PHASES`; empty if it does not tell.
     """
 
     generation: int
@@ -203,8 +205,10 @@ def _recovered(meeting: Meeting, seconds: float) -> Recovery:
     steps = meeting.first_steps
     if not steps:
         return Recovery(meeting.generation, meeting.commit, seconds, None, {})
-    told = {phase: steps[-1].number(phase) for phase in PHASES}
+    told = {phase: steps[-1].number(phase) for phase in TOLD}
     phases = {phase: spent for phase, spent in told.items() if spent is not None}
+    if phases:
+        phases = {"start": max(seconds - sum(phases.values()), 0.0), **phases}
     return Recovery(meeting.generation, meeting.commit, seconds, steps[-1].rank, phases)
 
 

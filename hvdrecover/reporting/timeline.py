@@ -12,7 +12,7 @@ from typing import Literal
 from hvdrecover.reporting.clocks import corrected, offsets
 from hvdrecover.reporting.meetings import Meeting, began, broken_by, group
 from hvdrecover.reporting.records import Event, Log, Stint
-from hvdrecover.reporting.summary import PHASES
+from hvdrecover.reporting.summary import TOLD
 
 Activity = Literal["training", "recovery", "starting", "down"]
 
@@ -30,7 +30,7 @@ class Stretch:
         host: the rank's host.
         generation: the meeting that the stretch follows, or leads to; 0 if it leads to none.
         commit: the commit that was gone on from there.
-        phases: of a recovery, how many seconds this rank spent on each of `PHASES`, as far as it tells.
+        phases: of a recovery, how many seconds this rank spent on each of `TOLD`, as far as it tells.
     """
 
     activity: Activity
@@ -223,7 +223,7 @@ def _last_sign(stint: Stint) -> float:
 
 
 def _phases(recovered: Event) -> dict[str, float]:
-    told = {phase: recovered.number(phase) for phase in PHASES}
+    told = {phase: recovered.number(phase) for phase in TOLD}
     return {phase: seconds for phase, seconds in told.items() if seconds is not None}
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+from keras.src.layers.merging.base_merge import Merge
+from keras.src.utils import is_default
 
 from hvdrecover.errors import ConfigError
 
@@ -25,12 +27,26 @@ def refuse_unbuilt(name: str, value: Any) -> None:
             "the model has no variables yet, so there is nothing to be kept or loaded into; call "
             "model.build(input_shape), or the model on one batch, first",
         )
+    if isinstance(value, keras.layers.Layer) and (unbuilt := _unbuilt_inside(value)):
+        raise ConfigError(
+            name,
+            f"layers inside lack variables, {', '.join(unbuilt[:5])}, so there is nothing to be kept "
+            "or loaded into: build() of a subclass that defines none does not reach them; call the model on "
+            "one batch first, such as model(batch), and leave out layers that it does not use",
+        )
     if isinstance(value, keras.optimizers.Optimizer) and not value.built:
         raise ConfigError(
             name,
             "the optimizer has no slots yet, so there is nothing to be kept or loaded into; call "
             "optimizer.build(model.trainable_variables) first",
         )
+
+
+def _unbuilt_inside(layer: keras.layers.Layer) -> list[str]:
+    """The names of the layers inside a layer that have yet to make variables."""
+    inside = layer._flatten_layers(include_self=False)
+    unbuilt = [each for each in inside if not each.built and not is_default(each.build)]
+    return list(dict.fromkeys(f"'{each.name}'" for each in unbuilt if not isinstance(each, Merge)))
 
 
 def build_optimizer(optimizer: Any, model: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -16,7 +16,7 @@ from keras.src.random.seed_generator import global_seed_generator
 from hvdrecover.checkpoint import streaming
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
-from hvdrecover.elastic import horovod
+from hvdrecover.elastic import generator_states, horovod
 from hvdrecover.elastic.fitting import fit_tensors
 from hvdrecover.elastic.interfaces import Entry, Tree
 from hvdrecover.errors import UnsupportedTensorError
@@ -53,13 +53,16 @@ class View(np.ndarray):
     """A tensor over memory of an arena; TensorFlow's own can't be written to."""
 
 
+_LARGE = 1 << 20  # bytes; smaller tensors are compared one by one
+
+
 class TensorFlowFramework:
     """The TensorFlow side of the core; see `hvdrecover.elastic.interfaces.Framework`."""
 
     name = "tensorflow"
 
     def __init__(self) -> None:
-        self._with_seeds: dict[int, weakref.ref[Any]] = {}  # in the order in which they were met
+        self._seeds: dict[int, weakref.ref[tf.Variable]] = {}  # in the order in which they were met
         # Made when first asked for, and then by drawing from Python's generator: better now than later.
         list(self._keras_states())
 
@@ -121,14 +124,23 @@ class TensorFlowFramework:
             ]
         )
 
-    def equals(self, tensor: tf.Tensor | tf.Variable, view: View) -> bool:
-        """Whether a tensor holds the very bits of a view of an arena of the same dtype and shape."""
-        return np.array_equal(_bits(_on_host(tensor)), _bits(view))
+    def equal(self, pairs: Iterable[tuple[tf.Tensor | tf.Variable, View]]) -> bool:
+        """Whether tensors hold the very bits of views of arenas, each of the same dtype and shape."""
+        large: list[tuple[Array, View]] = []  # kept, so that the addresses stay valid
+        for tensor, view in pairs:
+            mine = _on_host(tensor)
+            if mine.nbytes >= _LARGE:
+                large.append((mine, view))
+            elif not np.array_equal(_bits(mine), _bits(view)):
+                return False
+        return streaming.equal([(_address(view), _address(mine), mine.nbytes) for mine, view in large])
 
     def tree(self, component: Any) -> Tree:
         """The component's variables by Keras path or name, but for seeds, which are generators."""
-        if seeds(component):
-            self._with_seeds.setdefault(id(component), weakref.ref(component))
+        for seed in seeds(component):
+            known = self._seeds.get(id(seed))
+            if known is None or known() is not seed:
+                self._seeds[id(seed)] = weakref.ref(seed)
         return named(component)
 
     def fit(self, name: str, component: Any, tree: Tree) -> tuple[Tree, list[str]]:
@@ -204,18 +216,18 @@ class TensorFlowFramework:
 
     def set_generators(self, states: Any) -> None:
         """Set what `generators` gave."""
-        random.setstate(states["python"])
-        np.random.set_state(states["numpy"])
+        generator_states.set_python(states["python"])
+        generator_states.set_numpy(states["numpy"])
         _tensorflow_generator().state.assign(states["tensorflow"])
         for mine, stored in zip(self._keras_states(), states["keras"], strict=False):
             mine.assign(stored)
 
     def _keras_states(self) -> Iterator[tf.Variable]:
-        """The global seed generator's state, then those of each model that has been part of a commit."""
+        """The global seed generator's state, then all that have been part of a commit."""
         yield global_seed_generator().state.value
-        for reference in self._with_seeds.values():
-            if (component := reference()) is not None:
-                yield from seeds(component)
+        for reference in self._seeds.values():
+            if (seed := reference()) is not None:
+                yield seed
 
 
 def _tensorflow_generator() -> tf.random.Generator:

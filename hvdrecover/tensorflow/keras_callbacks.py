@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,23 +12,25 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvdrecover import heartbeat
-from hvdrecover.elastic.state import State
 from hvdrecover.errors import ConfigError
-from hvdrecover.tensorflow import xla
-from hvdrecover.tensorflow.dataset import ElasticDataset
+from hvdrecover.tensorflow.keras_progress import Commit, Progress, datasets
+from hvdrecover.tensorflow.state import TensorFlowState
 from hvdrecover.tensorflow.steps import Steps
 
 
 def callbacks(
-    state: State,
+    state: TensorFlowState,
     *,
     commit_every_batches: int | None = None,
     average_metrics: bool = True,
     warmup_epochs: float | None = None,
     tensorboard: str | None = None,
+    keep: Sequence[keras.callbacks.Callback] = (),
 ) -> list[keras.callbacks.Callback]:
-    """The callbacks of one call of ``model.fit``; put them before your own, which then see averaged metrics.
+    """The callbacks of one call of ``model.fit``; they may stand anywhere among your own.
+
+    Yours see averaged metrics, and a commit comes when they have done what they do at the end of a batch or
+    an epoch. The state of Keras's own callbacks is part of each commit.
 
     Args:
         state: has the attributes ``epoch`` and ``batch``.
@@ -37,6 +39,8 @@ def callbacks(
         warmup_epochs: scale the learning rate by the number of ranks, and let it rise to that over so many
             epochs; see `LearningRate`. None leaves it alone.
         tensorboard: folder for TensorBoard's logs, which only rank 0 writes.
+        keep: callbacks of your own. Their attributes that a state could hold as plain objects, see
+            `hvdrecover.checkpoint.values`, are part of each commit, too.
 
     Raises:
         ConfigError: the state lacks ``epoch`` or ``batch``, a number makes no sense, or TensorBoard is not
@@ -53,7 +57,9 @@ def callbacks(
         raise ConfigError("tensorboard", "the package tensorboard, which writes its logs, is not installed")
     if tensorboard is not None and hvd.rank() == 0:
         found.append(keras.callbacks.TensorBoard(tensorboard))
-    return [*found, Observer(state), Progress(state, commit_every_batches)]
+    progress = Progress(state, commit_every_batches)
+    first = [*found, Observer(state), progress]
+    return [*first, Commit(progress, first, keep)]
 
 
 class Observer(keras.callbacks.Callback):  # type: ignore[misc]
@@ -63,7 +69,9 @@ class Observer(keras.callbacks.Callback):  # type: ignore[misc]
         state: what to tell.
     """
 
-    def __init__(self, state: State) -> None:
+    _hvdrecover_kept = ()
+
+    def __init__(self, state: TensorFlowState) -> None:
         super().__init__()
         self._state = state
         self._steps: Steps | None = getattr(state, "_steps", None)
@@ -96,72 +104,10 @@ class Observer(keras.callbacks.Callback):  # type: ignore[misc]
             self._spoilt = not math.isfinite(logs["loss"])
 
 
-class Progress(keras.callbacks.Callback):  # type: ignore[misc]
-    """Keeps the state's counters and data cursors, and commits.
-
-    Args:
-        state: has the attributes ``epoch`` and ``batch``; batches count from the start of the epoch.
-        every: commit after every so many batches; None only at the end of an epoch.
-
-    Raises:
-        ConfigError: the state lacks ``epoch`` or ``batch``.
-    """
-
-    def __init__(self, state: State, every: int | None) -> None:
-        super().__init__()
-        for name in ("epoch", "batch"):
-            if not isinstance(getattr(state, name, None), int):
-                raise ConfigError(
-                    f"state.{name}", f"make the state with {name}=0; model.fit is resumed by it"
-                )
-        self._state = state
-        self._every = every
-        self._begun = 0
-        self._resumed = False
-        self._stopped = False
-
-    def set_model(self, model: keras.Model) -> None:
-        """Before ``fit`` makes its training function: what can't be compiled must not be."""
-        super().set_model(model)
-        xla.switch_off(model)
-
-    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Go to the epoch, or on with it."""
-        for data in datasets(self._state):
-            data.set_epoch(epoch)
-        self._resumed = any(data.order.done for data in datasets(self._state))
-
-    def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Remember where a run of batches begins; with ``steps_per_execution`` it has several."""
-        self._begun = batch
-        if self._state._witness is not None:
-            self._state._witness.step_begins()
-
-    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Count, and commit when it is time."""
-        before = self._state.batch
-        count = batch - self._begun + 1
-        heartbeat.stepped()
-        for data in datasets(self._state):
-            data.record_batch(count)
-        self._state.batch = before + count
-        if self._every is not None and before // self._every < self._state.batch // self._every:
-            self._state.commit()
-        if self._resumed and all(data.is_done for data in datasets(self._state)):
-            # Keras expects as many batches as in any epoch. One too many would fail, but not before parts of
-            # the training step that need no data have been done, such as counting it.
-            self.model.stop_training = self._stopped = True
-
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Commit the end of the epoch."""
-        if self._stopped:
-            self.model.stop_training = self._stopped = False  # the next epoch is to come
-        self._state.epoch, self._state.batch = epoch + 1, 0
-        self._state.commit()
-
-
 class AverageMetrics(keras.callbacks.Callback):  # type: ignore[misc]
     """Averages the metrics of an epoch across the ranks, for the callbacks after it."""
+
+    _hvdrecover_kept = ()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Put the averages in the place of this rank's own numbers."""
@@ -187,7 +133,9 @@ class LearningRate(keras.callbacks.Callback):  # type: ignore[misc]
         ConfigError: the state lacks ``learning_rate``, or a negative number of epochs.
     """
 
-    def __init__(self, state: State, warmup_epochs: float) -> None:
+    _hvdrecover_kept = ("_set",)  # else a recovery would undo what other callbacks have made of the rate
+
+    def __init__(self, state: TensorFlowState, warmup_epochs: float) -> None:
         super().__init__()
         if warmup_epochs < 0:
             raise ConfigError("warmup_epochs", f"{warmup_epochs!r} is not a number of epochs from 0 on")
@@ -209,11 +157,6 @@ class LearningRate(keras.callbacks.Callback):  # type: ignore[misc]
         if rate != self._set:
             self.model.optimizer.learning_rate = rate
             self._set = rate
-
-
-def datasets(state: State) -> list[ElasticDataset]:
-    """The elastic data sets that a state tracks."""
-    return [value for value in state._contents.values.values() if isinstance(value, ElasticDataset)]
 
 
 def scaled(rate: float, size: int, epochs: float, warmup_epochs: float) -> float:

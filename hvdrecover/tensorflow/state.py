@@ -17,6 +17,7 @@ from hvdrecover.tensorflow import bad_steps, check_numerics, faults, witness
 from hvdrecover.tensorflow.building import build_optimizer, refuse_unbuilt
 from hvdrecover.tensorflow.dataset import ElasticDataset
 from hvdrecover.tensorflow.framework import TensorFlowFramework
+from hvdrecover.tensorflow.kept_callbacks import NAME, KeptCallbacks
 from hvdrecover.tensorflow.sent import sent
 from hvdrecover.tensorflow.steps import Steps
 from hvdrecover.tensorflow.variables import Variable
@@ -67,6 +68,8 @@ class TensorFlowState(State):
             tensorboard=tensorboard,
             attributes=attributes,
         )
+        self._callbacks = KeptCallbacks()
+        self._contents.keep(NAME, self._callbacks)
         self._steps: Steps | None = None
         if isinstance(self._scalars, Scalars):
             self._steps = Steps(self._scalars)
@@ -88,9 +91,9 @@ class TensorFlowState(State):
             return check_numerics.verdict_on(error, judge, self._batch_size, alone=alone)
         return verdict
 
-    def agree(self) -> Source:
+    def agree(self, reached: tuple[int, int] = (0, 0)) -> Source:
         """As of any state."""
-        source = super().agree()
+        source = super().agree(reached)
         sent.forget()
         return source
 

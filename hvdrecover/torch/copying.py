@@ -1,9 +1,9 @@
-"""Copying many tensors at the speed of the machine's memory."""
+"""Copying and comparing many tensors at the speed of the machine's memory."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,21 @@ def copy_all(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -
             torch._foreach_copy_([target for _, target in rest], [source for source, _ in rest])
     if spans:
         streaming.copy(spans)
+
+
+def all_equal(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+    """Whether tensors hold the very bits of others, each of the same dtype and shape; small ones first."""
+    spans: list[Span] = []
+    for mine, other in pairs:
+        if mine.nbytes >= _LARGE and _is_one_piece(mine) and _is_one_piece(other):
+            spans.append((other.data_ptr(), mine.data_ptr(), mine.nbytes))
+        elif not torch.equal(bits := _bits(mine), _bits(other).to(bits.device)):
+            return False
+    return streaming.equal(spans)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def own(tree: Tree, present: Tree) -> Tree:

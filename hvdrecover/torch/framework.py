@@ -6,7 +6,7 @@ import copy
 import inspect
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,13 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
-from hvdrecover.elastic import horovod
+from hvdrecover.elastic import generator_states, horovod
 from hvdrecover.elastic.fitting import fit_tensors
 from hvdrecover.elastic.interfaces import Entry, Tree
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.torch import finite, structure
 from hvdrecover.torch import optimizer as optimizers
-from hvdrecover.torch.copying import copy_all
+from hvdrecover.torch.copying import all_equal, copy_all
 from hvdrecover.torch.scalars import TorchWriter
 
 _DTYPES = {
@@ -112,10 +112,9 @@ class TorchFramework:
         """A tensor of its own memory."""
         return tensor.detach().clone()
 
-    def equals(self, tensor: torch.Tensor, view: torch.Tensor) -> bool:
-        """Whether a tensor holds the very bits of a view of an arena of the same dtype and shape."""
-        mine = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-        return torch.equal(mine, view.reshape(-1).view(torch.uint8).to(mine.device))
+    def equal(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+        """Whether tensors hold the very bits of views of arenas, each of the same dtype and shape."""
+        return all_equal(pairs)
 
     def copy_out(self, tensors: Sequence[torch.Tensor], views: Sequence[torch.Tensor]) -> None:
         """Copy tensors into views of an arena; done on return."""
@@ -210,8 +209,8 @@ class TorchFramework:
 
     def set_generators(self, states: Any) -> None:
         """Set what `generators` gave."""
-        random.setstate(states["python"])
-        np.random.set_state(states["numpy"])
+        generator_states.set_python(states["python"])
+        generator_states.set_numpy(states["numpy"])
         torch.set_rng_state(torch.from_numpy(states["torch"]))
         if _cuda_in_use():
             for device, state in enumerate(states["cuda"][: torch.cuda.device_count()]):

@@ -139,6 +139,22 @@ def test_what_is_copied_is_copied_on_return(adapter: Adapter) -> None:
     assert same(adapter.parameters(model), before)
 
 
+@pytest.mark.parametrize("count", [6, 1 << 19])
+def test_one_bit_makes_a_difference(adapter: Adapter, count: int) -> None:
+    specs = [TensorSpec(dtype, dtype, (2, count // 2)) for dtype in adapter.dtypes if dtype != "BOOL"]
+    arena = Arena(plan(specs))
+    views = adapter.framework.views(arena)
+    tensors = [adapter.tensor(spec.dtype, spec.shape, some_bytes(spec.dtype, count)) for spec in specs]
+    pairs = [(tensor, views[spec.name]) for tensor, spec in zip(tensors, specs, strict=True)]
+    adapter.framework.copy_out(tensors, [view for _, view in pairs])
+    assert adapter.framework.equal(pairs)
+    for spec in specs:
+        arena.bytes_of(spec.name)[-1] ^= 1
+        assert not adapter.framework.equal(pairs), spec.dtype
+        arena.bytes_of(spec.name)[-1] ^= 1
+    assert adapter.framework.equal(pairs)
+
+
 def test_no_tensors_are_as_easily_copied(adapter: Adapter) -> None:
     adapter.framework.copy_out([], [])
 

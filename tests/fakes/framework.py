@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -210,8 +210,8 @@ class FakeFramework:
     def clone(self, tensor: Array) -> Array:
         return tensor.copy()
 
-    def equals(self, tensor: Array, view: Array) -> bool:
-        return tensor.tobytes() == view.tobytes()
+    def equal(self, pairs: Iterable[tuple[Array, Array]]) -> bool:
+        return all(tensor.tobytes() == view.tobytes() for tensor, view in pairs)
 
     def copy_out(self, tensors: Sequence[Array], views: Sequence[Array]) -> None:
         for tensor, view in zip(tensors, views, strict=True):

@@ -18,6 +18,7 @@ from tests.integration.browser import CUT, PHONE, Browser
 
 BUGGY = Path(__file__).with_name("scripts") / "buggy_digits.py"
 RESHUFFLING = BUGGY.with_name("reshuffling_tensorflow.py")
+BATCH_NORM = BUGGY.with_name("batch_norm_digits.py")
 SHRINKING = BUGGY.with_name("shrinking_digits.py")
 QUICK = ("--epochs", "2", "--step-seconds", "0.02", "--commit-every", "2")
 # TensorFlow traces its functions anew after each recovery, for seconds.
@@ -125,6 +126,23 @@ def test_samples_that_are_others_after_a_fault_are_caught_for_tensorflow_too(tmp
 def test_without_its_bugs_the_script_recovers(tmp_path: Path) -> None:
     drilled = drill(tmp_path / "drill", *KILL_ALL, sys.executable, str(BUGGY), "none", "1")
     assert (drilled.code, drilled.found["findings"]) == (0, [])
+
+
+def test_what_each_rank_has_of_its_own_is_named_as_that(tmp_path: Path) -> None:
+    (tmp_path / "slo.toml").write_text("rank_local = 0\n")
+    words = ["--faults", "kill-rank-0", "--slo", str(tmp_path / "slo.toml"), "--", sys.executable]
+    drilled = drill(tmp_path / "drill", *words, str(BATCH_NORM))
+    assert drilled.found["findings"] == [], drilled.words
+    assert (drilled.found["recovers"], list(drilled.found["missed"])) == (True, ["rank_local"])
+    assert drilled.code == 1  # as it was asked for
+    assert drilled.found["verdict"] == "recovers, but for rank-local state"
+    assert drilled.found["runs"][0]["commits_compared"] >= 15
+    named = drilled.found["runs"][0]["rank_local"]
+    assert {"model.2.running_mean", "model.2.running_var"} <= set(named)
+    assert all(each.startswith(("model.2.running_", "losses")) for each in named)
+    assert drilled.found["rank_local"]["remedy"] == rules.RANK_LOCAL.remedy
+    page = (drilled.folder / "report.html").read_text()
+    assert "but for rank-local state" in drilled.words and "but for rank-local state" in page
 
 
 def test_a_script_that_fails_undisturbed_can_not_be_drilled(tmp_path: Path) -> None:

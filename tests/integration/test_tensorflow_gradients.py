@@ -40,6 +40,8 @@ GLOO = [
     "fit_with_compilation_asked_for",
     "compilation_without_callbacks_is_refused",
     "fit_eagerly",
+    "fit_that_a_callback_of_one_rank_ends",
+    "fit_with_a_callback_that_one_rank_lacks",
     "fit_with_a_learning_rate_for_two_ranks",
     "fit_with_several_passes",
 ]

@@ -104,7 +104,14 @@ def test_a_report_as_json(document):
             "commit": 3,
             "seconds": pytest.approx(0.31),
             "slowest_rank": 1,
-            "phases": {"reset": 0.02, "rendezvous": 0.11, "load": 0.01, "sync": 0.06, "first_step": 0.05},
+            "phases": {
+                "start": pytest.approx(0.06),
+                "reset": 0.02,
+                "rendezvous": 0.11,
+                "load": 0.01,
+                "sync": 0.06,
+                "first_step": 0.05,
+            },
         },
     }
 

@@ -370,3 +370,51 @@ def test_a_callback_is_called_once_at_the_next_commit(page: Page) -> None:
     heartbeat.committed(1, 1, 1)
     heartbeat.committed(1, 2, 2)
     assert calls == ["called"]
+
+
+# -- what the guardian has heard of ------------------------------------------------------------------------
+
+
+def guardian_looks_at(
+    page: Page, monkeypatch: pytest.MonkeyPatch, times: Time, *, looks: bool
+) -> list[float]:
+    """Let time pass in naps, in which a guardian may look at the page; the naps."""
+    naps: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        times.now += seconds
+        if looks:
+            page.judged_by(page.read())
+
+    monkeypatch.setattr(times, "sleep", sleep, raising=False)
+    monkeypatch.setattr(heartbeat, "_notes", 2)
+    return naps
+
+
+@pytest.mark.parametrize("times", [(7.0, 0.0), (0.0, 7.0)])
+def test_a_guardian_that_has_not_heard_of_a_longest_time_is_waited_for(
+    page: Page, time: Time, monkeypatch: pytest.MonkeyPatch, times: tuple[float, float]
+) -> None:
+    naps = guardian_looks_at(page, monkeypatch, time, looks=True)
+    heartbeat.await_guardian()
+    assert naps == []
+    heartbeat.has_seen(*times)
+    heartbeat.await_guardian()
+    assert len(naps) == 1
+    heartbeat.await_guardian()
+    assert len(naps) == 1
+
+
+def test_a_guardian_that_never_looks_is_not_waited_for_for_ever(
+    page: Page, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    naps = guardian_looks_at(page, monkeypatch, time, looks=False)
+    heartbeat.has_seen(7.0, 0.0)
+    heartbeat.await_guardian()
+    assert 1.0 < sum(naps) < 10.0
+
+
+def test_where_there_is_no_guardian_nobody_is_waited_for(page: Page, time: Time) -> None:
+    heartbeat.has_seen(7.0, 0.0)
+    heartbeat.await_guardian()  # sleeping would fail

@@ -25,7 +25,9 @@ from hvdrecover.errors import (
     UnknownCommitError,
 )
 
-State = Literal["complete", "finished", "quarantined", "incomplete", "broken", "newer format"]
+State = Literal["complete", "finished", "quarantined", "suspect", "incomplete", "broken", "newer format"]
+
+WHOLE = ("complete", "finished", "suspect")  # states from which a job can go on
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,10 @@ class Entry:
     Attributes:
         id: the commit.
         state: ``complete``; ``finished``, if the run had come to its end there; ``quarantined``, if a job
-            found it broken; ``incomplete``, if it has no manifest, because it is being written or its writer
-            was killed; ``broken``, if its manifest can't be read; ``newer format``.
-        reason: why it is quarantined, broken or of a newer format; else None.
+            found it broken; ``suspect``, if a job has failed right after it was loaded; ``incomplete``, if it
+            has no manifest, because it is being written or its writer was killed; ``broken``, if its manifest
+            can't be read; ``newer format``.
+        reason: why it is quarantined, suspect, broken or of a newer format; else None.
         nbytes: the size of its files, manifest included, in bytes.
         manifest: None if there is none that can be read.
     """
@@ -47,6 +50,11 @@ class Entry:
     reason: str | None
     nbytes: int
     manifest: Manifest | None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a job can go on from it, as far as can be told without reading its tensors."""
+        return self.state in WHOLE
 
 
 def commits(storage: Storage) -> list[CommitId]:
@@ -117,7 +125,7 @@ def entry(storage: Storage, commit: CommitId) -> Entry | None:
         sizes = [storage.size(f"{commit.name}/{name}") or 0 for name in names]
         if manifests.FILE_NAME not in names:
             return Entry(commit, "incomplete", None, sum(sizes), None)
-        state, reason, manifest = _judge(storage, commit, marked=root.QUARANTINE in names)
+        state, reason, manifest = _judge(storage, commit, names)
     except StorageError:
         if not root.is_complete(storage, commit):
             return None  # deleted meanwhile
@@ -125,7 +133,9 @@ def entry(storage: Storage, commit: CommitId) -> Entry | None:
     return Entry(commit, state, reason, sum(sizes), manifest)
 
 
-def _judge(storage: Storage, commit: CommitId, *, marked: bool) -> tuple[State, str | None, Manifest | None]:
+def _judge(
+    storage: Storage, commit: CommitId, names: Sequence[str]
+) -> tuple[State, str | None, Manifest | None]:
     try:
         manifest = read_manifest(storage, commit)
     except IncompleteCommitError:
@@ -134,8 +144,10 @@ def _judge(storage: Storage, commit: CommitId, *, marked: bool) -> tuple[State, 
         return "broken", short(storage, commit, error), None
     except FormatVersionError as error:
         return "newer format", short(storage, commit, error), None
-    if marked:
-        return "quarantined", _reason_of_quarantine(storage, commit), manifest
+    if root.QUARANTINE in names:
+        return "quarantined", _why(storage, root.quarantine_path(commit)), manifest
+    if root.SUSPECT in names:
+        return "suspect", _why(storage, f"{commit.name}/{root.SUSPECT}"), manifest
     return "finished" if manifest.finished else "complete", None, manifest
 
 
@@ -144,9 +156,9 @@ def short(storage: Storage, commit: CommitId, error: Exception) -> str:
     return str(error).removeprefix(f"{storage.url}/{commit.name}/")
 
 
-def _reason_of_quarantine(storage: Storage, commit: CommitId) -> str:
+def _why(storage: Storage, note_path: str) -> str:
     try:
-        note: Any = json.loads(root.read_note(storage, root.quarantine_path(commit)))
+        note: Any = json.loads(root.read_note(storage, note_path))
         return str(note["reason"])
     except (ValueError, KeyError, TypeError, RecursionError, StorageError):
         return "the note that says why can't be read"

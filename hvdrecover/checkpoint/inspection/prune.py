@@ -42,7 +42,7 @@ def plan(storage: Storage, keep: Keep, clock: Clock) -> Plan:
     """
     unwanted = Pruner(storage, keep, clock).expired()
     entries = catalog.entries(storage)
-    good = [entry for entry in entries if entry.state in ("complete", "finished")]
+    good = [entry for entry in entries if entry.is_whole]
     _check_metric(good, keep)
     return Plan(
         delete=[entry for entry in reversed(good) if entry.id in unwanted],

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.drill.testimony import Made
@@ -13,15 +14,43 @@ _MOST = 6  # differences in a message
 _LONG = 40  # characters of a value
 
 
-def between(expected: Made, found: Made) -> list[str]:
-    """What differs, in a few words each; empty if they are the same, bit by bit."""
-    lines = []
-    for name, tensors in expected.tensors.items():
+@dataclass(frozen=True)
+class Differences:
+    """What differs between two commits.
+
+    Attributes:
+        tensors: attribute to the names of its tensors.
+        values: path of a value, such as ``stats.loss``, to both as text.
+        cursors: the same of samplers.
+    """
+
+    tensors: Mapping[str, tuple[str, ...]]
+    values: Mapping[str, tuple[str, str]]
+    cursors: Mapping[str, tuple[str, str]]
+
+
+def of(expected: Made, found: Made) -> Differences:
+    """See what differs, bit by bit."""
+    tensors = {}
+    for name, each in expected.tensors.items():
         others = found.tensors.get(name, {})
-        if differing := [tensor for tensor, digest in tensors.items() if others.get(tensor) != digest]:
-            lines.append(f"{len(differing)} of {len(tensors)} tensors of {name} ({some(differing)})")
-    pairs = {**_unlike(expected.values, found.values, ""), **_unlike(expected.samplers, found.samplers, "")}
-    lines += [f"{path.removeprefix('.')} is {theirs}, not {mine}" for path, (mine, theirs) in pairs.items()]
+        if differing := tuple(tensor for tensor, digest in each.items() if others.get(tensor) != digest):
+            tensors[name] = differing
+    values, cursors = (
+        {path.removeprefix("."): pair for path, pair in _unlike(mine, theirs, "").items()}
+        for mine, theirs in ((expected.values, found.values), (expected.samplers, found.samplers))
+    )
+    return Differences(tensors, values, cursors)
+
+
+def in_words(differences: Differences, expected: Made) -> list[str]:
+    """The differences from an expected commit, in a few words each; empty if there are none."""
+    lines = [
+        f"{len(names)} of {len(expected.tensors[name])} tensors of {name} ({some(names)})"
+        for name, names in differences.tensors.items()
+    ]
+    pairs = {**differences.values, **differences.cursors}
+    lines += [f"{path} is {theirs}, not {mine}" for path, (mine, theirs) in pairs.items()]
     return lines[:_MOST]
 
 

@@ -80,6 +80,13 @@ NO_GROWTH = Rule("nothing grows", "Close what is opened anew in each recovery, a
 EXIT_CODES = Rule("exit codes tell the truth", "The end of the run's log tells why it ended.")
 ROOT = Rule("the checkpoint root is whole", "`hvdrecover verify` of the run's checkpoint root tells more.")
 
+RANK_LOCAL = Rule(
+    "rank-local state is each rank's own again",
+    "If no step depends on it, as with batch norm in training mode, nothing has to be done. Else have it the "
+    "same on all ranks: synchronize batch norm, and average sums and statistics over the ranks before each "
+    "commit. What is only shown, such as a list of this rank's losses, may also stay out of the state.",
+)
+
 ALL = (
     STEPS_AGAIN,
     WEIGHTS,

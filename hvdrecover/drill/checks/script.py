@@ -11,12 +11,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from hvdrecover.checkpoint.values import Json
-from hvdrecover.drill.checks import differences, rules
+from hvdrecover.drill.checks import differences, rank_local, rules
 from hvdrecover.drill.checks.differences import some
+from hvdrecover.drill.checks.rank_local import RankLocal
 from hvdrecover.drill.checks.rules import Finding
 from hvdrecover.drill.testimony import Batch, Line, Made, Step, Testimony
 
 L = TypeVar("L", bound=Line)
+
+_DEPENDS = (
+    "rank-local state was another rank's from commit {} on; if a step depends on it, that alone explains this"
+)
 
 
 def steps_before_commits(told: Testimony) -> list[Finding]:
@@ -130,18 +135,27 @@ def weights(clean: Testimony, drilled: Testimony, *, explained: bool) -> list[Fi
         drilled: the run with faults.
         explained: whether another check has found a cause.
     """
-    expected = _by_progress(clean)
-    last = 0
-    for line in _comparable(drilled.kept(drilled.commits), clean):
-        same = expected.get(drilled.progress[line.made])
-        if line.rank != 0 or same is None:
+    own = rank_local.own(clean)
+    last = replaced = 0  # commits
+    for same, line in _pairs(clean, drilled):
+        if line.rank != 0:
             continue
-        if found := differences.between(same, line):
-            early = drilled.meeting_of(line) == 0 and not explained
+        found, before = differences.of(same, line), drilled.meeting_of(line) == 0
+        if words := differences.in_words(found if before else own.rest_of(found), same):
             message = f"commit {line.made} is not that of the undisturbed run, as commit {last} still was: "
-            return [Finding(rules.REPRODUCIBLE if early else rules.WEIGHTS, message + "; ".join(found))]
+            words += [_DEPENDS.format(replaced)] if replaced else []
+            rule = rules.REPRODUCIBLE if before and not explained else rules.WEIGHTS
+            return [Finding(rule, message + "; ".join(words))]
         last = line.made
+        mine = own.part_of(found)
+        replaced = replaced or (line.made if mine.tensors or mine.values else 0)
     return []
+
+
+def replaced(clean: Testimony, drilled: Testimony) -> RankLocal:
+    """Rank-local state that a recovery has replaced by another rank's, on any rank."""
+    pairs = _pairs(clean, drilled)
+    return rank_local.replaced(clean, (pair for pair in pairs if drilled.meeting_of(pair[1]) > 0))
 
 
 def compared(clean: Testimony, drilled: Testimony) -> int:
@@ -153,6 +167,14 @@ def compared(clean: Testimony, drilled: Testimony) -> int:
 def _by_progress(told: Testimony) -> dict[tuple[int, int, int], Made]:
     """Rank 0's commits, by how far the run had come."""
     return {told.progress[line.made]: line for line in told.kept(told.commits) if line.rank == 0}
+
+
+def _pairs(clean: Testimony, drilled: Testimony) -> Iterator[tuple[Made, Made]]:
+    """Commits of the undisturbed run, with those of the same rank of the run with faults, in its order."""
+    known = {(line.rank, clean.progress[line.made]): line for line in clean.kept(clean.commits)}
+    for line in _comparable(drilled.kept(drilled.commits), clean):
+        if (same := known.get((line.rank, drilled.progress[line.made]))) is not None:
+            yield same, line
 
 
 def _comparable(lines: Sequence[L], clean: Testimony) -> Iterable[L]:

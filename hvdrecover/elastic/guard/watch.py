@@ -11,7 +11,7 @@ from hvdrecover import heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.elastic.contents import Contents
-from hvdrecover.elastic.guard import data, parameters, structure
+from hvdrecover.elastic.guard import data, parameters, rank_local, structure
 from hvdrecover.elastic.guard.judge import Judge
 from hvdrecover.elastic.guard.missing import Missing
 from hvdrecover.elastic.guard.parameters import Difference, Shared
@@ -65,6 +65,7 @@ class Watch:
         if guard is not None and guard.numerics is not None:
             self.judge = Judge(guard, framework, world, contents, events, host)
         self._fresh = True
+        self._warned = False  # that the ranks hold different plain objects
         self._entries = structure.describe(guard, framework, contents) if guard is not None else ()
 
     # -- structure -------------------------------------------------------------------------------------
@@ -74,14 +75,21 @@ class Watch:
         """What this rank tells of its structure whenever the ranks meet."""
         return structure.told(self._entries)
 
-    def meet(self, election: Election) -> None:
+    def meet(self, election: Election, held: Snapshot | None = None) -> None:
         """The ranks have met, and have told each other what they hold.
+
+        Args:
+            election: what has come of it.
+            held: the newest commit in this rank's memory.
 
         Raises:
             StructureError: they were not started with the same.
             DivergedError: they hold one commit with different parameters, and the user wants to know.
         """
         self._compare_structures(alike=election.alike)
+        if election.newest is not None and self.guard is not None and self._world.size() > 1:
+            mine = held if held is not None and held.id == election.newest else None
+            self._compare_rank_local(mine, f"all go on with those of rank {election.root}")
         if not election.odd or election.newest is None or self.guard is None:
             return
         holders = Vote((election.root,), election.odd, not election.sure)
@@ -136,7 +144,11 @@ class Watch:
             return False
         snapshot = memory.newest if memory.newest is not None and memory.newest.id == commit else None
         mine = _ABSENT if snapshot is None else parameters.ballot(snapshot, self._shared(snapshot))
-        ballots = [tuple(row) for row in self._world.allgather(mine, "hvdrecover.guard.ballots").tolist()]
+        own = rank_local.ballot(None if self._warned else snapshot, self._contents.rank_local)
+        table = self._world.allgather([*mine, *own], "hvdrecover.guard.ballots")
+        ballots = [tuple(row) for row in table[:, :3].tolist()]
+        if rank_local.differ(table[:, 3:]):
+            self._compare_rank_local(snapshot, "after a recovery all go on with those of one rank")
         result = vote(ballots)
         if result.agreed or tuple(_ABSENT) in ballots or snapshot is None:
             return False
@@ -208,6 +220,23 @@ class Watch:
             for name, component in self._contents.components().items()
             if name in snapshot.arenas
         }
+
+    # -- rank-local state ------------------------------------------------------------------------------
+
+    def _compare_rank_local(self, snapshot: Snapshot | None, follows: str) -> None:
+        """Warn once of what ranks hold differently in one commit, and a recovery makes the same."""
+        found = rank_local.found(snapshot, self._contents.rank_local()) if snapshot is not None else None
+        rows = gather_json(self._world, [self._warned, found], "hvdrecover.guard.rank_local")
+        if any(warned for warned, _ in rows):
+            self._warned = True  # by a rank that may be gone, or before this one had started
+            return
+        lines = rank_local.differences(
+            {rank: each for rank, (_, each) in enumerate(rows) if each is not None}
+        )
+        if lines:
+            self._warned = True
+            words = f"{'; '.join(lines)}; {follows}. {rank_local.REMEDY}"
+            self._announce("rank_local", words, differences=lines)
 
     # -- data ------------------------------------------------------------------------------------------
 

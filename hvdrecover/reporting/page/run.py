@@ -116,7 +116,8 @@ def faults(report: Report) -> list[Block]:
     explained = Paragraphs(
         [
             "To recover: from the fault until all ranks were stepping again; a hang began when the process "
-            "fell silent. The phases, in seconds, are those of the rank that stepped last."
+            "fell silent. The phases, in seconds, are those of the rank that stepped last; start is what "
+            "passed until it set out to recover."
         ]
     )
     return [*note, table, explained]

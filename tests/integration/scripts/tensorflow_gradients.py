@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvdrecover.tensorflow as recover
+from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow.gradients import Reduction
 
 GENERATOR = np.random.default_rng(0)
@@ -388,14 +389,16 @@ def infinite_gradients_on_one_rank(found: Findings, how: str, graph: bool) -> No
 
 
 class Logs(keras.callbacks.Callback):
-    """Keeps what an epoch's end brings."""
+    """Keeps what an epoch's end brings, and this rank's own metrics."""
 
     def __init__(self) -> None:
         super().__init__()
         self.logs: list[dict[str, float]] = []
+        self.own: list[dict[str, float]] = []
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.logs.append(dict(logs or {}))
+        self.own.append({name: float(value) for name, value in self.model.get_metrics_result().items()})
 
 
 def fit(found: Findings, optimizer: Any, reference: Any, **options: Any) -> None:
@@ -404,7 +407,7 @@ def fit(found: Findings, optimizer: Any, reference: Any, **options: Any) -> None
     model, alone = a_model(), a_model()
     model.compile(optimizer, loss, metrics=["accuracy"], **options)
     state = recover.TensorFlowKerasState(model, optimizer, epoch=0, batch=0)
-    own, averaged = Logs(), Logs()
+    before, after = Logs(), Logs()
     model.fit(
         half(X),
         half(Y),
@@ -412,7 +415,7 @@ def fit(found: Findings, optimizer: Any, reference: Any, **options: Any) -> None
         epochs=2,
         shuffle=False,
         verbose=0,
-        callbacks=[own, *recover.callbacks(state), averaged],
+        callbacks=[before, *recover.callbacks(state), after],
     )
     alone.compile(reference, loss, jit_compile=False)
     order = [index for start in (0, 4) for rank in (0, 8) for index in range(rank + start, rank + start + 4)]
@@ -422,10 +425,11 @@ def fit(found: Findings, optimizer: Any, reference: Any, **options: Any) -> None
         (model.trainable_variables, optimizer.variables),
         (alone.trainable_variables, reference.variables),
     )
-    everybodys = hvd.allgather_object((own.logs, averaged.logs))
-    found.expect(everybodys[0][0] != everybodys[1][0], f"both ranks had the same metrics: {own.logs}")
+    everybodys = hvd.allgather_object((after.own, after.logs))
+    found.expect(everybodys[0][0] != everybodys[1][0], f"both ranks had the same metrics: {after.own}")
+    found.expect(before.logs == after.logs, f"they differ before our callbacks: {before.logs}")
     found.expect(everybodys[0][1] == everybodys[1][1], f"the averages differ: {everybodys}")
-    for epoch, logs in enumerate(averaged.logs):
+    for epoch, logs in enumerate(after.logs):
         found.expect(logs.keys() == {"loss", "accuracy"}, str(logs))
         for name, value in logs.items():
             mean = np.mean([each[0][epoch][name] for each in everybodys])
@@ -476,6 +480,36 @@ def compilation_without_callbacks_is_refused(found: Findings) -> None:
 def fit_eagerly(found: Findings) -> None:
     optimizer = recover.DistributedOptimizer(OPTIMIZERS["sgd"]())
     fit(found, optimizer, OPTIMIZERS["sgd"](), run_eagerly=True)
+
+
+@check
+def fit_that_a_callback_of_one_rank_ends(found: Findings) -> None:
+    model = a_model()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(recover.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss, jit_compile=False)
+    state = recover.TensorFlowKerasState(model, epoch=0, batch=0)
+
+    def stop(epoch: int, logs: Any) -> None:
+        model.stop_training = epoch == 1 and hvd.rank() == 1
+
+    stops = keras.callbacks.LambdaCallback(on_epoch_end=stop)
+    model.fit(half(X), half(Y), epochs=4, verbose=0, callbacks=[*recover.callbacks(state), stops])
+    found.expect(state.epoch == 2, f"it went on to epoch {state.epoch}")
+
+
+@check
+def fit_with_a_callback_that_one_rank_lacks(found: Findings) -> None:
+    model = a_model()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(recover.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss, jit_compile=False)
+    state = recover.TensorFlowKerasState(model, epoch=0, batch=0)
+    others = [keras.callbacks.ReduceLROnPlateau("loss")] if hvd.rank() == 0 else []
+    try:
+        model.fit(half(X), half(Y), verbose=0, callbacks=[*recover.callbacks(state), *others])
+    except ConfigError as error:
+        found.expect("rank 1 has no ReduceLROnPlateau" in str(error), str(error))
+    else:
+        found.expect(False, "nothing was said")
 
 
 @check

@@ -1,4 +1,4 @@
-"""Copies of memory: every byte, and no other."""
+"""Copies and comparisons of memory: every byte, and no other."""
 
 from __future__ import annotations
 
@@ -70,6 +70,21 @@ def test_an_error_on_either_thread_is_raised(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(streaming, "_copy", fail)
     with pytest.raises(MemoryError):
         streaming.copy([(0, 0, LARGE)])
+
+
+@pytest.mark.parametrize("nbytes", [1, 63, streaming._PIECE + 1, LARGE])
+def test_a_difference_is_found_wherever_it_is(nbytes: int) -> None:
+    one, other = noise(nbytes + 2), noise(nbytes + 2)
+    first, half = (one.ctypes.data + 1, other.ctypes.data + 1), nbytes // 2
+    spans = [(*first, half), (first[0] + half, first[1] + half, nbytes - half)]
+    for outside in (0, nbytes + 1):
+        other[outside] ^= 1
+    assert streaming.equal(spans)
+    for place in {1, nbytes // 2, nbytes}:
+        other[place] ^= 1
+        assert not streaming.equal(spans)
+        other[place] ^= 1
+    assert streaming.equal([])
 
 
 @pytest.mark.parametrize("spans", [b"x", b"x" * 25])

@@ -257,6 +257,7 @@ def test_memory_of_a_commit_that_was_overtaken_is_offered_back_when_it_is_durabl
     assert durability is not None
     assert durability.writer.in_flight is not None
     arena = durability.writer.in_flight.arenas["model"]
+    state.model.weights["w"] += 1
     state.commit()
     assert offered == []
     root.gate.set()

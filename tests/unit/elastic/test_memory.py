@@ -26,6 +26,13 @@ class Training:
         present = self.contents.take_apart()
         return self.memory.capture(CommitId(1, self.number), present, {}, 1, in_flight=in_flight)
 
+    def commit_unchanged(self, in_flight: Snapshot | None = None) -> Snapshot:
+        self.number += 1
+        present = self.contents.take_apart()
+        assert self.memory.is_unchanged(present)
+        commit = CommitId(1, self.number)
+        return self.memory.capture(commit, present, {}, 1, in_flight=in_flight, unchanged=True)
+
 
 def arena(snapshot: Snapshot) -> Arena:
     return snapshot.arenas["w"]
@@ -77,3 +84,16 @@ def test_memory_that_was_abandoned_is_let_go_in_the_end() -> None:
     training.memory.abandon(training.commit())
     training.memory.adopt(training.commit())
     assert len(training.memory._abandoned) == 0
+
+
+def test_what_has_not_changed_is_not_copied_and_never_overwritten_while_it_is_written() -> None:
+    training = Training()
+    first = training.commit()
+    again = training.commit_unchanged(in_flight=first)
+    assert arena(again) is arena(first)
+    newest = training.commit(in_flight=first)
+    assert (value(first), value(again), value(newest)) == (1.0, 1.0, 3.0)
+    last = training.commit_unchanged(in_flight=first)
+    assert arena(last) is arena(newest) and last.id.commit == 4
+    assert value(training.commit(in_flight=last)) == 5.0
+    assert value(last) == 3.0

@@ -9,6 +9,11 @@ from typing import Any
 
 import pytest
 
+from hvdrecover import heartbeat
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.elastic import reports
+from hvdrecover.elastic.recovery import Agreement
 from hvdrecover.elastic.run import run
 from hvdrecover.elastic.state import State
 from tests.fakes.framework import FakeModel, FakeSampler
@@ -75,6 +80,44 @@ def test_people_are_told_once_where_a_run_goes_on_from(
     lines = [message.rsplit(";", 1)[0] for message in caplog.messages if "ranks" in message]
     assert lines[0] == "starting from the beginning on 2 ranks"
     assert lines[1:] == [f"resumed from commit 1 at {URL} on 3 ranks (it was 2)"]
+
+
+@pytest.mark.parametrize(
+    ("reached", "said"),
+    [
+        ((0, 0), ""),  # a job that has just started knows nothing
+        ((7, 0), ""),
+        ((7, 1), "; 1 step is repeated"),
+        ((7, 5), "; 5 steps are repeated"),
+        ((8, 0), "; 1 commit is repeated"),
+        ((9, 5), "; 2 commits and 5 steps are repeated"),
+        ((6, 5), ""),
+    ],
+)
+def test_what_is_repeated_after_a_fault_is_said(reached: tuple[int, int], said: str) -> None:
+    state = {"random": {"seed": 1, "stream": 7, "states": {}}}
+    agreement = Agreement(Snapshot(CommitId(3, 29), {}, state, 2, {}), "memory", "job")
+    line = reports.agreed(agreement, 2, "", 0.25, reached)
+    assert line == f"resuming from commit 29 in memory on 2 ranks{said}; 0.25 s"
+
+
+def test_the_line_of_a_real_recovery_says_what_is_repeated(caplog: pytest.LogCaptureFixture) -> None:
+    def body(process: Process) -> None:
+        state = process.state(step=0)
+
+        @run
+        def train(state: State) -> None:
+            while state.step < 6:
+                process.world.allgather([0], "step")
+                heartbeat.stepped()
+                state.step += 1
+                if state.step % 3 == 0:
+                    state.commit()
+
+        train(state)
+
+    FakeJob(initialised(body), 2, (fail_at(1, "step", 5),)).run()
+    assert any("resuming from commit 1 in memory on 1 rank; " in line for line in caplog.messages)
 
 
 def test_a_password_in_the_url_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:

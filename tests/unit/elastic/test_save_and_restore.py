@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -110,6 +112,7 @@ def test_nothing_is_written_before_the_ranks_have_met(process: Process, roots: F
 def test_a_save_that_is_torn_leaves_no_commit(process: Process) -> None:
     state = process.state(model=FakeModel(w=[1.0], v=[2.0]))
     state.sync()
+    state.model.weights["w"] += 1  # what has not changed is not copied
     process.framework.tear = 1
     with pytest.raises(RuntimeError, match="the device is gone"):
         state.commit()
@@ -122,6 +125,7 @@ def test_the_commit_after_a_torn_one_is_whole_and_in_step_with_the_other_ranks(p
     state = process.state(model=FakeModel(w=[1.0], v=[2.0]))
     state.sync()
     state.commit()
+    state.model.weights["w"] += 1  # what has not changed is not copied
     process.framework.tear = 1
     with pytest.raises(RuntimeError):
         state.commit()
@@ -129,7 +133,7 @@ def test_the_commit_after_a_torn_one_is_whole_and_in_step_with_the_other_ranks(p
     assert state.last_commit == CommitId(1, 3)
     state.model.weights["w"] += 1
     state.restore()
-    assert state.model.weights["w"].tolist() == [1.0]
+    assert state.model.weights["w"].tolist() == [2.0]
 
 
 def test_a_value_that_can_not_be_committed_does_not_spoil_the_last_commit(process: Process) -> None:
@@ -157,3 +161,33 @@ def test_restoring_into_another_model_names_what_differs_and_loads_nothing(proce
         "model.w: F64[1] in the commit, F64[2] in the model",
     ]
     assert (state.model.weights["w"].tolist(), state.epoch) == ([5.0, 5.0], 5)
+
+
+class KeptPart:
+    """Something beside the attributes."""
+
+    def __init__(self) -> None:
+        self.held: Any = None
+        self.loaded: list[Any] = []
+
+    def tree(self) -> Any:
+        return self.held
+
+    def load(self, tree: Any) -> None:
+        self.held = tree
+        self.loaded.append(tree)
+
+
+def test_what_is_kept_beside_the_attributes_rolls_back_and_may_be_absent(process: Process) -> None:
+    state, part = process.state(epoch=0), KeptPart()
+    state._contents.keep("_part", part)
+    state.sync()
+    state.restore()
+    part.held = {"best": 3.0, "waits": [1]}
+    state.commit()
+    part.held = {"best": 1.0, "waits": [1, 2]}
+    state.restore()
+    assert part.loaded == [None, {"best": 3.0, "waits": [1]}]
+    part.held = None
+    state.commit()
+    assert "_part" not in state._memory.newest.state["attributes"]  # type: ignore[union-attr]

@@ -72,6 +72,10 @@ def test_how_a_process_has_ended(ended: Death, name: str) -> None:
         (death(1, error="ValueError: Horovod initialization failed"), "crash"),
         (death(1, error="horovod.common.exceptions.HorovodInternalError: a rank was lost"), "crash"),
         (death(1, error="HostsUpdatedInterrupt: True"), "crash"),
+        (
+            death(1, error="NoProgressError: … HorovodInternalError", kinds=("NoProgressError",)),
+            "script_error",
+        ),
     ],
 )
 def test_what_kind_of_fault_it_was(end: Death, fault: str) -> None:

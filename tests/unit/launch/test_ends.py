@@ -36,6 +36,10 @@ def test_errors_of_the_table_are_ours_and_stand_in_one_row() -> None:
         (errors.NoUsableCommitError("u", {}), "unusable"),
         (errors.UnsupportedValueError("state.x", "p"), "wrong"),
         (errors.MeetingError("p"), "rendezvous"),
+        (
+            errors.NoProgressError(commit=1, steps=0, rollbacks=3, reason="HorovodInternalError"),
+            "no_progress",
+        ),
         (errors.StoppedError("p", "FencedError"), "fenced"),
         (errors.StoppedError("p", "StorageError"), "storage"),
         (errors.StoppedError("p", "ValueError"), "rendezvous"),

@@ -198,7 +198,7 @@ def test_the_page_of_a_run(tmp_path):
     text = " ".join(parsed.texts)
     for said in ("my run", "66.5%", "22.7 s", "no progress; killed in load_batch (train.py:31)", "finished"):
         assert said in text
-    assert parsed.count("td") == 3 * 5 + 2 * 12
+    assert parsed.count("td") == 3 * 5 + 2 * 13
 
 
 def test_every_kind_of_block():

@@ -50,6 +50,7 @@ def test_a_fault_is_recovered_from_when_the_last_rank_steps_again(run):
     assert recovery.seconds == pytest.approx(3.01)
     assert tuple(recovery.phases) == PHASES
     assert recovery.phases["load"] == 0.7
+    assert sum(recovery.phases.values()) == pytest.approx(recovery.seconds)
 
 
 def test_only_the_first_step_of_a_rank_counts(run):

@@ -102,3 +102,50 @@ def test_dropout_is_seeded_anew_at_each_commit_and_the_same_after_a_restore() ->
 def test_what_has_no_variables_yet_is_refused_with_the_remedy(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"state\.{name}: .*build\("):
         recover.TensorFlowState(**{name: value()})
+
+
+class Subclass(keras.Model):  # type: ignore[misc]
+    """A model without a ``build`` of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = keras.layers.Dense(2, name="first")
+        self.blocks = [keras.Sequential([keras.layers.Dense(2)], name="block")]
+        self.add = keras.layers.Add()
+        self.flatten = keras.layers.Flatten()  # has no variables
+
+    def call(self, x: Any) -> Any:
+        return self.add([self.blocks[0](self.first(x)), x])
+
+
+@pytest.mark.filterwarnings("ignore:`build\\(\\)` was called")
+@pytest.mark.parametrize(
+    "make", [lambda model: recover.TensorFlowState(net=model), recover.TensorFlowKerasState]
+)
+def test_a_model_whose_layers_are_not_built_is_refused_by_their_names(make: Any) -> None:
+    model = Subclass()
+    model.build((None, 2))
+    assert model.built
+    with pytest.raises(ConfigError, match=r"variables, 'first', 'block', .*call the model on one batch"):
+        make(model)
+    model(tf.zeros([1, 2]))
+    assert len(make(model)._contents.components()) == 1
+
+
+def test_generators_of_ones_own_are_kept_by_their_states() -> None:
+    kept, seeded = tf.random.Generator.from_seed(3), keras.random.SeedGenerator(3)
+    state = recover.TensorFlowState(kept=[kept.state], seeded=[seeded.state], batch=0)
+    state.sync()
+    state.commit()
+    first = kept.normal([2]).numpy().tobytes(), keras.random.normal([2], seed=seeded).numpy().tobytes()
+    state.restore()
+    assert (
+        kept.normal([2]).numpy().tobytes(),
+        keras.random.normal([2], seed=seeded).numpy().tobytes(),
+    ) == first
+    state.commit()
+    state.batch = 1
+    state.commit()
+    again = kept.normal([2]).numpy().tobytes(), keras.random.normal([2], seed=seeded).numpy().tobytes()
+    assert again[0] != first[0]
+    assert again[1] != first[1]

@@ -1,0 +1,257 @@
+"""Rollbacks after which all ranks are there again: who kept the others waiting, and how often they come back.
+
+A rank that is silent for long, and at work, finds in the end that the others have given it up. No process has
+died, so nothing else counts such rounds. Here the gap is learnt, and rounds that get no farther have an end.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
+from typing import Any
+
+from hvdrecover import heartbeat
+from hvdrecover.clock import Clock
+from hvdrecover.elastic import stalls
+from hvdrecover.elastic.interfaces import World
+from hvdrecover.elastic.joining import is_library
+from hvdrecover.elastic.recovery import gather_json
+from hvdrecover.errors import NoProgressError
+from hvdrecover.events import Events
+from hvdrecover.heartbeat import Phase, Reading
+
+LIMIT = 3  # how often in a row all ranks may come back without having got farther than before
+ATTEMPTS = 10  # faults in a row after which ranks give up that have not been able to compare them
+LATE = 1000  # ms after the first rank by which all that merely waited have learnt of a fault
+
+
+@dataclass(frozen=True, order=True)
+class Tally:
+    """How far a job has come, and how often it has come back since.
+
+    Attributes:
+        changes: commits at which something had changed, up to the farthest point; a script that commits
+            whenever it is called anew gets no farther by that.
+        steps: steps from there to that point.
+        returns: rollbacks since, in which nobody was lost and which got no farther.
+    """
+
+    changes: int = -1
+    steps: int = 0
+    returns: int = 0
+
+
+@dataclass(frozen=True)
+class Account:
+    """What one rank knows of the faults since the ranks agreed last; all integers, as they are sent.
+
+    Attributes:
+        changes: of its tally.
+        steps: of its tally.
+        returns: of its tally.
+        faults: how many; 0 in a process that has just started.
+        reached: changes when it was the farthest since.
+        done: steps from there.
+        size: number of ranks.
+        age: how long ago it learnt of the first fault, in ms, when the ranks met.
+        silent: for how long it had not shown any progress then, in ms; 0 where nobody expects it.
+        limit: how long ranks were to wait for one that says nothing, in seconds; 0 if that isn't known.
+    """
+
+    changes: int = -1
+    steps: int = 0
+    returns: int = 0
+    faults: int = 0
+    reached: int = 0
+    done: int = 0
+    size: int = 0
+    age: int = 0
+    silent: int = 0
+    limit: int = 0
+
+
+def all_there(accounts: Sequence[Account]) -> bool:
+    """Whether the ranks that met are those of before the fault."""
+    return all(each.faults and each.size == len(accounts) for each in accounts)
+
+
+def tally(accounts: Sequence[Account]) -> Tally:
+    """How far the job has come with all that the ranks tell, by rank."""
+    before = max(Tally(each.changes, each.steps, each.returns) for each in accounts)
+    reached = max((Tally(each.reached, each.done) for each in accounts if each.faults), default=Tally())
+    if reached > replace(before, returns=0):
+        return reached
+    # Who has come for a lost one has seen fewer, and only those after it.
+    returned = min(each.faults for each in accounts) if all_there(accounts) else 0
+    return replace(before, returns=before.returns + returned)
+
+
+def kept_waiting(accounts: Sequence[Account]) -> dict[int, float]:
+    """The ranks that were silent while the others waited for them, and for how many seconds.
+
+    Who waits in a collective learns that it has failed when all do that wait. Who is at something else learns
+    it later: the last one at least was. If somebody was lost, nobody is to blame for that.
+    """
+    if not all_there(accounts):
+        return {}
+    limit, ages = wait_limit(accounts), [each.age for each in accounts]
+    least = (
+        1 if limit else LATE
+    )  # of a fault whose cause isn't known to be waiting, chance may decide who is last
+    lateness = [max(ages) - age for age in ages]
+    late = [rank for rank, ms in enumerate(lateness) if ms > LATE or ms == max(lateness) >= least]
+    silences = {rank: accounts[rank].silent for rank in late}
+    return {rank: silent / 1000 for rank, silent in silences.items() if silent > limit * 1000}
+
+
+def wait_limit(accounts: Sequence[Account]) -> int:
+    """How many seconds ranks were to wait for one that says nothing; 0 if that isn't known."""
+    return min((each.limit for each in accounts if each.limit), default=0)
+
+
+def silence(reading: Reading) -> float:
+    """For how many seconds a rank has shown no progress; 0 where nobody expects it."""
+    expected = reading.phase in (Phase.BEGINNING, Phase.TRAINING) and not (reading.paused or reading.waiting)
+    return reading.silent if expected else 0.0
+
+
+def place(error: BaseException) -> str:
+    """The innermost line of the user's own that an error came through, or an empty string."""
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not is_library(code.co_filename):
+            found = f"{code.co_filename}:{trace.tb_lineno} in {code.co_name}"
+        trace = trace.tb_next
+    return found
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When this rank has learnt of a fault.
+
+    Attributes:
+        time: by its clock.
+        reading: its page.
+        limit: how long ranks were to wait, in seconds; 0 for ever.
+    """
+
+    time: float
+    reading: Reading
+    limit: int
+
+
+class Rollbacks:
+    """This rank's side of it, for one training function.
+
+    Args:
+        world: the ranks.
+        events: of this process.
+        clock: where times come from.
+    """
+
+    def __init__(self, world: World, events: Events, clock: Clock) -> None:
+        self._world = world
+        self._events = events
+        self._clock = clock
+        self._tally = Tally()
+        self._account = Account()
+        self._first: Moment | None = None
+        self._commit = 0
+        self._reason = self._place = ""
+        self._warned: set[str] = set()
+        self._learnt = False
+
+    @property
+    def farthest(self) -> tuple[int, int]:
+        """How far the job had come: commits at which the state had changed, and steps since."""
+        return max(self._tally.changes, 0), self._tally.steps
+
+    def moment(self) -> Moment:
+        """Return where this rank is; to be called as soon as it learns of what may be a fault."""
+        return Moment(self._clock.monotonic(), heartbeat.read(), stalls.allowed())
+
+    def note(self, moment: Moment, changes: int, error: BaseException) -> None:
+        """Note a fault: ranks seem to be lost.
+
+        Args:
+            moment: when it was learnt.
+            changes: commits at which something had changed, up to the newest.
+            error: what it was learnt from.
+        """
+        mine = self._account
+        if self._first is None:  # of several in a row, the others come of the first
+            self._first, self._place = moment, place(error)
+            silent = math.ceil(silence(moment.reading) * 1000)
+            mine = replace(mine, size=self._world.size(), silent=silent, limit=moment.limit)
+        self._reason, self._commit = str(error), moment.reading.commit
+        reached = max(Tally(mine.reached, mine.done), Tally(changes, moment.reading.steps))
+        faults = mine.faults + 1
+        self._account = replace(mine, faults=faults, reached=reached.changes, done=reached.steps)
+
+    def met(self) -> None:
+        """Note that the ranks have just met again."""
+        if self._first is not None:
+            age = math.ceil((self._clock.monotonic() - self._first.time) * 1000)
+            self._account = replace(self._account, age=age)
+
+    def compare(self) -> None:
+        """Compare with the other ranks, all of whom call this when they have met, before they agree.
+
+        Raises:
+            NoProgressError: they have come back too often without having got farther; on all ranks.
+        """
+        if self._account.faults >= ATTEMPTS:
+            raise self._no_progress(self._account.faults)
+        far = self._tally
+        mine = replace(self._account, changes=far.changes, steps=far.steps, returns=far.returns)
+        table = self._world.allgather(astuple(mine), "hvdrecover.rollbacks")
+        accounts = [Account(*row) for row in table.tolist()]
+        self._tally = tally(accounts)
+        silent, limit = kept_waiting(accounts), wait_limit(accounts)
+        if self._tally.returns >= LIMIT:
+            raise self._no_progress(self._tally.returns, silent, limit)
+        if limit and self._world.rank() in silent and self._first is not None:
+            self._learn(self._first, silent[self._world.rank()], limit)
+        self._learnt = bool(limit and silent)
+        self._account, self._first = Account(), None
+
+    def agreed(self) -> None:
+        """Have what was learnt count at once, now that all ranks know it."""
+        if self._learnt:
+            heartbeat.await_guardian()
+            stalls.follow(self._world)
+
+    def _learn(self, moment: Moment, seconds: float, limit: int) -> None:
+        """This rank was busy: have others wait longer the next time, and say how to do without that."""
+        # The next time is right after an agreement, and counts as a beginning.
+        heartbeat.has_seen(seconds if moment.reading.phase == Phase.TRAINING else 0.0, seconds)
+        message = None
+        if self._place not in self._warned:
+            self._warned.add(self._place)
+            message = _warning(self._world.rank(), seconds, limit, self._place)
+        facts = {"seconds": seconds, "limit": limit, "where": self._place}
+        self._events.emit("kept_waiting", message, level=logging.WARNING, **facts)
+
+    def _no_progress(
+        self, rollbacks: int, silent: dict[int, float] | None = None, limit: int = 0
+    ) -> NoProgressError:
+        """The error; if ranks were silent, all call this, as it asks the worst of them where it was."""
+        facts: dict[str, Any] = {}
+        if silent:
+            rank = max(silent, key=silent.__getitem__)
+            where = gather_json(self._world, self._place, "hvdrecover.places")[rank]
+            facts = {"rank": rank, "seconds": silent[rank], "limit": limit, "where": where}
+        commit, steps = self._commit, self._tally.steps
+        return NoProgressError(commit=commit, steps=steps, rollbacks=rollbacks, reason=self._reason, **facts)
+
+
+def _warning(rank: int, seconds: float, limit: int, where: str) -> str:
+    before = f" before {where}" if where else ""
+    return (
+        f"rank {rank} was busy for {seconds:.1f} s without a sign of progress{before}. The others wait for "
+        f"{limit} s at most, so all have gone back to the last commit, and it is done again. Put what takes "
+        "so long into `with recover.paused():`, on all ranks, or give a longer --hang-timeout"
+    )

@@ -1,0 +1,29 @@
+"""The list in which Keras calls the callbacks of a ``fit``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+
+from keras.callbacks import Callback, CallbackList
+
+
+def list_of(callback: Callback) -> CallbackList | None:
+    """The list that is calling a callback; None if something else does.
+
+    Keras hands a callback its model and never its list, so that is looked for among the callers.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, CallbackList) and any(each is callback for each in caller.callbacks):
+            return caller
+        frame = frame.f_back
+    return None
+
+
+def arrange(callbacks: CallbackList, first: Sequence[Callback], last: Callback) -> None:
+    """Have some callbacks be called before all others and one after them, wherever they stand."""
+    placed = {id(each) for each in (*first, last)}
+    others = [each for each in callbacks.callbacks if id(each) not in placed]
+    callbacks.callbacks = [*first, *others, last]  # a new list: Keras may be going through the old one

@@ -1,0 +1,89 @@
+"""Keras's callbacks in a real job: they decide and write as if nothing had happened to it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import pytest
+
+from hvdrecover.examples.digits_run import PATIENCE, static, supervised
+from hvdrecover.launch.job import Job
+
+SCRIPT = Path(__file__).with_name("scripts") / "keras_callbacks.py"
+STOPS = 7
+# In an epoch and at its end behind the user's callbacks: rank 0, which has the files; both; the whole job.
+FAULTS = ["1 3 0", "2 5 all", "3 end 0", f"{STOPS} end job"]
+
+
+class Run:
+    """A run in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.folder = folder
+
+    def start(self, launcher: list[str], faults: tuple[str, ...] | list[str] = ()) -> Job:
+        command = [*launcher, sys.executable, str(SCRIPT), str(self.folder)]
+        events = {"HVDRECOVER_EVENTS": str(self.folder / "events")}
+        return Job(command, self.folder / "log.txt", {"FAULTS": "\n".join(faults), **events})
+
+    def outcome(self) -> dict[str, Any]:
+        ranks = [json.loads((self.folder / f"outcome-{rank}").read_text()) for rank in (0, 1)]
+        return {
+            "epochs": [rank["epoch"] for rank in ranks],
+            "histories": [rank["history"] for rank in ranks],
+            "variables": [rank["variables"] for rank in ranks],
+            "rows": list(csv.reader((self.folder / "log.csv").read_text().splitlines())),
+            "best": weights(self.folder / "best.weights.h5"),
+        }
+
+
+def weights(path: Path) -> dict[str, bytes]:
+    found = {}
+
+    def see(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            found[name] = item[()].tobytes()
+
+    with h5py.File(path) as file:
+        file.visititems(see)
+    return found
+
+
+@pytest.fixture
+def jobs() -> Iterator[list[Job]]:
+    found: list[Job] = []
+    yield found
+    for job in found:
+        job.kill()
+
+
+def test_a_job_that_is_killed_again_and_again_decides_and_writes_the_same(
+    tmp_path: Path, jobs: list[Job]
+) -> None:
+    clean, run = Run(tmp_path / "clean"), Run(tmp_path / "run")
+    jobs.append(clean.start(static(2)))
+    assert jobs[-1].wait(PATIENCE) == 0, jobs[-1].tail()
+    jobs.append(run.start(supervised(), FAULTS))
+    last = run.folder / FAULTS[-1].replace(" ", "-")
+    deadline = time.monotonic() + PATIENCE
+    while not last.exists():
+        assert jobs[-1].running, jobs[-1].tail(60)
+        assert time.monotonic() < deadline, jobs[-1].tail(60)
+        time.sleep(0.05)
+    jobs[-1].kill()
+    jobs.append(run.start(supervised(), FAULTS))
+    assert jobs[-1].wait(PATIENCE) == 0, jobs[-1].tail(60)
+    assert all((run.folder / fault.replace(" ", "-")).exists() for fault in FAULTS)
+    expected, found = clean.outcome(), run.outcome()
+    assert expected["epochs"] == [STOPS + 1] * 2
+    assert len(expected["best"]) > 2
+    for what, value in expected.items():
+        assert found[what] == value, what

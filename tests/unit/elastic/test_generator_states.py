@@ -1,0 +1,110 @@
+"""States of generators out of commits that were made to do harm."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdrecover.elastic import generator_states
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
+NUMPY = np.random.get_state(legacy=False)
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Any:
+    python, mine = random.getstate(), np.random.get_state()
+    yield
+    random.setstate(python)
+    np.random.set_state(mine)
+
+
+def test_a_state_goes_on_where_it_was() -> None:
+    random.gauss(0, 1)
+    python, mine = random.getstate(), np.random.get_state(legacy=False)
+    drawn = random.random(), np.random.normal()
+    generator_states.set_python(python)
+    generator_states.set_numpy(mine)
+    assert (random.random(), np.random.normal()) == drawn
+
+
+@pytest.mark.parametrize("place", [10**8, 625, -1, 2**70])
+def test_a_place_beyond_the_buffer_is_refused_and_the_process_lives(place: int) -> None:
+    script = f"""
+import numpy as np
+from hvdrecover.elastic import generator_states
+state = np.random.get_state(legacy=False)
+state["state"]["pos"] = {place}
+try:
+    generator_states.set_numpy(state)
+except ValueError as error:
+    print(error)
+np.random.random(2000)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, f"numpy's generator has no place {place}")
+
+
+@pytest.mark.parametrize("place", [5, -1])
+def test_other_generators_have_buffers_too(place: int) -> None:
+    before = np.random.mtrand._rand._bit_generator
+    np.random.set_bit_generator(np.random.Philox(1))
+    try:
+        state = np.random.get_state(legacy=False)
+        generator_states.set_numpy(state)
+        with pytest.raises(ValueError, match="no place"):
+            generator_states.set_numpy({**state, "buffer_pos": place})
+    finally:
+        np.random.set_bit_generator(before)
+
+
+@given(value=PLAIN | st.dictionaries(st.sampled_from(sorted(NUMPY)), PLAIN))
+def test_what_is_not_a_state_of_numpys_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="numpy's generator"):
+        generator_states.set_numpy(value)
+
+
+@given(field=st.sampled_from(["bit_generator", "state", "has_gauss", "gauss"]), value=PLAIN)
+def test_a_state_of_numpys_with_one_other_field_is_refused_or_good_to_draw_from(
+    field: str, value: Any
+) -> None:
+    try:
+        generator_states.set_numpy({**NUMPY, field: value})
+    except ValueError:
+        return
+    np.random.normal(size=3)
+
+
+@pytest.mark.parametrize("field", ["key", "pos"])
+@pytest.mark.parametrize("value", [None, 1.5, True, "x", np.zeros(10, np.uint32), np.zeros(624, np.int64)])
+def test_numpys_buffer_is_looked_at(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match="no such state"):
+        generator_states.set_numpy({**NUMPY, "state": {**NUMPY["state"], field: value}})
+
+
+WORDS = (1,) * 624
+
+
+@given(
+    value=PLAIN
+    | st.tuples(st.sampled_from([2, 3, 9]), PLAIN | st.just((*WORDS, 625)) | st.just((*WORDS, "x")), PLAIN)
+)
+def test_what_is_not_a_state_of_pythons_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError):
+        generator_states.set_python(value)
+
+
+@given(half=PLAIN)
+def test_a_state_of_pythons_that_is_taken_is_good_to_draw_from(half: Any) -> None:
+    try:
+        generator_states.set_python((3, (*WORDS, 624), half))
+    except ValueError:
+        return
+    assert isinstance(random.gauss(0.0, 1.0), float)

@@ -1,0 +1,329 @@
+"""Keras's callbacks in a ``fit`` that is interrupted: they go on as if it had not been."""
+
+from __future__ import annotations
+
+import csv
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import hvdrecover.tensorflow as recover
+from hvdrecover.errors import ConfigError
+
+SAMPLES, BATCH, EPOCHS = 40, 4, 12  # ten batches an epoch
+X = np.linspace(-1, 1, SAMPLES * 3, dtype=np.float32).reshape(SAMPLES, 3)
+Y = np.arange(SAMPLES) % 2
+# What is judged by: improves at 0, 1, 4; the rate is halved after 3 and 6; training stops after epoch 8.
+SCORES = [5.0, 4.0, 6.0, 6.0, 3.0, 7.0, 7.0, 7.0, 7.0, 1.0, 1.0, 1.0]
+STOPS = 8
+# Where each attempt is interrupted: in an epoch, at its end behind the user's callbacks, and after the last.
+INTERRUPTIONS = [
+    (0, 4),
+    (0, None),
+    (2, 8),
+    (3, None),
+    (4, None),
+    (7, 5),
+    (7, None),
+    (STOPS, 9),
+    (STOPS, None),
+]
+
+
+class InterruptionError(Exception):
+    pass
+
+
+class Interrupt(keras.callbacks.Callback):  # type: ignore[misc]
+    """Raises at the end of a batch, or of the epoch; or when the training has ended."""
+
+    def __init__(self, epoch: int | None, batch: int | None = None) -> None:
+        super().__init__()
+        self._at = (epoch, batch)
+
+    def set_state(self, state: Any) -> None:
+        self._state = state
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if (self._state.epoch, self._state.batch - 1) == self._at:
+            raise InterruptionError
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if (epoch, None) == self._at:
+            raise InterruptionError
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self._at[0] is None:
+            raise InterruptionError
+
+
+class Counting(keras.callbacks.Callback):  # type: ignore[misc]
+    """A user's own, with state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epochs_seen = 0
+        self.names: list[int] = []
+        self.made_of = object()  # nothing that a commit can hold
+        self.limit = 3
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epochs_seen += 1
+        self.names.append(epoch)
+
+
+def a_state(root: Path | None = None) -> recover.TensorFlowKerasState:
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(8, activation="tanh"), keras.layers.Dropout(0.5), keras.layers.Dense(2)]
+    model = keras.Sequential(layers)
+    model.build((None, 3))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = recover.DistributedOptimizer(keras.optimizers.Adam(0.01))
+    model.compile(optimizer, loss, metrics=["accuracy", keras.metrics.SparseCategoricalCrossentropy()])
+    data = recover.elastic_dataset((X, Y), BATCH)
+    checkpoint = None if root is None else str(root)
+    state = recover.TensorFlowKerasState(model, data=data, epoch=0, batch=0, checkpoint=checkpoint)
+    state.sync()
+    return state
+
+
+def fit(state: Any, *before: Any, behind: tuple[Any, ...] = (), every: int | None = 3, **options: Any) -> Any:
+    found = [*before, *recover.callbacks(state, commit_every_batches=every, **options), *behind]
+    return state.model.fit(
+        state.data, epochs=EPOCHS, initial_epoch=state.epoch, callbacks=found, verbose=0, shuffle=False
+    )
+
+
+def of_keras(folder: Path) -> list[keras.callbacks.Callback]:
+    """Those of the issue, which judge by `SCORES`."""
+    folder.mkdir(exist_ok=True)
+    return [
+        keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(score=SCORES[epoch])),
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+        keras.callbacks.ReduceLROnPlateau("score", factor=0.5, patience=2, cooldown=1, mode="min"),
+        keras.callbacks.EarlyStopping("score", patience=4, mode="min", restore_best_weights=True),
+        keras.callbacks.ModelCheckpoint(
+            str(folder / "best.weights.h5"), "score", save_best_only=True, save_weights_only=True, mode="min"
+        ),
+        keras.callbacks.ModelCheckpoint(
+            str(folder / "{epoch:02d}.weights.h5"), save_freq=7, save_weights_only=True
+        ),
+        keras.callbacks.CSVLogger(str(folder / "log.csv")),
+    ]
+
+
+def outcome(state: Any, history: Any, folder: Path) -> dict[str, Any]:
+    """All that a run leaves."""
+    files = sorted(path.name for path in folder.iterdir())
+    assert "best.weights.h5" in files
+    return {
+        "epoch": state.epoch,
+        "weights": [each.numpy().tobytes() for each in (*state.model.weights, *state.optimizer.variables)],
+        "history": (history.epoch, history.history),
+        "rows": list(csv.reader((folder / "log.csv").read_text().splitlines())),
+        "files": {name: stored(folder / name) for name in files if name.endswith(".h5")},
+    }
+
+
+def stored(path: Path) -> list[bytes]:
+    state = a_state()
+    state.model.load_weights(path)
+    return [each.tobytes() for each in state.model.get_weights()]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder, state = tmp_path_factory.mktemp("undisturbed"), a_state()
+    found = outcome(state, fit(state, *of_keras(folder)), folder)
+    rates = [float(row[found["rows"][0].index("learning_rate")]) for row in found["rows"][1:]]
+    halved = [epoch for epoch in range(1, len(rates)) if rates[epoch] / rates[epoch - 1] < 0.5]
+    assert (found["epoch"], len(rates)) == (STOPS + 1, STOPS + 1)
+    assert halved == [4, 7]
+    assert found["files"]["best.weights.h5"] == found["weights"][: len(found["files"]["best.weights.h5"])]
+    return found
+
+
+@pytest.mark.parametrize(("way", "place"), [("a survivor", "before"), ("a new process", "behind")])
+def test_wherever_a_fit_is_interrupted_it_ends_the_same(
+    way: str, place: str, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    state = a_state(tmp_path / "root")
+    for at in [*INTERRUPTIONS, (None, None)]:
+        interrupt = Interrupt(*at)
+        interrupt.set_state(state)
+        callbacks = (*of_keras(tmp_path / "files"), interrupt)
+        with pytest.raises(InterruptionError):
+            fit(state, *callbacks) if place == "before" else fit(state, behind=callbacks)
+        if way == "a survivor":
+            state.restore()
+            state.sync()
+        else:
+            state.flush()
+            state = a_state(tmp_path / "root")
+    found = outcome(state, fit(state, *of_keras(tmp_path / "files")), tmp_path / "files")
+    for what, value in undisturbed.items():
+        assert found[what] == value, what
+
+
+def test_they_may_be_the_same_objects_in_each_attempt(undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    state, callbacks = a_state(), of_keras(tmp_path / "files")
+    for at in [(2, 8), (4, None), (STOPS, None)]:
+        interrupt = Interrupt(*at)
+        interrupt.set_state(state)
+        with pytest.raises(InterruptionError):
+            fit(state, *callbacks, interrupt)
+        state.restore()
+    found = outcome(state, fit(state, *callbacks), tmp_path / "files")
+    for what, value in undisturbed.items():
+        assert found[what] == value, what
+
+
+def test_a_fit_that_follows_one_that_ended_begins_anew(tmp_path: Path) -> None:
+    state, callbacks = a_state(), of_keras(tmp_path / "files")
+    fit(state, *callbacks)
+    state.epoch = 0
+    fit(state, *callbacks)
+    assert state.epoch == STOPS + 1  # not stopped at once
+    rows = (tmp_path / "files" / "log.csv").read_text().splitlines()
+    assert len(rows) == 1 + STOPS + 1  # written anew, with its header
+
+
+def test_of_two_fits_the_second_one_goes_on_though_the_first_is_called_again(tmp_path: Path) -> None:
+    def training(state: Any, *interrupt: Any) -> list[int]:
+        judged = []
+        for epochs in (2, 4):
+            stopping = keras.callbacks.EarlyStopping("score", patience=9, mode="min")
+            judge = keras.callbacks.LambdaCallback(
+                on_epoch_end=lambda epoch, logs: logs.update(score=SCORES[epoch])
+            )
+            state.model.fit(
+                state.data,
+                epochs=epochs,
+                initial_epoch=state.epoch,
+                callbacks=[judge, stopping, *interrupt, *recover.callbacks(state)],
+                verbose=0,
+            )
+            judged.append(stopping.wait)
+        return judged
+
+    undisturbed = training(a_state())
+    state = a_state(tmp_path)
+    interrupt = Interrupt(3, 2)
+    interrupt.set_state(state)
+    with pytest.raises(InterruptionError):
+        training(state, interrupt)
+    state.flush()
+    assert training(a_state(tmp_path))[1] == undisturbed[1] == 1
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_users_own_callback_is_kept_if_it_is_named_and_else_there_is_a_warning(
+    kept: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state, own = a_state(tmp_path), Counting()
+    interrupt = Interrupt(2, 8)
+    interrupt.set_state(state)
+    with pytest.raises(InterruptionError):
+        fit(state, own, interrupt, keep=[own] if kept else [])
+    state.flush()
+    state, own = a_state(tmp_path), Counting()
+    with caplog.at_level(logging.WARNING, "hvdrecover"):
+        fit(state, own, keep=[own] if kept else [])
+    texts = [record.getMessage() for record in caplog.records]
+    if kept:
+        assert (own.epochs_seen, own.names) == (EPOCHS, list(range(EPOCHS)))
+        assert texts == []
+    else:
+        assert own.epochs_seen == EPOCHS - 2
+        assert len(texts) == 1
+        assert "Counting (epochs_seen, names)" in texts[0]
+        assert "keep=" in texts[0]
+
+
+def test_no_commit_holds_a_fit_that_has_ended(tmp_path: Path) -> None:
+    state = a_state(tmp_path)
+    fit(state, *of_keras(tmp_path / "files"))
+    assert "_callbacks" in state._memory.newest.state["attributes"]
+    state.commit()
+    assert "_callbacks" not in state._memory.newest.state["attributes"]
+
+
+def test_a_list_of_keras_own_is_put_in_order_too() -> None:
+    state, order = a_state(), []
+    told = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: order.append(("the user's", state.epoch, state.last_commit.commit))
+    )
+    found = keras.callbacks.CallbackList(
+        [told, *recover.callbacks(state)], add_history=True, model=state.model, epochs=1
+    )
+    state.model.fit(state.data, epochs=1, callbacks=found, verbose=0)
+    assert order == [("the user's", 1, 0)]  # counted, and not committed yet
+    assert state.last_commit.commit == 1
+
+
+def test_the_warm_up_does_not_set_the_rate_again_that_another_callback_has_lowered(tmp_path: Path) -> None:
+    def training(state: Any, *others: Any) -> Any:
+        plateau = keras.callbacks.ReduceLROnPlateau("score", factor=0.5, patience=2, mode="min")
+        judge = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: logs.update(score=SCORES[epoch])
+        )
+        fit(state, judge, plateau, *others, warmup_epochs=1)
+        return float(state.optimizer.learning_rate.numpy())
+
+    def prepared(root: Path | None) -> Any:
+        state = a_state()
+        model, data = state.model, state.data
+        made = recover.TensorFlowKerasState(
+            model, data=data, epoch=0, batch=0, learning_rate=0.01, checkpoint=root and str(root)
+        )
+        made.sync()
+        return made
+
+    undisturbed = training(prepared(None))
+    assert undisturbed < 0.01
+    state = prepared(tmp_path)
+    interrupt = Interrupt(9, 5)
+    interrupt.set_state(state)
+    with pytest.raises(InterruptionError):
+        training(state, interrupt)
+    state.flush()
+    assert training(prepared(tmp_path)) == undisturbed
+
+
+# -- what is refused ---------------------------------------------------------------------------------------
+
+
+def without_initial_epoch(state: Any) -> None:
+    state.epoch = 2
+    state.model.fit(state.data, epochs=4, callbacks=recover.callbacks(state), verbose=0)
+
+
+def with_steps_per_epoch(state: Any) -> None:
+    state.model.fit(state.data, steps_per_epoch=4, callbacks=recover.callbacks(state), verbose=0)
+
+
+def with_a_backup(state: Any) -> None:
+    fit(state, keras.callbacks.BackupAndRestore("never made"))
+
+
+def with_another_one_to_keep(state: Any) -> None:
+    fit(state, keep=[Counting()])
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("initial_epoch", without_initial_epoch),
+        ("steps_per_epoch", with_steps_per_epoch),
+        ("callbacks: BackupAndRestore", with_a_backup),
+        ("keep", with_another_one_to_keep),
+    ],
+)
+def test_what_would_undo_a_recovery_is_refused(name: str, use: Callable[[Any], None]) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}"):
+        use(a_state())
