@@ -31,6 +31,7 @@ TOPICS = {
     "tensorflow": STATES,
     "guard": ("large", "digits", "digits-tensorflow"),
     "recovery": ("torch", "tensorflow"),
+    "scale": ("stubs",),
     "machine": ("large",),
 }
 _PATIENCE = 1200.0  # seconds for one topic

@@ -107,9 +107,8 @@ class Agent:
 
     def kill(self) -> None:
         """End the process at once."""
-        if self._process.poll() is None:
-            processes.kill_group(self._process.pid)
-        self._process.wait()
+        self._process.kill_group()
+        self._process.ends()
 
     def _line(self, deadline: float) -> str | None:
         """The next line of what the process prints; None if it does not come in time."""

@@ -11,22 +11,33 @@ import sys
 
 from hvdrecover import config
 from hvdrecover.elastic import temporary
+from hvdrecover.launch import private
 from hvdrecover.launch.processes import die_with_parent
 
 _WORKERS_FAILED = "one or more processes exited with non-zero status"  # their guardians have said why
 
 
 def main() -> None:
-    """Run ``horovodrun`` with this process's arguments."""
+    """Run ``horovodrun`` with this process's arguments, of which the first says what starts workers."""
     die_with_parent()
     temporary.watch(config.read(), "horovodrun")
-    sys.argv[0] = "horovodrun"
+    how, sys.argv[:2] = sys.argv[1], ["horovodrun"]
+    if how == "gloo":  # mpirun sends the environment through its own connections
+        _keep_private()
     launch = importlib.import_module("horovod.runner.launch")
     try:
         launch.run_commandline()
     except Exception as error:
         summary = next(iter(str(error).strip().splitlines()), type(error).__name__)
         sys.exit(1 if _WORKERS_FAILED in summary else f"horovodrun: {summary}")
+
+
+def _keep_private() -> None:
+    """Have Horovod leave out of its commands what workers inherit, or get through ssh."""
+    env = importlib.import_module("horovod.runner.common.util.env")
+    if not env.is_kubeflow_mpi():  # whose program in ssh's place takes no input
+        names = "|".join(private.hidden(config.environment()))
+        env.IGNORE_REGEXES.add(rf"(?:{names})\Z")
 
 
 if __name__ == "__main__":

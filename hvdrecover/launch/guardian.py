@@ -16,7 +16,7 @@ from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.errors import LaunchError
 from hvdrecover.events import Events
 from hvdrecover.heartbeat import Phase, Reading, Stop
-from hvdrecover.launch import deaths, hangs, link, memory, processes, stacks, standby
+from hvdrecover.launch import deaths, hangs, link, memory, messages, processes, stacks, standby
 from hvdrecover.launch.deaths import Death
 from hvdrecover.launch.ends import End
 from hvdrecover.launch.hangs import Limits
@@ -31,6 +31,7 @@ logger = logging.getLogger("hvdrecover")
 
 TICK = 0.2  # seconds between looks at the page
 CALM = 1.0  # seconds of training before a standby is started, so that it never competes with a recovery
+STUCK = 600.0  # seconds after which a standby that is still not ready is replaced
 _REPORT = 5.0  # seconds between reports of the last commit to the supervisor
 _UNWRITTEN = (
     "traceback",
@@ -158,7 +159,7 @@ class Guardian:
         self._training.page.judged_by(reading)
         if self._stop_by is not None and now > self._stop_by:
             logger.warning("the grace is over: %s stops; its last durable commit stands", self._name(reading))
-            self._training.kill()
+            self._kill()
         elif hangs.is_hanging(reading, self._settings.limits):
             self._end_hang(reading)
         else:
@@ -175,7 +176,7 @@ class Guardian:
         elif number in self._config.stop_signals and self._stop_by is None:
             self._ask(Stop.HOST, self._settings.grace)
         elif number != signal.SIGCHLD:
-            self._training.kill()
+            self._kill()
             self._say_end("stopped")
             return processes.exit_code(-number)
         return None
@@ -190,8 +191,10 @@ class Guardian:
     def _obey(self) -> None:
         """Do what the supervisor says."""
         assert self._supervisor is not None
-        for message in self._supervisor.receive():
-            if message.get("order") == "leave":
+        for message in map(messages.of_supervisor, self._supervisor.receive()):
+            if message is None:
+                logger.warning("an order of the supervisor can't be understood: left out")
+            elif message.get("order") == "leave":
                 self._ask(Stop.JOB, float(message["grace"]))
             elif message.get("order") == "stop":
                 self._signals.append(signal.SIGHUP)
@@ -207,7 +210,7 @@ class Guardian:
         supervised = self._supervisor is not None and self._supervisor.is_open
         if not supervised and self._config.local_rank in (0, None):  # else somebody has told it
             self._tell("fault", f"{reason}: stopping", fault="launcher_lost", detail=reason)
-        self._training.kill()
+        self._kill()
         self._say_end("stopped")
         return processes.exit_code(-signal.SIGHUP)
 
@@ -325,7 +328,7 @@ class Guardian:
         message = "%s: no progress for %.1f s, %s; killing it (long work belongs in recover.paused())"
         logger.error(message, self._name(reading), reading.silent, where)
         self._hung, self._silent = True, reading.silent
-        self._training.kill()
+        self._kill()
 
     def _tell_of_stall(self, reading: Reading) -> None:
         """Hand on, once for each commit, that Horovod says which tensors wait for which ranks."""
@@ -398,11 +401,18 @@ class Guardian:
         except OSError as error:
             raise LaunchError(self._command[0], f"can't be started: {error.strerror}") from error
 
+    def _kill(self) -> None:
+        """SIGKILL the training process."""
+        if self._training.returncode is None and not self._training.kill():
+            self._events.emit("unkillable", processes=[self._training.pid])
+
     def _keep_standby(self, reading: Reading, now: float) -> None:
         """Start a standby when training has been calm for a while."""
         calm = reading.phase == Phase.TRAINING and reading.commits > 0 and self._stop_by is None
         self._calm_since = (self._calm_since or now) if calm else None
-        if self._standby is not None and self._standby.returncode is not None:
+        if self._standby is not None and (
+            self._standby.returncode is not None or self._is_stuck(self._standby.read())
+        ):
             self._drop_standby()
             self._calm_since = now
         if self._python is None or self._standby is not None or not calm:
@@ -414,6 +424,11 @@ class Guardian:
             except OSError as error:
                 logger.warning("no standby can be kept: %s", error.strerror)
                 self._python = None
+
+    @staticmethod
+    def _is_stuck(standby: Reading) -> bool:
+        """Whether a standby has not become ready for so long that it never will."""
+        return standby.phase != Phase.READY and standby.silent > STUCK
 
     def _wake(self) -> Training | None:
         woken, self._standby = self._standby, None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import subprocess
 import uuid
@@ -10,6 +12,8 @@ from pathlib import Path
 
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.launch import processes
+
+logger = logging.getLogger("hvdrecover")
 
 _MARK = "HVDRECOVER_JOB"
 
@@ -73,12 +77,23 @@ class Job:
                 f"the job still runs after {timeout} s; its log ends with\n{self.tail()}"
             ) from None
 
-    def kill(self) -> None:
-        """SIGKILL the launcher and everything that it started; return when all of it is gone."""
+    def kill(self, patience: float = 30.0) -> list[int]:
+        """SIGKILL the launcher and everything that it started, until all of it is gone.
+
+        Args:
+            patience: seconds to wait for the end of what was killed.
+
+        Returns:
+            The processes that can't be killed, which are named and left.
+        """
         if self._launcher.poll() is None:
-            processes.kill(self._launcher.pid)
-        self._launcher.wait()
-        processes.kill_marked(self._mark)
+            self._launcher.kill()
+        left = processes.kill_marked(self._mark, patience)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._launcher.wait(min(patience, processes.PATIENCE))
+        if left:
+            logger.error("%s can't be killed, as a disk hangs perhaps: left", processes.named(left))
+        return left
 
     def tail(self, lines: int = 25) -> str:
         """The end of the log."""

@@ -6,10 +6,15 @@ import contextlib
 import hmac
 import json
 import socket
+from collections.abc import Iterator
 from typing import Any
 
+from hvdrecover.launch import messages
+from hvdrecover.launch.messages import Message
+
+ANSWER = 5.0  # seconds for the other side to take a message, or to say who it is
 _LONGEST = 1 << 20  # bytes in a line; more is no message of ours
-_ANSWER = 5.0  # seconds for the other side to take a message
+_LONGEST_GREETING = 1 << 12  # the same, of who has not said yet that it belongs here
 _KEEPALIVE = {
     socket.TCP_KEEPIDLE: 2,
     socket.TCP_KEEPINTVL: 2,
@@ -17,24 +22,31 @@ _KEEPALIVE = {
     socket.TCP_USER_TIMEOUT: 10_000,
 }
 
-Message = dict[str, Any]
-
 
 class Link:
     """One end of a connection; the kernel notices within ten seconds when the other host is gone.
 
     Args:
         connection: the connected socket.
+        patience: seconds for the other side to take a message; with 0, the link is closed when it does not
+            fit between.
+
+    Attributes:
+        is_open: whether it can be used.
+        known: whether the other side is one of ours. What can't be read of it is left out, then; else it
+            closes the link.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
-        connection.settimeout(_ANSWER)
+    def __init__(self, connection: socket.socket, patience: float = ANSWER, *, known: bool = False) -> None:
+        connection.settimeout(patience)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE.items():
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
         self._connection = connection
         self._pending = b""
+        self._skips = False
         self.is_open = True
+        self.known = known
 
     def fileno(self) -> int:
         """For selectors."""
@@ -42,52 +54,84 @@ class Link:
 
     def send(self, **message: Any) -> None:
         """Send a message; if the other end is gone, the link is closed and nothing is raised."""
+        self.send_line(messages.encode(message))
+
+    def send_line(self, line: bytes) -> None:
+        """Send a message that is encoded."""
         try:
-            self._connection.sendall(json.dumps(message, default=str).encode() + b"\n")
+            self._connection.sendall(line)
         except OSError:
             self.close()
 
     def receive(self) -> list[Message]:
         """The messages that have come; call it when there is something to read."""
+        return list(self.arriving())
+
+    def arriving(self) -> Iterator[Message]:
+        """As `receive`, one by one: the first may tell that the other side is known."""
         try:
             data = self._connection.recv(1 << 16)
+        except BlockingIOError:
+            return
         except OSError:
             data = b""
-        if not data or len(self._pending) > _LONGEST:
+        if not data:
             self.close()
-            return []
+            return
         *lines, self._pending = (self._pending + data).split(b"\n")
+        for line in lines:
+            message = None if self._skips else self._read(line)
+            self._skips = False
+            if not self.is_open:
+                return
+            if isinstance(message, dict):
+                yield message
+        self._bound()
+
+    def _bound(self) -> None:
+        """Do not keep a line that is too long: skip what comes of it, or close the link."""
+        if self._skips or len(self._pending) > (_LONGEST if self.known else _LONGEST_GREETING):
+            self._skips, self._pending = True, b""
+            if not self.known:
+                self.close()
+
+    def _read(self, line: bytes) -> Any:
         try:
-            messages = [json.loads(line) for line in lines]
+            return json.loads(line)
         except (ValueError, RecursionError):
-            self.close()
-            return []
-        return [message for message in messages if isinstance(message, dict)]
+            if not self.known:
+                self.close()
+            return None
 
     def close(self) -> None:
-        """End the connection. Its descriptor stays until this object goes, for selectors to forget."""
+        """End the connection. Its descriptor stays until `release`, for selectors to forget."""
         self.is_open = False
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
+
+    def release(self) -> None:
+        """End the connection, and give its descriptor back."""
+        self.close()
+        self._connection.close()
 
 
 def connect(host: str, port: int, token: str, **facts: Any) -> Link | None:
     """Connect to the supervisor and say who this is; None if it can't be reached."""
     try:
-        connection = socket.create_connection((host, port), timeout=_ANSWER)
+        connection = socket.create_connection((host, port), timeout=ANSWER)
     except OSError:
         return None
-    link = Link(connection)
+    link = Link(connection, known=True)
     link.send(token=token, **facts)
     return link if link.is_open else None
 
 
 def listen() -> socket.socket:
     """A socket that guardians of all hosts can connect to."""
-    return socket.create_server(("", 0), backlog=512)
+    return socket.create_server(("", 0), backlog=2048)
 
 
 def is_welcome(message: Message, token: str) -> bool:
     """Whether a first message comes from a guardian of this job."""
-    offered = str(message.get("token", "")).encode(errors="replace")
-    return hmac.compare_digest(offered, token.encode())
+    offered = message.get("token")
+    return isinstance(offered, str) and hmac.compare_digest(offered.encode(errors="replace"), token.encode())

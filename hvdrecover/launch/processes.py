@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import resource
+import select
 import signal
 import subprocess
 import time
@@ -11,8 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+PATIENCE = 5.0  # seconds for a process that was killed to end; one that waits for a disk may never do so
 _PR_SET_PDEATHSIG = 1
 _TIDYING = 5.0  # seconds
+_OPEN_FILES = 1 << 16  # more than any job needs; some programs go through all that they might have open
+_SHORTEST_LOOK, _LONGEST_LOOK = 0.01, 0.5  # seconds between looks at what was killed
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -24,6 +30,46 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, number)
 
 
+def allow_open_files(wanted: int = _OPEN_FILES) -> None:
+    """Raise the soft limit of open files of this process and of those that it starts, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+
+
+class Child(subprocess.Popen[bytes]):
+    """A process that this one has started.
+
+    `poll` does not reap it. So its number, and that of its group, stay its own until `wait` returns, and a
+    signal can't go to another process that has got the number since.
+    """
+
+    def poll(self) -> int | None:
+        """Look whether it has ended, and return how."""
+        if self.returncode is not None:
+            return self.returncode
+        try:
+            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # somebody else has reaped it
+            return super().poll()
+        if found is None:
+            return None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+    def kill_group(self) -> None:
+        """SIGKILL it and all of its group, whether it still lives or not, unless it was reaped."""
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def ends(self, patience: float = PATIENCE) -> bool:
+        """Wait for its end, for so many seconds at most, and reap it; whether it has ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(patience)
+        return self.returncode is not None
+
+
 def start(
     command: Sequence[str],
     environ: Mapping[str, str],
@@ -33,7 +79,7 @@ def start(
     stdout: int | IO[Any] | None = None,
     stderr: int | IO[Any] | None = None,
     new_session: bool = False,
-) -> subprocess.Popen[bytes]:
+) -> Child:
     """Start a process that the kernel kills when this one dies; in a process group of its own.
 
     Args:
@@ -48,7 +94,7 @@ def start(
     Raises:
         OSError: the program can't be started.
     """
-    return subprocess.Popen(
+    return Child(
         list(command),
         env=dict(environ),
         pass_fds=tuple(hand_down),
@@ -70,14 +116,6 @@ def _dies_with(parent: int) -> Callable[[], None]:
     return prepare
 
 
-def kill_group(process: int) -> None:
-    """SIGKILL a process group that `start` has made, whether its first process still lives or not."""
-    try:
-        os.killpg(process, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
-
-
 def kill(process: int) -> None:
     """SIGKILL a process, if it still exists."""
     try:
@@ -92,30 +130,87 @@ def marked(mark: str) -> list[int]:
     Launchers hand their environment on, so this finds what has left its process group, too. Zombies don't
     count.
     """
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                has_it = mark.encode() in (entry / "environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if has_it and _state(int(entry.name)) not in ("", "Z", "X"):
-                found.append(int(entry.name))
-    return found
+    numbers = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [process for process in numbers if _has(mark, process)]
 
 
-def kill_marked(mark: str) -> None:
-    """SIGKILL all that `marked` finds; return when all of it is gone.
+def _has(mark: str, process: int) -> bool:
+    try:
+        words = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return mark.encode() in words and _state(process) not in ("", "Z", "X")
+
+
+def kill_marked(
+    mark: str,
+    patience: float = 30.0,
+    *,
+    pause: Callable[[float], object] = time.sleep,
+    hurries: Callable[[], bool] = lambda: False,
+) -> list[int]:
+    """SIGKILL all that `marked` finds, until all of it is gone or can't be killed.
 
     A process that Python's multiprocessing has set up to remove from shared memory what others leave there
     does that when they are gone, and ends; it is killed only if it has not after some seconds.
+
+    Args:
+        mark: as for `marked`.
+        patience: seconds to wait for the end of what was killed.
+        pause: waits for so many seconds, and may do other things meanwhile.
+        hurries: whether `PATIENCE` is all the time that there is.
+
+    Returns:
+        What is left: processes in a system call that does not end, to a disk that hangs say.
     """
-    deadline = time.monotonic() + _TIDYING
-    while left := marked(mark):
-        for process in left:
-            if time.monotonic() > deadline or not _tidies(process):
-                kill(process)
-        time.sleep(0.01)
+    began, look = time.monotonic(), _SHORTEST_LOOK
+    found: dict[int, int] = {}  # descriptors of processes, by number: these never mean another process
+    tidy: set[int] = set()
+    try:
+        while True:
+            _forget_ended(found)
+            fresh = _find(mark, found)
+            tidy.update(filter(_tidies, fresh))
+            waited = time.monotonic() - began
+            for process, descriptor in found.items():
+                if waited > _TIDYING or process not in tidy:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            if not found or waited > (min(PATIENCE, patience) if hurries() else patience):
+                return sorted(found)
+            look = _SHORTEST_LOOK if fresh else min(_LONGEST_LOOK, 1.2 * look)
+            pause(look)
+    finally:
+        for descriptor in found.values():
+            os.close(descriptor)
+
+
+def _find(mark: str, found: dict[int, int]) -> list[int]:
+    """Add descriptors of marked processes to those that were found; the ones that are new."""
+    fresh = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or (process := int(entry.name)) in found or not _has(mark, process):
+            continue
+        try:
+            descriptor = os.pidfd_open(process)
+        except ProcessLookupError:
+            continue
+        if _has(mark, process):  # so the descriptor means it, and not another one of this number
+            found[process] = descriptor
+            fresh.append(process)
+        else:
+            os.close(descriptor)
+    return fresh
+
+
+def _forget_ended(found: dict[int, int]) -> None:
+    """Close the descriptors of processes that have ended; zombies count as such."""
+    poll = select.poll()
+    for descriptor in found.values():
+        poll.register(descriptor, select.POLLIN)
+    ended = {descriptor for descriptor, _ in poll.poll(0)}
+    for process in [process for process, descriptor in found.items() if descriptor in ended]:
+        os.close(found.pop(process))
 
 
 def _tidies(process: int) -> bool:
@@ -136,6 +231,12 @@ def command(process: int) -> list[str]:
         return Path(f"/proc/{process}/cmdline").read_text().split("\0")[:-1]
     except OSError:
         return []
+
+
+def named(processes: Sequence[int]) -> str:
+    """Processes with their programs' names, for people: ``process 12 (python)``."""
+    # Not by their command lines: those of a process that can't be killed can make a reader wait as well.
+    return ", ".join(f"process {each} ({_stat(each)[0] or 'gone'})" for each in processes)
 
 
 def is_stopped(process: int) -> bool:
@@ -159,7 +260,13 @@ def describe(returncode: int) -> str:
 
 
 def _state(process: int) -> str:
+    return _stat(process)[1]
+
+
+def _stat(process: int) -> tuple[str, str]:
+    """The name of a process's program, and its state; empty if it is gone."""
     try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        head, _, rest = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")
+        return head.partition("(")[2], rest.split()[0]
     except OSError:
-        return ""
+        return "", ""

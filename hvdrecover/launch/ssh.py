@@ -1,7 +1,8 @@
-"""Having Horovod's ssh connections notice when a host is gone.
+"""Having Horovod's ssh connections notice when a host is gone, and keep the environment to themselves.
 
 Horovod calls ``ssh`` without a way to give it options, and a connection to a host that is cut off would stay
-open for hours. So an ``ssh`` of ours comes first on its path.
+open for hours. So an ``ssh`` of ours comes first on its path. It also hands over what is not to stand on
+command lines (``launch/private.py``).
 """
 
 from __future__ import annotations
@@ -9,10 +10,20 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 from hvdrecover.config import Config
 from hvdrecover.errors import LaunchError
+from hvdrecover.launch import private
+
+_SCRIPT = """\
+#!/bin/sh
+case "$*" in
+*" {mark}=${mark} "*) exec {python} -m {private} {ssh} {options} "$@" ;;
+esac
+exec {ssh} {options} "$@"
+"""
 
 
 def kept_alive(config: Config, folder: Path) -> str:
@@ -33,7 +44,15 @@ def kept_alive(config: Config, folder: Path) -> str:
     try:
         script.parent.mkdir(parents=True, exist_ok=True)
         fresh = script.with_name(f"ssh.{os.getpid()}")
-        fresh.write_text(f'#!/bin/sh\nexec {shlex.quote(program)} {config.ssh_options} "$@"\n')
+        fresh.write_text(
+            _SCRIPT.format(
+                mark=private.MARK,
+                python=shlex.quote(sys.executable),
+                private=private.__name__,
+                ssh=shlex.quote(program),
+                options=config.ssh_options,
+            )
+        )
         fresh.chmod(0o755)
         fresh.replace(script)
     except OSError as error:

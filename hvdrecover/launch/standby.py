@@ -34,25 +34,28 @@ def start(command: PythonCommand, modules: Sequence[str], environ: Mapping[str, 
         modules: what it imports now.
         environ: the environment of the training process.
     """
-    standby = Training([*command.interpreter, "-m", __name__], environ, rejoins=True, stdin=subprocess.PIPE)
     program = [command.module, command.program, *command.arguments]
-    _send(standby, {"modules": list(modules), "program": program})
-    return standby
+    # In memory and not through a pipe, which takes 64 KiB until its reader has come to read.
+    orders = os.memfd_create("hvdrecover-orders")
+    try:
+        with open(orders, "w", closefd=False) as file:
+            json.dump({"modules": list(modules), "program": program}, file)
+        os.lseek(orders, 0, os.SEEK_SET)
+        words = [*command.interpreter, "-m", __name__, str(orders)]
+        return Training(words, environ, rejoins=True, stdin=subprocess.PIPE, hand_down=[orders])
+    finally:
+        os.close(orders)
 
 
 def wake(standby: Training) -> bool:
     """Let a standby run its program; it may still be importing. Returns whether it lives."""
-    if standby.returncode is None:
-        standby.page.touch()
-        return _send(standby, {"go": True})
-    return False
-
-
-def _send(standby: Training, message: Mapping[str, object]) -> bool:
+    if standby.returncode is not None:
+        return False
     stdin = standby.process.stdin
     assert stdin is not None
+    standby.page.touch()
     try:
-        stdin.write(json.dumps(message).encode() + b"\n")
+        stdin.write(b"\n")  # which the pipe takes, whether anybody reads or not: it is all that ever comes
         stdin.flush()
     except OSError:
         return False
@@ -61,7 +64,8 @@ def _send(standby: Training, message: Mapping[str, object]) -> bool:
 
 def main() -> None:
     """Prepare, wait, and run the program."""
-    orders = json.loads(sys.stdin.readline())
+    with os.fdopen(int(sys.argv[1])) as file:
+        orders = json.load(file)
     module, program, *arguments = orders["program"]
     sys.argv = [program, *arguments]
     if not sys.flags.safe_path:

@@ -18,9 +18,9 @@ from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.discovery import rests
 from hvdrecover.events import Events
-from hvdrecover.launch import deaths, horovodrun, processes, restarts, ssh
+from hvdrecover.launch import deaths, horovodrun, private, processes, restarts, ssh
 from hvdrecover.launch.guardians import Guardian, Guardians
-from hvdrecover.launch.link import Message
+from hvdrecover.launch.messages import Message
 from hvdrecover.launch.restarts import Attempt, Outcome
 from hvdrecover.launch.stalls import Stall
 from hvdrecover.launch.waking import Waking
@@ -33,7 +33,6 @@ _ANSWERS = 3.0  # seconds for guardians to say where ranks are
 _LINGERING = 60.0  # seconds for horovodrun to end when the training is finished and all guardians have gone
 _HEARSAY = 10.0  # seconds for the rank that has met an error to tell of it, when others have
 _LAST_WORDS = 1.0  # seconds for guardians to obey before all is killed
-_MARK = "HVDRECOVER_START"
 _REPORTS = "failing-hosts"  # hosts on which slots were given up or diverged, so that discovery lets them rest
 
 
@@ -77,7 +76,7 @@ class Supervisor:
         self._clock = clock
         self._events = Events(config.events, config.host, clock)
         self._events.rank = -1
-        self._mark = f"{_MARK}={secrets.token_hex(16)}"
+        self._mark = f"{private.MARK}={secrets.token_hex(16)}"
         self._attempts: list[Attempt] = []
         self._leaving = False
         self._stall: Stall | None = None
@@ -102,6 +101,7 @@ class Supervisor:
         arguments = horovodrun.arguments(self._settings.options, [*self._settings.worker, *self._command])
         heeded = (*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
         path = ssh.kept_alive(self._config, self._settings.folder)
+        processes.allow_open_files()  # a connection for each slot, and what horovodrun needs
         with Waking((*heeded, signal.SIGCHLD)) as self._waking:
             self._guardians = Guardians(self._waking.selector, self._hear, self._lost, self._greeting)
             try:
@@ -141,8 +141,9 @@ class Supervisor:
         self._attempts.append(attempt)
         self._events.emit("start", attempt=attempt.number, command=self._command)
         name, _, value = self._mark.partition("=")
+        how = "mpi" if self._settings.options.mpi else "gloo"
         self._driver = driver = processes.start(
-            [sys.executable, "-m", "hvdrecover.launch.driver", *arguments],
+            [sys.executable, "-m", "hvdrecover.launch.driver", how, *arguments],
             {
                 **os.environ,
                 **self._settings.environ,
@@ -166,10 +167,19 @@ class Supervisor:
                 self._tell_fault("launcher_lost", f"horovodrun was killed by signal {-attempt.code}")
             self._end_attempt()
         finally:
-            processes.kill(driver.pid)
-            processes.kill_marked(self._mark)  # first, as it lets shared memory be tidied up
-            processes.kill_group(driver.pid)
-            driver.wait()
+            driver.kill()
+            left = processes.kill_marked(self._mark, pause=self._serve, hurries=self._hurries)
+            driver.kill_group()  # last, as shared memory is tidied up before
+            driver.ends()
+            if left:
+                self._say_left(left)
+
+    def _hurries(self) -> bool:
+        return self._leaving or self._stopped is not None
+
+    def _say_left(self, left: Sequence[int]) -> None:
+        message = f"{processes.named(left)} can't be killed, as a disk hangs perhaps: left"
+        self._events.emit("unkillable", message, level=logging.ERROR, processes=list(left))
 
     def _is_over(self) -> bool:
         """Whether a fault ends this start; one that is only heard of waits for the rank that has met it."""
@@ -206,6 +216,7 @@ class Supervisor:
         """Wait for guardians and signals, and serve them."""
         for number in self._waking.wait(seconds):
             self._heed(number)
+        self._guardians.tend()
         if self._stall is not None and (self._stall.complete or self._clock.monotonic() > self._stall_due):
             self._tell_stall(self._stall)
 

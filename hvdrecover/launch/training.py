@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 import mmap
 import os
-import subprocess
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hvdrecover import heartbeat
 from hvdrecover.heartbeat import Page, Phase, Reading
 from hvdrecover.launch import processes
+
+logger = logging.getLogger("hvdrecover")
 
 
 class Training:
@@ -22,6 +25,7 @@ class Training:
         environ: its environment.
         rejoins: whether it takes the place of one that was lost.
         stdin: as for `subprocess.Popen`.
+        hand_down: further file descriptors that it keeps, under their numbers.
 
     Raises:
         OSError: the program can't be started.
@@ -34,6 +38,7 @@ class Training:
         *,
         rejoins: bool = False,
         stdin: int | None = None,
+        hand_down: Sequence[int] = (),
     ) -> None:
         # Memory without a name: nothing to remove, whoever is killed.
         self._descriptors = [os.memfd_create(f"hvdrecover-{name}") for name in ("page", "stacks", "notes")]
@@ -42,15 +47,15 @@ class Training:
         self.page = Page(mmap.mmap(page, heartbeat.SIZE))
         self.page.begin(Phase.UNKNOWN)
         self._heard = 0
+        self._left = False
         settings = {
             "HVDRECOVER_SLOT": ",".join(map(str, self._descriptors)),
             "HOROVOD_STALL_REPORT": str(self._notes),
         }
         if rejoins:
             settings["HVDRECOVER_REJOIN"] = "1"
-        self.process: subprocess.Popen[bytes] = processes.start(
-            command, {**environ, **settings}, hand_down=self._descriptors, stdin=stdin
-        )
+        kept = [*self._descriptors, *hand_down]
+        self.process = processes.start(command, {**environ, **settings}, hand_down=kept, stdin=stdin)
 
     @property
     def pid(self) -> int:
@@ -59,8 +64,12 @@ class Training:
 
     @property
     def returncode(self) -> int | None:
-        """How it has ended, as `subprocess` tells it; None while it runs."""
-        return self.process.poll()
+        """How it has ended, as `subprocess` tells it; None while it runs.
+
+        One that can't be killed counts as killed: it never gets back to its own code.
+        """
+        code = self.process.poll()
+        return -signal.SIGKILL if code is None and self._left else code
 
     def read(self) -> Reading:
         """What its page says."""
@@ -86,10 +95,18 @@ class Training:
                 continue
         return told
 
-    def kill(self) -> None:
-        """SIGKILL it and all that is left of its process group, and wait for its end."""
-        processes.kill_group(self.pid)
-        self.process.wait()
+    def kill(self) -> bool:
+        """SIGKILL it and all that is left of its process group, and wait for its end.
+
+        Returns:
+            Whether it has ended. If not in time, as a system call of it does not end, it is named and left.
+        """
+        self.process.kill_group()
+        if self._left or self.process.ends(processes.PATIENCE):
+            return not self._left
+        self._left = True
+        logger.error("%s can't be killed, as a disk hangs perhaps: left", processes.named([self.pid]))
+        return False
 
     def close(self) -> None:
         """Kill what is left of it, and free its memory."""

@@ -7,12 +7,39 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from hvdrecover.examples.digits_run import elastic, supervised
+from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
 from tests.integration.conftest import Start
 from tests.integration.faults import FaultyRun
 from tests.integration.test_endings import a_run, running, wait_until
 from tests.integration.test_kill_and_resume import assert_each_sample_once
+
+SECRET = "a-key-that-nobody-else-may-see"
+
+
+def assert_private(job: Job, size: int = 2) -> None:
+    """The token and the user's secret have come to all guardians, and stand on no command line here."""
+    guardians = running(job, "hvdrecover", "worker")
+    assert len(guardians) == size
+    for guardian in guardians:
+        variables = dict(word.split(b"=", 1) for word in words(guardian, "environ") if b"=" in word)
+        assert variables[b"AWS_SECRET_ACCESS_KEY"] == SECRET.encode()
+        token = variables[b"HVDRECOVER_SUPERVISOR"].rpartition(b":")[2]
+        assert len(token) == 32
+        for entry in Path("/proc").iterdir():
+            line = b" ".join(words(int(entry.name), "cmdline")) if entry.name.isdigit() else b""
+            assert token not in line and SECRET.encode() not in line, line
+
+
+def words(process: int, file: str) -> list[bytes]:
+    """What a process was started with; empty if it is gone."""
+    try:
+        return Path(f"/proc/{process}/{file}").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def by_hand(folder: Path) -> list[str]:
@@ -45,8 +72,10 @@ def test_without_a_supervisor_guardians_watch_horovods_driver(start: Start, tmp_
 
 def test_with_mpi_a_lost_rank_restarts_the_job(start: Start, tmp_path: Path) -> None:
     run = a_run(tmp_path)
-    job = start(run, supervised("--mpi", "--mpi-args=--oversubscribe"), run.faults)
+    faults = {**run.faults, "AWS_SECRET_ACCESS_KEY": SECRET}
+    job = start(run, supervised("--mpi", "--mpi-args=--oversubscribe"), faults)
     run.wait_for(job, lambda batch: batch.commit >= 4)
+    assert_private(job)
     kill(run.process_of(1))
     assert job.wait(400) == 0, job.tail()
     assert len(run.events("start")) == 2
@@ -55,10 +84,14 @@ def test_with_mpi_a_lost_rank_restarts_the_job(start: Start, tmp_path: Path) -> 
     assert job.processes() == []
 
 
-def test_sigquit_has_all_ranks_say_where_they_are_and_train_on(start: Start, tmp_path: Path) -> None:
+def test_sigquit_has_all_ranks_say_where_they_are_and_train_on(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     run = a_run(tmp_path)
     job = run.begin(start)
     run.wait_for(job, lambda batch: batch.commit >= 4)
+    assert_private(job)
     os.kill(job.pid, signal.SIGQUIT)
     wait_until(lambda: {event["rank"] for event in run.events("stacks")} == {0, 1})
     run.finish(job)  # what is printed comes through horovodrun, later than the event

@@ -22,6 +22,7 @@ from hvdrecover.launch.processes import kill
 from tests.integration.conftest import TENSORFLOW_IF_LONG, Start
 from tests.integration.faults import wait_until_all_train
 from tests.integration.test_endings import running, wait_until
+from tests.integration.test_guardians import SECRET, assert_private
 
 EPOCHS = 200  # more than any test waits for
 
@@ -55,7 +56,8 @@ class JobInLab:
         command = [sys.executable, "-m", "hvdrecover", "run", "-np", "3"]
         command += ["--discover", f"file {self._listing}", "--network-interface", INTERFACE]
         command += ["-i", os.fspath(self.lab.key), "--blacklist-cooldown-range", "1", "60", "--"]
-        self.job = self._start(self.run, self.lab.hosts[0].command(command), {"OMP_NUM_THREADS": "1"})
+        environ = {"OMP_NUM_THREADS": "1", "AWS_SECRET_ACCESS_KEY": SECRET}
+        self.job = self._start(self.run, self.lab.hosts[0].command(command), environ)
         return self.job
 
     def wait_for(self, size: int, after: int = 0) -> Batch:
@@ -144,6 +146,7 @@ def test_launchers_are_lost_and_nothing_is_left_on_any_host(job: JobInLab) -> No
     # Horovod's: the supervisor starts the job again.
     after, workers = job.generation(), set(running(job.job, "hvdrecover", "worker"))
     assert len(workers) == 3
+    assert_private(job.job, size=3)  # also of the two that were started by ssh
     kill(running(job.job, "hvdrecover.launch.driver")[0])
     wait_until(lambda: not workers & set(job.job.processes()))
     job.wait_for(3, after)

@@ -4,13 +4,26 @@ import selectors
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
+from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.launch import link
 from hvdrecover.launch.guardians import Guardian, Guardians
-from hvdrecover.launch.link import Link, Message
+from hvdrecover.launch.link import Link
+from hvdrecover.launch.messages import Message
 from tests.unit.launch.children import child, descriptors, line, until
+
+FAULT: Message = {
+    "kind": "fault",
+    "fault": "crash",
+    "message": "rank 3 on h2: crash",
+    "exit": -9,
+    "detail": "SIGKILL",
+    "commit": [1, 2],
+    "point": [2, 0],
+}
 
 
 @dataclass
@@ -20,10 +33,11 @@ class Supervisor:
     greeting: list[Message] = field(default_factory=list)
     heard: list[tuple[str, int | None, Message]] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    clock: Any = SYSTEM_CLOCK
 
     def __post_init__(self) -> None:
         self.selector = selectors.DefaultSelector()
-        self.guardians = Guardians(self.selector, self._hear, self._lost, lambda: self.greeting)
+        self.guardians = Guardians(self.selector, self._hear, self._lost, lambda: self.greeting, self.clock)
 
     def _hear(self, guardian: Guardian, message: Message) -> None:
         self.heard.append((guardian.host, guardian.slot, message))
@@ -81,21 +95,21 @@ def closed(end: Link) -> bool:
 
 def test_what_guardians_tell_is_heard_with_who_tells(supervisor: Supervisor) -> None:
     guardians = [come(supervisor, "h1", 0), come(supervisor, "h2", 3)]
-    guardians[1].send(kind="fault", fault="crash")
+    guardians[1].send(**FAULT)
     guardians[0].send(kind="end", how="finished")
     supervisor.serve(lambda: len(supervisor.heard) == 2, "two messages")
     assert sorted(supervisor.heard, key=str) == [
         ("h1", 0, {"kind": "end", "how": "finished"}),
-        ("h2", 3, {"kind": "fault", "fault": "crash"}),
+        ("h2", 3, FAULT),
     ]
 
 
 def test_words_that_come_with_the_greeting_are_heard(supervisor: Supervisor) -> None:
     guardian = link.connect(*supervisor.address, name="h1", slot=0)
     assert guardian is not None
-    guardian.send(kind="end")
+    guardian.send(kind="end", how="left")
     supervisor.serve(lambda: supervisor.heard, "a message")
-    assert supervisor.heard == [("h1", 0, {"kind": "end"})]
+    assert supervisor.heard == [("h1", 0, {"kind": "end", "how": "left"})]
 
 
 def test_orders_go_to_all(supervisor: Supervisor) -> None:
@@ -120,8 +134,8 @@ def test_a_stranger_is_shown_the_door_and_not_heard(supervisor: Supervisor, firs
     stranger = Link(socket.create_connection((host, port)))
     stranger.send(**first)
     stranger.send(kind="end", how="finished")
-    supervisor.serve(lambda: len(supervisor.guardians) == 1, "a connection")
-    supervisor.serve(lambda: len(supervisor.guardians) == 0, "the end of it")
+    supervisor.serve(lambda: supervisor.guardians.strangers == 1, "a connection")
+    supervisor.serve(lambda: supervisor.guardians.strangers == 0, "the end of it")
     until(lambda: closed(stranger), "the stranger is to be shown the door")
     assert supervisor.heard == supervisor.lost == []
 
@@ -129,14 +143,15 @@ def test_a_stranger_is_shown_the_door_and_not_heard(supervisor: Supervisor, firs
 def test_a_stranger_that_says_nothing_is_told_nothing_and_missed_by_nobody(supervisor: Supervisor) -> None:
     host, port, _ = supervisor.address
     with socket.create_connection((host, port)):
-        supervisor.serve(lambda: len(supervisor.guardians) == 1, "a connection")
-    supervisor.serve(lambda: len(supervisor.guardians) == 0, "the end of it")
+        supervisor.serve(lambda: supervisor.guardians.strangers == 1, "a connection")
+    supervisor.serve(lambda: supervisor.guardians.strangers == 0, "the end of it")
     assert supervisor.lost == []
 
 
 def test_a_guardian_that_is_killed_is_lost(supervisor: Supervisor) -> None:
     code = """
 import signal, sys
+from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.launch import link
 kept = link.connect("127.0.0.1", int(sys.argv[1]), sys.argv[2], name="h7", slot=0)
 print(flush=True)
@@ -156,7 +171,7 @@ signal.pause()
 
 def test_a_guardian_that_has_said_that_it_goes_is_not_lost(supervisor: Supervisor) -> None:
     guardian = come(supervisor)
-    guardian.send(kind="end")
+    guardian.send(kind="end", how="left")
     guardian.close()
     supervisor.serve(lambda: len(supervisor.guardians) == 0, "the end of it")
     assert (len(supervisor.heard), supervisor.lost) == (1, [])

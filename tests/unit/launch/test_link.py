@@ -56,7 +56,7 @@ def test_messages_come_whole_and_in_order_both_ways(ends: tuple[Link, Link]) -> 
 
 def test_a_message_that_comes_in_pieces_is_put_together(listener: socket.socket) -> None:
     with socket.create_connection(("127.0.0.1", port(listener))) as sender:
-        end = Link(listener.accept()[0])
+        end = Link(listener.accept()[0], known=True)
         text = json.dumps({"detail": "ü" * 50_000}, ensure_ascii=False).encode() + b'\n{"second"'
         found: list[link.Message] = []
         for start in range(0, len(text), 40_001):  # also in the middle of a letter

@@ -128,9 +128,9 @@ signal.pause()
     member = int(started.stdout.readline())
     if leader_dies_first:
         processes.kill(started.pid)
-        started.wait()
+        until(lambda: started.poll() is not None, "its end")
         assert is_alive(member)
-    processes.kill_group(started.pid)
+    started.kill_group()
     gone(member)
     assert started.wait() == -signal.SIGKILL
     started.stdout.close()
@@ -140,7 +140,7 @@ def test_killing_what_is_gone_is_no_error() -> None:
     started = processes.start([sys.executable, "-c", "pass"], environment())
     started.wait()
     processes.kill(started.pid)
-    processes.kill_group(started.pid)
+    started.kill_group()
 
 
 def test_processes_are_found_and_killed_by_their_mark() -> None:
@@ -211,3 +211,65 @@ signal.pause()
         processes.kill_marked(mark)
         assert not file.exists()
         assert marked.wait() == -signal.SIGKILL
+
+
+def test_looking_at_a_process_keeps_its_number_until_its_end_was_waited_for() -> None:
+    started = processes.start([sys.executable, "-c", "raise SystemExit(7)"], environment())
+    assert until(started.poll, "its end") == 7
+    assert (children.state(started.pid), started.returncode) == ("Z", None)
+    assert (started.poll(), started.wait(), started.poll()) == (7, 7, 7)
+    assert not is_alive(started.pid)
+
+
+def test_a_signal_never_goes_to_another_process_that_has_got_the_number() -> None:
+    started = processes.start([sys.executable, "-c", "pass"], environment())
+    started.wait()
+    other = _start_with_number(started.pid)
+    try:
+        started.kill()
+        started.terminate()
+        started.kill_group()
+        assert other.stdin is not None and other.stdout is not None
+        other.stdin.write(b"\n")  # it echoes that only if no signal has come before
+        other.stdin.flush()
+        assert other.stdout.readline() == b"\n"
+    finally:
+        other.kill()
+        other.communicate()
+
+
+def _start_with_number(number: int) -> subprocess.Popen[bytes]:
+    """A process of this number, which leads a group of its own."""
+    for _ in range(100):
+        try:
+            Path("/proc/sys/kernel/ns_last_pid").write_text(str(number - 1))
+        except OSError as error:
+            pytest.skip(f"this machine does not let one choose a process's number: {error}")
+        other = subprocess.Popen(
+            ["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        if other.pid == number:
+            return other
+        other.kill()
+        other.communicate()
+    pytest.skip("others have taken the number each time")
+
+
+def test_what_has_got_a_killed_ones_number_is_not_killed_for_its_mark() -> None:
+    mark = f"HVDRECOVER_TEST={os.getpid()}.number"
+    environ = {**environment(), "HVDRECOVER_TEST": mark.partition("=")[2]}
+    started = processes.start(SLEEP, environ)
+    others: list[subprocess.Popen[bytes]] = []
+
+    def pause(seconds: float) -> None:
+        if not others:
+            assert started.wait(60) == -signal.SIGKILL
+            others.append(_start_with_number(started.pid))
+
+    try:
+        assert processes.kill_marked(mark, pause=pause) == []
+        assert others[0].poll() is None
+    finally:
+        for other in others:
+            other.kill()
+            other.communicate()

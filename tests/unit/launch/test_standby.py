@@ -13,9 +13,11 @@ import pytest
 
 from hvdrecover.heartbeat import Phase
 from hvdrecover.launch import standby
-from hvdrecover.launch.python_command import parse
+from hvdrecover.launch.guardian import STUCK, Guardian
+from hvdrecover.launch.python_command import PythonCommand, parse
 from hvdrecover.launch.training import Training
 from tests.unit.launch.children import child, descriptors, environment, fields, gone, line, state, until
+from tests.unit.launch.readings import reading
 from tests.unit.launch.scripts import write
 
 FACTS = """
@@ -229,7 +231,8 @@ def test_it_holds_no_socket_nothing_inherited_and_no_second_thread(standbys: Cap
 import os, socket, sys, threading
 from hvdrecover.heartbeat import Phase
 from hvdrecover.launch import standby
-from hvdrecover.launch.python_command import parse
+from hvdrecover.launch.guardian import STUCK, Guardian
+from hvdrecover.launch.python_command import PythonCommand, parse
 kept = [socket.create_server(("127.0.0.1", 0)), socket.socketpair(), open(os.devnull), os.pipe()]
 kept[0].set_inheritable(True)
 os.set_inheritable(kept[2].fileno(), True)
@@ -260,7 +263,8 @@ def test_it_dies_with_its_parent(standbys: Captured) -> None:
     code = f"""
 import os, sys
 from hvdrecover.launch import standby
-from hvdrecover.launch.python_command import parse
+from hvdrecover.launch.guardian import STUCK, Guardian
+from hvdrecover.launch.python_command import PythonCommand, parse
 all = [standby.start(parse([sys.executable, {str(script)!r}]), ["adapter"], os.environ) for _ in range(2)]
 standby.wake(all[1])
 print(*[each.pid for each in all], flush=True)
@@ -317,3 +321,39 @@ def test_closing_one_that_waits_ends_it_and_frees_all(standbys: Captured) -> Non
     standbys.forget()
     del waiting
     assert descriptors() == before
+
+
+MANY = [f"no_such_library_of_many.part_{number}" for number in range(5000)]  # more than a pipe takes
+
+
+def test_one_that_is_stuck_at_its_start_holds_its_guardian_up_neither_then_nor_when_it_is_woken(
+    standbys: Captured,
+) -> None:
+    program = standbys.folder / "python"
+    program.write_text("#!/bin/sh\nexec sleep 1000\n")
+    program.chmod(0o755)
+    command = PythonCommand((str(program),), False, "train.py", ())
+    stuck = standby.start(command, MANY, environment())
+    try:
+        assert standby.wake(stuck)
+        assert stuck.read().phase == Phase.UNKNOWN
+    finally:
+        stuck.close()
+
+
+def test_a_list_of_any_length_arrives(standbys: Captured) -> None:
+    script = write(standbys.folder, "import sys\nprint('colorsys' in sys.modules)")
+    assert run(standbys.ready([str(script)], [*MANY, "adapter", "colorsys"])) == 0
+    assert standbys.output() == ("True\n", "")
+
+
+@pytest.mark.parametrize(
+    ("phase", "silent", "stuck"),
+    [
+        (Phase.UNKNOWN, STUCK + 1, True),
+        (Phase.UNKNOWN, STUCK - 1, False),
+        (Phase.READY, STUCK + 1, False),
+    ],
+)
+def test_one_that_never_becomes_ready_is_replaced(phase: Phase, silent: float, stuck: bool) -> None:
+    assert Guardian._is_stuck(reading(phase=phase, silent=silent)) is stuck

@@ -1,0 +1,1 @@
+"""Many guardians that train nothing, and one supervisor that holds them."""

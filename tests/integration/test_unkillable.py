@@ -1,0 +1,134 @@
+"""Processes that can't be killed: they wait for a disk that hangs, here one that is frozen."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.config import PREEMPTED
+from hvdrecover.launch import processes
+from hvdrecover.launch.job import Job
+from hvdrecover.launch.training import Training
+from hvdrecover.launch.waking import Waking
+from tests.integration.mounts import mounted
+from tests.unit.launch.children import environment, gone, is_alive, state, until
+
+WRITE = "import os, sys; print(os.getpid(), flush=True); open(sys.argv[1], 'w').write('x')"
+
+
+@pytest.fixture
+def hung(tmp_path: Path) -> Iterator[Path]:
+    """A file on a disk on which nothing ever gets written."""
+    if shutil.which("fsfreeze") is None:
+        pytest.skip("there is no fsfreeze (Debian's util-linux)")
+    with mounted("ext4", tmp_path / "disk", tmp_path / "image", 20 << 20) as disk:
+        subprocess.run(["fsfreeze", "--freeze", disk.folder], check=True)
+        try:
+            yield disk.folder / "file"
+        finally:
+            subprocess.run(["fsfreeze", "--unfreeze", disk.folder], check=True)
+
+
+def stuck(process: int) -> int:
+    """A process that waits for the disk."""
+    until(lambda: state(process) == "D", f"process {process} is to wait for the disk")
+    return process
+
+
+def named_in(path: Path) -> int:
+    """The process that has written its number into a file, and waits for the disk."""
+    return stuck(int(until(lambda: path.exists() and path.read_text().strip(), "a training process")))
+
+
+def test_killing_ends_while_one_still_waits_and_signals_are_heeded_meanwhile(hung: Path) -> None:
+    mark = f"HVDRECOVER_TEST={os.getpid()}.hung"
+    environ = {**environment(), "HVDRECOVER_TEST": mark.partition("=")[2]}
+    other = processes.start([sys.executable, "-c", WRITE, str(hung)], environ, stdout=subprocess.DEVNULL)
+    stuck(other.pid)
+    heeded: list[int] = []
+    with Waking((signal.SIGTERM,)) as waking:
+
+        def pause(seconds: float) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            heeded.extend(waking.wait(seconds))
+
+        assert processes.kill_marked(mark, 0.3, pause=pause) == [other.pid]
+    assert signal.SIGTERM in heeded
+    assert state(other.pid) == "D"
+    assert processes.named([other.pid]).startswith(f"process {other.pid} (python")
+
+
+def test_a_job_that_can_not_be_killed_is_left_and_named(
+    hung: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = Job([sys.executable, "-c", WRITE, str(hung)], tmp_path / "log")
+    stuck(job.pid)
+    assert job.kill(patience=0.3) == [job.pid]
+    assert f"process {job.pid} (python" in caplog.text
+    assert is_alive(job.pid)
+
+
+def test_a_training_process_that_can_not_be_killed_counts_as_killed(
+    hung: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(processes, "PATIENCE", 0.3)
+    training = Training([sys.executable, "-c", WRITE, str(hung)], environment())
+    process = stuck(training.pid)
+    assert not training.kill()
+    assert training.returncode == -signal.SIGKILL
+    training.close()
+    assert f"process {process} (python" in caplog.text
+    assert state(process) == "D"
+
+
+# As a training script that is killed in a commit. What it has printed may come late.
+SCRIPT = """
+import os, pathlib, sys
+pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
+open(sys.argv[2], "w").write("x")
+"""
+
+
+@pytest.mark.parametrize("who", ["guardian", "job"])
+def test_a_preemption_on_a_disk_that_hangs_ends_with_75(who: str, hung: Path, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    words = ["run", "-np", "1"] if who == "job" else ["worker"]
+    own = [sys.executable, "-m", "hvdrecover", *words, "--grace", "1", "--no-standby", "--"]
+    command = [*own, sys.executable, str(script), str(tmp_path / "process"), str(hung)]
+    elastic = {"HOROVOD_ELASTIC": "1", "HOROVOD_LOCAL_RANK": "0"} if who == "guardian" else {}
+    job = Job(command, tmp_path / "log", {"HVDRECOVER_EVENTS": str(tmp_path / "events"), **elastic})
+    try:
+        process = named_in(tmp_path / "process")
+        os.kill(job.pid, signal.SIGTERM)
+        assert job.wait(120) == PREEMPTED
+        assert state(process) == "D"  # still: nobody has waited for its end
+        assert job.processes() == [process]
+        assert f"process {process} (python) can't be killed" in job.tail()
+        events = "".join(path.read_text() for path in (tmp_path / "events").glob("*.jsonl"))
+        assert f'"processes": [{process}]' in events
+    finally:
+        job.kill(patience=0.3)
+
+
+def test_one_that_could_not_be_killed_ends_when_the_disk_answers(tmp_path: Path) -> None:
+    """So it is safe to leave it: it never gets back to its own code."""
+    with mounted("ext4", tmp_path / "disk", tmp_path / "image", 20 << 20) as disk:
+        subprocess.run(["fsfreeze", "--freeze", disk.folder], check=True)
+        try:
+            words = [sys.executable, "-c", f"{WRITE}; open({str(tmp_path / 'went on')!r}, 'w')"]
+            other = subprocess.Popen([*words, str(disk.folder / "file")], stdout=subprocess.DEVNULL)
+            stuck(other.pid)
+            other.kill()
+        finally:
+            subprocess.run(["fsfreeze", "--unfreeze", disk.folder], check=True)
+        gone(other.pid)
+        assert other.wait() == -signal.SIGKILL
+        assert not (tmp_path / "went on").exists()

@@ -1,0 +1,165 @@
+"""Who reaches the supervisor's port without belonging to the job."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from hvdrecover.launch import guardians, link
+from tests.fakes.clock import FakeClock
+from tests.unit.launch.children import child, environment, line, until
+from tests.unit.launch.test_guardians import FAULT, Supervisor, closed, come
+
+# A supervisor of few files hears strangers that say nothing, and then a guardian.
+FEW_FILES = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+from tests.unit.launch.test_guardians import Supervisor
+supervisor = Supervisor()
+print(*supervisor.address[1:], flush=True)
+supervisor.serve(lambda: supervisor.heard, "the guardian")
+print(supervisor.heard[0][0], supervisor.guardians.strangers < 64, flush=True)
+"""
+
+
+@pytest.fixture
+def supervisor() -> Iterator[Supervisor]:
+    supervisor = Supervisor(clock=FakeClock())
+    yield supervisor
+    supervisor.guardians.close()
+    supervisor.selector.close()
+
+
+@pytest.fixture
+def silent(supervisor: Supervisor) -> socket.socket:
+    """A connection that says nothing."""
+    host, port, _ = supervisor.address
+    before = supervisor.guardians.strangers
+    silent = socket.create_connection((host, port))
+    supervisor.serve(lambda: supervisor.guardians.strangers > before, "a connection")
+    return silent
+
+
+def ended(connection: socket.socket) -> bool:
+    connection.settimeout(0.01)
+    try:
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+def test_hundreds_of_silent_connections_keep_no_guardian_out_where_files_are_few() -> None:
+    with child(FEW_FILES, env=environment()) as other:
+        port, token = line(other).split()
+        silent = [socket.create_connection(("127.0.0.1", int(port))) for _ in range(300)]
+        guardian = link.connect("127.0.0.1", int(port), token, name="honest", slot=0)
+        assert guardian is not None
+        guardian.send(**FAULT)
+        assert line(other) == "honest True"
+        for each in silent:
+            each.close()
+        guardian.release()
+
+
+def test_who_says_nothing_is_dropped_when_its_time_is_over(
+    supervisor: Supervisor, silent: socket.socket
+) -> None:
+    guardian = come(supervisor)
+    supervisor.clock.advance(link.ANSWER - 1)
+    supervisor.guardians.tend()
+    assert supervisor.guardians.strangers == 1
+    supervisor.clock.advance(1)
+    supervisor.guardians.tend()
+    assert (supervisor.guardians.strangers, len(supervisor.guardians)) == (0, 1)
+    until(lambda: ended(silent), "the stranger is to be dropped")
+    guardian.send(kind="end", how="left")
+    supervisor.serve(lambda: supervisor.heard, "the guardian")
+    assert supervisor.lost == []
+
+
+def test_of_too_many_strangers_the_oldest_go(
+    supervisor: Supervisor, silent: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guardians, "_STRANGERS", 3)
+    host, port, _ = supervisor.address
+    later = [socket.create_connection((host, port)) for _ in range(3)]
+    supervisor.serve(lambda: ended(silent), "the oldest is to go")
+    assert supervisor.guardians.strangers == 3
+    assert not any(ended(each) for each in later)
+    for each in later:
+        each.close()
+
+
+def test_a_stranger_that_sends_much_is_dropped_before_it_is_kept(supervisor: Supervisor) -> None:
+    host, port, _ = supervisor.address
+    stranger = socket.create_connection((host, port))
+    stranger.sendall(b'{"token": "' + b"x" * 8192)
+    supervisor.serve(lambda: supervisor.guardians.strangers == 1, "a connection")
+    supervisor.serve(lambda: supervisor.guardians.strangers == 0, "the end of it")
+    until(lambda: ended(stranger), "the stranger is to be dropped")
+
+
+def test_without_any_file_left_the_supervisor_rests_and_takes_connections_later() -> None:
+    code = """
+import os, resource
+from tests.unit.launch.test_guardians import Supervisor
+from tests.fakes.clock import FakeClock
+supervisor = Supervisor(clock=FakeClock())
+print(*supervisor.address[1:], flush=True)
+input()
+soft = len(os.listdir("/proc/self/fd")) - 1  # without that of this look
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, 4096))
+turns = 0
+while supervisor.selector.select(0.2):  # no busy loop: what can't be taken wakes nobody
+    for key, _ in supervisor.selector.select(0):
+        key.data()
+    turns += 1
+print(turns, len(supervisor.guardians), flush=True)
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+supervisor.clock.advance(1)
+supervisor.guardians.tend()
+supervisor.serve(lambda: len(supervisor.guardians), "the guardian")
+print("taken", flush=True)
+"""
+    with child(code, stdin=subprocess.PIPE, env=environment()) as other:
+        port, token = line(other).split()
+        guardian = link.connect("127.0.0.1", int(port), token, name="honest", slot=0)
+        assert guardian is not None and other.stdin is not None
+        other.stdin.write("\n")
+        other.stdin.flush()
+        assert line(other) == "1 0"
+        assert line(other) == "taken"
+        guardian.release()
+
+
+def test_a_guardian_that_reads_no_orders_does_not_hold_the_others_up(supervisor: Supervisor) -> None:
+    deaf, other = come(supervisor), come(supervisor, "h2")
+    for _ in range(10_000):
+        supervisor.guardians.order(order="where", ranks=list(range(1000)))
+        other.receive()
+        if supervisor.lost:
+            break
+    assert supervisor.lost[0] == "h1"
+    until(lambda: closed(deaf), "it is to be dropped")
+
+
+def test_the_soft_limit_of_open_files_is_raised_as_far_as_it_may() -> None:
+    code = """
+import resource
+from hvdrecover.launch import processes
+resource.setrlimit(resource.RLIMIT_NOFILE, (50, 200))
+processes.allow_open_files()
+first = resource.getrlimit(resource.RLIMIT_NOFILE)
+processes.allow_open_files(100)
+print(first, resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
+    assert done.stdout == "(200, 200) (200, 200)\n"
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= 200
