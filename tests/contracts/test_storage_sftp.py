@@ -304,7 +304,7 @@ def test_another_key_than_the_known_one_is_refused(
         "of any port": f"{name},x.example",
     }
     url, _ = with_known_hosts(sftp_server, tmp_path, monkeypatch, f"{shown[where]} {OTHER}\n")
-    with pytest.raises(HostKeyError, match="is another one than that in .*ssh-keygen -R"):
+    with pytest.raises(HostKeyError, match=r"is another one than that in .*ssh-keygen -R"):
         open_storage(url)
     assert not (tmp_path / "root").exists()
 
