@@ -83,6 +83,21 @@ def test_what_may_follow_from_it_is_told_with_that_cause() -> None:
     assert "rank-local state was another rank's from commit 2 on" in found.message
 
 
+@pytest.mark.parametrize(("usual", "found"), [(False, [rules.WEIGHTS]), (True, [])])
+def test_a_list_that_the_script_sets_anew_after_a_recovery_is_its_own_fault(usual: bool, found: Any) -> None:
+    before = {"losses": [[2, 10], []]}
+    expected = Story().meet(1, 0).changed(values=before if usual else {})
+    story = Story().meet(2, 0)
+    for commit in (1, 2, 3):
+        expected.step().commit(own=own(commit))
+        story.step().commit(own=own(commit)) if commit < 3 else None
+    story.meet(3, 2, 0).changed(values=before).step()
+    story.commit(own=[{**each, "losses": [3]} for each in own(3, (1, 1))])
+    findings = script.weights(expected.told, story.told, explained=False)
+    assert [each.rule for each in findings] == found
+    assert all("losses is [3], not [3, 0]" in each.message for each in findings)
+
+
 def test_before_any_recovery_it_explains_nothing() -> None:
     (found,) = script.weights(clean().told, disturbed((1, 1), early=(1, 1)).told, explained=False)
     assert found.rule is rules.REPRODUCIBLE
