@@ -16,12 +16,13 @@ from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.errors import LaunchError
 from hvdrecover.events import Events
 from hvdrecover.heartbeat import Phase, Reading, Stop
-from hvdrecover.launch import deaths, hangs, link, memory, messages, processes, stacks, standby
+from hvdrecover.launch import deaths, hangs, link, memory, messages, processes, stacks
 from hvdrecover.launch.deaths import Death
 from hvdrecover.launch.ends import End
 from hvdrecover.launch.hangs import Limits
 from hvdrecover.launch.launcher import LauncherWatch
 from hvdrecover.launch.python_command import parse
+from hvdrecover.launch.readiness import Readiness
 from hvdrecover.launch.record import Record
 from hvdrecover.launch.stalls import Stall
 from hvdrecover.launch.training import Training
@@ -30,8 +31,6 @@ from hvdrecover.launch.waking import Waking
 logger = logging.getLogger("hvdrecover")
 
 TICK = 0.2  # seconds between looks at the page
-CALM = 1.0  # seconds of training before a standby is started, so that it never competes with a recovery
-STUCK = 600.0  # seconds after which a standby that is still not ready is replaced
 _REPORT = 5.0  # seconds between reports of the last commit to the supervisor
 _UNWRITTEN = (
     "traceback",
@@ -85,15 +84,14 @@ class Guardian:
         self._config = config
         self._clock = clock
         self._events = Events(config.events, config.host, clock)
-        self._python = parse(command) if settings.standby and config.elastic else None
-        self._standby: Training | None = None
+        command_of_standby = parse(command) if settings.standby and config.elastic else None
+        self._readiness = Readiness(command_of_standby, environ)
         self._record = Record()
         self._restart_at: float | None = None
         self._hung = False
         self._silent = 0.0
         self._divergences = 0
         self._stall: tuple[int, int, list[int]] | None = None
-        self._calm_since: float | None = None
         self._stop_by: float | None = None
         self._signals: list[int] = []
         self._ticked = self._reported = clock.monotonic()
@@ -125,7 +123,7 @@ class Guardian:
                 return code
             finally:
                 self._training.close()
-                self._drop_standby()
+                self._readiness.drop()
 
     # -- what may happen -------------------------------------------------------------------------------
 
@@ -162,8 +160,9 @@ class Guardian:
             self._kill()
         elif hangs.is_hanging(reading, self._settings.limits):
             self._end_hang(reading)
-        else:
-            self._keep_standby(reading, now)
+        elif self._stop_by is None:
+            self._readiness.keep(self._training, reading, now)
+
         if self._supervisor is not None and now - self._reported > _REPORT:
             self._reported = now
             self._supervisor.send(
@@ -246,7 +245,7 @@ class Guardian:
 
     def _repair(self, death: Death, end: End, notes: dict[str, Any]) -> int | None:
         reason = self._cannot_restart(death, end)
-        warm = not reason and self._standby is not None and self._standby.returncode is None
+        warm = not reason and self._readiness.is_warm
         self._say_what_died(death, end, reason, warm=warm, notes=notes)
         if reason:
             self._events.emit("gave_up", scope="slot", reason=reason)
@@ -264,8 +263,8 @@ class Guardian:
         self._restart_at = None
         before = self._training.read()
         self._training.close()
-        self._calm_since, self._divergences = None, 0
-        woken = self._wake()
+        self._divergences = 0
+        woken = self._readiness.wake()
         self._training = woken or self._start(rejoins=True)
         self._training.page.has_seen(before.longest, before.longest_beginning)
         self._ticked = self._clock.monotonic()
@@ -405,42 +404,6 @@ class Guardian:
         """SIGKILL the training process."""
         if self._training.returncode is None and not self._training.kill():
             self._events.emit("unkillable", processes=[self._training.pid])
-
-    def _keep_standby(self, reading: Reading, now: float) -> None:
-        """Start a standby when training has been calm for a while."""
-        calm = reading.phase == Phase.TRAINING and reading.commits > 0 and self._stop_by is None
-        self._calm_since = (self._calm_since or now) if calm else None
-        if self._standby is not None and (
-            self._standby.returncode is not None or self._is_stuck(self._standby.read())
-        ):
-            self._drop_standby()
-            self._calm_since = now
-        if self._python is None or self._standby is not None or not calm:
-            return
-        modules = self._training.notes().get("modules")
-        if modules and self._calm_since is not None and now - self._calm_since >= CALM:
-            try:
-                self._standby = standby.start(self._python, modules, self._environ)
-            except OSError as error:
-                logger.warning("no standby can be kept: %s", error.strerror)
-                self._python = None
-
-    @staticmethod
-    def _is_stuck(standby: Reading) -> bool:
-        """Whether a standby has not become ready for so long that it never will."""
-        return standby.phase != Phase.READY and standby.silent > STUCK
-
-    def _wake(self) -> Training | None:
-        woken, self._standby = self._standby, None
-        if woken is not None and not standby.wake(woken):
-            woken.close()
-            return None
-        return woken
-
-    def _drop_standby(self) -> None:
-        if self._standby is not None:
-            self._standby.close()
-            self._standby = None
 
     # -- telling ---------------------------------------------------------------------------------------
 

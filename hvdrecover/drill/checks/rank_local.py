@@ -61,8 +61,14 @@ class RankLocal:
     finding: Finding | None = None
 
 
-def own(clean: Testimony) -> Own:
-    """What the ranks have their own of, as the undisturbed run tells."""
+def own(clean: Testimony, drilled: Testimony | None = None) -> Own:
+    """What the ranks have their own of, as the undisturbed run tells.
+
+    Args:
+        clean: the undisturbed run.
+        drilled: a run with faults; values that its script sets anew after a recovery are left out, as no
+            other rank's copy is to blame for them.
+    """
     tensors: set[str] = set()
     values: set[str] = set()
     for lines in _commits(clean).values():
@@ -73,17 +79,19 @@ def own(clean: Testimony) -> Own:
             tensors.update(
                 place for name, names in found.tensors.items() for place in _own(first, name, names)
             )
-    return Own(frozenset(tensors), frozenset(values))
+    anew = _set_anew(clean, drilled) if drilled is not None else set()
+    kept = (path for path in values if path.split(".")[0] not in anew)
+    return Own(frozenset(tensors), frozenset(kept))
 
 
-def replaced(clean: Testimony, pairs: Iterable[tuple[Made, Made]]) -> RankLocal:
+def replaced(mine: Own, pairs: Iterable[tuple[Made, Made]]) -> RankLocal:
     """The rank-local state that is not what it was undisturbed.
 
     Args:
-        clean: the undisturbed run.
-        pairs: commits of it, with those of the same rank after a recovery, in order.
+        mine: what the ranks have their own of.
+        pairs: commits of the undisturbed run, with those of the same rank after a recovery, in order.
     """
-    mine, names, finding = own(clean), set[str](), None
+    names, finding = set[str](), None
     for expected, line in pairs:
         found = mine.part_of(differences.of(expected, line))
         here = [f"{name}.{each}" for name, each in _tensors(found.tensors)] + [*found.values]
@@ -95,6 +103,13 @@ def replaced(clean: Testimony, pairs: Iterable[tuple[Made, Made]]) -> RankLocal:
             finding = Finding(rules.RANK_LOCAL, message)
         names.update(here)
     return RankLocal(frozenset(names), finding)
+
+
+def _set_anew(clean: Testimony, drilled: Testimony) -> set[str]:
+    """Attributes whose values are changed between a recovery and the first step, and not undisturbed."""
+    usual = {name for line in clean.changed for name in line.values}
+    lines = (line for line in drilled.changed if drilled.meeting_of(line) > 0)
+    return {name for line in lines for name in line.values} - usual
 
 
 def _commits(told: Testimony) -> Mapping[int, list[Made]]:

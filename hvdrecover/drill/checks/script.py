@@ -135,7 +135,7 @@ def weights(clean: Testimony, drilled: Testimony, *, explained: bool) -> list[Fi
         drilled: the run with faults.
         explained: whether another check has found a cause.
     """
-    own = rank_local.own(clean)
+    own = rank_local.own(clean, drilled)
     last = replaced = 0  # commits
     for same, line in _pairs(clean, drilled):
         if line.rank != 0:
@@ -154,8 +154,8 @@ def weights(clean: Testimony, drilled: Testimony, *, explained: bool) -> list[Fi
 
 def replaced(clean: Testimony, drilled: Testimony) -> RankLocal:
     """Rank-local state that a recovery has replaced by another rank's, on any rank."""
-    pairs = _pairs(clean, drilled)
-    return rank_local.replaced(clean, (pair for pair in pairs if drilled.meeting_of(pair[1]) > 0))
+    pairs = (pair for pair in _pairs(clean, drilled) if drilled.meeting_of(pair[1]) > 0)
+    return rank_local.replaced(rank_local.own(clean, drilled), pairs)
 
 
 def compared(clean: Testimony, drilled: Testimony) -> int:

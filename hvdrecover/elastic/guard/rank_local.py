@@ -39,7 +39,7 @@ def found(snapshot: Snapshot, buffers: Buffers) -> Found:
     for name, structure in snapshot.state["attributes"].items():
         if name in buffers:
             continue
-        digest, text = Digest(), json.dumps(structure)
+        digest, text = Digest(), json.dumps(structure, sort_keys=True)
         digest.update(text.encode())
         if name in snapshot.arenas:
             digest.update(snapshot.arenas[name].buffer)
@@ -65,7 +65,7 @@ def ballot(snapshot: Snapshot | None, buffers: Callable[[], Buffers]) -> list[in
     if snapshot is None:
         return [0, 0, 0]
     digest = Digest()
-    digest.update(json.dumps(found(snapshot, buffers())).encode())
+    digest.update(json.dumps(found(snapshot, buffers()), sort_keys=True).encode())
     return [1, *digest.numbers()]
 
 

@@ -24,6 +24,9 @@ _CHOICES = {
 class Guard:
     """What is watched, and what is done about it. All ranks must have the same.
 
+    Whenever ranks compare one commit, rank 0 also warns, once, of plain objects and running statistics that
+    each rank has its own of: after a recovery all have one rank's.
+
     Args:
         parameters_every_commits: compare the ranks' parameters and optimizer slots at every so many commits;
             None never does.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hvdrecover.drill.testimony import Agreed, Batch, Changed, Line, Made, Step, Testimony
@@ -44,12 +45,30 @@ class Story:
         self._tell(Step, number=self._steps, inputs=given)
         return self._tell(Batch, sampler="sampler", epoch=epoch, at=at, samples=samples, inputs=dealt)
 
-    def commit(self, tensors: str = "", values: dict[str, Any] | None = None, **facts: Any) -> Story:
-        """They make the next commit."""
+    def commit(
+        self,
+        tensors: str = "",
+        values: dict[str, Any] | None = None,
+        own: Sequence[Mapping[str, Any]] = (),
+        **facts: Any,
+    ) -> Story:
+        """They make the next commit.
+
+        Args:
+            tensors: stands for the bytes of the weight.
+            values: plain values.
+            own: by rank, what each has of its own: ``mean``, a buffer of the model, and plain values.
+            facts: others of the line.
+        """
         generation, commit = self._at
-        facts = {"steps": self._steps, "batches": self._steps, **facts}
-        digests = {"model": {"weight": tensors or str(commit + 1), "bias": "0"}}
-        self._tell(Made, made=commit + 1, tensors=digests, values=values or {}, **facts)
+        facts = {"steps": self._steps, "batches": self._steps, "buffers": {"model": ["mean"]}, **facts}
+        rows = []
+        for rank in range(self._size):
+            mine = dict(own[rank]) if own else {}
+            mean = {"mean": str(mine.pop("mean"))} if "mean" in mine else {}
+            model = {"weight": tensors or str(commit + 1), "bias": "0", **mean}
+            rows.append({"tensors": {"model": model}, "values": {**(values or {}), **mine}})
+        self._tell(Made, by_rank=rows, made=commit + 1, **facts)
         self._at, self._steps = (generation, commit + 1), 0
         return self
 
@@ -58,10 +77,10 @@ class Story:
         """All of it."""
         return Testimony.of(self.lines)
 
-    def _tell(self, kind: type[Line], **facts: Any) -> Story:
+    def _tell(self, kind: type[Line], by_rank: Sequence[Mapping[str, Any]] = (), **facts: Any) -> Story:
         self._now += 1.0
         for rank in range(self._size):
-            own = {**facts, "tensors": {}, "values": {}} if kind is Made and rank else facts
+            own = {**facts, **by_rank[rank]} if by_rank else facts
             self.lines.append(
                 kind(self._now + rank / 100, self._pids[rank], rank, self._size, *self._at, **own)
             )

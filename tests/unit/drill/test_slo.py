@@ -8,7 +8,9 @@ from hvdrecover.drill import slo
 from hvdrecover.drill.slo import Numbers
 from hvdrecover.errors import ConfigError
 
-FOUND = Numbers(stall_seconds=0.05, recovery_seconds=4.0, steps_lost=12, goodput=0.7, samples_lost=0)
+FOUND = Numbers(
+    stall_seconds=0.05, recovery_seconds=4.0, steps_lost=12, goodput=0.7, samples_lost=0, rank_local=3
+)
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:
@@ -46,6 +48,7 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         (Numbers(stall_seconds=0.04), {"stall_seconds"}),
         (Numbers(recovery_seconds=3.9, steps_lost=11), {"recovery_seconds", "steps_lost"}),
         (Numbers(goodput=0.71), {"goodput"}),
+        (Numbers(rank_local=2), {"rank_local"}),
         (Numbers(goodput=0.69, samples_lost=0), set()),
     ],
 )

@@ -18,7 +18,7 @@ from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.checkpoint.storage.local import LocalStorage
 from hvdrecover.elastic.state import State
 from tests.fakes.framework import FakeModel, FakeSampler
-from tests.unit.elastic.jobs import Process
+from tests.unit.elastic.jobs import Process, on_ranks
 
 
 @pytest.fixture
@@ -84,6 +84,22 @@ def test_a_commit_is_told_with_digests_values_and_what_was_done_for_it(
     assert first["values"]["batch"] == 1
     assert first["samplers"]["sampler"]["processed_num"] == 2
     assert first["tensors"]["model"]["weight"] != second["tensors"]["model"]["weight"]
+
+
+def test_each_rank_tells_what_it_holds_and_which_tensors_it_has_of_its_own(folder: Path) -> None:
+    def body(process: Process) -> None:
+        state = drilled(process, folder, model=FakeModel(weight=[1.0], local=[0.0]))
+        state.model.weights["local"] += process.world.rank()
+        state.batch = process.world.rank()
+        state.commit()
+
+    on_ranks(2, body)
+    first, second = sorted(told(folder, "commit"), key=lambda line: line["rank"])
+    assert (first["values"]["batch"], second["values"]["batch"]) == (0, 1)
+    assert first["tensors"]["model"]["weight"] == second["tensors"]["model"]["weight"]
+    assert first["tensors"]["model"]["local"] != second["tensors"]["model"]["local"]
+    assert first["buffers"] == second["buffers"] == {"model": ["local"]}
+    assert "samplers" in first and "samplers" not in second
 
 
 def test_steps_are_counted_from_a_commit_and_batches_tell_their_samples(

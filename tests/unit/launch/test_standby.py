@@ -13,8 +13,8 @@ import pytest
 
 from hvdrecover.heartbeat import Phase
 from hvdrecover.launch import standby
-from hvdrecover.launch.guardian import STUCK, Guardian
 from hvdrecover.launch.python_command import PythonCommand, parse
+from hvdrecover.launch.readiness import STUCK, _is_stuck
 from hvdrecover.launch.training import Training
 from tests.unit.launch.children import child, descriptors, environment, fields, gone, line, state, until
 from tests.unit.launch.readings import reading
@@ -231,7 +231,6 @@ def test_it_holds_no_socket_nothing_inherited_and_no_second_thread(standbys: Cap
 import os, socket, sys, threading
 from hvdrecover.heartbeat import Phase
 from hvdrecover.launch import standby
-from hvdrecover.launch.guardian import STUCK, Guardian
 from hvdrecover.launch.python_command import PythonCommand, parse
 kept = [socket.create_server(("127.0.0.1", 0)), socket.socketpair(), open(os.devnull), os.pipe()]
 kept[0].set_inheritable(True)
@@ -263,7 +262,6 @@ def test_it_dies_with_its_parent(standbys: Captured) -> None:
     code = f"""
 import os, sys
 from hvdrecover.launch import standby
-from hvdrecover.launch.guardian import STUCK, Guardian
 from hvdrecover.launch.python_command import PythonCommand, parse
 all = [standby.start(parse([sys.executable, {str(script)!r}]), ["adapter"], os.environ) for _ in range(2)]
 standby.wake(all[1])
@@ -356,4 +354,4 @@ def test_a_list_of_any_length_arrives(standbys: Captured) -> None:
     ],
 )
 def test_one_that_never_becomes_ready_is_replaced(phase: Phase, silent: float, stuck: bool) -> None:
-    assert Guardian._is_stuck(reading(phase=phase, silent=silent)) is stuck
+    assert _is_stuck(reading(phase=phase, silent=silent)) is stuck
