@@ -46,8 +46,8 @@ class KeptCallbacks:
         Raises:
             ValueError: it is not what `tree` gives.
         """
-        if tree is not None and (not isinstance(tree, dict) or tree.keys() != _PARTS):
-            raise ValueError("the state of Keras's callbacks has other parts than it should")
+        if tree is not None and (not isinstance(tree, dict) or not tree.keys() >= _PARTS):
+            raise ValueError("the state of Keras's callbacks lacks some of its parts")
         self._held = None if tree is None else _own(tree)
         if self._held is None:
             self._fit = None
