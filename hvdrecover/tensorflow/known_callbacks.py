@@ -5,7 +5,9 @@ A resumed ``fit`` calls `on_train_begin` once more, in which most of them begin 
 
 from __future__ import annotations
 
+import json
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +53,7 @@ KNOWN: dict[str, Known] = {
         "patience verbose baseline restore_best_weights start_from_epoch",
         alike=True,
     ),
-    "History": _known("epoch history"),
+    "History": _known("history", "epoch"),  # which is kept with it
     "LambdaCallback": _known(
         left="on_epoch_begin on_epoch_end on_train_begin on_train_end on_train_batch_begin on_train_batch_end"
     ),
@@ -206,8 +208,22 @@ def _unpack_comparison(callback: Callback, value: str | None) -> None:
             callback.min_delta *= -1
 
 
-def _pack_history(callback: Callback, value: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    return {name: [*each] for name, each in value.items() if set(map(type, each)) <= {int, float}}
+def _pack_history(callback: Callback, value: dict[str, list[Any]]) -> str:
+    """As one text, made once an epoch: a long history would cost each commit more than all else."""
+    epochs = getattr(callback, "epoch", [])
+    now = (len(epochs), *((name, *each[-1:]) for name, each in value.items()))
+    known = _histories.get(callback)
+    if known is None or known[0] != now:
+        numbers = {name: each for name, each in value.items() if set(map(type, each)) <= {int, float}}
+        known = _histories[callback] = (now, json.dumps([epochs, numbers]))
+    return known[1]
+
+
+def _unpack_history(callback: Callback, value: str) -> None:
+    callback.epoch, callback.history = json.loads(value)
+
+
+_histories: weakref.WeakKeyDictionary[Callback, tuple[Any, str]] = weakref.WeakKeyDictionary()
 
 
 def _pack_file(callback: Callback, value: Any) -> int | None:
@@ -243,5 +259,6 @@ _PACK: dict[str, Callable[[Callback, Any], Any]] = {
 _UNPACK: dict[str, Callable[[Callback, Any], None]] = {
     "best_weights": _unpack_weights,
     "monitor_op": _unpack_comparison,
+    "history": _unpack_history,
     "csv_file": _unpack_file,
 }
