@@ -263,7 +263,7 @@ def _warn(forgotten: Mapping[str, Sequence[str]], state: TensorFlowState) -> Non
     if forgotten and state._world.rank() == 0:
         listed = "; ".join(f"{key} ({', '.join(names)})" for key, names in sorted(forgotten.items()))
         logger.warning(
-            "callbacks that had changed since fit began do so anew: %s; name them in hvdrecover's "
+            "callbacks begin anew, with attributes that had changed before: %s; name them in hvdrecover's "
             "callbacks(state, keep=[...]) to have their plain attributes part of commits",
             listed,
         )
