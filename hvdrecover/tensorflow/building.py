@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 from keras.src.layers.merging.base_merge import Merge
-from keras.src.utils import is_default
+from keras.src.utils.python_utils import is_default
 
 from hvdrecover.errors import ConfigError
 

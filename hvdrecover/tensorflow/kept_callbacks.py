@@ -21,7 +21,7 @@ from hvdrecover.tensorflow import known_callbacks as known
 logger = logging.getLogger("hvdrecover")
 
 NAME = "_callbacks"  # in a commit, beside the state's attributes
-_SCALARS = (type(None), bool, int, float, str)
+_SCALARS = {type(None), bool, int, float, str}
 
 Record = dict[str, Any]
 _PARTS = {"epochs", "stop", "metrics", "callbacks"}
@@ -46,8 +46,8 @@ class KeptCallbacks:
         Raises:
             ValueError: it is not what `tree` gives.
         """
-        if tree is not None and (not isinstance(tree, dict) or tree.keys() != _PARTS):
-            raise ValueError("the state of Keras's callbacks has other parts than it should")
+        if tree is not None and (not isinstance(tree, dict) or not tree.keys() >= _PARTS):
+            raise ValueError("the state of Keras's callbacks lacks some of its parts")
         self._held = None if tree is None else _own(tree)
         if self._held is None:
             self._fit = None
@@ -227,7 +227,8 @@ def _own(tree: Any) -> Any:
     if type(tree) is dict:
         return {key: _own(item) for key, item in tree.items()}
     if type(tree) is list:
-        return [_own(item) for item in tree]
+        plain = set(map(type, tree)) <= _SCALARS  # found out fast, for histories are long
+        return tree.copy() if plain else [_own(item) for item in tree]
     if isinstance(tree, tf.Tensor):
         return tree
     if isinstance(tree, np.ndarray) and type(tree) is not np.ndarray:

@@ -50,10 +50,13 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         self.state = state
         self.callbacks: Sequence[keras.callbacks.Callback] = ()
         self.keep: Sequence[keras.callbacks.Callback] = ()
+        self.fit = Fit((), (), None, 0)
+        self.record: Record | None = None
+        self.within = self.is_due = self.is_over = False
         self._every = every
         self._begun = 0
-        self._resumed = False
-        self._ended = False
+        self._begins = self._resumed = self._ended = False
+        self._metrics: kept_metrics.Row | None = None
 
     def set_model(self, model: keras.Model) -> None:
         """Before ``fit`` makes its training function: what can't be compiled must not be."""
@@ -65,9 +68,9 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         _refuse(self.callbacks, self.keep, self.params or {}, self.state)
         self.within, self._begins, self._ended = self.state.batch > 0, True, False
         self.is_due = self.is_over = False
-        self._metrics: kept_metrics.Row | None = None
+        self._metrics = None
         epochs = (self.params or {}).get("epochs")
-        self.record: Record | None = self.state._callbacks.resumes(epochs, self.state.epoch)
+        self.record = self.state._callbacks.resumes(epochs, self.state.epoch)
         self.fit = Fit(self.callbacks, self.keep, epochs, self.state._world.rank())
         self.fit.reopen(self.record)
 
@@ -260,7 +263,7 @@ def _warn(forgotten: Mapping[str, Sequence[str]], state: TensorFlowState) -> Non
     if forgotten and state._world.rank() == 0:
         listed = "; ".join(f"{key} ({', '.join(names)})" for key, names in sorted(forgotten.items()))
         logger.warning(
-            "callbacks that had changed since fit began do so anew: %s; name them in hvdrecover's "
+            "callbacks begin anew, with attributes that had changed before: %s; name them in hvdrecover's "
             "callbacks(state, keep=[...]) to have their plain attributes part of commits",
             listed,
         )

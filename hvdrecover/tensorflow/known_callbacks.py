@@ -5,7 +5,9 @@ A resumed ``fit`` calls `on_train_begin` once more, in which most of them begin 
 
 from __future__ import annotations
 
+import json
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.callbacks import Callback
-from keras.src.callbacks.monitor_callback import MonitorCallback
 
 from hvdrecover.checkpoint import values
 from hvdrecover.errors import UnsupportedValueError
@@ -43,36 +44,36 @@ def _known(kept: str = "", left: str = "", *, alike: bool = False, own: bool = F
     return Known(tuple(kept.split()), tuple(left.split()), alike, own)
 
 
-KNOWN: dict[type, Known] = {
-    keras.callbacks.Callback: _known(left="params _model"),
-    MonitorCallback: _known("best monitor_op", "monitor mode min_delta"),
-    keras.callbacks.CSVLogger: _known("keys csv_file", "sep filename append append_header writer", own=True),
-    keras.callbacks.EarlyStopping: _known(
-        "wait stopped_epoch best_epoch best_weights",
+KNOWN: dict[str, Known] = {
+    "Callback": _known(left="params _model"),
+    "MonitorCallback": _known("best monitor_op", "monitor mode min_delta"),
+    "CSVLogger": _known("keys csv_file", "sep filename append append_header writer", own=True),
+    "EarlyStopping": _known(
+        "best monitor_op wait stopped_epoch best_epoch best_weights",
         "patience verbose baseline restore_best_weights start_from_epoch",
         alike=True,
     ),
-    keras.callbacks.History: _known("epoch history"),
-    keras.callbacks.LambdaCallback: _known(
+    "History": _known("history", "epoch"),  # which is kept with it
+    "LambdaCallback": _known(
         left="on_epoch_begin on_epoch_end on_train_begin on_train_end on_train_batch_begin on_train_batch_end"
     ),
-    keras.callbacks.LearningRateScheduler: _known(left="schedule verbose", alike=True),
-    keras.callbacks.ModelCheckpoint: _known(
-        "_batches_seen_since_last_saving _last_batch_seen",
+    "LearningRateScheduler": _known(left="schedule verbose", alike=True),
+    "ModelCheckpoint": _known(
+        "best monitor_op _batches_seen_since_last_saving _last_batch_seen",
         "verbose filepath save_best_only save_weights_only save_freq _current_epoch",
     ),
-    keras.callbacks.OrbaxCheckpoint: _known(
-        "_batches_seen_since_last_saving _last_batch_seen _total_batches_seen",
+    "OrbaxCheckpoint": _known(
+        "best monitor_op _batches_seen_since_last_saving _last_batch_seen _total_batches_seen",
         "directory verbose save_best_only save_freq max_to_keep save_on_background save_weights_only "
         "_async_futures _multihost_initialized checkpointer",
     ),
-    keras.callbacks.ProgbarLogger: _known(left="seen progbar target verbose epochs _called_in_fit"),
-    keras.callbacks.ReduceLROnPlateau: _known(
-        "wait cooldown_counter", "factor min_lr patience verbose cooldown", alike=True
+    "ProgbarLogger": _known(left="seen progbar target verbose epochs _called_in_fit"),
+    "ReduceLROnPlateau": _known(
+        "best monitor_op wait cooldown_counter", "factor min_lr patience verbose cooldown", alike=True
     ),
-    keras.callbacks.RemoteMonitor: _known(left="root path field headers send_as_json"),
-    keras.callbacks.SwapEMAWeights: _known("_ema_weights_in_model", "swap_on_epoch", alike=True),
-    keras.callbacks.TensorBoard: _known(
+    "RemoteMonitor": _known(left="root path field headers send_as_json"),
+    "SwapEMAWeights": _known("_ema_weights_in_model", "swap_on_epoch", alike=True),
+    "TensorBoard": _known(
         "_global_train_batch _global_test_batch",
         "log_dir histogram_freq write_graph write_images write_steps_per_second update_freq embeddings_freq "
         "embeddings_metadata _previous_epoch_iterations _train_accumulated_time _batch_start_time "
@@ -80,9 +81,9 @@ KNOWN: dict[type, Known] = {
         "_should_write_train_graph _profiler_started _batch_trace_context _is_tracing _should_trace "
         "_start_batch _stop_batch _epoch_start_time",
     ),
-    keras.callbacks.TerminateOnNaN: _known(left="raise_error"),
+    "TerminateOnNaN": _known(left="raise_error"),
 }
-"""Keras's callbacks; all but ``BackupAndRestore``, which is refused."""
+"""Keras's callbacks by name, as older versions lack some; all but ``BackupAndRestore``, which is refused."""
 
 
 class Weights(list[Any]):
@@ -119,7 +120,8 @@ def load(callback: Callback, state: Values) -> None:
 
 def kept(callback: Callback) -> list[str]:
     """The names of the attributes that are part of a commit."""
-    return [*(_of_ours(callback) or ()), *(name for known in _classes(callback) for name in known.kept)]
+    names = [name for known in _classes(callback) for name in known.kept]
+    return list(dict.fromkeys([*(_of_ours(callback) or ()), *names]))
 
 
 def is_alike(callback: Callback) -> bool:
@@ -140,7 +142,7 @@ def counts_batches(callback: Callback) -> bool:
 
 def matters(callback: Callback) -> bool:
     """Whether a callback may have anything that a commit should know of."""
-    unknown = type(callback) not in KNOWN and _of_ours(callback) is None
+    unknown = not _is_known(type(callback)) and _of_ours(callback) is None
     return bool(kept(callback)) or is_alike(callback) or unknown
 
 
@@ -172,7 +174,11 @@ def _of_ours(callback: Callback) -> tuple[str, ...] | None:
 
 def _classes(callback: Callback) -> list[Known]:
     """What is known of a callback's classes, the most derived one first."""
-    return [KNOWN[each] for each in type(callback).__mro__ if each in KNOWN]
+    return [KNOWN[each.__name__] for each in type(callback).__mro__ if _is_known(each)]
+
+
+def _is_known(kind: type) -> bool:
+    return kind.__name__ in KNOWN and kind.__module__.startswith("keras.")
 
 
 # -- attributes that are not plain -------------------------------------------------------------------------
@@ -202,8 +208,22 @@ def _unpack_comparison(callback: Callback, value: str | None) -> None:
             callback.min_delta *= -1
 
 
-def _pack_history(callback: Callback, value: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    return {name: [*each] for name, each in value.items() if set(map(type, each)) <= {int, float}}
+def _pack_history(callback: Callback, value: dict[str, list[Any]]) -> str:
+    """As one text, made once an epoch: a long history would cost each commit more than all else."""
+    epochs = getattr(callback, "epoch", [])
+    now = (len(epochs), *((name, *each[-1:]) for name, each in value.items()))
+    known = _histories.get(callback)
+    if known is None or known[0] != now:
+        numbers = {name: each for name, each in value.items() if set(map(type, each)) <= {int, float}}
+        known = _histories[callback] = (now, json.dumps([epochs, numbers]))
+    return known[1]
+
+
+def _unpack_history(callback: Callback, value: str) -> None:
+    callback.epoch, callback.history = json.loads(value)
+
+
+_histories: weakref.WeakKeyDictionary[Callback, tuple[Any, str]] = weakref.WeakKeyDictionary()
 
 
 def _pack_file(callback: Callback, value: Any) -> int | None:
@@ -239,5 +259,6 @@ _PACK: dict[str, Callable[[Callback, Any], Any]] = {
 _UNPACK: dict[str, Callable[[Callback, Any], None]] = {
     "best_weights": _unpack_weights,
     "monitor_op": _unpack_comparison,
+    "history": _unpack_history,
     "csv_file": _unpack_file,
 }
