@@ -71,6 +71,7 @@ class Guardians:
         self._known: dict[Link, Guardian] = {}
         self._strangers: dict[Link, float] = {}  # and when they are dropped; the oldest come first
         self._rests_until: float | None = None
+        self._warned = False
         self._listener = link.listen()
         self._listener.setblocking(False)
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -126,12 +127,12 @@ class Guardians:
         for _ in range(_AT_ONCE):
             try:
                 connection, _ = self._listener.accept()
+                new = Link(connection, patience=0.0)
             except (BlockingIOError, ConnectionAbortedError):  # it has gone again
                 return
             except OSError as error:  # too many open files, no memory: it would come again and again
                 self._make_room(error)
                 return
-            new = Link(connection, patience=0.0)
             self._strangers[new] = self._clock.monotonic() + link.ANSWER
             self._selector.register(new, selectors.EVENT_READ, lambda new=new: self._read(new))
             if len(self._strangers) > _STRANGERS:
@@ -142,7 +143,9 @@ class Guardians:
         if self._strangers:
             self._drop(next(iter(self._strangers)))
             return
-        logger.warning("no guardian can be taken: %s", error.strerror)
+        if not self._warned:
+            self._warned = True
+            logger.warning("no guardian can be taken now: %s", error.strerror)
         self._selector.unregister(self._listener)
         self._rests_until = self._clock.monotonic() + _REST
 
