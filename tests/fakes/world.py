@@ -480,6 +480,11 @@ class FakeJob:
         member._end(outcome.status)
 
 
+def leave() -> None:
+    """Let the test itself be a process of no fake job any more."""
+    _current.__dict__.pop("world", None)
+
+
 def alone(*faults: Fault) -> FakeWorld:
     """The world of a job of one rank, whose process is the test itself. Not initialised yet."""
     job = FakeJob(lambda world: None, 1, faults)

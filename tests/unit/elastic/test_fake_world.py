@@ -7,7 +7,17 @@ import pytest
 from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover.errors import MeetingError, RemovedError
-from tests.fakes.world import MEETING, FakeJob, FakeWorld, Killed, Replacement, alone, change_at, fail_at
+from tests.fakes.world import (
+    MEETING,
+    FakeJob,
+    FakeWorld,
+    Killed,
+    Replacement,
+    alone,
+    change_at,
+    current_world,
+    fail_at,
+)
 
 
 def test_all_ranks_get_everybodys_values() -> None:
@@ -173,6 +183,12 @@ def test_killing_all_ends_all() -> None:
 
     outcomes = FakeJob(main, 3, [fail_at(2, "values", 4, action="kill_all")]).run()
     assert [outcome.status for outcome in outcomes] == ["killed"] * 3
+
+
+@pytest.mark.parametrize("turn", ["a test", "the test after it"])
+def test_no_test_begins_as_the_process_of_an_earlier_one(turn: str) -> None:
+    assert current_world() is None
+    assert current_world() is alone()
 
 
 def test_a_lone_process_can_be_killed_as_well() -> None:
