@@ -175,7 +175,16 @@ class ExportError(CheckpointError):
 
 
 class FencedError(CheckpointError):
-    """A later generation has claimed the root; this process must stop writing to it."""
+    """A later generation has claimed the root; this process must stop writing to it.
+
+    Attributes:
+        by: the job that has replaced this one, its host, its process and since when it has the root, in
+            words. Empty if it is a later meeting of this same job, which has left this process behind.
+    """
+
+    def __init__(self, url: str, problem: str, by: str = "") -> None:
+        super().__init__(url, problem)
+        self.by = by
 
 
 class FlushTimeoutError(CheckpointError, TimeoutError):

@@ -60,7 +60,7 @@ class Spares:
             status = path.lstat()
             nbytes = status.st_size
             if nbytes in self._sizes and nbytes not in self._files and stat.S_ISREG(status.st_mode):
-                spare = self._root / f"{TEMPORARY}{uuid.uuid4().hex}"
+                spare = self._root / f"{TEMPORARY}{folder.name}-{uuid.uuid4().hex}"
                 path.rename(spare)
                 self._files[nbytes] = spare
         for nbytes in self._files.keys() - self._sizes:
@@ -70,6 +70,11 @@ class Spares:
         """Delete them all."""
         while self._files:
             self._files.popitem()[1].unlink(missing_ok=True)
+
+
+def folder_of(spare: Path) -> str:
+    """The folder that a spare file was a part of; empty for those of earlier versions, which did not say."""
+    return spare.name.removeprefix(TEMPORARY).rpartition("-")[0]
 
 
 def _is_nobody_elses(path: Path) -> bool:
