@@ -197,6 +197,8 @@ class Claims:
         if not self._create(generation, generation if newest is None else newest.first, claimed):
             self._take_void(generation, newest, claimed)
         self.check(generation)
+        if self._ours is None or self._ours.generation != generation:
+            raise self._left_behind(self.read(generation))  # another process of this job was first
 
     def check(self, generation: int) -> None:
         """Make sure that this process still is the one that writes a generation, and this job owns the root.

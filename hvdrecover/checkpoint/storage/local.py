@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hvdrecover.checkpoint.arena import Bytes
 from hvdrecover.checkpoint.storage import direct
+from hvdrecover.checkpoint.storage.descriptors import opened
 from hvdrecover.checkpoint.storage.failures import failures
 from hvdrecover.checkpoint.storage.interface import TEMPORARY, ReadBytes, Temporary
 from hvdrecover.checkpoint.storage.spares import Spares, folder_of
@@ -184,7 +185,10 @@ class LocalStorage:
 
 
 def _write_new(path: Path, data: bytes) -> None:
-    with path.open("xb") as file:
+    with (
+        opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as number,
+        os.fdopen(number, "wb", closefd=False) as file,
+    ):
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
