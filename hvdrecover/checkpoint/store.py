@@ -172,8 +172,9 @@ class Store:
             return self._publish(snapshot, rank)
         except StorageError as error:
             if is_full(error):
-                with suppress(StorageError):  # which would be reported instead of the disk that is full
+                with suppress(StorageError):  # which would be raised instead of the disk that is full
                     self._collector.drop(snapshot.id)
+                    self.storage.close()
             raise
 
     # -- afterwards ------------------------------------------------------------------------------------
