@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+
 import numpy as np
 import pytest
 
@@ -21,14 +22,15 @@ from tests.unit.checkpoint.roots import Wrapped, make_snapshot, make_store
 TIMEOUT = 60  # seconds; never reached unless something is broken
 
 LIFE = '''
-"""One process of rank 0: makes two commits, and is killed in the second. Notes how large the root was."""
+"""One process of rank 0: makes commits, and is killed in the last. Notes how large the root was."""
 import os, signal, sys
 from pathlib import Path
 from tests.unit.checkpoint.test_leftovers import large, used
 from hvdrecover.checkpoint.storage import LocalStorage
 from tests.unit.checkpoint.roots import make_store
 
-root, generation, nbytes, step = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+root, step = Path(sys.argv[1]), sys.argv[2]
+generation, nbytes, count = map(int, sys.argv[3:])
 
 class Noting:
     def __init__(self, storage):
@@ -51,10 +53,11 @@ last = False
 store = make_store(Noting(LocalStorage(root)), keep=1)
 if generation == 1:
     store.claim_next()
-store.write(large(generation, 10 * generation, nbytes), 0)
-last = True
-durable = lambda: step == "durable" and os.kill(os.getpid(), signal.SIGKILL)
-store.write(large(generation, 10 * generation + 1, nbytes), 0, durable)
+for number in range(count):
+    last = number == count - 1
+    durable = lambda: last and step == "durable" and os.kill(os.getpid(), signal.SIGKILL)
+    store.write(large(generation, 10 * generation + number, nbytes), 0, durable)
+os.kill(os.getpid(), signal.SIGKILL)
 '''
 
 
@@ -69,22 +72,23 @@ def used(root):
 
 
 @pytest.mark.parametrize(
-    ("step", "nbytes", "kills"),
+    ("step", "nbytes", "count", "kills"),
     [
-        ("durable", 60_000_000, 6),
-        ("write model.safetensors", 1 << 20, 3),
-        ("write optimizer.safetensors", 1 << 20, 3),
-        (f"publish {FILE_NAME}", 1 << 20, 4),
-        (f"remove {FILE_NAME}", 1 << 20, 3),
+        ("durable", 60_000_000, 1, 6),
+        ("at rest", 60_000_000, 3, 6),
+        ("write model.safetensors", 1 << 20, 2, 3),
+        ("write optimizer.safetensors", 1 << 20, 2, 3),
+        (f"publish {FILE_NAME}", 1 << 20, 1, 4),
+        (f"remove {FILE_NAME}", 1 << 20, 2, 3),
     ],
 )
 def test_whatever_kills_rank_0_the_root_holds_two_commits_and_the_one_being_written(
-    tmp_path, step, nbytes, kills
+    tmp_path, step, nbytes, count, kills
 ):
     """The other ranks live on, so the next rank 0 never starts the job anew."""
     root = tmp_path / "root"
     for generation in range(1, kills + 1):
-        life = [sys.executable, "-c", LIFE, str(root), str(generation), str(nbytes), step]
+        life = [sys.executable, "-c", LIFE, str(root), step, str(generation), str(nbytes), str(count)]
         ended = subprocess.run(life, timeout=TIMEOUT, capture_output=True, text=True)
         assert ended.returncode == -9, ended.stderr
         assert len(commits(LocalStorage(root))) <= 3
