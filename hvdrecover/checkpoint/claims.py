@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdrecover.checkpoint import root
+from hvdrecover.checkpoint.endings import identity
 from hvdrecover.checkpoint.root import CLAIMS
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.clock import Clock
@@ -51,6 +52,7 @@ class Claim:
         host: name of the maker's host.
         pid: the maker's process number there.
         time: when it was made, in seconds since the Unix epoch.
+        process: the maker's `hvdrecover.checkpoint.endings.identity`; empty if that is not known.
     """
 
     generation: int
@@ -62,6 +64,7 @@ class Claim:
     host: str = ""
     pid: int = 0
     time: float | None = None
+    process: str = ""
 
     def text(self, *, acknowledged: bool) -> bytes:
         """The claim's file."""
@@ -101,6 +104,7 @@ def read(storage: Storage, generation: int) -> Claim:
             host=str(fields.get("host", "")),
             pid=_count(fields.get("pid"), 0),
             time=_time(fields.get("time")),
+            process=str(fields.get("process", "")),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return Claim(generation, "", True, first=generation)
@@ -291,6 +295,7 @@ class Claims:
             host=self._host,
             pid=os.getpid(),
             time=self._clock.now(),
+            process=identity(),
         )
 
     def _replaced(self, newest: Claim) -> FencedError:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from hvdrecover.checkpoint import claims, leases, root
 from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.endings import has_ended
 from hvdrecover.checkpoint.pruning import delete_unless_read
-from hvdrecover.checkpoint.storage import Storage
+from hvdrecover.checkpoint.storage import Storage, Temporary
 from hvdrecover.clock import Clock
 from hvdrecover.errors import FencedError, StorageError
 from hvdrecover.events import Events
@@ -67,6 +69,50 @@ def _is_marked(storage: Storage, commit: CommitId) -> bool:
 def _is_acknowledged(storage: Storage, generation: int) -> bool:
     claimed = claims.among(storage.names(root.CLAIMS))
     return generation in claimed and claims.read(storage, generation).acknowledged
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    """What lies at a root beside commits.
+
+    Attributes:
+        commits: those that were never completed and can't be any more, newest first.
+        aside: the files that processes have left which have ended, or must not write any more.
+        in_use: the other files that lie aside, which a job may be using.
+    """
+
+    commits: list[CommitId]
+    aside: list[Temporary]
+    in_use: list[Temporary]
+
+
+def find(storage: Storage) -> Leftovers:
+    """What nobody needs at a root, for somebody who writes none of it. Changes nothing.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    before = being_written(storage)
+    commits, _ = incomplete(storage, before)
+    try:
+        temporaries = storage.temporaries()
+    except StorageError:  # some stores let users read, and not look for uploads
+        temporaries = []
+    aside = [each for each in temporaries if is_of_before(each.folder, before)] if before else []
+    return Leftovers(commits, aside, [each for each in temporaries if each not in aside])
+
+
+def being_written(storage: Storage) -> int:
+    """The generation that may be being written; 0 if nobody has claimed any. Of earlier ones, nothing is.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    owner = claims.owner(claims.deciding(storage, claims.among(storage.names(root.CLAIMS))))
+    if owner is None:
+        return 0
+    # Whoever comes after a process that has ended claims a later one first.
+    return owner.generation + 1 if has_ended(owner.process) else owner.generation
 
 
 class Collector:
