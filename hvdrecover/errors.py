@@ -179,7 +179,7 @@ class FencedError(CheckpointError):
 
     Attributes:
         by: the job that has replaced this one, its host, its process and since when it has the root, in
-            words. Empty if it is a later meeting of this same job, which has left this process behind.
+            words. Empty if it is a later meeting or start of this same job, which left this process behind.
     """
 
     def __init__(self, url: str, problem: str, by: str = "") -> None:

@@ -1,14 +1,14 @@
-"""Claims: which job writes to a root, and which of its meetings.
+"""Claims: which job writes to a root, which of its starts, and which meeting of that.
 
 A claim is a file ``claims/g0003.json``, created by the one process that writes generation 3, and never by
-two. It names its job, and the generation under which that job *took* the root, `Claim.first`. The rules:
+two. It names its job, its start, and the generation under which that start *took* the root, `Claim.first`:
 
-- The root belongs to the job that took it last: of all claims, that with the highest `Claim.first`. The start
-  of a new job takes it, under a number above all claims. A recovery never takes it: it goes on from its own
-  job's claims. So a claim that a replaced job makes late means nothing, under however high a number.
-- Of one job, the highest generation writes. Processes of earlier ones were left behind by a recovery.
+- The root belongs to the start that took it last: of all claims, to that with the highest `Claim.first`. A
+  start takes it under a number above all claims. A recovery never takes it: it goes on from claims of its own
+  start. So a claim that is made late, by what was replaced, means nothing, under however high a number.
+- Within a start, the highest generation writes. Processes of earlier ones were left behind by a recovery.
 - A start has claimed only once it has seen its claim as the newest of all. Else it claims again, above those.
-- A job that was replaced never takes the root back: its next start is refused.
+- A job that was replaced by another one never takes the root back: its next start is refused.
 
 Each process looks before it claims, after that, and before each publication. At least one of two that claim
 at the same time sees the other's claim, and all judge alike.
@@ -46,12 +46,13 @@ class Claim:
         generation: the generation.
         job: identity of the job; empty if the claim is damaged.
         acknowledged: whether a commit of this generation has become durable.
-        first: the generation under which the job took the root.
+        first: the generation under which the job's start took the root.
         after: the newest claim that there was when this one was made. Its maker has judged all up to it.
         maker: identity of the process's `Claims` that made it; empty in claims of earlier versions.
         host: name of the maker's host.
         pid: the maker's process number there.
         time: when it was made, in seconds since the Unix epoch.
+        start: identity of the job's start; in claims of earlier versions, each start was a job.
         process: the maker's `hvdrecover.checkpoint.endings.identity`; empty if that is not known.
     """
 
@@ -64,6 +65,7 @@ class Claim:
     host: str = ""
     pid: int = 0
     time: float | None = None
+    start: str = ""
     process: str = ""
 
     def text(self, *, acknowledged: bool) -> bytes:
@@ -72,7 +74,7 @@ class Claim:
         return json.dumps({**fields, "acknowledged": acknowledged}).encode()
 
     def describe(self, since: float | None) -> str:
-        """The job and its process, for messages; ``since`` is when it took the root."""
+        """The job and its process, for messages; ``since`` is when its start took the root."""
         if not self.job:
             return f"a job whose claim {_path(self.generation)} can't be read"
         named = f"job {self.job[:8]} on {self.host or 'an unknown host'} (process {self.pid or 'unknown'})"
@@ -97,13 +99,14 @@ def read(storage: Storage, generation: int) -> Claim:
             generation,
             str(fields["job"]),
             bool(fields["acknowledged"]),
-            # Earlier versions did not say; of another job, the claim counts as one that took the root.
+            # Earlier versions did not say; the claim counts as one that took the root.
             first=_count(fields.get("first"), generation, most=generation),
             after=_count(fields.get("after"), 0, most=generation - 1),
             maker=str(fields.get("maker", "")),
             host=str(fields.get("host", "")),
             pid=_count(fields.get("pid"), 0),
             time=_time(fields.get("time")),
+            start=str(fields.get("start", fields["job"])),
             process=str(fields.get("process", "")),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -128,7 +131,7 @@ def deciding(storage: Storage, claimed: Sequence[int]) -> list[Claim]:
 
 
 def owner(found: Iterable[Claim]) -> Claim | None:
-    """Of `deciding` claims, the newest one of the job that took the root last; None if there are none."""
+    """Of `deciding` claims, the newest one of the start that took the root last; None if there are none."""
     return max(found, key=lambda claim: (claim.first, claim.generation), default=None)
 
 
@@ -137,14 +140,16 @@ class Claims:
 
     Args:
         storage: the root.
-        job: identity of this job, the same on all its ranks, through all its recoveries and all its starts.
+        job: identity of this job and of its start, ``JOB/START``. The first part is the same for all starts
+            of the job, the whole on all ranks and through all recoveries. Without a ``/``, each start is a job.
         host: name of this host.
         clock: where times come from.
     """
 
     def __init__(self, storage: Storage, *, job: str, host: str, clock: Clock) -> None:
         self._storage = storage
-        self._job = job
+        self._job, _, start = job.partition("/")
+        self._start = start or self._job
         self._host = host
         self._clock = clock
         self._maker = uuid.uuid4().hex
@@ -175,15 +180,13 @@ class Claims:
         while True:
             claimed = self.generations()
             newest = owner(self._deciding(claimed))
-            is_ours = newest is not None and newest.job == self._job
-            if newest is not None and not is_ours and self._has_claimed(claimed):
+            if newest is not None and newest.job != self._job and self._has_claimed(claimed):
                 raise self._replaced(newest)
             if newest is not None and newest.generation == claimed[0] and newest.maker == self._maker:
                 self._ours = newest
                 return newest.generation
-            generation = max(generation, *claimed[:1]) + 1 if claimed else generation + 1
-            first = newest.first if newest is not None and is_ours else generation
-            self._create(generation, first, claimed)
+            generation = max([generation, *claimed]) + 1
+            self._create(generation, generation, claimed)
 
     def take(self, generation: int) -> None:
         """Claim a generation that this job has reached by a recovery.
@@ -193,7 +196,7 @@ class Claims:
             StorageError: this job's claims are gone from the root; or the storage failed.
         """
         claimed = self.generations()
-        if self._ours is None and generation > 1 and not self._has_claimed(claimed):
+        if self._ours is None and generation > 1 and not self._has_claimed(claimed, self._start):
             raise self._gone(f"{CLAIMS}/ holds no claim of this job, which has claimed the root before")
         newest = self._judge(claimed, generation)
         if self._ours is not None and self._ours.generation == generation:
@@ -221,15 +224,15 @@ class Claims:
             self._acknowledged = generation
 
     def _judge(self, claimed: Sequence[int], generation: int) -> Claim | None:
-        """See `check`. Returns the owner, which is a claim of this job; None if there are no claims."""
+        """See `check`. Returns the newest claim of this start, which has the root; None if there is none."""
         if self._ours is not None and self._ours.generation not in claimed:
             raise self._gone(f"the claim {_path(self._ours.generation)} of this job is gone")
         found = self._deciding(claimed)
         newest = owner(found)
-        if newest is not None and newest.job != self._job:
-            raise self._replaced(newest)
+        if newest is not None and newest.start != self._start:
+            raise self._left_behind(newest) if newest.job == self._job else self._replaced(newest)
         for claim in found:
-            if claim.job == self._job and (claim.generation > generation or self._is_taken(claim)):
+            if claim.start == self._start and (claim.generation > generation or self._is_taken(claim)):
                 raise self._left_behind(claim)
         return newest
 
@@ -247,16 +250,16 @@ class Claims:
         ours = self._ours
         return ours is not None and claim.generation == ours.generation and claim.maker != ours.maker
 
-    def _has_claimed(self, claimed: Sequence[int]) -> bool:
-        """Whether any claim at the root is this job's; reads about two for each job that there was."""
+    def _has_claimed(self, claimed: Sequence[int], start: str | None = None) -> bool:
+        """Whether any claim is this job's, or of this start; reads about two of each start that there was."""
         low, high = 1, 0  # claims that the one read last makes needless to read
         for generation in claimed:
             if low <= generation <= high:
                 continue
             claim = self.read(generation)
-            if claim.job == self._job:
+            if claim.job == self._job and start in (None, claim.start):
                 return True
-            # Since its job took the root, and until its maker looked last, nobody else had the root.
+            # Since its start took the root, and until its maker looked last, nobody else had the root.
             low, high = claim.first, claim.after
         return False
 
@@ -268,9 +271,9 @@ class Claims:
         return self._is_placed(claim)
 
     def _take_void(self, generation: int, newest: Claim | None, claimed: Sequence[int]) -> None:
-        """Put this process's claim in the place of one that a job made after it had been replaced."""
+        """Put this process's claim in the place of one that was made late, by what had been replaced."""
         found = self.read(generation)
-        if newest is None or found.job in ("", self._job) or found.first >= newest.first:
+        if newest is None or not found.job or found.first >= newest.first:
             return
         after = next((earlier for earlier in claimed if earlier < generation), 0)
         claim = self._claim(generation, newest.first, after)
@@ -295,12 +298,13 @@ class Claims:
             host=self._host,
             pid=os.getpid(),
             time=self._clock.now(),
+            start=self._start,
             process=identity(),
         )
 
     def _replaced(self, newest: Claim) -> FencedError:
         taken = newest if newest.first == newest.generation else self.read(newest.first)
-        by = newest.describe(taken.time if taken.job == newest.job else newest.time)
+        by = newest.describe(taken.time if taken.start == newest.start else newest.time)
         return FencedError(
             self._storage.url,
             f"generation {newest.generation} has claimed this checkpoint root for {by}, so this process "
@@ -313,8 +317,8 @@ class Claims:
         return FencedError(
             self._storage.url,
             f"generation {newest.generation} of this same job has claimed this checkpoint root "
-            f"({newest.describe(newest.time)}), so this process was left behind by a recovery and must not "
-            "write to it any more.",
+            f"({newest.describe(newest.time)}), so this process was left behind by a recovery or a restart, "
+            "and must not write to it any more.",
         )
 
     def _gone(self, what: str) -> StorageError:

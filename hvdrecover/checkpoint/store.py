@@ -32,7 +32,7 @@ class Store:
     Args:
         storage: the root.
         keep: which complete commits to keep; a number stands for the newest so many.
-        job: identity of this job, the same on all its ranks and through all its recoveries.
+        job: identity of this job and of its start; see `hvdrecover.checkpoint.claims.Claims`.
         host: name of this host, for the claim and the manifests.
         events: where to report.
         clock: where times come from.

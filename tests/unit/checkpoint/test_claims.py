@@ -153,6 +153,32 @@ def test_a_job_that_still_has_the_root_starts_again_and_again(root):
     assert not stands(claims_at(root, "other"), 3)
 
 
+def test_a_process_of_an_earlier_start_stays_behind_whatever_its_number(root):
+    """It was stopped, with generation 10 in memory; the job was started again, and has claimed 4."""
+    stopped = claims_at(root, "job/first")
+    stopped.take_after(2)
+    started_again = claims_at(root, "job/second")
+    assert started_again.take_after(0) == 4
+    for process in (stopped, claims_at(root, "job/first")):
+        with pytest.raises(FencedError, match=r"of this same job has claimed .* or a restart") as caught:
+            process.take(10)
+        assert caught.value.by == ""
+    for generation in range(5, 12):
+        claims_at(root, "job/second").take(generation)
+    with pytest.raises(FencedError, match="for job new on"):
+        claims_at(root, "new/first").take_after(0)
+        started_again.check(11)
+
+
+def test_a_job_that_was_replaced_is_refused_under_each_of_its_starts(root):
+    for job in ("old/1", "old/2", "new/1", "new/2"):
+        claims_at(root, job).take_after(0)
+    for job in ("old/2", "old/3"):
+        with pytest.raises(FencedError, match="for job new on"):
+            claims_at(root, job).take_after(0)
+    assert claims_at(root, "new/3").take_after(0) == 5
+
+
 def test_a_fenced_job_deletes_nothing(root):
     """Neither what it would have collected before its first write, nor what it no longer keeps."""
     old = make_store(root, job="old", keep=1)
@@ -227,14 +253,15 @@ def starts(storage, job, *, looked=False):
     )
 
 
-def test_a_start_overtakes_a_recovery_in_every_order():
-    """The old job is at generation 10 in memory and has claimed 3; the new one finds 3, and claims 4."""
+@pytest.mark.parametrize(("old_job", "new_job"), [("old", "new"), ("job/1", "job/2")])
+def test_a_start_overtakes_a_recovery_in_every_order(old_job, new_job):
+    """The old start is at generation 10 in memory and has claimed 3; the new one finds 3, and claims 4."""
     orders, storages = 0, []
 
     def begin():
         storages.append(in_memory())
-        claims_at(storages[-1], "old").take_after(2)
-        return [recovers(storages[-1], "old", 10), starts(storages[-1], "new")]
+        claims_at(storages[-1], old_job).take_after(2)
+        return [recovers(storages[-1], old_job, 10), starts(storages[-1], new_job)]
 
     generations = set()
     for old, new in every_order(begin):
@@ -242,19 +269,20 @@ def test_a_start_overtakes_a_recovery_in_every_order():
         storage = storages[-1]
         assert isinstance(new.result, int), new.result
         generations.add(new.result)
-        assert stands(claims_at(storage, "new"), new.result)
-        for job_s_next_process in (claims_at(storage, "old"), claims_at(storage, "old")):
-            with pytest.raises(FencedError, match="for job new"):
+        assert stands(claims_at(storage, new_job), new.result)
+        for job_s_next_process in (claims_at(storage, old_job), claims_at(storage, old_job)):
+            with pytest.raises(FencedError):
                 job_s_next_process.take(11)
-        with pytest.raises(FencedError, match="for job new"):
-            claims_at(storage, "old").take_after(0)
+        if old_job == "old":
+            with pytest.raises(FencedError, match="for job new"):
+                claims_at(storage, old_job).take_after(0)
         # What it may have published is older than all that the new one will publish.
-        if storage.size("by old") is not None:
+        if storage.size(f"by {old_job}") is not None:
             assert (old.result, new.result) == (10, 11)
         else:
             assert isinstance(old.result, FencedError)
         # The new job goes on, also to the numbers that the old one has claimed in vain.
-        later = claims_at(storage, "new")
+        later = claims_at(storage, new_job)
         for generation in range(new.result + 1, new.result + 12):
             later.take(generation)
             later.check(generation)
