@@ -141,7 +141,7 @@ class Claims:
     Args:
         storage: the root.
         job: identity of this job and of its start, ``JOB/START``. The first part is the same for all starts
-            of the job, the whole on all ranks and through all recoveries. Without a ``/``, each start is a job.
+            of the job, the whole on all ranks and through all recoveries. Without a ``/``, a start is a job.
         host: name of this host.
         clock: where times come from.
     """

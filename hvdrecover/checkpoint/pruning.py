@@ -5,7 +5,7 @@ One process at a time should prune a root: its job. See `hvdrecover.checkpoint.l
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from contextlib import suppress
 from dataclasses import replace
 
@@ -51,28 +51,27 @@ class Pruner:
         """The good commits that there were when last looked."""
         return self._facts.keys()
 
-    def expired(self, *, more: int = 0, up_to: int | None = None) -> list[CommitId]:
+    def expired(self, *, more: int = 0) -> list[CommitId]:
         """The commits that may be deleted, oldest first.
 
         Args:
             more: how many more of the newest to keep than the user asks for.
-            up_to: the newest generation to look at; later ones are none of the business of who asks.
 
         Raises:
             StorageError: the root can't be listed.
         """
-        self._look(up_to)
+        self._look()
         keep = replace(self._keep, newest=self._keep.newest + more)
         return expired(self._facts.values(), keep, self._clock.now())
 
     def prune(
-        self, *, more: int = 0, up_to: int | None = None, resumed: CommitId | None = None
+        self, allowed: Callable[[], None], *, more: int = 0, resumed: CommitId | None = None
     ) -> list[CommitId]:
         """Delete what has expired and is not being read.
 
         Args:
+            allowed: called before each deletion; may raise.
             more: see `expired`.
-            up_to: see `expired`.
             resumed: a commit that must stay.
 
         Returns:
@@ -82,10 +81,15 @@ class Pruner:
             StorageError: something could not be deleted. What was deleted before that stays deleted, and
                 the rest is tried again next time.
         """
-        unwanted = [commit for commit in self.expired(more=more, up_to=up_to) if commit != resumed]
+        unwanted = [commit for commit in self.expired(more=more) if commit != resumed]
         if unwanted:
             leases.collect(self._storage, self._clock.now())
-        return [commit for commit in unwanted if self._delete(commit)]
+        deleted = []
+        for commit in unwanted:
+            allowed()
+            if self._delete(commit):
+                deleted.append(commit)
+        return deleted
 
     def _delete(self, commit: CommitId) -> bool:
         if root.is_quarantined(self._storage, commit):  # since it was looked at
@@ -96,8 +100,8 @@ class Pruner:
             del self._facts[commit]
         return deleted
 
-    def _look(self, up_to: int | None) -> None:
-        there = [each for each in root.commits(self._storage) if up_to is None or each.generation <= up_to]
+    def _look(self) -> None:
+        there = root.commits(self._storage)
         for gone in self._facts.keys() - set(there):
             del self._facts[gone]
         for commit in there:

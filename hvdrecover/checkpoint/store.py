@@ -150,7 +150,7 @@ class Store:
         if not self._has_made_room:
             with self._collector.reporting():
                 self._collector.collect(commit.generation)
-                self._pruner.prune(more=1, up_to=commit.generation, resumed=self.resumed)
+                self._pruner.prune(self._allowed(commit), more=1, resumed=self.resumed)
                 self._collector.tidy(commit.generation)
                 self._has_made_room = True
 
@@ -161,11 +161,15 @@ class Store:
             self.storage.close,
             lambda: self._collector.drop(commit),
             lambda: self._collector.collect(commit.generation),
-            lambda: self._pruner.prune(up_to=commit.generation, resumed=self.resumed),
+            lambda: self._pruner.prune(self._allowed(commit), resumed=self.resumed),
             self.storage.close,  # of what was just deleted, too
         ):
             with self._collector.reporting():
                 free()
+
+    def _allowed(self, commit: CommitId) -> Callable[[], None]:
+        """A look at the claims: what was replaced deletes nothing, even if it was stopped in between."""
+        return lambda: self.claims.check(commit.generation)
 
     def _publish_or_give_back(self, snapshot: Snapshot, rank: int) -> Manifest:
         try:
@@ -184,7 +188,7 @@ class Store:
         try:
             self._pruner.note(manifest)
             self.claims.check(manifest.generation)
-            self._pruner.prune(up_to=manifest.generation)
+            self._pruner.prune(self._allowed(manifest.id))
             self._collector.collect(manifest.generation, self._pruner.known)
         except FencedError:
             return  # a job that was replaced deletes nothing; its next write says so

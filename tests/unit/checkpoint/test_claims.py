@@ -194,22 +194,28 @@ def test_a_fenced_job_deletes_nothing(root):
     assert content(root) == before
 
 
-def test_a_replaced_jobs_retention_takes_no_later_commit_into_account(root):
-    """It was stopped after its last look at the claims; meanwhile the new job has made many commits."""
+@pytest.mark.parametrize("step", ["expired", "_delete"])
+def test_a_job_that_is_replaced_while_it_deletes_goes_no_further(root, step):
+    """It is stopped before, or in, the first of two deletions; meanwhile the new job makes many commits."""
     old, new = make_store(root, job="old", keep=1), make_store(root, job="new", keep=9)
     generation = old.claim_next()
-    old.write(make_snapshot(generation, 1), rank=0)
-    prune = old._pruner.prune
+    with pytest.MonkeyPatch.context() as not_yet:
+        not_yet.setattr(old, "_prune", lambda manifest: None)
+        for number in (1, 2):
+            old.write(make_snapshot(generation, number), rank=0)
+    going_on = getattr(old._pruner, step)
 
-    def after_a_stop(**facts):
-        new.claim_next()
-        for number in range(3, 8):
-            new.write(make_snapshot(2, number), rank=0)
-        return prune(**facts)
+    def after_a_stop(*args, **facts):
+        if commits(root)[0].generation == 1:
+            new.claim_next()
+            for number in range(4, 8):
+                new.write(make_snapshot(2, number), rank=0)
+        return going_on(*args, **facts)
 
-    old._pruner.prune = after_a_stop
-    old.write(make_snapshot(generation, 2), rank=0)
-    assert commits(root) == [*(CommitId(2, number) for number in range(7, 2, -1)), CommitId(1, 2)]
+    setattr(old._pruner, step, after_a_stop)
+    old.write(make_snapshot(generation, 3), rank=0)
+    of_old = {"expired": (3, 2, 1), "_delete": (3, 2)}[step]
+    assert [commit.commit for commit in commits(root)] == [7, 6, 5, 4, *of_old]
 
 
 # -- at the same time ----------------------------------------------------------------------------------
