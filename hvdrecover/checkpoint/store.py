@@ -98,7 +98,7 @@ class Store:
                 not published, and nothing was deleted.
             StorageError: the storage failed; earlier commits are untouched.
         """
-        self.claims.take(snapshot.id.generation)
+        self._claim(snapshot.id)
         self._make_room(snapshot.id)
         try:
             manifest = self._publish(snapshot, rank)
@@ -139,6 +139,19 @@ class Store:
         return manifest
 
     # -- room for it -----------------------------------------------------------------------------------
+
+    def _claim(self, commit: CommitId) -> None:
+        """Claim the commit's generation. On a full disk, that takes what the last process had spare."""
+        try:
+            self.claims.take(commit.generation)
+        except StorageError as error:
+            if not is_full(error):
+                raise
+            self.claims.check(commit.generation)
+            with self._collector.reporting():
+                self._pruner.prune(self._allowed(commit), resumed=self.resumed)
+            self._collector.tidy(commit.generation)
+            self.claims.take(commit.generation)
 
     def _make_room(self, commit: CommitId) -> None:
         """Before a commit is written: delete what is in its way, after a look at the claims."""

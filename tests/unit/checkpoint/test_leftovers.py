@@ -288,6 +288,18 @@ def test_a_full_disk_gets_back_what_a_killed_process_has_left(disk):
     assert commits(rank_0.storage) == [CommitId(2, 2)]
 
 
+def test_on_a_disk_without_room_for_a_claim_spare_files_make_some(disk):
+    store = make_store(LocalStorage(disk.folder / "root"), keep=1)
+    store.claim_next()
+    store.write(large(1, 1, NBYTES), 0)
+    store._prune = lambda manifest: None  # it is killed before it deletes what is not kept any more
+    store.write(large(1, 2, NBYTES), 0)
+    disk.fill()
+    rank_0 = make_store(LocalStorage(disk.folder / "root"), keep=1)
+    rank_0.write(large(2, 3, NBYTES // 2), 0)
+    assert commits(rank_0.storage) == [CommitId(2, 3)]
+
+
 def test_a_disk_for_one_commit_more_than_is_kept_is_enough_after_a_kill(disk):
     """Which came right after a commit, and before the one that it replaced was deleted."""
     store = make_store(LocalStorage(disk.folder / "root"), keep=1)
