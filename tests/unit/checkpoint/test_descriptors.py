@@ -119,13 +119,16 @@ def test_a_deleted_file_of_which_a_child_was_forked_frees_its_blocks(tmp_path, m
     thread = threading.Thread(target=writes, args=(storage, tmp_path))
     thread.start()
     assert stop.reached.wait(TIMEOUT)
-    reader, writer = os.pipe()
+    (reader, writer), (told, tells) = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
         os.close(writer)
+        os.write(tells, b"!")
         os.read(reader, 1)  # until the test has ended
         os._exit(0)
     os.close(reader)
+    os.read(told, 1)  # it has got as far as a data loader's own code
+    os.close(told), os.close(tells)
     stop.go.set()
     thread.join(TIMEOUT)
     assert _is_nobody_elses(tmp_path / FILE)  # the kernel says so of files that no process has open
