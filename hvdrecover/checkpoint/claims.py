@@ -77,7 +77,8 @@ class Claim:
         """The job and its process, for messages; ``since`` is when its start took the root."""
         if not self.job:
             return f"a job whose claim {_path(self.generation)} can't be read"
-        named = f"job {self.job[:8]} on {self.host or 'an unknown host'} (process {self.pid or 'unknown'})"
+        job, host = (re.sub(r"[^\w.:-]", "?", text) for text in (self.job[:8], self.host[:255]))
+        named = f"job {job} on {host or 'an unknown host'} (process {self.pid or 'unknown'})"
         return named if since is None else f"{named}, since {_date(since)}"
 
 

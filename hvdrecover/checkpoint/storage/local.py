@@ -132,7 +132,8 @@ class LocalStorage:
             return []
         folders = [entry for entry in self._root.iterdir() if _is_folder(entry)]
         of_folders = [(path, folder.name) for folder in folders for path in folder.glob(f"{TEMPORARY}*")]
-        return of_folders + [(path, folder_of(path)) for path in self._root.glob(f"{TEMPORARY}*")]
+        of_root = [(path, folder_of(path)) for path in self._root.glob(f"{TEMPORARY}*")]
+        return [(path, folder) for path, folder in of_folders + of_root if not _is_folder(path)]
 
     def close(self) -> None:
         """Delete the files that were kept for later writes."""

@@ -147,11 +147,12 @@ class SftpStorage:
 
     def _hidden(self, session: Session) -> list[tuple[str, str]]:
         """Each temporary file's folder below the root, and its path."""
+        folders = list(_folders(session, self._root))
         return [
             (folder.removeprefix(self._root).strip("/"), f"{folder}/{name}")
-            for folder in [self._root, *_folders(session, self._root)]
+            for folder in [self._root, *folders]
             for name in session.listdir(folder)
-            if name.startswith(TEMPORARY)
+            if name.startswith(TEMPORARY) and f"{folder}/{name}" not in folders
         ]
 
     def close(self) -> None:

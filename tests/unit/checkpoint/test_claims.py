@@ -59,6 +59,12 @@ def test_a_later_meeting_of_the_same_job_replaces_no_job(root):
     assert caught.value.by == ""
 
 
+def test_a_claim_tells_a_terminal_nothing(root):
+    claims_at(root, "\x1b[31mred", host="host\n\x1b]0;title").take_after(0)
+    with pytest.raises(FencedError, match=r"for job \?\?31mred on host\?\?\?0\?title \(process"):
+        claims_at(root, "other").check(1)
+
+
 OLD = {"job": "old", "host": "h", "pid": 5, "time": 7.0, "acknowledged": True}
 
 

@@ -232,6 +232,15 @@ def test_an_old_job_takes_no_file_of_a_new_one(with_spares):
     assert files(with_spares) == kept[0]
 
 
+def test_a_folder_that_lies_aside_is_none_of_these_files(tmp_path):
+    """Such as that in which `hvdrecover doctor` tries out what a root can do."""
+    (tmp_path / "root" / ".hvdrecover-doctor").mkdir(parents=True)
+    store = make_store(LocalStorage(tmp_path / "root"))
+    store.claim_next()
+    assert store.storage.temporaries() == []
+    assert store.events.of("not_deleted") == []
+
+
 def files(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
