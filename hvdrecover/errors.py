@@ -196,11 +196,19 @@ class ExportError(CheckpointError):
 
 
 class FencedError(CheckpointError):
-    """Another job has claimed the root; this process must stop writing to it."""
+    """Another job has claimed the root; this process must stop writing to it.
+
+    Attributes:
+        by: that job, its host, its process and since when it has the root, in words.
+    """
+
+    def __init__(self, url: str, problem: str, by: str = "") -> None:
+        super().__init__(url, problem)
+        self.by = by
 
 
 class OvertakenError(FencedError):
-    """A later generation of this very job has claimed the root; only this process must stop."""
+    """A later meeting or start of this very job has claimed the root; only this process must stop."""
 
 
 class FlushTimeoutError(CheckpointError, TimeoutError):

@@ -1,23 +1,39 @@
-"""Claims: which job writes to a root. A later generation's claim fences the earlier ones.
+"""Claims: which job writes to a root, which of its starts, and which meeting of that.
 
 A claim is a file ``claims/g0003.json``, created by the one process that writes generation 3, and never by
-two. It also records whether a commit of that generation has been acknowledged, so that a root whose commits
+two. It names its job, its start, and the generation under which that start *took* the root, `Claim.first`:
+
+- The root belongs to the start that took it last: of all claims, to that with the highest `Claim.first`. A
+  start takes it under a number above all claims. A recovery never takes it: it goes on from claims of its own
+  start. So a claim that is made late, by what was replaced, means nothing, under however high a number.
+- Within a start, the highest generation writes. Processes of earlier ones were left behind by a recovery.
+- A start has claimed only once it has seen its claim as the newest of all. Else it claims again, above those.
+- A job that was replaced by another one never takes the root back: its next start is refused.
+
+Each process looks before it claims, after that, and before each publication. At least one of two that claim
+at the same time sees the other's claim, and all judge alike.
+
+A claim also records whether a commit of its generation has been acknowledged, so that a root whose commits
 have all vanished is told from one whose first commit was never completed.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import re
-from collections.abc import Iterable
+import uuid
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hvdrecover.checkpoint import root
+from hvdrecover.checkpoint.endings import identity
 from hvdrecover.checkpoint.root import CLAIMS
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.clock import Clock
-from hvdrecover.errors import FencedError, StorageError
+from hvdrecover.errors import FencedError, OvertakenError, StorageError
 
 _NAME = re.compile(r"g([0-9]{4,9})\.json")
 
@@ -28,13 +44,42 @@ class Claim:
 
     Attributes:
         generation: the generation.
-        job: identity of the job.
+        job: identity of the job; empty if the claim is damaged.
         acknowledged: whether a commit of this generation has become durable.
+        first: the generation under which the job's start took the root.
+        after: the newest claim that there was when this one was made. Its maker has judged all up to it.
+        maker: identity of the process's `Claims` that made it; empty in claims of earlier versions.
+        host: name of the maker's host.
+        pid: the maker's process number there.
+        time: when it was made, in seconds since the Unix epoch.
+        start: identity of the job's start; in claims of earlier versions, each start was a job.
+        process: the maker's `hvdrecover.checkpoint.endings.identity`; empty if that is not known.
     """
 
     generation: int
     job: str
     acknowledged: bool
+    first: int
+    after: int = 0
+    maker: str = ""
+    host: str = ""
+    pid: int = 0
+    time: float | None = None
+    start: str = ""
+    process: str = ""
+
+    def text(self, *, acknowledged: bool) -> bytes:
+        """The claim's file."""
+        fields = {name: value for name, value in vars(self).items() if name != "generation"}
+        return json.dumps({**fields, "acknowledged": acknowledged}).encode()
+
+    def describe(self, since: float | None) -> str:
+        """The job and its process, for messages; ``since`` is when its start took the root."""
+        if not self.job:
+            return f"a job whose claim {_path(self.generation)} can't be read"
+        job, host = (re.sub(r"[^\w.:-]", "?", text) for text in (self.job[:8], self.host[:255]))
+        named = f"job {job} on {host or 'an unknown host'} (process {self.pid or 'unknown'})"
+        return named if since is None else f"{named}, since {_date(since)}"
 
 
 def among(names: Iterable[str]) -> list[int]:
@@ -43,23 +88,73 @@ def among(names: Iterable[str]) -> list[int]:
     return sorted((claim for claim, name in found.items() if name == _name(claim)), reverse=True)
 
 
+def read(storage: Storage, generation: int) -> Claim:
+    """One claim. One that is damaged is nobody's, and may have had commits.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    try:
+        fields = json.loads(root.read_note(storage, _path(generation)))
+        return Claim(
+            generation,
+            str(fields["job"]),
+            bool(fields["acknowledged"]),
+            # Earlier versions did not say; the claim counts as one that took the root.
+            first=_count(fields.get("first"), generation, most=generation),
+            after=_count(fields.get("after"), 0, most=generation - 1),
+            maker=str(fields.get("maker", "")),
+            host=str(fields.get("host", "")),
+            pid=_count(fields.get("pid"), 0),
+            time=_time(fields.get("time")),
+            start=str(fields.get("start", fields["job"])),
+            process=str(fields.get("process", "")),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return Claim(generation, "", True, first=generation)
+
+
+def deciding(storage: Storage, claimed: Sequence[int]) -> list[Claim]:
+    """The claims, newest first, without those that can't decide any more to whom the root belongs.
+
+    Args:
+        storage: the root.
+        claimed: the claimed generations, newest first.
+    """
+    found: list[Claim] = []
+    decided = 0
+    for generation in claimed:
+        if generation <= decided:
+            break
+        found.append(read(storage, generation))
+        decided = max(decided, found[-1].first, found[-1].after)
+    return found
+
+
+def owner(found: Iterable[Claim]) -> Claim | None:
+    """Of `deciding` claims, the newest one of the start that took the root last; None if there are none."""
+    return max(found, key=lambda claim: (claim.first, claim.generation), default=None)
+
+
 class Claims:
     """The claims of one root, as a process sees them that may make some.
 
     Args:
         storage: the root.
-        job: identity of this job, the same on all its ranks and through all its recoveries.
+        job: identity of this job and of its start, ``JOB/START``. The first part is the same for all starts
+            of the job, the whole on all ranks and through all recoveries. Without a ``/``, a start is a job.
         host: name of this host.
         clock: where times come from.
     """
 
     def __init__(self, storage: Storage, *, job: str, host: str, clock: Clock) -> None:
         self._storage = storage
-        self._job = job
+        self._job, _, start = job.partition("/")
+        self._start = start or self._job
         self._host = host
         self._clock = clock
-        self._ours = 0
-        self._tried = b""  # the claim that was last created, or not: an attempt can fail when it is there
+        self._maker = uuid.uuid4().hex
+        self._ours: Claim | None = None  # the newest one that this process has made
         self._acknowledged = 0
 
     def generations(self) -> list[int]:
@@ -71,87 +166,186 @@ class Claims:
         return next(iter(self.generations()), 0)
 
     def read(self, generation: int) -> Claim:
-        """One claim. One that is damaged is nobody's, and may have had commits."""
-        try:
-            fields = json.loads(root.read_note(self._storage, _path(generation)))
-            return Claim(generation, str(fields["job"]), bool(fields["acknowledged"]))
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return Claim(generation, "", True)
+        """One claim; see the function `read`."""
+        return read(self._storage, generation)
 
     def take_after(self, generation: int) -> int:
-        """Claim the first generation after this one that nobody has claimed, for a job that starts."""
-        generation += 1
-        while not self._create(generation):
-            generation += 1
-        return generation
+        """Claim the first generation after this one that is later than all claims, for a job that starts.
+
+        Called again after a failure, it finds the claim that the failed call may have made.
+
+        Raises:
+            FencedError: this job has claimed the root before, and another one has taken it since.
+            StorageError: the storage failed.
+        """
+        while True:
+            claimed = self.generations()
+            newest = owner(self._deciding(claimed))
+            if newest is not None and newest.job != self._job and self._has_claimed(claimed):
+                raise self._replaced(newest)
+            if newest is not None and newest.generation == claimed[0] and newest.maker == self._maker:
+                self._ours = newest
+                return newest.generation
+            generation = max([generation, *claimed]) + 1
+            self._create(generation, generation, claimed)
 
     def take(self, generation: int) -> None:
         """Claim a generation that this job has reached by a recovery.
 
         Raises:
             FencedError: another job, or a later generation of this one, has claimed the root.
-            StorageError: an earlier claim of this job is gone.
-        """
-        self.check(generation)
-        if self._ours == generation:
-            return
-        newest = self.newest()
-        if newest == generation and self._storage.read(_path(generation)) == self._tried:
-            self._ours = generation  # the attempt that failed had put the claim there
-            return
-        same_job = newest in (0, self._ours) or self.read(newest).job == self._job
-        if newest == generation or not same_job:
-            raise self._fenced(newest)
-        if not self._create(generation):
-            raise self._fenced(generation)
-
-    def check(self, generation: int) -> None:
-        """Make sure that no later generation has claimed the root.
-
-        Raises:
-            FencedError: one has.
-            StorageError: the claim of this job itself is gone.
+            StorageError: this job's claims are gone from the root; or the storage failed.
         """
         claimed = self.generations()
-        newest = max(claimed, default=0)
-        if newest > generation:
-            raise self._fenced(newest)
-        if self._ours not in (0, *claimed):
-            raise StorageError(
-                self._storage.url,
-                f"the claim {_path(self._ours)} of this job is gone, so the root was deleted, emptied or "
-                "unmounted, and is not made anew. Bring it back, or start the job again.",
-            )
+        if self._ours is None and generation > 1 and not self._has_claimed(claimed, self._start):
+            raise self._gone(f"{CLAIMS}/ holds no claim of this job, which has claimed the root before")
+        newest = self._judge(claimed, generation)
+        if self._ours is not None and self._ours.generation == generation:
+            return
+        if not self._create(generation, generation if newest is None else newest.first, claimed):
+            self._take_void(generation, newest, claimed)
+        self.check(generation)
+        if self._ours is None or self._ours.generation != generation:
+            raise self._left_behind(self.read(generation))  # another process of this job was first
+
+    def check(self, generation: int) -> None:
+        """Make sure that this process still is the one that writes a generation, and this job owns the root.
+
+        Raises:
+            FencedError: another job has taken the root, or a later generation of this one writes to it.
+            StorageError: the claim of this process itself is gone; or the storage failed.
+        """
+        self._judge(self.generations(), generation)
 
     def acknowledge(self, generation: int) -> None:
         """Note once in the claim that commits exist, so that their loss can't pass for an empty root."""
-        if self._acknowledged != generation:
-            self._storage.publish(_path(generation), self._text(acknowledged=True))
+        if self._acknowledged != generation and self._ours is not None:
+            self.check(generation)  # where creating is not exclusive, the claim may be another's by now
+            self._storage.publish(_path(generation), self._ours.text(acknowledged=True))
             self._acknowledged = generation
 
-    def _create(self, generation: int) -> bool:
-        self._tried = self._text(acknowledged=False)
-        created = self._storage.create(_path(generation), self._tried)
-        if created:
-            self._ours = generation
-        return created
+    def _judge(self, claimed: Sequence[int], generation: int) -> Claim | None:
+        """See `check`. Returns the newest claim of this start, which has the root; None if there is none."""
+        if self._ours is not None and self._ours.generation not in claimed:
+            raise self._gone(f"the claim {_path(self._ours.generation)} of this job is gone")
+        found = self._deciding(claimed)
+        newest = owner(found)
+        if newest is not None and newest.start != self._start:
+            raise self._left_behind(newest) if newest.job == self._job else self._replaced(newest)
+        for claim in found:
+            if claim.start == self._start and (claim.generation > generation or self._is_taken(claim)):
+                raise self._left_behind(claim)
+        return newest
 
-    def _text(self, *, acknowledged: bool) -> bytes:
-        fields = {
-            "job": self._job,
-            "host": self._host,
-            "pid": os.getpid(),
-            "time": self._clock.now(),
-            "acknowledged": acknowledged,
-        }
-        return json.dumps(fields).encode()
+    def _deciding(self, claimed: Sequence[int]) -> list[Claim]:
+        return [self._or_ours(claim) for claim in deciding(self._storage, claimed)]
 
-    def _fenced(self, newest: int) -> FencedError:
+    def _or_ours(self, claim: Claim) -> Claim:
+        """A claim; where this process's own was damaged, what it was."""
+        ours = self._ours
+        is_ours = ours is not None and not claim.job and claim.generation == ours.generation
+        return ours if ours is not None and is_ours else claim
+
+    def _is_taken(self, claim: Claim) -> bool:
+        """Whether a claim that this process has made is another process's by now."""
+        ours = self._ours
+        return ours is not None and claim.generation == ours.generation and claim.maker != ours.maker
+
+    def _has_claimed(self, claimed: Sequence[int], start: str | None = None) -> bool:
+        """Whether any claim is this job's, or of this start; reads about two of each start that there was."""
+        low, high = 1, 0  # claims that the one read last makes needless to read
+        for generation in claimed:
+            if low <= generation <= high:
+                continue
+            claim = self.read(generation)
+            if claim.job == self._job and start in (None, claim.start):
+                return True
+            # Since its start took the root, and until its maker looked last, nobody else had the root.
+            low, high = claim.first, claim.after
+        return False
+
+    def _create(self, generation: int, first: int, claimed: Sequence[int]) -> bool:
+        """Create a claim; whether it is this process's, also if the storage says otherwise."""
+        after = next((earlier for earlier in claimed if earlier < generation), 0)
+        claim = self._claim(generation, first, after)
+        self._storage.create(_path(generation), claim.text(acknowledged=False))
+        return self._is_placed(claim)
+
+    def _take_void(self, generation: int, newest: Claim | None, claimed: Sequence[int]) -> None:
+        """Put this process's claim in the place of one that was made late, by what had been replaced."""
+        found = self.read(generation)
+        if newest is None or not found.job or found.first >= newest.first:
+            return
+        after = next((earlier for earlier in claimed if earlier < generation), 0)
+        claim = self._claim(generation, newest.first, after)
+        self._storage.publish(_path(generation), claim.text(acknowledged=False))
+        self._is_placed(claim)
+
+    def _is_placed(self, claim: Claim) -> bool:
+        """Read a claim back: answers are lost, and some stores let two processes create one file."""
+        placed = self.read(claim.generation).maker == self._maker
+        if placed:
+            self._ours = claim
+        return placed
+
+    def _claim(self, generation: int, first: int, after: int) -> Claim:
+        return Claim(
+            generation,
+            self._job,
+            False,
+            first=first,
+            after=after,
+            maker=self._maker,
+            host=self._host,
+            pid=os.getpid(),
+            time=self._clock.now(),
+            start=self._start,
+            process=identity(),
+        )
+
+    def _replaced(self, newest: Claim) -> FencedError:
+        taken = newest if newest.first == newest.generation else self.read(newest.first)
+        by = newest.describe(taken.time if taken.start == newest.start else newest.time)
         return FencedError(
             self._storage.url,
-            f"generation {newest} has claimed this checkpoint root, so this process belongs to a job that "
-            "was replaced and must stop. If two jobs share one root on purpose, give each its own.",
+            f"generation {newest.generation} has claimed this checkpoint root for {by}, so this process "
+            "belongs to a job that was replaced and must stop. If two jobs share one root on purpose, give "
+            "each its own.",
+            by=by,
         )
+
+    def _left_behind(self, newest: Claim) -> OvertakenError:
+        return OvertakenError(
+            self._storage.url,
+            f"generation {newest.generation} of this same job has claimed this checkpoint root "
+            f"({newest.describe(newest.time)}), so this process was left behind by a recovery or a restart, "
+            "and must not write to it any more.",
+        )
+
+    def _gone(self, what: str) -> StorageError:
+        return StorageError(
+            self._storage.url,
+            f"{what}, so the root was deleted, emptied or unmounted, and is not made anew. Bring it back, or "
+            "start the job again.",
+        )
+
+
+def _count(value: Any, default: int, most: int | None = None) -> int:
+    """A number of a claim; the default for what can't be one."""
+    if type(value) is not int or value < 0 or (most is not None and value > most):
+        return default
+    return value
+
+
+def _time(value: Any) -> float | None:
+    return float(value) if type(value) in (int, float) else None
+
+
+def _date(seconds: float) -> str:
+    try:
+        return datetime.datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{seconds:g} s after 1970"
 
 
 def _name(generation: int) -> str:

@@ -5,6 +5,10 @@ One process at a time should prune a root: its job. See `hvdrecover.checkpoint.l
 
 from __future__ import annotations
 
+from collections.abc import Callable, Set
+from contextlib import suppress
+from dataclasses import replace
+
 from hvdrecover.checkpoint import leases, root
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import Manifest
@@ -12,13 +16,18 @@ from hvdrecover.checkpoint.retention import Facts, expired, metric_of
 from hvdrecover.checkpoint.settings import Keep
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.clock import Clock
-from hvdrecover.errors import CorruptCheckpointError, FormatVersionError, StorageError
+from hvdrecover.errors import (
+    CorruptCheckpointError,
+    FormatVersionError,
+    IncompleteCommitError,
+    StorageError,
+)
 
 
 class Pruner:
     """Retention at one root.
 
-    The commits are looked at once, when they are first asked for; later ones have to be told of with `note`.
+    Each commit is looked at once; those that this process makes have to be told of with `note`.
 
     Args:
         storage: the root.
@@ -31,23 +40,39 @@ class Pruner:
         self._keep = keep
         self._clock = clock
         self._facts: dict[CommitId, Facts] = {}
-        self._unknown: list[CommitId] | None = None
+        self._passed: set[CommitId] = set()  # commits that are not ours to judge
 
     def note(self, manifest: Manifest) -> None:
         """Take a commit into account that has just been made durable."""
         self._facts[manifest.id] = self._facts_of(manifest)
 
-    def expired(self) -> list[CommitId]:
+    @property
+    def known(self) -> Set[CommitId]:
+        """The good commits that there were when last looked."""
+        return self._facts.keys()
+
+    def expired(self, *, more: int = 0) -> list[CommitId]:
         """The commits that may be deleted, oldest first.
+
+        Args:
+            more: how many more of the newest to keep than the user asks for.
 
         Raises:
             StorageError: the root can't be listed.
         """
         self._look()
-        return expired(self._facts.values(), self._keep, self._clock.now())
+        keep = replace(self._keep, newest=self._keep.newest + more)
+        return expired(self._facts.values(), keep, self._clock.now())
 
-    def prune(self) -> list[CommitId]:
+    def prune(
+        self, allowed: Callable[[], None], *, more: int = 0, resumed: CommitId | None = None
+    ) -> list[CommitId]:
         """Delete what has expired and is not being read.
+
+        Args:
+            allowed: called before each deletion; may raise.
+            more: see `expired`.
+            resumed: a commit that must stay.
 
         Returns:
             The deleted commits, oldest first.
@@ -56,10 +81,15 @@ class Pruner:
             StorageError: something could not be deleted. What was deleted before that stays deleted, and
                 the rest is tried again next time.
         """
-        unwanted = self.expired()
+        unwanted = [commit for commit in self.expired(more=more) if commit != resumed]
         if unwanted:
             leases.collect(self._storage, self._clock.now())
-        return [commit for commit in unwanted if self._delete(commit)]
+        deleted = []
+        for commit in unwanted:
+            allowed()
+            if self._delete(commit):
+                deleted.append(commit)
+        return deleted
 
     def _delete(self, commit: CommitId) -> bool:
         if root.is_quarantined(self._storage, commit):  # since it was looked at
@@ -71,23 +101,26 @@ class Pruner:
         return deleted
 
     def _look(self) -> None:
-        if self._unknown is None:
-            self._unknown = [commit for commit in root.commits(self._storage) if commit not in self._facts]
-        unread: list[CommitId] = []
-        for commit in self._unknown:
-            try:
-                self._look_at(commit)
-            except StorageError:  # one that can't be read must not fill the disk with all others
-                unread.append(commit)
-        self._unknown = unread
+        there = root.commits(self._storage)
+        for gone in self._facts.keys() - set(there):
+            del self._facts[gone]
+        for commit in there:
+            if commit not in self._facts and commit not in self._passed:
+                with suppress(StorageError):  # one that can't be read must not fill the disk with all others
+                    self._look_at(commit)
 
     def _look_at(self, commit: CommitId) -> None:
-        if not root.is_complete(self._storage, commit) or root.is_quarantined(self._storage, commit):
+        if not root.is_complete(self._storage, commit):
+            return
+        if root.is_quarantined(self._storage, commit):
+            self._passed.add(commit)
             return
         try:
             self.note(root.read_manifest(self._storage, commit))
+        except IncompleteCommitError:
+            return  # it is being deleted
         except (CorruptCheckpointError, FormatVersionError):
-            return  # not ours to judge: a reader quarantines it, or a newer hvdrecover reads it
+            self._passed.add(commit)  # a reader quarantines it, or a newer hvdrecover reads it
 
     def _facts_of(self, manifest: Manifest) -> Facts:
         try:

@@ -172,6 +172,7 @@ def load_newest(store: Store, suspects: Collection[str] = ()) -> Snapshot | None
             raise NoUsableCommitError(store.url, lost)
         return None
     store.storage.remove(root.quarantine_path(snapshot.id))
+    store.resumed = snapshot.id
     for generation in _lost(store, snapshot.id.generation):
         name = f"generation {generation}"
         _say(store, name, _LOST, f"going back to {snapshot.id}, because of {name}: {_LOST}")

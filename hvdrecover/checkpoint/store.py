@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 
 from hvdrecover.checkpoint import claims, leases, root
 from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint.claims import Claims
 from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.leftovers import Collector
 from hvdrecover.checkpoint.manifest import FileEntry, Manifest
-from hvdrecover.checkpoint.pruning import Pruner, delete_unless_read
+from hvdrecover.checkpoint.pruning import Pruner
 from hvdrecover.checkpoint.retention import metric_of
 from hvdrecover.checkpoint.settings import Keep
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.checkpoint.storage import Storage
+from hvdrecover.checkpoint.storage import Storage, is_full
 from hvdrecover.checkpoint.storage.interface import TEMPORARY
 from hvdrecover.clock import Clock
 from hvdrecover.errors import FencedError, ForeignRootError, StorageError
@@ -30,13 +32,15 @@ class Store:
     Args:
         storage: the root.
         keep: which complete commits to keep; a number stands for the newest so many.
-        job: identity of this job, the same on all its ranks and through all its recoveries.
+        job: identity of this job and of its start; see `hvdrecover.checkpoint.claims.Claims`.
         host: name of this host, for the claim and the manifests.
         events: where to report.
         clock: where times come from.
 
     Attributes:
         claims: the claims at the root.
+        resumed: the commit that the job goes on from, if it was read here. It stays until a later one is
+            durable.
     """
 
     def __init__(
@@ -49,6 +53,10 @@ class Store:
         self._best = Keep.of(keep).best
         self._host = host
         self._pruner = Pruner(storage, Keep.of(keep), clock)
+        self._collector = Collector(storage, events, clock)
+        self._begun: set[CommitId] = set()  # by this process, and not completed
+        self._has_made_room = False
+        self.resumed: CommitId | None = None
 
     @property
     def url(self) -> str:
@@ -62,24 +70,23 @@ class Store:
             The claimed generation, at least 1.
 
         Raises:
+            FencedError: another job has taken the root from this one, which must not start again.
             ForeignRootError: the root holds files of another kind; nothing was touched.
             StorageError: the root can't be read or written.
         """
         check_is_ours(self.storage)
         commits = root.commits(self.storage)
-        generation = self.claims.take_after(
-            max([self.claims.newest(), *(commit.generation for commit in commits)])
-        )
-        self._collect_leftovers(generation)
-        try:
-            leases.collect(self.storage, self.clock.now())
-            self.storage.tidy()
-        except StorageError as error:
-            self._not_deleted(error)
+        generation = self.claims.take_after(max((commit.generation for commit in commits), default=0))
+        self._collector.collect(generation)
+        self._collector.tidy(generation)
         return generation
 
     def write(self, snapshot: Snapshot, rank: int, durable: Callable[[], None] = lambda: None) -> None:
         """Make a commit durable, then delete what retention no longer keeps.
+
+        What killed processes have left goes before the first one, and what this process has begun and not
+        completed before each. So the root holds one commit more than is kept at most, and the one that is
+        being written.
 
         Args:
             snapshot: the commit.
@@ -87,12 +94,26 @@ class Store:
             durable: called as soon as the commit is durable; deleting may take as long as writing.
 
         Raises:
-            FencedError: a later generation has claimed the root; the commit was not published.
+            FencedError: another job, or a later generation of this one, has claimed the root; the commit was
+                not published, and nothing was deleted.
             StorageError: the storage failed; earlier commits are untouched.
         """
-        generation, path = snapshot.id.generation, root.manifest_path(snapshot.id)
-        self.claims.take(generation)
-        self.claims.check(generation)
+        self._claim(snapshot.id)
+        self._make_room(snapshot.id)
+        try:
+            manifest = self._publish(snapshot, rank)
+        except StorageError as error:
+            if not is_full(error):
+                raise
+            self._give_back(snapshot.id)
+            manifest = self._publish_or_give_back(snapshot, rank)
+        self._begun.discard(snapshot.id)
+        self.claims.acknowledge(snapshot.id.generation)
+        durable()
+        self._prune(manifest)
+
+    def _publish(self, snapshot: Snapshot, rank: int) -> Manifest:
+        path = root.manifest_path(snapshot.id)
         # Left by an attempt that failed after it had been published, it would vouch for half-written files.
         self.storage.remove(path)
         files = []
@@ -101,7 +122,7 @@ class Store:
             digest = self.storage.write(f"{snapshot.id.name}/{file}", arena.buffer)
             files.append(FileEntry(file, arena.layout.nbytes, digest))
         manifest = Manifest(
-            generation=generation,
+            generation=snapshot.id.generation,
             commit=snapshot.id.commit,
             time=self.clock.now(),
             writer={"host": self._host, "pid": os.getpid(), "rank": rank},
@@ -113,22 +134,79 @@ class Store:
             finished=snapshot.finished,
         )
         text = manifests.dumps(manifest)
-        self.claims.check(generation)
+        self.claims.check(snapshot.id.generation)
         self.storage.publish(path, text)
-        self.claims.acknowledge(generation)
-        durable()
-        self._prune(manifest)
+        return manifest
+
+    # -- room for it -----------------------------------------------------------------------------------
+
+    def _claim(self, commit: CommitId) -> None:
+        """Claim the commit's generation. On a full disk, that takes what the last process had spare."""
+        try:
+            self.claims.take(commit.generation)
+        except StorageError as error:
+            if not is_full(error):
+                raise
+            self.claims.check(commit.generation)
+            with self._collector.reporting():
+                self._pruner.prune(self._allowed(commit), resumed=self.resumed)
+            self._collector.tidy(commit.generation)
+            self.claims.take(commit.generation)
+
+    def _make_room(self, commit: CommitId) -> None:
+        """Before a commit is written: delete what is in its way, after a look at the claims."""
+        for replaced in self._begun - {commit}:  # a newer one has taken the place of one that failed
+            with suppress(StorageError):
+                self._collector.drop(replaced)
+                self._begun.discard(replaced)
+        self._begun.add(commit)
+        if not self._has_made_room:
+            with self._collector.reporting():
+                self._collector.collect(commit.generation)
+                self._pruner.prune(self._allowed(commit), more=1, resumed=self.resumed)
+                self._collector.tidy(commit.generation)
+                self._has_made_room = True
+
+    def _give_back(self, commit: CommitId) -> None:
+        """When the storage is full: delete what can be spared, and the part of this commit that fitted."""
+        self.claims.check(commit.generation)
+        for free in (
+            self.storage.close,
+            lambda: self._collector.drop(commit),
+            lambda: self._collector.collect(commit.generation),
+            lambda: self._pruner.prune(self._allowed(commit), resumed=self.resumed),
+            self.storage.close,  # of what was just deleted, too
+        ):
+            with self._collector.reporting():
+                free()
+
+    def _allowed(self, commit: CommitId) -> Callable[[], None]:
+        """A look at the claims: what was replaced deletes nothing, even if it was stopped in between."""
+        return lambda: self.claims.check(commit.generation)
+
+    def _publish_or_give_back(self, snapshot: Snapshot, rank: int) -> Manifest:
+        try:
+            return self._publish(snapshot, rank)
+        except StorageError as error:
+            if is_full(error):
+                with suppress(StorageError):  # which would be raised instead of the disk that is full
+                    self._collector.drop(snapshot.id)
+                    self.storage.close()
+            raise
+
+    # -- afterwards ------------------------------------------------------------------------------------
 
     def _prune(self, manifest: Manifest) -> None:
         self._warn_of_no_metric(manifest)
         try:
             self._pruner.note(manifest)
             self.claims.check(manifest.generation)
-            self._pruner.prune()
+            self._pruner.prune(self._allowed(manifest.id))
+            self._collector.collect(manifest.generation, self._pruner.known)
         except FencedError:
             return  # a job that was replaced deletes nothing; its next write says so
         except Exception as error:  # of any kind: the new commit is durable all the same
-            self._not_deleted(error)
+            self._collector.report(error)
 
     def _warn_of_no_metric(self, manifest: Manifest) -> None:
         try:
@@ -137,39 +215,6 @@ class Store:
             self._best = None  # said once is enough
             message = f"{self.url}: no commit is kept as one of the best: {error}"
             self.events.emit("no_metric", message, level=logging.WARNING, reason=str(error))
-
-    def _collect_leftovers(self, generation: int) -> None:
-        """Delete what earlier generations began to write and never completed, and no reader holds.
-
-        As retention keeps the newest commit, a generation with acknowledged commits can only be without any
-        if a later one has some. Where none has, a manifest was lost, and the files are left to the user.
-        """
-        commits = root.commits(self.storage)
-        complete = {commit for commit in commits if root.may_be_complete(self.storage, commit)}
-        newest = max((commit.generation for commit in complete), default=0)
-        for commit in commits:
-            if commit in complete or commit.generation >= generation:  # that is being written by a later job
-                continue
-            try:
-                self._collect_leftover(commit, lost=commit.generation > newest)
-            except StorageError as error:
-                self._not_deleted(error)
-
-    def _collect_leftover(self, commit: CommitId, *, lost: bool) -> None:
-        if root.is_quarantined(self.storage, commit):
-            return
-        if lost and self._is_acknowledged(commit.generation):
-            root.quarantine(self.storage, commit, root.MANIFEST_GONE, self.clock)
-        elif delete_unless_read(self.storage, commit, self.clock):
-            message = f"{self.url}: removed {commit}, which was never completed"
-            self.events.emit("leftover", message, level=logging.WARNING, commit=commit.name)
-
-    def _is_acknowledged(self, generation: int) -> bool:
-        return generation in self.claims.generations() and self.claims.read(generation).acknowledged
-
-    def _not_deleted(self, error: Exception) -> None:
-        what = str(error) if isinstance(error, StorageError) else f"{self.url}: could not delete: {error!r}"
-        self.events.emit("not_deleted", what, level=logging.WARNING, error=what)
 
 
 def check_is_ours(storage: Storage) -> None:

@@ -57,8 +57,9 @@ def _add_prune(commands: argparse._SubParsersAction[Any]) -> None:
         "prune",
         _prune,
         "delete the commits that no rule keeps",
-        "A commit that any of the rules asks for is kept. Incomplete and broken ones are left alone, and "
-        "so is a commit that somebody reads. Nothing is deleted unless a commit that is kept is intact.",
+        "A commit that any of the rules asks for is kept. What killed processes have left is deleted, too, "
+        "when it is certain that nobody is writing it. Broken commits are left alone, and so is a commit "
+        "that somebody reads. No commit is deleted unless one that is kept is intact.",
     )
     prune.add_argument(
         "--keep", type=options.count, metavar="N", required=True, help="keep the newest N commits"
@@ -161,11 +162,13 @@ def _put(arguments: argparse.Namespace, document: Callable[[], Any], text: Calla
 
 
 def _ls(arguments: argparse.Namespace) -> int:
+    from hvdrecover.checkpoint import leftovers
     from hvdrecover.checkpoint.inspection import catalog, verify
     from hvdrecover.cli import documents, progress, tables
 
     storage = _open(arguments)
     entries = catalog.entries(storage)
+    left = leftovers.find(storage)
     verdicts: dict[Any, Any] = {}
     if arguments.verify:
         readable = [entry.id for entry in entries if entry.manifest is not None]
@@ -173,8 +176,8 @@ def _ls(arguments: argparse.Namespace) -> int:
             verdicts = verify.verify_all(storage, readable, SYSTEM_CLOCK, advance)
     _put(
         arguments,
-        lambda: documents.listing(storage.url, entries, verdicts),
-        lambda: tables.listing(storage.url, entries, verdicts, SYSTEM_CLOCK.now()),
+        lambda: documents.listing(storage.url, entries, left, verdicts),
+        lambda: tables.listing(storage.url, entries, left, verdicts, SYSTEM_CLOCK.now()),
     )
     return 0
 

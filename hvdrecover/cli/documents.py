@@ -16,6 +16,7 @@ from hvdrecover.checkpoint.inspection.contents import Contents
 from hvdrecover.checkpoint.inspection.prune import Plan
 from hvdrecover.checkpoint.inspection.verify import Verdict
 from hvdrecover.checkpoint.layout import TensorSpec
+from hvdrecover.checkpoint.leftovers import Leftovers
 
 Document = dict[str, Any]
 
@@ -25,9 +26,19 @@ def dumps(document: Document) -> str:
     return json.dumps(document, indent=1) + "\n"
 
 
-def listing(url: str, entries: Sequence[Entry], verdicts: Mapping[CommitId, Verdict]) -> Document:
+def listing(
+    url: str, entries: Sequence[Entry], left: Leftovers, verdicts: Mapping[CommitId, Verdict]
+) -> Document:
     """What ``ls`` has found."""
-    return {"root": url, "commits": [_entry(entry, verdicts.get(entry.id)) for entry in entries]}
+    return {
+        "root": url,
+        "commits": [_entry(entry, verdicts.get(entry.id)) for entry in entries],
+        "leftovers": [entry.id.name for entry in entries if entry.id in left.commits],
+        "aside": [
+            {"path": file.path, "bytes": file.nbytes, "left_over": file in left.aside}
+            for file in (*left.aside, *left.in_use)
+        ],
+    }
 
 
 def contents(url: str, found: Contents) -> Document:
@@ -77,15 +88,18 @@ def difference(url: str, a: CommitId, b: CommitId, found: Difference) -> Documen
 
 def pruned(url: str, plan: Plan, deleted: Sequence[tuple[Entry, bool]] | None) -> Document:
     """What ``prune`` has done, or would do if ``deleted`` is None."""
-    gone = [(entry, True) for entry in plan.delete] if deleted is None else deleted
+    gone = [(entry, True) for entry in (*plan.delete, *plan.leftovers)] if deleted is None else deleted
     return {
         "root": url,
         "dry_run": deleted is None,
         "deleted": [{"commit": entry.id.name, "bytes": entry.nbytes} for entry, done in gone if done],
+        "leftovers": [entry.id.name for entry, done in gone if done and entry in plan.leftovers],
+        "aside": [{"path": file.path, "bytes": file.nbytes} for file in plan.aside],
         "being_read": [entry.id.name for entry, done in gone if not done],
         "kept": [entry.id.name for entry in plan.keep],
         "untouched": [{"commit": entry.id.name, "state": entry.state} for entry in plan.untouched],
-        "bytes_freed": sum(entry.nbytes for entry, done in gone if done),
+        "bytes_freed": sum(entry.nbytes for entry, done in gone if done)
+        + sum(file.nbytes for file in plan.aside),
     }
 
 

@@ -21,11 +21,14 @@ from hvdrecover.checkpoint.inspection.contents import Contents
 from hvdrecover.checkpoint.inspection.prune import Plan
 from hvdrecover.checkpoint.inspection.verify import Verdict
 from hvdrecover.checkpoint.layout import TensorSpec
+from hvdrecover.checkpoint.leftovers import Leftovers
 from hvdrecover.checkpoint.manifest import Manifest
+from hvdrecover.checkpoint.storage import Temporary
 from hvdrecover.discovery.selection import Answer
 
 _UNLIMITED = 100_000  # characters: without a terminal, lines are as long as they are
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
+_NEVER = ", which was never completed"
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _STYLES = {
     "quarantined": "red",
@@ -50,11 +53,11 @@ def put(output: RenderableType) -> None:
 
 
 def listing(
-    url: str, entries: Sequence[Entry], verdicts: Mapping[CommitId, Verdict], now: float
+    url: str, entries: Sequence[Entry], left: Leftovers, verdicts: Mapping[CommitId, Verdict], now: float
 ) -> RenderableType:
     """What ``ls`` has found."""
     if not entries:
-        return Text(f"{url} holds no commits yet")
+        return Group(Text(f"{url} holds no commits yet"), *_left(entries, left))
     table = grid("generation>", "commit>", "age>", "size>", "ranks>", "framework", "state", "digests")
     for entry in entries:
         manifest = entry.manifest
@@ -70,7 +73,28 @@ def listing(
         )
     reasons = [plain(f"{entry.id} is {entry.state}: {entry.reason}") for entry in entries if entry.reason]
     reasons += [plain(f"{id} is broken: {verdict.text}") for id, verdict in verdicts.items() if verdict.text]
+    reasons += _left(entries, left)
     return Group(table, *([Text()] if reasons else []), *reasons)
+
+
+def _left(entries: Sequence[Entry], left: Leftovers) -> list[Text]:
+    """What lies at a root without being a commit."""
+    begun = [entry for entry in entries if entry.id in left.commits]
+    lines = []
+    if begun:
+        count, total = _count(len(begun), "commit"), size(sum(entry.nbytes for entry in begun))
+        lines.append(f"never completed, and nobody is writing it any more: {count}, {total}")
+    if left.aside:
+        lines.append(f"left aside by processes that have ended: {_files(left.aside)}")
+    if lines:
+        lines.append("the next start of a job deletes what is left over, and so does prune")
+    if left.in_use:
+        lines.append(f"spare, or being written: {_files(left.in_use)}")
+    return [plain(line) for line in lines]
+
+
+def _files(files: Sequence[Temporary]) -> str:
+    return f"{_count(len(files), 'file')}, {size(sum(file.nbytes for file in files))}"
 
 
 def hosts(answer: Answer, now: float) -> RenderableType:
@@ -143,17 +167,19 @@ def difference(url: str, a: CommitId, b: CommitId, found: Difference) -> Rendera
 
 def pruned(url: str, plan: Plan, deleted: Sequence[tuple[Entry, bool]] | None) -> RenderableType:
     """What ``prune`` has done, or would do if ``deleted`` is None."""
-    gone = [(entry, True) for entry in plan.delete] if deleted is None else deleted
+    gone = [(entry, True) for entry in (*plan.delete, *plan.leftovers)] if deleted is None else deleted
     verb = "would delete" if deleted is None else "deleted"
     lines = [
-        plain(f"{verb} {entry.id}, {size(entry.nbytes)}")
+        plain(f"{verb} {entry.id}, {size(entry.nbytes)}{_NEVER if entry in plan.leftovers else ''}")
         if done
         else plain(f"left {entry.id}, which is being read")
         for entry, done in gone
     ]
     for entry in plan.untouched:
         lines.append(plain(f"left {entry.id}, which is ", _state(entry)))
-    freed = sum(entry.nbytes for entry, done in gone if done)
+    if plan.aside:
+        lines.append(plain(f"{verb} what processes have left aside that have ended: {_files(plan.aside)}"))
+    freed = sum(entry.nbytes for entry, done in gone if done) + sum(file.nbytes for file in plan.aside)
     kept = ", ".join(entry.id.name for entry in plan.keep) or "none"
     count = _count(sum(done for _, done in gone), "commit")
     lines += [plain(f"kept: {kept}"), plain(f"{verb} {count}, {size(freed)}")]

@@ -511,7 +511,8 @@ class State:
             # A new generation: a rank left behind may hold, or be writing, another commit of this number.
             newest = CommitId(election.newest.generation + 1, election.newest.commit)
             return Agreement(self._capture(newest, finished=self.finished), "memory", self._job)
-        self._job = uuid.uuid4().hex
+        start = uuid.uuid4().hex
+        self._job = f"{self._config.job}/{start}" if self._config.job else start
         generation, stored = 1, None
         self._retire_writer()  # that of an earlier attempt at this belongs to another job
         if (durability := retrying(self._clock)(self._durable_side)) is not None:

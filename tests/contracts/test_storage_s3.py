@@ -14,7 +14,8 @@ import pytest
 from moto.core.responses import ActionAuthenticatorMixin
 from moto.iam.models import iam_backends
 
-from hvdrecover.checkpoint.storage import open_storage
+from hvdrecover.checkpoint.leftovers import is_of_before
+from hvdrecover.checkpoint.storage import Temporary, open_storage
 from hvdrecover.checkpoint.storage import s3 as s3_storage
 from hvdrecover.checkpoint.storage.s3 import part_size
 from hvdrecover.errors import StorageError
@@ -91,8 +92,29 @@ def test_tidying_aborts_what_killed_processes_left_below_the_root(s3: Backend) -
         begin_upload(f"{s3.url}/{path}")
     begin_upload(f"{s3.url}-other/a/1")
     assert len(unfinished(s3)) == 4
-    storage.tidy()
+    storage.tidy(lambda folder: True)
     assert unfinished(s3) == ["runs/one-other/a/1"]
+
+
+def test_a_late_process_aborts_no_upload_of_a_later_generation(s3: Backend) -> None:
+    """It was stopped between its claim and its cleaning up; meanwhile another job has begun."""
+    storage = s3.open()
+    for commit in ("g0001-c00000009", "g0003-c00000001"):
+        begin_upload(f"{s3.url}/{commit}/model.safetensors")
+    storage.tidy(lambda folder: is_of_before(folder, 2))
+    assert unfinished(s3) == ["runs/one/g0003-c00000001/model.safetensors"]
+
+
+def test_unfinished_uploads_and_their_bytes_are_known(s3: Backend) -> None:
+    storage, calls = s3.open(), fsspec.filesystem("s3").call_s3
+    assert storage.temporaries() == []
+    _, _, bucket, key = s3.url.split("/", 3)
+    upload = {"Bucket": bucket, "Key": f"{key}/g0001-c00000009/model.safetensors"}
+    upload["UploadId"] = calls("create_multipart_upload", **upload)["UploadId"]
+    for number in (1, 2):
+        calls("upload_part", **upload, PartNumber=number, Body=bytes(5 * MIB))
+    expected = Temporary("g0001-c00000009/model.safetensors", "g0001-c00000009", 10 * MIB)
+    assert storage.temporaries() == [expected]
 
 
 # -- exclusive creation --------------------------------------------------------------------------------

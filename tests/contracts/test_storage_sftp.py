@@ -199,7 +199,11 @@ def test_what_a_killed_process_left_is_neither_listed_nor_in_the_way_and_tidied_
     for folder in (root, root / "claims"):
         (folder / ".hvdrecover-1234").write_bytes(b"half a cl")
     assert (storage.names(), storage.names("claims")) == (["claims"], ["g0001.json"])
-    storage.tidy()
+    assert [file.folder for file in storage.temporaries()] == ["", "claims"]
+    assert {file.nbytes for file in storage.temporaries()} == {9}
+    storage.tidy(lambda folder: folder == "claims")
+    assert files_below(root) == [".hvdrecover-1234", "claims/g0001.json"]
+    storage.tidy(lambda folder: True)
     assert files_below(root) == ["claims/g0001.json"]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from hvdrecover.checkpoint.arena import Bytes
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.manifest import FILE_NAME
-from hvdrecover.checkpoint.storage import ReadBytes
+from hvdrecover.checkpoint.storage import ReadBytes, Temporary
 from hvdrecover.errors import FencedError, StorageError
 from tests.fakes.world import HANG_SECONDS, FakeWorld, current_world
 
@@ -133,7 +133,10 @@ class FakeStorage:
             for path in [path for path in files if path.startswith(f"{folder}/")]:
                 del files[path]
 
-    def tidy(self) -> None:
+    def temporaries(self) -> list[Temporary]:
+        return []
+
+    def tidy(self, stale: Callable[[str], bool]) -> None:
         pass
 
     def close(self) -> None:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.settings import Keep
+from hvdrecover.checkpoint.storage.interface import TEMPORARY
 from hvdrecover.config import PREEMPTED
 from hvdrecover.examples.digits_run import TRAINING_SAMPLES
 from hvdrecover.launch.job import Job
@@ -27,6 +32,33 @@ FAULTS = {
     "kill horovodrun": (1, 1),
     "preempt": (1, 1),
 }
+
+
+class Watch:
+    """Looks at a checkpoint root again and again, for how many commits it holds at most, however complete.
+
+    Spare files of one commit count as one.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._look_on, daemon=True)
+        self._thread.start()
+        self.most = 0
+
+    def end(self) -> int:
+        """Look no more; the most commits that were there at a time."""
+        self._end.set()
+        self._thread.join()
+        return self.most
+
+    def _look_on(self) -> None:
+        while not self._end.wait(0.02):
+            with suppress(FileNotFoundError):
+                names = [path.name for path in self._root.iterdir()]
+                of_commits = [name.removeprefix(TEMPORARY)[:15] for name in names]
+                self.most = max(self.most, len({name for name in of_commits if CommitId.parse(name)}))
 
 
 class Chaos:
@@ -89,11 +121,13 @@ def test_random_faults(framework: str, start: Start, tmp_path: Path) -> None:
     run = FaultyRun(tmp_path / "run", framework, (), ENDLESS, "--step-seconds", "0.05")
     chaos = Chaos(run, start, seed=20)
     run.wait_for(chaos.job, lambda batch: batch.commit >= 2)
+    watch = Watch(run.root)
     faults = [kind for kind, counts in FAULTS.items() for _ in range(counts[framework == "tensorflow"])]
     chaos.random.shuffle(faults)
     for kind in faults:
         chaos.strike(kind)
     chaos.finish()
+    assert Keep().newest < watch.end() <= Keep().newest + 2  # one more than is kept, and one being written
     ended = range(max(batch.epoch for batch in run.committed()))
     assert ended
     for epoch in ended:

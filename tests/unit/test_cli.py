@@ -253,6 +253,92 @@ def test_prune_says_what_it_leaves_alone(run, root):
     assert (root / "g0001-c00000002" / FILE_NAME).exists()
 
 
+# -- what killed processes have left -------------------------------------------------------------------
+
+WRITER = """
+import sys
+from pathlib import Path
+from tests.unit.checkpoint.roots import make_snapshot, make_store
+from hvdrecover.checkpoint.storage import LocalStorage
+
+class Slow(LocalStorage):
+    def publish(self, path, data):
+        if path == "g0002-c00000005/MANIFEST.json":
+            print("nearly done", flush=True)
+            sys.stdin.read()
+        super().publish(path, data)
+
+store = make_store(Slow(Path(sys.argv[1])), job="next", keep=9)
+store.claim_next()
+for number in (4, 5):
+    store.write(make_snapshot(2, number), rank=0)
+"""
+
+
+@pytest.fixture
+def writer(root):
+    """A process of another job in the middle of a write; SIGKILL is what ends it."""
+    writing = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(root)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert writing.stdout.readline() == b"nearly done\n"
+        yield writing
+    finally:
+        writing.kill()
+        writing.communicate()
+
+
+def test_what_is_being_written_is_shown_and_left_alone_by_prune(run, document, root, writer):
+    (root / ".hvdrecover-g0002-c00000004-12ab").write_bytes(b"spare")
+    before = content(LocalStorage(root))
+    output = run("ls", root)[1]
+    assert columns(output.splitlines()[1])[:2] == ["2", "5"]
+    assert output.splitlines()[-1] == "spare, or being written: 1 file, 5 B"
+    _, found = document("ls", root)
+    assert found["leftovers"] == []
+    assert found["aside"] == [{"path": ".hvdrecover-g0002-c00000004-12ab", "bytes": 5, "left_over": False}]
+    assert "left g0002-c00000005, which is incomplete" in run("prune", root, "--keep", "9")[1]
+    assert content(LocalStorage(root)) == before
+    writer.communicate()  # the end of its input lets it go on
+    assert writer.returncode == 0
+    assert "g0002-c00000005: ok" in run("verify", root, "5")[1]
+
+
+def test_what_a_killed_process_has_left_is_shown_and_pruned(run, document, root, writer):
+    (root / ".hvdrecover-g0002-c00000004-12ab").write_bytes(b"spare")
+    writer.kill()
+    writer.communicate()
+    lines = run("ls", root)[1].splitlines()
+    assert lines[-3].startswith("never completed, and nobody is writing it any more: 1 commit, 12.")
+    assert lines[-2] == "left aside by processes that have ended: 1 file, 5 B"
+    _, found = document("ls", root)
+    assert (found["leftovers"], found["aside"][0]["left_over"]) == (["g0002-c00000005"], True)
+    assert "would delete g0002-c00000005" in run("prune", root, "--keep", "9", "--dry-run")[1]
+    assert (root / "g0002-c00000005").exists()
+    _, found = document("prune", root, "--keep", "9")
+    assert (found["leftovers"], found["untouched"]) == (["g0002-c00000005"], [])
+    assert found["bytes_freed"] > 8000
+    assert not (root / "g0002-c00000005").exists()
+    assert list(root.glob(".hvdrecover*")) == []
+    left = [name for name in LocalStorage(root).names() if name.startswith("g")]
+    assert left == [*(f"g0001-c0000000{number}" for number in (1, 2, 3)), "g0002-c00000004"]
+
+
+def test_of_a_host_that_cannot_be_asked_prune_knows_what_claims_say(run, root):
+    """Whether a writer on another host lives is not known; a later claim says that it can't go on."""
+    claim = json.loads((root / "claims" / "g0001.json").read_text())
+    elsewhere = json.dumps({**claim, "process": "host-b 0-0-0 pid:[1] 1 1"})
+    (root / "claims" / "g0001.json").write_text(elsewhere)
+    (root / "g0001-c00000004").mkdir()
+    (root / "g0001-c00000004" / "model.safetensors").write_bytes(b"half")
+    assert "left g0001-c00000004, which is incomplete" in run("prune", root, "--keep", "9")[1]
+    (root / "claims" / "g0002.json").write_text(elsewhere.replace('"job": "', '"job": "next'))
+    assert "deleted g0001-c00000004, 4 B, which was never completed" in run("prune", root, "--keep", "9")[1]
+
+
 # -- export --------------------------------------------------------------------------------------------
 
 

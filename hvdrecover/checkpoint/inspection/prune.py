@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from hvdrecover.checkpoint import leftovers
 from hvdrecover.checkpoint.inspection import catalog
 from hvdrecover.checkpoint.inspection.catalog import Entry
 from hvdrecover.checkpoint.inspection.verify import Verdict, verify
 from hvdrecover.checkpoint.pruning import Pruner, delete_unless_read
 from hvdrecover.checkpoint.retention import metric_of
 from hvdrecover.checkpoint.settings import Keep
-from hvdrecover.checkpoint.storage import Storage
+from hvdrecover.checkpoint.storage import Storage, Temporary
 from hvdrecover.clock import Clock
 from hvdrecover.errors import ConfigError, CorruptCheckpointError
 
@@ -23,13 +24,17 @@ class Plan:
     Attributes:
         delete: commits that the rules don't keep, oldest first.
         keep: good commits that the rules keep, newest first.
-        untouched: commits that pruning never touches, newest first: those that are incomplete, which a
-            running job may be writing, and those that are broken, quarantined or of a newer format.
+        untouched: commits that pruning never touches, newest first: those that are incomplete and may be
+            being written, and those that are broken, quarantined or of a newer format.
+        leftovers: commits that were never completed and can't be any more, newest first.
+        aside: files that killed processes have left where `hvdrecover ls` shows no commits.
     """
 
     delete: list[Entry]
     keep: list[Entry]
     untouched: list[Entry]
+    leftovers: list[Entry]
+    aside: list[Temporary]
 
 
 def plan(storage: Storage, keep: Keep, clock: Clock) -> Plan:
@@ -44,10 +49,14 @@ def plan(storage: Storage, keep: Keep, clock: Clock) -> Plan:
     entries = catalog.entries(storage)
     good = [entry for entry in entries if entry.is_whole]
     _check_metric(good, keep)
+    left = leftovers.find(storage)
+    incomplete = [each for each in entries if each.state == "incomplete" and each.id in left.commits]
     return Plan(
         delete=[entry for entry in reversed(good) if entry.id in unwanted],
         keep=[entry for entry in good if entry.id not in unwanted],
-        untouched=[entry for entry in entries if entry not in good],
+        untouched=[entry for entry in entries if entry not in good and entry not in incomplete],
+        leftovers=incomplete,
+        aside=left.aside,
     )
 
 
@@ -75,13 +84,17 @@ def delete(storage: Storage, plan: Plan, clock: Clock) -> Iterator[tuple[Entry, 
     """Delete what was planned.
 
     Gives:
-        Each commit, once it is dealt with, and whether it is gone; it is not if somebody is reading it.
+        Each commit, leftovers included, once it is dealt with, and whether it is gone; it is not if somebody
+        is reading it. At the end, the files aside are gone.
 
     Raises:
         StorageError: the storage failed; what was deleted before stays deleted.
     """
-    for entry in plan.delete:
+    for entry in (*plan.delete, *plan.leftovers):
         yield entry, delete_unless_read(storage, entry.id, clock)
+    if plan.aside:
+        before = leftovers.being_written(storage)
+        storage.tidy(lambda folder: leftovers.is_of_before(folder, before))
 
 
 def _check_metric(good: list[Entry], keep: Keep) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import fsspec
 
-from hvdrecover.checkpoint.storage.failures import failures, redact
-from hvdrecover.checkpoint.storage.interface import ReadBytes, Storage
+from hvdrecover.checkpoint.storage.failures import failures, is_full, redact
+from hvdrecover.checkpoint.storage.interface import ReadBytes, Storage, Temporary
 from hvdrecover.checkpoint.storage.local import LocalStorage
 from hvdrecover.checkpoint.storage.remote import RemoteStorage
 from hvdrecover.checkpoint.storage.s3 import S3Storage
@@ -24,6 +24,8 @@ __all__ = [
     "ReadBytes",
     "RemoteStorage",
     "Storage",
+    "Temporary",
+    "is_full",
     "open_filesystem",
     "open_storage",
     "redact",

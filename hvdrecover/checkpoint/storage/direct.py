@@ -12,12 +12,14 @@ import ctypes
 import errno
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from hvdrecover.checkpoint.arena import HUGE_PAGE, Bytes
 from hvdrecover.checkpoint.digest import Digest
 from hvdrecover.checkpoint.layout import PAGE
+from hvdrecover.checkpoint.storage.descriptors import opened
+from hvdrecover.checkpoint.storage.failures import FULL
 from hvdrecover.checkpoint.storage.interface import ReadBytes
 from hvdrecover.checkpoint.storage.pieces import transferred
 
@@ -44,7 +46,7 @@ def write(path: Path, buffer: Bytes) -> str:
         The content's digest.
     """
     digest = Digest()
-    with _File(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, buffer) as file:
+    with _File(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, buffer) as file, _giving_back(file.plain):
         _reserve(file.plain, len(buffer))
         for piece, count in _transferred(buffer, PIECE, _WRITES_AT_ONCE, file.write):
             if count < len(piece):
@@ -91,9 +93,7 @@ class _File:
                     raise
 
     def _open(self, path: Path, flags: int) -> int:
-        descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
-        self._stack.callback(os.close, descriptor)
-        return descriptor
+        return self._stack.enter_context(opened(path, flags))
 
     def __enter__(self) -> _File:
         return self
@@ -147,6 +147,18 @@ class _File:
                 raise
             self._direct = None  # a file system that says no only when it comes to it
             return None
+
+
+@contextmanager
+def _giving_back(file: int) -> Iterator[None]:
+    """When the disk is full: give back what a file has taken of it, which may be all that was left."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            with suppress(OSError):
+                os.ftruncate(file, 0)
+        raise
 
 
 def _reserve(file: int, nbytes: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,9 @@ def redact(url: str) -> str:
     return _QUERY.sub(r"\1", _CREDENTIALS.sub("", url))
 
 
+FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
 @contextmanager
 def failures(url: str, path: str, action: str) -> Iterator[None]:
     """Turn what the file system raises into a `StorageError`."""
@@ -30,3 +34,13 @@ def failures(url: str, path: str, action: str) -> Iterator[None]:
         where = f"{url}/{path}" if path else url
         remedy = "Check the path, the permissions and the state of the storage."
         raise StorageError(where, f"could not {action}: {reason}. {remedy}") from error
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether a file system had no room left, as an error or what has caused it says."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in FULL:
+            return True
+        cause = cause.__cause__
+    return False

@@ -5,6 +5,7 @@ Paths are relative to the checkpoint root and use ``/``. Every failure of the st
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from hvdrecover.checkpoint.arena import Bytes
@@ -17,6 +18,20 @@ class ReadBytes(NamedTuple):
 
     size: int
     digest: str
+
+
+class Temporary(NamedTuple):
+    """A file that `Storage.names` does not show: one being written, a spare one, or what is left of either.
+
+    Attributes:
+        path: where it is, for people.
+        folder: the folder below the root that it is, or was, a part of; empty if that is not known.
+        nbytes: its size in bytes.
+    """
+
+    path: str
+    folder: str
+    nbytes: int
 
 
 class Storage(Protocol):
@@ -59,8 +74,15 @@ class Storage(Protocol):
     def delete(self, folder: str) -> None:
         """Delete a folder and all below it, if it exists."""
 
-    def tidy(self) -> None:
-        """Delete what killed processes left of their writes where `names` doesn't show it."""
+    def temporaries(self) -> list[Temporary]:
+        """The files that `names` doesn't show, whoever has made them."""
+
+    def tidy(self, stale: Callable[[str], bool]) -> None:
+        """Delete those files that killed processes left.
+
+        Args:
+            stale: whether such files of a folder may go; it is given `Temporary.folder`.
+        """
 
     def close(self) -> None:
         """Give up what was kept to make later writes faster; they still work."""

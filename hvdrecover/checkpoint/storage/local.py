@@ -13,9 +13,10 @@ from pathlib import Path
 
 from hvdrecover.checkpoint.arena import Bytes
 from hvdrecover.checkpoint.storage import direct
+from hvdrecover.checkpoint.storage.descriptors import opened
 from hvdrecover.checkpoint.storage.failures import failures
-from hvdrecover.checkpoint.storage.interface import TEMPORARY, ReadBytes
-from hvdrecover.checkpoint.storage.spares import Spares
+from hvdrecover.checkpoint.storage.interface import TEMPORARY, ReadBytes, Temporary
+from hvdrecover.checkpoint.storage.spares import Spares, folder_of
 
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
@@ -109,12 +110,30 @@ class LocalStorage:
                     shutil.rmtree(target)
             _sync_folder(target.parent)
 
-    def tidy(self) -> None:
-        """Delete what killed processes left of `publish` and `create`."""
+    def temporaries(self) -> list[Temporary]:
+        """What `publish` and `create` are writing, spare files, and what killed processes left of both."""
+        with failures(self.url, "", "look for temporary files"):
+            found = []
+            for path, folder in self._hidden():
+                with suppress(FileNotFoundError):
+                    found.append(Temporary(str(path.relative_to(self._root)), folder, path.lstat().st_size))
+            return sorted(found)
+
+    def tidy(self, stale: Callable[[str], bool]) -> None:
+        """Delete what killed processes left of `publish` and `create`, and their spare files."""
         with failures(self.url, "", "delete temporary files"):
-            folders = [self._root, *(entry for entry in self._root.iterdir() if _is_folder(entry))]
-            for temporary in [found for folder in folders for found in folder.glob(f"{TEMPORARY}*")]:
-                temporary.unlink(missing_ok=True)
+            for path, folder in self._hidden():
+                if stale(folder):
+                    path.unlink(missing_ok=True)
+
+    def _hidden(self) -> list[tuple[Path, str]]:
+        """Each temporary file, and the folder that it is, or was, a part of."""
+        if not self._root.is_dir():
+            return []
+        folders = [entry for entry in self._root.iterdir() if _is_folder(entry)]
+        of_folders = [(path, folder.name) for folder in folders for path in folder.glob(f"{TEMPORARY}*")]
+        of_root = [(path, folder_of(path)) for path in self._root.glob(f"{TEMPORARY}*")]
+        return [(path, folder) for path, folder in of_folders + of_root if not _is_folder(path)]
 
     def close(self) -> None:
         """Delete the files that were kept for later writes."""
@@ -167,7 +186,10 @@ class LocalStorage:
 
 
 def _write_new(path: Path, data: bytes) -> None:
-    with path.open("xb") as file:
+    with (
+        opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as number,
+        os.fdopen(number, "wb", closefd=False) as file,
+    ):
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -180,7 +202,13 @@ def _link(temporary: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
-        _write_new(target, temporary.read_bytes())  # as exclusive, but a crash may leave a part of it
+        try:
+            _write_new(target, temporary.read_bytes())  # as exclusive, but a crash may leave a part of it
+        except FileExistsError:
+            raise
+        except OSError:
+            target.unlink(missing_ok=True)  # such as of a claim that did not fit: it would be nobody's
+            raise
 
 
 def _is_folder(path: Path) -> bool:

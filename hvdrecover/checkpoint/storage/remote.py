@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from hvdrecover.checkpoint.arena import Bytes
 from hvdrecover.checkpoint.digest import Digest
 from hvdrecover.checkpoint.storage.failures import failures
-from hvdrecover.checkpoint.storage.interface import ReadBytes
+from hvdrecover.checkpoint.storage.interface import ReadBytes, Temporary
 from hvdrecover.checkpoint.storage.pieces import transferred
 
 PIECE = 1 << 24  # bytes
@@ -112,8 +113,12 @@ class RemoteStorage:
             except FileNotFoundError:
                 return
 
-    def tidy(self) -> None:
-        """Do nothing: a file is there when it has been closed, and shown then."""
+    def temporaries(self) -> list[Temporary]:
+        """None: a file is there when it has been closed, and shown then."""
+        return []
+
+    def tidy(self, stale: Callable[[str], bool]) -> None:
+        """Do nothing: there are no such files."""
 
     def close(self) -> None:
         """Do nothing: nothing was kept."""

@@ -6,12 +6,14 @@ is to be seen; then it is there, whole.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from hvdrecover.checkpoint.arena import Bytes
 from hvdrecover.checkpoint.digest import Digest, digest
 from hvdrecover.checkpoint.storage.failures import failures
+from hvdrecover.checkpoint.storage.interface import Temporary
 from hvdrecover.checkpoint.storage.pieces import transferred
 from hvdrecover.checkpoint.storage.remote import AT_ONCE, PIECE, RemoteStorage
 
@@ -57,11 +59,20 @@ class S3Storage(RemoteStorage):
             for path in self._fs.find(self._path(folder)):
                 self._fs.rm_file(path)
 
-    def tidy(self) -> None:
-        """Abort the uploads that killed processes left: their parts can't be seen, but are paid for."""
+    def temporaries(self) -> list[Temporary]:
+        """The unfinished uploads: their parts can't be seen, but are paid for."""
+        with failures(self.url, "", "look for unfinished uploads"):
+            return [
+                Temporary(self._below(upload), self._below(upload).split("/")[0], self._size_of_parts(upload))
+                for upload in self._unfinished()
+            ]
+
+    def tidy(self, stale: Callable[[str], bool]) -> None:
+        """Abort the uploads that killed processes left."""
         with failures(self.url, "", "look for unfinished uploads"):
             for upload in self._unfinished():
-                self._abort(upload)
+                if stale(self._below(upload).split("/")[0]):
+                    self._abort(upload)
 
     def _make_folder(self, folder: str) -> None:
         """Do nothing: prefixes need not be made, and a bucket is not made because of a misspelt name."""
@@ -112,6 +123,22 @@ class S3Storage(RemoteStorage):
                 "KeyMarker": answer["NextKeyMarker"],
                 "UploadIdMarker": answer["NextUploadIdMarker"],
             }
+
+    def _below(self, upload: dict[str, str]) -> str:
+        """An upload's path below the root."""
+        return upload["Key"].removeprefix(self._object("")["Key"]).strip("/")
+
+    def _size_of_parts(self, upload: dict[str, str]) -> int:
+        size, marker = 0, 0
+        while True:
+            try:
+                answer = self._fs.call_s3("list_parts", **upload, PartNumberMarker=marker)
+            except FileNotFoundError:  # it has come to its end
+                return size
+            size += sum(int(part["Size"]) for part in answer.get("Parts", ()))
+            if not answer.get("IsTruncated"):
+                return size
+            marker = answer["NextPartNumberMarker"]
 
     def _object(self, path: str) -> dict[str, str]:
         bucket, key, _ = self._fs.split_path(self._path(path))

@@ -17,7 +17,7 @@ from typing import Any
 from hvdrecover.checkpoint.arena import Bytes
 from hvdrecover.checkpoint.digest import Digest
 from hvdrecover.checkpoint.storage.failures import failures
-from hvdrecover.checkpoint.storage.interface import TEMPORARY, ReadBytes
+from hvdrecover.checkpoint.storage.interface import TEMPORARY, ReadBytes, Temporary
 from hvdrecover.checkpoint.storage.pieces import transferred
 from hvdrecover.checkpoint.storage.sftp_sessions import Session, Sessions
 
@@ -130,13 +130,30 @@ class SftpStorage:
                 _delete(session, self._path(folder))
                 session.sync_folder(_parent(self._path(folder)))
 
-    def tidy(self) -> None:
+    def temporaries(self) -> list[Temporary]:
+        """What is being written by `publish` and `create`, and what killed processes left of that."""
+        with self._session("", "look for temporary files") as session:
+            return [
+                Temporary(path.removeprefix(f"{self._root}/"), folder, session.lstat(path).st_size or 0)
+                for folder, path in self._hidden(session)
+            ]
+
+    def tidy(self, stale: Callable[[str], bool]) -> None:
         """Delete what killed processes left of `publish` and `create`."""
         with self._session("", "delete temporary files") as session:
-            for folder in [self._root, *_folders(session, self._root)]:
-                for name in session.listdir(folder):
-                    if name.startswith(TEMPORARY):
-                        session.remove(f"{folder}/{name}")
+            for folder, path in self._hidden(session):
+                if stale(folder):
+                    session.remove(path)
+
+    def _hidden(self, session: Session) -> list[tuple[str, str]]:
+        """Each temporary file's folder below the root, and its path."""
+        folders = list(_folders(session, self._root))
+        return [
+            (folder.removeprefix(self._root).strip("/"), f"{folder}/{name}")
+            for folder in [self._root, *folders]
+            for name in session.listdir(folder)
+            if name.startswith(TEMPORARY) and f"{folder}/{name}" not in folders
+        ]
 
     def close(self) -> None:
         """Do nothing: nothing was kept."""

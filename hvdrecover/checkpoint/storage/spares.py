@@ -18,6 +18,7 @@ import stat
 import uuid
 from pathlib import Path
 
+from hvdrecover.checkpoint.storage.descriptors import opened
 from hvdrecover.checkpoint.storage.interface import TEMPORARY
 
 _OF_ONE_HOST = {"ext4", "xfs"}
@@ -60,7 +61,7 @@ class Spares:
             status = path.lstat()
             nbytes = status.st_size
             if nbytes in self._sizes and nbytes not in self._files and stat.S_ISREG(status.st_mode):
-                spare = self._root / f"{TEMPORARY}{uuid.uuid4().hex}"
+                spare = self._root / f"{TEMPORARY}{folder.name}-{uuid.uuid4().hex}"
                 path.rename(spare)
                 self._files[nbytes] = spare
         for nbytes in self._files.keys() - self._sizes:
@@ -72,19 +73,22 @@ class Spares:
             self._files.popitem()[1].unlink(missing_ok=True)
 
 
+def folder_of(spare: Path) -> str:
+    """The folder that a spare file was a part of; empty for those of earlier versions, which did not say."""
+    return spare.name.removeprefix(TEMPORARY).rpartition("-")[0]
+
+
 def _is_nobody_elses(path: Path) -> bool:
     """Whether a file has no other name, and nobody else has it open or mapped."""
-    file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        if os.fstat(file).st_nlink > 1:
+    with opened(path, os.O_WRONLY | os.O_NOFOLLOW) as file:
+        try:
+            if os.fstat(file).st_nlink > 1:
+                return False
+            fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)  # who opens it must not kill us by SIGIO
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        except OSError:  # somebody has it open; or it is another user's, or the kernel knows no leases
             return False
-        fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)  # who opens it meanwhile must not kill us by SIGIO
-        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    except OSError:  # somebody has it open; or this is another user's file, or the kernel knows no leases
-        return False
-    finally:
-        os.close(file)
     return True
 
 

@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -53,8 +54,9 @@ class Threads:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Forget what has not begun, and wait for what has."""
-        while not self._tasks.empty():
-            self._tasks.get()
+        with suppress(queue.Empty):
+            while True:
+                self._tasks.get_nowait()  # a thread may have taken the last one since any look
         for _ in self._threads:
             self._tasks.put(None)
         for thread in self._threads:

@@ -56,6 +56,7 @@ class Wrapped:
         self.after = False
         self.names, self.size = inner.names, inner.size
         self.read, self.read_into = inner.read, inner.read_into
+        self.temporaries = inner.temporaries
 
     def _mutate(self, verb: str, path: str, *args: Any) -> Any:
         number = len(self.calls)
@@ -94,8 +95,8 @@ class Wrapped:
     def delete(self, folder: str) -> None:
         self._mutate("delete", folder)
 
-    def tidy(self) -> None:
-        self.inner.tidy()
+    def tidy(self, stale: Any) -> None:
+        self.inner.tidy(stale)
 
     def close(self) -> None:
         self.inner.close()

@@ -11,6 +11,7 @@ from hvdrecover.checkpoint.reader import load_newest
 from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.checkpoint.values import decode
 from hvdrecover.data.order import SampleOrder
+from hvdrecover.errors import FencedError
 from tests.unit.checkpoint import golden
 from tests.unit.checkpoint.roots import make_store
 from tests.unit.checkpoint.test_values import same
@@ -22,6 +23,16 @@ FORMAT_1 = Path(__file__).parents[2] / "golden" / "format-1"
 def loaded(tmp_path):
     shutil.copytree(FORMAT_1, tmp_path / "root")
     return load_newest(make_store(LocalStorage(tmp_path / "root")))
+
+
+def test_its_claim(tmp_path):
+    shutil.copytree(FORMAT_1, tmp_path / "root")
+    store = make_store(LocalStorage(tmp_path / "root"))
+    claim = store.claims.read(1)
+    assert (claim.first, claim.after, claim.acknowledged, claim.start) == (1, 0, True, claim.job)
+    with pytest.raises(FencedError, match=f"for job {claim.job[:8]} on {claim.host}"):
+        store.claims.check(1)
+    assert store.claim_next() == golden.ID.generation + 1
 
 
 def test_its_facts(loaded):

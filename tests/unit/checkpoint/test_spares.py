@@ -157,7 +157,7 @@ def test_closing_deletes_them_and_writing_goes_on(storage, root):
 def test_a_job_that_starts_deletes_what_one_that_was_killed_has_kept(storage, root):
     storage.write("a/file", data(1))
     storage.delete("a")
-    LocalStorage(root).tidy()
+    LocalStorage(root).tidy(lambda folder: True)
     assert list(root.iterdir()) == []
     storage.write("b/file", data(2))  # by the old job, which was not killed after all
     assert (root / "b/file").read_bytes() == data(2).tobytes()

@@ -1,6 +1,7 @@
 """Threads for transfers: what they return, raise and leave undone, and that they hold up no exit."""
 
 import gc
+import queue
 import subprocess
 import sys
 import threading
@@ -73,6 +74,50 @@ def test_an_error_leaves_undone_what_has_not_begun_and_waits_for_what_has(monkey
         monkeypatch.setattr(thread, "join", lambda: go.set() or threading.Thread.join(thread))
         raise ZeroDivisionError
     assert ended == ["the first"]
+
+
+class Contested(queue.SimpleQueue):
+    """A queue whose last task is taken by a thread right after somebody has seen it there."""
+
+    def __init__(self):
+        super().__init__()
+        self.taken, self.let_go = threading.Event(), threading.Event()
+
+    def get(self, *args, **named):
+        task = super().get(*args, **named)
+        if threading.current_thread().name == "test" and task is not None:
+            if self.let_go.is_set():
+                self.taken.set()
+            assert self.let_go.wait(TIMEOUT)
+        return task
+
+    def empty(self):
+        is_empty = super().empty()
+        self.contest()
+        return is_empty
+
+    def get_nowait(self):
+        self.contest()
+        return super().get_nowait()
+
+    def contest(self):
+        if not self.let_go.is_set():
+            self.let_go.set()
+            assert self.taken.wait(TIMEOUT)
+
+
+def test_a_task_that_a_thread_takes_at_the_last_moment_holds_up_nobody():
+    ended = threading.Event()
+
+    def block():
+        with Threads(1, "test") as threads:
+            threads._tasks = Contested()
+            threads.submit(len, "first")
+            threads.submit(len, "second")
+        ended.set()
+
+    threading.Thread(target=block, daemon=True).start()
+    assert ended.wait(TIMEOUT)
 
 
 def test_an_argument_is_let_go_when_its_function_has_returned():

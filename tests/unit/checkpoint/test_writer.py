@@ -398,7 +398,7 @@ def broken_off(monkeypatch):
 
 @pytest.fixture
 def logging_writer(store):
-    store.events = Events(None, "host")
+    store.events = store._collector._events = Events(None, "host")
     writer = BackgroundWriter(store, rank=0)
     yield writer
     writer.stop()

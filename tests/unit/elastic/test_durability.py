@@ -678,6 +678,21 @@ def test_a_rank_that_its_own_job_went_on_without_writes_again_when_they_have_met
     assert root.published == [CommitId(3, 2)]
 
 
+def test_a_root_that_has_vanished_is_not_made_anew_when_rank_0_changes(
+    process: Process, root: FakeRoot
+) -> None:
+    state = begun(process)
+    state.commit()
+    state.flush()
+    root.files.clear()
+    state._retire_writer()  # rank 0 is another process from now on, which has never claimed anything
+    state.sync()
+    state.commit()
+    with pytest.raises(StorageError, match="unmounted, and is not made anew"):
+        state.flush()
+    assert root.files == {}
+
+
 def test_a_job_that_was_replaced_is_told_by_flush(process: Process, root: FakeRoot, roots: FakeRoots) -> None:
     state = begun(process, every_commits=100)
     store_of(roots).claim_next()

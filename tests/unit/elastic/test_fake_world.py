@@ -188,7 +188,8 @@ def test_killing_all_ends_all() -> None:
 @pytest.mark.parametrize("turn", ["a test", "the test after it"])
 def test_no_test_begins_as_the_process_of_an_earlier_one(turn: str) -> None:
     assert current_world() is None
-    assert current_world() is alone()
+    world = alone()
+    assert current_world() is world
 
 
 def test_a_lone_process_can_be_killed_as_well() -> None:

@@ -1,0 +1,47 @@
+"""Telling whether a process has ended, from another one that may be on another host."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+_ENDED = {"Z", "X"}  # see proc_pid_stat(5)
+
+
+def identity(pid: int | None = None) -> str:
+    """The identity of a process of this host that no other one has, on any host, at any time.
+
+    Args:
+        pid: its number; None for this process.
+
+    Returns:
+        The host, its boot, the process's namespace, number and start. Empty if there is no such process, or
+        not any more, or this system doesn't tell.
+    """
+    number = os.getpid() if pid is None else pid
+    try:
+        state, *fields = Path(f"/proc/{number}/stat").read_text().rpartition(") ")[2].split()
+        return "" if state in _ENDED else f"{_place()} {number} {fields[18]}"
+    except (OSError, IndexError):
+        return ""
+
+
+def has_ended(process: str) -> bool:
+    """Whether a process is known to have ended; nothing is known of those of other hosts and containers.
+
+    Args:
+        process: its `identity`, as it said itself.
+    """
+    place, _, rest = process.rpartition("] ")
+    number, _, _ = rest.partition(" ")
+    try:
+        is_of_here = f"{place}]" == _place()
+    except OSError:
+        return False
+    return is_of_here and number.isdecimal() and identity(int(number)) != process
+
+
+def _place() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()} {boot} {Path('/proc/self/ns/pid').readlink()}"

@@ -1,0 +1,468 @@
+"""Of all that claim one root, at any time and in any order, one job goes on: that which was started last."""
+
+import json
+
+import pytest
+
+from hvdrecover.checkpoint.claims import Claims
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.root import commits
+from hvdrecover.errors import FencedError, StorageError
+from tests.fakes.clock import FakeClock
+from tests.fakes.root import FakeRoot, FakeStorage
+from tests.unit.checkpoint.roots import Wrapped, content, make_snapshot, make_store
+from tests.unit.checkpoint.turns import Thread, every_order
+
+
+def claims_at(storage, job, host="host"):
+    return Claims(storage, job=job, host=host, clock=FakeClock(start=1_000.0))
+
+
+def in_memory():
+    return FakeStorage("fake://root", FakeRoot(), None)
+
+
+def stands(claims, generation):
+    """Whether a process may publish."""
+    try:
+        claims.check(generation)
+    except FencedError:
+        return False
+    return True
+
+
+# -- who is told what ----------------------------------------------------------------------------------
+
+
+def test_the_error_names_the_job_that_has_replaced_this_one(root):
+    old, new = claims_at(root, "old"), claims_at(root, "3f2a91c4b7", host="host-b")
+    old.take_after(0)
+    new.take_after(0)
+    new._clock.advance(500.0)
+    new.take(3)  # a recovery of the new job: it has had the root since its start all the same
+    with pytest.raises(FencedError) as caught:
+        old.check(1)
+    fields = json.loads(root.read("claims/g0003.json"))
+    assert caught.value.by.startswith(f"job 3f2a91c4 on host-b (process {fields['pid']}), since 1970-01-01 ")
+    assert ":16:40" in caught.value.by
+    assert caught.value.by in str(caught.value)
+
+
+def test_a_later_meeting_of_the_same_job_replaces_no_job(root):
+    left_behind, rank_0 = claims_at(root, "job"), claims_at(root, "job")
+    left_behind.take_after(0)
+    rank_0.take(2)
+    with pytest.raises(
+        FencedError, match=r"generation 2 of this same job .* left behind by a recovery"
+    ) as caught:
+        left_behind.check(1)
+    assert caught.value.by == ""
+
+
+def test_a_claim_tells_a_terminal_nothing(root):
+    claims_at(root, "\x1b[31mred", host="host\n\x1b]0;title").take_after(0)
+    with pytest.raises(FencedError, match=r"for job \?\?31mred on host\?\?\?0\?title \(process"):
+        claims_at(root, "other").check(1)
+
+
+OLD = {"job": "old", "host": "h", "pid": 5, "time": 7.0, "acknowledged": True}
+
+
+def test_claims_of_earlier_versions_count_as_before(root):
+    root.publish("claims/g0003.json", json.dumps(OLD).encode())
+    claims = claims_at(root, "new")
+    assert claims.read(3).acknowledged
+    assert claims.take_after(0) == 4
+    root.publish("claims/g0009.json", json.dumps(OLD).encode())
+    with pytest.raises(FencedError, match=r"job old on h \(process 5\), since 1970-01-01 "):
+        claims.check(4)
+
+
+def test_a_job_that_an_earlier_version_began_goes_on(root):
+    root.publish("claims/g0003.json", json.dumps(OLD).encode())
+    claims_at(root, "old").take(5)
+    assert claims_at(root, "old").take_after(0) == 6
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"first": 99},
+        {"first": -1},
+        {"first": "x"},
+        {"after": 50},
+        {"after": None},
+        {"time": "x"},
+        {"pid": []},
+    ],
+)
+def test_nonsense_in_a_claim_counts_as_nothing_said(root, odd):
+    root.publish("claims/g0003.json", json.dumps({**OLD, **odd}).encode())
+    claim = claims_at(root, "new").read(3)
+    assert (claim.first, claim.after) == (3, 0)
+    claims = claims_at(root, "new")
+    claims.take_after(0)
+    root.publish("claims/g0007.json", json.dumps({**OLD, **odd}).encode())
+    assert not stands(claims, 4)
+
+
+# -- a job that was replaced stays so ------------------------------------------------------------------
+
+
+def test_a_start_of_a_job_that_was_replaced_is_refused_and_touches_nothing(root):
+    old, new = make_store(root, job="old"), make_store(root, job="new")
+    old.claim_next()
+    old.write(make_snapshot(1, 1), rank=0)
+    new.claim_next()
+    root.publish("g0001-c00000002/model.safetensors", b"left over")
+    root.publish("g0002-c00000002/model.safetensors", b"under way")
+    before = content(root)
+    restarted = make_store(wrapped := Wrapped(root), job="old")
+    for _ in range(2):
+        with pytest.raises(FencedError, match="generation 2 has claimed") as caught:
+            restarted.claim_next()
+        assert caught.value.by.startswith("job new on host")
+    with pytest.raises(FencedError):
+        restarted.write(make_snapshot(3, 3), rank=0)
+    assert (content(root), wrapped.calls) == (before, [])
+
+
+def test_it_is_refused_whatever_came_between(root):
+    claims_at(root, "old").take_after(0)
+    for job in ("second", "third"):
+        rank_0 = claims_at(root, job)
+        first = rank_0.take_after(0)
+        for generation in (first + 1, first + 4):
+            rank_0.take(generation)
+    with pytest.raises(FencedError, match="for job third"):
+        claims_at(root, "old").take_after(0)
+    with pytest.raises(FencedError, match="for job third"):
+        claims_at(root, "second").take_after(0)
+
+
+def test_a_start_reads_about_one_claim_of_each_job_that_there_was(root):
+    for job in "abc":
+        claims = claims_at(root, job)
+        first = claims.take_after(0)
+        for generation in range(first + 1, first + 40):
+            claims.take(generation)
+    read = []
+    wrapped = Wrapped(root)
+    wrapped.read = lambda path: read.append(path) or root.read(path)
+    assert claims_at(wrapped, "d").take_after(0) == 121
+    assert len(read) < 10
+
+
+def test_a_job_that_still_has_the_root_starts_again_and_again(root):
+    for expected in (1, 2, 3):
+        assert claims_at(root, "job").take_after(0) == expected
+    assert not stands(claims_at(root, "other"), 3)
+
+
+def test_a_process_of_an_earlier_start_stays_behind_whatever_its_number(root):
+    """It was stopped, with generation 10 in memory; the job was started again, and has claimed 4."""
+    stopped = claims_at(root, "job/first")
+    stopped.take_after(2)
+    started_again = claims_at(root, "job/second")
+    assert started_again.take_after(0) == 4
+    for process in (stopped, claims_at(root, "job/first")):
+        with pytest.raises(FencedError, match=r"of this same job has claimed .* or a restart") as caught:
+            process.take(10)
+        assert caught.value.by == ""
+    for generation in range(5, 12):
+        claims_at(root, "job/second").take(generation)
+    with pytest.raises(FencedError, match="for job new on"):
+        claims_at(root, "new/first").take_after(0)
+        started_again.check(11)
+
+
+def test_a_job_that_was_replaced_is_refused_under_each_of_its_starts(root):
+    for job in ("old/1", "old/2", "new/1", "new/2"):
+        claims_at(root, job).take_after(0)
+    for job in ("old/2", "old/3"):
+        with pytest.raises(FencedError, match="for job new on"):
+            claims_at(root, job).take_after(0)
+    assert claims_at(root, "new/3").take_after(0) == 5
+
+
+def test_a_fenced_job_deletes_nothing(root):
+    """Neither what it would have collected before its first write, nor what it no longer keeps."""
+    old = make_store(root, job="old", keep=1)
+    generation = old.claim_next()
+    old.write(make_snapshot(generation, 1), rank=0)
+    late = make_store(root, job="old", keep=1)  # the next rank 0 of the same job
+    root.publish("g0001-c00000007/model.safetensors", b"left over")
+    make_store(root, job="new").claims.take_after(0)
+    before = content(root)
+    for store in (old, late):
+        with pytest.raises(FencedError):
+            store.write(make_snapshot(3, 2), rank=0)
+    assert content(root) == before
+
+
+@pytest.mark.parametrize("step", ["expired", "_delete"])
+def test_a_job_that_is_replaced_while_it_deletes_goes_no_further(root, step):
+    """It is stopped before, or in, the first of two deletions; meanwhile the new job makes many commits."""
+    old, new = make_store(root, job="old", keep=1), make_store(root, job="new", keep=9)
+    generation = old.claim_next()
+    with pytest.MonkeyPatch.context() as not_yet:
+        not_yet.setattr(old, "_prune", lambda manifest: None)
+        for number in (1, 2):
+            old.write(make_snapshot(generation, number), rank=0)
+    going_on = getattr(old._pruner, step)
+
+    def after_a_stop(*args, **facts):
+        if commits(root)[0].generation == 1:
+            new.claim_next()
+            for number in range(4, 8):
+                new.write(make_snapshot(2, number), rank=0)
+        return going_on(*args, **facts)
+
+    setattr(old._pruner, step, after_a_stop)
+    old.write(make_snapshot(generation, 3), rank=0)
+    of_old = {"expired": (3, 2, 1), "_delete": (3, 2)}[step]
+    assert [commit.commit for commit in commits(root)] == [7, 6, 5, 4, *of_old]
+
+
+# -- at the same time ----------------------------------------------------------------------------------
+
+
+class Watched:
+    """A storage of which some calls wait for their turn; the others can't make a difference.
+
+    With ``looked``, the first look does not wait either: all have looked before any of them claims.
+    """
+
+    def __init__(self, thread, storage, verbs=("names", "create", "publish"), *, looked=False):
+        self._thread, self._storage, self._verbs = thread, storage, verbs
+        self._looked = looked
+
+    def __getattr__(self, name):
+        if self._looked and name == "names":
+            self._looked = False
+            return self._storage.names
+        return getattr(self._thread if name in self._verbs else self._storage, name)
+
+
+def recovers(storage, job, generation, *, publishes=True, looked=False):
+    """A process that goes on to a generation, and publishes if it may."""
+
+    def go(thread):
+        claims = claims_at(Watched(thread, storage, looked=looked), job)
+        claims.take(generation)
+        if publishes:
+            claims.check(generation)
+            thread.publish(f"by {job}", b"")
+        return generation
+
+    return Thread(go, storage)
+
+
+def starts(storage, job, *, looked=False):
+    """A process that starts."""
+    return Thread(
+        lambda thread: claims_at(Watched(thread, storage, looked=looked), job).take_after(0), storage
+    )
+
+
+@pytest.mark.parametrize(("old_job", "new_job"), [("old", "new"), ("job/1", "job/2")])
+def test_a_start_overtakes_a_recovery_in_every_order(old_job, new_job):
+    """The old start is at generation 10 in memory and has claimed 3; the new one finds 3, and claims 4."""
+    orders, storages = 0, []
+
+    def begin():
+        storages.append(in_memory())
+        claims_at(storages[-1], old_job).take_after(2)
+        return [recovers(storages[-1], old_job, 10), starts(storages[-1], new_job)]
+
+    generations = set()
+    for old, new in every_order(begin):
+        orders += 1
+        storage = storages[-1]
+        assert isinstance(new.result, int), new.result
+        generations.add(new.result)
+        assert stands(claims_at(storage, new_job), new.result)
+        for job_s_next_process in (claims_at(storage, old_job), claims_at(storage, old_job)):
+            with pytest.raises(FencedError):
+                job_s_next_process.take(11)
+        if old_job == "old":
+            with pytest.raises(FencedError, match="for job new"):
+                claims_at(storage, old_job).take_after(0)
+        # What it may have published is older than all that the new one will publish.
+        if storage.size(f"by {old_job}") is not None:
+            assert (old.result, new.result) == (10, 11)
+        else:
+            assert isinstance(old.result, FencedError)
+        # The new job goes on, also to the numbers that the old one has claimed in vain.
+        later = claims_at(storage, new_job)
+        for generation in range(new.result + 1, new.result + 12):
+            later.take(generation)
+            later.check(generation)
+    assert orders > 50
+    assert generations == {4, 11}
+
+
+def test_of_starts_and_recoveries_at_the_same_time_one_goes_on_in_every_order():
+    orders, storages = 0, []
+
+    def begin():
+        storages.append(in_memory())
+        claims_at(storages[-1], "old").take_after(2)
+        storage = storages[-1]
+        recovery = recovers(storage, "old", 6, publishes=False, looked=True)
+        return [recovery, starts(storage, "b", looked=True), starts(storage, "c", looked=True)]
+
+    for _, *started in every_order(begin):
+        orders += 1
+        storage = storages.pop()
+        owners = [job for job in ("old", "b", "c") if stands(claims_at(storage, job), 99)]
+        assert len(owners) == 1
+        assert owners != ["old"]
+        won = started["bc".index(owners[0])]
+        assert isinstance(won.result, int), won.result
+        for job in {"old", "b", "c"} - set(owners):
+            with pytest.raises(FencedError):
+                claims_at(storage, job).take_after(0)
+    assert orders > 200
+
+
+class Overwriting(FakeStorage):
+    """A store that ignores ``If-None-Match``: whoever creates a file is told that it is his."""
+
+    def create(self, path, data):
+        self.publish(path, data)
+        return True
+
+
+def test_where_creating_is_not_exclusive_one_goes_on_in_every_order():
+    orders, storages = 0, []
+    verbs = ("names", "read", "create", "publish")
+
+    def begin():
+        storages.append(Overwriting("fake://root", FakeRoot(), None))
+        kept = []
+
+        def start(job):
+            def go(thread):
+                claims = claims_at(Watched(thread, storages[-1], verbs), job)
+                kept.append((job, claims, claims.take_after(0)))
+
+            return Thread(go, storages[-1])
+
+        storages[-1].kept = kept
+        return [start("a"), start("b")]
+
+    for threads in every_order(begin):
+        orders += 1
+        storage = storages.pop()
+        for claims in (claims for _, claims, _ in storage.kept):
+            claims._storage = storage  # there are no more turns to wait for
+        assert all(thread.result is None or isinstance(thread.result, FencedError) for thread in threads)
+        on = [job for job, claims, generation in storage.kept if stands(claims, generation)]
+        assert len(on) == 1
+    assert orders > 100
+
+
+def test_a_claim_that_another_job_has_written_over_is_no_longer_ours(root):
+    class Overtaken(Wrapped):
+        def create(self, path, data):
+            self.inner.publish(path, data)
+            claims_at(Wrapped(self.inner), "other")  # nothing yet
+            return True
+
+    ours = make_store(Overtaken(root), job="ours")
+    assert ours.claim_next() == 1
+    theirs = make_store(Overtaken(root), job="theirs")
+    theirs.claims.generations = lambda: []  # it has looked before
+    theirs.claims._create(1, 1, [])
+    with pytest.raises(FencedError, match="for job theirs"):
+        ours.write(make_snapshot(1, 1), rank=0)
+    assert commits(root) == []
+
+
+# -- answers that are lost -----------------------------------------------------------------------------
+
+
+class Lossy(Wrapped):
+    """A storage that creates a file, and then says ``says``: a lost answer, or one to the second request."""
+
+    def __init__(self, inner, says):
+        super().__init__(inner)
+        self.says = [says]
+
+    def create(self, path, data):
+        created = super().create(path, data)
+        if self.says and created:
+            said = self.says.pop()
+            if isinstance(said, Exception):
+                raise said
+            return said
+        return created
+
+
+@pytest.mark.parametrize("says", [False, StorageError("url", "the answer is lost")], ids=["exists", "failed"])
+def test_a_claim_whose_answer_is_lost_is_ours_at_a_start(root, says):
+    make_store(root, job="earlier").claim_next()
+    store = make_store(Lossy(root, says), job="job")
+    if says is not False:
+        with pytest.raises(StorageError):
+            store.claim_next()
+    assert store.claim_next() == 2
+    assert root.names("claims") == ["g0001.json", "g0002.json"]
+    store.write(make_snapshot(2, 1), rank=0)
+
+
+@pytest.mark.parametrize("says", [False, StorageError("url", "the answer is lost")], ids=["exists", "failed"])
+def test_a_claim_whose_answer_is_lost_is_ours_in_a_recovery(root, says):
+    make_store(root, job="job").claim_next()
+    store = make_store(Lossy(root, says), job="job")
+    if says is not False:
+        with pytest.raises(StorageError):
+            store.write(make_snapshot(2, 1), rank=0)
+    store.write(make_snapshot(2, 1), rank=0)
+    assert store.claims.generations() == [2, 1]
+    assert commits(root) == [CommitId(2, 1)]
+
+
+def test_a_start_that_fails_after_its_claim_does_not_claim_twice(root):
+    wrapped = Wrapped(root)
+    root.publish("g0001-c00000001/model.safetensors", b"")
+    store = make_store(wrapped)
+    names = wrapped.names
+    store._collector.collect = lambda generation: (_ for _ in ()).throw(StorageError("url", "away"))
+    with pytest.raises(StorageError):
+        store.claim_next()
+    wrapped.names = names
+    del store._collector.collect
+    assert store.claim_next() == 2
+    assert store.claims.generations() == [2]
+
+
+# -- a root that has vanished --------------------------------------------------------------------------
+
+
+def test_a_new_rank_0_does_not_make_a_vanished_root_anew(root):
+    first = make_store(root)
+    first.claim_next()
+    first.write(make_snapshot(1, 1), rank=0)
+    for name in root.names():
+        root.delete(name)
+    for store in (first, make_store(root)):
+        with pytest.raises(StorageError, match=r"unmounted, and is not made anew\. Bring it back"):
+            store.write(make_snapshot(2, 2), rank=0)
+    assert content(root) == {}
+
+
+def test_a_new_rank_0_does_not_take_another_root_for_the_one_that_it_knew(root):
+    """Below a mount point that is empty now lies what another job has left there."""
+    make_store(root, job="long ago").claim_next()
+    before = content(root)
+    with pytest.raises(StorageError, match="holds no claim of this job"):
+        make_store(root, job="job").write(make_snapshot(2, 2), rank=0)
+    assert content(root) == before
+
+
+def test_a_recovery_before_the_first_durable_commit_finds_the_claim_of_its_start(root):
+    make_store(root).claim_next()
+    make_store(root).write(make_snapshot(5, 3), rank=0)
+    assert commits(root) == [CommitId(5, 3)]

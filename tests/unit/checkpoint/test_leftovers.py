@@ -1,0 +1,329 @@
+"""What killed processes, outages and full disks leave at a root goes, and nothing else does."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.layout import TensorSpec, plan
+from hvdrecover.checkpoint.manifest import FILE_NAME
+from hvdrecover.checkpoint.reader import load_newest
+from hvdrecover.checkpoint.root import commits
+from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.storage import LocalStorage, spares
+from hvdrecover.errors import StorageError
+from tests.integration.mounts import mounted
+from tests.unit.checkpoint.roots import Wrapped, make_snapshot, make_store
+
+TIMEOUT = 60  # seconds; never reached unless something is broken
+
+LIFE = '''
+"""One process of rank 0: makes commits, and is killed in the last. Notes how large the root was."""
+import os, signal, sys
+from pathlib import Path
+from tests.unit.checkpoint.test_leftovers import large, used
+from hvdrecover.checkpoint.storage import LocalStorage
+from tests.unit.checkpoint.roots import make_store
+
+root, step = Path(sys.argv[1]), sys.argv[2]
+generation, nbytes, count = map(int, sys.argv[3:])
+
+class Noting:
+    def __init__(self, storage):
+        self.storage, self.url = storage, storage.url
+
+    def __getattr__(self, name):
+        call = getattr(self.storage, name)
+
+        def noted(*args):
+            result = call(*args)
+            with (root.parent / "sizes").open("a") as file:
+                print(used(root), file=file)
+            if last and step == f"{name} {args[0].split('/')[-1]}":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return noted if name in ("write", "publish", "remove", "delete") else call
+
+last = False
+store = make_store(Noting(LocalStorage(root)), keep=1)
+if generation == 1:
+    store.claim_next()
+for number in range(count):
+    last = number == count - 1
+    durable = lambda: last and step == "durable" and os.kill(os.getpid(), signal.SIGKILL)
+    store.write(large(generation, 10 * generation + number, nbytes), 0, durable)
+os.kill(os.getpid(), signal.SIGKILL)
+'''
+
+
+def large(generation, commit, nbytes):
+    halves = {name: Arena(plan([TensorSpec("w", "U8", (nbytes // 2,))])) for name in ("model", "optimizer")}
+    return Snapshot(CommitId(generation, commit), halves, {"attributes": {}}, 1, {})
+
+
+def used(root):
+    """The bytes that all files of a root take on the disk."""
+    return sum(path.lstat().st_blocks * 512 for path in root.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(
+    ("step", "nbytes", "count", "kills"),
+    [
+        ("durable", 60_000_000, 1, 6),
+        ("at rest", 60_000_000, 3, 6),
+        ("write model.safetensors", 1 << 20, 2, 3),
+        ("write optimizer.safetensors", 1 << 20, 2, 3),
+        (f"publish {FILE_NAME}", 1 << 20, 1, 4),
+        (f"remove {FILE_NAME}", 1 << 20, 2, 3),
+    ],
+)
+def test_whatever_kills_rank_0_the_root_holds_two_commits_and_the_one_being_written(
+    tmp_path, step, nbytes, count, kills
+):
+    """The other ranks live on, so the next rank 0 never starts the job anew."""
+    root = tmp_path / "root"
+    for generation in range(1, kills + 1):
+        life = [sys.executable, "-c", LIFE, str(root), step, str(generation), str(nbytes), str(count)]
+        ended = subprocess.run(life, timeout=TIMEOUT, capture_output=True, text=True)
+        assert ended.returncode == -9, ended.stderr
+        assert len(commits(LocalStorage(root))) <= 3
+    sizes = [int(line) for line in (tmp_path / "sizes").read_text().split()]
+    assert nbytes < max(sizes) < 3 * nbytes + (1 << 19)
+    store = make_store(LocalStorage(root), keep=1)
+    store.write(large(90, 900, nbytes), 0)
+    store.storage.close()
+    assert commits(store.storage) == [CommitId(90, 900)]
+    assert used(root) < nbytes + (1 << 19)
+
+
+def test_a_commit_that_was_replaced_in_an_outage_leaves_nothing(root):
+    class Away(Wrapped):
+        away = True
+
+        def publish(self, path, data):
+            if self.away and path.endswith(FILE_NAME):
+                raise StorageError(path, "the storage is away")
+            super().publish(path, data)
+
+    storage = Away(root)
+    store = make_store(storage, keep=1)
+    store.claim_next()
+    for number in range(1, 6):
+        with pytest.raises(StorageError):
+            store.write(make_snapshot(1, number), rank=0)
+        assert commits(root) == [CommitId(1, number)]
+    storage.away = False
+    store.write(make_snapshot(1, 6), rank=0)
+    assert commits(root) == [CommitId(1, 6)]
+
+
+def test_a_commit_that_turns_out_to_be_whole_is_no_leftover(root):
+    """Its publication was answered by an error, and a newer commit is written next."""
+    wrapped = Wrapped(root)
+    store = make_store(wrapped, keep=2)
+    store.claim_next()
+    publish = wrapped.publish
+
+    def lossy(path, data):
+        publish(path, data)
+        if path == f"g0001-c00000001/{FILE_NAME}":
+            raise StorageError(path, "the answer was lost")
+
+    wrapped.publish = lossy
+    with pytest.raises(StorageError):
+        store.write(make_snapshot(1, 1), rank=0)
+    store.write(make_snapshot(1, 2), rank=0)
+    assert commits(root) == [CommitId(1, 2), CommitId(1, 1)]
+    store.write(make_snapshot(1, 3), rank=0)  # and retention counts it
+    assert commits(root) == [CommitId(1, 3), CommitId(1, 2)]
+
+
+def test_what_a_process_left_behind_has_written_after_all_is_collected(root):
+    """It was stopped while it wrote, and goes on when the next rank 0 has cleaned up."""
+    left_behind, rank_0 = make_store(root), make_store(root)
+    left_behind.claim_next()
+    rank_0.write(make_snapshot(2, 2), rank=0)
+    root.publish("g0001-c00000009/optimizer.safetensors", b"late")
+    rank_0.write(make_snapshot(2, 3), rank=0)
+    assert commits(root) == [CommitId(2, 3), CommitId(2, 2)]
+
+
+def test_the_commit_that_a_job_was_resumed_from_stays_until_a_later_one_is_durable(root):
+    """The newer ones may be why the last start failed."""
+    earlier = make_store(root, keep=9)
+    earlier.claim_next()
+    for number in (1, 2, 3, 4):
+        earlier.write(make_snapshot(1, number), rank=0)
+    wrapped = Wrapped(root)
+    store = make_store(wrapped, keep=1)
+    store.claim_next()
+    store.resumed = CommitId(1, 1)
+    seen = []
+    write = wrapped.write
+    wrapped.write = lambda *args: seen.append(commits(root)) or write(*args)
+    store.write(make_snapshot(2, 5), rank=0)
+    assert seen[0] == [CommitId(1, 4), CommitId(1, 3), CommitId(1, 1)]
+    assert commits(root) == [CommitId(2, 5)]
+
+
+def test_the_resumed_commit_is_the_one_that_was_read(root):
+    store = make_store(root)
+    store.claim_next()
+    store.write(make_snapshot(1, 1), rank=0)
+    store = make_store(root, job="next")
+    store.claim_next()
+    load_newest(store)
+    assert store.resumed == CommitId(1, 1)
+
+
+# -- whose files lie aside -----------------------------------------------------------------------------
+
+
+def spare_files(folder):
+    return sorted(path.name for path in folder.glob(".hvdrecover-*"))
+
+
+@pytest.fixture
+def with_spares(tmp_path):
+    if not spares._is_of_this_host(tmp_path):
+        pytest.skip("this file system keeps no spare files")
+    return tmp_path / "root"
+
+
+def test_a_new_rank_0_gives_back_the_spare_files_of_the_last_one(with_spares):
+    store = make_store(LocalStorage(with_spares), keep=1)
+    store.claim_next()
+    for number in (1, 2, 3):
+        store.write(make_snapshot(1, number), rank=0)
+    assert len(spare_files(with_spares)) == 2
+    assert all(name.startswith(".hvdrecover-g0001-c00000002-") for name in spare_files(with_spares))
+    (with_spares / ".hvdrecover-of-an-earlier-version").write_bytes(b"x")
+    other = make_store(LocalStorage(with_spares), keep=1)
+    other.write(make_snapshot(2, 4), rank=0)
+    assert all(name.startswith(".hvdrecover-g0001-c00000003-") for name in spare_files(with_spares))
+    assert len(spare_files(with_spares)) <= 2
+
+
+def test_an_old_job_takes_no_file_of_a_new_one(with_spares):
+    """It was stopped between its claim and its cleaning up, and goes on while the new job writes."""
+    old = make_store(LocalStorage(with_spares), job="old")
+    collect = old._collector.collect
+
+    def after_a_stop(*args):
+        new = make_store(LocalStorage(with_spares), job="new", keep=1)
+        new.claim_next()
+        for number in (1, 2, 3):
+            new.write(make_snapshot(2, number), rank=0)
+        (with_spares / "g0002-c00000004").mkdir()
+        for name in ("model.safetensors", ".hvdrecover-1234"):
+            (with_spares / "g0002-c00000004" / name).write_bytes(b"under way")
+        kept.append(files(with_spares))
+        collect(*args)
+
+    kept = []
+    old._collector.collect = after_a_stop
+    assert old.claim_next() == 1
+    assert [path for path in kept[0] if "hvdrecover" in path] != []
+    assert files(with_spares) == kept[0]
+
+
+def test_a_folder_that_lies_aside_is_none_of_these_files(tmp_path):
+    """Such as that in which `hvdrecover doctor` tries out what a root can do."""
+    (tmp_path / "root" / ".hvdrecover-doctor").mkdir(parents=True)
+    store = make_store(LocalStorage(tmp_path / "root"))
+    store.claim_next()
+    assert store.storage.temporaries() == []
+    assert store.events.of("not_deleted") == []
+
+
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+# -- a disk that is full -------------------------------------------------------------------------------
+
+NBYTES = 6 << 20
+
+
+@pytest.fixture(params=["ext4", "tmpfs"])
+def disk(request, tmp_path):
+    with mounted(request.param, tmp_path / "disk", tmp_path / "image", 24 << 20) as found:
+        yield found
+
+
+def test_spare_files_of_other_sizes_are_given_back_to_a_full_disk(disk):
+    """A model has grown: the disk takes two commits and a half, and the spare files are of no use."""
+    root = disk.folder / "root"
+    store = make_store(LocalStorage(root), keep=1)
+    store.claim_next()
+    for number in (1, 2):
+        store.write(large(1, number, NBYTES), 0)
+    store.write(large(1, 3, 10 << 20), 0)
+    assert commits(store.storage) == [CommitId(1, 3)]
+
+
+def test_a_part_that_fitted_is_given_back_to_a_full_disk(disk):
+    store = make_store(LocalStorage(disk.folder / "root"), keep=1)
+    store.claim_next()
+    store.write(large(1, 1, NBYTES), 0)
+    disk.fill(NBYTES // 2 + (1 << 19))  # the model's file, and not the optimizer's
+    with pytest.raises(StorageError, match="No space left on device"):
+        store.write(large(1, 2, NBYTES), 0)
+    assert commits(store.storage) == [CommitId(1, 1)]
+    free = os.statvfs(disk.folder)
+    assert free.f_bavail * free.f_frsize >= NBYTES // 2
+    disk.free()
+    store.write(large(1, 2, NBYTES), 0)
+    assert commits(store.storage) == [CommitId(1, 2)]
+
+
+def test_a_full_disk_gets_back_what_a_killed_process_has_left(disk):
+    """More than fits beside what is kept, as the process that came after it did not collect it."""
+    root = disk.folder / "root"
+    store = make_store(LocalStorage(root), keep=1)
+    store.claim_next()
+    store.write(large(1, 1, NBYTES), 0)
+    rank_0 = make_store(LocalStorage(root), keep=1)
+    rank_0._has_made_room = True  # what is left comes after that
+    left = root / "g0001-c00000009"
+    left.mkdir()
+    (left / "model.safetensors").write_bytes(bytes(12 << 20))
+    rank_0.write(large(2, 2, NBYTES), 0)
+    assert commits(rank_0.storage) == [CommitId(2, 2)]
+
+
+def test_on_a_disk_without_room_for_a_claim_spare_files_make_some(disk):
+    store = make_store(LocalStorage(disk.folder / "root"), keep=1)
+    store.claim_next()
+    store.write(large(1, 1, NBYTES), 0)
+    store._prune = lambda manifest: None  # it is killed before it deletes what is not kept any more
+    store.write(large(1, 2, NBYTES), 0)
+    disk.fill()
+    rank_0 = make_store(LocalStorage(disk.folder / "root"), keep=1)
+    rank_0.write(large(2, 3, NBYTES // 2), 0)
+    assert commits(rank_0.storage) == [CommitId(2, 3)]
+
+
+def test_a_disk_for_one_commit_more_than_is_kept_is_enough_after_a_kill(disk):
+    """Which came right after a commit, and before the one that it replaced was deleted."""
+    store = make_store(LocalStorage(disk.folder / "root"), keep=1)
+    store.claim_next()
+    store.write(large(1, 1, 9 << 20), 0)
+    store._prune = lambda manifest: None
+    store.write(large(1, 2, 9 << 20), 0)
+    rank_0 = make_store(LocalStorage(disk.folder / "root"), keep=1)
+    rank_0.write(large(2, 3, 9 << 20), 0)
+    assert commits(rank_0.storage) == [CommitId(2, 3)]
+
+
+def test_a_write_that_does_not_fit_keeps_no_block(disk):
+    storage = LocalStorage(disk.folder)
+    disk.fill(1 << 20)
+    with pytest.raises(StorageError, match="No space left on device"):
+        storage.write("g0001-c00000001/model.safetensors", np.ones(8 << 20, dtype=np.uint8))
+    assert used(disk.folder / "g0001-c00000001") == 0
