@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing
-import os
 import signal
 import traceback
+import uuid
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -65,7 +65,7 @@ class Reports:
 
 def open_store(root: Path, events: Any, clock: Clock = SYSTEM_CLOCK, keep: int = KEEP) -> Store:
     """The root as a new job sees it."""
-    job = f"job of {os.getpid()}"
+    job = uuid.uuid4().hex
     return Store(LocalStorage(root), keep=keep, job=job, host="host", events=events, clock=clock)
 
 

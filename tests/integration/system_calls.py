@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 When = Literal["before", "middle", "after"]
 _PAGE = 4096
-_TEMPORARY = re.compile(r"\.hvdrecover-\w+")
+_TEMPORARY = re.compile(r"\.hvdrecover-[\w-]+")
 _LEASE = re.compile(r"-[0-9]+-[0-9a-f]{32}\.json")
 
 

@@ -186,13 +186,11 @@ class LocalStorage:
 
 
 def _write_new(path: Path, data: bytes) -> None:
-    with (
-        opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as number,
-        os.fdopen(number, "wb", closefd=False) as file,
-    ):
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(file, left) :]
+        os.fsync(file)
 
 
 def _link(temporary: Path, target: Path) -> None:
