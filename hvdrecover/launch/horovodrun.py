@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from hvdrecover import config
 from hvdrecover.discovery.checks import is_local
 from hvdrecover.discovery.sources.file import File
 from hvdrecover.discovery.sources.interface import Source
 from hvdrecover.discovery.sources.static import Static
 from hvdrecover.errors import ConfigError, LaunchError
-from hvdrecover.launch import hangs
+from hvdrecover.launch import hangs, processes
 
 COLLECTIVE_SECONDS = 10  # after which ranks give up one that doesn't answer
 FOREIGN = (
@@ -154,15 +155,25 @@ def _listing(named: Mapping[str, int]) -> str:
 
 def _discovered(command: str) -> list[str]:
     """The hosts that a discovery command names now; none if it can't tell yet."""
+    child = processes.start(
+        ["/bin/sh", "-c", command],
+        config.environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
     try:
-        done = subprocess.run(
-            command, shell=True, capture_output=True, text=True, timeout=_DISCOVERY, check=False
-        )
+        printed, _ = child.communicate(timeout=_DISCOVERY)
     except subprocess.TimeoutExpired as error:
         raise ConfigError(
             "--host-discovery-script", f"'{command}' has not ended in {_DISCOVERY:g} s"
         ) from error
-    return [line.rpartition(":")[0] or line for line in done.stdout.split()]
+    finally:
+        child.kill_group()  # if it was not waited for: with all that the shell has started
+        child.ends()
+        assert child.stdout is not None
+        child.stdout.close()
+    return [line.rpartition(":")[0] or line for line in printed.decode(errors="replace").split()]
 
 
 def _only_interface(named: Sequence[str]) -> tuple[str, ...]:

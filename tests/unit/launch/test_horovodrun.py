@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import socket
 import subprocess
@@ -10,8 +11,9 @@ import pytest
 from horovod.runner.launch import parse_args
 
 from hvdrecover.errors import ConfigError, DiscoveryError, HvdrecoverError
-from hvdrecover.launch import horovodrun
+from hvdrecover.launch import horovodrun, processes
 from hvdrecover.launch.horovodrun import Options, arguments, hosts, settings
+from tests.unit.launch.children import until
 
 COMMAND = ["python", "train.py", "--epochs", "3"]
 
@@ -74,10 +76,15 @@ def test_a_discovery_command_that_knows_no_host_yet_is_left_to_horovod(
     assert (found.host_discovery_script, found.nics) == (discovery, None)
 
 
-def test_a_discovery_command_that_never_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_discovery_command_that_never_ends_is_an_error_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(horovodrun, "_DISCOVERY", 0.01)
-    with pytest.raises(ConfigError, match=r"--host-discovery-script: 'sleep 1000' has not ended"):
-        arguments(Options(2, discovery="sleep 1000"), COMMAND)
+    monkeypatch.setenv("HVDRECOVER_TEST", f"{os.getpid()}.discovery")
+    with pytest.raises(ConfigError, match=r"--host-discovery-script: 'sleep 1000; true' has not ended"):
+        arguments(Options(2, discovery="sleep 1000; true"), COMMAND)
+    mark = f"HVDRECOVER_TEST={os.getpid()}.discovery"
+    until(lambda: not processes.marked(mark), "what the shell has started is to be gone")
 
 
 @pytest.mark.parametrize("named", ["localhost:4", "127.0.0.1:4", f"{socket.gethostname()}:4"])
