@@ -21,6 +21,7 @@ class Snapshot:
         versions: of the framework, Horovod and hvdrecover.
         finished: whether the training function had returned.
         dataset: fingerprint of the training data as plain JSON values, or None.
+        bad: what of its parameters is not finite, as far as anybody has looked; then it is never written.
         superseded: whether there is a newer one, so that only the writer still needs the content.
     """
 
@@ -31,6 +32,7 @@ class Snapshot:
     versions: dict[str, str]
     finished: bool = False
     dataset: dict[str, Any] | None = None
+    bad: tuple[str, ...] = ()
     superseded: bool = False
 
     @property

@@ -186,7 +186,7 @@ class State:
         if not_finite:
             self._memory.pass_over()  # what can't be gone on from is no commit
         else:
-            self.save()
+            self._save(bad=())
         if self._watch.compare(self._memory):
             self.restore()  # another rank's tensors have taken the place of this one's
         stalls.follow(self._world)
@@ -197,6 +197,9 @@ class State:
 
     def save(self) -> None:
         """Make a commit in this rank's memory only, without a word to the others."""
+        self._save(self._bad_parameters())
+
+    def _save(self, bad: Sequence[str]) -> None:
         started = self._clock.monotonic()
         # Counted from the last attempt: the other ranks count one that was interrupted here as well.
         last = self._memory.attempt
@@ -206,6 +209,7 @@ class State:
         if not unchanged:
             self._random.number += 1
         snapshot = self._capture(commit, present, unchanged=unchanged)
+        snapshot.bad = tuple(bad)
         if self._joined:
             self._random.committed(snapshot.state["random"], commit.commit, self._world.rank())
         stall = self._clock.monotonic() - started
@@ -344,6 +348,7 @@ class State:
             FlushTimeoutError: the time is over; the write goes on.
             StorageError: a handful of attempts have failed; the writer goes on trying.
             FencedError: another job has taken the checkpoint root.
+            NumericsError: the newest commit has parameters that are not finite, and the state has a guard.
         """
         with stalls.paused():
             self._flush(timeout, ATTEMPTS)
@@ -384,8 +389,15 @@ class State:
             self._durability.settle(SETTLE_SECONDS)
 
     def _flush(self, timeout: float | None, attempts: int) -> None:
-        if self._memory.newest is not None and (durability := self._durable_side()) is not None:
-            durability.flush(self._memory.newest, timeout, attempts)
+        newest = self._memory.newest
+        if newest is not None and (durability := self._durable_side()) is not None:
+            if newest.bad and self._watch.judge is not None:
+                raise self._watch.judge.unfit(newest.bad)
+            durability.flush(newest, timeout, attempts)
+
+    def _bad_parameters(self) -> list[str]:
+        """Which trained parameters are not finite, if a guard looks at that."""
+        return self._watch.judge.bad_parameters() if self._watch.judge is not None else []
 
     def _make_durable(self, attempts: int) -> None:
         """Make the newest commit durable, and return when all ranks know that it is.
@@ -553,6 +565,8 @@ class State:
         if agreement.source == "durable" and resized and self._reset_callbacks:
             self.on_reset()
             self._capture(agreement.snapshot.id, finished=agreement.snapshot.finished)
+        if self._memory.newest is not None:  # whose parameters have just been loaded, or sent
+            self._memory.newest.bad = tuple(self._bad_parameters())
         self._resume_randomness(agreement.snapshot)
 
     def _resume_randomness(self, snapshot: Snapshot) -> None:

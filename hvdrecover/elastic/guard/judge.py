@@ -89,9 +89,15 @@ class Judge:
                 taken for that step's.
         """
         skipped, self._skipped = self._skipped, False
-        return [*(() if skipped else losses), *self._parameters()]
+        return [*(() if skipped else losses), *self.bad_parameters()]
 
-    def _parameters(self) -> list[str]:
+    def unfit(self, bad: Sequence[str]) -> NumericsError:
+        """Return the error that keeps a commit with these parameters from the storage."""
+        remedy = "The commit is not written; the last durable one stands. Look at the steps since."
+        return NumericsError([f"{each} on rank {self.rank}" for each in bad], remedy)
+
+    def bad_parameters(self) -> list[str]:
+        """Which of this rank's trained parameters are NaN or infinite."""
         return [
             f"parameter {name}.{inner}"
             for name, component in self._contents.components().items()
