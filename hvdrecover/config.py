@@ -16,8 +16,8 @@ This is the only module that reads environment variables; a test holds the other
 ============================== =====================================================================
 
 Our own processes set ``HVDRECOVER_SLOT``, ``HVDRECOVER_REJOIN``, ``HVDRECOVER_SUPERVISOR``,
-``HVDRECOVER_HOST_REPORTS``, ``HVDRECOVER_JOB_ID``, ``HVDRECOVER_SUSPECT`` and ``HVDRECOVER_DRILL`` for
-those that they start.
+``HVDRECOVER_HOST_REPORTS``, ``HVDRECOVER_JOB_ID``, ``HVDRECOVER_AGAIN``, ``HVDRECOVER_SUSPECT`` and
+``HVDRECOVER_DRILL`` for those that they start.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ class Config:
         host_reports: file in which the supervisor reports hosts that fail, or None.
         drill: folder of the drill that this process is part of, or None.
         suspects: names of durable commits that this start of the job is to pass over.
+        again: whether the job has made commits before, in this start or in an earlier one.
         job: identity of the job, the same for all its starts and restarts; None if no launcher gave one.
     """
 
@@ -124,6 +125,7 @@ class Config:
     host_reports: Path | None = None
     drill: Path | None = None
     suspects: tuple[str, ...] = ()
+    again: bool = False
     job: str | None = None
 
 
@@ -163,6 +165,7 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         host_reports=Path(reports) if (reports := env.get("HVDRECOVER_HOST_REPORTS")) else None,
         drill=Path(drill) if (drill := env.get("HVDRECOVER_DRILL")) else None,
         suspects=tuple(name for name in env.get("HVDRECOVER_SUSPECT", "").split(",") if name),
+        again=env.get("HVDRECOVER_AGAIN") == "1",
         job=_job(env),
     )
 

@@ -169,17 +169,23 @@ class Claims:
         """One claim; see the function `read`."""
         return read(self._storage, generation)
 
-    def take_after(self, generation: int) -> int:
+    def take_after(self, generation: int, *, again: bool = False) -> int:
         """Claim the first generation after this one that is later than all claims, for a job that starts.
 
         Called again after a failure, it finds the claim that the failed call may have made.
 
+        Args:
+            generation: the newest that has commits.
+            again: whether an earlier start of this job has claimed the root.
+
         Raises:
             FencedError: this job has claimed the root before, and another one has taken it since.
-            StorageError: the storage failed.
+            StorageError: this job's claims are gone from the root; or the storage failed.
         """
         while True:
             claimed = self.generations()
+            if again and not self._has_claimed(claimed):
+                raise self._gone(f"{CLAIMS}/ holds no claim of this job, which has claimed the root before")
             newest = owner(self._deciding(claimed))
             if newest is not None and newest.job != self._job and self._has_claimed(claimed):
                 raise self._replaced(newest)

@@ -63,8 +63,11 @@ class Store:
         """The root as messages show it."""
         return self.storage.url
 
-    def claim_next(self) -> int:
+    def claim_next(self, *, again: bool = False) -> int:
         """Claim a generation later than all others for a job that starts, and clean up after those.
+
+        Args:
+            again: whether an earlier start of this job has claimed the root.
 
         Returns:
             The claimed generation, at least 1.
@@ -72,11 +75,13 @@ class Store:
         Raises:
             FencedError: another job has taken the root from this one, which must not start again.
             ForeignRootError: the root holds files of another kind; nothing was touched.
-            StorageError: the root can't be read or written.
+            StorageError: the root can't be read or written; or what the job had claimed there is gone.
         """
         check_is_ours(self.storage)
         commits = root.commits(self.storage)
-        generation = self.claims.take_after(max((commit.generation for commit in commits), default=0))
+        generation = self.claims.take_after(
+            max((commit.generation for commit in commits), default=0), again=again
+        )
         self._collector.collect(generation)
         self._collector.tidy(generation)
         return generation

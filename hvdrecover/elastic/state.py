@@ -529,7 +529,7 @@ class State:
         self._retire_writer()  # that of an earlier attempt at this belongs to another job
         if (durability := retrying(self._clock)(self._durable_side)) is not None:
             with self._timings.of("load"):
-                generation = retrying(self._clock)(durability.store.claim_next)
+                generation = retrying(self._clock)(durability.store.claim_next, again=self._config.again)
                 stored = load_newest(durability.store, self._config.suspects)
         if stored is None and self._memory.newest is None:
             raise RecoveryError(

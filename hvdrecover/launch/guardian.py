@@ -85,7 +85,9 @@ class Guardian:
         self._clock = clock
         self._events = Events(config.events, config.host, clock)
         command_of_standby = parse(command) if settings.standby and config.elastic else None
-        self._readiness = Readiness(command_of_standby, environ)
+        self._readiness = Readiness(
+            command_of_standby, {**environ, "HVDRECOVER_AGAIN": "1"}
+        )  # started after a commit
         self._record = Record()
         self._restart_at: float | None = None
         self._hung = False
@@ -396,7 +398,8 @@ class Guardian:
 
     def _start(self, *, rejoins: bool = False) -> Training:
         try:
-            return Training(self._command, self._environ, rejoins=rejoins)
+            again = {"HVDRECOVER_AGAIN": "1"} if self._record.committed else {}
+            return Training(self._command, {**self._environ, **again}, rejoins=rejoins)
         except OSError as error:
             raise LaunchError(self._command[0], f"can't be started: {error.strerror}") from error
 

@@ -152,6 +152,7 @@ class Supervisor:
                 "HVDRECOVER_HOST_REPORTS": str(self._settings.folder / _REPORTS),
                 "HVDRECOVER_JOB_ID": self._job,
                 "HVDRECOVER_SUSPECT": ",".join(self._suspects),
+                "HVDRECOVER_AGAIN": "1" if any(each.committed for each in self._attempts) else "",
                 name: value,
             },
             stdin=subprocess.DEVNULL,

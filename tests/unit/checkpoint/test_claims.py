@@ -453,6 +453,18 @@ def test_a_new_rank_0_does_not_make_a_vanished_root_anew(root):
     assert content(root) == {}
 
 
+def test_a_later_start_does_not_make_a_vanished_root_anew_either(root):
+    claims_at(root, "job/1").take_after(0)
+    later = claims_at(root, "job/2")
+    assert later.take_after(0, again=True) == 2
+    for name in root.names():
+        root.delete(name)
+    with pytest.raises(StorageError, match="holds no claim of this job"):
+        claims_at(root, "job/3").take_after(0, again=True)
+    assert content(root) == {}
+    assert claims_at(root, "another").take_after(0) == 1
+
+
 def test_a_new_rank_0_does_not_take_another_root_for_the_one_that_it_knew(root):
     """Below a mount point that is empty now lies what another job has left there."""
     make_store(root, job="long ago").claim_next()
