@@ -116,7 +116,7 @@ class Reading:
 
     @property
     def point(self) -> tuple[int, int]:
-        """How far the training has come: commits at which the state had changed, and steps since."""
+        """Return how far the training has come: commits at which the state had changed, and steps since."""
         return self.changed, self.steps
 
 
@@ -183,7 +183,7 @@ class Page:
 
     @property
     def is_judged(self) -> bool:
-        """Whether the guardian has judged by the longest times that are known."""
+        """Return whether the guardian has judged by the longest times that are known."""
         pairs = ((_Field.JUDGED, _LONGEST), (_Field.JUDGED_BEGINNING, _Field.LONGEST_BEGINNING))
         return all(self.seconds[judged] >= self.seconds[known] for judged, known in pairs)
 
@@ -319,7 +319,7 @@ def has_seen(longest: float, longest_beginning: float) -> None:
 
 
 def read() -> Reading:
-    """What this process's page says."""
+    """Return what this process's page says."""
     return _page.read()
 
 

@@ -81,7 +81,7 @@ class Stubs:
             time.sleep(0.005)
 
     def react(self, order: str, tell: object) -> float:
-        """How long it takes from a word of one guardian until all have been given an order, in seconds."""
+        """Return the seconds from a word of one guardian until all have been given an order."""
         self.train(_PAUSE)
         began = time.monotonic()
         assert callable(tell)

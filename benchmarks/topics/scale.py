@@ -1,4 +1,4 @@
-"""What many guardians cost their supervisor, and how fast it reacts to a fault of one of them."""
+"""The cost of many guardians for their supervisor, and its reaction to a fault of one of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hvdrecover.launch.job import Job
 
 @dataclass(frozen=True)
 class _Amount:
-    """How much is measured: guardians, seconds of watching their supervisor, and faults."""
+    """The size of the measurement: guardians, seconds of watching their supervisor, and faults."""
 
     guardians: int
     seconds: float

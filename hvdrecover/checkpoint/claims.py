@@ -253,12 +253,12 @@ class Claims:
         return ours if ours is not None and is_ours else claim
 
     def _is_taken(self, claim: Claim) -> bool:
-        """Whether a claim that this process has made is another process's by now."""
+        """Return whether a claim that this process has made is another process's by now."""
         ours = self._ours
         return ours is not None and claim.generation == ours.generation and claim.maker != ours.maker
 
     def _has_claimed(self, claimed: Sequence[int], start: str | None = None) -> bool:
-        """Whether any claim is this job's, or of this start; reads about two of each start that there was."""
+        """Return whether any claim is this job's, or this start's; reads about two of each start."""
         low, high = 1, 0  # claims that the one read last makes needless to read
         for generation in claimed:
             if low <= generation <= high:

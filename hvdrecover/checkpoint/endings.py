@@ -28,7 +28,7 @@ def identity(pid: int | None = None) -> str:
 
 
 def has_ended(process: str) -> bool:
-    """Whether a process is known to have ended; nothing is known of those of other hosts and containers.
+    """Return whether a process is known to have ended; of other hosts and containers, nothing is known.
 
     Args:
         process: its `identity`, as it said itself.

@@ -1,4 +1,4 @@
-"""What killed processes have left at a root: commits that were begun and never completed, and files aside.
+"""Leftovers of killed processes at a root: commits that were begun and never completed, and files aside.
 
 A commit of an earlier generation than the newest claim can't be completed any more, as its writer looks at
 the claims before it publishes. So it may go, whether or not that process still lives. What is of the newest
@@ -54,7 +54,7 @@ def incomplete(
 
 
 def is_of_before(folder: str, generation: int) -> bool:
-    """Whether files that lie aside for this folder are of an earlier generation, or of no commit."""
+    """Return whether files that lie aside for this folder are of an earlier generation, or of no commit."""
     commit = CommitId.parse(folder)
     return commit is None or commit.generation < generation
 
@@ -73,7 +73,7 @@ def _is_acknowledged(storage: Storage, generation: int) -> bool:
 
 @dataclass(frozen=True)
 class Leftovers:
-    """What lies at a root beside commits.
+    """The things that lie at a root beside commits.
 
     Attributes:
         commits: those that were never completed and can't be any more, newest first.
@@ -87,7 +87,7 @@ class Leftovers:
 
 
 def find(storage: Storage) -> Leftovers:
-    """What nobody needs at a root, for somebody who writes none of it. Changes nothing.
+    """Return what nobody needs at a root, for somebody who writes none of it. Changes nothing.
 
     Raises:
         StorageError: the storage failed.

@@ -78,7 +78,7 @@ def listing(
 
 
 def _left(entries: Sequence[Entry], left: Leftovers) -> list[Text]:
-    """What lies at a root without being a commit."""
+    """Return what lies at a root without being a commit."""
     begun = [entry for entry in entries if entry.id in left.commits]
     lines = []
     if begun:

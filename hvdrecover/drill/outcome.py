@@ -114,7 +114,7 @@ class Outcome:
 
     @property
     def recovers(self) -> bool:
-        """Whether the script recovers, rank-local state apart."""
+        """Return whether the script recovers, rank-local state apart."""
         return not self.findings and any(result.struck for result in self.results)
 
     @property

@@ -51,7 +51,7 @@ def set_numpy(state: Any) -> None:
 
 
 def _is_like(value: Any, other: Any) -> bool:
-    """Whether both have the same containers, types, dtypes and shapes."""
+    """Return whether both have the same containers, types, dtypes and shapes."""
     if isinstance(other, dict):
         same = isinstance(value, dict) and value.keys() == other.keys()
         return same and all(_is_like(value[key], other[key]) for key in other)

@@ -76,7 +76,7 @@ class Framework(Protocol):
         """Copy tensors into views of an arena; done on return."""
 
     def equal(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> bool:
-        """Whether tensors hold the very bits of views of arenas, each of the same dtype and shape.
+        """Return whether tensors hold the very bits of views of arenas, each of the same dtype and shape.
 
         Args:
             pairs: a tensor and a view each; those that come first are looked at first.

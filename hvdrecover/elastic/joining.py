@@ -66,7 +66,7 @@ def _tell_modules() -> None:
 
 
 def is_library(file: str) -> bool:
-    """Whether a file of Python code is not the user's own."""
+    """Return whether a file of Python code is not the user's own."""
     return file.startswith(("<", *_LIBRARIES))
 
 

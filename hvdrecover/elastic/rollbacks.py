@@ -29,7 +29,7 @@ LATE = 1000  # ms after the first rank by which all that merely waited have lear
 
 @dataclass(frozen=True, order=True)
 class Tally:
-    """How far a job has come, and how often it has come back since.
+    """The farthest point of a job, and how often it has come back since.
 
     Attributes:
         changes: commits at which something had changed, up to the farthest point; a script that commits
@@ -45,7 +45,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Account:
-    """What one rank knows of the faults since the ranks agreed last; all integers, as they are sent.
+    """One rank's knowledge of the faults since the ranks agreed last; all integers, as they are sent.
 
     Attributes:
         changes: of its tally.
@@ -73,12 +73,12 @@ class Account:
 
 
 def all_there(accounts: Sequence[Account]) -> bool:
-    """Whether the ranks that met are those of before the fault."""
+    """Return whether the ranks that met are those of before the fault."""
     return all(each.faults and each.size == len(accounts) for each in accounts)
 
 
 def tally(accounts: Sequence[Account]) -> Tally:
-    """How far the job has come with all that the ranks tell, by rank."""
+    """Return how far the job has come with all that the ranks tell, by rank."""
     before = max(Tally(each.changes, each.steps, each.returns) for each in accounts)
     reached = max((Tally(each.reached, each.done) for each in accounts if each.faults), default=Tally())
     if reached > replace(before, returns=0):
@@ -107,7 +107,7 @@ def kept_waiting(accounts: Sequence[Account]) -> dict[int, float]:
 
 
 def wait_limit(accounts: Sequence[Account]) -> int:
-    """How many seconds ranks were to wait for one that says nothing; 0 if that isn't known."""
+    """Return how many seconds ranks were to wait for one that says nothing; 0 if that isn't known."""
     return min((each.limit for each in accounts if each.limit), default=0)
 
 
@@ -166,7 +166,7 @@ class Rollbacks:
 
     @property
     def farthest(self) -> tuple[int, int]:
-        """How far the job had come: commits at which the state had changed, and steps since."""
+        """Return how far the job had come: commits at which the state had changed, and steps since."""
         return max(self._tally.changes, 0), self._tally.steps
 
     def moment(self) -> Moment:

@@ -27,7 +27,7 @@ def follow(world: World) -> None:
 
 
 def allowed() -> int:
-    """How many seconds collectives of this process may wait for a rank; 0 for ever, or if it isn't known."""
+    """Return how many seconds collectives of this process may wait for a rank; 0 for ever, or if unknown."""
     return _allowed
 
 

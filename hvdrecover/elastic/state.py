@@ -396,7 +396,7 @@ class State:
             durability.flush(newest, timeout, attempts)
 
     def _bad_parameters(self) -> list[str]:
-        """Which trained parameters are not finite, if a guard looks at that."""
+        """Return which trained parameters are not finite, if a guard looks at that."""
         return self._watch.judge.bad_parameters() if self._watch.judge is not None else []
 
     def _make_durable(self, attempts: int) -> None:

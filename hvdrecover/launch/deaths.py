@@ -45,12 +45,12 @@ class Death:
 
     @property
     def cause(self) -> Cause:
-        """What the script has failed of, and how far it had come."""
+        """Return what the script has failed of, and how far it had come."""
         return Cause(self.returncode, self.words, self.reading.point)
 
     @property
     def words(self) -> str:
-        """What it died of, in words."""
+        """Return what it died of, in words."""
         return self.error or processes.describe(self.returncode)
 
 

@@ -1,4 +1,4 @@
-"""How processes and jobs end, and what is done about it: the one table that decides, and the docs show."""
+"""The ends of processes and jobs, and what is done about each: one table, by which the code goes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ OF_PROCESSES = (
         "the storage is away where the job can't do without it",
         "in place",
         _AS_CRASH,
-        None,
+        1,
         ("StorageError",),
     ),
     End("rendezvous", "ranks were lost while they met", "in place", _AS_CRASH, 1, ("RecoveryError",)),
@@ -74,7 +74,7 @@ OF_PROCESSES = (
         "a later generation of its own job claimed the checkpoint root",
         "in place",
         _AS_CRASH,
-        None,
+        1,
         ("OvertakenError",),
     ),
     End(

@@ -81,7 +81,7 @@ class Guardians:
 
     @property
     def strangers(self) -> int:
-        """How many connections have not said yet whose they are."""
+        """Return how many connections have not said yet whose they are."""
         return len(self._strangers)
 
     def address(self, host: str) -> str:

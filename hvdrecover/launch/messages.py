@@ -1,4 +1,4 @@
-"""What may stand in a message between the supervisor and its guardians; pure functions.
+"""The content of messages between the supervisor and its guardians; pure functions.
 
 Both sides go by what they are told, so each message is checked where it comes in. Whatever a connection
 brings, later code finds all fields that it needs, each of its type.

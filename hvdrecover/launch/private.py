@@ -31,7 +31,7 @@ def hidden(names: Iterable[str]) -> list[str]:
 
 
 def script(command: str, environ: Mapping[str, str]) -> str:
-    """What a shell on another host reads: it sets the hidden variables, and becomes the command."""
+    """Return what a shell on another host reads: it sets the hidden variables, and becomes the command."""
     names = [name for name in hidden(environ) if not _NOT_HANDED_ON.match(name)]
     lines = [f"export {name}={shlex.quote(environ[name])}" for name in sorted(names)]
     return "\n".join([*lines, f"exec /bin/sh -c {shlex.quote(command)} </dev/null", ""])

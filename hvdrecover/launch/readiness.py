@@ -32,7 +32,7 @@ class Readiness:
 
     @property
     def is_warm(self) -> bool:
-        """Whether there is a standby that lives."""
+        """Return whether there is a standby that lives."""
         return self._standby is not None and self._standby.returncode is None
 
     def keep(self, training: Training, reading: Reading, now: float) -> None:
@@ -75,5 +75,5 @@ class Readiness:
 
 
 def _is_stuck(standby: Reading) -> bool:
-    """Whether a standby has not become ready for so long that it never will."""
+    """Return whether a standby has not become ready for so long that it never will."""
     return standby.phase != Phase.READY and standby.silent > STUCK

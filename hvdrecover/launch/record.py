@@ -1,4 +1,4 @@
-"""What the training processes of one slot have been through: how far they came, and how they died."""
+"""The record of one slot's training processes: how far they came, and how they died."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ class Supervisor:
         self._events.emit("unkillable", message, level=logging.ERROR, processes=list(left))
 
     def _is_over(self) -> bool:
-        """Whether a fault ends this start; one that is only heard of waits for the rank that has met it."""
+        """Return whether a fault ends this start; one that is only heard of waits for its own rank."""
         fault = restarts.ending(self._attempts)
         if fault is None or not fault.get("heard"):
             self._heard_at = None

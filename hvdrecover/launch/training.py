@@ -64,7 +64,7 @@ class Training:
 
     @property
     def returncode(self) -> int | None:
-        """How it has ended, as `subprocess` tells it; None while it runs.
+        """Return how it has ended, as `subprocess` tells it; None while it runs.
 
         One that can't be killed counts as killed: it never gets back to its own code.
         """

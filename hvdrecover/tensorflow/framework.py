@@ -125,7 +125,7 @@ class TensorFlowFramework:
         )
 
     def equal(self, pairs: Iterable[tuple[tf.Tensor | tf.Variable, View]]) -> bool:
-        """Whether tensors hold the very bits of views of arenas, each of the same dtype and shape."""
+        """Return whether tensors hold the very bits of views of arenas, each of the same dtype and shape."""
         large: list[tuple[Array, View]] = []  # kept, so that the addresses stay valid
         for tensor, view in pairs:
             mine = _on_host(tensor)

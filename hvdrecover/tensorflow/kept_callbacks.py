@@ -28,7 +28,7 @@ _PARTS = {"epochs", "stop", "metrics", "callbacks"}
 
 
 class KeptCallbacks:
-    """What commits hold of the ``fit`` under way; see `hvdrecover.elastic.interfaces.Kept`."""
+    """The part of a commit that belongs to a ``fit``; see `hvdrecover.elastic.interfaces.Kept`."""
 
     def __init__(self) -> None:
         self._held: Record | None = None  # of a fit that has not ended of itself
@@ -55,7 +55,7 @@ class KeptCallbacks:
             self._fit.take(self._held)
 
     def resumes(self, epochs: int | None, epoch: int) -> Record | None:
-        """What a ``fit`` that begins goes on from; None if it is a new one.
+        """Return what a ``fit`` that begins goes on from; None if it is a new one.
 
         Args:
             epochs: of this ``fit``; None if unknown.
@@ -150,7 +150,7 @@ class Fit:
             self._elsewhere = {key: values.decode(entry) for row in rows for key, entry in row.items()}
 
     def record(self) -> Record:
-        """What a commit holds of it."""
+        """Return what a commit holds of it."""
         entries = {**self._elsewhere, **{key: self._entry(key) for key in self._named}}
         return {
             "epochs": self._epochs,
@@ -216,7 +216,7 @@ def _named(callbacks: Sequence[Callback], rank: int) -> dict[str, Callback]:
 
 
 def _mark(value: Any) -> Any:
-    """What tells a plain value from another one, found out fast: of containers, just their size."""
+    """Return what tells a plain value from another one, found out fast: of containers, just their size."""
     if type(value) in _SCALARS:
         return repr(value)
     return len(value) if isinstance(value, list | dict | set | tuple) else None

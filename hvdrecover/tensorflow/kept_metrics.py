@@ -51,7 +51,7 @@ def add(model: keras.Model, row: Row) -> None:
 
 
 def _values(variables: list[keras.Variable], row: Row) -> list[npt.NDArray[Any]] | None:
-    """What variables were; None if these are others."""
+    """Return what variables were; None if these are others."""
     data, values, place = row.tobytes(), [], 0
     for variable in variables:
         like = variable.numpy()

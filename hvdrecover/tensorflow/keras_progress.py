@@ -1,4 +1,4 @@
-"""How far ``model.fit`` has got: counted before the user's callbacks are called, committed after them."""
+"""The progress of ``model.fit``: counted before the user's callbacks are called, committed after them."""
 
 from __future__ import annotations
 

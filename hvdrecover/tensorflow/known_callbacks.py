@@ -125,23 +125,23 @@ def kept(callback: Callback) -> list[str]:
 
 
 def is_alike(callback: Callback) -> bool:
-    """Whether all ranks must have a callback."""
+    """Return whether all ranks must have a callback."""
     return any(known.alike for known in _classes(callback))
 
 
 def is_own(callback: Callback) -> bool:
-    """Whether each rank's callback has a file of its own."""
+    """Return whether each rank's callback has a file of its own."""
     return any(known.own for known in _classes(callback))
 
 
 def counts_batches(callback: Callback) -> bool:
-    """Whether a callback of Keras's changes within an epoch, in a way that matters."""
+    """Return whether a callback of Keras's changes within an epoch, in a way that matters."""
     frequency = getattr(callback, "save_freq", getattr(callback, "update_freq", "epoch"))
     return bool(kept(callback)) and frequency != "epoch"
 
 
 def matters(callback: Callback) -> bool:
-    """Whether a callback may have anything that a commit should know of."""
+    """Return whether a callback may have anything that a commit should know of."""
     unknown = not _is_known(type(callback)) and _of_ours(callback) is None
     return bool(kept(callback)) or is_alike(callback) or unknown
 
@@ -173,7 +173,7 @@ def _of_ours(callback: Callback) -> tuple[str, ...] | None:
 
 
 def _classes(callback: Callback) -> list[Known]:
-    """What is known of a callback's classes, the most derived one first."""
+    """Return what is known of a callback's classes, the most derived one first."""
     return [KNOWN[each.__name__] for each in type(callback).__mro__ if _is_known(each)]
 
 

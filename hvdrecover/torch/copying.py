@@ -37,7 +37,7 @@ def copy_all(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -
 
 
 def all_equal(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> bool:
-    """Whether tensors hold the very bits of others, each of the same dtype and shape; small ones first."""
+    """Return whether tensors hold the very bits of others, each of the same dtype and shape."""
     spans: list[Span] = []
     for mine, other in pairs:
         if mine.nbytes >= _LARGE and _is_one_piece(mine) and _is_one_piece(other):

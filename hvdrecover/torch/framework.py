@@ -113,7 +113,7 @@ class TorchFramework:
         return tensor.detach().clone()
 
     def equal(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> bool:
-        """Whether tensors hold the very bits of views of arenas, each of the same dtype and shape."""
+        """Return whether tensors hold the very bits of views of arenas, each of the same dtype and shape."""
         return all_equal(pairs)
 
     def copy_out(self, tensors: Sequence[torch.Tensor], views: Sequence[torch.Tensor]) -> None:

@@ -53,7 +53,7 @@ class Entry:
 
     @property
     def is_whole(self) -> bool:
-        """Whether a job can go on from it, as far as can be told without reading its tensors."""
+        """Return whether a job can go on from it, as far as can be told without reading its tensors."""
         return self.state in WHOLE
 
 

@@ -94,7 +94,7 @@ def _options(url: str) -> dict[str, Any]:
 
 
 def _is_sftp(url: str) -> bool:
-    """Whether a URL is one of SFTP's.
+    """Return whether a URL is one of SFTP's.
 
     Raises:
         ConfigError: it is one inside another one, where host keys would not be checked.

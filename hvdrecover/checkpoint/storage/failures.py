@@ -37,7 +37,7 @@ def failures(url: str, path: str, action: str) -> Iterator[None]:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether a file system had no room left, as an error or what has caused it says."""
+    """Return whether a file system had no room left, as an error or what has caused it says."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in FULL:

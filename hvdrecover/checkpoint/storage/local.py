@@ -111,7 +111,7 @@ class LocalStorage:
             _sync_folder(target.parent)
 
     def temporaries(self) -> list[Temporary]:
-        """What `publish` and `create` are writing, spare files, and what killed processes left of both."""
+        """Return spare files, what `publish` and `create` are writing, and what killed processes left."""
         with failures(self.url, "", "look for temporary files"):
             found = []
             for path, folder in self._hidden():

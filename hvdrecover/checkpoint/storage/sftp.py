@@ -131,7 +131,7 @@ class SftpStorage:
                 session.sync_folder(_parent(self._path(folder)))
 
     def temporaries(self) -> list[Temporary]:
-        """What is being written by `publish` and `create`, and what killed processes left of that."""
+        """Return what is being written by `publish` and `create`, and what killed processes left of that."""
         with self._session("", "look for temporary files") as session:
             return [
                 Temporary(path.removeprefix(f"{self._root}/"), folder, session.lstat(path).st_size or 0)

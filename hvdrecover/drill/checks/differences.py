@@ -16,7 +16,7 @@ _LONG = 40  # characters of a value
 
 @dataclass(frozen=True)
 class Differences:
-    """What differs between two commits.
+    """The differences between two commits.
 
     Attributes:
         tensors: attribute to the names of its tensors.

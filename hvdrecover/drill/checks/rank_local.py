@@ -1,4 +1,4 @@
-"""What each rank has its own of: running statistics, and values that it adds up for itself.
+"""Rank-local state, which each rank has of its own: running statistics, and values that it adds up.
 
 What differs between the ranks at one commit of the undisturbed run is rank-local. After a recovery all ranks
 have one rank's copy of it, so it is another than undisturbed, and nothing is wrong with the script. Trained
@@ -62,7 +62,7 @@ class RankLocal:
 
 
 def own(clean: Testimony, drilled: Testimony | None = None) -> Own:
-    """What the ranks have their own of, as the undisturbed run tells.
+    """Return what the ranks have their own of, as the undisturbed run tells.
 
     Args:
         clean: the undisturbed run.

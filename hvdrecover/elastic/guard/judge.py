@@ -97,7 +97,7 @@ class Judge:
         return NumericsError([f"{each} on rank {self.rank}" for each in bad], remedy)
 
     def bad_parameters(self) -> list[str]:
-        """Which of this rank's trained parameters are NaN or infinite."""
+        """Return which of this rank's trained parameters are NaN or infinite."""
         return [
             f"parameter {name}.{inner}"
             for name, component in self._contents.components().items()

@@ -1,4 +1,4 @@
-"""What each rank has of its own in one commit: plain objects that differ, and running statistics.
+"""Rank-local state of one commit: plain objects that differ between the ranks, and running statistics.
 
 After a recovery all ranks hold one rank's copy of it: a running loss goes on from another rank's. Nobody
 would notice, so that is told beforehand.
@@ -29,7 +29,7 @@ Found = dict[str, tuple[str, str]]
 
 
 def found(snapshot: Snapshot, buffers: Buffers) -> Found:
-    """What a commit holds that ranks may have their own of.
+    """Return what a commit holds that ranks may have their own of.
 
     Args:
         snapshot: the commit.
@@ -70,12 +70,12 @@ def ballot(snapshot: Snapshot | None, buffers: Callable[[], Buffers]) -> list[in
 
 
 def differ(ballots: npt.NDArray[np.int64]) -> bool:
-    """Whether all ranks have something to be compared, and not the same."""
+    """Return whether all ranks have something to be compared, and not the same."""
     return bool(ballots[:, 0].all() and (ballots != ballots[0]).any())
 
 
 def differences(rows: Mapping[int, Any]) -> list[str]:
-    """What ranks hold differently: a line for each plain object, and one for all running statistics.
+    """Return what ranks hold differently: a line for each plain object, and one for all running statistics.
 
     Args:
         rows: by rank, what `found` gave.
