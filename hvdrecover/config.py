@@ -98,7 +98,8 @@ class Config:
         programs: the folder of this Python environment's programs.
         host_reports: file in which the supervisor reports hosts that fail, or None.
         drill: folder of the drill that this process is part of, or None.
-        suspects: names of durable commits that this start of the job is to pass over.
+        suspects: durable commits that this start of the job is to pass over: names of the first and the last
+            of each range.
         again: whether the job has made commits before, in this start or in an earlier one.
         job: identity of the job, the same for all its starts and restarts; None if no launcher gave one.
     """
@@ -124,7 +125,7 @@ class Config:
     programs: str = os.fspath(Path(sys.executable).parent)
     host_reports: Path | None = None
     drill: Path | None = None
-    suspects: tuple[str, ...] = ()
+    suspects: tuple[tuple[str, str], ...] = ()
     again: bool = False
     job: str | None = None
 
@@ -164,7 +165,7 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         path=env.get("PATH", os.defpath),
         host_reports=Path(reports) if (reports := env.get("HVDRECOVER_HOST_REPORTS")) else None,
         drill=Path(drill) if (drill := env.get("HVDRECOVER_DRILL")) else None,
-        suspects=tuple(name for name in env.get("HVDRECOVER_SUSPECT", "").split(",") if name),
+        suspects=_suspects(env.get("HVDRECOVER_SUSPECT", "")),
         again=env.get("HVDRECOVER_AGAIN") == "1",
         job=_job(env),
     )
@@ -201,6 +202,11 @@ def _number(env: Mapping[str, str], *names: str) -> int | None:
 def _rendezvous(env: Mapping[str, str]) -> tuple[str, int] | None:
     port = _number(env, "HOROVOD_GLOO_RENDEZVOUS_PORT")
     return None if port is None else (env.get(_GLOO_LAUNCHED, ""), port)
+
+
+def _suspects(text: str) -> tuple[tuple[str, str], ...]:
+    ranges = (part.partition("..") for part in text.split(",") if part)
+    return tuple((first, last or first) for first, _, last in ranges)
 
 
 def _job(env: Mapping[str, str]) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from hvdrecover import events
 from tests.fakes import world
 
 
@@ -17,3 +18,11 @@ def no_fake_process_is_left() -> Iterator[None]:
     """
     yield
     world.leave()
+
+
+@pytest.fixture(autouse=True)
+def the_level_of_messages_is_left_as_found() -> Iterator[None]:
+    """A run sets the level of its own lines; the next test sees what it would have seen alone."""
+    level = events.logger.level
+    yield
+    events.logger.setLevel(level)

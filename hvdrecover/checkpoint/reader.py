@@ -128,7 +128,7 @@ def _is_no_commit(storage: Storage, commit: CommitId, error: CorruptCheckpointEr
     return isinstance(error, IncompleteCommitError) or not root.is_complete(storage, commit)
 
 
-def load_newest(store: Store, suspects: Collection[str] = ()) -> Snapshot | None:
+def load_newest(store: Store, suspects: Collection[tuple[str, str]] = ()) -> Snapshot | None:
     """Read the newest commit that verifies, for a job that goes on from it.
 
     Broken commits on the way are marked as quarantined, each with one line that says why. One that is marked
@@ -137,8 +137,9 @@ def load_newest(store: Store, suspects: Collection[str] = ()) -> Snapshot | None
 
     Args:
         store: the root.
-        suspects: names of commits from which the job has failed. They are passed over and marked; but if
-            there are no others, the oldest is better than to start afresh.
+        suspects: commits from which the job has failed, as the names of the first and the last of each
+            range. They are passed over and marked; but if there are no others, the oldest is better than to
+            start afresh.
 
     Returns:
         The commit, or None if the root has never held a durable one.
@@ -158,12 +159,12 @@ def load_newest(store: Store, suspects: Collection[str] = ()) -> Snapshot | None
                 store.events.emit("write_failed", str(failure), level=logging.WARNING, commit=commit.name)
 
     def without_suspects(commits: list[CommitId]) -> list[CommitId]:
-        last = [commit for commit in commits if commit.name in suspects]
+        last = [each for each in commits if any(first <= each.name <= end for first, end in suspects)]
         for commit in last:
             _say(store, commit.name, _FAILED, f"passing over {commit}, which is suspect: {_FAILED}")
             with contextlib.suppress(StorageError):  # to read goes before to mark
                 root.suspect(store.storage, commit, _FAILED, store.clock)
-        return [commit for commit in commits if commit.name not in suspects] + last[::-1]
+        return [commit for commit in commits if commit not in last] + last[::-1]
 
     snapshot = read_newest(store.storage, skipped, clock=store.clock, order=without_suspects)
     if snapshot is None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.config import PREEMPTED
 from hvdrecover.launch import ends
 from hvdrecover.launch.deaths import SAME_ERROR, Cause
@@ -54,7 +55,7 @@ class Outcome:
         reason: why, in words.
         pause: seconds until it is started again.
         without_progress: restarts in a row, the one to come included, before which there was no progress.
-        suspect: a durable commit that the next start is to pass over, or None.
+        suspect: durable commits that the next start is to pass over, as ``FIRST..LAST``, or None.
         traceback: of the error that ends the job, or an empty string.
     """
 
@@ -109,19 +110,27 @@ def outcome(
 
 
 def suspected(attempts: Sequence[Attempt]) -> str | None:
-    """Return the durable commit that the next start is to pass over; None if there is none.
+    """Return the durable commits that the next start is to pass over, as ``FIRST..LAST``, or None.
 
-    It is one from which the job has failed twice in the same way, without any progress. Of the script's own
-    error, the second time at the same place is enough: the first was on the way there.
+    They are those from which the job has failed twice in the same way at the same place, and what processes
+    have made of them without any progress. Of the script's own error, the second time at the same place is
+    enough: the first was on the way there.
     """
     faults = attempts[-1].faults
     last = next((fault for fault in reversed(faults) if fault.get("loaded")), None)
     if last is None or (last is not faults[-1] and ending(attempts) is None):
         return None
     failures = [fault for attempt in attempts for fault in attempt.faults]
-    alike = [each for each in failures if all(each.get(name) == last.get(name) for name in _ALIKE)]
+    alike = [
+        each
+        for each in failures
+        if each.get("loaded") and all(each.get(name) == last.get(name) for name in _ALIKE)
+    ]
     again = last.get("end") == "script_error" and _is_ending(last, attempts)
-    return str(last["loaded"]) if again or len(alike) > 1 else None
+    if not again and len(alike) < 2:
+        return None
+    first = min(str(each["loaded"]) for each in alike)
+    return f"{first}..{max(CommitId(*each['commit']).name for each in alike)}"
 
 
 def reason(attempt: Attempt) -> str:
@@ -136,7 +145,7 @@ def reason(attempt: Attempt) -> str:
     return f"the launcher ended with exit code {attempt.code}"
 
 
-_ALIKE = ("loaded", "fault", "detail")
+_ALIKE = ("fault", "detail", "point")
 
 
 def _end(fault: Fault) -> End | None:

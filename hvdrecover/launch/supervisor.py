@@ -129,7 +129,7 @@ class Supervisor:
                 message = f"{outcome.reason}; starting the job again in {outcome.pause:g} s"
                 if outcome.suspect is not None:
                     self._suspects.append(outcome.suspect)
-                    message += f" without commit {outcome.suspect}, from which it has failed"
+                    message += f" without {outcome.suspect}, from which it has failed"
                 facts = {"scope": "job", "warm": False, "attempt": len(self._attempts) + 1}
                 self._events.emit("restart", message, level=logging.WARNING, **facts)
         return outcome

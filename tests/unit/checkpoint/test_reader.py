@@ -165,7 +165,7 @@ def test_a_note_that_cannot_be_written_does_not_stop_the_walk(store, monkeypatch
 
 
 def test_a_suspect_is_passed_over_and_marked_and_stays_a_normal_commit(store):
-    assert load_newest(store, [NEWEST]).id.name == OLDER
+    assert load_newest(store, [(NEWEST, NEWEST)]).id.name == OLDER
     (skipped,) = store.events.of("skipped")
     assert f"passing over {NEWEST}, which is suspect" in skipped["message"]
     assert json.loads(store.storage.read(f"{NEWEST}/{SUSPECT}"))["time"] == 50.0
@@ -173,9 +173,9 @@ def test_a_suspect_is_passed_over_and_marked_and_stays_a_normal_commit(store):
 
 
 def test_suspects_alone_are_better_than_nothing_the_oldest_first(store):
-    assert load_newest(store, [NEWEST, OLDER]).id.name == OLDER
+    assert load_newest(store, [(OLDER, NEWEST)]).id.name == OLDER
     flip(store.storage, f"{OLDER}/model.safetensors")
-    assert load_newest(store, [NEWEST, OLDER]).id.name == NEWEST
+    assert load_newest(store, [(OLDER, NEWEST)]).id.name == NEWEST
 
 
 def test_every_commit_broken_is_an_error_that_lists_each_and_why(store):

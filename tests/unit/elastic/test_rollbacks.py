@@ -223,7 +223,7 @@ def test_the_rank_that_was_busy_learns_its_gap_and_who_waited_does_not(
 def test_without_a_limit_for_waiting_nothing_is_learnt(caplog: pytest.LogCaptureFixture) -> None:
     two_ranks(Phase.TRAINING, limit=0)
     assert heartbeat.longest() == (0.0, 0.0)
-    assert not caplog.messages
+    assert not any("paused()" in message for message in caplog.messages)
 
 
 def test_a_place_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -380,4 +380,4 @@ def test_hosts_that_come_and_go_are_no_faults() -> None:
 
 def test_the_line_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     two_ranks(Phase.TRAINING)
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert [each.levelno for each in caplog.records if "paused()" in each.message] == [logging.WARNING]

@@ -158,19 +158,26 @@ def test_a_ranks_own_error_is_shown_rather_than_what_others_have_heard() -> None
     assert restarts.ending([attempt(faults=[crash()])]) is None
 
 
-def loaded(commit: str = "g0001-c00000007", **facts: Any) -> dict[str, Any]:
-    return {**crash(), "loaded": commit, **facts}
+def loaded(commit: int = 7, made: int = 7, **facts: Any) -> dict[str, Any]:
+    """A crash of a process that had loaded a commit, and made others of it without any progress."""
+    name = f"g0001-c{commit:08d}"
+    return {**crash(), "loaded": name, "point": [4, 0], "commit": [2, made], **facts}
 
 
 def test_a_commit_from_which_the_job_fails_twice_in_the_same_way_is_passed_over() -> None:
     once = attempt(faults=[loaded()])
     assert after(once).suspect is None
-    assert after(once, attempt(faults=[loaded()])).suspect == "g0001-c00000007"
-    assert after(attempt(faults=[loaded(), loaded()])).suspect == "g0001-c00000007"
+    assert after(once, attempt(faults=[loaded()])).suspect == "g0001-c00000007..g0002-c00000007"
+    assert after(attempt(faults=[loaded(), loaded()])).suspect == "g0001-c00000007..g0002-c00000007"
+
+
+def test_what_a_script_makes_of_such_a_commit_at_the_top_of_its_loop_is_passed_over_too() -> None:
+    failures = [loaded(7, 8), loaded(8, 9), loaded(9, 10)]
+    assert after(attempt(faults=failures)).suspect == "g0001-c00000007..g0002-c00000010"
 
 
 @pytest.mark.parametrize(
-    "before", [crash(), loaded("g0001-c00000006"), loaded(detail="SIGSEGV"), loaded(fault="hang")]
+    "before", [crash(), loaded(point=[3, 0]), loaded(detail="SIGSEGV"), loaded(fault="hang")]
 )
 def test_other_failures_don_t_make_a_commit_suspect(before: dict[str, Any]) -> None:
     assert after(attempt(faults=[before]), attempt(faults=[loaded()])).suspect is None
@@ -182,13 +189,11 @@ def test_progress_clears_a_commit_of_suspicion() -> None:
 
 
 def test_the_same_error_right_after_a_load_tries_the_commit_before_once() -> None:
-    name = "g0001-c00000004"
-    first = attempt(
-        faults=[{**script_error(), "final": False}, {**script_error(), "again": True, "loaded": name}]
-    )
-    outcome = after(first)
-    assert (outcome.action, outcome.suspect) == ("restart", name)
-    assert after(first, attempt(faults=[{**script_error(), "again": True}])).reason == SAME_ERROR
+    first, again = {**script_error(), "final": False}, {**script_error(), "again": True}
+    at_once = {**again, "loaded": "g0001-c00000004", "commit": [2, 5]}
+    outcome = after(attempt(faults=[first, at_once]))
+    assert (outcome.action, outcome.suspect) == ("restart", "g0001-c00000004..g0002-c00000005")
+    assert after(attempt(faults=[first, at_once]), attempt(faults=[again])).reason == SAME_ERROR
 
 
 @pytest.mark.parametrize(
