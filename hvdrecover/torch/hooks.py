@@ -29,8 +29,14 @@ def before_calls(module: torch.nn.Module, action: Action) -> None:
         action: what to do.
     """
     handle = module.register_forward_pre_hook(_Hook(action), with_kwargs=True)
+    # Torch numbers the hooks of each process from 0: stored with a module, such a number would be taken by
+    # the first hook of the process that reads it, which would then be called as ours is.
+    number = -1 - handle.id
+    hooks: tuple[dict[int, Any], ...] = (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs)
+    for each in hooks:
+        each[number] = each.pop(handle.id)
     if module._compiled_call_impl is None:
-        module._compiled_call_impl = _ShortCut(module, handle.id, action)
+        module._compiled_call_impl = _ShortCut(module, number, action)
 
 
 class _Hook:

@@ -13,10 +13,11 @@ from tests.unit.launch.children import child, line
 COUNT = """
 import signal, sys, time
 number = 0
-print("counting", flush=True)
 while True:
     number += 1
     open(sys.argv[1], "w").write(str(number))
+    if number == 1:
+        print("counting", flush=True)
     time.sleep(0.002)
 """
 

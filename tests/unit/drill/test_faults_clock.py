@@ -28,10 +28,6 @@ def locked():
     mutex = ctypes.create_string_buffer(64)
     libc.pthread_mutex_lock(mutex)
     return mutex
-def locked():
-    mutex = ctypes.create_string_buffer(64)
-    libc.pthread_mutex_lock(mutex)
-    return mutex
 def timed(call):
     begin = time.monotonic()
     return call(), time.monotonic() - begin
@@ -79,8 +75,13 @@ def running(environ: dict[str, str]) -> Iterator[Answering]:
 
 
 @pytest.fixture
-def ask(running: Answering, run: Counting) -> Iterator[Answering]:
-    yield running
+def ask(running: Answering) -> Answering:
+    return running
+
+
+@pytest.fixture(autouse=True)
+def the_clock_jumps_back(run: Counting) -> Iterator[None]:
+    yield
     ClockJump().end(run)
 
 

@@ -121,6 +121,8 @@ def test_the_line_of_a_real_recovery_says_what_is_repeated(caplog: pytest.LogCap
 
 
 def test_a_password_in_the_url_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "hvdrecover")
+
     def body(process: Process) -> None:
         state = process.state("sftp://me:secret@host/run", step=0)
         state.sync()
