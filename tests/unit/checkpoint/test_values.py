@@ -641,7 +641,8 @@ def test_decoding_calls_no_constructor(monkeypatch):
     def forbidden(*args, **kwargs):
         raise AssertionError("called")
 
-    encoded = json.loads(json.dumps(encode([BusyOfOneTest(1), FrozenOfOneTest("x"), Point(1), Phase.TRAIN], "x")))
+    values = [BusyOfOneTest(1), FrozenOfOneTest("x"), Point(1), Phase.TRAIN]
+    encoded = json.loads(json.dumps(encode(values, "x")))
     for kind in (BusyOfOneTest, FrozenOfOneTest, Point):
         monkeypatch.setattr(kind, "__new__", forbidden)
     for kind in (BusyOfOneTest, FrozenOfOneTest):
