@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from hvdrecover import events
 from tests.fakes import world
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell has started the tests in the background; processes of theirs would be deaf to Ctrl+C as well.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
