@@ -129,6 +129,11 @@ class Config:
     again: bool = False
     job: str | None = None
 
+    @property
+    def instruments(self) -> str | None:
+        """The name of the module whose instruments this process is to have, if any."""
+        return "hvdrecover.drill.instruments" if self.drill is not None else None
+
 
 def read(environ: Mapping[str, str] | None = None) -> Config:
     """Read the settings of this process.

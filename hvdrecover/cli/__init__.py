@@ -17,7 +17,7 @@ from hvdrecover.cli.diagnosing import add_doctor
 from hvdrecover.cli.discovering import add_discover
 from hvdrecover.cli.drilling import add_drill
 from hvdrecover.cli.report import add_report
-from hvdrecover.elastic import temporary
+from hvdrecover.elastic import instruments
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.version import __version__
 
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(others)}")
     arguments.others, arguments.command = others, command
     try:
-        temporary.watch(config.read(), words[0])
+        instruments.start(config.read(), words[0])
         code = int(arguments.run(arguments))
         sys.stdout.flush()
         return code

@@ -282,7 +282,7 @@ class Run:
         return [self.supervisor(), *sorted({self.guardian_of(rank) for rank in self.ranks()})]
 
     def order(self, rank: int, what: str) -> None:
-        """Have a training process do something at its next batch; see `hvdrecover.elastic.witness`."""
+        """Have a training process do something at its next batch; see `hvdrecover.drill.witness`."""
         path = self.folder / "orders" / str(rank)
         path.with_suffix(".new").write_text(what)
         path.with_suffix(".new").rename(path)

@@ -1,4 +1,4 @@
-"""What the witnesses of one run have written down; see `hvdrecover.elastic.witness`."""
+"""What the witnesses of one run have written down; see `hvdrecover.drill.witness`."""
 
 from __future__ import annotations
 

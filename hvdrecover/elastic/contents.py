@@ -12,7 +12,7 @@ from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.data.order import SampleOrder
 from hvdrecover.elastic.components import Copier, Part, rebuild
-from hvdrecover.elastic.interfaces import Framework, Kept
+from hvdrecover.elastic.interfaces import Framework, HiddenAttribute
 from hvdrecover.errors import ConfigError, CorruptCheckpointError, MismatchError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -47,6 +47,7 @@ class Contents:
         values: attribute name to value.
         reserved: names that an attribute can't have.
         on_iterate: called when an iteration of a sampler begins; see `hvdrecover.data.order.SampleOrder`.
+        hidden: what an adapter adds, by names that begin with an underscore, as no attribute's does.
 
     Attributes:
         values: attribute name to value.
@@ -62,13 +63,14 @@ class Contents:
         values: Mapping[str, Any],
         reserved: set[str],
         on_iterate: Callable[[], None] | None = None,
+        hidden: Mapping[str, HiddenAttribute] | None = None,
     ) -> None:
         self._framework = framework
         self._copier = Copier(framework)
         self._on_iterate = on_iterate
         self.on_record: Callable[[SampleOrder, int], None] | None = None
         self.values: dict[str, Any] = {}
-        self._kept: dict[str, Kept] = {}
+        self._hidden: dict[str, HiddenAttribute] = dict(hidden or {})
         for name, value in values.items():
             if name in reserved or name.startswith("_") or not _NAME.fullmatch(name):
                 raise ConfigError(
@@ -83,19 +85,15 @@ class Contents:
             value.order.on_iterate = self._on_iterate
             value.order.on_record = self._recorded
 
-    def keep(self, name: str, part: Kept) -> None:
-        """Have something beside the attributes be part of each commit.
-
-        Args:
-            name: begins with an underscore, as no attribute's does.
-            part: gives its tree at a commit, and takes it when one is loaded.
-        """
-        self._kept[name] = part
-
     @property
     def orders(self) -> dict[str, SampleOrder]:
         """The sample orders of all samplers, by attribute name."""
         return {name: value.order for name, value in self.values.items() if is_sampler(value)}
+
+    def place(self, rank: int, size: int) -> None:
+        """Give all samplers this rank's place among the others."""
+        for order in self.orders.values():
+            order.place(rank, size)
 
     def order_in_use(self) -> SampleOrder | None:
         """The order that was iterated over last; None if none was."""
@@ -125,7 +123,7 @@ class Contents:
             for name, value in self.values.items()
             if not is_sampler(value)
         }
-        trees |= {name: tree for name, part in self._kept.items() if (tree := part.tree()) is not None}
+        trees |= {name: tree for name, part in self._hidden.items() if (tree := part.tree()) is not None}
         cursors = {name: order.state_dict() for name, order in self.orders.items()}
         return Present(self._copier.take_apart(trees), cursors)
 
@@ -176,7 +174,7 @@ class Contents:
             raise CorruptCheckpointError(
                 where, f"the structure of the commit can't be read: {error}"
             ) from error
-        kept = {name: trees.pop(name, None) for name in self._kept}
+        hidden = {name: trees.pop(name, None) for name in self._hidden}
         fitting, misfits = self._fit_trees(trees)
         places, misplaced = self._fit_cursors(cursors)
         differences = sorted([*self._missing({*trees, *cursors}), *misfits, *misplaced])
@@ -184,8 +182,8 @@ class Contents:
             raise MismatchError(where, differences)
         try:
             self._apply(fitting, places, give)
-            for name, tree in kept.items():
-                self._kept[name].load(tree)
+            for name, tree in hidden.items():
+                self._hidden[name].load(tree)
         except Exception as error:
             raise MismatchError(where, [f"an attribute refused what the commit holds: {error}"]) from error
         return differences

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from hvdrecover.checkpoint.arena import Arena, Bytes
 from hvdrecover.checkpoint.layout import TensorSpec
+from hvdrecover.data.order import SampleOrder
+
+if TYPE_CHECKING:
+    from hvdrecover.elastic.contents import Contents
+    from hvdrecover.elastic.guard.judge import Judge
+    from hvdrecover.elastic.guard.missing import Missing
+    from hvdrecover.elastic.scalars.scalars import Scalars
 
 Tensor = Any
 Component = Any
@@ -136,15 +143,48 @@ class Framework(Protocol):
     def set_generators(self, states: Any) -> None:
         """Set what `generators` gave; generators that this process lacks are left out."""
 
+    def original(self, error: BaseException) -> BaseException | None:
+        """Return the error of ours that this framework has made another error of, if any."""
 
-class Kept(Protocol):
-    """Something that is part of each commit and not an attribute of the state, such as Keras callbacks."""
+    # The reports of steps that companions ask for, each at most once for a state.
+
+    def report_steps(self, contents: Contents, observer: StepObserver) -> None:
+        """Report each step of an optimizer before it begins, and batches, to an instrument."""
+
+    def report_times(self, contents: Contents, scalars: Scalars) -> None:
+        """Report the parts of each step, and the norms of its gradients."""
+
+    def report_missing(self, contents: Contents, missing: Missing) -> None:
+        """Report parameters that had no gradient at a step."""
+
+    def report_gradients(self, contents: Contents, judge: Judge) -> None:
+        """Report steps whose gradients are not finite, before they are applied."""
+
+
+class StepObserver(Protocol):
+    """An instrument that looks at each step.
+
+    Attributes:
+        agreements: how often this process has agreed on a state with the others.
+    """
+
+    agreements: int
+
+    def step_begins(self, inputs: str | None = None) -> None:
+        """An optimizer is about to step; with a digest of what models were given, if that is known."""
+
+    def recorded(self, order: SampleOrder, count: int, inputs: str | None = None) -> None:
+        """A batch is about to be recorded as done; with a digest of it, if that is known."""
+
+
+class HiddenAttribute(Protocol):
+    """An attribute that an adapter adds to the user's, such as the state of Keras callbacks."""
 
     def tree(self) -> Tree | None:
-        """The state to keep; None leaves it out of the commit."""
+        """Return the state to be part of a commit; None leaves it out."""
 
     def load(self, tree: Tree | None) -> None:
-        """Take what a commit holds, or None if it holds nothing; what is kept of its tensors is copied."""
+        """Take what a commit holds, or None if it holds nothing; what is used of its tensors is copied."""
 
 
 class Writer(Protocol):

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.checkpoint.values import Json
 from hvdrecover.elastic.contents import Contents, Present
+from hvdrecover.elastic.randomness import Generators
+from hvdrecover.errors import HvdrecoverError
+
+if TYPE_CHECKING:
+    from hvdrecover.elastic.companions import Kept
+    from hvdrecover.elastic.context import Place
 
 
 class Memory:
@@ -22,19 +27,33 @@ class Memory:
     nothing is in flight, one state's size is used, and never more than two.
 
     Args:
-        contents: what a commit is a copy of.
+        contents: the attributes.
+        random: the random streams.
+        kept: what else is part of each commit.
+        place: this rank's place in the job.
         versions: of the framework, Horovod and hvdrecover.
         dataset: fingerprint of the training data, or None.
 
     Attributes:
         newest: the newest commit; None if making the last one was interrupted.
         attempt: the commit that was last begun, whether or not it was completed.
+        objection: the reason why the newest commit must not become durable, if there is one.
+        in_flight: returns the snapshot that is being written and must not change, if any.
     """
 
     def __init__(
-        self, contents: Contents, versions: dict[str, str], dataset: dict[str, Any] | None = None
+        self,
+        contents: Contents,
+        random: Generators,
+        kept: Sequence[Kept],
+        place: Place,
+        versions: dict[str, str],
+        dataset: dict[str, Any] | None = None,
     ) -> None:
         self._contents = contents
+        self._random = random
+        self._kept = kept
+        self._place = place
         self._versions = versions
         self._dataset = dataset
         self._positions = contents.positions()
@@ -42,15 +61,47 @@ class Memory:
         self._abandoned: weakref.WeakSet[Arena] = weakref.WeakSet()
         self.newest: Snapshot | None = None
         self.attempt = CommitId(0, 0)
+        self.objection: HvdrecoverError | None = None
+        self.in_flight: Callable[[], Snapshot | None] = lambda: None
+
+    # -- commits ---------------------------------------------------------------------------------------
+
+    @property
+    def last(self) -> CommitId:
+        """The newest commit; generation 0 before the first agreement."""
+        return self.newest.id if self.newest is not None else CommitId(0, 0)
+
+    @property
+    def finished(self) -> bool:
+        """Return whether the newest commit is the last one of a finished run."""
+        return self.newest is not None and self.newest.finished
+
+    def commit(self) -> Snapshot:
+        """Make the next commit of the present state, and begin its random streams.
+
+        Raises:
+            StateError: the state holds what can't be part of a commit.
+        """
+        # Counted from the last attempt: the other ranks count one that was interrupted here as well.
+        commit = CommitId(self.attempt.generation, self.attempt.commit + 1)
+        present = self._contents.take_apart()
+        unchanged = self._is_unchanged(present)
+        if not unchanged:
+            self._random.number += 1
+        snapshot = self.capture(commit, present, unchanged=unchanged)
+        if self._place.joined:
+            self._random.committed(snapshot.state["random"], commit.commit, self._place.rank)
+        return snapshot
+
+    def pass_over(self) -> None:
+        """Count a commit that this rank does not make, and the others may."""
+        self.attempt = CommitId(self.attempt.generation, self.attempt.commit + 1)
 
     def capture(
         self,
         commit: CommitId,
-        present: Present,
-        random: dict[str, Json],
-        world_size: int,
+        present: Present | None = None,
         *,
-        in_flight: Snapshot | None,
         finished: bool = False,
         unchanged: bool = False,
     ) -> Snapshot:
@@ -58,58 +109,84 @@ class Memory:
 
         Args:
             commit: the identity.
-            present: what the attributes hold.
-            random: what `hvdrecover.elastic.randomness.Generators.capture` gave.
-            world_size: number of ranks.
-            in_flight: the snapshot that is being written and must not change, if any.
+            present: what the attributes hold, if that has been taken apart already.
             finished: whether the training function has returned.
             unchanged: whether the newest commit has the same tensors, so that none has to be copied.
         """
-        self.attempt = commit
+        present = present or self._contents.take_apart()
+        random = self._random.capture(self._place.rank)
+        self.attempt, self.objection = commit, None
         if unchanged and self.newest is not None:
             arenas = dict(self.newest.arenas)
         else:
-            reuse = self._room(in_flight)
+            reuse = self._room(self.in_flight())
             self.newest = None  # an interrupted copy must not pass for a commit
             arenas = self._contents.copy(present, reuse)
         state = {**present.state(), "random": random}
+        state.update({each.key: value for each in self._kept if (value := each.capture()) is not None})
         self.newest = Snapshot(
-            commit, arenas, state, world_size, self._versions, finished, dataset=self._dataset
+            commit, arenas, state, self._place.size, self._versions, finished, dataset=self._dataset
         )
-        self.mark()
+        self._mark()
         return self.newest
 
     def adopt(self, snapshot: Snapshot) -> None:
         """Take a commit that has been loaded; the memory of those before is let go."""
         snapshot.dataset = self._dataset
-        self.newest, self.attempt, self._spare = snapshot, snapshot.id, {}
+        self.newest, self.attempt, self._spare, self.objection = snapshot, snapshot.id, {}, None
 
-    def pass_over(self) -> None:
-        """Count a commit that this rank does not make, and the others may."""
-        self.attempt = CommitId(self.attempt.generation, self.attempt.commit + 1)
+    def load(self, snapshot: Snapshot, where: str, *, strict: bool) -> list[str]:
+        """Load a commit into the attributes and all else that it holds.
 
-    def abandon(self, snapshot: Snapshot) -> None:
-        """Overwrite a snapshot never: somebody whom nobody watches any more may still be writing it."""
-        self._abandoned.update(snapshot.arenas.values())
+        Args:
+            snapshot: the commit.
+            where: what to call it in an error.
+            strict: whether all of it must fit.
 
-    def mark(self) -> None:
+        Returns:
+            A line for each part that does not fit, and was not loaded.
+
+        Raises:
+            MismatchError: ``strict``, and something doesn't fit.
+            CorruptCheckpointError: the commit holds nonsense.
+        """
+        differences = self._contents.load(snapshot.state, snapshot.arenas, where, strict=strict)
+        for each in self._kept:
+            each.load(snapshot.state.get(each.key))
+        self._mark()
+        if self._place.joined:
+            self._contents.place(self._place.rank, self._place.size)
+            self.resume_streams(snapshot)
+        return differences
+
+    def resume_streams(self, snapshot: Snapshot) -> None:
+        """Go to the random streams that began at a commit."""
+        self._random.resume(snapshot.state["random"], snapshot.id.commit, self._place.rank)
+
+    def is_at_commit(self) -> bool:
+        """Return whether no sampler has moved since the newest commit."""
+        return self.newest is not None and self._contents.positions() == self._positions
+
+    def _mark(self) -> None:
         """Note where the samplers are at the newest commit."""
         self._positions = self._contents.positions()
 
-    def is_unchanged(self, present: Present) -> bool:
-        """Whether the present state is that of the newest commit, bit for bit."""
+    def _is_unchanged(self, present: Present) -> bool:
+        """Return whether the present state is that of the newest commit, bit for bit."""
         return (
             self.newest is not None
             and self.is_at_commit()
             and self._contents.is_copy(present, self.newest.state, self.newest.arenas)
         )
 
-    def is_at_commit(self) -> bool:
-        """Whether no sampler has moved since the newest commit."""
-        return self.newest is not None and self._contents.positions() == self._positions
+    # -- arenas ----------------------------------------------------------------------------------------
+
+    def abandon(self, snapshot: Snapshot) -> None:
+        """Never overwrite a snapshot: a writer that nobody waits for any more may still be reading it."""
+        self._abandoned.update(snapshot.arenas.values())
 
     def _room(self, in_flight: Snapshot | None) -> Mapping[str, Arena]:
-        """Arenas that the next commit may overwrite."""
+        """Return arenas that the next commit may overwrite."""
         newest = self.newest.arenas if self.newest is not None else {}
         writing = set(in_flight.arenas.values()) if in_flight is not None else set()
         if self._abandoned.union(writing).isdisjoint(newest.values()):

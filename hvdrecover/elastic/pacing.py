@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.clock import Clock
+from hvdrecover.elastic.companions import Kept
 from hvdrecover.elastic.estimates import cost_of_write, mean_time_between_failures
 from hvdrecover.elastic.interval import CAP, Costs, Reason, best
 
@@ -56,7 +56,7 @@ class Decision:
         )
 
 
-class Pacing:
+class Pacing(Kept):
     """Measures what durable commits cost, counts what failures there were, and decides.
 
     What it counts goes into each commit, so that it outlives the job. Ranks other than 0 only carry it along.
@@ -65,6 +65,8 @@ class Pacing:
         clock: where times come from.
         on: whether the user wants it; if not, it does nothing.
     """
+
+    key = "pacing"
 
     def __init__(self, clock: Clock, *, on: bool) -> None:
         self._clock = clock
@@ -90,26 +92,26 @@ class Pacing:
 
     # -- what a commit holds of it ---------------------------------------------------------------------
 
-    def state(self) -> dict[str, Json]:
-        """What a commit holds: how long the job has run, and how often it was lost."""
+    def capture(self) -> Json | None:
+        """Return how many seconds the job has run, and how often it was lost."""
         if not self.on:
-            return {}
+            return None
         seconds = self._before + self._clock.monotonic() - self._since
-        return {"pacing": {"seconds": seconds, "failures": self._failures}}
+        return {"seconds": seconds, "failures": self._failures}
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go to where a commit was made."""
-        self._before, self._failures = _counted(state)
+    def load(self, value: Json | None) -> None:
+        """Return to the counts of a commit."""
+        self._before, self._failures = _counted(value)
         self._since = self._clock.monotonic()
         self.interrupt()
 
-    def resumed(self, state: Mapping[str, Any]) -> dict[str, Json]:
-        """What replaces such a state when a job goes on from a durable commit: all memories were lost."""
-        seconds, failures = _counted(state)
-        return {"pacing": {"seconds": seconds, "failures": failures + 1}} if self.on else {}
+    def resumed(self, value: Json | None) -> Json | None:
+        """Count a loss of the whole job: it is resumed from a durable commit."""
+        seconds, failures = _counted(value)
+        return {"seconds": seconds, "failures": failures + 1} if self.on else None
 
     def restored(self, seconds: float) -> None:
-        """The job has gone on from a durable commit; that took so long, first step included."""
+        """Note how long the job took to resume from a durable commit, first step included."""
         self._restore = seconds
 
     # -- what is measured, on rank 0 -------------------------------------------------------------------
@@ -157,10 +159,9 @@ class Pacing:
         return Decision(choice.seconds, choice.reason, stall, write, self._restore, mtbf)
 
 
-def _counted(state: Mapping[str, Any]) -> tuple[float, int]:
-    """Seconds and failures that a commit holds; none if it holds none, or nonsense."""
-    held = state.get("pacing")
-    seconds, failures = (held.get("seconds"), held.get("failures")) if isinstance(held, dict) else (0, 0)
+def _counted(value: Any) -> tuple[float, int]:
+    """Return the seconds and failures that a commit holds; zeros if it holds none, or nonsense."""
+    seconds, failures = (value.get("seconds"), value.get("failures")) if isinstance(value, dict) else (0, 0)
     if not (isinstance(seconds, int | float) and 0 <= seconds < math.inf):
         return 0.0, 0
     return float(seconds), failures if isinstance(failures, int) and failures >= 0 else 0

@@ -16,8 +16,8 @@ from typing import Literal
 
 from hvdrecover.checkpoint import values
 from hvdrecover.checkpoint.values import Json
+from hvdrecover.elastic.exchange import gather_json
 from hvdrecover.elastic.interfaces import Framework, World
-from hvdrecover.elastic.recovery import gather_json
 from hvdrecover.errors import ConfigError, CorruptCheckpointError
 
 Randomness = Literal["reseed", "store"]

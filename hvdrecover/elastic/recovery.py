@@ -1,217 +1,279 @@
-"""How ranks that have met agree on one commit: who has the newest, and handing it to all."""
+"""This rank among the others: rendezvous, agreement on one state, and rollbacks."""
 
 from __future__ import annotations
 
-import base64
-import json
-import math
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+import dataclasses
+import logging
+import uuid
+from collections.abc import Callable
+from typing import Any, NoReturn
 
-import numpy as np
-
-from hvdrecover import errors, heartbeat
-from hvdrecover.checkpoint.arena import Arena, Bytes, allocate
+from hvdrecover import heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.digest import digest
-from hvdrecover.checkpoint.layout import parse
+from hvdrecover.checkpoint.retrying import ATTEMPTS
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.elastic.guard.votes import vote
-from hvdrecover.elastic.interfaces import World
-from hvdrecover.errors import StoppedError
+from hvdrecover.elastic import reports, stalls, stopping
+from hvdrecover.elastic.assembly import Rank
+from hvdrecover.elastic.companions import Moment, Observer
+from hvdrecover.elastic.durability import FINISH_ATTEMPTS
+from hvdrecover.elastic.election import Election, elect
+from hvdrecover.elastic.guard.judge import RolledBack
+from hvdrecover.elastic.horovod import hosts_updated
+from hvdrecover.elastic.stopping import Departure
+from hvdrecover.elastic.transfer import Agreement, Source, receive, send, send_failure
+from hvdrecover.errors import RecoveryError
 
-Source = Literal["memory", "durable", "initial"]
 
-_PIECE = 1 << 26  # bytes in one broadcast
+class Recovery:
+    """One rank's side of recoveries.
 
-
-@dataclass(frozen=True)
-class Election:
-    """Whose memory the job goes on from.
+    Args:
+        rank: the parts of this rank's state.
 
     Attributes:
-        root: the rank that sends; rank 0 if nobody's memory holds a commit.
-        newest: the newest commit in anybody's memory, or None.
-        alike: whether all ranks were started with the same, as far as they tell.
-        odd: ranks whose memory holds the newest commit, but with other parameters than the root's.
-        sure: whether more ranks side with the root than with any other.
+        reset_callbacks: functions to call when the ranks are others than before.
     """
 
-    root: int
-    newest: CommitId | None
-    alike: bool = True
-    odd: tuple[int, ...] = ()
-    sure: bool = True
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._context = rank.context
+        self._memory = rank.memory
+        self._durable = rank.durable
+        self._random = rank.random
+        self._companions = rank.companions
+        self.reset_callbacks: list[Callable[[], None]] = []
 
+    # -- rendezvous and agreement ----------------------------------------------------------------------
 
-@dataclass(frozen=True)
-class Agreement:
-    """What all ranks go on from.
+    def rendezvous(self, reason: BaseException, steps: int = 0) -> None:
+        """Leave the ranks that there were, and meet those that there are, after a fault.
 
-    Attributes:
-        snapshot: the commit, the same on all ranks.
-        source: where it came from.
-        job: identity of the job.
-    """
+        Args:
+            reason: the fault.
+            steps: how many steps this rank has rolled back for it.
 
-    snapshot: Snapshot
-    source: Source
-    job: str
+        Raises:
+            MeetingError: a rank was lost during the rendezvous.
+            RemovedError: this host is no longer part of the job.
+        """
+        self._context.events.emit("reset", reason=f"{type(reason).__name__}: {reason}", steps=steps)
+        with self._rank.timings.of("reset"):
+            self._context.world.shutdown()
+        self._rank.hosts.forget()  # the rendezvous heeds all changes so far, and none after it
+        with self._rank.timings.of("rendezvous"):
+            self._context.world.init()
+        stalls.forget()
 
+    def reset(self) -> None:
+        """The ranks are others than before: give samplers their places, and call the user's functions."""
+        self._place_samplers()
+        for callback in self.reset_callbacks:
+            callback()
 
-def elect(published: Sequence[CommitId], ballots: Sequence[Hashable] = ()) -> Election:
-    """Choose the lowest of the ranks that hold the newest commit, and hold it as most of them do.
+    def agree(self, reached: tuple[int, int] = (0, 0)) -> Source:
+        """Bring all ranks to one commit: the newest in any memory, else the newest durable one.
 
-    Args:
-        published: each rank's newest commit in memory; generation 0 stands for none.
-        ballots: each rank's digest of it, if they have taken any.
-    """
-    newest = max(published)
-    if newest.generation == 0:
-        return Election(0, None)
-    holders = [rank for rank, commit in enumerate(published) if commit == newest]
-    result = vote([ballots[rank] if ballots else None for rank in holders])
-    odd = tuple(holders[place] for place in result.wrong)
-    return Election(holders[result.right[0]], newest, odd=odd, sure=not result.tied)
+        The rank that holds it sends its present state under that commit's number. If there is no commit at
+        all, rank 0 sends its initial state.
 
+        Args:
+            reached: how far the job had come before, for the line that says what is repeated.
 
-def publish(
-    world: World,
-    mine: CommitId | None,
-    structure: Sequence[int] = (0, 0),
-    ballot: Sequence[int] = (0, 0, 0),
-) -> Election:
-    """Tell the others what this rank's memory holds, and elect the root.
+        Returns:
+            Where the state came from.
 
-    They also learn how long ranks have been without progress at most, so that all judge hangs alike.
+        Raises:
+            CheckpointError: rank 0 could not load a durable commit.
+            RecoveryError: the same, on the other ranks.
+            StructureError: the ranks were not started with the same, and the state has a guard.
+            DivergedError: memories hold one commit with different parameters, and the guard is to raise it.
+        """
+        context, started = self._context, self._context.clock.monotonic()
+        context.events.rank = context.world.rank()
+        heartbeat.take_rank(context.world.rank())
+        held = self._memory.newest
+        election = self._elect(held)
+        leads = context.world.rank() == election.root
+        agreement = self._lead(election) if leads else self._follow(election, held)
+        self._adopt(agreement)
+        self._report(agreement, started, reached)
+        self._companions.notify(Observer.agreed, agreement)
+        return agreement.source
 
-    Args:
-        world: the ranks.
-        mine: the newest commit in this rank's memory.
-        structure: a digest of what this rank was started with.
-        ballot: a digest of the parameters of that commit.
-    """
-    own = mine or CommitId(0, 0)
-    silences = [math.ceil(seconds * 1000) for seconds in heartbeat.longest()]
-    row = [own.generation, own.commit, *silences, *structure, *ballot]
-    table = world.allgather(row, "hvdrecover.election")
-    generations, commits = table[:, :2].T.tolist()
-    heartbeat.has_seen(*(table[:, 2:4].max(axis=0) / 1000).tolist())
-    published = [CommitId(*each) for each in zip(generations, commits, strict=True)]
-    election = elect(published, [tuple(each) for each in table[:, 6:].tolist()])
-    return replace(election, alike=bool((table[:, 4:6] == table[0, 4:6]).all()))
+    def _elect(self, held: Snapshot | None) -> Election:
+        moment, own = Moment("rendezvous", held), self._memory.last
+        published, *tables = self._companions.exchange(
+            self._context.world, moment, [own.generation, own.commit]
+        )
+        commits = [CommitId(*row) for row in published.tolist()]
+        election = elect(commits, lambda holders: self._companions.prefer(holders, tables))
+        verdict = self._companions.verdict(dataclasses.replace(moment, elected=election), tables)
+        if verdict is not None:
+            raise verdict
+        return election
 
+    def _follow(self, election: Election, held: Snapshot | None) -> Agreement:
+        """Receive what the elected rank sends, and load it."""
+        same = held if held is not None and held.id == election.newest else None
+        agreement = receive(self._context.world, election.root, same)
+        if agreement.source == "initial" or (agreement.source == "memory" and same is not None):
+            state = agreement.snapshot.state
+            state["random"] = self._random.kept(state["random"], self._context.world.rank())
+        self._context.place.job = agreement.job
+        self._load(agreement.snapshot, strict=True)
+        return agreement
 
-def send(world: World, root: int, agreement: Agreement) -> None:
-    """Hand the root's commit to the other ranks.
+    def _lead(self, election: Election) -> Agreement:
+        """Decide what all resume from, and send it; on the elected rank."""
+        try:
+            agreement = self._choose(election)
+        except Exception as error:
+            send_failure(self._context.world, election.root, error)
+            raise
+        send(self._context.world, election.root, agreement)
+        return agreement
 
-    Those that turn out to hold the very bytes keep what they have; if all do, only its description is sent.
-    """
-    snapshot = agreement.snapshot
-    held = _digests(snapshot) if agreement.source == "memory" and world.size() > 1 else {}
-    header = {
-        "id": [snapshot.id.generation, snapshot.id.commit],
-        "source": agreement.source,
-        "job": agreement.job,
-        "state": snapshot.state,
-        "world_size": snapshot.world_size,
-        "versions": snapshot.versions,
-        "finished": snapshot.finished,
-        "files": {
-            name: [arena.layout.nbytes, base64.b64encode(arena.layout.header).decode()]
-            for name, arena in snapshot.arenas.items()
-        },
-        "digests": held,
-    }
-    _broadcast_json(world, root, header)
-    if _anybody_lacks(world, False):
-        for arena in snapshot.arenas.values():
-            _broadcast_buffer(world, root, arena.buffer)
+    def _choose(self, election: Election) -> Agreement:
+        place, memory = self._context.place, self._memory
+        if election.newest is not None:
+            # A new generation: a rank left behind may hold, or be writing, another commit of this number.
+            newest = CommitId(election.newest.generation + 1, election.newest.commit)
+            return Agreement(memory.capture(newest, finished=memory.finished), "memory", place.job)
+        start, job = uuid.uuid4().hex, self._context.config.job
+        place.job = f"{job}/{start}" if job else start
+        self._durable.retire()  # its claim is of an earlier attempt at this, and so of another job
+        with self._rank.timings.of("load"):
+            generation, stored = self._durable.claim()
+        if stored is None and memory.newest is None:
+            raise RecoveryError(
+                "no commit is left: the last one was interrupted on all ranks, and none is durable"
+            )
+        if stored is None:
+            self._random.draw_seed()
+            return Agreement(memory.capture(CommitId(generation, 0)), "initial", place.job)
+        return Agreement(self._resumed(stored, generation), "durable", place.job)
 
+    def _resumed(self, stored: Snapshot, generation: int) -> Snapshot:
+        """Load a durable commit under this job's generation; return it as all ranks get it."""
+        where = f"{self._durable.root}/{stored.id}"
+        heartbeat.tell(loaded=stored.id.name)
+        self._companions.resuming(stored, where)
+        resumed = {each.key: each.resumed(stored.state.get(each.key)) for each in self._companions.kept}
+        state = {**stored.state, **{key: value for key, value in resumed.items() if value is not None}}
+        stored = dataclasses.replace(stored, id=CommitId(generation, stored.id.commit), state=state)
+        if self._load(stored, strict=self._durable.strict, where=where):
+            return stored
+        # It fits in part, and is completed by what this rank has, so that all ranks get the same.
+        present = self._memory.capture(stored.id, finished=stored.finished)
+        state = {**present.state, "random": stored.state["random"]}
+        return dataclasses.replace(present, state=state, world_size=stored.world_size)
 
-def send_failure(world: World, root: int, error: BaseException) -> None:
-    """Tell the other ranks that the root has nothing to send."""
-    kind = errors.kinds(error)[:1] or [type(error).__name__]
-    _broadcast_json(world, root, {"error": f"{type(error).__name__}: {error}", "kind": kind[0]})
+    def _adopt(self, agreement: Agreement) -> None:
+        snapshot = agreement.snapshot
+        self._memory.adopt(snapshot)
+        self._context.place.job = agreement.job
+        self._place_samplers()
+        self._durable.agreed()
+        resized = snapshot.world_size != self._context.world.size()
+        if agreement.source == "durable" and resized and self.reset_callbacks:
+            self.reset()
+            self._memory.capture(snapshot.id, finished=snapshot.finished)
+        # What is in memory has just been loaded, or sent.
+        self._memory.objection = self._companions.objection(committing=False)
+        self._memory.resume_streams(snapshot)
 
+    def _load(self, snapshot: Snapshot, *, strict: bool, where: str | None = None) -> bool:
+        """Load a commit; return whether all of it did fit."""
+        where = where or f"commit {snapshot.id}"
+        differences = self._memory.load(snapshot, where, strict=strict)
+        for line in differences:
+            message = f"not loaded from {where}: {line}"
+            self._announce("not_loaded", message, level=logging.WARNING, what=line)
+        return not differences
 
-def receive(world: World, root: int, held: Snapshot | None = None) -> Agreement:
-    """Take the root's commit, into memory of its own: what this rank holds stays whole until all has come.
+    def _place_samplers(self) -> None:
+        self._context.contents.place(self._context.world.rank(), self._context.world.size())
 
-    Args:
-        world: the ranks.
-        root: the rank that sends.
-        held: the commit in this rank's memory, if it may be the one that is sent. If its bytes are, its
-            memory is used, and nothing is copied.
+    # -- rollbacks -------------------------------------------------------------------------------------
 
-    Raises:
-        StoppedError: the root could not load a commit.
-    """
-    mine = _digests(held) if held is not None else {}  # while the root makes its own
-    header = _broadcast_json(world, root, None)
-    if "error" in header:
-        raise StoppedError(f"rank {root} has no state to go on from. {header['error']}", header["kind"])
-    snapshot = Snapshot(
-        id=CommitId(*header["id"]),
-        arenas={},
-        state=header["state"],
-        world_size=header["world_size"],
-        versions=header["versions"],
-        finished=header["finished"],
-    )
-    lacking = held is None or mine != header["digests"]
-    if held is not None and not lacking:
-        snapshot.arenas = held.arenas
-    if _anybody_lacks(world, lacking):
-        for name, (size, text) in header["files"].items():
-            if lacking:
-                snapshot.arenas[name] = Arena(parse(base64.b64decode(text), size))
-                _broadcast_buffer(world, root, snapshot.arenas[name].buffer)
-            else:
-                _pass_on(world, root, size)
-    return Agreement(snapshot, header["source"], header["job"])
+    def roll_back(self) -> None:
+        """Return to the newest commit in this rank's memory.
 
+        Raises:
+            RecoveryError: a commit was interrupted while it was being made, so memory holds none.
+        """
+        if self._memory.newest is None:
+            raise RecoveryError("memory holds no commit: the last one was interrupted; sync() fetches one")
+        self._load(self._memory.newest, strict=True)
+        self._companions.notify(Observer.rolled_back)
 
-def gather_json(world: World, value: Any, name: str) -> list[Any]:
-    """Everybody's value, by rank."""
-    text = json.dumps(value).encode()
-    lengths = world.allgather([len(text)], f"{name}.length")[:, 0]
-    padded = text.ljust(-(-int(lengths.max()) // 8) * 8)
-    table = world.allgather(np.frombuffer(padded, dtype=np.int64).tolist(), name)
-    return [json.loads(row.tobytes()[:length]) for row, length in zip(table, lengths, strict=True)]
+    def skip(self, batch: RolledBack) -> None:
+        """Roll back, and leave a bad batch out of the rest of its epoch."""
+        order = self._context.contents.order_in_use()
+        done = order.done if order is not None else 0
+        self.roll_back()
+        if order is not None and batch.batch_size:
+            order.leave_out(done, batch.batch_size)
 
+    def cause(self, error: BaseException) -> BaseException:
+        """Return the error that ended the training function, as it was before a framework changed it."""
+        return self._context.framework.original(error) or self._companions.cause(error)
 
-def _broadcast_json(world: World, root: int, value: dict[str, Any] | None) -> dict[str, Any]:
-    text = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8).copy()
-    length = np.array([len(text)], dtype=np.int64).view(np.uint8)
-    world.broadcast(length, root, "hvdrecover.header.length")
-    if world.rank() != root:
-        text = allocate(int(length.view(np.int64)[0]))
-    world.broadcast(text, root, "hvdrecover.header")
-    received: dict[str, Any] = json.loads(text.tobytes())
-    return received
+    # -- ends ------------------------------------------------------------------------------------------
 
+    def leave(self, departure: Departure) -> NoReturn:
+        """Leave at a commit that all ranks have made, or have a rendezvous of those that stay.
 
-def _digests(snapshot: Snapshot) -> dict[str, str]:
-    return {name: digest(arena.buffer) for name, arena in snapshot.arenas.items()}
+        Raises:
+            Preempted: this rank leaves; if all do, the commit is durable.
+            HostsUpdatedInterrupt: others leave.
+        """
+        world, commit, whole = self._context.world, self._memory.last, departure.whole
+        if not departure.leaving[world.rank()]:
+            raise hosts_updated()
+        if whole and self._durable.wanted:
+            self._durable.make_durable(ATTEMPTS)
+        scope = "job" if whole else "host"
+        heartbeat.tell(left=scope)
+        heartbeat.enter(heartbeat.Phase.LEFT)
+        message = reports.leaving(commit, self._durable.root, whole=whole)
+        facts: dict[str, Any] = {"scope": scope, "generation": commit.generation, "commit": commit.commit}
+        self._context.events.emit("leave", message if not whole or world.rank() == 0 else None, **facts)
+        raise stopping.Preempted()
 
+    def finish(self) -> None:
+        """Make the newest commit the run's last, and durable on all ranks; see `State.finish`."""
+        if self._memory.newest is not None:
+            self._memory.newest.finished = True
+        self._durable.make_durable(FINISH_ATTEMPTS)
+        self._durable.settle()
+        self._say_finished(reports.finished(self._memory.last, self._durable.root))
 
-def _anybody_lacks(world: World, lacking: bool) -> bool:
-    return bool(world.allgather([lacking], "hvdrecover.lacking").any())
+    def reopen(self) -> None:
+        """A training function is called on a state that an earlier one of this process has finished."""
+        if self._memory.newest is not None:
+            self._memory.newest.finished = False
 
+    def say_finished(self) -> None:
+        """Report that there is nothing left to do."""
+        self._say_finished(reports.finished_before(self._memory.last))
 
-def _broadcast_buffer(world: World, root: int, buffer: Bytes) -> None:
-    for start in range(0, len(buffer), _PIECE):
-        world.broadcast(buffer[start : start + _PIECE], root, _piece_name(len(buffer), start))
+    # -- reports ---------------------------------------------------------------------------------------
 
+    def _announce(self, kind: str, message: str, *, level: int = logging.INFO, **facts: Any) -> None:
+        """Emit an event on every rank, with a line on the terminal from rank 0 only."""
+        shown = message if self._context.world.rank() == 0 else None
+        self._context.events.emit(kind, shown, level=level, **facts)
 
-def _pass_on(world: World, root: int, size: int) -> None:
-    """Take part in the broadcast of a buffer that this rank has no need of."""
-    scratch = allocate(min(size, _PIECE))
-    for start in range(0, size, _PIECE):
-        world.broadcast(scratch[: size - start], root, _piece_name(size, start))
+    def _say_finished(self, message: str) -> None:
+        commit = self._memory.last
+        self._announce("finished", message, generation=commit.generation, commit=commit.commit)
 
-
-def _piece_name(size: int, start: int) -> str:
-    return f"hvdrecover.snapshot.{size}.{start}"
+    def _report(self, agreement: Agreement, started: float, reached: tuple[int, int]) -> None:
+        """Report the end of a recovery."""
+        seconds, size = self._context.clock.monotonic() - started, self._context.world.size()
+        commit = agreement.snapshot.id
+        message = reports.agreed(agreement, size, self._durable.root, seconds, reached)
+        facts: dict[str, Any] = {"generation": commit.generation, "commit": commit.commit}
+        self._announce("sync", message, source=agreement.source, **facts, size=size, seconds=seconds)
+        self._rank.timings.add("sync", seconds - self._rank.timings.spent("load"))

@@ -8,8 +8,10 @@ from typing import Any, TypeVar
 
 from hvdrecover import heartbeat
 from hvdrecover.elastic import stopping
+from hvdrecover.elastic.context import Context
 from hvdrecover.elastic.guard.judge import RolledBack
 from hvdrecover.elastic.horovod import Fault, fault_of, notifications
+from hvdrecover.elastic.recovery import Recovery
 from hvdrecover.elastic.rollbacks import Rollbacks
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import MeetingError, RemovedError
@@ -40,9 +42,10 @@ def run(function: Callable[..., Result]) -> Callable[..., Result | None]:
 
     @functools.wraps(function)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Result | None:
-        show_on_terminal(state._config)
-        state.reopen()
-        with stopping.signals(state._config), notifications(state):
+        config = state._context.config
+        show_on_terminal(config)
+        state._recovery.reopen()
+        with stopping.signals(config), notifications(state):
             return _loop(lambda: function(state, *args, **kwargs), state)
 
     return wrapper
@@ -52,19 +55,20 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
     result: Result | None = None
     reason: BaseException | None = None
     steps = 0
-    rollbacks = Rollbacks(state._world, state._events, state._clock)
+    context, recovery = state._context, state._recovery
+    rollbacks = Rollbacks(context.world, context.events, context.clock)
     while True:
         try:
             if reason is not None:
-                _meet_again(state, reason, steps)
+                _rendezvous(recovery, reason, steps)
                 rollbacks.met()
                 state.on_reset()
-            if state._config.elastic:
+            if context.config.elastic:
                 rollbacks.compare()
-            source = state.agree(rollbacks.farthest)
+            source = recovery.agree(rollbacks.farthest)
             rollbacks.agreed()
             if state.finished and source == "durable":
-                state.say_finished()
+                recovery.say_finished()
             else:
                 if not state.finished:
                     result = train()
@@ -79,10 +83,10 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
             raise stopping.Preempted() from None
         except (Exception, SystemExit) as raised:
             moment = rollbacks.moment()
-            cause = state.verdict_on(raised)
-            fault = _fault(cause, state)
+            cause = recovery.cause(raised)
+            fault = _fault(cause, context)
             if fault is None:
-                state.settle()
+                state._durable.settle()
                 if cause is raised:
                     raise
                 raise cause from None
@@ -91,17 +95,17 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
             if fault == "peers":
                 rollbacks.note(moment, state._random.number, cause)
             if isinstance(cause, RolledBack):
-                state.leave_out(cause)
+                recovery.skip(cause)
                 reason = None  # nobody is lost: the ranks need not meet
             else:
                 _keep_or_roll_back(state, fault)
 
 
-def _fault(cause: BaseException, state: State) -> Fault | None:
-    """Why the training function is to be called again; None if it isn't."""
+def _fault(cause: BaseException, context: Context) -> Fault | None:
+    """Return why the training function is to be called again; None if it isn't."""
     if isinstance(cause, RolledBack):
         return "numbers"
-    return fault_of(cause, state._world) if state._config.elastic else None
+    return fault_of(cause, context.world) if context.config.elastic else None
 
 
 def _keep_or_roll_back(state: State, fault: Fault) -> None:
@@ -112,10 +116,10 @@ def _keep_or_roll_back(state: State, fault: Fault) -> None:
         state.restore()
 
 
-def _meet_again(state: State, reason: BaseException, steps: int) -> None:
+def _rendezvous(recovery: Recovery, reason: BaseException, steps: int) -> None:
     for attempt in range(1, MEETINGS + 1):
         try:
-            state.meet_again(reason, steps if attempt == 1 else 0)
+            recovery.rendezvous(reason, steps if attempt == 1 else 0)
             break
         except MeetingError as error:
             if attempt == MEETINGS:

@@ -1,16 +1,17 @@
-"""Leaving after a preemption: who has been asked to, who leaves, and how a process learns of it."""
+"""Leaving after a preemption: which hosts are asked to, which ranks leave, and how a process learns of it."""
 
 from __future__ import annotations
 
 import signal
 import threading
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
 
 from hvdrecover import heartbeat
 from hvdrecover.config import PREEMPTED, Config
+from hvdrecover.elastic.companions import Moment, Table, Voter
 from hvdrecover.heartbeat import Stop
 
 
@@ -21,26 +22,45 @@ class Preempted(SystemExit):
         super().__init__(PREEMPTED)
 
 
-@dataclass(frozen=True)
-class Decision:
-    """Who leaves.
+class Departure(Exception):  # noqa: N818  not an error: the ranks have decided it together
+    """Ranks leave at a commit that all have made.
 
     Attributes:
         leaving: for each rank, whether it leaves.
         whole: whether all do, so that the job is to be started again later.
     """
 
-    leaving: tuple[bool, ...]
-    whole: bool
-
-    @property
-    def any(self) -> bool:
-        """Whether anybody leaves."""
-        return any(self.leaving)
+    def __init__(self, leaving: Sequence[bool], *, whole: bool) -> None:
+        super().__init__("ranks leave")
+        self.leaving = tuple(leaving)
+        self.whole = whole
 
 
-def decide(asked: Sequence[int], hosts: Sequence[int], *, elastic: bool) -> Decision:
-    """Who leaves, given who has been asked to.
+class Leaving(Voter):
+    """The wish of this rank's host to leave, such as after a preemption.
+
+    Args:
+        config: the process's settings.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._elastic = config.elastic
+        self._host = zlib.crc32(config.host.encode())
+
+    def numbers(self, moment: Moment) -> Sequence[int]:
+        """Send the wish, and the host."""
+        return () if moment.kind == "rendezvous" else [heartbeat.stop_asked(), self._host]
+
+    def verdict(self, moment: Moment, table: Table) -> BaseException | None:
+        """Return the departure, if there is one."""
+        if moment.kind == "rendezvous":
+            return None
+        asked, hosts = table.T.tolist()
+        return decide(asked, hosts, elastic=self._elastic)
+
+
+def decide(asked: Sequence[int], hosts: Sequence[int], *, elastic: bool) -> Departure | None:
+    """Decide which ranks leave, if any.
 
     A host leaves as a whole, as Horovod gives up hosts and not ranks. If no host would be left, or the others
     could not go on without it, all leave.
@@ -52,7 +72,8 @@ def decide(asked: Sequence[int], hosts: Sequence[int], *, elastic: bool) -> Deci
     """
     emptied = {host for host, stop in zip(hosts, asked, strict=True) if stop != Stop.NO}
     whole = Stop.JOB in asked or (bool(emptied) and (not elastic or emptied == set(hosts)))
-    return Decision(tuple(whole or host in emptied for host in hosts), whole)
+    leaving = [whole or host in emptied for host in hosts]
+    return Departure(leaving, whole=whole) if any(leaving) else None
 
 
 @contextmanager

@@ -1,30 +1,57 @@
-"""How long the parts of a recovery take, on one rank."""
+"""The times that the parts of a recovery take, on one rank."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
+from hvdrecover import heartbeat
 from hvdrecover.clock import Clock
+from hvdrecover.elastic.companions import Observer
+from hvdrecover.elastic.pacing import Pacing
+from hvdrecover.elastic.transfer import Agreement
+from hvdrecover.events import Events
 
 Part = Literal["reset", "rendezvous", "load", "sync", "first_step"]
 
 
-class Timings:
-    """Adds up the parts of one recovery after another.
+class Timings(Observer):
+    """Adds up the parts of one recovery after another; the last part is the first step of training.
 
     Args:
         clock: where times come from.
+        events: takes the parts of each recovery.
+        pacing: learns what starts from durable commits take.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, events: Events, pacing: Pacing) -> None:
         self._clock = clock
+        self._events = events
+        self._pacing = pacing
         self._parts: dict[Part, float] = {}
+        self._agreements = 0
+
+    def agreed(self, agreement: Agreement) -> None:
+        """Wait for the end of the first step."""
+        self._agreements += 1
+        number, ended, commit = self._agreements, self._clock.monotonic(), agreement.snapshot.id
+
+        def first_step() -> None:
+            if number != self._agreements:
+                return  # there was another rendezvous since then
+            self.add("first_step", self._clock.monotonic() - ended)
+            parts = self._take()
+            if agreement.source == "durable":
+                self._pacing.restored(parts["seconds"])
+            facts: dict[str, Any] = {"generation": commit.generation, "commit": commit.commit, **parts}
+            self._events.emit("recovered", **facts)
+
+        heartbeat.at_progress(first_step)
 
     @contextmanager
     def of(self, part: Part) -> Iterator[None]:
-        """Count what is inside as a part."""
+        """Add the time of what is inside to a part."""
         started = self._clock.monotonic()
         try:
             yield
@@ -36,11 +63,11 @@ class Timings:
         self._parts[part] = self._parts.get(part, 0.0) + seconds
 
     def spent(self, part: Part) -> float:
-        """Seconds spent on a part of this recovery so far."""
+        """Return the seconds spent on a part of this recovery so far."""
         return self._parts.get(part, 0.0)
 
-    def take(self) -> dict[str, float]:
-        """The parts in seconds and their sum, and begin anew."""
+    def _take(self) -> dict[str, float]:
+        """Return the parts in seconds and their sum, and begin anew."""
         names: tuple[Part, ...] = ("reset", "rendezvous", "load", "sync", "first_step")
         parts: dict[str, float] = {name: round(self._parts.get(name, 0.0), 6) for name in names}
         self._parts = {}

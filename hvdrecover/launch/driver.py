@@ -10,7 +10,7 @@ import importlib
 import sys
 
 from hvdrecover import config
-from hvdrecover.elastic import temporary
+from hvdrecover.elastic import instruments
 from hvdrecover.launch import private
 from hvdrecover.launch.processes import die_with_parent
 
@@ -20,7 +20,7 @@ _WORKERS_FAILED = "one or more processes exited with non-zero status"  # their g
 def main() -> None:
     """Run ``horovodrun`` with this process's arguments, of which the first says what starts workers."""
     die_with_parent()
-    temporary.watch(config.read(), "horovodrun")
+    instruments.start(config.read(), "horovodrun")
     how, sys.argv[:2] = sys.argv[1], ["horovodrun"]
     if how == "gloo":  # mpirun sends the environment through its own connections
         _keep_private()

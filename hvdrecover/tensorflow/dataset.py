@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from hvdrecover import config
 from hvdrecover.data.order import SampleOrder, Tail, rounds
+from hvdrecover.elastic.contents import Contents
 from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow.dealt import Dealt
 from hvdrecover.tensorflow.steps import Steps
@@ -193,3 +194,8 @@ def _length(data: Any, shuffle: bool) -> int:
     if len(lengths) != 1:
         raise ConfigError("dataset", f"its arrays have no common length, but {sorted(lengths)}")
     return int(lengths.pop())
+
+
+def datasets(contents: Contents) -> list[ElasticDataset]:
+    """Return the elastic data sets among a state's attributes."""
+    return [each for each in contents.values.values() if isinstance(each, ElasticDataset)]

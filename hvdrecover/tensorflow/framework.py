@@ -23,6 +23,7 @@ from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.tensorflow import structure
 from hvdrecover.tensorflow.finite import each_finite
 from hvdrecover.tensorflow.optimizer import forget_sums
+from hvdrecover.tensorflow.reports import Reports
 from hvdrecover.tensorflow.scalars import TensorFlowWriter
 from hvdrecover.tensorflow.variables import mean_the_same, named, seeds, variables_of
 
@@ -56,12 +57,13 @@ class View(np.ndarray):
 _LARGE = 1 << 20  # bytes; smaller tensors are compared one by one
 
 
-class TensorFlowFramework:
+class TensorFlowFramework(Reports):
     """The TensorFlow side of the core; see `hvdrecover.elastic.interfaces.Framework`."""
 
     name = "tensorflow"
 
     def __init__(self) -> None:
+        super().__init__()
         self._seeds: dict[int, weakref.ref[tf.Variable]] = {}  # in the order in which they were met
         # Made when first asked for, and then by drawing from Python's generator: better now than later.
         list(self._keras_states())

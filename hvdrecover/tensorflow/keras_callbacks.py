@@ -74,7 +74,7 @@ class Observer(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, state: TensorFlowState) -> None:
         super().__init__()
         self._state = state
-        self._steps: Steps | None = getattr(state, "_steps", None)
+        self._steps: Steps | None = state._framework.steps
         self._spoilt = False
 
     def set_model(self, model: keras.Model) -> None:

@@ -100,8 +100,8 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Remember where a run of batches begins; with ``steps_per_execution`` it has several."""
         self._begun = batch
-        if self.state._witness is not None:
-            self.state._witness.step_begins()
+        for each in self.state._framework.step_observers:
+            each.step_begins()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Count."""
@@ -217,7 +217,7 @@ class Commit(keras.callbacks.Callback):  # type: ignore[misc]
 
 def datasets(state: TensorFlowState) -> list[ElasticDataset]:
     """The elastic data sets that a state tracks."""
-    return [value for value in state._contents.values.values() if isinstance(value, ElasticDataset)]
+    return state._datasets
 
 
 def _learning_rates(optimizer: Any) -> list[keras.Variable]:

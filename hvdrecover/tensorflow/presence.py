@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from hvdrecover.elastic.exchange import gather_json
 from hvdrecover.elastic.guard.votes import named
-from hvdrecover.elastic.recovery import gather_json
 from hvdrecover.errors import MissingGradientError
 from hvdrecover.tensorflow import faults
 from hvdrecover.tensorflow.own_gradients import Gradient

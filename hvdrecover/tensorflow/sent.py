@@ -17,7 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from hvdrecover.elastic.recovery import gather_json
+from hvdrecover.elastic.companions import Observer
+from hvdrecover.elastic.exchange import gather_json
+from hvdrecover.elastic.transfer import Agreement
 from hvdrecover.tensorflow.own_gradients import own
 from hvdrecover.tensorflow.world import TensorFlowWorld
 
@@ -206,3 +208,11 @@ class _World(TensorFlowWorld):
 
 
 sent = Sent()
+
+
+class ForgetSent(Observer):
+    """Forgets what was sent before the ranks agreed on a state."""
+
+    def agreed(self, agreement: Agreement) -> None:
+        """Forget it."""
+        sent.forget()

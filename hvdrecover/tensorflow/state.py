@@ -8,18 +8,15 @@ from typing import Any
 import keras
 
 from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.elastic.companions import Companions
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.randomness import Randomness
-from hvdrecover.elastic.recovery import Source
-from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.elastic.state import State
-from hvdrecover.tensorflow import bad_steps, check_numerics, faults, witness
 from hvdrecover.tensorflow.building import build_optimizer, refuse_unbuilt
-from hvdrecover.tensorflow.dataset import ElasticDataset
+from hvdrecover.tensorflow.dataset import ElasticDataset, datasets
 from hvdrecover.tensorflow.framework import TensorFlowFramework
 from hvdrecover.tensorflow.kept_callbacks import NAME, KeptCallbacks
-from hvdrecover.tensorflow.sent import sent
-from hvdrecover.tensorflow.steps import Steps
+from hvdrecover.tensorflow.sent import ForgetSent
 from hvdrecover.tensorflow.variables import Variable
 from hvdrecover.tensorflow.world import TensorFlowWorld
 
@@ -59,52 +56,24 @@ class TensorFlowState(State):
             attributes = {"variables": list(variables), **attributes}
         for name, value in attributes.items():
             refuse_unbuilt(f"state.{name}", value)
+        self._framework, self._world = TensorFlowFramework(), TensorFlowWorld()
+        self._callbacks = KeptCallbacks()
         super().__init__(
-            TensorFlowFramework(),
-            TensorFlowWorld(),
+            self._framework,
+            self._world,
             checkpoint=checkpoint,
             rng=rng,
             guard=guard,
             tensorboard=tensorboard,
+            companions=Companions(observers=(ForgetSent(),)),
+            hidden={NAME: self._callbacks},
             attributes=attributes,
         )
-        self._callbacks = KeptCallbacks()
-        self._contents.keep(NAME, self._callbacks)
-        self._steps: Steps | None = None
-        if isinstance(self._scalars, Scalars):
-            self._steps = Steps(self._scalars)
-            for each in attributes.values():
-                if isinstance(each, ElasticDataset):
-                    each.watch(self._steps)
-        if self._watch.judge is not None:
-            bad_steps.watch(self._contents.components(), self._watch.judge, self._batch_size)
-        if self._witness is not None:
-            witness.watch(self._contents, self._witness)
 
-    def verdict_on(self, error: BaseException) -> BaseException:
-        """What an error that ended the training function was before TensorFlow has made it another."""
-        if (passed := faults.original(error)) is not None:
-            return passed
-        verdict, judge = super().verdict_on(error), self._watch.judge
-        if verdict is error and judge is not None:
-            alone = self._world.size() == 1
-            return check_numerics.verdict_on(error, judge, self._batch_size, alone=alone)
-        return verdict
-
-    def agree(self, reached: tuple[int, int] = (0, 0)) -> Source:
-        """As of any state."""
-        source = super().agree(reached)
-        sent.forget()
-        return source
-
-    def _batch_size(self) -> int:
-        """Samples in this rank's batch; 0 if unknown."""
-        order = self._contents.order_in_use()
-        tracked = self._contents.values.values()
-        sizes = [
-            each.batch_size for each in tracked if isinstance(each, ElasticDataset) and each.order is order
-        ]
-        return sizes[0] if sizes else 0
+    @property
+    def _datasets(self) -> list[ElasticDataset]:
+        """The elastic data sets among the attributes."""
+        return datasets(self._contents)
 
 
 class TensorFlowKerasState(TensorFlowState):

@@ -6,11 +6,11 @@ import math
 
 from hvdrecover.data.order import SampleOrder
 from hvdrecover.elastic.contents import Contents
-from hvdrecover.elastic.witness import Witness
-from hvdrecover.tensorflow.dataset import ElasticDataset
+from hvdrecover.elastic.interfaces import StepObserver
+from hvdrecover.tensorflow.dataset import datasets
 
 
-def watch(contents: Contents, witness: Witness) -> None:
+def watch(contents: Contents, witness: StepObserver) -> None:
     """Have data sets tell what they dealt when it is recorded as done.
 
     Args:
@@ -19,8 +19,7 @@ def watch(contents: Contents, witness: Witness) -> None:
     """
 
     def recorded(order: SampleOrder, count: int) -> None:
-        tracked = (each for each in contents.values.values() if isinstance(each, ElasticDataset))
-        data = next((each for each in tracked if each.order is order), None)
+        data = next((each for each in datasets(contents) if each.order is order), None)
         dealt = (
             data.dealt.take(math.ceil(count / data.batch_size))
             if data is not None and data.dealt is not None

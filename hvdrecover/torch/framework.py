@@ -22,6 +22,7 @@ from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.torch import finite, structure
 from hvdrecover.torch import optimizer as optimizers
 from hvdrecover.torch.copying import all_equal, copy_all
+from hvdrecover.torch.reports import Reports
 from hvdrecover.torch.scalars import TorchWriter
 
 _DTYPES = {
@@ -45,7 +46,7 @@ _DTYPES = {
 _BY_CODE = {code: dtype for dtype, code in _DTYPES.items()}
 
 
-class TorchFramework:
+class TorchFramework(Reports):
     """The torch side of the core; see `hvdrecover.elastic.interfaces.Framework`."""
 
     name = "torch"

@@ -7,12 +7,8 @@ from typing import Any
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.randomness import Randomness
-from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.elastic.state import State
-from hvdrecover.torch import missing, steps, witness
 from hvdrecover.torch.framework import TorchFramework
-from hvdrecover.torch.gradients import Gradients
-from hvdrecover.torch.names import names
 from hvdrecover.torch.scalars import require_tensorboard
 from hvdrecover.torch.world import TorchWorld
 
@@ -58,13 +54,3 @@ class TorchState(State):
             tensorboard=tensorboard,
             attributes={"model": model, "optimizer": optimizer, **attributes},
         )
-        if self._witness is not None:
-            witness.watch(self._contents.components(), self._witness)
-        if isinstance(self._scalars, Scalars):  # before the guard, which may end a step
-            steps.watch(self._contents.components(), self._scalars)
-        if guard is not None:
-            components = self._contents.components()
-            called = names(components)
-            missing.watch(components, called, self._watch.missing)
-            if self._watch.judge is not None:
-                Gradients(components, called, self._watch.judge)

@@ -9,11 +9,11 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from hvdrecover.checkpoint.digest import Digest
-from hvdrecover.elastic.witness import Witness
+from hvdrecover.elastic.interfaces import StepObserver
 from hvdrecover.torch.hooks import before_calls
 
 
-def watch(components: Mapping[str, Any], witness: Witness) -> None:
+def watch(components: Mapping[str, Any], witness: StepObserver) -> None:
     """Have modules and optimizers tell.
 
     Args:
@@ -31,7 +31,7 @@ def watch(components: Mapping[str, Any], witness: Witness) -> None:
 class _Given:
     """What models have been given for training since the last step, or since the ranks have met."""
 
-    def __init__(self, witness: Witness) -> None:
+    def __init__(self, witness: StepObserver) -> None:
         self._witness = witness
         self._agreements = 0
         self._digest: Digest | None = None
@@ -54,7 +54,7 @@ class _Given:
 class _Steps:
     """Tells of one optimizer's steps; Horovod's call the hooks of a step twice, one inside the other."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, given: _Given, witness: Witness) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, given: _Given, witness: StepObserver) -> None:
         self._given = given
         self._witness = witness
         self._inside = 0  # the agreement in which a step is under way; one that fails never ends

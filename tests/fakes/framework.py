@@ -14,7 +14,11 @@ import numpy.typing as npt
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.data.order import SampleOrder, Tail
-from hvdrecover.elastic.interfaces import Entry
+from hvdrecover.elastic.contents import Contents
+from hvdrecover.elastic.guard.judge import Judge
+from hvdrecover.elastic.guard.missing import Missing
+from hvdrecover.elastic.interfaces import Entry, StepObserver
+from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.errors import UnsupportedTensorError
 
 Array = npt.NDArray[Any]
@@ -296,3 +300,20 @@ class FakeFramework:
 
     def set_generators(self, states: Any) -> None:
         self.generator.state = states["fake"]
+
+    def original(self, error: BaseException) -> BaseException | None:
+        return None
+
+    # Who asks for reports of steps is remembered, and the tests report.
+
+    def report_steps(self, contents: Contents, observer: StepObserver) -> None:
+        self.step_observer = observer
+
+    def report_times(self, contents: Contents, scalars: Scalars) -> None:
+        self.scalars = scalars
+
+    def report_missing(self, contents: Contents, missing: Missing) -> None:
+        self.missing = missing
+
+    def report_gradients(self, contents: Contents, judge: Judge) -> None:
+        self.judge = judge

@@ -1,7 +1,8 @@
 """Do processes leave temporary files behind?
 
-Those that are killed can't remove theirs, and nobody can tell from a file who made it; so processes write
-down what they make (`hvdrecover.elastic.temporary`), and only those that ended by themselves are held to it.
+Those that are killed can't remove theirs, and nobody can tell from a file who made it. So processes write
+down what they make (`hvdrecover.drill.temporary_files`), and only those that ended by themselves are held
+to it.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Drilled(Protocol):
         ...
 
     def order(self, rank: int, what: str) -> None:
-        """Have a training process do something at its next batch; see `hvdrecover.elastic.witness`."""
+        """Have a training process do something at its next batch; see `hvdrecover.drill.witness`."""
         ...
 
     def repaired(self) -> None:

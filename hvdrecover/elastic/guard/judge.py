@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from hvdrecover.elastic.contents import Contents
+from hvdrecover.elastic.companions import Moment, Observer, Table, Voter
+from hvdrecover.elastic.context import Context
+from hvdrecover.elastic.exchange import gather_json
 from hvdrecover.elastic.guard import numerics
 from hvdrecover.elastic.guard.numerics import Budget, Sighting
 from hvdrecover.elastic.guard.settings import Guard, Numerics
-from hvdrecover.elastic.interfaces import Framework, World
-from hvdrecover.elastic.recovery import gather_json
-from hvdrecover.errors import NumericsError
-from hvdrecover.events import Events
+from hvdrecover.errors import HvdrecoverError, NumericsError
 
 _FOLLOWS = {
     "raise": "stopping",
@@ -34,42 +35,33 @@ class RolledBack(Exception):  # noqa: N818  no error: all ranks go back to a com
         self.batch_size = batch_size
 
 
-class Judge:
+class Judge(Observer, Voter):
     """One rank's side of it.
 
     Args:
-        guard: what the user has decided; it looks at numbers.
-        framework: facts about the framework.
-        world: the ranks.
-        contents: the state's attributes.
-        events: takes what is found.
-        host: this rank's host.
+        guard: what the user has decided; None, or one that ignores numbers, and nothing is looked at.
+        context: the state's surroundings.
 
     Attributes:
-        steps: tells how many steps this rank has done; an adapter knows.
+        steps: returns how many steps this rank has done; an adapter knows.
+        verdict_on: returns the verdict that a framework's own error comes to, or the error; an adapter's.
     """
 
-    def __init__(
-        self,
-        guard: Guard,
-        framework: Framework,
-        world: World,
-        contents: Contents,
-        events: Events,
-        host: str,
-    ) -> None:
-        assert guard.numerics is not None
-        self._policy = guard.numerics
-        self._allowed = guard.numerics_budget
-        self._framework = framework
-        self._world = world
-        self._contents = contents
-        self._events = events
-        self._host = host
+    def __init__(self, guard: Guard | None, context: Context) -> None:
+        self._policy: Numerics | None = guard.numerics if guard is not None else None
+        self._allowed = guard.numerics_budget if guard is not None else 0
+        self._framework = context.framework
+        self._world = context.world
+        self._contents = context.contents
+        self._events = context.events
+        self._host = context.config.host
         self._budget = Budget()
         self._verdict: NumericsError | RolledBack | None = None
         self._skipped = False
+        self._losses: Any = 0.0  # zero, if all that were reported are finite; else NaN
+        self._bad: list[str] = []
         self.steps: Callable[[], int] = lambda: 0
+        self.verdict_on: Callable[[BaseException], BaseException] = lambda error: error
 
     @property
     def rank(self) -> int:
@@ -78,31 +70,67 @@ class Judge:
 
     @property
     def skips(self) -> bool:
-        """Whether `gradients` may return; otherwise it always raises."""
+        """Return whether `gradients` may return; otherwise it always raises."""
         return self._policy == "skip"
 
-    def not_finite(self, losses: Sequence[str]) -> list[str]:
-        """What of this rank's is NaN or infinite at a commit: its losses and its trained parameters.
+    # -- an observer -----------------------------------------------------------------------------------
 
-        Args:
-            losses: as the script has told since the last commit. If a step was skipped since then, they are
-                taken for that step's.
+    def attach(self) -> None:
+        """Have the framework report bad steps."""
+        if self._policy is not None:
+            self._framework.report_gradients(self._contents, self)
+
+    def observed(self, values: Mapping[str, Any]) -> None:
+        """Take a loss, without waiting for a device."""
+        if self._policy is not None and "loss" in values:
+            self._losses = self._losses + values["loss"] * 0
+
+    def rolled_back(self) -> None:
+        """Forget the losses of steps that are repeated, or left out."""
+        self._losses = 0.0
+
+    # -- a voter ---------------------------------------------------------------------------------------
+
+    def objection(self, *, committing: bool) -> HvdrecoverError | None:
+        """Return an error if trained parameters are NaN or infinite, or losses at a commit.
+
+        If a step was skipped since the last commit, losses are taken for that step's.
         """
-        skipped, self._skipped = self._skipped, False
-        return [*(() if skipped else losses), *self.bad_parameters()]
-
-    def unfit(self, bad: Sequence[str]) -> NumericsError:
-        """Return the error that keeps a commit with these parameters from the storage."""
+        self._bad = []
+        if self._policy is None:
+            return None
+        if committing:
+            losses, self._losses = self._losses, 0.0
+            skipped, self._skipped = self._skipped, False
+            self._bad = [] if skipped or math.isfinite(float(losses)) else ["loss"]
+        self._bad += self._bad_parameters()
+        if not self._bad:
+            return None
         remedy = "The commit is not written; the last durable one stands. Look at the steps since."
-        return NumericsError([f"{each} on rank {self.rank}" for each in bad], remedy)
+        return NumericsError([f"{each} on rank {self.rank}" for each in self._bad], remedy)
 
-    def bad_parameters(self) -> list[str]:
-        """Return which of this rank's trained parameters are NaN or infinite."""
-        return [
-            f"parameter {name}.{inner}"
-            for name, component in self._contents.components().items()
-            for inner in self._framework.not_finite(component)
-        ]
+    def numbers(self, moment: Moment) -> Sequence[int]:
+        """Send whether there was an objection to the commit."""
+        return () if moment.kind == "rendezvous" else [bool(self._bad and moment.kind == "commit")]
+
+    def verdict(self, moment: Moment, table: Table) -> BaseException | None:
+        """Return what is done about numbers of some rank that are not finite, if there are any."""
+        if self._policy is None or not table.any():
+            return None
+        mine = Sighting(self._world.rank(), self._host, tuple(self._bad))
+        # There is nothing to be skipped any more.
+        return self._judged("raise" if self._policy == "raise" else "rollback", (), mine, 0)
+
+    def cause(self, error: BaseException) -> BaseException | None:
+        """Return the verdict on a step: frameworks make other errors of it on its way through a graph."""
+        return self.take_verdict() or self.verdict_on(error)
+
+    def take_verdict(self) -> NumericsError | RolledBack | None:
+        """Return what was raised last about a step, once."""
+        verdict, self._verdict = self._verdict, None
+        return verdict
+
+    # -- told by the framework's side ------------------------------------------------------------------
 
     def gradients(
         self, everywhere: Sequence[str], here: Sequence[str], *, first: str = "", batch_size: int = 0
@@ -119,8 +147,9 @@ class Judge:
             NumericsError: the user wants to know, or it was too often.
             RolledBack: all ranks go back to the last commit.
         """
+        assert self._policy is not None
         mine = self._seen(_gradients(here), first, batch_size)
-        self._judge(self._policy, _gradients(everywhere), mine, batch_size)
+        self._act(self._judged(self._policy, _gradients(everywhere), mine, batch_size))
 
     def reported(self, found: str, *, here: bool, batch_size: int = 0) -> None:
         """All ranks have met a bad step, and on this one the framework has raised an error out of it.
@@ -135,25 +164,16 @@ class Judge:
             RolledBack: all ranks go back to the last commit; the step can't be skipped any more.
         """
         mine = self._seen((found,) if here else (), "", batch_size)
-        self._judge("raise" if self._policy == "raise" else "rollback", (found,), mine, batch_size)
+        policy: Numerics = "raise" if self._policy == "raise" else "rollback"
+        self._act(self._judged(policy, (found,), mine, batch_size))
 
-    def parameters(self, here: Sequence[str]) -> None:
-        """Some ranks have parameters that are not finite, and all have heard of it.
-
-        Args:
-            here: those of this rank, as `not_finite` gave them.
-
-        Raises:
-            NumericsError: the user wants to know, or it was too often.
-            RolledBack: all ranks go back to the last commit; there is nothing to be skipped any more.
-        """
-        mine = Sighting(self._world.rank(), self._host, tuple(here))
-        self._judge("raise" if self._policy == "raise" else "rollback", (), mine, 0)
-
-    def take_verdict(self) -> NumericsError | RolledBack | None:
-        """What was raised last, once: frameworks make other errors of it on its way through a graph."""
-        verdict, self._verdict = self._verdict, None
-        return verdict
+    def _bad_parameters(self) -> list[str]:
+        """Return which of this rank's trained parameters are NaN or infinite."""
+        return [
+            f"parameter {name}.{inner}"
+            for name, component in self._contents.components().items()
+            for inner in self._framework.not_finite(component)
+        ]
 
     def _seen(self, tensors: tuple[str, ...], first: str, batch_size: int) -> Sighting:
         mine = Sighting(self._world.rank(), self._host, tensors, first)
@@ -162,7 +182,15 @@ class Judge:
             return mine
         return dataclasses.replace(mine, epoch=order.epoch, samples=tuple(order.present(batch_size)))
 
-    def _judge(self, policy: Numerics, everywhere: Sequence[str], mine: Sighting, batch_size: int) -> None:
+    def _act(self, verdict: NumericsError | RolledBack | None) -> None:
+        self._verdict = verdict
+        if verdict is not None:
+            raise verdict
+
+    def _judged(
+        self, policy: Numerics, everywhere: Sequence[str], mine: Sighting, batch_size: int
+    ) -> NumericsError | RolledBack | None:
+        """Exchange what each rank has seen, and return what all do about it; None skips the step."""
         step = self.steps()
         mine = dataclasses.replace(mine, used=self._budget.used(step))
         fields = {**dataclasses.asdict(mine), "batch_size": batch_size, "policy": policy}
@@ -183,10 +211,10 @@ class Judge:
             findings=[dataclasses.asdict(each) for each in sightings if each.tensors],
         )
         self._skipped = action == "skip"
-        if action != "skip":
-            used = max(each.used for each in sightings)
-            self._verdict = RolledBack(batch_size) if action == "rollback" else self._error(lines, used)
-            raise self._verdict
+        if action == "skip":
+            return None
+        used = max(each.used for each in sightings)
+        return RolledBack(batch_size) if action == "rollback" else self._error(lines, used)
 
     def _error(self, lines: list[str], used: int) -> NumericsError:
         if self._policy == "raise":

@@ -7,35 +7,52 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 
+from hvdrecover.elastic.companions import Moment, Table, Voter
+from hvdrecover.elastic.context import Context
+from hvdrecover.elastic.exchange import gather_json
 from hvdrecover.elastic.guard.votes import named
-from hvdrecover.elastic.interfaces import World
-from hvdrecover.elastic.recovery import gather_json
-from hvdrecover.events import Events
 
 
-class Missing:
-    """What gradients one rank has lacked since the last commit.
+class Missing(Voter):
+    """The gradients that one rank has lacked since the last commit.
 
     Args:
-        world: the ranks.
-        events: takes what is found.
+        context: the state's surroundings.
+        on: whether the user wants to know.
     """
 
-    def __init__(self, world: World, events: Events) -> None:
-        self._world = world
-        self._events = events
+    def __init__(self, context: Context, *, on: bool) -> None:
+        self._context = context
+        self._world = context.world
+        self._events = context.events
+        self._on = on
         self._told: set[str] = set()
         self._steps: Counter[str] = Counter()
         self.digest = 0
         """Equal on ranks that have lacked the same at the same steps; 0 if nothing."""
 
+    def attach(self) -> None:
+        """Have the framework report parameters without a gradient."""
+        if self._on:
+            self._context.framework.report_missing(self._context.contents, self)
+
+    def numbers(self, moment: Moment) -> Sequence[int]:
+        """Send the digest."""
+        return () if moment.kind == "rendezvous" else [self.digest]
+
+    def verdict(self, moment: Moment, table: Table) -> BaseException | None:
+        """Name the parameters if digests differ; it is a warning only."""
+        if moment.kind != "rendezvous":
+            self._compare(alike=bool((table == table[0]).all()))
+        return None
+
     def note(self, step: int, parameters: Sequence[str]) -> None:
-        """Parameters of this rank had no gradient at a step."""
+        """Take note of parameters of this rank that had no gradient at a step."""
         self._steps.update(parameters)
         self.digest = zlib.crc32(repr((step, sorted(parameters))).encode(), self.digest)
 
-    def compare(self, *, alike: bool) -> None:
-        """All ranks have told each other their digests; parameters of which that is news are named.
+    def _compare(self, *, alike: bool) -> None:
+        """Name parameters of which that is news, now that all ranks have all digests.
 
         Args:
             alike: whether the digests were equal.

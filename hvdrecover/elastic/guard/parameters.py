@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hvdrecover.checkpoint.arena import Bytes, allocate
 from hvdrecover.checkpoint.digest import Digest, digest_numbers
@@ -149,8 +148,3 @@ def _measure(world: World, tensor: Tensor, root: int, *, heal: bool) -> tuple[in
         if heal:
             piece[:] = roots
     return count, largest
-
-
-def from_json(fields: Mapping[str, Any]) -> Difference:
-    """A difference that another rank has told of, by `dataclasses.asdict`."""
-    return Difference(**fields)

@@ -10,100 +10,93 @@ from typing import Any
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.elastic.contents import Contents
+from hvdrecover.elastic.companions import Moment, Table, Voter
+from hvdrecover.elastic.context import Context
+from hvdrecover.elastic.exchange import gather_json
 from hvdrecover.elastic.guard import data, parameters, rank_local, structure
-from hvdrecover.elastic.guard.judge import Judge
-from hvdrecover.elastic.guard.missing import Missing
 from hvdrecover.elastic.guard.parameters import Difference, Shared
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.guard.structure import Description
 from hvdrecover.elastic.guard.votes import Vote, named, vote
-from hvdrecover.elastic.interfaces import Entry, Framework, World
+from hvdrecover.elastic.interfaces import Entry
 from hvdrecover.elastic.memory import Memory
-from hvdrecover.elastic.recovery import Election, gather_json
 from hvdrecover.errors import DataChangedError, DivergedError, StructureError
-from hvdrecover.events import Events
 
 _LISTED = 10  # tensors in a message; events have more
 _ABSENT = [0, 0, -1]  # the ballot of a rank that has made no commit
 
 
-class Watch:
+class Watch(Voter):
     """The watch.
-
-    Attributes:
-        guard: what the user has decided.
-        judge: what is done about numbers that are not finite; None if nobody looks.
-        missing: which gradients this rank has lacked.
 
     Args:
         guard: what the user has decided; None watches nothing, but for who has a guard and who has none.
-        framework: facts about the framework.
-        world: the ranks.
-        contents: the state's attributes.
-        events: takes what is found.
-        host: this rank's host.
+        context: the state's surroundings.
     """
 
-    def __init__(
-        self,
-        guard: Guard | None,
-        framework: Framework,
-        world: World,
-        contents: Contents,
-        events: Events,
-        host: str,
-    ) -> None:
-        self.guard = guard
-        self._framework = framework
-        self._world = world
-        self._contents = contents
-        self._events = events
-        self._host = host
-        self.missing = Missing(world, events)
-        self.judge: Judge | None = None
-        if guard is not None and guard.numerics is not None:
-            self.judge = Judge(guard, framework, world, contents, events, host)
+    def __init__(self, guard: Guard | None, context: Context) -> None:
+        self._guard = guard
+        self._framework = context.framework
+        self._world = context.world
+        self._contents = context.contents
+        self._events = context.events
+        self._host = context.config.host
         self._fresh = True
         self._warned = False  # that the ranks hold different plain objects
-        self._entries = structure.describe(guard, framework, contents) if guard is not None else ()
+        self._entries: tuple[Entry, ...] = ()
+        if guard is not None:
+            self._entries = structure.describe(guard, context.framework, context.contents)
 
-    # -- structure -------------------------------------------------------------------------------------
+    # -- rendezvous ------------------------------------------------------------------------------------
 
-    @property
-    def told(self) -> tuple[int, int]:
-        """What this rank tells of its structure whenever the ranks meet."""
-        return structure.told(self._entries)
+    def numbers(self, moment: Moment) -> Sequence[int]:
+        """Send digests of this rank's structure and of the parameters in its newest commit."""
+        if moment.kind != "rendezvous":
+            return ()
+        return [*structure.told(self._entries), *self._ballot(moment.held)]
 
-    def meet(self, election: Election, held: Snapshot | None = None) -> None:
-        """The ranks have met, and have told each other what they hold.
+    def prefer(self, holders: Sequence[int], table: Table) -> Sequence[int]:
+        """Prefer the ranks whose parameters more ranks hold than any other."""
+        return [holders[place] for place in _vote_of(holders, table).right]
 
-        Args:
-            election: what has come of it.
-            held: the newest commit in this rank's memory.
+    def verdict(self, moment: Moment, table: Table) -> BaseException | None:
+        """Return an error if the ranks were not started with the same, or hold different parameters.
 
-        Raises:
-            StructureError: they were not started with the same.
-            DivergedError: they hold one commit with different parameters, and the user wants to know.
+        Either only if the user wants that; else there is a warning.
         """
-        self._compare_structures(alike=election.alike)
-        if election.newest is not None and self.guard is not None and self._world.size() > 1:
+        if moment.elected is None:
+            return None
+        try:
+            self._meet(moment, table)
+        except (StructureError, DivergedError) as error:
+            return error
+        return None
+
+    def _meet(self, moment: Moment, table: Table) -> None:
+        election, held = moment.elected, moment.held
+        assert election is not None
+        self._compare_structures(alike=bool((table[:, :2] == table[0, :2]).all()))
+        if election.newest is None or self._guard is None:
+            return
+        if self._world.size() > 1:
             mine = held if held is not None and held.id == election.newest else None
             self._compare_rank_local(mine, f"all go on with those of rank {election.root}")
-        if not election.odd or election.newest is None or self.guard is None:
+        result = _vote_of(election.holders, table)
+        odd = tuple(election.holders[place] for place in result.wrong)
+        if not odd:
             return
-        holders = Vote((election.root,), election.odd, not election.sure)
+        holders = Vote((election.root,), odd, result.tied)
         lines = ["found by digests when they met after a fault"]
-        raises = self.guard.on_divergence == "raise"
+        raises = self._guard.on_divergence == "raise"
         follows = "stopping" if raises else f"all go on with those of rank {election.root}"
         self._say_diverged(holders, election.newest, lines, follows)
         if raises:
             raise _diverged(holders, election.newest, lines)
-        if self._world.rank() in election.odd and election.sure:
+        if self._world.rank() in odd and not result.tied:
             heartbeat.diverged()
 
     def _compare_structures(self, *, alike: bool) -> None:
-        mine = Description(self._entries, self._fresh) if self.guard is not None else None
+        mine = Description(self._entries, self._fresh) if self._guard is not None else None
         self._fresh = False
         if alike:
             return
@@ -119,14 +112,14 @@ class Watch:
 
     # -- parameters ------------------------------------------------------------------------------------
 
-    def ballot(self, snapshot: Snapshot | None) -> list[int]:
-        """What this rank votes with when the ranks meet after a fault, before any of them is believed."""
-        compares = self.guard is not None and self.guard.parameters_every_commits is not None
+    def _ballot(self, snapshot: Snapshot | None) -> list[int]:
+        """Return this rank's vote when the ranks meet after a fault, before any of them is believed."""
+        compares = self._guard is not None and self._guard.parameters_every_commits is not None
         if not compares or snapshot is None or snapshot.id.generation == 0:
             return _ABSENT
         return parameters.ballot(snapshot, self._shared(snapshot))
 
-    def compare(self, memory: Memory) -> bool:
+    def inspect(self, memory: Memory) -> bool:
         """Compare the parameters of a commit with those of the other ranks, if it is time to.
 
         Args:
@@ -138,7 +131,7 @@ class Watch:
         Raises:
             DivergedError: they differ, and the user wants to know.
         """
-        every = self.guard.parameters_every_commits if self.guard is not None else None
+        every = self._guard.parameters_every_commits if self._guard is not None else None
         commit = memory.attempt
         if every is None or commit.commit % every or self._world.size() == 1:
             return False
@@ -159,20 +152,20 @@ class Watch:
 
     def _tell_other_names(self, result: Vote, snapshot: Snapshot) -> None:
         """Some ranks hold tensors that others lack, which can't be healed."""
-        assert self.guard is not None
+        assert self._guard is not None
         tensors = parameters.tensors_of(snapshot, self._shared(snapshot))
         mine = Description(tuple(Entry(each.name, str(each.spec)) for each in tensors)).as_json()
         rows = gather_json(self._world, mine, "hvdrecover.guard.names")
         lines = structure.differences([Description.from_json(row) for row in rows])
-        warns = self.guard.on_divergence == "warn"
+        warns = self._guard.on_divergence == "warn"
         self._say_diverged(result, snapshot.id, lines, "going on" if warns else "stopping")
         if not warns:
             raise _diverged(result, snapshot.id, lines)
 
     def _settle(self, result: Vote, snapshot: Snapshot, memory: Memory) -> bool:
         """All hold tensors of the same names, and not the same ones."""
-        assert self.guard is not None
-        policy, wrong = self.guard.on_divergence, self._world.rank() in result.wrong
+        assert self._guard is not None
+        policy, wrong = self._guard.on_divergence, self._world.rank() in result.wrong
         if policy == "heal" and wrong:
             memory.newest = None  # half healed is no commit
         tensors = parameters.tensors_of(snapshot, self._shared(snapshot))
@@ -201,13 +194,13 @@ class Watch:
         follows: str,
         differences: Sequence[Difference] = (),
     ) -> None:
-        assert self.guard is not None
+        assert self._guard is not None
         self._announce(
             "diverged",
             f"{_problem(result, commit)}: {'; '.join(lines)}; {follows}",
             generation=commit.generation,
             commit=commit.commit,
-            policy=self.guard.on_divergence,
+            policy=self._guard.on_divergence,
             ranks=list(result.wrong),
             tied=result.tied,
             tensors=[str(each) for each in differences[:100]],
@@ -240,8 +233,8 @@ class Watch:
 
     # -- data ------------------------------------------------------------------------------------------
 
-    def compare_data(self, stored: Snapshot, where: str) -> None:
-        """A durable commit is about to be loaded.
+    def resuming(self, stored: Snapshot, where: str) -> None:
+        """Compare the training data with those of a durable commit that is about to be loaded.
 
         Args:
             stored: the commit; its cursors are changed if the epoch is to begin anew.
@@ -250,10 +243,10 @@ class Watch:
         Raises:
             DataChangedError: the training data have changed, and the user wants to know.
         """
-        lines = data.changes(self.guard, stored)
-        if not lines or self.guard is None:
+        lines = data.changes(self._guard, stored)
+        if not lines or self._guard is None:
             return
-        policy = self.guard.data_changed
+        policy = self._guard.data_changed
         follows = {"error": "stopping", "warn": "going on", "restart_epoch": "beginning the epoch anew"}
         self._announce(
             "data_changed",
@@ -271,6 +264,11 @@ class Watch:
     def _announce(self, kind: str, message: str, **facts: Any) -> None:
         shown = message if self._world.rank() == 0 else None
         self._events.emit(kind, shown, level=logging.WARNING, **facts)
+
+
+def _vote_of(holders: Sequence[int], table: Table) -> Vote:
+    """Count the ballots of some ranks; ranks in the result are places among them."""
+    return vote([tuple(table[rank, 2:].tolist()) for rank in holders])
 
 
 def _diverged(result: Vote, commit: CommitId, lines: list[str]) -> DivergedError:

@@ -7,37 +7,40 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hvdrecover.checkpoint.values import Json
-from hvdrecover.clock import Clock
-from hvdrecover.elastic.contents import Contents
-from hvdrecover.elastic.interfaces import Framework
+from hvdrecover.elastic.companions import Kept, Observer
+from hvdrecover.elastic.context import Context
 from hvdrecover.elastic.scalars.log import Log
 from hvdrecover.elastic.scalars.observed import Number
 from hvdrecover.elastic.scalars.stragglers import shares
 from hvdrecover.elastic.scalars.times import Times
+from hvdrecover.elastic.transfer import Agreement
 
 
-class Scalars:
+class Scalars(Observer, Kept):
     """One rank's scalars.
 
     Steps are counted through the whole job: a commit holds the count, and the axis goes back with the job.
 
     Args:
         folder: path or URL of the folder for the runs of all ranks.
-        framework: opens writers.
-        contents: whose parameters are measured at commits.
-        clock: where times come from.
+        context: the state's surroundings; parameters are measured at commits.
 
     Attributes:
         poll: called to find out whether steps have ended, before it matters.
+        durable_age: returns the age of the last durable commit in seconds, on the rank that knows it.
     """
 
-    def __init__(self, folder: str, framework: Framework, contents: Contents, clock: Clock) -> None:
+    key = "scalars"
+
+    def __init__(self, folder: str, context: Context) -> None:
         self.poll: Callable[[], None] = lambda: None
-        self._framework = framework
-        self._contents = contents
-        self._clock = clock
-        self._log = Log(folder, framework.writer, clock)
-        self._times = Times(clock)
+        self.durable_age: Callable[[], float | None] = lambda: None
+        self._context = context
+        self._framework = context.framework
+        self._contents = context.contents
+        self._clock = context.clock
+        self._log = Log(folder, context.framework.writer, context.clock)
+        self._times = Times(context.clock)
         self._steps = 0
         self._coming: dict[str, Number] = {}
         self._rank = 0
@@ -82,97 +85,63 @@ class Scalars:
         self._coming = {}
         self._log.keep_up()
 
-    # -- told by the state -----------------------------------------------------------------------------
+    # -- an observer -----------------------------------------------------------------------------------
 
-    def observe(self, values: Mapping[str, Number]) -> None:
-        """What the script tells of its step."""
+    def attach(self) -> None:
+        """Have the framework report the parts of each step."""
+        self._framework.report_times(self._contents, self)
+
+    def observed(self, values: Mapping[str, Number]) -> None:
+        """Take what the script reports of its step."""
         self.poll()
         (self._coming if self._times.under_way else self._log.row(self._steps)).update(values)
 
-    def committing(self) -> None:
+    def begins(self) -> None:
         """A commit begins."""
         self.poll()
         self._commit_began = self._clock.monotonic()
 
     def busy(self) -> int:
-        """Microseconds of this rank's own work since the last time; 0 if unknown."""
+        """Return the microseconds of this rank's own work since the last time; 0 if unknown."""
         return round(self._times.take_busy() * 1e6)
 
     def compare(self, busy: Sequence[int]) -> None:
-        """How long each rank has worked since the last commit."""
+        """Take how long each rank has worked since the last commit."""
         self._shares = shares(busy)
 
-    def committed(self, age: float | None) -> None:
-        """A commit has ended.
-
-        Args:
-            age: of the last durable commit in seconds, on the rank that knows it.
-        """
+    def committed(self) -> None:
+        """A commit has ended."""
         row = self._log.row(self._steps)
         models = self._contents.components().values()
         row["norm/parameters"] = math.hypot(*map(self._framework.norm, models))
         stall = self._times.committed(self._commit_began)
         row["seconds/commit_stall"] = row.get("seconds/commit_stall", 0.0) + stall
-        if age is not None:
+        if (age := self.durable_age()) is not None:
             row["seconds/since_durable"] = age
         if self._shares is not None:
             row["straggler/share"] = self._shares[self._rank]
             row["straggler/slowest_rank"] = self._shares.index(1.0)
 
-    def state(self) -> dict[str, Json]:
-        """What a commit holds of this."""
+    def capture(self) -> Json | None:
+        """Return the count of steps."""
         self.poll()
-        return {"scalars": {"steps": self._steps}}
+        return {"steps": self._steps}
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go to where a commit was made."""
+    def load(self, value: Json | None) -> None:
+        """Return to the count of a commit."""
         self.poll()  # what has ended before is not to be counted afterwards
-        held = state.get("scalars")
-        steps = held.get("steps") if isinstance(held, dict) else 0
+        steps: Any = value.get("steps") if isinstance(value, dict) else 0
         if isinstance(steps, int) and steps != self._steps:
             self._steps = steps
             self._log.go_to(steps)
 
-    def begin(self, rank: int) -> None:
-        """The ranks have met, and training goes on from a commit."""
-        self._rank = rank
+    def agreed(self, agreement: Agreement) -> None:
+        """Training resumes at a commit."""
+        self._rank = self._context.world.rank()
         self._coming = {}
         self._times.begin()
-        self._log.begin(rank)
+        self._log.begin(self._rank)
 
-    def close(self) -> None:
+    def closing(self) -> None:
         """Training has ended, for now; write what there is."""
         self._log.close()
-
-
-class NoScalars:
-    """What a state tells when nobody wants to look: it goes nowhere."""
-
-    def observe(self, values: Mapping[str, Number]) -> None:
-        """As `Scalars.observe`."""
-
-    def committing(self) -> None:
-        """As `Scalars.committing`."""
-
-    def busy(self) -> int:
-        """Unknown."""
-        return 0
-
-    def compare(self, busy: Sequence[int]) -> None:
-        """As `Scalars.compare`."""
-
-    def committed(self, age: float | None) -> None:
-        """As `Scalars.committed`."""
-
-    def state(self) -> dict[str, Json]:
-        """Nothing."""
-        return {}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """As `Scalars.load`."""
-
-    def begin(self, rank: int) -> None:
-        """As `Scalars.begin`."""
-
-    def close(self) -> None:
-        """As `Scalars.close`."""

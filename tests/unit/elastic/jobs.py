@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.config import Config
+from hvdrecover.elastic.companions import Companions
 from hvdrecover.elastic.guard.settings import Guard
+from hvdrecover.elastic.interfaces import HiddenAttribute
 from hvdrecover.elastic.randomness import Randomness
 from hvdrecover.elastic.state import State
 from tests.fakes.clock import SharedClock
@@ -54,6 +56,8 @@ class Process:
         guard: Guard | None = None,
         tensorboard: str | None = None,
         config: Config | None = None,
+        companions: Companions | None = None,
+        hidden: Mapping[str, HiddenAttribute] | None = None,
         **attributes: Any,
     ) -> State:
         state = State(
@@ -65,6 +69,8 @@ class Process:
             tensorboard=tensorboard,
             config=config or self.config,
             clock=self.clock,
+            companions=companions,
+            hidden=hidden,
             attributes=attributes,
         )
         self.world.told.append(state.on_hosts_updated)
@@ -74,8 +80,7 @@ class Process:
     def end(self) -> None:
         """End the threads that may be left."""
         for state in self.states:
-            if state._durability is not None:
-                state._durability.writer.stop()
+            state._durable.retire()
 
 
 def initialised(body: Callable[[Process], Any], *, seed: int = 1) -> Callable[[FakeWorld], Any]:

@@ -55,9 +55,9 @@ def commit_and_settle(state: State) -> None:
     """A commit whose write, if it began one, has ended, with all deletions after it."""
     train(state)
     state.commit()
-    assert state._durability is not None
-    state._durability.writer.wait()
-    assert state._durability.writer.wait_for_cleanup(HANG_SECONDS)
+    assert state._durable._writing is not None
+    state._durable._writing.writer.wait()
+    assert state._durable._writing.writer.wait_for_cleanup(HANG_SECONDS)
 
 
 def store_of(roots: FakeRoots) -> Store:
@@ -133,13 +133,13 @@ def test_who_waits_for_a_commit_does_not_wait_for_deletions(process: Process, ro
         if number == 2:
             state.flush()
             assert state.last_durable == CommitId(1, 2)
-    assert state._durability is not None
-    assert not state._durability.writer._cleaned_up.is_set()
-    in_flight = state._durability.writer.in_flight
+    assert state._durable._writing is not None
+    assert not state._durable._writing.writer._cleaned_up.is_set()
+    in_flight = state._durable._writing.writer.in_flight
     assert in_flight is not None
     assert in_flight.id == CommitId(1, 3)
     root.delete_gate.set()
-    state.settle()
+    state._durable.settle()
     assert root.commits() == [CommitId(1, 3)]
 
 
@@ -170,7 +170,7 @@ def test_a_commit_made_while_a_write_is_in_flight_stays_in_memory(process: Proce
         train(state)
         state.commit()
     root.gate.set()
-    state._durability.writer.wait()  # type: ignore[union-attr]
+    state._durable._writing.writer.wait()  # type: ignore[union-attr]
     commit_and_settle(state)
     assert [commit.commit for commit in root.published] == [1, 5]
 
@@ -183,8 +183,8 @@ def test_the_bytes_of_the_snapshot_in_flight_never_change(
     train(state)
     state.commit()
     wait_until_blocked(root)
-    assert state._durability is not None
-    in_flight = state._durability.writer.in_flight
+    assert state._durable._writing is not None
+    in_flight = state._durable._writing.writer.in_flight
     assert in_flight is not None
     before = (in_flight.arenas["model"].buffer.tobytes(), str(in_flight.state))
     for _ in range(4):  # more often than there are arenas
@@ -194,7 +194,7 @@ def test_the_bytes_of_the_snapshot_in_flight_never_change(
     state.sync()
     assert (in_flight.arenas["model"].buffer.tobytes(), str(in_flight.state)) == before
     root.gate.set()
-    state._durability.writer.wait()
+    state._durable._writing.writer.wait()
     assert weight_in(roots, CommitId(1, 1)) == 1.0
 
 
@@ -250,7 +250,7 @@ def test_memory_of_a_commit_that_was_overtaken_is_offered_back_when_it_is_durabl
     offered: list[Arena] = []
     monkeypatch.setattr(Arena, "offer_back", lambda arena: offered.append(arena))
     state = begun(process, every_commits=2)
-    durability = state._durability
+    durability = state._durable._writing
     block(root)
     state.commit(durable=True)
     wait_until_blocked(root)
@@ -376,8 +376,8 @@ def test_training_goes_on_through_an_outage_and_the_newest_commit_is_what_gets_w
         train(state)
         state.commit()
     assert state.last_commit == CommitId(1, 26)
-    assert state._durability is not None and state._durability.writer.in_flight is not None
-    assert state._durability.writer.in_flight.id == CommitId(1, 21)  # the newest that was due
+    assert state._durable._writing is not None and state._durable._writing.writer.in_flight is not None
+    assert state._durable._writing.writer.in_flight.id == CommitId(1, 21)  # the newest that was due
     root.failures = 0
     state.flush()
     assert root.published == [CommitId(1, 26)]
@@ -456,8 +456,8 @@ def test_the_end_of_a_run_is_more_patient_than_flush(process: Process, root: Fak
     def mend() -> None:
         """When as many attempts have failed as `flush` waits for; there is no other before the time moves."""
         assert process.clock.in_pause.wait(HANG_SECONDS)
-        assert state._durability is not None
-        left.append(state._durability.writer._patience)
+        assert state._durable._writing is not None
+        left.append(state._durable._writing.writer._patience)
         root.failures = 0
         process.clock.advance(30)
 
@@ -496,7 +496,7 @@ def test_a_write_that_hangs_does_not_hold_up_training(process: Process, root: Fa
     process.clock.impatient = True
     with pytest.raises(FlushTimeoutError, match="the write has been under way for 50 s"):
         state.flush(timeout=50)
-    state.settle()
+    state._durable.settle()
     assert root.published == []
     root.gate.set()
 
@@ -559,7 +559,7 @@ def test_a_job_whose_storage_hangs_for_too_long_stops(process: Process, root: Fa
         state.commit(durable=True)  # has to wait for the write, and does not wait for ever
     with pytest.raises(StorageError, match="HVDRECOVER_MAX_DURABLE_AGE"):
         state.flush()
-    state.settle()
+    state._durable.settle()
     root.gate.set()
 
 
@@ -610,12 +610,12 @@ def test_all_ranks_of_a_job_that_was_replaced_stop_together(root: FakeRoot, root
         if process.world.rank() == 0:
             block(root)
         state.commit()
-        if state._durability is not None:
+        if state._durable._writing is not None:
             wait_until_blocked(root)
             store_of(roots).claim_next()
             root.gate.set()
             with pytest.raises(FencedError):
-                state._durability.writer.wait()
+                state._durable._writing.writer.wait()
         with pytest.raises((FencedError, StoppedError)) as caught:
             state.commit()
         return kinds(caught.value)
@@ -648,9 +648,9 @@ def test_a_job_that_was_replaced_stops_at_the_first_commit_that_knows(
     wait_until_blocked(root)
     store_of(roots).claim_next()
     root.gate.set()
-    assert state._durability is not None
+    assert state._durable._writing is not None
     with pytest.raises(FencedError):
-        state._durability.writer.wait()
+        state._durable._writing.writer.wait()
     for _ in range(2):
         with pytest.raises(FencedError, match="generation 2 has claimed"):
             state.commit()
@@ -665,12 +665,19 @@ def test_a_rank_that_its_own_job_went_on_without_writes_again_when_they_have_met
     state.commit()
     wait_until_blocked(root)
     events = Events(None, "host", process.clock)
-    others = Store(roots.open(URL), keep=3, job=state._job, host="other", events=events, clock=process.clock)
+    others = Store(
+        roots.open(URL),
+        keep=3,
+        job=state._context.place.job,
+        host="other",
+        events=events,
+        clock=process.clock,
+    )
     assert others.claim_next() == 2
     root.gate.set()
-    assert state._durability is not None
+    assert state._durable._writing is not None
     with pytest.raises(FencedError):
-        state._durability.writer.wait()
+        state._durable._writing.writer.wait()
     for _ in range(2):
         state.sync()  # once for each generation
     state.commit()
@@ -685,7 +692,7 @@ def test_a_root_that_has_vanished_is_not_made_anew_when_rank_0_changes(
     state.commit()
     state.flush()
     root.files.clear()
-    state._retire_writer()  # rank 0 is another process from now on, which has never claimed anything
+    state._durable.retire()  # rank 0 is another process from now on, which has never claimed anything
     state.sync()
     state.commit()
     with pytest.raises(StorageError, match="unmounted, and is not made anew"):
@@ -735,6 +742,6 @@ def test_settling_waits_for_the_write_in_flight_and_raises_nothing(process: Proc
     state = begun(process)
     root.failures = 1
     state.commit()
-    state.settle()
-    assert state._durability is not None
-    assert state._durability.writer.in_flight is None
+    state._durable.settle()
+    assert state._durable._writing is not None
+    assert state._durable._writing.writer.in_flight is None

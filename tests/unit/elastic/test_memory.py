@@ -8,8 +8,11 @@ from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.elastic.contents import Contents
+from hvdrecover.elastic.context import Place
 from hvdrecover.elastic.memory import Memory
+from hvdrecover.elastic.randomness import Generators
 from tests.fakes.framework import FakeFramework
+from tests.fakes.world import FakeJob, FakeWorld
 
 
 class Training:
@@ -17,21 +20,20 @@ class Training:
 
     def __init__(self) -> None:
         self.contents = Contents(FakeFramework(), {"w": np.zeros(3)}, set())
-        self.memory = Memory(self.contents, {})
+        place = Place(FakeWorld(FakeJob(lambda world: None, 1), 0.0, newcomer=False))
+        self.memory = Memory(self.contents, Generators(FakeFramework(), "reseed"), (), place, {})
         self.number = 0
 
     def commit(self, in_flight: Snapshot | None = None) -> Snapshot:
         self.number += 1
         self.contents.values["w"] = np.full(3, float(self.number))
-        present = self.contents.take_apart()
-        return self.memory.capture(CommitId(1, self.number), present, {}, 1, in_flight=in_flight)
+        self.memory.in_flight = lambda: in_flight
+        return self.memory.capture(CommitId(1, self.number))
 
     def commit_unchanged(self, in_flight: Snapshot | None = None) -> Snapshot:
         self.number += 1
-        present = self.contents.take_apart()
-        assert self.memory.is_unchanged(present)
-        commit = CommitId(1, self.number)
-        return self.memory.capture(commit, present, {}, 1, in_flight=in_flight, unchanged=True)
+        self.memory.in_flight = lambda: in_flight
+        return self.memory.commit()
 
 
 def arena(snapshot: Snapshot) -> Arena:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -19,12 +20,11 @@ from hvdrecover.elastic.estimates import cost_of_write, mean_time_between_failur
 from hvdrecover.elastic.interval import Costs, best
 from hvdrecover.elastic.pacing import CHANGE, START, Decision, Pacing
 from hvdrecover.elastic.state import State
-from hvdrecover.events import Events
 from tests.fakes.clock import FakeClock
 from tests.fakes.framework import FakeModel
 from tests.fakes.root import FakeRoot, FakeRoots
 from tests.fakes.world import HANG_SECONDS
-from tests.unit.elastic.jobs import URL, Process, on_ranks
+from tests.unit.elastic.jobs import CONFIG, URL, Process, on_ranks
 
 DAY = 86400.0
 SECONDS = st.floats(0.0, 1e6)
@@ -141,7 +141,7 @@ def test_the_decision_is_the_one_that_loses_least_by_what_was_measured() -> None
 def test_where_losses_are_frequent_half_of_the_time_is_without_a_write() -> None:
     clock = FakeClock()
     pacing = on(clock)
-    pacing.load({"pacing": {"seconds": 0.0, "failures": 100_000}})
+    pacing.load({"seconds": 0.0, "failures": 100_000})
     a_write(pacing, clock, seconds=0.5, slow=1.0)
     decision = decided(pacing)
     assert (decision.seconds, decision.reason, pacing.seconds) == (1.0, "least", 1.0)
@@ -220,11 +220,11 @@ def test_time_and_failures_outlive_a_job() -> None:
     first = on(clock)
     clock.advance(100.0)
     second = on(clock)
-    second.load(second.resumed(first.state()))
+    second.load(second.resumed(first.capture()))
     clock.advance(50.0)
-    assert second.state() == {"pacing": {"seconds": 150.0, "failures": 1}}
-    second.load(second.state())  # from a memory: nothing was lost
-    assert second.state() == {"pacing": {"seconds": 150.0, "failures": 1}}
+    assert second.capture() == {"seconds": 150.0, "failures": 1}
+    second.load(second.capture())  # from a memory: nothing was lost
+    assert second.capture() == {"seconds": 150.0, "failures": 1}
 
 
 @pytest.mark.parametrize(
@@ -241,22 +241,21 @@ def test_time_and_failures_outlive_a_job() -> None:
 )
 def test_nonsense_counts_for_nothing(held: object) -> None:
     pacing = on()
-    pacing.load({"pacing": held})
-    assert pacing.state() == {"pacing": {"seconds": 0.0, "failures": 0}}
+    pacing.load(held)
+    assert pacing.capture() == {"seconds": 0.0, "failures": 0}
 
 
 def test_without_it_commits_hold_nothing_of_it() -> None:
     off = Pacing(FakeClock(), on=False)
-    assert (off.state(), off.resumed({})) == ({}, {})
+    assert (off.capture(), off.resumed(None)) == (None, None)
 
 
 # -- in a job ------------------------------------------------------------------------------------------
 
 
 def begun(process: Process, tmp_path: Path | None = None) -> State:
-    state = process.state(Checkpoint(URL, every="auto"), model=FakeModel(w=[0.0]), step=0)
-    if tmp_path is not None:
-        state._events = Events(tmp_path, "host", process.clock)
+    config = dataclasses.replace(CONFIG, events=tmp_path)
+    state = process.state(Checkpoint(URL, every="auto"), config=config, model=FakeModel(w=[0.0]), step=0)
     state.sync()
     return state
 
@@ -279,15 +278,15 @@ def train(process: Process, state: State, root: FakeRoot, steps: int) -> list[fl
     for _ in range(steps):
         process.clock.advance(1.1 if beside else 1.0)
         beside = max(0, beside - 1)
-        if beside == 0 and state._durability is not None:
+        if beside == 0 and state._durable._writing is not None:
             root.gate.set()
-            state._durability.writer.wait()
-            assert state._durability.writer.wait_for_cleanup(HANG_SECONDS)
+            state._durable._writing.writer.wait()
+            assert state._durable._writing.writer.wait_for_cleanup(HANG_SECONDS)
             root.gate.clear()
         state.step += 1
         state.commit()
-        assert state._durability is not None
-        if beside == 0 and state._durability.writer.in_flight is not None:
+        assert state._durable._writing is not None
+        if beside == 0 and state._durable._writing.writer.in_flight is not None:
             assert root.at_the_gate.wait(HANG_SECONDS)
             begun.append(process.clock.monotonic())
             beside = 2
@@ -322,7 +321,7 @@ def test_only_rank_0_decides(root: FakeRoot, tmp_path: Path) -> None:
             process.clock.advance(1.0)
             state.commit(durable=True)
             state.flush()
-        return state._pacing.seconds
+        return state._durable._pacing.seconds
 
     assert on_ranks(2, body) == [0.0, START]  # writes took no time by this clock
     assert len(intervals(tmp_path / "0")) == 1
@@ -348,12 +347,12 @@ def test_the_time_of_a_start_is_that_to_restore(process: Process, roots: FakeRoo
     first.commit(durable=True)
     first.flush()
     heartbeat.stepped()
-    assert first._pacing._restore is None
+    assert first._durable._pacing._restore is None
     process.end()
     second = begun(process)
     process.clock.advance(7.0)
     heartbeat.stepped()  # the first step
-    assert second._pacing._restore == 7.0
+    assert second._durable._pacing._restore == 7.0
 
 
 def test_commits_say_for_how_long_they_stalled(process: Process, root: FakeRoot, tmp_path: Path) -> None:
@@ -363,8 +362,8 @@ def test_commits_say_for_how_long_they_stalled(process: Process, root: FakeRoot,
             held: dict[str, object] = super().state_dict()
             return held
 
-    state = process.state(Checkpoint(URL), model=SlowModel(w=[0.0]))
-    state._events = Events(tmp_path, "host", process.clock)
+    config = dataclasses.replace(CONFIG, events=tmp_path)
+    state = process.state(Checkpoint(URL), config=config, model=SlowModel(w=[0.0]))
     state.sync()
     state.commit()
     (commit,) = [event for event in events(tmp_path) if event["kind"] == "commit"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,13 @@ from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import TensorSpec, plan
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.elastic import recovery
-from hvdrecover.elastic.recovery import Agreement, Election, elect
+from hvdrecover.elastic import transfer
+from hvdrecover.elastic.companions import Companions, Moment
+from hvdrecover.elastic.election import Election, elect
+from hvdrecover.elastic.exchange import gather_json
+from hvdrecover.elastic.guard.votes import vote
+from hvdrecover.elastic.liveness import Silences
+from hvdrecover.elastic.transfer import Agreement
 from hvdrecover.errors import RecoveryError
 from hvdrecover.heartbeat import Page
 from tests.fakes.world import FakeJob, FakeWorld, Fault, current_world, fail_at
@@ -46,27 +51,21 @@ NONE = CommitId(0, 0)
         ([NONE], Election(0, None)),
         ([NONE, NONE, NONE], Election(0, None)),
         ([CommitId(0, 7), NONE], Election(0, None)),
-        ([NONE, CommitId(1, 0)], Election(1, CommitId(1, 0))),
-        ([CommitId(1, 4), CommitId(1, 5), CommitId(1, 4)], Election(1, CommitId(1, 5))),
-        ([CommitId(1, 5), CommitId(1, 5)], Election(0, CommitId(1, 5))),
-        ([CommitId(1, 900), CommitId(2, 3), NONE], Election(1, CommitId(2, 3))),
+        ([NONE, CommitId(1, 0)], Election(1, CommitId(1, 0), (1,))),
+        ([CommitId(1, 4), CommitId(1, 5), CommitId(1, 4)], Election(1, CommitId(1, 5), (1,))),
+        ([CommitId(1, 5), CommitId(1, 5)], Election(0, CommitId(1, 5), (0, 1))),
+        ([CommitId(1, 900), CommitId(2, 3), NONE], Election(1, CommitId(2, 3), (1,))),
     ],
 )
 def test_the_newest_commit_wins_whoever_holds_it(published: list[CommitId], expected: Election) -> None:
     assert elect(published) == expected
 
 
-def test_all_ranks_elect_the_same() -> None:
-    def body(world: FakeWorld) -> Election:
-        return recovery.publish(world, CommitId(1, 10 - world.rank()) if world.rank() else None)
-
-    assert on_ranks(3, body) == [Election(1, CommitId(1, 9))] * 3
-
-
 def test_all_ranks_learn_the_longest_silence_of_any(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     silences = {0: (2.0, 0.0), 1: (7.2504, 30.0), 2: (0.0, 40.0)}
     monkeypatch.setattr(heartbeat, "longest", lambda: silences[current_world().rank()])
-    on_ranks(3, lambda world: recovery.publish(world, None))
+    companions, moment = Companions(voters=(Silences(),)), Moment("rendezvous")
+    on_ranks(3, lambda world: companions.verdict(moment, companions.exchange(world, moment, [0])[1:]))
     assert page.read().longest == 7.251  # in whole milliseconds, rounded up
     assert page.read().longest_beginning == 40.0
 
@@ -75,9 +74,9 @@ def test_a_snapshot_arrives_whole() -> None:
     def body(world: FakeWorld) -> Agreement:
         if world.rank() == 1:
             agreement = Agreement(snapshot_of(1.5, -2.5), "memory", "job-1")
-            recovery.send(world, 1, agreement)
+            transfer.send(world, 1, agreement)
             return agreement
-        return recovery.receive(world, 1)
+        return transfer.receive(world, 1)
 
     for agreement in on_ranks(3, body):
         assert (agreement.source, agreement.job) == ("memory", "job-1")
@@ -91,15 +90,15 @@ def test_a_snapshot_arrives_whole() -> None:
 
 
 def test_a_large_snapshot_goes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "_PIECE", 1000)
+    monkeypatch.setattr(transfer, "_PIECE", 1000)
     weights = [float(number) for number in range(2000)]
 
     def body(world: FakeWorld) -> tuple[list[float], int]:
         snapshot = snapshot_of(*weights)
         if world.rank() == 0:
-            recovery.send(world, 0, Agreement(snapshot, "durable", "job"))
+            transfer.send(world, 0, Agreement(snapshot, "durable", "job"))
         else:
-            snapshot = recovery.receive(world, 0).snapshot
+            snapshot = transfer.receive(world, 0).snapshot
         return snapshot.arenas["model"].bytes_of("w").view(np.float64).tolist(), world.visits
 
     pieces = -(-snapshot_of(*weights).nbytes // 1000)
@@ -113,9 +112,9 @@ def receive_or_keep(held: dict[int, Snapshot], sent: Snapshot) -> list[tuple[int
         agreement = Agreement(sent, "memory", "job")
         before = world.visits
         if world.rank() == 0:
-            recovery.send(world, 0, agreement)
+            transfer.send(world, 0, agreement)
         else:
-            agreement = recovery.receive(world, 0, held.get(world.rank()))
+            agreement = transfer.receive(world, 0, held.get(world.rank()))
         return world.visits - before, agreement
 
     return on_ranks(3, body)
@@ -148,7 +147,7 @@ def test_a_rank_that_lacks_the_bytes_gets_them_while_another_keeps_its_own(other
 
 
 def test_a_large_snapshot_is_passed_on_in_the_same_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "_PIECE", 1000)
+    monkeypatch.setattr(transfer, "_PIECE", 1000)
     weights = [float(number) for number in range(2000)]
     found = receive_or_keep({1: snapshot_of(*weights)}, snapshot_of(*weights))
     assert found[2][1].snapshot.arenas["model"].bytes_of("w").view(np.float64).tolist() == weights
@@ -158,9 +157,9 @@ def test_a_snapshot_without_tensors_needs_no_buffers() -> None:
     def body(world: FakeWorld) -> dict[str, Arena]:
         snapshot = Snapshot(CommitId(1, 0), {}, {}, 1, {})
         if world.rank() == 0:
-            recovery.send(world, 0, Agreement(snapshot, "initial", "job"))
+            transfer.send(world, 0, Agreement(snapshot, "initial", "job"))
             return {}
-        return recovery.receive(world, 0).snapshot.arenas
+        return transfer.receive(world, 0).snapshot.arenas
 
     assert on_ranks(2, body) == [{}, {}]
 
@@ -168,10 +167,10 @@ def test_a_snapshot_without_tensors_needs_no_buffers() -> None:
 def test_a_failure_of_the_root_reaches_the_others_with_its_reason() -> None:
     def body(world: FakeWorld) -> str:
         if world.rank() == 2:
-            recovery.send_failure(world, 2, OSError("the disk is gone"))
+            transfer.send_failure(world, 2, OSError("the disk is gone"))
             return ""
         with pytest.raises(RecoveryError) as caught:
-            recovery.receive(world, 2)
+            transfer.receive(world, 2)
         return str(caught.value)
 
     messages = on_ranks(3, body)
@@ -182,30 +181,29 @@ def test_a_failure_of_the_root_reaches_the_others_with_its_reason() -> None:
 def test_a_root_that_dies_while_sending_is_noticed(collective: str) -> None:
     def body(world: FakeWorld) -> None:
         if world.rank() == 0:
-            recovery.send(world, 0, Agreement(snapshot_of(1.0), "memory", "job"))
+            transfer.send(world, 0, Agreement(snapshot_of(1.0), "memory", "job"))
         else:
             with pytest.raises(HorovodInternalError):
-                recovery.receive(world, 0)
+                transfer.receive(world, 0)
 
     on_ranks(3, body, fail_at(0, f"hvdrecover.{collective}"))
 
 
 def test_values_of_different_lengths_are_gathered() -> None:
     def body(world: FakeWorld) -> list[Any]:
-        return recovery.gather_json(world, {"rank": "x" * 50 * world.rank(), "ü": None}, "values")
+        return gather_json(world, {"rank": "x" * 50 * world.rank(), "ü": None}, "values")
 
     expected = [{"rank": "x" * 50 * rank, "ü": None} for rank in range(3)]
     assert on_ranks(3, body) == [expected] * 3
 
 
 @pytest.mark.parametrize(
-    ("commits", "ballots", "expected"),
-    [
-        ([2, 2, 2], "aab", Election(0, CommitId(1, 2), odd=(2,))),
-        ([2, 2, 2], "abb", Election(1, CommitId(1, 2), odd=(0,))),
-        ([2, 2, 1], "bac", Election(0, CommitId(1, 2), odd=(1,), sure=False)),
-        ([1, 2, 1], "abb", Election(1, CommitId(1, 2))),
-    ],
+    ("commits", "ballots", "root"),
+    [([2, 2, 2], "aab", 0), ([2, 2, 2], "abb", 1), ([2, 2, 1], "bac", 0), ([1, 2, 1], "abb", 1)],
 )
-def test_memories_that_differ_are_outvoted(commits: list[int], ballots: str, expected: Election) -> None:
-    assert elect([CommitId(1, commit) for commit in commits], list(ballots)) == expected
+def test_memories_that_differ_are_outvoted(commits: list[int], ballots: str, root: int) -> None:
+    def prefer(holders: Sequence[int]) -> list[int]:
+        return [holders[place] for place in vote([ballots[rank] for rank in holders]).right]
+
+    election = elect([CommitId(1, commit) for commit in commits], prefer)
+    assert (election.root, election.newest) == (root, CommitId(1, 2))

@@ -179,8 +179,8 @@ class KeptPart:
 
 
 def test_what_is_kept_beside_the_attributes_rolls_back_and_may_be_absent(process: Process) -> None:
-    state, part = process.state(epoch=0), KeptPart()
-    state._contents.keep("_part", part)
+    part = KeptPart()
+    state = process.state(hidden={"_part": part}, epoch=0)
     state.sync()
     state.restore()
     part.held = {"best": 3.0, "waits": [1]}

@@ -115,7 +115,7 @@ def test_writing_the_last_commit_is_no_hang(
     state.sync()
     state.commit()
     paused: list[bool] = []
-    durability = state._durability
+    durability = state._durable._writing
     assert durability is not None
     flush = durability.flush
 

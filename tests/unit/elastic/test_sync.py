@@ -10,7 +10,7 @@ from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.elastic.recovery import Election
+from hvdrecover.elastic.election import Election
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import MismatchError, NoUsableCommitError, RecoveryError
 from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
@@ -56,7 +56,7 @@ def write_commits(number: int, size: int = 1, **options: Any) -> list[Any]:
             step(state)
             state.commit()
             state.flush()
-        state.settle()  # what is no longer kept is deleted after that
+        state._durable.settle()  # what is no longer kept is deleted after that
         return facts(state)
 
     return on_ranks(size, body, **options)
@@ -65,7 +65,7 @@ def write_commits(number: int, size: int = 1, **options: Any) -> list[Any]:
 def test_the_initial_state_comes_from_rank_0() -> None:
     def body(process: Process) -> tuple[str, dict[str, Any]]:
         state = made(process, value=process.world.rank() + 1.0)
-        return state.agree(), facts(state)
+        return state._recovery.agree(), facts(state)
 
     results = on_ranks(3, body)
     assert results[0][1]["w"] == [1.0, 1.0]
@@ -118,7 +118,7 @@ def test_the_newest_memory_commit_wins_whoever_holds_it(holder: int) -> None:
         if process.world.rank() == holder:
             step(state)
             state.save()
-        assert state.agree() == "memory"
+        assert state._recovery.agree() == "memory"
         return facts(state)
 
     results = on_ranks(3, body)
@@ -132,7 +132,7 @@ def test_a_fresh_rank_0_takes_the_state_of_the_others() -> None:
     def body(process: Process) -> dict[str, Any]:
         state = made(process, value=process.world.newcomer * 100.0)
         if process.world.newcomer:
-            assert state.agree() == "memory"
+            assert state._recovery.agree() == "memory"
             return {**facts(state), "rank": process.world.rank()}
         state.sync()
         step(state)
@@ -174,7 +174,8 @@ def test_a_straggler_with_a_higher_number_of_an_older_generation_loses() -> None
             state.save()
         if not straggler:
             # What an agreement that the straggler missed did to the others.
-            state._adopt(state._choose(recovery_without_the_straggler(state)))
+            recovery = state._recovery
+            recovery._adopt(recovery._choose(recovery_without_the_straggler(state)))
         state.sync()
         return facts(state)
 
@@ -249,7 +250,7 @@ def test_if_every_save_was_torn_the_durable_commit_is_taken(roots: FakeRoots) ->
         process.framework.tear = 1
         with pytest.raises(RuntimeError):
             state.save()
-        assert state.agree() == "durable"
+        assert state._recovery.agree() == "durable"
         return list(state.history)
 
     assert on_ranks(2, body) == [[0.0], [0.0]]
@@ -292,7 +293,7 @@ def test_fresh_ranks_resume_from_the_newest_durable_commit() -> None:
 
     def body(process: Process) -> tuple[str, dict[str, Any]]:
         state = made(process, URL, value=77.0)
-        return state.agree(), facts(state)
+        return state._recovery.agree(), facts(state)
 
     results = on_ranks(2, body)
     assert results[0] == ("durable", {**written, "commit": CommitId(2, 3)})
@@ -313,7 +314,7 @@ def test_memory_comes_before_a_durable_commit(roots: FakeRoots) -> None:
         state.flush()
         step(state)
         state.save()
-        assert state.agree() == "memory"
+        assert state._recovery.agree() == "memory"
         return list(state.history)
 
     assert on_ranks(2, body) == [[0.0, 1]] * 2

@@ -61,9 +61,9 @@ def test_the_initial_state_is_kept_so_that_another_run_can_begin_with_it(
 @pytest.mark.parametrize("checkpoint", [None, "fake://own", Checkpoint("fake://own", keep=7)])
 def test_the_jobs_own_root_is_never_touched(checkpoint: Any, process: Process, folder: Path) -> None:
     state = drilled(process, folder, checkpoint)
-    assert state._settings is not None
-    assert state._settings.url == str(folder.parent / "root")
-    assert state._settings.keep == (7 if isinstance(checkpoint, Checkpoint) else 3)
+    assert state._durable._settings is not None
+    assert state._durable._settings.url == str(folder.parent / "root")
+    assert state._durable._settings.keep == (7 if isinstance(checkpoint, Checkpoint) else 3)
 
 
 def test_a_commit_is_told_with_digests_values_and_what_was_done_for_it(
@@ -71,8 +71,7 @@ def test_a_commit_is_told_with_digests_values_and_what_was_done_for_it(
 ) -> None:
     sampler = FakeSampler(8, shuffle=False)
     state = drilled(process, folder, sampler=sampler)
-    assert state._witness is not None
-    state._witness.step_begins("given")
+    process.framework.step_observer.step_begins("given")
     sampler.order.record(2)
     state.batch = 1
     state.commit()
@@ -107,12 +106,11 @@ def test_steps_are_counted_from_a_commit_and_batches_tell_their_samples(
 ) -> None:
     sampler = FakeSampler(8, shuffle=False)
     state = drilled(process, folder, sampler=sampler)
-    assert state._witness is not None
     for inputs in ("a", "b"):
-        state._witness.step_begins(inputs)
+        process.framework.step_observer.step_begins(inputs)
         sampler.order.record(3)
     state.commit()
-    state._witness.step_begins("c")
+    process.framework.step_observer.step_begins("c")
     sampler.order.record(3)
     assert [(line["number"], line["inputs"]) for line in told(folder, "step")] == [
         (1, "a"),
@@ -127,28 +125,26 @@ def test_what_is_changed_between_an_agreement_and_the_first_step_is_told_once(
     process: Process, folder: Path
 ) -> None:
     state = drilled(process, folder, other=FakeModel(weight=[1.0]))
-    assert state._witness is not None
     state.model.weights["weight"][1] = 9.0
     state.batch = 4
-    state._witness.step_begins()
+    process.framework.step_observer.step_begins()
     state.batch = 5
-    state._witness.step_begins()
+    process.framework.step_observer.step_begins()
     (line,) = told(folder, "changed")
     assert (line["tensors"], line["values"]) == ({"model": ["weight"]}, {"batch": [0, 4]})
 
 
 def test_tensors_that_are_gone_have_changed(process: Process, folder: Path) -> None:
     state = drilled(process, folder)
-    assert state._witness is not None
     del state.model.weights["weight"]
-    state._witness.step_begins()
+    process.framework.step_observer.step_begins()
     assert told(folder, "changed")[0]["tensors"] == {"model": ["weight"]}
 
 
 def test_without_a_drill_there_is_no_witness(process: Process, tmp_path: Path) -> None:
     state = process.state(model=FakeModel(weight=[0.0]))
     state.sync()
-    assert state._witness is None
+    assert not hasattr(process.framework, "step_observer")
 
 
 @pytest.mark.parametrize(("order", "code"), [("segfault", -signal.SIGSEGV), ("hunger", 1)])
@@ -156,7 +152,7 @@ def test_an_order_is_carried_out_at_the_next_batch(order: str, code: int, folder
     script = """
 import sys
 from pathlib import Path
-from hvdrecover.elastic import witness
+from hvdrecover.drill import witness
 folder = Path(sys.argv[1])
 (folder / "orders").mkdir(parents=True)
 (folder / "orders" / "0").write_text(sys.argv[2])

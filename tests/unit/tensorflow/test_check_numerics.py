@@ -70,14 +70,14 @@ def test_a_check_comes_to_what_the_guard_says(policy: Any, kind: type[Exception]
     state = recover.TensorFlowKerasState(model, keras.optimizers.SGD(0.5), guard=guard)
     state.sync()
     error = error_of(checked, -1.0)
-    verdict = state.verdict_on(error)
+    verdict = state._recovery.cause(error)
     assert isinstance(verdict, kind)
     if kind is NumericsError:
         assert ': NaN in "my words' in str(verdict)
-    assert state.verdict_on(ValueError("mine")).args == ("mine",)
+    assert state._recovery.cause(ValueError("mine")).args == ("mine",)
 
 
 def test_without_a_guard_a_check_is_left_alone() -> None:
     state = recover.TensorFlowState([tf.Variable(1.0)])
     error = error_of(checked, -1.0)
-    assert state.verdict_on(error) is error
+    assert state._recovery.cause(error) is error

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hvdrecover.torch as recover
-from hvdrecover.elastic.scalars.observed import Observed
+from hvdrecover.elastic.scalars.observed import observed
 from hvdrecover.errors import ConfigError
 from hvdrecover.torch.framework import TorchFramework
 from tests.integration.scalars import Run, read
@@ -160,7 +160,7 @@ def test_evaluation_ends_no_wait_for_data(tmp_path: Path) -> None:
 
 def test_the_loss_keeps_no_graph_and_is_not_changed_later() -> None:
     loss = torch.ones((), requires_grad=True) * 2
-    kept = Observed(TorchFramework()).take({"loss": loss})["loss"]
+    kept = observed(TorchFramework(), {"loss": loss})["loss"]
     loss.detach().fill_(7.0)
     assert (float(kept), kept.requires_grad) == (2.0, False)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from hvdrecover.elastic.witness import Witness
 from hvdrecover.torch import witness
 
 
@@ -26,7 +25,7 @@ def watched() -> tuple[Listener, torch.nn.Module, torch.optim.Optimizer]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     listener = Listener()
     components: dict[str, Any] = {"model": model, "optimizer": optimizer}
-    witness.watch(components, cast(Witness, listener))
+    witness.watch(components, listener)
     return listener, model, optimizer
 
 

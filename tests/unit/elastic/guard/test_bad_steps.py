@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hvdrecover.elastic.state import State
 from hvdrecover.errors import NumericsError
 from tests.fakes.framework import FakeLoader, FakeModel, FakeOptimizer, FakeSampler
 from tests.fakes.world import fail_at
-from tests.unit.elastic.jobs import Process, on_ranks
+from tests.unit.elastic.jobs import CONFIG, Process, on_ranks
 
 SAMPLES = 24
 
@@ -37,13 +38,13 @@ class Script:
         model = FakeModel(w=[0.0])
         state = process.state(
             guard=self.guard,
+            config=dataclasses.replace(CONFIG, events=self.events),
             model=model,
             optimizer=FakeOptimizer(model),
             sampler=FakeSampler(SAMPLES, shuffle=False),
             step=0,
             log=[],
         )
-        state._events._folder = self.events
         try:
             run(lambda state: self._train(process, state))(state)
         except NumericsError as error:
@@ -58,9 +59,8 @@ class Script:
                 state.optimizer.step({"w": total})
                 state.log.append(state.step)
             else:
-                assert state._watch.judge is not None
                 here = [] if np.isfinite(mine) else ["model.w"]
-                state._watch.judge.gradients(["model.w"], here, batch_size=len(batch))
+                process.framework.judge.gradients(["model.w"], here, batch_size=len(batch))
             state.observe(loss=mine)
             state.sampler.order.record(len(batch))
             state.step += 1

@@ -36,7 +36,7 @@ def train_on(data: Any) -> None:
         state.model.weights["w"][0] = 5.0
         state.commit()
         state.flush()
-        state.settle()
+        state._durable.settle()
 
     on_ranks(2, body)
 

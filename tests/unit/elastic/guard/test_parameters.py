@@ -34,7 +34,7 @@ def weights(state: State) -> list[list[float]]:
 def train(state: State, steps: int) -> None:
     for _ in range(steps):
         state.optimizer.step({"w": np.ones(6), "small": np.ones(2, np.float32)})
-        state.model.weights["local"] += state._world.rank()
+        state.model.weights["local"] += state._context.world.rank()
         state.step += 1
         state.commit()
 
@@ -188,7 +188,7 @@ def test_a_commit_that_differs_is_not_made_durable(roots: FakeRoots) -> None:
             state.model.weights["w"][0] = 9.0
         state.commit(durable=True)
         state.flush()
-        state.settle()
+        state._durable.settle()
 
     on_ranks(3, body)
 
@@ -282,7 +282,7 @@ def test_ranks_that_meet_after_a_fault_believe_the_majority(policy: Divergence, 
             try:
                 process.world.allgather([1], "work")
             except Exception as fault:
-                state.meet_again(fault)
+                state._recovery.rendezvous(fault)
         try:
             state.sync()
         except DivergedError as caught:

@@ -135,7 +135,7 @@ def test_a_rank_that_joins_later_may_have_other_settings() -> None:
             try:
                 process.world.allgather([1], "work")
             except Exception as error:
-                state.meet_again(error)
+                state._recovery.rendezvous(error)
         state.sync()
         return float(state.optimizer.rate)
 
@@ -152,7 +152,7 @@ def test_a_rank_that_joins_later_must_have_the_same_model() -> None:
                 try:
                     process.world.allgather([1], "work")
                 except Exception as error:
-                    state.meet_again(error)
+                    state._recovery.rendezvous(error)
             state.sync()
         except StructureError as error:
             return str(error.differences)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.elastic.run import run
-from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.elastic.state import State
 from tests.fakes.framework import FakeModel, read_run
 from tests.fakes.root import FakeRoots
@@ -45,8 +44,7 @@ class Script:
 
         @run
         def train(state: State) -> None:
-            scalars = state._scalars
-            assert isinstance(scalars, Scalars)
+            scalars = process.framework.scalars
             while state.step < self.steps:
                 clock.advance(0.25)
                 scalars.fetched()
@@ -146,8 +144,7 @@ def test_what_is_told_before_a_step_ends_belongs_to_it(tmp_path: Path) -> None:
     def body(process: Process) -> None:
         state = process.state(tensorboard=str(tmp_path), step=0)
         state.sync()
-        scalars = state._scalars
-        assert isinstance(scalars, Scalars)
+        scalars = process.framework.scalars
         for step in (1, 2, 3):
             if step != 2:
                 scalars.fetched()
@@ -155,7 +152,7 @@ def test_what_is_told_before_a_step_ends_belongs_to_it(tmp_path: Path) -> None:
             scalars.stepped()
             state.observe(rate=step)
         state.observe(2.5, rate=2.5)
-        scalars.close()
+        scalars.closing()
 
     FakeJob(initialised(body), 1).results()
     series = {
@@ -170,8 +167,7 @@ def test_steps_that_nobody_has_told_of_yet_are_rolled_back_too(tmp_path: Path) -
     def body(process: Process) -> None:
         state = process.state(tensorboard=str(tmp_path), step=0)
         state.sync()
-        scalars = state._scalars
-        assert isinstance(scalars, Scalars)
+        scalars = process.framework.scalars
         ended = 0
 
         def poll() -> None:
@@ -188,7 +184,7 @@ def test_steps_that_nobody_has_told_of_yet_are_rolled_back_too(tmp_path: Path) -
         state.restore()
         ended = 1
         state.observe(loss=1.0)
-        scalars.close()
+        scalars.closing()
 
     FakeJob(initialised(body), 1).results()
     assert [step for step, _, _ in read_run(tmp_path / "rank-0")["seconds/step"]] == [2, 5, 6]

@@ -1,4 +1,4 @@
-"""What a drill learns from a training process, and what it has the process do.
+"""The witness of a drill: its reports from a training process, and what it has the process do.
 
 A witness writes lines of JSON to ``FOLDER/witness/HOST-PID.jsonl``. Each has ``what``, ``time`` (seconds of
 the monotonic clock, which all processes of a host share), ``rank``, ``size``, and ``generation`` and
@@ -27,7 +27,6 @@ import os
 import resource
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +38,10 @@ from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.checkpoint.store import Store
 from hvdrecover.checkpoint.values import Json
-from hvdrecover.clock import Clock
-from hvdrecover.config import Config
 from hvdrecover.data.order import SampleOrder
-from hvdrecover.elastic import temporary
-from hvdrecover.elastic.contents import Contents
-from hvdrecover.elastic.interfaces import World
+from hvdrecover.elastic.companions import Observer
+from hvdrecover.elastic.context import Context
+from hvdrecover.elastic.transfer import Agreement
 from hvdrecover.events import Events
 
 _PIECE = 1 << 26  # bytes that a hungry process takes at a time
@@ -52,36 +49,39 @@ _PIECE = 1 << 26  # bytes that a hungry process takes at a time
 Digests = dict[str, dict[str, str]]
 
 
-class Witness:
+class Witness(Observer):
     """The witness in one process.
 
     Args:
-        config: names the drill's folder, and the host.
-        contents: the state's attributes.
-        world: the ranks.
-        clock: where times come from.
+        context: the state's surroundings; its settings name the drill's folder, and the host.
 
     Attributes:
         agreements: how often this process has agreed with the others.
     """
 
-    def __init__(self, config: Config, contents: Contents, world: World, clock: Clock) -> None:
-        assert config.drill is not None
-        self._folder = config.drill
-        self._config = config
-        self._contents = contents
-        self._world = world
-        self._clock = clock
+    def __init__(self, context: Context) -> None:
+        assert context.config.drill is not None
+        self._folder = context.config.drill
+        self._context = context
+        self._config = context.config
+        self._contents = context.contents
+        self._world = context.world
+        self._clock = context.clock
         self._descriptor: int | None = None
         self.agreements = 0
         self._at = (0, 0)
         self._steps = self._batches = 0
         self._losses: list[float] = []
         self._adopted: tuple[Digests, dict[str, Json]] | None = None
-        temporary.watch(config, "training")
 
-    def agreed(self, snapshot: Snapshot, source: str) -> None:
+    def attach(self) -> None:
+        """Have data sets and the framework report batches and steps."""
+        self._contents.on_record = self.recorded
+        self._context.framework.report_steps(self._contents, self)
+
+    def agreed(self, agreement: Agreement) -> None:
         """The ranks have agreed on a commit; an initial one is kept for other runs to begin with."""
+        snapshot, source = agreement.snapshot, agreement.source
         if source == "initial" and self._world.rank() == 0:
             self._keep(snapshot)
         self.agreements += 1
@@ -114,11 +114,12 @@ class Witness:
         self._write("batch", sampler=name, epoch=order.epoch, at=order.done, samples=samples, inputs=inputs)
         self._obey()
 
-    def observed(self, loss: float) -> None:
-        """The script has told a loss."""
-        self._losses.append(loss)
+    def observed(self, values: Mapping[str, Any]) -> None:
+        """Take a loss that the script reports."""
+        if "loss" in values:
+            self._losses.append(float(values["loss"]))
 
-    def committing(self, snapshot: Snapshot) -> None:
+    def captured(self, snapshot: Snapshot) -> None:
         """A commit has been copied, and steps are counted from it from now on."""
         facts: dict[str, Any] = {
             "made": snapshot.id.commit,
@@ -182,12 +183,6 @@ class Witness:
         except FileNotFoundError:
             return
         _ACTIONS[words[0]](*words[1:])
-
-
-def drilled(config: Config, settings: Checkpoint | None) -> Checkpoint:
-    """A state's settings with the drill's own checkpoint root, so that the job's is never touched."""
-    assert config.checkpoint is not None
-    return replace(settings, url=config.checkpoint) if settings is not None else Checkpoint(config.checkpoint)
 
 
 def _digests(arena: Arena) -> dict[str, str]:

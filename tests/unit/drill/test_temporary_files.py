@@ -14,7 +14,7 @@ PROGRAM = """
 import os, sys, tempfile
 from pathlib import Path
 from hvdrecover import config
-from hvdrecover.elastic.temporary import watch
+from hvdrecover.drill.temporary_files import watch
 watch(config.read(), "training")
 watch(config.read(), "training")
 {}

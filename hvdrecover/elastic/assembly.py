@@ -1,0 +1,129 @@
+"""The assembly of one rank's state: its trunk, and its companions in their order.
+
+A new feature that looks on, is part of each commit, or votes is a file of its own and an entry here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.config import Config
+from hvdrecover.elastic import instruments
+from hvdrecover.elastic.companions import Companions
+from hvdrecover.elastic.context import Context
+from hvdrecover.elastic.durable_side import DurableSide
+from hvdrecover.elastic.guard.judge import Judge
+from hvdrecover.elastic.guard.missing import Missing
+from hvdrecover.elastic.guard.settings import Guard
+from hvdrecover.elastic.guard.watch import Watch
+from hvdrecover.elastic.hosts import HostChanges
+from hvdrecover.elastic.liveness import Liveness, Silences
+from hvdrecover.elastic.memory import Memory
+from hvdrecover.elastic.pacing import Pacing
+from hvdrecover.elastic.randomness import Generators, Randomness
+from hvdrecover.elastic.scalars.scalars import Scalars
+from hvdrecover.elastic.scalars.stragglers import Stragglers
+from hvdrecover.elastic.stopping import Leaving
+from hvdrecover.elastic.timings import Timings
+from hvdrecover.version import __version__
+
+
+@dataclass(frozen=True)
+class Rank:
+    """The parts of one rank's state.
+
+    Attributes:
+        context: its surroundings.
+        memory: the commits in memory.
+        durable: the durable side.
+        random: the random streams.
+        timings: of recoveries.
+        hosts: changes of hosts, as Horovod's driver reports them.
+        companions: what else takes part.
+    """
+
+    context: Context
+    memory: Memory
+    durable: DurableSide
+    random: Generators
+    timings: Timings
+    hosts: HostChanges
+    companions: Companions
+
+
+def assemble(
+    context: Context,
+    *,
+    settings: Checkpoint | None,
+    rng: Randomness,
+    guard: Guard | None,
+    tensorboard: str | None,
+    others: Companions,
+) -> Rank:
+    """Make all parts of one rank's state.
+
+    Args:
+        context: its surroundings.
+        settings: what the user decides about durable commits; None without a checkpoint root.
+        rng: how random generators are treated.
+        guard: what is compared between the ranks; None for nothing.
+        tensorboard: path or URL of the folder for TensorBoard's runs; None writes none.
+        others: the adapter's companions.
+
+    Raises:
+        ConfigError: a setting has no usable value.
+    """
+    random = Generators(context.framework, rng)
+    pacing = Pacing(context.clock, on=settings is not None and settings.every == "auto")
+    timings = Timings(context.clock, context.events, pacing)
+    hosts = HostChanges(context.config)
+    scalars = () if tensorboard is None else (Scalars(tensorboard, context),)
+    kept = (*scalars, pacing, *others.kept)
+    dataset = guard.data.as_json() if guard is not None and guard.data is not None else None
+    versions = {**context.framework.versions(), "hvdrecover": __version__}
+    memory = Memory(context.contents, random, kept, context.place, versions, dataset)
+    durable = DurableSide(settings, context, pacing, memory)
+    judge = Judge(guard, context)
+    for each in scalars:
+        each.durable_age = lambda: durable.age
+    companions = Companions(
+        observers=(
+            Liveness(context.world),
+            timings,
+            *instruments.observers(context),
+            *scalars,
+            judge,
+            *others.observers,
+        ),
+        kept=kept,
+        voters=(
+            Silences(),
+            durable,
+            Watch(guard, context),
+            Missing(context, on=guard is not None),
+            judge,
+            Stragglers(scalars),
+            Leaving(context.config),
+            hosts,
+            *others.voters,
+        ),
+    )
+    return Rank(context, memory, durable, random, timings, hosts, companions)
+
+
+def settings_of(checkpoint: Checkpoint | str | None, config: Config) -> Checkpoint | None:
+    """Return the settings of durable commits; None without a checkpoint root.
+
+    In a drill, the environment's root takes the place of the script's, so that the job's is never touched.
+
+    Args:
+        checkpoint: as the script says.
+        config: the process's settings.
+    """
+    root = checkpoint or config.checkpoint
+    settings = root if isinstance(root, Checkpoint) or root is None else Checkpoint(root)
+    if config.drill is None or settings is None or config.checkpoint is None:
+        return settings
+    return dataclasses.replace(settings, url=config.checkpoint)

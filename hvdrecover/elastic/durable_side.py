@@ -1,0 +1,205 @@
+"""The durable side of a job, as one rank sees it: rank 0 writes commits, and all learn of failures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hvdrecover import errors
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.reader import load_newest
+from hvdrecover.checkpoint.retrying import ATTEMPTS, retrying
+from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.storage import redact
+from hvdrecover.elastic import reports, stalls
+from hvdrecover.elastic.companions import Moment, Table, Voter
+from hvdrecover.elastic.context import Context
+from hvdrecover.elastic.durability import Durability
+from hvdrecover.elastic.memory import Memory
+from hvdrecover.elastic.pacing import Pacing
+from hvdrecover.errors import HvdrecoverError
+
+SETTLE_SECONDS = 30.0  # how long a training function that failed waits for the write in flight
+
+
+class DurableSide(Voter):
+    """The durable side. Without a checkpoint root, all of it does nothing.
+
+    As a voter it stops the job on all ranks if rank 0 finds that another job has taken the root, or that
+    commits fail to become durable for too long.
+
+    Args:
+        settings: the user's wishes; None without a checkpoint root.
+        context: the surroundings.
+        pacing: decides how often commits become durable, if the settings leave it open.
+        memory: holds the commits.
+    """
+
+    def __init__(self, settings: Checkpoint | None, context: Context, pacing: Pacing, memory: Memory) -> None:
+        self._settings = settings
+        self._context = context
+        self._pacing = pacing
+        self._memory = memory
+        self._writing: Durability | None = None
+        self._failure: HvdrecoverError | None = None
+        memory.in_flight = self._in_flight
+
+    # -- facts -----------------------------------------------------------------------------------------
+
+    @property
+    def wanted(self) -> bool:
+        """Return whether there is a checkpoint root."""
+        return self._settings is not None
+
+    @property
+    def strict(self) -> bool:
+        """Return whether a durable commit must fit the state exactly."""
+        return self._settings is None or self._settings.strict
+
+    @property
+    def root(self) -> str:
+        """The checkpoint root without credentials; empty if there is none."""
+        return redact(self._settings.url) if self._settings is not None else ""
+
+    @property
+    def last_durable(self) -> CommitId | None:
+        """The newest commit that this rank has made durable; None on all ranks but 0."""
+        return self._writing.writer.progress.last_durable if self._writing is not None else None
+
+    @property
+    def age(self) -> float | None:
+        """The seconds since the newest durable commit, on the rank that writes."""
+        return self._writing.writer.progress.age if self._writing is not None else None
+
+    # -- commits ---------------------------------------------------------------------------------------
+
+    def offer(self, *, ask: bool) -> None:
+        """Have the newest commit in memory written in the background if it is due.
+
+        Args:
+            ask: have it written in any case; an attempt that is under way is waited for first.
+        """
+        if self._memory.newest is not None and (writing := self.writing()) is not None:
+            writing.offer(self._memory.newest, ask=ask)
+
+    def flush(self, timeout: float | None, attempts: int = ATTEMPTS) -> None:
+        """Wait until the newest commit in memory is durable; ranks other than 0 have nothing to wait for.
+
+        Args:
+            timeout: seconds to wait; None waits for as long as it takes.
+            attempts: how many may fail from now on.
+
+        Raises:
+            FlushTimeoutError: the time is over; the write goes on.
+            StorageError: it could not be written.
+            FencedError: another job has taken the checkpoint root.
+            NumericsError: it holds parameters that are not finite, and the state has a guard.
+        """
+        if self._memory.newest is None or (writing := self.writing()) is None:
+            return
+        if self._memory.objection is not None:
+            raise self._memory.objection
+        writing.flush(self._memory.newest, timeout, attempts)
+
+    def make_durable(self, attempts: int) -> None:
+        """Make the newest commit durable, and return when all ranks know that it is.
+
+        Args:
+            attempts: how many may fail.
+
+        Raises:
+            CheckpointError: it could not be made durable.
+            RecoveryError: the same, on ranks other than 0.
+        """
+        failure: HvdrecoverError | None = None
+        with stalls.paused():
+            try:
+                self.flush(None, attempts)
+            except HvdrecoverError as error:
+                failure = error
+            table = self._context.world.allgather([errors.number(failure)], "hvdrecover.finish")
+        if failure is not None:
+            raise failure
+        if failed := int(table.max()):
+            raise reports.stopped(errors.name(failed), "could not make the last commit durable")
+
+    # -- recoveries ------------------------------------------------------------------------------------
+
+    def claim(self) -> tuple[int, Snapshot | None]:
+        """Take the root for this job, on the rank that starts it.
+
+        Returns:
+            The generation that the job may write, and the newest durable commit, if there is one.
+
+        Raises:
+            CheckpointError: the root can't be used.
+        """
+        retry = retrying(self._context.clock)
+        if (writing := retry(self.writing)) is None:
+            return 1, None
+        generation = retry(writing.store.claim_next, again=self._context.config.again)
+        return generation, load_newest(writing.store, self._context.config.suspects)
+
+    def agreed(self) -> None:
+        """The ranks have agreed on a commit: only rank 0 writes from now on."""
+        if self._context.world.rank() != 0:
+            self.retire()
+        elif self._writing is not None:
+            self._writing.writer.progress.reinstate()
+
+    def retire(self) -> None:
+        """Stop writing. Memory that may still be read for a write is never used again."""
+        if self._writing is not None:
+            self._writing.writer.stop()
+            if (snapshot := self._writing.writer.in_flight) is not None:
+                self._memory.abandon(snapshot)
+            self._writing = None
+
+    def settle(self) -> None:
+        """Let the write in flight come to an end, and deletions after it; when a training function ends."""
+        if self._writing is not None:
+            self._writing.settle(SETTLE_SECONDS)
+
+    def writing(self) -> Durability | None:
+        """Return what writes commits, on the rank that does; None on the others.
+
+        Raises:
+            ConfigError: the root's URL can't be opened.
+        """
+        context = self._context
+        if self._settings is None or not context.place.joined or context.place.rank != 0:
+            return None
+        if self._writing is None:
+            self._writing = Durability.at(
+                self._settings,
+                job=context.place.job,
+                host=context.config.host,
+                rank=context.place.rank,
+                events=context.events,
+                clock=context.clock,
+                pacing=self._pacing,
+                max_age=context.config.max_durable_age,
+            )
+        return self._writing
+
+    def _in_flight(self) -> Snapshot | None:
+        return self._writing.writer.in_flight if self._writing is not None else None
+
+    # -- a voter ---------------------------------------------------------------------------------------
+
+    def numbers(self, moment: Moment) -> Sequence[int]:
+        """Send the number of an error that must stop the job."""
+        if moment.kind == "rendezvous":
+            return ()
+        self._failure = self._writing.verdict() if self._writing is not None else None
+        return [errors.number(self._failure)]
+
+    def verdict(self, moment: Moment, table: Table) -> BaseException | None:
+        """Return this rank's error, or what stands for that of rank 0.
+
+        If rank 0 left alone, the others would take it for lost, and continue without it.
+        """
+        if self._failure is not None:
+            return self._failure
+        failed = int(table.max(initial=0))
+        return reports.stopped(errors.name(failed), "has stopped the job") if failed else None

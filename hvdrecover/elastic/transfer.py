@@ -1,0 +1,143 @@
+"""Sending one rank's commit to all others."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from hvdrecover import errors
+from hvdrecover.checkpoint.arena import Arena, Bytes, allocate
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.digest import digest
+from hvdrecover.checkpoint.layout import parse
+from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.elastic.interfaces import World
+from hvdrecover.errors import StoppedError
+
+Source = Literal["memory", "durable", "initial"]
+
+_PIECE = 1 << 26  # bytes in one broadcast
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The state that all ranks resume from.
+
+    Attributes:
+        snapshot: the commit, the same on all ranks.
+        source: where it came from.
+        job: identity of the job.
+    """
+
+    snapshot: Snapshot
+    source: Source
+    job: str
+
+
+def send(world: World, root: int, agreement: Agreement) -> None:
+    """Hand the root's commit to the other ranks.
+
+    Those that turn out to hold the very bytes keep what they have; if all do, only its description is sent.
+    """
+    snapshot = agreement.snapshot
+    held = _digests(snapshot) if agreement.source == "memory" and world.size() > 1 else {}
+    header = {
+        "id": [snapshot.id.generation, snapshot.id.commit],
+        "source": agreement.source,
+        "job": agreement.job,
+        "state": snapshot.state,
+        "world_size": snapshot.world_size,
+        "versions": snapshot.versions,
+        "finished": snapshot.finished,
+        "files": {
+            name: [arena.layout.nbytes, base64.b64encode(arena.layout.header).decode()]
+            for name, arena in snapshot.arenas.items()
+        },
+        "digests": held,
+    }
+    _broadcast_json(world, root, header)
+    if _anybody_lacks(world, False):
+        for arena in snapshot.arenas.values():
+            _broadcast_buffer(world, root, arena.buffer)
+
+
+def send_failure(world: World, root: int, error: BaseException) -> None:
+    """Tell the other ranks that the root has nothing to send."""
+    kind = errors.kinds(error)[:1] or [type(error).__name__]
+    _broadcast_json(world, root, {"error": f"{type(error).__name__}: {error}", "kind": kind[0]})
+
+
+def receive(world: World, root: int, held: Snapshot | None = None) -> Agreement:
+    """Take the root's commit, into memory of its own: what this rank holds stays whole until all has come.
+
+    Args:
+        world: the ranks.
+        root: the rank that sends.
+        held: the commit in this rank's memory, if it may be the one that is sent. If its bytes are, its
+            memory is used, and nothing is copied.
+
+    Raises:
+        StoppedError: the root could not load a commit.
+    """
+    mine = _digests(held) if held is not None else {}  # while the root makes its own
+    header = _broadcast_json(world, root, None)
+    if "error" in header:
+        raise StoppedError(f"rank {root} has no state to go on from. {header['error']}", header["kind"])
+    snapshot = Snapshot(
+        id=CommitId(*header["id"]),
+        arenas={},
+        state=header["state"],
+        world_size=header["world_size"],
+        versions=header["versions"],
+        finished=header["finished"],
+    )
+    lacking = held is None or mine != header["digests"]
+    if held is not None and not lacking:
+        snapshot.arenas = held.arenas
+    if _anybody_lacks(world, lacking):
+        for name, (size, text) in header["files"].items():
+            if lacking:
+                snapshot.arenas[name] = Arena(parse(base64.b64decode(text), size))
+                _broadcast_buffer(world, root, snapshot.arenas[name].buffer)
+            else:
+                _pass_on(world, root, size)
+    return Agreement(snapshot, header["source"], header["job"])
+
+
+def _broadcast_json(world: World, root: int, value: dict[str, Any] | None) -> dict[str, Any]:
+    text = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8).copy()
+    length = np.array([len(text)], dtype=np.int64).view(np.uint8)
+    world.broadcast(length, root, "hvdrecover.header.length")
+    if world.rank() != root:
+        text = allocate(int(length.view(np.int64)[0]))
+    world.broadcast(text, root, "hvdrecover.header")
+    received: dict[str, Any] = json.loads(text.tobytes())
+    return received
+
+
+def _digests(snapshot: Snapshot) -> dict[str, str]:
+    return {name: digest(arena.buffer) for name, arena in snapshot.arenas.items()}
+
+
+def _anybody_lacks(world: World, lacking: bool) -> bool:
+    return bool(world.allgather([lacking], "hvdrecover.lacking").any())
+
+
+def _broadcast_buffer(world: World, root: int, buffer: Bytes) -> None:
+    for start in range(0, len(buffer), _PIECE):
+        world.broadcast(buffer[start : start + _PIECE], root, _piece_name(len(buffer), start))
+
+
+def _pass_on(world: World, root: int, size: int) -> None:
+    """Take part in the broadcast of a buffer that this rank has no need of."""
+    scratch = allocate(min(size, _PIECE))
+    for start in range(0, size, _PIECE):
+        world.broadcast(scratch[: size - start], root, _piece_name(size, start))
+
+
+def _piece_name(size: int, start: int) -> str:
+    return f"hvdrecover.snapshot.{size}.{start}"

@@ -1,0 +1,60 @@
+"""Reports of steps that companions ask TensorFlow for."""
+
+from __future__ import annotations
+
+import horovod.tensorflow as hvd
+
+from hvdrecover.elastic.contents import Contents
+from hvdrecover.elastic.guard.judge import Judge
+from hvdrecover.elastic.guard.missing import Missing
+from hvdrecover.elastic.interfaces import StepObserver
+from hvdrecover.elastic.scalars.scalars import Scalars
+from hvdrecover.tensorflow import bad_steps, check_numerics, faults, witness
+from hvdrecover.tensorflow.dataset import datasets
+from hvdrecover.tensorflow.steps import Steps
+
+
+class Reports:
+    """The part of `hvdrecover.elastic.interfaces.Framework` that companions ask for; adds hooks as asked.
+
+    Attributes:
+        step_observers: want to know when ``model.fit`` begins a step.
+        steps: measures steps, if anybody wants to know.
+    """
+
+    def __init__(self) -> None:
+        self.step_observers: list[StepObserver] = []
+        self.steps: Steps | None = None
+
+    def original(self, error: BaseException) -> BaseException | None:
+        """Return the error of ours that TensorFlow has made another one of, if any."""
+        return faults.original(error)
+
+    def report_steps(self, contents: Contents, observer: StepObserver) -> None:
+        """Report each step of ``model.fit``, and batches with a digest of what data sets dealt."""
+        self.step_observers.append(observer)
+        witness.watch(contents, observer)
+
+    def report_times(self, contents: Contents, scalars: Scalars) -> None:
+        """Report the parts of each step, and the norms of its gradients."""
+        self.steps = Steps(scalars)
+        for each in datasets(contents):
+            each.watch(self.steps)
+
+    def report_missing(self, contents: Contents, missing: Missing) -> None:
+        """Report nothing: a gradient that is missing on some ranks is an error of `Reduction`."""
+
+    def report_gradients(self, contents: Contents, judge: Judge) -> None:
+        """Report steps whose gradients are not finite, before they are applied."""
+
+        def batch_size() -> int:
+            """Return the samples in this rank's batch; 0 if unknown."""
+            order = contents.order_in_use()
+            sizes = [each.batch_size for each in datasets(contents) if each.order is order]
+            return sizes[0] if sizes else 0
+
+        def verdict_on(error: BaseException) -> BaseException:
+            return check_numerics.verdict_on(error, judge, batch_size, alone=hvd.size() == 1)
+
+        bad_steps.watch(contents.components(), judge, batch_size)
+        judge.verdict_on = verdict_on

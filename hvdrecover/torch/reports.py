@@ -1,0 +1,39 @@
+"""Reports of steps that companions ask torch for."""
+
+from __future__ import annotations
+
+from hvdrecover.elastic.contents import Contents
+from hvdrecover.elastic.guard.judge import Judge
+from hvdrecover.elastic.guard.missing import Missing
+from hvdrecover.elastic.interfaces import StepObserver
+from hvdrecover.elastic.scalars.scalars import Scalars
+from hvdrecover.torch import missing as missing_gradients
+from hvdrecover.torch import steps, witness
+from hvdrecover.torch.gradients import Gradients
+from hvdrecover.torch.names import names
+
+
+class Reports:
+    """The part of `hvdrecover.elastic.interfaces.Framework` that companions ask for; adds hooks as asked."""
+
+    def original(self, error: BaseException) -> BaseException | None:
+        """Return None: torch raises errors as they are."""
+        return None
+
+    def report_steps(self, contents: Contents, observer: StepObserver) -> None:
+        """Report each step of an optimizer before it begins."""
+        witness.watch(contents.components(), observer)
+
+    def report_times(self, contents: Contents, scalars: Scalars) -> None:
+        """Report the parts of each step, and the norms of its gradients."""
+        steps.watch(contents.components(), scalars)
+
+    def report_missing(self, contents: Contents, missing: Missing) -> None:
+        """Report parameters that had no gradient at a step."""
+        components = contents.components()
+        missing_gradients.watch(components, names(components), missing)
+
+    def report_gradients(self, contents: Contents, judge: Judge) -> None:
+        """Report steps whose gradients are not finite, before they are applied."""
+        components = contents.components()
+        Gradients(components, names(components), judge)
