@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from hvdrecover.elastic.interval import CAP, Costs, Reason, best, share_lost
+from hvdrecover.elastic.durable.interval import CAP, Costs, Reason, best, share_lost
 from hvdrecover.launch.hangs import FACTOR, LEAST_TIMEOUT
 from hvdrecover.reporting.words import roughly
 

@@ -20,8 +20,8 @@ a recovery. An interval has exp(I/M) - 1 failed attempts, each followed by a rec
 
     goodput = (I - S) / (M exp(R/M) (exp(I/M) - 1))
 
-That is Daly's equation for the time of a whole run (see `hvdrecover.elastic.interval` for the source), turned
-over.
+That is Daly's equation for the time of a whole run, turned over. Its source is named in
+`hvdrecover.elastic.durable.interval`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hvdrecover.elastic.interval import Costs, share_lost
+from hvdrecover.elastic.durable.interval import Costs, share_lost
 
 
 @dataclass(frozen=True)

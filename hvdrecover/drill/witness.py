@@ -39,9 +39,9 @@ from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.checkpoint.store import Store
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.data.order import SampleOrder
+from hvdrecover.elastic.agreement.transfer import Agreement
 from hvdrecover.elastic.companions import Observer
 from hvdrecover.elastic.context import Context
-from hvdrecover.elastic.transfer import Agreement
 from hvdrecover.events import Events
 
 _PIECE = 1 << 26  # bytes that a hungry process takes at a time

@@ -11,22 +11,22 @@ from dataclasses import dataclass
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.config import Config
 from hvdrecover.elastic import instruments
+from hvdrecover.elastic.agreement.timings import Timings
+from hvdrecover.elastic.commits.memory import Memory
+from hvdrecover.elastic.commits.randomness import Generators, Randomness
 from hvdrecover.elastic.companions import Companions
 from hvdrecover.elastic.context import Context
-from hvdrecover.elastic.durable_side import DurableSide
+from hvdrecover.elastic.durable.pacing import Pacing
+from hvdrecover.elastic.durable.side import DurableSide
 from hvdrecover.elastic.guard.judge import Judge
 from hvdrecover.elastic.guard.missing import Missing
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.guard.watch import Watch
-from hvdrecover.elastic.hosts import HostChanges
-from hvdrecover.elastic.liveness import Liveness, Silences
-from hvdrecover.elastic.memory import Memory
-from hvdrecover.elastic.pacing import Pacing
-from hvdrecover.elastic.randomness import Generators, Randomness
+from hvdrecover.elastic.lifecycle.heartbeats import Liveness, Silences
+from hvdrecover.elastic.lifecycle.hosts import HostChanges
+from hvdrecover.elastic.lifecycle.leaving import Leaving
 from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.elastic.scalars.stragglers import Stragglers
-from hvdrecover.elastic.stopping import Leaving
-from hvdrecover.elastic.timings import Timings
 from hvdrecover.version import __version__
 
 

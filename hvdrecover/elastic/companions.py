@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.values import Json
-from hvdrecover.elastic.election import Election
+from hvdrecover.elastic.agreement.election import Election
+from hvdrecover.elastic.agreement.transfer import Agreement
+from hvdrecover.elastic.commits.memory import Memory
 from hvdrecover.elastic.interfaces import World
-from hvdrecover.elastic.memory import Memory
-from hvdrecover.elastic.transfer import Agreement
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.events import logger
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hvdrecover.clock import Clock
 from hvdrecover.config import Config
-from hvdrecover.elastic.contents import Contents
+from hvdrecover.elastic.commits.contents import Contents
 from hvdrecover.elastic.interfaces import Framework, World
 from hvdrecover.events import Events
 

@@ -18,7 +18,7 @@ from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.data.order import SampleOrder
 
 if TYPE_CHECKING:
-    from hvdrecover.elastic.contents import Contents
+    from hvdrecover.elastic.commits.contents import Contents
     from hvdrecover.elastic.guard.judge import Judge
     from hvdrecover.elastic.guard.missing import Missing
     from hvdrecover.elastic.scalars.scalars import Scalars

@@ -12,15 +12,16 @@ from hvdrecover import heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.retrying import ATTEMPTS
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.elastic import reports, stalls, stopping
+from hvdrecover.elastic.agreement import reports
+from hvdrecover.elastic.agreement.election import Election, elect
+from hvdrecover.elastic.agreement.transfer import Agreement, Source, receive, send, send_failure
 from hvdrecover.elastic.assembly import Rank
 from hvdrecover.elastic.companions import Moment, Observer
-from hvdrecover.elastic.durability import FINISH_ATTEMPTS
-from hvdrecover.elastic.election import Election, elect
+from hvdrecover.elastic.durable.durability import FINISH_ATTEMPTS
 from hvdrecover.elastic.guard.judge import RolledBack
 from hvdrecover.elastic.horovod import hosts_updated
-from hvdrecover.elastic.stopping import Departure
-from hvdrecover.elastic.transfer import Agreement, Source, receive, send, send_failure
+from hvdrecover.elastic.lifecycle import leaving, stalls
+from hvdrecover.elastic.lifecycle.leaving import Departure
 from hvdrecover.errors import RecoveryError
 
 
@@ -239,7 +240,7 @@ class Recovery:
         message = reports.leaving(commit, self._durable.root, whole=whole)
         facts: dict[str, Any] = {"scope": scope, "generation": commit.generation, "commit": commit.commit}
         self._context.events.emit("leave", message if not whole or world.rank() == 0 else None, **facts)
-        raise stopping.Preempted()
+        raise leaving.Preempted()
 
     def finish(self) -> None:
         """Make the newest commit the run's last, and durable on all ranks; see `State.finish`."""

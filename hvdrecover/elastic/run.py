@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from hvdrecover import heartbeat
-from hvdrecover.elastic import stopping
+from hvdrecover.elastic.agreement.rollbacks import Rollbacks
 from hvdrecover.elastic.context import Context
 from hvdrecover.elastic.guard.judge import RolledBack
 from hvdrecover.elastic.horovod import Fault, fault_of, notifications
+from hvdrecover.elastic.lifecycle import leaving
 from hvdrecover.elastic.recovery import Recovery
-from hvdrecover.elastic.rollbacks import Rollbacks
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import MeetingError, RemovedError
 from hvdrecover.events import logger, show_on_terminal
@@ -45,7 +45,7 @@ def run(function: Callable[..., Result]) -> Callable[..., Result | None]:
         config = state._context.config
         show_on_terminal(config)
         state._recovery.reopen()
-        with stopping.signals(config), notifications(state):
+        with leaving.signals(config), notifications(state):
             return _loop(lambda: function(state, *args, **kwargs), state)
 
     return wrapper
@@ -75,12 +75,12 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
                 state.finish()
             heartbeat.enter(heartbeat.Phase.FINISHED)
             return result
-        except stopping.Preempted:
+        except leaving.Preempted:
             raise
         except RemovedError as error:
             heartbeat.enter(heartbeat.Phase.REMOVED)
             logger.warning("%s; this process leaves", error)
-            raise stopping.Preempted() from None
+            raise leaving.Preempted() from None
         except (Exception, SystemExit) as raised:
             moment = rollbacks.moment()
             cause = recovery.cause(raised)

@@ -9,17 +9,17 @@ from hvdrecover import config as configs
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
-from hvdrecover.elastic import stalls
 from hvdrecover.elastic.assembly import assemble, settings_of
+from hvdrecover.elastic.commits.contents import Contents
+from hvdrecover.elastic.commits.randomness import Randomness
 from hvdrecover.elastic.companions import Companions, Moment, Observer
-from hvdrecover.elastic.contents import Contents
 from hvdrecover.elastic.context import Context, Place
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.interfaces import Framework, HiddenAttribute, World
-from hvdrecover.elastic.randomness import Randomness
+from hvdrecover.elastic.lifecycle import stalls
+from hvdrecover.elastic.lifecycle.leaving import Departure
 from hvdrecover.elastic.recovery import Recovery
 from hvdrecover.elastic.scalars.observed import observed
-from hvdrecover.elastic.stopping import Departure
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.events import Events
 

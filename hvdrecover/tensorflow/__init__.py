@@ -4,11 +4,11 @@ import horovod.tensorflow as _hvd
 
 from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
 from hvdrecover.data.fingerprint import Fingerprint, fingerprint
+from hvdrecover.elastic.commits.loading import Loaded
 from hvdrecover.elastic.guard.settings import Guard
-from hvdrecover.elastic.joining import join as _join
-from hvdrecover.elastic.loading import Loaded
+from hvdrecover.elastic.lifecycle.stalls import paused
+from hvdrecover.elastic.lifecycle.startup import join as _join
 from hvdrecover.elastic.run import run
-from hvdrecover.elastic.stalls import paused
 from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError
 from hvdrecover.heartbeat import heartbeat
 from hvdrecover.tensorflow.dataset import ElasticDataset, elastic_dataset

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from hvdrecover import config
 from hvdrecover.data.order import SampleOrder, Tail, rounds
-from hvdrecover.elastic.contents import Contents
+from hvdrecover.elastic.commits.contents import Contents
 from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow.dealt import Dealt
 from hvdrecover.tensorflow.steps import Steps

@@ -15,7 +15,7 @@ from hvdrecover.checkpoint.inspection.export import chosen, written_aside
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.clock import Clock
-from hvdrecover.elastic.contents import Contents
+from hvdrecover.elastic.commits.contents import Contents
 from hvdrecover.errors import ExportError
 from hvdrecover.tensorflow.framework import TensorFlowFramework
 

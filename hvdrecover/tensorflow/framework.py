@@ -16,8 +16,9 @@ from keras.src.random.seed_generator import global_seed_generator
 from hvdrecover.checkpoint import streaming
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
-from hvdrecover.elastic import generator_states, horovod
-from hvdrecover.elastic.fitting import fit_tensors
+from hvdrecover.elastic import horovod
+from hvdrecover.elastic.commits import generator_states
+from hvdrecover.elastic.commits.fitting import fit_tensors
 from hvdrecover.elastic.interfaces import Entry, Tree
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.tensorflow import structure

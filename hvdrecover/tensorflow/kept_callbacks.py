@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras.callbacks import Callback, CSVLogger
 
 from hvdrecover.checkpoint import values
-from hvdrecover.elastic.exchange import gather_json
+from hvdrecover.elastic.agreement.exchange import gather_json
 from hvdrecover.elastic.interfaces import World
 from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow import known_callbacks as known

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvdrecover.elastic.exchange import gather_json
+from hvdrecover.elastic.agreement.exchange import gather_json
 from hvdrecover.elastic.guard.votes import named
 from hvdrecover.errors import MissingGradientError
 from hvdrecover.tensorflow import faults

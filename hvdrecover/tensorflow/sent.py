@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from hvdrecover.elastic.agreement.exchange import gather_json
+from hvdrecover.elastic.agreement.transfer import Agreement
 from hvdrecover.elastic.companions import Observer
-from hvdrecover.elastic.exchange import gather_json
-from hvdrecover.elastic.transfer import Agreement
 from hvdrecover.tensorflow.own_gradients import own
 from hvdrecover.tensorflow.world import TensorFlowWorld
 

@@ -8,9 +8,9 @@ from typing import Any
 import keras
 
 from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.elastic.commits.randomness import Randomness
 from hvdrecover.elastic.companions import Companions
 from hvdrecover.elastic.guard.settings import Guard
-from hvdrecover.elastic.randomness import Randomness
 from hvdrecover.elastic.state import State
 from hvdrecover.tensorflow.building import build_optimizer, refuse_unbuilt
 from hvdrecover.tensorflow.dataset import ElasticDataset, datasets
@@ -28,7 +28,7 @@ class TensorFlowState(State):
         variables: ``tf.Variable`` and Keras variables, or None.
         checkpoint: a `Checkpoint` or its URL; None takes ``HVDRECOVER_CHECKPOINT``, and without that nothing
             is written.
-        rng: ``"reseed"`` or ``"store"``; see `hvdrecover.elastic.randomness`.
+        rng: ``"reseed"`` or ``"store"``; see `hvdrecover.elastic.commits.randomness`.
         guard: what is watched about the ranks, such as ``Guard()``; None watches nothing.
         tensorboard: path or URL of a folder for TensorBoard's runs, one for each rank; None writes none. Make
             the state before functions are traced.

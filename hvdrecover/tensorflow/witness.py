@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from hvdrecover.data.order import SampleOrder
-from hvdrecover.elastic.contents import Contents
+from hvdrecover.elastic.commits.contents import Contents
 from hvdrecover.elastic.interfaces import StepObserver
 from hvdrecover.tensorflow.dataset import datasets
 

@@ -16,7 +16,7 @@ from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.clock import Clock
-from hvdrecover.elastic.components import rebuild
+from hvdrecover.elastic.commits.copier import rebuild
 from hvdrecover.errors import ExportError
 from hvdrecover.torch.framework import TorchFramework
 

@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
-from hvdrecover.elastic import generator_states, horovod
-from hvdrecover.elastic.fitting import fit_tensors
+from hvdrecover.elastic import horovod
+from hvdrecover.elastic.commits import generator_states
+from hvdrecover.elastic.commits.fitting import fit_tensors
 from hvdrecover.elastic.interfaces import Entry, Tree
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.torch import finite, structure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvdrecover.elastic.contents import Contents
+from hvdrecover.elastic.commits.contents import Contents
 from hvdrecover.elastic.guard.judge import Judge
 from hvdrecover.elastic.guard.missing import Missing
 from hvdrecover.elastic.interfaces import StepObserver

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.elastic.commits.randomness import Randomness
 from hvdrecover.elastic.guard.settings import Guard
-from hvdrecover.elastic.randomness import Randomness
 from hvdrecover.elastic.state import State
 from hvdrecover.torch.framework import TorchFramework
 from hvdrecover.torch.scalars import require_tensorboard
@@ -21,7 +21,7 @@ class TorchState(State):
         optimizer: an optimizer, wrapped by ``hvd.DistributedOptimizer`` or not, or None.
         checkpoint: a `Checkpoint` or its URL; None takes ``HVDRECOVER_CHECKPOINT``, and without that nothing
             is written.
-        rng: ``"reseed"`` or ``"store"``; see `hvdrecover.elastic.randomness`.
+        rng: ``"reseed"`` or ``"store"``; see `hvdrecover.elastic.commits.randomness`.
         guard: what is watched about the ranks, such as ``Guard()``; None watches nothing.
         tensorboard: path or URL of a folder for TensorBoard's runs, one for each rank; None writes none.
         attributes: more modules, optimizers, samplers and anything else to track, by name.

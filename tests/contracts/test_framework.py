@@ -15,9 +15,9 @@ import pytest
 from hvdrecover.checkpoint import values
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec, plan
-from hvdrecover.elastic.components import rebuild
+from hvdrecover.elastic.commits.copier import rebuild
+from hvdrecover.elastic.commits.randomness import stream
 from hvdrecover.elastic.interfaces import Component, Framework, Tree
-from hvdrecover.elastic.randomness import stream
 from hvdrecover.errors import UnsupportedTensorError
 from tests.contracts.adapters import Adapter, some_bytes
 from tests.fakes.capture import capture

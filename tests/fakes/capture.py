@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.values import Json
-from hvdrecover.elastic.components import Copier
+from hvdrecover.elastic.commits.copier import Copier
 from hvdrecover.elastic.interfaces import Framework, Tree
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.data.order import SampleOrder, Tail
-from hvdrecover.elastic.contents import Contents
+from hvdrecover.elastic.commits.contents import Contents
 from hvdrecover.elastic.guard.judge import Judge
 from hvdrecover.elastic.guard.missing import Missing
 from hvdrecover.elastic.interfaces import Entry, StepObserver

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from horovod.common.exceptions import HorovodInternalError
 
-from hvdrecover.elastic.stopping import Preempted
+from hvdrecover.elastic.lifecycle.leaving import Preempted
 from hvdrecover.errors import MeetingError, RemovedError
 
 HANG_SECONDS = 20.0  # far more than any rank ever needs

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.elastic.interval import Costs, best
+from hvdrecover.elastic.durable.interval import Costs, best
 from hvdrecover.examples.digits_run import DigitsRun, static
 from tests.integration.conftest import ONE_OPTIMIZER, Start
 from tests.integration.test_kill_and_resume import (

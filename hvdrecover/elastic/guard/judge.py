@@ -8,9 +8,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hvdrecover.elastic.agreement.exchange import gather_json
 from hvdrecover.elastic.companions import Moment, Observer, Table, Voter
 from hvdrecover.elastic.context import Context
-from hvdrecover.elastic.exchange import gather_json
 from hvdrecover.elastic.guard import numerics
 from hvdrecover.elastic.guard.numerics import Budget, Sighting
 from hvdrecover.elastic.guard.settings import Guard, Numerics

@@ -7,9 +7,9 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 
+from hvdrecover.elastic.agreement.exchange import gather_json
 from hvdrecover.elastic.companions import Moment, Table, Voter
 from hvdrecover.elastic.context import Context
-from hvdrecover.elastic.exchange import gather_json
 from hvdrecover.elastic.guard.votes import named
 
 

@@ -14,7 +14,7 @@ from hvdrecover.checkpoint.arena import Bytes, allocate
 from hvdrecover.checkpoint.digest import Digest, digest_numbers
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.elastic.guard.numbers import apart
+from hvdrecover.elastic.guard.distance import apart
 from hvdrecover.elastic.interfaces import World
 
 _PIECE = 1 << 26  # bytes in one broadcast; a multiple of every dtype's size

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdrecover.checkpoint.digest import digest, digest_numbers
-from hvdrecover.elastic.contents import Contents
+from hvdrecover.elastic.commits.contents import Contents
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.guard.votes import by_value, named
 from hvdrecover.elastic.interfaces import Entry, Framework

@@ -10,16 +10,16 @@ from typing import Any
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.elastic.agreement.exchange import gather_json
+from hvdrecover.elastic.commits.memory import Memory
 from hvdrecover.elastic.companions import Moment, Table, Voter
 from hvdrecover.elastic.context import Context
-from hvdrecover.elastic.exchange import gather_json
 from hvdrecover.elastic.guard import data, parameters, rank_local, structure
 from hvdrecover.elastic.guard.parameters import Difference, Shared
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.guard.structure import Description
 from hvdrecover.elastic.guard.votes import Vote, named, vote
 from hvdrecover.elastic.interfaces import Entry
-from hvdrecover.elastic.memory import Memory
 from hvdrecover.errors import DataChangedError, DivergedError, StructureError
 
 _LISTED = 10  # tensors in a message; events have more

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hvdrecover.checkpoint.values import Json
+from hvdrecover.elastic.agreement.transfer import Agreement
 from hvdrecover.elastic.companions import Kept, Observer
 from hvdrecover.elastic.context import Context
 from hvdrecover.elastic.scalars.log import Log
 from hvdrecover.elastic.scalars.observed import Number
 from hvdrecover.elastic.scalars.stragglers import shares
 from hvdrecover.elastic.scalars.times import Times
-from hvdrecover.elastic.transfer import Agreement
 
 
 class Scalars(Observer, Kept):

@@ -26,7 +26,7 @@ from hvdrecover.checkpoint.layout import ITEM_BYTES
 from hvdrecover.checkpoint.manifest import FILE_NAME
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.storage import LocalStorage
-from hvdrecover.elastic.contents import Contents
+from hvdrecover.elastic.commits.contents import Contents
 from hvdrecover.errors import CorruptCheckpointError, FormatVersionError, MismatchError, StorageError
 from tests.fakes.framework import FakeFramework, FakeModel, FakeSampler
 from tests.unit.checkpoint import golden

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.cli.options import hang_timeout, seconds
 from hvdrecover.drill.advice import DAY, Measured, Phases, Rates, advise
-from hvdrecover.elastic.interval import Costs, best, share_lost
+from hvdrecover.elastic.durable.interval import Costs, best, share_lost
 
 IN_MEMORY = Phases(0.1, 0.02, 0.1, 0.0, 0.06, 0.05)
 FROM_DURABLE = Phases(1.0, 0.02, 5.0, 2.0, 0.5, 0.08)

@@ -34,7 +34,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Page:
 def roots(monkeypatch: pytest.MonkeyPatch) -> FakeRoots:
     """Checkpoint roots in memory, in place of all others."""
     roots = FakeRoots()
-    monkeypatch.setattr("hvdrecover.elastic.durability.open_storage", roots.open)
+    monkeypatch.setattr("hvdrecover.elastic.durable.durability.open_storage", roots.open)
     return roots
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.config import Config
+from hvdrecover.elastic.commits.randomness import Randomness
 from hvdrecover.elastic.companions import Companions
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.interfaces import HiddenAttribute
-from hvdrecover.elastic.randomness import Randomness
 from hvdrecover.elastic.state import State
 from tests.fakes.clock import SharedClock
 from tests.fakes.framework import FakeFramework

@@ -9,10 +9,10 @@ import pytest
 
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.values import Json
+from hvdrecover.elastic.agreement.transfer import Agreement
+from hvdrecover.elastic.commits.memory import Memory
 from hvdrecover.elastic.companions import Companions, Kept, Moment, Observer, Table, Voter
-from hvdrecover.elastic.memory import Memory
 from hvdrecover.elastic.state import State
-from hvdrecover.elastic.transfer import Agreement
 from hvdrecover.errors import HvdrecoverError, NumericsError
 from tests.fakes.root import FakeRoot, FakeRoots
 from tests.unit.elastic.jobs import URL, Process, on_ranks

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hvdrecover.checkpoint.arena import Arena
-from hvdrecover.elastic.components import Copier, rebuild
+from hvdrecover.elastic.commits.copier import Copier, rebuild
 from hvdrecover.errors import UnsupportedValueError
 from tests.fakes.capture import capture
 from tests.fakes.framework import FakeFramework

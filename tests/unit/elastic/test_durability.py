@@ -16,7 +16,7 @@ from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.retrying import ATTEMPTS
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.checkpoint.store import Store
-from hvdrecover.elastic.durability import FINISH_ATTEMPTS
+from hvdrecover.elastic.durable.durability import FINISH_ATTEMPTS
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import (
     DurableAgeError,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdrecover.elastic import generator_states
+from hvdrecover.elastic.commits import generator_states
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
 NUMPY = np.random.get_state(legacy=False)
@@ -39,7 +39,7 @@ def test_a_state_goes_on_where_it_was() -> None:
 def test_a_place_beyond_the_buffer_is_refused_and_the_process_lives(place: int) -> None:
     script = f"""
 import numpy as np
-from hvdrecover.elastic import generator_states
+from hvdrecover.elastic.commits import generator_states
 state = np.random.get_state(legacy=False)
 state["state"]["pos"] = {place}
 try:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdrecover.elastic.interval import CAP, Costs, Interval, best, daly, share_lost, young
+from hvdrecover.elastic.durable.interval import CAP, Costs, Interval, best, daly, share_lost, young
 
 MINUTE, HOUR = 60.0, 3600.0
 SECONDS = st.floats(1e-6, 1e7)

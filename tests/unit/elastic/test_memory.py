@@ -7,10 +7,10 @@ import numpy as np
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.elastic.contents import Contents
+from hvdrecover.elastic.commits.contents import Contents
+from hvdrecover.elastic.commits.memory import Memory
+from hvdrecover.elastic.commits.randomness import Generators
 from hvdrecover.elastic.context import Place
-from hvdrecover.elastic.memory import Memory
-from hvdrecover.elastic.randomness import Generators
 from tests.fakes.framework import FakeFramework
 from tests.fakes.world import FakeJob, FakeWorld
 

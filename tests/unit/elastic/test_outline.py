@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdrecover.elastic.outline import Outline
+from hvdrecover.elastic.commits.outline import Outline
 from hvdrecover.errors import UnsupportedValueError
 
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.elastic.estimates import cost_of_write, mean_time_between_failures
-from hvdrecover.elastic.interval import Costs, best
-from hvdrecover.elastic.pacing import CHANGE, START, Decision, Pacing
+from hvdrecover.elastic.durable.costs import cost_of_write, mean_time_between_failures
+from hvdrecover.elastic.durable.interval import Costs, best
+from hvdrecover.elastic.durable.pacing import CHANGE, START, Decision, Pacing
 from hvdrecover.elastic.state import State
 from tests.fakes.clock import FakeClock
 from tests.fakes.framework import FakeModel

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.elastic.randomness import Generators, stream
+from hvdrecover.elastic.commits.randomness import Generators, stream
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import ConfigError
 from tests.fakes.framework import FakeFramework, FakeGenerator, FakeLoader, FakeModel, FakeSampler

@@ -15,13 +15,13 @@ from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import TensorSpec, plan
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.elastic import transfer
+from hvdrecover.elastic.agreement import transfer
+from hvdrecover.elastic.agreement.election import Election, elect
+from hvdrecover.elastic.agreement.exchange import gather_json
+from hvdrecover.elastic.agreement.transfer import Agreement
 from hvdrecover.elastic.companions import Companions, Moment
-from hvdrecover.elastic.election import Election, elect
-from hvdrecover.elastic.exchange import gather_json
 from hvdrecover.elastic.guard.votes import vote
-from hvdrecover.elastic.liveness import Silences
-from hvdrecover.elastic.transfer import Agreement
+from hvdrecover.elastic.lifecycle.heartbeats import Silences
 from hvdrecover.errors import RecoveryError
 from hvdrecover.heartbeat import Page
 from tests.fakes.world import FakeJob, FakeWorld, Fault, current_world, fail_at

@@ -12,10 +12,10 @@ import pytest
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.elastic import reports
+from hvdrecover.elastic.agreement import reports
+from hvdrecover.elastic.agreement.transfer import Agreement
 from hvdrecover.elastic.run import run
 from hvdrecover.elastic.state import State
-from hvdrecover.elastic.transfer import Agreement
 from tests.fakes.framework import FakeModel, FakeSampler
 from tests.fakes.world import FakeJob, Fault, fail_at
 from tests.unit.elastic.jobs import CONFIG, URL, Process, initialised

@@ -11,8 +11,7 @@ import pytest
 from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover import heartbeat
-from hvdrecover.elastic import stalls
-from hvdrecover.elastic.rollbacks import (
+from hvdrecover.elastic.agreement.rollbacks import (
     ATTEMPTS,
     LATE,
     LIMIT,
@@ -27,6 +26,7 @@ from hvdrecover.elastic.rollbacks import (
     tally,
     wait_limit,
 )
+from hvdrecover.elastic.lifecycle import stalls
 from hvdrecover.elastic.run import run
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import NoProgressError

@@ -15,10 +15,10 @@ from horovod.common.exceptions import HorovodInternalError
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.config import PREEMPTED
-from hvdrecover.elastic.durability import FINISH_ATTEMPTS
+from hvdrecover.elastic.durable.durability import FINISH_ATTEMPTS
+from hvdrecover.elastic.lifecycle.leaving import Preempted
 from hvdrecover.elastic.run import MEETINGS, run
 from hvdrecover.elastic.state import State
-from hvdrecover.elastic.stopping import Preempted
 from hvdrecover.errors import MeetingError, RecoveryError, RemovedError, StorageError
 from hvdrecover.heartbeat import Page, Phase
 from tests.fakes.framework import FakeModel, FakeSampler

@@ -6,7 +6,7 @@ import pytest
 from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover import heartbeat
-from hvdrecover.elastic import stalls
+from hvdrecover.elastic.lifecycle import stalls
 from hvdrecover.elastic.run import run
 from hvdrecover.elastic.state import State
 from hvdrecover.heartbeat import Page, Phase

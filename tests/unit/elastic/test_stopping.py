@@ -15,9 +15,9 @@ import pytest
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.config import PREEMPTED
+from hvdrecover.elastic.lifecycle.leaving import Preempted, decide, signals
 from hvdrecover.elastic.run import run
 from hvdrecover.elastic.state import State
-from hvdrecover.elastic.stopping import Preempted, decide, signals
 from hvdrecover.errors import StorageError
 from hvdrecover.heartbeat import Page, Phase, Stop
 from tests.fakes.framework import FakeModel
@@ -76,7 +76,7 @@ def test_each_rank_has_a_host() -> None:
 TRAIN = """
 import signal, time
 from hvdrecover import config, heartbeat
-from hvdrecover.elastic.stopping import signals
+from hvdrecover.elastic.lifecycle.leaving import signals
 {before}
 with signals(config.read()):
     print("trains", flush=True)

@@ -10,7 +10,7 @@ from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.elastic.election import Election
+from hvdrecover.elastic.agreement.election import Election
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import MismatchError, NoUsableCommitError, RecoveryError
 from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler

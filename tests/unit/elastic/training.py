@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.elastic.randomness import Randomness
+from hvdrecover.elastic.commits.randomness import Randomness
 from hvdrecover.elastic.run import run
 from hvdrecover.elastic.state import State
 from hvdrecover.examples.ledger import Batch

@@ -7,7 +7,7 @@ from pathlib import Path
 # What a script imports in place of hvdrecover.torch.
 ADAPTER = """
 from types import SimpleNamespace
-from hvdrecover.elastic import joining
+from hvdrecover.elastic.lifecycle import startup as joining
 joining.join(SimpleNamespace(is_initialized=lambda: True))
 """
 

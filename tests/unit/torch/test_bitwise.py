@@ -7,7 +7,7 @@ import typing
 
 import pytest
 
-from hvdrecover.elastic.randomness import Randomness
+from hvdrecover.elastic.commits.randomness import Randomness
 from tests.unit.torch.training import Loading, Place, Training
 
 pytestmark = pytest.mark.usefixtures("roots")

@@ -10,7 +10,7 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
 from hvdrecover.checkpoint.layout import ITEM_BYTES
-from hvdrecover.elastic.components import rebuild
+from hvdrecover.elastic.commits.copier import rebuild
 from hvdrecover.errors import MismatchError, UnsupportedTensorError
 from hvdrecover.torch.framework import TorchFramework
 from tests.fakes.capture import capture

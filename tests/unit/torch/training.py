@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 import hvdrecover.torch as recover
-from hvdrecover.elastic.randomness import Randomness
+from hvdrecover.elastic.commits.randomness import Randomness
 from tests.unit.torch.jobs import bits
 
 Place = Literal["set_epoch", "batch_begins", "batch_ends", "every_second_batch", "pass_ends", "epoch_ends"]

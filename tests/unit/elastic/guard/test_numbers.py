@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from hvdrecover.elastic.guard.numbers import apart
+from hvdrecover.elastic.guard.distance import apart
 
 
 def bytes_of(array: Any) -> Any:

@@ -72,7 +72,7 @@ def script(tmp_path: Path) -> Script:
 @pytest.fixture(autouse=True)
 def roots(monkeypatch: pytest.MonkeyPatch) -> FakeRoots:
     roots = FakeRoots()
-    monkeypatch.setattr("hvdrecover.elastic.durability.open_storage", roots.open)
+    monkeypatch.setattr("hvdrecover.elastic.durable.durability.open_storage", roots.open)
     return roots
 
 

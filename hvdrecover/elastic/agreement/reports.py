@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.elastic.transfer import Agreement
+from hvdrecover.elastic.agreement.transfer import Agreement
 from hvdrecover.errors import StoppedError
 
 

@@ -11,12 +11,13 @@ from hvdrecover.checkpoint.retrying import ATTEMPTS, retrying
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import redact
-from hvdrecover.elastic import reports, stalls
+from hvdrecover.elastic.agreement import reports
+from hvdrecover.elastic.commits.memory import Memory
 from hvdrecover.elastic.companions import Moment, Table, Voter
 from hvdrecover.elastic.context import Context
-from hvdrecover.elastic.durability import Durability
-from hvdrecover.elastic.memory import Memory
-from hvdrecover.elastic.pacing import Pacing
+from hvdrecover.elastic.durable.durability import Durability
+from hvdrecover.elastic.durable.pacing import Pacing
+from hvdrecover.elastic.lifecycle import stalls
 from hvdrecover.errors import HvdrecoverError
 
 SETTLE_SECONDS = 30.0  # how long a training function that failed waits for the write in flight

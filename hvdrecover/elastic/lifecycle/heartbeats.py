@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.elastic import stalls
+from hvdrecover.elastic.agreement.transfer import Agreement
 from hvdrecover.elastic.companions import Moment, Observer, Table, Voter
 from hvdrecover.elastic.interfaces import World
-from hvdrecover.elastic.transfer import Agreement
+from hvdrecover.elastic.lifecycle import stalls
 
 
 class Liveness(Observer):

@@ -11,8 +11,8 @@ from hvdrecover.checkpoint import layout, values
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import Layout, TensorSpec
 from hvdrecover.checkpoint.values import Json
+from hvdrecover.elastic.commits.outline import TENSOR, Outline
 from hvdrecover.elastic.interfaces import Framework, Tensor, Tree
-from hvdrecover.elastic.outline import TENSOR, Outline
 from hvdrecover.errors import UnsupportedTensorError
 
 

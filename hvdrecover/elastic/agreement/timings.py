@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from hvdrecover import heartbeat
 from hvdrecover.clock import Clock
+from hvdrecover.elastic.agreement.transfer import Agreement
 from hvdrecover.elastic.companions import Observer
-from hvdrecover.elastic.pacing import Pacing
-from hvdrecover.elastic.transfer import Agreement
+from hvdrecover.elastic.durable.pacing import Pacing
 from hvdrecover.events import Events
 
 Part = Literal["reset", "rendezvous", "load", "sync", "first_step"]

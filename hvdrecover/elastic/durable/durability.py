@@ -15,8 +15,8 @@ from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.checkpoint.store import Store
 from hvdrecover.checkpoint.writer import BackgroundWriter
 from hvdrecover.clock import Clock
-from hvdrecover.elastic.interval import CAP
-from hvdrecover.elastic.pacing import Pacing
+from hvdrecover.elastic.durable.interval import CAP
+from hvdrecover.elastic.durable.pacing import Pacing
 from hvdrecover.errors import DurableAgeError, FlushTimeoutError, HvdrecoverError, StorageError
 from hvdrecover.events import Events
 

@@ -11,7 +11,7 @@ from typing import Any
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.data.order import SampleOrder
-from hvdrecover.elastic.components import Copier, Part, rebuild
+from hvdrecover.elastic.commits.copier import Copier, Part, rebuild
 from hvdrecover.elastic.interfaces import Framework, HiddenAttribute
 from hvdrecover.errors import ConfigError, CorruptCheckpointError, MismatchError
 
@@ -128,7 +128,7 @@ class Contents:
         return Present(self._copier.take_apart(trees), cursors)
 
     def copy(self, present: Present, reuse: Mapping[str, Arena]) -> dict[str, Arena]:
-        """Copy all tensors; see `hvdrecover.elastic.components.Copier.copy`."""
+        """Copy all tensors; see `hvdrecover.elastic.commits.copier.Copier.copy`."""
         return self._copier.copy(present.parts, reuse)
 
     def is_copy(self, present: Present, state: Mapping[str, Json], arenas: Mapping[str, Arena]) -> bool:

@@ -16,7 +16,7 @@ from typing import Literal
 
 from hvdrecover.checkpoint import values
 from hvdrecover.checkpoint.values import Json
-from hvdrecover.elastic.exchange import gather_json
+from hvdrecover.elastic.agreement.exchange import gather_json
 from hvdrecover.elastic.interfaces import Framework, World
 from hvdrecover.errors import ConfigError, CorruptCheckpointError
 

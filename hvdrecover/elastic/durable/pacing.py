@@ -11,8 +11,8 @@ from typing import Any
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.clock import Clock
 from hvdrecover.elastic.companions import Kept
-from hvdrecover.elastic.estimates import cost_of_write, mean_time_between_failures
-from hvdrecover.elastic.interval import CAP, Costs, Reason, best
+from hvdrecover.elastic.durable.costs import cost_of_write, mean_time_between_failures
+from hvdrecover.elastic.durable.interval import CAP, Costs, Reason, best
 
 START = 60.0  # seconds between durable commits until the first of them is complete
 CHANGE = 0.2  # a decision stands until a better one differs by more than this

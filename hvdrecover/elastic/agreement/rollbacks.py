@@ -14,10 +14,10 @@ from typing import Any
 
 from hvdrecover import heartbeat
 from hvdrecover.clock import Clock
-from hvdrecover.elastic import stalls
-from hvdrecover.elastic.exchange import gather_json
+from hvdrecover.elastic.agreement.exchange import gather_json
 from hvdrecover.elastic.interfaces import World
-from hvdrecover.elastic.joining import is_library
+from hvdrecover.elastic.lifecycle import stalls
+from hvdrecover.elastic.lifecycle.startup import is_library
 from hvdrecover.errors import NoProgressError
 from hvdrecover.events import Events
 from hvdrecover.heartbeat import Phase, Reading

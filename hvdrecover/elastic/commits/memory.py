@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.elastic.contents import Contents, Present
-from hvdrecover.elastic.randomness import Generators
+from hvdrecover.elastic.commits.contents import Contents, Present
+from hvdrecover.elastic.commits.randomness import Generators
 from hvdrecover.errors import HvdrecoverError
 
 if TYPE_CHECKING:

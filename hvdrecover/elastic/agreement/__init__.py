@@ -1,0 +1,1 @@
+"""Agreement of the ranks on one commit after a rendezvous."""

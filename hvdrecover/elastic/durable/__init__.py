@@ -1,0 +1,1 @@
+"""Durable commits: when they are made, and waiting for them."""

@@ -1,0 +1,1 @@
+"""One training process among others: start, signs of life, waiting, leaving."""
