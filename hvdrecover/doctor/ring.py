@@ -86,7 +86,8 @@ def launch(by: str, options: Options, folder: Path, seconds: float) -> Launched:
     chosen = replace(options, mpi=by == MPI, static=by != MPI, others=others)
     rank = [sys.executable, "-m", "hvdrecover.doctor.ranks", by, f"{seconds + _MARGIN:g}"]
     environ = horovodrun.settings(None, config.environment(), ours=horovodrun.is_ours())
-    command = [sys.executable, "-m", "hvdrecover.launch.driver", *horovodrun.arguments(chosen, rank)]
+    how = "mpi" if by == MPI else "gloo"
+    command = [sys.executable, "-m", "hvdrecover.launch.driver", how, *horovodrun.arguments(chosen, rank)]
     files = {_MPI_FILES: os.fspath(folder)}  # which an mpirun that is killed leaves behind
     job = Job(command, folder / f"{by}.log", {**environ, **files, "PATH": path})
     try:

@@ -121,6 +121,8 @@ class Recovery:
             state = agreement.snapshot.state
             state["random"] = self._random.kept(state["random"], self._context.world.rank())
         self._context.place.job = agreement.job
+        if agreement.loaded:  # whichever rank fails next, its guardian knows from which commit
+            heartbeat.tell(loaded=agreement.loaded)
         self._load(agreement.snapshot, strict=True)
         return agreement
 
@@ -152,12 +154,12 @@ class Recovery:
         if stored is None:
             self._random.draw_seed()
             return Agreement(memory.capture(CommitId(generation, 0)), "initial", place.job)
-        return Agreement(self._resumed(stored, generation), "durable", place.job)
+        heartbeat.tell(loaded=stored.id.name)
+        return Agreement(self._resumed(stored, generation), "durable", place.job, stored.id.name)
 
     def _resumed(self, stored: Snapshot, generation: int) -> Snapshot:
         """Load a durable commit under this job's generation; return it as all ranks get it."""
         where = f"{self._durable.root}/{stored.id}"
-        heartbeat.tell(loaded=stored.id.name)
         self._companions.resuming(stored, where)
         resumed = {each.key: each.resumed(stored.state.get(each.key)) for each in self._companions.kept}
         state = {**stored.state, **{key: value for key, value in resumed.items() if value is not None}}

@@ -145,7 +145,7 @@ def reason(attempt: Attempt) -> str:
     return f"the launcher ended with exit code {attempt.code}"
 
 
-_ALIKE = ("fault", "detail", "point")
+_ALIKE = ("at", "fault", "detail", "point")  # of one slot: one fault may cost several slots their process
 
 
 def _end(fault: Fault) -> End | None:

@@ -272,7 +272,7 @@ class Supervisor:
             self._stall.places[int(message["rank"])] = message["place"]
         elif message.get("kind") == "fault":
             guardian.ended = bool(message.get("final"))
-            attempt.faults.append(message)
+            attempt.faults.append({**message, "at": f"{guardian.host}/{guardian.slot}"})
             of_host = message.get("fault") in deaths.OF_HOSTS and message.get("end") != "apart"
             if guardian.ended and of_host:
                 self._report(guardian.host)

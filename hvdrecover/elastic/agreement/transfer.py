@@ -31,11 +31,13 @@ class Agreement:
         snapshot: the commit, the same on all ranks.
         source: where it came from.
         job: identity of the job.
+        loaded: the name of the durable commit that it came from; empty if it came from a memory.
     """
 
     snapshot: Snapshot
     source: Source
     job: str
+    loaded: str = ""
 
 
 def send(world: World, root: int, agreement: Agreement) -> None:
@@ -49,6 +51,7 @@ def send(world: World, root: int, agreement: Agreement) -> None:
         "id": [snapshot.id.generation, snapshot.id.commit],
         "source": agreement.source,
         "job": agreement.job,
+        "loaded": agreement.loaded,
         "state": snapshot.state,
         "world_size": snapshot.world_size,
         "versions": snapshot.versions,
@@ -105,7 +108,7 @@ def receive(world: World, root: int, held: Snapshot | None = None) -> Agreement:
                 _broadcast_buffer(world, root, snapshot.arenas[name].buffer)
             else:
                 _pass_on(world, root, size)
-    return Agreement(snapshot, header["source"], header["job"])
+    return Agreement(snapshot, header["source"], header["job"], header["loaded"])
 
 
 def _broadcast_json(world: World, root: int, value: dict[str, Any] | None) -> dict[str, Any]:

@@ -171,6 +171,12 @@ def test_a_commit_from_which_the_job_fails_twice_in_the_same_way_is_passed_over(
     assert after(attempt(faults=[loaded(), loaded()])).suspect == "g0001-c00000007..g0002-c00000007"
 
 
+def test_a_fault_that_costs_two_ranks_their_process_is_one_failure() -> None:
+    assert after(attempt(faults=[loaded(at="a/0"), loaded(at="a/1")])).suspect is None
+    again = attempt(faults=[loaded(at="a/1"), loaded(at="a/0")])
+    assert after(attempt(faults=[loaded(at="a/0")]), again).suspect == "g0001-c00000007..g0002-c00000007"
+
+
 def test_what_a_script_makes_of_such_a_commit_at_the_top_of_its_loop_is_passed_over_too() -> None:
     failures = [loaded(7, 8), loaded(8, 9), loaded(9, 10)]
     assert after(attempt(faults=failures)).suspect == "g0001-c00000007..g0002-c00000010"
