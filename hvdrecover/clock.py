@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What the package needs of time; all values are in seconds."""
+    """The package's source of time; all values are in seconds."""
 
     def now(self) -> float:
         """Wall-clock time since the Unix epoch."""

@@ -1,4 +1,4 @@
-"""What the environment says, read once into a frozen dataclass.
+"""The settings in the environment, read once into a frozen dataclass.
 
 This is the only module that reads environment variables; a test holds the others to it.
 

@@ -355,7 +355,7 @@ class DataChangedError(HvdrecoverError):
 
 
 class DiscoveryError(HvdrecoverError):
-    """Which hosts there are can't be found out.
+    """The hosts can't be found out.
 
     Attributes:
         source: the file, program or service that was asked.

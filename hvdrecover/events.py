@@ -1,4 +1,4 @@
-"""What happened, as one line of JSON for programs and one line of text for people.
+"""Events, each as one line of JSON for programs and one line of text for people.
 
 An event line holds ``time`` (seconds since the Unix epoch), ``kind``, ``host``, ``pid``, ``rank`` and the
 facts of its kind; ``docs/events.md`` lists them all.

@@ -24,7 +24,7 @@ _PATIENCE = 2.0  # seconds for a guardian to hear of something
 
 
 class Phase(IntEnum):
-    """What a training process is at."""
+    """The phase of a training process."""
 
     UNKNOWN = 0  # it has not imported an adapter
     READY = 1  # a standby that waits
@@ -38,7 +38,7 @@ class Phase(IntEnum):
 
 
 class Stop(IntEnum):
-    """What a guardian asks of its training process at the next commit."""
+    """The requests of a guardian to its training process, for the next commit."""
 
     NO = 0
     HOST = 1  # this host leaves
@@ -78,7 +78,7 @@ _STEPPED, _RECORDED = int(_Field.STEPPED), int(_Field.RECORDED)
 
 @dataclass(frozen=True)
 class Reading:
-    """What a page says.
+    """The contents of a page.
 
     Attributes:
         phase: what the process is at.
@@ -133,7 +133,7 @@ class Page:
         self.counts = view.cast("q")
 
     def read(self) -> Reading:
-        """What it says now."""
+        """Return what it says now."""
         counts = self.counts
         return Reading(
             phase=Phase(counts[_Field.PHASE]),
@@ -214,7 +214,7 @@ def attach(page: int, notes: int) -> None:
 
 
 def watched() -> bool:
-    """Whether a guardian reads this process's page."""
+    """Return whether a guardian reads this process's page."""
     return _notes is not None
 
 
@@ -280,12 +280,12 @@ def stand_at(generation: int, commit: int, changed: int) -> None:
 
 
 def commits() -> int:
-    """How many commits this process has made."""
+    """Return how many commits this process has made."""
     return int(_counts[_Field.COMMITS])
 
 
 def steps() -> int:
-    """How many steps this process has done since the commit that it was at last."""
+    """Return how many steps this process has done since the commit that it was at last."""
     return int(max(_counts[_STEPPED], _counts[_RECORDED]))
 
 
@@ -336,7 +336,7 @@ def diverged() -> None:
 
 
 def stop_asked() -> Stop:
-    """What has been asked of this process."""
+    """Return what has been asked of this process."""
     return Stop(_counts[_Field.STOP])
 
 
@@ -346,7 +346,7 @@ def ask_to_stop(stop: Stop) -> None:
 
 
 def stall_seconds() -> int:
-    """How long this rank may wait for one that says nothing; 0 for ever, as in a known long phase."""
+    """Return how long this rank may wait for one that says nothing; 0 for ever, as in a known long phase."""
     phase = _counts[_PHASE]
     if _counts[_PAUSES] or _counts[_PAUSED] or phase not in (_TRAINING, _BEGINNING):
         return 0

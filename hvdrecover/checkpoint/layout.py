@@ -48,7 +48,7 @@ class TensorSpec:
 
     @cached_property
     def nbytes(self) -> int:
-        """How many bytes the tensor takes."""
+        """Return how many bytes the tensor takes."""
         return ITEM_BYTES[self.dtype] * math.prod(self.shape)
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each tensor of a file lies.
+    """The place of each tensor in a file.
 
     Attributes:
         specs: the tensors in the order of their bytes.

@@ -84,7 +84,7 @@ def reading(storage: Storage, commit: CommitId, clock: Clock) -> Iterator[Lease]
 
 
 def is_read(storage: Storage, commit: CommitId, now: float) -> bool:
-    """Whether somebody holds a lease of a commit at ``now``, in seconds since the Unix epoch."""
+    """Return whether somebody holds a lease of a commit at ``now``, in seconds since the Unix epoch."""
     return any(found == commit and expires > now for _, found, expires in _all(storage))
 
 

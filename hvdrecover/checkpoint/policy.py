@@ -1,4 +1,4 @@
-"""When commits are made durable, as pure functions; `retention` decides which are deleted."""
+"""The policy of durable commits, as pure functions; `retention` decides which are deleted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hvdrecover.checkpoint.settings import Checkpoint
 
 
 def is_due(settings: Checkpoint, commits_since: int, seconds_since: float, auto: float = 0.0) -> bool:
-    """Whether a commit should be made durable.
+    """Return whether a commit should be made durable.
 
     Args:
         settings: the user's wishes.

@@ -1,4 +1,4 @@
-"""How the making of durable commits is coming along, and what people are told of it."""
+"""The progress of durable commits, and reports of it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Progress:
         return f"the last durable commit, {self.last_durable.commit}, is {self.age:.0f} s old"
 
     def describe(self) -> str:
-        """How it stands, for people."""
+        """Return how it stands, for people."""
         if self.error is None:
             seconds = self._clock.monotonic() - self._submitted
             return f"the write has been under way for {seconds:.0f} s; {self.describe_age()}"

@@ -1,4 +1,4 @@
-"""Which durable commits may be deleted, as pure functions."""
+"""The choice of durable commits that may be deleted, as pure functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvdrecover.checkpoint.settings import Best, Keep
 
 @dataclass(frozen=True)
 class Facts:
-    """What the decision knows of a commit.
+    """The facts about a commit that the choice depends on.
 
     Attributes:
         commit: which commit.

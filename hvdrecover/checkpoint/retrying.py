@@ -1,4 +1,4 @@
-"""How often, and with what pauses, storage that has failed is tried again."""
+"""Retries of storage that has failed: how many, and with what pauses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class WokenError(Exception):
 def retrying(
     clock: Clock, *, attempts: int | None = ATTEMPTS, wake: threading.Event | None = None
 ) -> Retrying:
-    """What calls a function until it raises no `StorageError`: ``retrying(clock)(function, *arguments)``.
+    """Return a caller that repeats after each `StorageError`: ``retrying(clock)(function, *arguments)``.
 
     The pauses double from half a second to half a minute. Up to half of each is taken off at random, so that
     jobs that lost one storage together do not come back to it together. Any other error is raised at once.

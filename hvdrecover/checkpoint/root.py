@@ -1,4 +1,4 @@
-"""What lies at a checkpoint root.
+"""The layout of a checkpoint root.
 
 ::
 
@@ -42,7 +42,7 @@ def commits(storage: Storage) -> list[CommitId]:
 
 
 def manifest_path(commit: CommitId) -> str:
-    """Where a commit's manifest lies."""
+    """Return where a commit's manifest lies."""
     return f"{commit.name}/{manifests.FILE_NAME}"
 
 
@@ -79,17 +79,17 @@ def _head(storage: Storage, path: str, count: int) -> bytes:
 
 
 def quarantine_path(commit: CommitId) -> str:
-    """Where the mark lies that a commit was found broken."""
+    """Return where the mark lies that a commit was found broken."""
     return f"{commit.name}/{QUARANTINE}"
 
 
 def is_complete(storage: Storage, commit: CommitId) -> bool:
-    """Whether a commit has a manifest, valid or not."""
+    """Return whether a commit has a manifest, valid or not."""
     return storage.size(manifest_path(commit)) is not None
 
 
 def may_be_complete(storage: Storage, commit: CommitId) -> bool:
-    """Whether a commit has a manifest, or that can't be found out at present."""
+    """Return whether a commit has a manifest, or that can't be found out at present."""
     try:
         return is_complete(storage, commit)
     except StorageError:
@@ -97,7 +97,7 @@ def may_be_complete(storage: Storage, commit: CommitId) -> bool:
 
 
 def is_quarantined(storage: Storage, commit: CommitId) -> bool:
-    """Whether a commit has been found broken."""
+    """Return whether a commit has been found broken."""
     return storage.size(quarantine_path(commit)) is not None
 
 

@@ -1,4 +1,4 @@
-"""What a user decides about durable commits."""
+"""The user's settings of durable commits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Best:
 
 @dataclass(frozen=True)
 class Keep:
-    """Which durable commits are kept: those that any of these rules asks for.
+    """The durable commits to keep: those that any of these rules asks for.
 
     Attributes:
         newest: the newest so many, at least 1.
@@ -73,7 +73,7 @@ class Keep:
 
     @classmethod
     def of(cls, keep: int | Keep) -> Keep:
-        """What a plain number stands for: that many of the newest.
+        """Return what a plain number stands for: that many of the newest.
 
         Raises:
             ConfigError: it is neither a number from 1 on nor a `Keep`.
@@ -90,7 +90,7 @@ class Keep:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where durable commits go, how often they are made and how many are kept.
+    """The place of durable commits, how often they are made and how many are kept.
 
     Attributes:
         url: checkpoint root: a path or an fsspec URL (``file:///…``, ``s3://…``, ``sftp://…``, ``memory://…``).

@@ -173,7 +173,7 @@ class Store:
                 self._has_made_room = True
 
     def _give_back(self, commit: CommitId) -> None:
-        """When the storage is full: delete what can be spared, and the part of this commit that fitted."""
+        """Make room on a full storage: delete what can be spared, and the part of this commit that fitted."""
         self.claims.check(commit.generation)
         for free in (
             self.storage.close,

@@ -103,7 +103,7 @@ def _encode(value: Any, path: str, leaf: Leaf | None, outer: tuple[int, ...]) ->
 
 
 def _is_json(items: list[Any]) -> bool:
-    """Whether a list holds just scalars that JSON has; found out fast, for histories are long."""
+    """Return whether a list holds just scalars that JSON has; found out fast, for histories are long."""
     kinds = set(map(type, items))
     if kinds <= {str, bool, type(None)}:
         return True
@@ -124,7 +124,7 @@ def _has_plain_keys(keys: Iterable[Any]) -> bool:
 
 
 def join_dict(keys: Sequence[int | str], items: Sequence[Json]) -> Json:
-    """What `encode` makes of a dict, from its keys and its encoded items."""
+    """Return what `encode` makes of a dict, from its keys and its encoded items."""
     if _has_plain_keys(keys):
         return dict(zip(keys, items, strict=True))
     return {"$dict": [[encode(key, "key"), item] for key, item in zip(keys, items, strict=True)]}
@@ -234,7 +234,7 @@ def _find_class(name: str) -> Any:
 
 
 def _attributes(holder: Any) -> Mapping[str, Any]:
-    """What a module or a class defines; looked up so that a lazy module or a metaclass does not notice."""
+    """Return what a module or a class defines, unnoticed by a lazy module or a metaclass."""
     if issubclass(type(holder), types.ModuleType):
         return typing.cast(dict[str, Any], object.__getattribute__(holder, "__dict__"))
     return type.__getattribute__(holder, "__dict__") if issubclass(type(holder), type) else {}

@@ -269,7 +269,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _exporter(arguments: argparse.Namespace) -> Callable[..., list[str]]:
-    """What writes a file of the format that was asked for."""
+    """Return what writes a file of the format that was asked for."""
     if arguments.to.suffix == ".pt":
         with _needed(".pt", "PyTorch"):
             from hvdrecover.torch.export import to_torch

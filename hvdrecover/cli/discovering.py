@@ -57,7 +57,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for.
+    """The request.
 
     Attributes:
         source: the source's name.
@@ -75,12 +75,12 @@ class Request:
         return sources.find(self.source)
 
     def parsed(self) -> argparse.Namespace:
-        """What the words say; wrong ones end the process, as those of a command line."""
+        """Return what the words say; wrong ones end the process, as those of a command line."""
         return _parser(self.source, self.kind).parse_args(self.words)
 
 
 def request(words: str, job: Sequence[str]) -> Request:
-    """What ``hvdrecover run --discover`` asks for.
+    """Return what ``hvdrecover run --discover`` asks for.
 
     Args:
         words: a source and what it takes, as the shell has it.

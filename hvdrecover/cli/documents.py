@@ -1,4 +1,4 @@
-"""What the commands have found, as JSON; described in ``docs/commands.md``."""
+"""The findings of the commands, as JSON; described in ``docs/commands.md``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def dumps(document: Document) -> str:
 def listing(
     url: str, entries: Sequence[Entry], left: Leftovers, verdicts: Mapping[CommitId, Verdict]
 ) -> Document:
-    """What ``ls`` has found."""
+    """Return what ``ls`` has found."""
     return {
         "root": url,
         "commits": [_entry(entry, verdicts.get(entry.id)) for entry in entries],
@@ -42,7 +42,7 @@ def listing(
 
 
 def contents(url: str, found: Contents) -> Document:
-    """What ``show`` has found."""
+    """Return what ``show`` has found."""
     files = [
         {**dataclasses.asdict(file), "tensors": [_tensor(spec) for spec in found.layouts[file.name].specs]}
         for file in found.manifest.files
@@ -60,7 +60,7 @@ def contents(url: str, found: Contents) -> Document:
 
 
 def verdicts(url: str, found: Mapping[CommitId, Verdict]) -> Document:
-    """What ``verify`` has found."""
+    """Return what ``verify`` has found."""
     commits = [
         {"commit": id.name, "intact": verdict.intact, "problems": verdict.problems, "bytes": verdict.nbytes}
         for id, verdict in found.items()
@@ -69,7 +69,7 @@ def verdicts(url: str, found: Mapping[CommitId, Verdict]) -> Document:
 
 
 def difference(url: str, a: CommitId, b: CommitId, found: Difference) -> Document:
-    """What ``diff`` has found."""
+    """Return what ``diff`` has found."""
     return {
         "root": url,
         "a": a.name,
@@ -87,7 +87,7 @@ def difference(url: str, a: CommitId, b: CommitId, found: Difference) -> Documen
 
 
 def pruned(url: str, plan: Plan, deleted: Sequence[tuple[Entry, bool]] | None) -> Document:
-    """What ``prune`` has done, or would do if ``deleted`` is None."""
+    """Return what ``prune`` has done, or would do if ``deleted`` is None."""
     gone = [(entry, True) for entry in (*plan.delete, *plan.leftovers)] if deleted is None else deleted
     return {
         "root": url,
@@ -104,7 +104,7 @@ def pruned(url: str, plan: Plan, deleted: Sequence[tuple[Entry, bool]] | None) -
 
 
 def exported(url: str, id: CommitId, attributes: Sequence[str], file: Path) -> Document:
-    """What ``export`` has done."""
+    """Return what ``export`` has done."""
     return {
         "root": url,
         "commit": id.name,

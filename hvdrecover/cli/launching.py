@@ -188,7 +188,7 @@ def _options(arguments: argparse.Namespace) -> Options:
 
 
 def _discovered(arguments: argparse.Namespace) -> dict[str, str]:
-    """How Horovod learns of hosts: from a script, or if their number can't change, from us, once."""
+    """Return how Horovod learns of hosts: from a script, or if their number can't change, from us, once."""
     from hvdrecover.cli import discovering
 
     words = [] if arguments.mpi else ["--allow-empty"]

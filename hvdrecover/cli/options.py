@@ -1,4 +1,4 @@
-"""What options stand for."""
+"""The meaning of options."""
 
 from __future__ import annotations
 

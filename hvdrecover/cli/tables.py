@@ -1,4 +1,4 @@
-"""What the commands have found, for people."""
+"""The findings of the commands, as tables for people."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def put(output: RenderableType) -> None:
 def listing(
     url: str, entries: Sequence[Entry], left: Leftovers, verdicts: Mapping[CommitId, Verdict], now: float
 ) -> RenderableType:
-    """What ``ls`` has found."""
+    """Return what ``ls`` has found."""
     if not entries:
         return Group(Text(f"{url} holds no commits yet"), *_left(entries, left))
     table = grid("generation>", "commit>", "age>", "size>", "ranks>", "framework", "state", "digests")
@@ -98,7 +98,7 @@ def _files(files: Sequence[Temporary]) -> str:
 
 
 def hosts(answer: Answer, now: float) -> RenderableType:
-    """What ``discover`` has found."""
+    """Return what ``discover`` has found."""
     table = grid("host", "slots>", "state", "since>", "why")
     for entry in answer.entries:
         state = Text(entry.state, _STYLES.get(entry.state, ""))
@@ -107,7 +107,7 @@ def hosts(answer: Answer, now: float) -> RenderableType:
 
 
 def contents(url: str, found: Contents, now: float) -> RenderableType:
-    """What ``show`` has found."""
+    """Return what ``show`` has found."""
     manifest, entry = found.manifest, found.entry
     written = datetime.datetime.fromtimestamp(manifest.time).astimezone().isoformat(" ", "seconds")
     writer = ", ".join(f"{key} {value}" for key, value in manifest.writer.items())
@@ -131,7 +131,7 @@ def contents(url: str, found: Contents, now: float) -> RenderableType:
 
 
 def verdicts(url: str, found: Mapping[CommitId, Verdict]) -> RenderableType:
-    """What ``verify`` has found."""
+    """Return what ``verify`` has found."""
     lines = []
     for id, verdict in found.items():
         lines.append(plain(f"{id}: ", ("ok", "green") if verdict.intact else ("broken", "red")))
@@ -143,7 +143,7 @@ def verdicts(url: str, found: Mapping[CommitId, Verdict]) -> RenderableType:
 
 
 def difference(url: str, a: CommitId, b: CommitId, found: Difference) -> RenderableType:
-    """What ``diff`` has found."""
+    """Return what ``diff`` has found."""
     parts: list[RenderableType] = [_heading(f"{a} → {b}")]
     if found.added:
         parts.append(section("added tensors", _tensors(found.added.items())))
@@ -166,7 +166,7 @@ def difference(url: str, a: CommitId, b: CommitId, found: Difference) -> Rendera
 
 
 def pruned(url: str, plan: Plan, deleted: Sequence[tuple[Entry, bool]] | None) -> RenderableType:
-    """What ``prune`` has done, or would do if ``deleted`` is None."""
+    """Return what ``prune`` has done, or would do if ``deleted`` is None."""
     gone = [(entry, True) for entry in (*plan.delete, *plan.leftovers)] if deleted is None else deleted
     verb = "would delete" if deleted is None else "deleted"
     lines = [
@@ -187,7 +187,7 @@ def pruned(url: str, plan: Plan, deleted: Sequence[tuple[Entry, bool]] | None) -
 
 
 def exported(url: str, id: CommitId, attributes: Sequence[str], file: Path) -> RenderableType:
-    """What ``export`` has done."""
+    """Return what ``export`` has done."""
     return plain(f"{', '.join(attributes)} of {id}: {file}, {size(file.stat().st_size)}")
 
 

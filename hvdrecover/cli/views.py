@@ -1,4 +1,4 @@
-"""Where the numbers of a run are shown that is being followed."""
+"""Views of the numbers of a run that is being followed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHOWN = 5  # faults
 
 
 class View(Protocol):
-    """Where the numbers of a run are shown."""
+    """A view of the numbers of a run."""
 
     def show(self, numbers: Numbers, problem: str) -> None:
         """Show them; ``problem`` tells why some events could not be read, and is empty if all could."""
@@ -67,7 +67,7 @@ class Lines:
 
 
 def frame(folder: Path, numbers: Numbers, problem: str, now: float) -> RenderableType:
-    """What the terminal shows of a run."""
+    """Return what the terminal shows of a run."""
     from rich.console import Group
 
     from hvdrecover.cli.tables import grid, pairs, plain, section
@@ -93,7 +93,7 @@ def frame(folder: Path, numbers: Numbers, problem: str, now: float) -> Renderabl
 
 @contextmanager
 def terminal(folder: Path) -> Iterator[View]:
-    """What is drawn anew at each look; or lines, if stdout is no terminal."""
+    """Return what is drawn anew at each look; or lines, if stdout is no terminal."""
     if not sys.stdout.isatty():
         yield Lines()
         return

@@ -28,7 +28,7 @@ _ENDPOINT = re.compile(r"(\[[^\[\]/]+\]|[^:/\[\]]*):(\d+)")
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where to serve metrics.
+    """The address at which metrics are served.
 
     Attributes:
         host: a name or an address; empty for all of this host's addresses.
@@ -56,7 +56,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def target(text: str) -> Endpoint | Path:
-    """Where metrics go: ``:PORT`` and ``HOST:PORT`` are an endpoint, all else is a file."""
+    """Return where metrics go: ``:PORT`` and ``HOST:PORT`` are an endpoint, all else is a file."""
     match = _ENDPOINT.fullmatch(text)
     if match is None:
         return Path(text)

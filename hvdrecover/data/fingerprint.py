@@ -29,7 +29,7 @@ _NAMES = {"files": "files", "arrays": "arrays", "dataset": "a data set", "stream
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What is known of training data; see `fingerprint`.
+    """The facts known about training data; see `fingerprint`.
 
     Attributes:
         kind: ``files``, ``arrays``, ``dataset`` (elements by number) or ``stream`` (elements in their order).
@@ -43,7 +43,7 @@ class Fingerprint:
     content: Files | Mapping[str, Series]
 
     def as_json(self) -> dict[str, Any]:
-        """What `from_json` takes, for a manifest: at most 64 KB of JSON, however large the data are."""
+        """Return the JSON for a manifest: at most 64 KB, however large the data are."""
         if isinstance(self.content, Files):
             content = self.content.as_json()
         else:
@@ -150,7 +150,7 @@ def _refuse(data: Any) -> None:
 
 
 def differences(stored: Fingerprint, present: Fingerprint) -> list[str]:
-    """What has changed from one fingerprint to another, a line each; nothing, if nothing is known to have.
+    """Return a line for each known change from one fingerprint to another.
 
     If only one of them is full, what both have looked at is compared.
     """

@@ -62,7 +62,7 @@ def share(order: Indices, start: int, rank: int, size: int, tail: Tail, gaps: Se
 
 
 def count_left(length: int, start: int, gaps: Sequence[Gap]) -> int:
-    """How many positions from ``start`` on are in no gap."""
+    """Return how many positions from ``start`` on are in no gap."""
     return length - start - sum(max(0, end - max(first, start)) for first, end in gaps)
 
 
@@ -76,7 +76,7 @@ def past(positions: Indices, start: int, gaps: Sequence[Gap]) -> Indices:
 
 
 def rounds(left: int, size: int, tail: Tail) -> int:
-    """How many samples each of ``size`` ranks gets of ``left`` samples."""
+    """Return how many samples each of ``size`` ranks gets of ``left`` samples."""
     return left // size if tail == "drop" else math.ceil(left / size)
 
 
@@ -85,7 +85,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _are_gaps(value: Any, length: int) -> bool:
-    """Whether a value is a list of pairs of positions, in order and apart."""
+    """Return whether a value is a list of pairs of positions, in order and apart."""
     if not isinstance(value, list) or not all(
         isinstance(gap, list) and len(gap) == 2 and all(map(_is_count, gap)) for gap in value
     ):
@@ -186,26 +186,26 @@ class SampleOrder:
 
     @property
     def left(self) -> int:
-        """How many samples of this epoch all ranks together have not done."""
+        """Return how many samples of this epoch all ranks together have not done."""
         return count_left(self.length, self.done, self.gaps)
 
     @property
     def rounds(self) -> int:
-        """How many samples this rank was given when the iteration, or its place, was last begun."""
+        """Return how many samples this rank was given when the iteration, or its place, was last begun."""
         return rounds(self._given, self.size, self.tail)
 
     @property
     def padding(self) -> int:
-        """How many samples the ranks together repeat at the end of this pass over the epoch."""
+        """Return how many samples the ranks together repeat at the end of this pass over the epoch."""
         return max(0, self.rounds * self.size - self._given)
 
     @property
     def dropped(self) -> int:
-        """How many samples at the end of this pass over the epoch no rank sees."""
+        """Return how many samples at the end of this pass over the epoch no rank sees."""
         return max(0, self._given - self.rounds * self.size)
 
     def tail_report(self) -> dict[str, int]:
-        """How the end of this pass over the epoch is evened out."""
+        """Return how the end of this pass over the epoch is evened out."""
         return {"epoch": self.epoch, "padding": self.padding, "dropped": self.dropped}
 
     def remaining(self) -> Indices:
@@ -227,7 +227,7 @@ class SampleOrder:
         return share(self._order(), self.done, self.rank, self.size, self.tail, self.gaps)
 
     def runs(self) -> list[tuple[int, int]]:
-        """What all ranks together are dealt in this pass, as runs of positions: from where, and how many."""
+        """Return what all ranks are dealt in this pass, as runs of positions: from where, and how many."""
         count = self.rounds * self.size
         runs: list[tuple[int, int]] = []
         start = self._start
@@ -276,16 +276,16 @@ class SampleOrder:
         self._begin()
 
     def counts_in(self) -> dict[str, Any]:
-        """What the cursor counts in; in another order of samples it would mean nothing."""
+        """Return what the cursor counts in; in another order of samples it would mean nothing."""
         return {"length": self.length, "shuffle": self.shuffle, "seed": self.seed}
 
     @property
     def _given(self) -> int:
-        """How many samples were left when the iteration, or its place, was last begun."""
+        """Return how many samples were left when the iteration, or its place, was last begun."""
         return count_left(self.length, self._start, self.gaps)
 
     def _after(self, start: int, count: int) -> int:
-        """Where the cursor comes to from ``start`` when every rank has done ``count`` more samples."""
+        """Return where the cursor comes to from ``start`` when every rank has done ``count`` more samples."""
         return min(self.length, int(past(np.array(start + count * self.size), start, self.gaps)))
 
     def _begin(self) -> None:

@@ -1,1 +1,1 @@
-"""Which hosts a job may use: asked of a host source, checked, and answered in time whatever happens."""
+"""Host discovery: a host source is asked, its answer checked, and given in time whatever happens."""

@@ -30,7 +30,7 @@ _BACKSTOP = 2.0  # seconds beyond its time after which the kernel kills a proces
 
 @dataclass(frozen=True)
 class Question:
-    """What to find out.
+    """The question.
 
     Attributes:
         source: whom to ask.
@@ -46,7 +46,7 @@ class Question:
 
 
 def is_fresh(memory: Memory, question: Question, now: float) -> bool:
-    """Whether what is known need not be asked for again."""
+    """Return whether what is known need not be asked for again."""
     if memory.listed is None or memory.asked is None:
         return False
     return 0 <= now - memory.asked < question.source.every
@@ -54,7 +54,7 @@ def is_fresh(memory: Memory, question: Question, now: float) -> bool:
 
 @dataclass(frozen=True)
 class Report:
-    """What was found out.
+    """The answer.
 
     Attributes:
         memory: what is known now.
@@ -161,7 +161,7 @@ def _tell(writer: int, memory: Memory, problem: str) -> None:
 
 
 def asked(memory: Memory, question: Question, clock: Clock) -> Memory:
-    """What is known after the source was asked."""
+    """Return what is known after the source was asked."""
     hosts, failure = _hosts(question)
     now = clock.now()
     if failure or not hosts:
@@ -183,7 +183,7 @@ def asked(memory: Memory, question: Question, clock: Clock) -> Memory:
 
 
 def _hosts(question: Question) -> tuple[list[Host], str]:
-    """What the source names, or what is wrong with it; on a thread, as it may hang."""
+    """Return what the source names, or what is wrong with it; on a thread, as it may hang."""
     found: list[Host] = []
     failure = [f"it has not answered in {question.timeout:g} s"]
 
@@ -205,7 +205,7 @@ def _hosts(question: Question) -> tuple[list[Host], str]:
 
 
 def checked(memory: Memory, question: Question, clock: Clock) -> Memory:
-    """What is known after hosts were checked whose turn it is."""
+    """Return what is known after hosts were checked whose turn it is."""
     now = clock.now()
     names = [host.name for host in memory.hosts]
     due = [name for name in names if health.is_due(memory.health.get(name), now)]

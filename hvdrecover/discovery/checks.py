@@ -19,7 +19,7 @@ _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no", "-o", f"
 
 @dataclass(frozen=True)
 class Checks:
-    """What to check.
+    """The checks to make.
 
     Attributes:
         ssh_port: port that must accept connections; None checks none. This host's need not.
@@ -33,7 +33,7 @@ class Checks:
 
     @property
     def any(self) -> bool:
-        """Whether there is anything to check."""
+        """Return whether there is anything to check."""
         return self.ssh_port is not None or self.command is not None
 
 
@@ -69,7 +69,7 @@ def run(names: Sequence[str], checks: Checks, environ: Mapping[str, str], timeou
 
 
 def problem_of(name: str, checks: Checks, environ: Mapping[str, str], timeout: float) -> str:
-    """What is wrong with a host; an empty string if nothing is."""
+    """Return what is wrong with a host; an empty string if nothing is."""
     here = is_local(name)
     if checks.ssh_port is not None and not here:
         try:
@@ -86,7 +86,7 @@ def problem_of(name: str, checks: Checks, environ: Mapping[str, str], timeout: f
 
 
 def is_local(host: str) -> bool:
-    """Whether a name stands for this host."""
+    """Return whether a name stands for this host."""
     if host in ("localhost", socket.gethostname()):
         return True
     try:
@@ -96,7 +96,7 @@ def is_local(host: str) -> bool:
 
 
 def command_on(name: str, checks: Checks, *, here: bool) -> list[str]:
-    """What runs the command on a host: by ssh, or if it is this one, by its shell."""
+    """Return what runs the command on a host: by ssh, or if it is this one, by its shell."""
     if here:
         return ["sh", "-c", str(checks.command)]
     words = [*_SSH, *(["-p", str(checks.ssh_port)] if checks.ssh_port is not None else [])]

@@ -20,7 +20,7 @@ PATIENCE = 0.5  # seconds for which a call waits for the source if it has an ans
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user decides about host discovery.
+    """The user's settings of host discovery.
 
     Attributes:
         limits: what is wanted of the hosts.
@@ -79,20 +79,20 @@ def discover(
 
 
 def _is_usable(memory: Memory, question: Question, limits: Limits, now: float) -> bool:
-    """Whether what is remembered is an answer, should the source fail now."""
+    """Return whether what is remembered is an answer, should the source fail now."""
     if memory.listed is None or not 0 <= now - memory.listed <= limits.last_good:
         return False
     return memory.well_at is not None or not question.checks.any
 
 
 def _is_overdue(memory: Memory, question: Question, now: float) -> bool:
-    """Whether the source hangs, so that not even its failure is known."""
+    """Return whether the source hangs, so that not even its failure is known."""
     limit = question.source.every + question.timeout
     return memory.asked is None or not 0 <= now - memory.asked <= limit
 
 
 def _key(question: Question) -> str:
-    """What tells the memory of one question from that of another."""
+    """Return what tells the memory of one question from that of another."""
     source = question.source
     variables = {name: question.environ.get(name) for name in source.variables}
     text = f"{type(source).__module__}.{source!r} {question.checks!r} {variables!r}"

@@ -1,4 +1,4 @@
-"""Whether a host is well, from the checks that it has passed and failed; pure functions.
+"""The health of a host, from the checks that it has passed and failed; pure functions.
 
 One failed check may be chance, and to leave a host out costs the job a resize, as does taking it back.
 """
@@ -14,7 +14,7 @@ EVERY = 5.0  # seconds between two checks of a host that is well; one that isn't
 
 @dataclass(frozen=True)
 class Health:
-    """What is known of a host's health.
+    """The facts known about a host's health.
 
     Attributes:
         well: whether it may be used.
@@ -32,7 +32,7 @@ class Health:
 
 
 def judged(before: Health | None, problem: str, now: float) -> Health:
-    """What a check makes of a host.
+    """Return what a check makes of a host.
 
     Args:
         before: what was known; None at the first check.
@@ -52,7 +52,7 @@ def judged(before: Health | None, problem: str, now: float) -> Health:
 
 
 def is_due(health: Health | None, now: float) -> bool:
-    """Whether a host is to be checked."""
+    """Return whether a host is to be checked."""
     if health is None or not health.well or health.streak:
         return True
     return not 0 <= now - health.checked < EVERY

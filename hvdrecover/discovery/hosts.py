@@ -71,7 +71,7 @@ def parse(data: bytes | str, source: str) -> list[Host]:
 
 
 def check_name(name: str) -> str:
-    """What is wrong with the name of a host; an empty string if nothing is."""
+    """Return what is wrong with the name of a host; an empty string if nothing is."""
     if _NAME.fullmatch(name):
         return ""
     if name.count(":") > 1 or name.startswith("["):
@@ -82,14 +82,14 @@ def check_name(name: str) -> str:
 
 
 def check_slots(slots: int) -> str:
-    """What is wrong with a number of slots; an empty string if nothing is."""
+    """Return what is wrong with a number of slots; an empty string if nothing is."""
     if slots < 1:
         return f"{slots} is no number of slots; leave a host out that is not to be used"
     return f"{slots} slots are more than any host has" if slots > MOST_SLOTS else ""
 
 
 def nonsense(hosts: Sequence[Host]) -> str:
-    """What is wrong with hosts that somebody else's source names; an empty string if nothing is."""
+    """Return what is wrong with hosts that somebody else's source names; an empty string if nothing is."""
     names = [host.name for host in hosts]
     if len(set(names)) < len(names):
         twice = next(name for place, name in enumerate(names) if name in names[:place])

@@ -1,4 +1,4 @@
-"""What one call of host discovery remembers for the next, in a file that calls may share.
+"""The memory from one call of host discovery to the next, in a file that calls may share.
 
 Who holds the file's lock may write it; it is replaced as a whole, so that anybody may read it at any time.
 """
@@ -24,7 +24,7 @@ _KEPT = 2 * 86400.0  # seconds
 
 @dataclass(frozen=True)
 class Memory:
-    """What is known of the hosts; times in seconds since the epoch.
+    """The facts known about the hosts; times in seconds since the epoch.
 
     Attributes:
         hosts: what the source has named last, in its order; never empty after its first good answer.
@@ -60,7 +60,7 @@ class MemoryFile:
         self._path = path
 
     def read(self) -> Memory:
-        """What is remembered; nothing if there is no file, or one that is none of ours."""
+        """Return what is remembered; nothing if there is no file, or one that is none of ours."""
         try:
             text = self._path.read_bytes()
         except OSError:

@@ -11,7 +11,7 @@ from hvdrecover.errors import DiscoveryError
 
 
 def output(command: Sequence[str], environ: Mapping[str, str], timeout: float) -> bytes:
-    """What a program prints.
+    """Return what a program prints.
 
     Args:
         command: program and arguments; the program is looked up on the environment's ``PATH``.

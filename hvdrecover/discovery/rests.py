@@ -25,7 +25,7 @@ def report(path: Path, host: str, now: float) -> None:
 
 
 def read(path: Path | None) -> dict[str, list[float]]:
-    """When each host was reported; none if there is no such file."""
+    """Return when each host was reported; none if there is no such file."""
     found: dict[str, list[float]] = {}
     try:
         lines = path.read_bytes().splitlines() if path is not None else []

@@ -1,4 +1,4 @@
-"""Which hosts are used, which are spare, and which are left out and why; pure functions."""
+"""The selection of hosts: which are used, spare, or excluded and why; pure functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ State = Literal["used", "spare", "resting", "ailing", "unchecked", "excluded"]
 
 @dataclass(frozen=True)
 class Limits:
-    """What a user wants of the hosts.
+    """The user's wishes about the hosts.
 
     Attributes:
         slots: of hosts whose source tells none.
@@ -58,13 +58,13 @@ class Entry:
 
     @property
     def named(self) -> bool:
-        """Whether Horovod is told of it."""
+        """Return whether Horovod is told of it."""
         return self.state in ("used", "spare")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What host discovery says.
+    """The result of host discovery.
 
     Attributes:
         entries: all hosts of the source: first those that are named to Horovod, the oldest first.

@@ -1,1 +1,1 @@
-"""What can be known of a job's hosts, network, Horovod and checkpoint root before the job is started."""
+"""Checks of a job's hosts, network, Horovod and checkpoint root before the job is started."""

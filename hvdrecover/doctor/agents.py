@@ -197,7 +197,7 @@ class Agents:
 
 
 def _is_here(name: str) -> bool:
-    """Whether a name stands for this host, or an address of one of its interfaces, as horovodrun sees it."""
+    """Return whether a name, or an address of an interface, is this host's, as horovodrun sees it."""
     try:
         return is_local(name) or socket.gethostbyname(name) in interfaces().values()
     except OSError:
@@ -211,7 +211,7 @@ def handed_on() -> dict[str, str]:
 
 
 def _command() -> str:
-    """What a host's shell runs: our Python in our folder, as far as these exist there."""
+    """Return what a host's shell runs: our Python in our folder, as far as these exist there."""
     environ = config.environment()
     variables = [f"{name}={environ[name]}" for name in _NEEDED if name in environ]
     words = ["env", *variables, sys.executable, "-m", "hvdrecover.doctor.host"]

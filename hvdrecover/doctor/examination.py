@@ -30,7 +30,7 @@ _READINGS = 5  # of each clock
 
 @dataclass(frozen=True)
 class Settings:
-    """What to examine.
+    """The things to examine.
 
     Attributes:
         hosts: host to its number of slots, in the order in which a job would use them.
@@ -150,7 +150,7 @@ class _Examination:
         return [host for host in self._ranks if self._agents[host].here]
 
     def _several(self) -> bool:
-        """Whether there are hosts that have to find each other."""
+        """Return whether there are hosts that have to find each other."""
         return len(self._facts) > 1 and any(host not in self._local() for host in self._facts)
 
     def _alone(self, check: str) -> Finding:

@@ -1,4 +1,4 @@
-"""What can be read off a host without importing a framework; runs on the host itself."""
+"""Facts about a host, read without importing a framework; runs on the host itself."""
 
 from __future__ import annotations
 
@@ -126,12 +126,12 @@ def horovod() -> Horovod | None:
 
 
 def _matters(edit: Edit) -> bool:
-    """Whether an edit changes how Horovod behaves once it is built."""
+    """Return whether an edit changes how Horovod behaves once it is built."""
     return not edit.file.endswith("CMakeLists.txt")
 
 
 def _has(folder: Path, edit: Edit, *, ours: bool) -> bool:
-    """Whether the installed Horovod has an edit. Of compiled code, only its origin tells."""
+    """Return whether the installed Horovod has an edit. Of compiled code, only its origin tells."""
     if not edit.file.endswith(".py"):
         return ours
     try:

@@ -1,4 +1,4 @@
-"""What a check has found out."""
+"""The findings of checks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Outcome = Literal["ok", "warning", "failure", "skipped"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check has found.
+    """The finding of one check.
 
     Attributes:
         check: what was looked at, in a word or two.
@@ -56,7 +56,7 @@ def failure(check: str, what: str, remedy: str, **facts: Any) -> Finding:
 
 
 def refused(check: str, error: LaunchError, otherwise: str, **facts: Any) -> Finding:
-    """What a host says that it can't do; by our rule, a message's last sentence says what to do.
+    """Return what a host says that it can't do; by our rule, a message's last sentence says what to do.
 
     Args:
         check: what was looked at.
@@ -71,7 +71,7 @@ def refused(check: str, error: LaunchError, otherwise: str, **facts: Any) -> Fin
 
 
 def checked(check: str, look: Callable[[], Finding | Iterable[Finding]]) -> list[Finding]:
-    """What a check finds; that it has failed itself, if it has."""
+    """Return what a check finds; that it has failed itself, if it has."""
     found: list[Finding] = []
     try:
         told = look()
@@ -90,5 +90,5 @@ def checked(check: str, look: Callable[[], Finding | Iterable[Finding]]) -> list
 
 
 def has_failed(findings: Iterable[Finding]) -> bool:
-    """Whether anything is wrong that a job can't work with."""
+    """Return whether anything is wrong that a job can't work with."""
     return any(finding.outcome == "failure" for finding in findings)

@@ -41,7 +41,7 @@ class Host:
         config.adopt(variables)
 
     def facts(self) -> dict[str, Any]:
-        """What there is on this host."""
+        """Return what there is on this host."""
         return asdict(facts.gather(self._listener.getsockname()[1]))
 
     def clock(self) -> float:
@@ -57,7 +57,7 @@ class Host:
         return facts.route_to(address)
 
     def reach(self, peers: dict[str, tuple[str, int]]) -> dict[str, str]:
-        """What is wrong with a connection to each peer's address and port; empty if nothing is."""
+        """Return what is wrong with a connection to each peer's address and port; empty if nothing is."""
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             return dict(zip(peers, pool.map(_problem, peers.values()), strict=True))
 
@@ -79,7 +79,7 @@ class Host:
         return self._probe.try_creating()
 
     def see(self, url: str, path: str) -> bool:
-        """Whether a file of a root is there for this host, too."""
+        """Return whether a file of a root is there for this host, too."""
         from hvdrecover.doctor.probing import sees
 
         return sees(url, path)

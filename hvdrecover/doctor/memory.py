@@ -1,4 +1,4 @@
-"""How much memory a host has left for the arenas that commits are copied into."""
+"""The memory that a host has left for the arenas that commits are copied into."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MEMORY = "host memory"
 
 @dataclass(frozen=True)
 class Available:
-    """What processes can still have.
+    """The memory that processes can still have.
 
     Attributes:
         nbytes: how much.
@@ -26,7 +26,7 @@ class Available:
 
 
 def available(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Available:
-    """What the processes of this process's cgroup can still have.
+    """Return what the processes of this process's cgroup can still have.
 
     That is the kernel's ``MemAvailable``, or less if this cgroup, or one above it, has a limit: then the
     limit, less what is used, but for cached files that were not in use lately.
@@ -53,7 +53,7 @@ def _folders(proc: Path, cgroups: Path) -> list[Path]:
 
 
 def _room(folder: Path) -> int | None:
-    """What a cgroup leaves; None if it has no limit."""
+    """Return what a cgroup leaves; None if it has no limit."""
     for limit, used, unused in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -71,7 +71,7 @@ def _room(folder: Path) -> int | None:
 
 
 def judge(free: Mapping[str, Available], slots: Mapping[str, int], state: int | None) -> Finding:
-    """Whether the hosts have memory for the arenas.
+    """Return whether the hosts have memory for the arenas.
 
     Args:
         free: host to what it has left.

@@ -1,4 +1,4 @@
-"""Whether hosts can be logged in to, find each other, reach each other, and agree on the time."""
+"""Checks that hosts can be logged in to, find and reach each other, and agree on the time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ANY = "Log in by `ssh -o BatchMode=yes HOST true` and mend what it complains of
 
 
 def judge_ssh(problems: Mapping[str, str], local: Sequence[str]) -> list[Finding]:
-    """Whether each host answers over ssh, with the Python that is used here.
+    """Return whether each host answers over ssh, with the Python that is used here.
 
     Args:
         problems: host to what is wrong with it; empty if nothing is.
@@ -64,13 +64,13 @@ def judge_ssh(problems: Mapping[str, str], local: Sequence[str]) -> list[Finding
 
 
 def remedy_for(problem: str) -> str:
-    """What to do about a host that can't be logged in to."""
+    """Return what to do about a host that can't be logged in to."""
     fitting = (advice for pattern, advice in _REMEDIES if re.search(pattern, problem, re.IGNORECASE))
     return next(fitting, _ANY)
 
 
 def judge_names(resolved: Mapping[str, Mapping[str, str | None]]) -> Finding:
-    """Whether each host knows the names of the others.
+    """Return whether each host knows the names of the others.
 
     Args:
         resolved: host to what the names of all hosts stand for there.
@@ -103,7 +103,7 @@ def addresses_of(resolved: Mapping[str, Mapping[str, str | None]]) -> dict[str, 
 
 @dataclass(frozen=True)
 class Reached:
-    """What a host uses to reach the others, and whether it does.
+    """Find out by which interface a host reaches the others, and whether it does.
 
     Attributes:
         interface: its network interface; empty if it has none that leads there.
@@ -117,7 +117,7 @@ class Reached:
 
 
 def judge_network(reached: Mapping[str, Reached]) -> Finding:
-    """Whether hosts reach each other, by interfaces of the same name, as Horovod wants it."""
+    """Return whether hosts reach each other, by interfaces of the same name, as Horovod wants it."""
     facts = {
         host: {"interface": each.interface, "address": each.address, "unreached": _bad(each.problems)}
         for host, each in reached.items()
@@ -174,7 +174,7 @@ def offset(readings: Sequence[Reading]) -> tuple[float, float]:
 
 
 def judge_clocks(offsets: Mapping[str, tuple[float, float]]) -> Finding:
-    """Whether the hosts agree on the time.
+    """Return whether the hosts agree on the time.
 
     Args:
         offsets: host to what `offset` says of its clock.

@@ -58,7 +58,7 @@ class Probe:
         self._made = _missing(self._storage)
 
     def look(self) -> dict[str, Any]:
-        """What the root holds.
+        """Return what the root holds.
 
         Returns:
             ``commits``, by state; ``newest``: the newest usable one's name, time, host and size, or None;
@@ -139,7 +139,7 @@ class Probe:
 
 
 def sees(url: str, path: str) -> bool:
-    """Whether a file of a root is seen from this host.
+    """Return whether a file of a root is seen from this host.
 
     Raises:
         ConfigError: no storage is known for the URL here.

@@ -40,7 +40,7 @@ Allreduce = Callable[[Values], Values]
 
 
 def contribution(rank: int, count: int) -> Values:
-    """What a rank adds: float32 of shape ``[count]``."""
+    """Return what a rank adds: float32 of shape ``[count]``."""
     return (np.arange(count, dtype=np.int64) % _PERIOD + rank + 1).astype(np.float32)
 
 

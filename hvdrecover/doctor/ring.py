@@ -39,7 +39,7 @@ _CAUSE = re.compile(r"[A-Z]\w*(Error|Exception): ")  # Python's; what comes late
 
 @dataclass(frozen=True)
 class Launched:
-    """What came of starting ranks.
+    """The result of starting ranks.
 
     Attributes:
         by: what summed: ``torch``, ``tensorflow`` or ``mpi4py``.
@@ -114,7 +114,7 @@ def _end(job: Job) -> None:
 
 
 def _mpi_home(path: str, programs: str) -> tuple[str, ...]:
-    """Where other hosts find the rest of an MPI that lies in this Python's environment: at the same place."""
+    """Return where other hosts find the rest of an MPI in this Python's environment: at the same place."""
     mpirun = shutil.which("mpirun", path=path)
     if mpirun is None or Path(mpirun).parent != Path(programs):
         return ()
@@ -122,7 +122,7 @@ def _mpi_home(path: str, programs: str) -> tuple[str, ...]:
 
 
 def understood(by: str, ranks: int, log: str, ending: str) -> Launched:
-    """What ranks have told, in the output of their launcher."""
+    """Return what ranks have told, in the output of their launcher."""
     built: Mapping[str, bool] = {}
     sums: dict[int, Mapping[str, Any]] = {}
     others = []
@@ -159,7 +159,7 @@ def bus_bandwidth(ranks: int, nbytes: int, seconds: float) -> float:
 
 
 def judge(launched: Launched, mpi: Launched | None) -> Finding:
-    """Whether Horovod's sums are right, and how fast they were.
+    """Return whether Horovod's sums are right, and how fast they were.
 
     Args:
         launched: what came of it.
@@ -178,7 +178,7 @@ def judge(launched: Launched, mpi: Launched | None) -> Finding:
 
 
 def judge_mpi(launched: Launched) -> Finding:
-    """Whether mpi4py's sums are right. Jobs can do without MPI, so what does not work is no failure."""
+    """Return the finding about mpi4py's sums. Jobs can do without MPI, so it is never a failure."""
     if wrong := _wrong(launched, None):
         remedy = "Look for faulty memory or network cards on the hosts of these ranks, or reinstall MPI."
         return failure(launched.check, "; ".join(wrong), remedy, **_facts(launched))
@@ -224,7 +224,7 @@ def _bandwidth(launched: Launched) -> float:
 
 
 def _seconds(launched: Launched, number: int) -> float:
-    """How long the slowest rank took for the sum of a size."""
+    """Return how long the slowest rank took for the sum of a size."""
     return max(float(told["sums"][number]["seconds"]) for told in launched.sums.values())
 
 

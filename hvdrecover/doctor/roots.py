@@ -1,4 +1,4 @@
-"""Whether a checkpoint root can take commits."""
+"""Checks that a checkpoint root can take commits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMMITS = Keep().newest + 1
 
 
 def judge_root(found: Mapping[str, Any], now: float) -> Finding:
-    """What the root holds, as `hvdrecover.doctor.probing.Probe.look` tells it."""
+    """Return what the root holds, as `hvdrecover.doctor.probing.Probe.look` tells it."""
     url, counts, newest = found["url"], found["commits"], found["newest"]
     facts = {key: found[key] for key in ("url", "commits", "newest", "claim")}
     if not counts:
@@ -42,7 +42,7 @@ def judge_root(found: Mapping[str, Any], now: float) -> Finding:
 
 
 def judge_writing(found: Mapping[str, Any], host: str) -> Finding:
-    """Whether what is written is what is read, as `Probe.try_writing` tells it, and how fast."""
+    """Return whether what is written is what is read, as `Probe.try_writing` tells it, and how fast."""
     speeds = {name: found["bytes"] / found[f"{name}_seconds"] for name in ("write", "read")}
     facts = {"host": host, "bytes": found["bytes"], "bytes_per_second": speeds}
     if not found["same"]:
@@ -55,7 +55,7 @@ def judge_writing(found: Mapping[str, Any], host: str) -> Finding:
 
 
 def judge_creating(found: Mapping[str, Any]) -> Finding:
-    """Whether one file can be created by one process only, as `Probe.try_creating` tells it."""
+    """Return whether one file can be created by one process only, as `Probe.try_creating` tells it."""
     if found["winners"] == 1 and found["whole"] and found["kept"]:
         what = f"of {found['rivals']} that created one file at once, one did; so only one job can write"
         return ok(CREATING, what, **found)
@@ -68,7 +68,7 @@ def judge_creating(found: Mapping[str, Any]) -> Finding:
 
 
 def judge_space(free: int | None, state: int | None) -> Finding:
-    """Whether the root has room for what is kept.
+    """Return whether the root has room for what is kept.
 
     Args:
         free: bytes, or None if the storage can't tell.
@@ -90,7 +90,7 @@ def judge_space(free: int | None, state: int | None) -> Finding:
 
 
 def judge_shared(seen: Mapping[str, bool | str], writer: str) -> Finding:
-    """Whether other hosts see what one writes, as rank 0 may move to any of them.
+    """Return whether other hosts see what one writes, as rank 0 may move to any of them.
 
     Args:
         seen: host to whether it does, or to what is wrong there.

@@ -1,4 +1,4 @@
-"""What is installed on the hosts, whether it is the same everywhere, and which Horovod it is."""
+"""The software on the hosts: whether it is the same everywhere, and which Horovod it is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _INSTALL = "Run `hvdrecover install-horovod`"
 
 
 def judge(hosts: Mapping[str, HostFacts]) -> Finding:
-    """Whether what a job needs is installed, in the same version on all hosts."""
+    """Return whether what a job needs is installed, in the same version on all hosts."""
     facts = {host: {**each.versions, "executable": each.executable} for host, each in hosts.items()}
     differing = _differing({host: each.versions for host, each in hosts.items()})
     if differing:
@@ -44,7 +44,7 @@ def _differing(versions: Mapping[str, Mapping[str, str | None]]) -> list[str]:
 
 
 def judge_horovod(hosts: Mapping[str, HostFacts], built: Mapping[str, Mapping[str, bool]]) -> Finding:
-    """How Horovod was built, and what it lacks.
+    """Return how Horovod was built, and what it lacks.
 
     Args:
         hosts: the hosts.

@@ -1,4 +1,4 @@
-"""What to set, and why, from what a drill has measured. All times are in seconds."""
+"""Advice on settings, with reasons, from a drill's measurements. All times are in seconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WHY: dict[Reason, str] = {
 
 @dataclass(frozen=True)
 class Phases:
-    """How long the phases of one recovery took.
+    """The times that the phases of one recovery took.
 
     Attributes:
         detect: from the fault until it was noticed.
@@ -51,7 +51,7 @@ class Phases:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a drill has measured; None is not known, and no advice is given that needs it.
+    """The measurements of a drill; None is not known, and no advice is given that needs it.
 
     Attributes:
         stall: for how long a commit in memory keeps training from going on.
@@ -76,7 +76,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Rates:
-    """How often jobs fail; assumptions, which a drill can't measure.
+    """The rates of failures of jobs; assumptions, which a drill can't measure.
 
     Attributes:
         workers: number of workers.

@@ -1,4 +1,4 @@
-"""What has come of a drill, as JSON; described in ``docs/drill.md``."""
+"""The outcome of a drill, as JSON; described in ``docs/drill.md``."""
 
 from __future__ import annotations
 

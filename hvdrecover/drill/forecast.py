@@ -1,4 +1,4 @@
-"""What goodput a drill's numbers mean for a job of a real size."""
+"""A forecast of goodput for a job of a real size, from a drill's numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What share of its time a job spends on work that counts, from measured numbers. All times are in seconds.
+"""Goodput: the share of its time that a job spends on work that counts. All times are in seconds.
 
 The model: each of N workers fails at random, at a rate of 1 / MTBF, whatever it is at, and independently of
 the others. So the job, which stands still when one of them fails, fails at random as well, at N times the
@@ -36,7 +36,7 @@ from hvdrecover.elastic.durable.interval import Costs, share_lost
 
 @dataclass(frozen=True)
 class Conditions:
-    """What goodput depends on.
+    """The quantities that goodput depends on.
 
     Attributes:
         interval: from the beginning of a commit to that of the next.
@@ -75,7 +75,7 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What a simulated job has come to.
+    """The result of a simulated job.
 
     Attributes:
         goodput: share of the time spent on training that was not lost.

@@ -1,4 +1,4 @@
-"""What a drill has measured: stalls, silences and the phases of recoveries. All times are in seconds."""
+"""The measurements of a drill: stalls, silences, phases of recoveries. All times are in seconds."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def longest_stall(folders: Iterable[Path]) -> float | None:
 
 
 def _recoveries(log: Log) -> Iterator[tuple[str, Phases]]:
-    """Where the state came from, and the phases, of all recoveries."""
+    """Return where the state came from, and the phases, of all recoveries."""
     sources = {stint.place[0]: stint.sync.word("source") for stint in log.stints}
     for fault in summary.summarise(log).faults:
         if fault.recovery is not None and fault.recovery.phases:

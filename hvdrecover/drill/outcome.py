@@ -1,4 +1,4 @@
-"""What comes of a drill."""
+"""The outcome of a drill."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Struck:
 
 @dataclass
 class Result:
-    """What has come of one run with faults.
+    """The outcome of one run with faults.
 
     Attributes:
         run: the run.
@@ -72,7 +72,7 @@ class Result:
 
 @dataclass
 class Outcome:
-    """What has come of a drill.
+    """The outcome of a drill.
 
     Attributes:
         schedule: its faults.
@@ -99,7 +99,7 @@ class Outcome:
 
     @property
     def numbers(self) -> Numbers:
-        """What it has come to."""
+        """Return what it has come to."""
         faults = [fault for result in self.results for fault in result.report.faults]
         return Numbers(
             stall_seconds=self.longest_stall,

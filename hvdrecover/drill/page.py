@@ -25,7 +25,7 @@ from hvdrecover.reporting.timeline import Timeline, trace
 
 
 def page(command: str, outcome: Outcome, advice: list[Advice], forecasts: list[Forecast]) -> Page:
-    """What there is to say of a drill.
+    """Return what there is to say of a drill.
 
     Args:
         command: the training command.
@@ -64,7 +64,7 @@ def page(command: str, outcome: Outcome, advice: list[Advice], forecasts: list[F
 
 
 def timeline(result: Result) -> Timeline:
-    """What each rank of a run was doing when."""
+    """Return what each rank of a run was doing when."""
     return trace(result.log)
 
 

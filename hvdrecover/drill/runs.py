@@ -37,7 +37,7 @@ _LEAVE = 120.0  # seconds for a run that is asked to leave
 
 @dataclass(frozen=True)
 class Command:
-    """How the script is started.
+    """The way in which the script is started.
 
     Attributes:
         script: the training command.
@@ -141,7 +141,7 @@ class Run:
 
     @property
     def _cache(self) -> Path:
-        """Where host discovery remembers what it has found."""
+        """Return where host discovery remembers what it has found."""
         return self.folder / "hosts"
 
     def leave(self) -> None:
@@ -189,7 +189,7 @@ class Run:
 
     @property
     def running(self) -> bool:
-        """Whether it runs."""
+        """Return whether it runs."""
         return self.job.running
 
     def repaired(self) -> None:
@@ -197,7 +197,7 @@ class Run:
         self._repaired = time.time()
 
     def hosts_are_well(self) -> bool:
-        """Whether host discovery has found all hosts well since the last one was repaired."""
+        """Return whether host discovery has found all hosts well since the last one was repaired."""
         memories = [MemoryFile(path).read() for path in self._cache.glob("*.json")]
         found = [memory.health.get(line.rpartition(":")[0]) for memory in memories for line in self.slots]
         return bool(found) and all(
@@ -211,7 +211,7 @@ class Run:
     # -- following -------------------------------------------------------------------------------------
 
     def testimony(self) -> Testimony:
-        """What its witnesses have told so far."""
+        """Return what its witnesses have told so far."""
         return Testimony.of(self._witnesses.look())
 
     @property
@@ -288,7 +288,7 @@ class Run:
         path.with_suffix(".new").rename(path)
 
     def _present(self) -> list[Line]:
-        """What was told by those that met last."""
+        """Return what was told by those that met last."""
         met = self.testimony().meetings
         pids = {line.pid: line.time for line in met[-1]} if met else {}
         return [line for line in self._witnesses.lines if line.time >= pids.get(line.pid, float("inf"))]
@@ -304,7 +304,7 @@ def _of(options: Sequence[str], names: Set[str]) -> list[str]:
 
 
 def has_stepped(told: Testimony, since: float, size: int | None = None) -> bool:
-    """Whether all ranks of the last meeting, which began after a time, have stepped since they met.
+    """Return whether all ranks of the last meeting, which began after a time, have stepped since they met.
 
     Args:
         told: what witnesses tell.

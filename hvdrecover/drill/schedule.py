@@ -1,4 +1,4 @@
-"""Which faults strike when: decided by a seed, stored as JSON, and replayed exactly.
+"""The schedule of faults: decided by a seed, stored as JSON, and replayed exactly.
 
 Faults strike at commits, not at times, so that a replay meets the same state on a faster or slower machine.
 """
@@ -114,7 +114,7 @@ def again(strikes: Sequence[Strike], commits: int) -> tuple[Strike, ...]:
 
 
 def described(strikes: Sequence[Strike], size: int) -> str:
-    """What is to strike when, and whom, in words.
+    """Return what is to strike when, and whom, in words.
 
     Args:
         strikes: faults of a run, in order.

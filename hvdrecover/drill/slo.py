@@ -1,4 +1,4 @@
-"""What a drill has to show, as a file ``slo.toml``, so that a CI fails when recovery gets worse::
+"""The objectives of a drill, as a file ``slo.toml``, so that a CI fails when recovery gets worse::
 
 stall_seconds = 0.1      # the longest that a commit may keep training from going on
 recovery_seconds = 30.0  # the longest from a fault until all ranks step again
@@ -20,7 +20,7 @@ from hvdrecover.errors import ConfigError
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a drill has come to; as a wish, None for what doesn't matter, as a result, for what is not known.
+    """The result of a drill, or a wish; None for what is not known, or doesn't matter.
 
     Attributes:
         stall_seconds: of the longest stall.
@@ -61,7 +61,7 @@ def load(path: Path) -> Numbers:
 
 
 def missed(wanted: Numbers, found: Numbers) -> Mapping[str, str]:
-    """What was asked for and is missed: name to what was found instead."""
+    """Return what was asked for and is missed: name to what was found instead."""
     lines: dict[str, str] = {}
     for field in fields(Numbers):
         limit, value = getattr(wanted, field.name), getattr(found, field.name)

@@ -29,7 +29,7 @@ _LOOK = 0.05  # seconds after which a call that waits looks again whether the st
 
 @dataclass(frozen=True)
 class Mood:
-    """How a storage behaves.
+    """The behaviour of a storage.
 
     Attributes:
         away: whether every call fails, as of a server that can't be reached.
@@ -52,7 +52,7 @@ def url(root: Path) -> str:
 
 
 def mood(root: Path) -> Mood:
-    """How the storage of a root behaves now."""
+    """Return how the storage of a root behaves now."""
     try:
         return Mood(**json.loads(_mood_file(root).read_text()))
     except FileNotFoundError:
@@ -100,14 +100,14 @@ class DrillFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return {"root": DrillFileSystem._strip_protocol(url)}
 
     def ls(self, path: str, detail: bool = True, **options: Any) -> list[Any]:
-        """What is directly below a folder, without what is still being made."""
+        """Return what is directly below a folder, without what is still being made."""
         self._moods.obey()
         found = self._files.ls(self._strip_protocol(path), detail=True)
         shown = [info for info in found if not Path(info["name"]).name.startswith(TEMPORARY)]
         return shown if detail else [info["name"] for info in shown]
 
     def info(self, path: str, **options: Any) -> dict[str, Any]:
-        """What is known of a file or folder: name, size in bytes, type and more."""
+        """Return what is known of a file or folder: name, size in bytes, type and more."""
         self._moods.obey()
         found: dict[str, Any] = self._files.info(self._strip_protocol(path))
         return found

@@ -1,4 +1,4 @@
-"""Which temporary files a process of a drill makes, and whether it ends by itself.
+"""A record of the temporary files that a process of a drill makes, and of whether it ends by itself.
 
 Python tells of each that `tempfile` makes, by audit events, wherever it is; so nothing about where and how
 programs make them need be changed. Lines of JSON go to ``FOLDER/temporary/KIND-HOST-PID.jsonl``, if there are

@@ -1,4 +1,4 @@
-"""What the witnesses of one run have written down; see `hvdrecover.drill.witness`."""
+"""The reports of the witnesses of one run; see `hvdrecover.drill.witness`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvdrecover.checkpoint.values import Json
 
 @dataclass(frozen=True)
 class Line:
-    """What all lines tell.
+    """The facts that all lines have.
 
     Attributes:
         time: seconds of the monotonic clock, which all processes of a host share.
@@ -44,7 +44,7 @@ class Agreed(Line):
 
 @dataclass(frozen=True)
 class Changed(Line):
-    """What had changed between an agreement and the first step after it.
+    """The changes between an agreement and the first step after it.
 
     Attributes:
         tensors: attribute to the names of its tensors.
@@ -170,7 +170,7 @@ class Testimony:
 
     @cached_property
     def meetings(self) -> list[list[Agreed]]:
-        """Who agreed with whom, in order of time.
+        """Return who agreed with whom, in order of time.
 
         Generations do not tell meetings apart: a job that starts anew may count from an earlier one again.
         But ranks of one meeting name the same generation, commit and size, and each is there once.
@@ -197,7 +197,7 @@ class Testimony:
 
     @cached_property
     def progress(self) -> dict[int, tuple[int, int, int]]:
-        """How far the run had come at each of its commits, by number.
+        """Return how far the run had come at each of its commits, by number.
 
         Numbers alone would not tell: when hosts come or go, ranks commit once more than undisturbed.
 
@@ -221,14 +221,14 @@ class Testimony:
         return max((line.made for line in self.commits), default=0)
 
     def stepped(self, met: Sequence[Agreed]) -> float | None:
-        """When all ranks of a meeting had stepped since they met; None if some have not, or are missing."""
+        """Return when all ranks had stepped after a rendezvous; None if some have not, or are missing."""
         if len(met) < met[0].size:
             return None
         first = [self._first_step(line) for line in met]
         return None if None in first else max(filter(None, first))
 
     def stepped_again(self, since: float) -> float | None:
-        """When all ranks of the first meeting after a time had stepped; None if no ranks have met since."""
+        """Return when all ranks had stepped after the first rendezvous since a time, if there was one."""
         met = (met for met in self.meetings if min(line.time for line in met) > since)
         return next(filter(None, map(self.stepped, met)), None)
 

@@ -24,7 +24,7 @@ def version() -> str:
 
 
 def fault_of(error: BaseException, world: World) -> Fault | None:
-    """What an error that ended a training function means.
+    """Return what an error that ended a training function means.
 
     Args:
         error: the error.
@@ -108,7 +108,7 @@ def _own(hvd: Any, name: str) -> Any:
 
 
 def _failure(hvd: Any) -> str:
-    """Why the last ``hvd.init()`` failed, if Horovod tells."""
+    """Return why the last ``hvd.init()`` failed, if Horovod tells."""
     function = _own(hvd, "horovod_initialization_error")
     if function is None:
         return ""

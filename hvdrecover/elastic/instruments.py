@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from hvdrecover.config import Config
-from hvdrecover.elastic.companions import Observer
-from hvdrecover.elastic.context import Context
+
+if TYPE_CHECKING:  # the guardian and the launcher start instruments too, and must not load numpy for them
+    from hvdrecover.elastic.companions import Observer
+    from hvdrecover.elastic.context import Context
 
 
 def start(config: Config, kind: str) -> None:

@@ -1,4 +1,4 @@
-"""What the core asks of a framework and of Horovod; each adapter supplies both.
+"""The interfaces of a framework and of Horovod; each adapter supplies both.
 
 Lifecycle: `World.init` and `World.shutdown` alternate; all else of `World` is called in between, by all ranks
 in the same order. `Framework` may be called at any time.
@@ -58,10 +58,10 @@ class Framework(Protocol):
         """Versions of the framework and of Horovod."""
 
     def is_tensor(self, value: Any) -> bool:
-        """Whether a value is a tensor of this framework."""
+        """Return whether a value is a tensor of this framework."""
 
     def is_component(self, value: Any) -> bool:
-        """Whether a value holds training state of its own: a model, an optimizer, a scheduler, …."""
+        """Return whether a value holds training state of its own: a model, an optimizer, a scheduler, …."""
 
     def spec(self, tensor: Tensor, name: str) -> TensorSpec:
         """Dtype and shape of a tensor.
@@ -71,7 +71,7 @@ class Framework(Protocol):
         """
 
     def match(self, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> bool:
-        """Whether `spec` would give these very specs, found out fast; if in doubt, no."""
+        """Return whether `spec` would give these very specs, found out fast; if in doubt, no."""
 
     def views(self, arena: Arena) -> dict[str, Tensor]:
         """A tensor over each tensor's bytes in an arena; no copies."""
@@ -100,7 +100,7 @@ class Framework(Protocol):
         """
 
     def copies_on_load(self, component: Component) -> bool:
-        """Whether `load` copies tensors; if not, it is handed tensors that the component may keep."""
+        """Return whether `load` copies tensors; if not, it is handed tensors that the component may keep."""
 
     def load(self, component: Component, tree: Tree, *, keep: bool = False) -> None:
         """Load a tree that fits into a component.
@@ -112,7 +112,7 @@ class Framework(Protocol):
         """
 
     def describe(self, component: Component) -> list[Entry]:
-        """What ranks that train together must have in common of a component, in a fixed order."""
+        """Return what ranks that train together must have in common of a component, in a fixed order."""
 
     def rank_local(self, component: Component) -> Collection[str]:
         """Names of the tensors of `tree` that each rank has its own of, such as running statistics."""
@@ -221,7 +221,7 @@ class World(Protocol):
         """Have collectives fail for which a rank is missing for so long; 0 lets them wait for ever."""
 
     def lost(self, error: BaseException) -> bool:
-        """Whether an error came of a collective that failed because ranks were lost.
+        """Return whether an error came of a collective that failed because ranks were lost.
 
         Horovod's own ``HorovodInternalError`` is known to; this is about what a framework makes of it.
         """

@@ -26,7 +26,7 @@ EPOCHS = 15
 
 @dataclass(frozen=True)
 class Fault:
-    """What one fault cost.
+    """The cost of one fault.
 
     Attributes:
         name: what was killed.

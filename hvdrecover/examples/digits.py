@@ -1,4 +1,4 @@
-"""What the digits examples have in common: the data and the options."""
+"""The common part of the digits examples: the data and the options."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class DigitsRun:
 
     @property
     def log(self) -> str:
-        """What its processes printed."""
+        """Return what its processes printed."""
         return (self.folder / "log.txt").read_text(errors="replace")
 
     def start(self, launcher: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Job:
@@ -142,7 +142,7 @@ class DigitsRun:
         raise HvdrecoverError(f"the job did not get on; its log ends with\n{job.tail()}")
 
     def batches(self) -> list[Batch]:
-        """What has been trained so far, in order of time."""
+        """Return what has been trained so far, in order of time."""
         return ledger.read(self.folder / "ledger")
 
     def generations(self) -> dict[int, int]:
@@ -150,11 +150,11 @@ class DigitsRun:
         return ledger.generations(self.folder / "events")
 
     def committed(self) -> list[Batch]:
-        """What is part of the final state."""
+        """Return what is part of the final state."""
         return ledger.committed(self.batches(), self.generations())
 
     def samples(self, epoch: int) -> Counter[int]:
-        """How often each sample of an epoch is in the final state."""
+        """Return how often each sample of an epoch is in the final state."""
         return Counter(index for batch in self.committed() if batch.epoch == epoch for index in batch.indices)
 
     def process_of(self, rank: int) -> int:

@@ -1,4 +1,4 @@
-"""What the current environment has and what a build in it will need; nothing here imports a framework."""
+"""The current environment, and what a build in it needs; nothing here imports a framework."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ print("\\n{_PROBE_MARK}" + json.dumps(answer), flush=True)
 
 @dataclass(frozen=True)
 class Installed:
-    """What `install_horovod` did.
+    """The result of `install_horovod`.
 
     Attributes:
         version: the version of the installed Horovod, its build label included.

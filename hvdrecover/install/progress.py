@@ -1,4 +1,4 @@
-"""How a long installation shows that it is alive: a bar on a terminal, a few plain lines elsewhere."""
+"""The progress of a long installation: a bar on a terminal, a few plain lines elsewhere."""
 
 from __future__ import annotations
 

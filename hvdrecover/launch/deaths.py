@@ -1,4 +1,4 @@
-"""What became of a training process, and what follows from it; pure functions."""
+"""The ends of training processes, and what follows from them; pure functions."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ _SUSPENDED = 5.0  # seconds between looks after which this process, too, must ha
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user decides about a guardian.
+    """The user's settings of a guardian.
 
     Attributes:
         limits: when a process counts as hanging.

@@ -85,7 +85,7 @@ class Guardians:
         return len(self._strangers)
 
     def address(self, host: str) -> str:
-        """How guardians find their supervisor, for the environment.
+        """Return how guardians find their supervisor, for the environment.
 
         Args:
             host: this host's name, for guardians that Horovod tells none.

@@ -1,4 +1,4 @@
-"""When a training process counts as hanging; pure functions."""
+"""The limits after which a training process counts as hanging; pure functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STARTUP = 3600.0
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a process may go without progress.
+    """The time that a process may go without progress.
 
     Attributes:
         timeout: seconds in training, or None for a multiple of the longest that was seen.
@@ -28,7 +28,7 @@ class Limits:
 
 
 def limit(reading: Reading, limits: Limits) -> float:
-    """How many seconds a process may go without progress now; infinite if it is not judged."""
+    """Return how many seconds a process may go without progress now; infinite if it is not judged."""
     if reading.paused:
         return math.inf
     if reading.phase == Phase.TRAINING and not reading.waiting:
@@ -41,7 +41,7 @@ def limit(reading: Reading, limits: Limits) -> float:
 
 
 def training_limit(longest: float, limits: Limits) -> float:
-    """How many seconds a process may go without progress in training.
+    """Return how many seconds a process may go without progress in training.
 
     Args:
         longest: the longest time that it, or another rank, has.
@@ -51,7 +51,7 @@ def training_limit(longest: float, limits: Limits) -> float:
 
 
 def beginning_limit(reading: Reading, limits: Limits) -> float:
-    """How many seconds a process may go without progress from an agreement to its first commit after it.
+    """Return how many seconds without progress are allowed from an agreement to the next commit.
 
     What has to be compiled anew took about as long in beginnings that are over.
     """
@@ -59,14 +59,14 @@ def beginning_limit(reading: Reading, limits: Limits) -> float:
 
 
 def stalls(reading: Reading, limits: Limits) -> tuple[int, int]:
-    """How many seconds ranks may wait for a silent one, in training and in a beginning; 0 for ever."""
+    """Return how many seconds ranks may wait for a silent one, in training and in a beginning; 0 for ever."""
     training = stall_seconds(training_limit(reading.longest, limits))
     known = reading.longest_beginning > 0
     return training, stall_seconds(beginning_limit(reading, limits)) if known else 0
 
 
 def is_hanging(reading: Reading, limits: Limits) -> bool:
-    """Whether a process has been without progress for too long."""
+    """Return whether a process has been without progress for too long."""
     return reading.silent > limit(reading, limits)
 
 
@@ -80,12 +80,12 @@ def stall_seconds(timeout: float) -> int:
 
 
 def check_seconds(timeout: float) -> int:
-    """How often Horovod is to look for missing ranks."""
+    """Return how often Horovod is to look for missing ranks."""
     return max(1, int(timeout / 8))
 
 
 def collective_seconds(timeout: float | None, default: int) -> int:
-    """How long Horovod's network operations are to wait for a host that doesn't answer.
+    """Return how long Horovod's network operations are to wait for a host that doesn't answer.
 
     Args:
         timeout: the user's limit for hangs, if any.

@@ -31,7 +31,7 @@ _TIMEOUT = 300.0  # for Horovod's own look-out, where there is no fixed limit fo
 
 @dataclass(frozen=True)
 class Options:
-    """What ``hvdrecover run`` knows of ``horovodrun``'s options; all others are handed on.
+    """The options of ``horovodrun`` that ``hvdrecover run`` knows; all others are handed on.
 
     Attributes:
         processes: number of processes to start with (``-np``).
@@ -109,7 +109,7 @@ def settings(timeout: float | None, environ: Mapping[str, str], *, ours: bool) -
 
 
 def is_ours() -> bool:
-    """Whether the installed Horovod was built by ``hvdrecover install-horovod``.
+    """Return whether the installed Horovod was built by ``hvdrecover install-horovod``.
 
     Raises:
         LaunchError: Horovod is not installed.

@@ -46,7 +46,7 @@ class Job:
 
     @property
     def running(self) -> bool:
-        """Whether the launcher runs."""
+        """Return whether the launcher runs."""
         return self._launcher.poll() is None
 
     @property

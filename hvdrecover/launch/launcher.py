@@ -1,4 +1,4 @@
-"""Whether the launcher that has started a guardian is still there."""
+"""A watch on the launcher that has started a guardian."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LauncherWatch:
         self._refusals = 0
 
     def lost(self) -> str:
-        """Why the launcher counts as lost; an empty string if it does not."""
+        """Return why the launcher counts as lost; an empty string if it does not."""
         if output_is_closed():
             return "nobody reads its output any more"
         if self._rendezvous is not None and self._clock.monotonic() - self._looked >= _EVERY:
@@ -58,7 +58,7 @@ class LauncherWatch:
 
 
 def output_is_closed(descriptor: int = 1) -> bool:
-    """Whether nobody is left to read this process's output, where that goes to another process."""
+    """Return whether nobody is left to read this process's output, where that goes to another process."""
     mode = os.fstat(descriptor).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
         return False

@@ -1,4 +1,4 @@
-"""What the supervisor and its guardians tell each other: lines of JSON over TCP."""
+"""The connection of the supervisor and its guardians: lines of JSON over TCP."""
 
 from __future__ import annotations
 
@@ -132,6 +132,6 @@ def listen() -> socket.socket:
 
 
 def is_welcome(message: Message, token: str) -> bool:
-    """Whether a first message comes from a guardian of this job."""
+    """Return whether a first message comes from a guardian of this job."""
     offered = message.get("token")
     return isinstance(offered, str) and hmac.compare_digest(offered.encode(errors="replace"), token.encode())

@@ -1,4 +1,4 @@
-"""Whether the kernel has killed for lack of memory: its own word, and the cgroup's."""
+"""Signs that the kernel has killed for lack of memory: its own word, and the cgroup's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def kills() -> int:
-    """How many processes were killed for lack of memory, in this cgroup or on this host, so far."""
+    """Return how many processes were killed for lack of memory, in this cgroup or on this host, so far."""
     return max(_count(_cgroup() / "memory.events"), _count(Path("/proc/vmstat")))
 
 

@@ -240,12 +240,12 @@ def named(processes: Sequence[int]) -> str:
 
 
 def is_stopped(process: int) -> bool:
-    """Whether a process is stopped, by SIGSTOP or a debugger."""
+    """Return whether a process is stopped, by SIGSTOP or a debugger."""
     return _state(process) in ("T", "t")
 
 
 def exit_code(returncode: int) -> int:
-    """What a shell makes of a return code of `subprocess`: 128 and the signal's number."""
+    """Return what a shell makes of a return code of `subprocess`: 128 and the signal's number."""
     return 128 - returncode if returncode < 0 else returncode
 
 

@@ -1,4 +1,4 @@
-"""What follows from the end of one start of a job; pure functions."""
+"""The decision after one start of a job has ended; pure functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hvdrecover.launch.ends import End
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
 Fault = dict[str, Any]
-"""What a guardian has told of a fault."""
+"""A guardian's report of a fault."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What to do now.
+    """The decision.
 
     Attributes:
         action: end the job or start it again.
@@ -134,7 +134,7 @@ def suspected(attempts: Sequence[Attempt]) -> str | None:
 
 
 def reason(attempt: Attempt) -> str:
-    """Why a start has ended, in words."""
+    """Return why a start has ended, in words."""
     message = attempt.faults[-1].get("message") if attempt.faults else ""
     if any(fault.get("end") == "apart" for fault in attempt.faults):
         return f"the ranks have not come together; {message}"

@@ -1,4 +1,4 @@
-"""Where the threads of a training process are, and the one line that says it."""
+"""The stacks of a training process's threads, and the one line that sums them up."""
 
 from __future__ import annotations
 

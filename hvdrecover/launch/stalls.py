@@ -10,7 +10,7 @@ _LISTED = 3  # tensors
 
 @dataclass
 class Stall:
-    """What one rank has told of a stall, and what is learnt of the ranks that are waited for.
+    """A rank's report of a stall, and what is learnt of the ranks that are waited for.
 
     Attributes:
         missing: the tensors that wait for each rank.
@@ -24,7 +24,7 @@ class Stall:
 
     @property
     def complete(self) -> bool:
-        """Whether all ranks have answered."""
+        """Return whether all ranks have answered."""
         return self.places.keys() >= self.missing.keys()
 
     def message(self) -> str:

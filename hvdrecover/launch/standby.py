@@ -108,7 +108,7 @@ def _import(modules: Sequence[str]) -> None:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """What libraries print when they are imported, the training process has printed before."""
+    """Return what libraries print when they are imported, the training process has printed before."""
     kept = [os.dup(1), os.dup(2)]
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for target in (1, 2):

@@ -38,7 +38,7 @@ _REPORTS = "failing-hosts"  # hosts on which slots were given up or diverged, so
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user decides about a supervised job.
+    """The user's settings of a supervised job.
 
     Attributes:
         options: those of ``horovodrun``.
@@ -192,7 +192,7 @@ class Supervisor:
         return self._clock.monotonic() - self._heard_at > _HEARSAY
 
     def _lingers(self, attempt: Attempt) -> bool:
-        """Whether Horovod's driver is all that is left of a training that is finished, for too long."""
+        """Return whether Horovod's driver has been all that is left of a finished training for too long."""
         now = self._clock.monotonic()
         if "finished" not in attempt.ends or len(self._guardians):
             self._left_at = now

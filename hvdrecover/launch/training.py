@@ -72,15 +72,15 @@ class Training:
         return -signal.SIGKILL if code is None and self._left else code
 
     def read(self) -> Reading:
-        """What its page says."""
+        """Return what its page says."""
         return self.page.read()
 
     def notes(self) -> dict[str, Any]:
-        """What it has told in words: of each fact the last that was said."""
+        """Return what it has told in words: of each fact the last that was said."""
         return self._told(0)
 
     def stalled(self) -> dict[int, list[str]]:
-        """Which tensors wait for which ranks, if Horovod has told so since the last time."""
+        """Return which tensors wait for which ranks, if Horovod has told so since the last time."""
         heard, self._heard = self._heard, os.fstat(self._notes).st_size
         stalled = self._told(heard).get("stalled", {}) if self._heard > heard else {}
         return {int(rank): names for rank, names in stalled.items()}

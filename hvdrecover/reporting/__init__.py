@@ -1,4 +1,4 @@
-"""What a run's events say about it: its faults, its recoveries, and what they have cost.
+"""Reports from a run's events: its faults, its recoveries, and what they have cost.
 
 The way of the events: `reading` takes files apart, `clocks` sets the hosts' clocks against each other,
 `meetings` finds out who met whom, and `summary` draws the conclusions. All but `reading` are pure functions.

@@ -18,11 +18,11 @@ TOLERANCE = 1.0  # seconds
 COMMITS = 16  # of each stint are compared, which is enough for a median
 
 Mark = tuple[object, ...]
-"""What names a moment: the meeting, and what happened after it."""
+"""The name of a moment: the rendezvous, and what happened after it."""
 
 
 def offsets(log: Log) -> dict[str, float]:
-    """How far ahead of the others the clocks of hosts are, in seconds; below 0 for those that are behind.
+    """Return how far ahead of the others the clocks of hosts are, in seconds; below 0 for those behind.
 
     Returns:
         Host to offset, for the hosts whose clocks are wrong. The clock to compare with is that of the host on
@@ -103,7 +103,7 @@ def _moments(stint: Stint) -> list[tuple[Mark, float]]:
 
 
 def _offset(host: str, known: Mapping[str, float], marks: Mapping[Mark, Mapping[str, float]]) -> float | None:
-    """How far a host's clock is ahead of those that are known; None if they share no moment."""
+    """Return how far a host's clock is ahead of those that are known; None if they share no moment."""
     ahead = [
         told[host] - (told[other] - known[other])
         for told in marks.values()

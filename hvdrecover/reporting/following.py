@@ -17,7 +17,7 @@ _BUDGET = 1 << 23  # bytes after which a look ends, so that whoever looks can be
 
 @dataclass
 class _File:
-    """How far a file has been read.
+    """The place up to which a file has been read.
 
     Attributes:
         offset: where the first line begins that is not complete yet.

@@ -28,7 +28,7 @@ Clocks = Mapping[str, float]
 
 
 Found = tuple[float, tuple[Any, ...]]
-"""When something happened, and what."""
+"""The time of an event, and its fields."""
 
 
 class _Newest:
@@ -85,7 +85,7 @@ class Live:
             self._report = None
 
     def numbers(self) -> Numbers | None:
-        """Where the run stands; None before its first event."""
+        """Return where the run stands; None before its first event."""
         if not self._spans:
             return None
         report = self._summary()
@@ -122,7 +122,7 @@ class Live:
         )
 
     def _note(self, event: Event) -> None:
-        """What is counted, and what of each kind is the newest."""
+        """The counts, and the newest event of each kind."""
         place = event.whole("generation"), event.whole("commit")
         match event.kind:
             case "start":
@@ -152,7 +152,7 @@ class Live:
                 self._newest.put("tail", event, (event.whole("epoch"),), event.word("sampler"))
 
     def _is_early(self, file: str) -> bool:
-        """Whether the last stint of a file has so few commits that one more may change the summary."""
+        """Return whether the last stint of a file has so few commits that one more may change the summary."""
         stints = self._processes[file].stints if file in self._processes else []
         return bool(stints) and len(stints[-1].numbers) < COMMITS
 

@@ -29,12 +29,12 @@ class Meeting:
 
     @property
     def agreed(self) -> float:
-        """When the last rank had agreed with the others, in seconds since the Unix epoch."""
+        """Return when the last rank had agreed with the others, in seconds since the Unix epoch."""
         return max(stint.sync.time for stint in self.stints)
 
     @property
     def began(self) -> float:
-        """When the first rank had, as far as is known."""
+        """Return when the first rank had, as far as is known."""
         return min(stint.sync.time for stint in self.stints)
 
     @property
@@ -44,7 +44,7 @@ class Meeting:
 
     @property
     def finished(self) -> bool:
-        """Whether the run ended here."""
+        """Return whether the run ended here."""
         return any(stint.finished for stint in self.stints)
 
     @property
@@ -58,7 +58,7 @@ class Meeting:
         return sorted((s.recovered for s in self.stints if s.recovered), key=lambda event: event.time)
 
     def stepped(self) -> float | None:
-        """When all ranks were stepping again, in seconds since the Unix epoch; None if they never were.
+        """Return when all ranks stepped again, in seconds since the Unix epoch; None if they never did.
 
         A rank whose file is missing, as its host died, is taken to have stepped with the others. One whose
         file is there and tells of no step has not, unless others have made two commits (a first one may
@@ -74,7 +74,7 @@ class Meeting:
         return steps[-1].time if steps else min(proofs)
 
     def reached(self, commit: int) -> float:
-        """When a commit was made, or the newest before it, in seconds since the Unix epoch.
+        """Return when a commit was made, or the newest before it, in seconds since the Unix epoch.
 
         If none was made here, that is when the ranks had agreed.
         """
@@ -106,7 +106,7 @@ def group(stints: Iterable[Stint]) -> list[Meeting]:
 
 
 def began(fault: Event) -> float:
-    """When a fault began, in seconds since the Unix epoch.
+    """Return when a fault began, in seconds since the Unix epoch.
 
     A hang is noticed only when a process has been silent for long.
     """

@@ -43,7 +43,7 @@ class Series:
 
 
 def totals(numbers: Numbers) -> list[Series]:
-    """What only grows."""
+    """Return what only grows."""
     return [
         _series("commits", "Commits that the job has made, those made again included.", numbers.commits),
         _series("durable_commits", "Commits that have become durable.", numbers.durables),
@@ -68,7 +68,7 @@ def totals(numbers: Numbers) -> list[Series]:
 
 
 def gauges(numbers: Numbers) -> list[Series]:
-    """What stands until the next event; what is not known yet is left out."""
+    """Return what stands until the next event; what is not known yet is left out."""
     agreement, commit, durable = numbers.agreement, numbers.commit, numbers.durable
     activity: dict[str, float] = {each: each == numbers.activity for each in _ACTIVITIES}
     found = [
@@ -94,7 +94,7 @@ def gauges(numbers: Numbers) -> list[Series]:
 
 
 def of_the_moment(numbers: Numbers, now: float) -> list[Series]:
-    """What changes without any event, and so is of no use in a file."""
+    """Return what changes without any event, and so is of no use in a file."""
     found = [_age("last_event_age_seconds", "Time since the last event.", numbers.last, now)]
     if numbers.commit is not None:
         help = "Time since the newest commit was made."
@@ -110,7 +110,7 @@ def of_the_moment(numbers: Numbers, now: float) -> list[Series]:
 
 
 def recoveries(numbers: Numbers) -> tuple[int, float]:
-    """How many faults were recovered from, and the seconds that took from each until all ranks stepped."""
+    """Return how many faults were recovered from, and the seconds from each until all ranks stepped."""
     seconds = [fault.recovery.seconds for fault in numbers.faults if fault.recovery is not None]
     return len(seconds), sum(seconds)
 

@@ -1,4 +1,4 @@
-"""Where a run stands that is going on."""
+"""The state of a run that is under way, in numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RECENT = 32  # commits, over which the throughput is taken
 
 @dataclass(frozen=True)
 class Agreement:
-    """What the ranks agreed on when they met last.
+    """The last agreement of the ranks.
 
     Attributes:
         time: when, in seconds since the Unix epoch.
@@ -56,7 +56,7 @@ class Outage:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Where a run stands. Times are seconds since the Unix epoch, corrected if a host's clock is wrong.
+    """The state of a run. Times are seconds since the Unix epoch, corrected for wrong clocks of hosts.
 
     Attributes:
         begin: the first ``start``, or the first event if there is none.
@@ -115,7 +115,7 @@ class Numbers:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to come: the supervisor has left, or the run without one is finished."""
+        """Return whether the run is over: its supervisor has left, or there is none and it is finished."""
         if self.ending.outcome == "finished":
             return self.ending.code is not None or not self.starts
         return self.ending.outcome == "ended"

@@ -25,7 +25,7 @@ _PREFIX = "hvdrecover_"
 
 @dataclass(frozen=True)
 class _Exported:
-    """What is exported at a time."""
+    """The numbers that are exported at a time."""
 
     numbers: Numbers
     totals: Mapping[str, Series]

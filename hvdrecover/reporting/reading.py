@@ -80,7 +80,7 @@ def read(folder: Path) -> Log:
 
 
 def _last_written(run: Path) -> float:
-    """When an event file of a run was last written to; 0 if there is none."""
+    """Return when an event file of a run was last written to; 0 if there is none."""
     return max((path.stat().st_mtime for path in run.rglob(_PATTERN)), default=0.0)
 
 
@@ -94,7 +94,7 @@ def parse(line: str) -> Event | None:
 
 @dataclass
 class Process:
-    """What one file says, as far as it has been read.
+    """The contents of one file, as far as it has been read.
 
     Attributes:
         events: of guardians and supervisors.

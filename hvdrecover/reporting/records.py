@@ -1,4 +1,4 @@
-"""What is taken from event files: events, and the stints of processes between meetings."""
+"""The records in event files: events, and the stints of processes between rendezvous."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Stint:
-    """What one process did from one meeting to the next.
+    """The work of one process from one rendezvous to the next.
 
     Attributes:
         sync: how it agreed with the others.
@@ -79,7 +79,7 @@ class Stint:
 
 @dataclass(frozen=True)
 class Log:
-    """What a folder of event files holds.
+    """The contents of a folder of event files.
 
     Attributes:
         events: what guardians and supervisors tell, in order of time.

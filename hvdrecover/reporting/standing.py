@@ -1,4 +1,4 @@
-"""Where a run stands, in words, and what has changed since it was last looked at."""
+"""The state of a run in words, and what has changed since it was last looked at."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hvdrecover.reporting.summary import Fault
 
 
 def facts(numbers: Numbers, now: float) -> dict[str, str]:
-    """What there is to say, by name; ``now`` is in seconds since the Unix epoch."""
+    """Return what there is to say, by name; ``now`` is in seconds since the Unix epoch."""
     now = max(numbers.last if numbers.over else now, numbers.last)
     begin = words.moment(numbers.begin).isoformat(" ", "seconds")
     found = {"state": _state(numbers), "wall time": f"{words.duration(now - numbers.begin)} from {begin}"}
@@ -32,7 +32,7 @@ def facts(numbers: Numbers, now: float) -> dict[str, str]:
 
 
 def progress(numbers: Numbers) -> str:
-    """How far it has got."""
+    """Return how far it has got."""
     if numbers.agreement is None or numbers.commit is None:
         return "the ranks have not met yet"
     epoch = f", epoch {numbers.epoch} or later" if numbers.epoch is not None else ""
@@ -41,7 +41,7 @@ def progress(numbers: Numbers) -> str:
 
 
 def changes(before: Numbers, after: Numbers) -> list[str]:
-    """What has happened in between, a line for each, but for mere progress."""
+    """Return what has happened in between, a line for each, but for mere progress."""
     lines = []
     if after.starts > before.starts:
         lines.append(f"the job is started ({after.starts} so far)")

@@ -1,4 +1,4 @@
-"""What a run's events come to: faults, the time to recover from them, and what was done twice."""
+"""A summary of a run's events: faults, the time to recover from them, and what was done twice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PHASES = ("start", *TOLD)
 
 @dataclass(frozen=True)
 class Recovery:
-    """How all ranks came to step again.
+    """The way in which all ranks came to step again.
 
     Attributes:
         generation: the generation in which they did.
@@ -80,7 +80,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Ending:
-    """How the run ended, as far as it has.
+    """The end of the run, as far as it has ended.
 
     Attributes:
         outcome: ``finished``, if the training function returned on all ranks; ``ended``, if the supervisor
@@ -96,7 +96,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run's events come to.
+    """A summary of a run's events.
 
     Attributes:
         begin: the first ``start``, or the first event if there is none, in seconds since the Unix epoch.
@@ -140,7 +140,7 @@ class Report:
 
     @property
     def overall(self) -> Tally:
-        """What there was of all kinds together."""
+        """Return what there was of all kinds together."""
         return tally(self.faults)
 
 

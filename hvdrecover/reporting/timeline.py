@@ -1,4 +1,4 @@
-"""What each rank was doing when: stretches of training and recovery, faults, commits, starts.
+"""The time line of each rank: stretches of training and recovery, faults, commits, starts.
 
 Times are seconds since the run's beginning, by corrected clocks.
 """
@@ -19,7 +19,7 @@ Activity = Literal["training", "recovery", "starting", "down"]
 
 @dataclass(frozen=True)
 class Stretch:
-    """What a rank was doing for some time.
+    """One activity of a rank for some time.
 
     Attributes:
         activity: ``training``, from a first step on; ``recovery``, from a fault, or from when ranks set out
@@ -201,14 +201,14 @@ class _Lanes:
 
 
 def _broken(place: int, meetings: Sequence[Meeting], struck: float | None) -> float | None:
-    """When ranks had to meet again, for a fault or as hosts came or went; None if no one tells of that."""
+    """Return when a rendezvous was needed, for a fault or a change of hosts; None if nobody reports that."""
     left = [stint.left for stint in meetings[place].stints if stint.left is not None]
     times = left if struck is None else [struck]
     return min([*times, *(after.began for after in meetings[place + 1 : place + 2])]) if times else None
 
 
 def _trained(meeting: Meeting) -> bool:
-    """Whether its ranks got as far as training.
+    """Return whether its ranks got as far as training.
 
     At the very first meeting no rank tells of a first step, so a commit is enough there.
     """

@@ -1,4 +1,4 @@
-"""What a report says, in words: the same on a terminal and on a page."""
+"""The words of a report: the same on a terminal and on a page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"))
 
 
 def outcome(report: Report, last_event: str) -> str:
-    """How a run ended.
+    """Return how a run ended.
 
     Args:
         report: of the run.
@@ -29,7 +29,7 @@ def outcome(report: Report, last_event: str) -> str:
 
 
 def facts(report: Report, last_event: str) -> dict[str, str]:
-    """What there is to say of a run as a whole, by name; arguments as for `outcome`."""
+    """Return what there is to say of a run as a whole, by name; arguments as for `outcome`."""
     begin = moment(report.begin).isoformat(" ", "seconds")
     found = {
         "outcome": outcome(report, last_event),

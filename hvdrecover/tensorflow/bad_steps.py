@@ -69,7 +69,7 @@ class _Told:
 
     @property
     def skips(self) -> bool:
-        """Whether training may go on without a bad step; otherwise a gate that is shut raises an error."""
+        """Return whether training may continue without a bad step; otherwise a shut gate raises an error."""
         return self._judge.skips
 
     def gate(self, variables: Sequence[Variable]) -> Gate:
@@ -89,7 +89,7 @@ class _Told:
 
 
 class Watched(keras.optimizers.Optimizer):  # type: ignore[misc]
-    """What is added to an optimizer's class."""
+    """The methods that are added to an optimizer's class."""
 
     _hvdrecover_told: _Told
 

@@ -1,4 +1,4 @@
-"""What ``tf.debugging.check_numerics`` and ``enable_check_numerics`` raise, made all ranks' business.
+"""Errors of ``tf.debugging.check_numerics`` and ``enable_check_numerics``, made all ranks' business.
 
 They raise on the rank that meets the number, before its gradients are there; the others would wait for these.
 So that rank takes part with gradients that are not finite, and then all decide, as about any bad step.
@@ -45,7 +45,7 @@ def _stop_at(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def found_by(error: BaseException) -> str:
-    """What TensorFlow's check has found, in words; empty if the error is none of its."""
+    """Return what TensorFlow's check has found, in words; empty if the error is none of its."""
     text = str(error)
     if not isinstance(error, tf.errors.InvalidArgumentError) or (kind := _KIND.search(text)) is None:
         return ""
@@ -63,7 +63,7 @@ def found_by(error: BaseException) -> str:
 def verdict_on(
     error: BaseException, judge: Judge, batch_size: Callable[[], int], *, alone: bool
 ) -> BaseException:
-    """What an error that ended the training function comes to.
+    """Return what an error that ended the training function comes to.
 
     Args:
         error: the error.
@@ -94,7 +94,7 @@ def verdict_on(
 
 
 def _is_origin(befores: Sequence[Mapping[str, int]], rank: int) -> bool:
-    """Whether a rank has failed by itself, and not by what another has then sent.
+    """Return whether a rank has failed by itself, and not by what another has then sent.
 
     Those that have were the first to take part in nothing more.
     """

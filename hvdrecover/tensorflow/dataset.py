@@ -97,7 +97,7 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
 
     @property
     def element_spec(self) -> Any:
-        """What a batch is made of."""
+        """Return what a batch is made of."""
         return self._pipeline.element_spec
 
     def cardinality(self) -> tf.Tensor:
@@ -114,7 +114,7 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing of this epoch is left."""
+        """Return whether nothing of this epoch is left."""
         order = self.order
         return rounds(order.left, order.size, order.tail) == 0
 

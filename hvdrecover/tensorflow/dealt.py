@@ -1,4 +1,4 @@
-"""What an elastic data set deals, in a drill.
+"""A record of what an elastic data set deals, in a drill.
 
 Its batches are looked at at the end of its own pipeline, so that a drill trains by the very graphs of a real
 run: one operation more may change how TensorFlow optimizes a graph, and with it how sums are rounded; a call

@@ -37,11 +37,11 @@ class _Probe:
 
     @property
     def waits(self) -> bool:
-        """Whether it still does."""
+        """Return whether it still does."""
         return self._thread.is_alive()
 
     def fails(self, seconds: float) -> bool:
-        """Whether it fails within a time."""
+        """Return whether it fails within a time."""
         self._thread.join(seconds)
         return self._failed
 
@@ -74,7 +74,7 @@ def original(error: BaseException) -> HvdrecoverError | None:
 
 
 def lost(error: BaseException) -> bool:
-    """Whether an error came of a collective that failed because ranks were lost.
+    """Return whether an error came of a collective that failed because ranks were lost.
 
     If it did not, but might have, this takes until a lost rank would have been given up, unless all ranks ask
     at once.

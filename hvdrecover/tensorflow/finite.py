@@ -1,4 +1,4 @@
-"""Whether tensors hold nothing but finite numbers, and asking Python if they don't.
+"""A look at whether tensors are finite, and a gate that asks Python if they are not.
 
 Both are compiled operations where there was a C compiler. Otherwise, with a GPU, and for XLA, they are
 made of TensorFlow's own, which cost a small model some percent of its steps.
@@ -22,7 +22,7 @@ _LARGE = 1 << 16  # numbers; looking at so many is worth an operation, which oth
 
 
 def each_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Which tensors are finite in all of their numbers.
+    """Return which tensors are finite in all of their numbers.
 
     Args:
         tensors: one or more, of real or complex floats.

@@ -78,11 +78,11 @@ class TensorFlowFramework(Reports):
         }
 
     def is_tensor(self, value: Any) -> bool:
-        """Whether a value is a tensor, a variable as `tree` gives it, or a view of an arena."""
+        """Return whether a value is a tensor, a variable as `tree` gives it, or a view of an arena."""
         return isinstance(value, tf.Tensor | tf.Variable | View)
 
     def is_component(self, value: Any) -> bool:
-        """Whether a value holds variables: a model, a layer, an optimizer, a list of variables, …."""
+        """Return whether a value holds variables: a model, a layer, an optimizer, a list of variables, …."""
         return variables_of(value) is not None
 
     def spec(self, tensor: tf.Tensor | tf.Variable | View, name: str) -> TensorSpec:
@@ -101,7 +101,7 @@ class TensorFlowFramework(Reports):
         return TensorSpec(name, _DTYPES[dtype], tuple(tensor.shape))
 
     def match(self, tensors: Sequence[Any], specs: Sequence[TensorSpec]) -> bool:
-        """Whether `spec` would give these very specs, found out fast; if in doubt, no."""
+        """Return whether `spec` would give these very specs, found out fast; if in doubt, no."""
         return all(
             _DTYPES.get(tensor.dtype) == spec.dtype
             and tuple(tensor.shape) == spec.shape

@@ -26,7 +26,7 @@ Groups = int | Sequence[Sequence[Variable]] | None
 
 @dataclass(frozen=True)
 class Reduction:
-    """How gradients are brought together.
+    """The reduction of gradients.
 
     All that is dense and of one dtype is reduced as one group, unless ``groups`` says otherwise: the sums are
     then made in the same order in each run, so that a resumed one is equal to the last bit. Sparse gradients
@@ -254,7 +254,7 @@ class _Turn:
 
 @functools.cache
 def _turns() -> tf.Variable:
-    """What all reductions change, so that TensorFlow keeps their order."""
+    """Return what all reductions change, so that TensorFlow keeps their order."""
     with tf.init_scope(), tf.device("CPU:0"):
         return tf.Variable(0, dtype=tf.int64, trainable=False, name="hvdrecover_turns")
 
@@ -281,7 +281,7 @@ def _times(gradient: Gradient, factor: float) -> Gradient:
 
 
 def _name(variables: Sequence[Variable]) -> str:
-    """What a collective on gradients is called: the same on all ranks, whatever each has done before.
+    """Return what a collective on gradients is called: the same on all ranks, whatever each has done before.
 
     Horovod would number it; a rank that has just started would begin at 0, and wait for the others for ever.
     """

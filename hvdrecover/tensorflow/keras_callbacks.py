@@ -1,4 +1,4 @@
-"""What a state needs of ``model.fit``, as Keras callbacks."""
+"""Keras callbacks by which a state follows ``model.fit``."""
 
 from __future__ import annotations
 

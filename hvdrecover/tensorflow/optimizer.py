@@ -64,7 +64,7 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name for it
 
 
 class _Settings:
-    """What a distributed optimizer needs to know; Keras does not look into it."""
+    """The settings of a distributed optimizer; Keras does not look into it."""
 
     def __init__(self, reduction: Reduction, passes: int) -> None:
         self.reduction = reduction
@@ -73,7 +73,7 @@ class _Settings:
 
 
 class Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
-    """What is added to an optimizer's class."""
+    """The methods that are added to an optimizer's class."""
 
     _hvdrecover: _Settings
 

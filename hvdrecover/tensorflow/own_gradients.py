@@ -1,4 +1,4 @@
-"""Whether gradients were finite on this rank, before they were averaged."""
+"""A note of whether gradients were finite on this rank, before they were averaged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Gradient = Any
 
 
 class Own:
-    """Whether gradients were finite on this rank before they were averaged; the last ones of each graph.
+    """The notes of whether gradients were finite on this rank; of the last ones of each graph.
 
     Attributes:
         wanted: whether anybody wants to know.
@@ -66,5 +66,5 @@ own = Own()
 
 
 def values(gradient: Gradient) -> tf.Tensor:
-    """What numbers a gradient holds; of a sparse one those that are not zero."""
+    """Return what numbers a gradient holds; of a sparse one those that are not zero."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient

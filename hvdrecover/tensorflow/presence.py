@@ -1,4 +1,4 @@
-"""Which variables have a gradient on which ranks.
+"""The presence of gradients: which variables have one on which ranks.
 
 A rank that has none where others have one would leave them waiting in the allreduce. So it sends zeros, and
 each rank says along with its gradients of which variables they are.
@@ -28,7 +28,7 @@ _LISTED = 10  # variables in a message
 
 
 class Presence:
-    """Which variables this rank has gradients of, and what to send for those that it has none of.
+    """The variables that this rank has gradients of, and what to send for those that it has none of.
 
     Args:
         gradients: one for each variable, or None.
@@ -47,7 +47,7 @@ class Presence:
         """The gradients, and zeros where there is none; None where no rank can have one."""
 
     def told(self, dtype: tf.DType) -> tf.Tensor:
-        """What to reduce, of shape ``[2, len(variables)]``: 1 where one is absent; is present."""
+        """Return what to reduce, of shape ``[2, len(variables)]``: 1 where one is absent; is present."""
         ones = tf.cast([[not here for here in self._here], self._here], dtype)
         return ones + tf.cast(self._zero, dtype)
 

@@ -1,4 +1,4 @@
-"""How often this rank has taken part in each collective of gradients; and taking part in it without any.
+"""A count of each collective of gradients that this rank took part in; and taking part without any.
 
 A rank that fails in the midst of a step leaves the others waiting. It can release them: by gradients of which
 none is finite, so that all see a bad step. What it need not have sent, the others send as well later on.
@@ -76,11 +76,11 @@ class Sent:
 
     @property
     def knows(self) -> bool:
-        """Whether it is known what the other ranks may wait for; eagerly it isn't before the first step."""
+        """Return whether it is known what others may wait for; eagerly it isn't before the first step."""
         return bool(self._blanks)
 
     def begin(self) -> None:
-        """What is to come has nothing to do with what was sent before."""
+        """Forget what was sent before."""
         self._blanks.clear()
 
     def forget(self) -> None:
@@ -90,7 +90,7 @@ class Sent:
         self._pending.clear()
 
     def counts(self) -> dict[str, int]:
-        """How often this rank has taken part since the ranks met, by name."""
+        """Return how often this rank has taken part since the ranks met, by name."""
         return {name: int(count) for name, count in self._counts.items()}
 
     def release(self) -> None:
@@ -132,7 +132,7 @@ class Sent:
 
 
 class _Blanks:
-    """What to send through one collective instead of gradients.
+    """The blanks to send through one collective instead of gradients.
 
     Attributes:
         name: the collective's.

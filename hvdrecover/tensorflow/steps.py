@@ -23,7 +23,7 @@ _WATCHED = "_hvdrecover_watched"  # of a model: whether its training step is
 
 
 class Marks:
-    """What graphs have left; all times are in seconds.
+    """The marks that graphs have left; all times are in seconds.
 
     Attributes:
         steps: how many reductions there were.
@@ -131,7 +131,7 @@ class Steps:
 
 
 class _Timed(OwnedIterator):  # type: ignore[misc]
-    """What an iterator is made."""
+    """The class that an iterator is given."""
 
     _hvdrecover_steps: Steps
 

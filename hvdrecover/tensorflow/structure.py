@@ -1,4 +1,4 @@
-"""What ranks that train together must have in common of models and optimizers."""
+"""The structure of models and optimizers, which ranks that train together must have in common."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _NUMBER = re.compile(r"_\d+(?=[/_]|$)")
 
 
 def is_variable(value: Any) -> bool:
-    """Whether a value is a variable, of TensorFlow or of Keras."""
+    """Return whether a value is a variable, of TensorFlow or of Keras."""
     return isinstance(value, tf.Variable | keras.Variable)
 
 
@@ -42,7 +42,7 @@ def _variables_inside(value: Any) -> Any:
 
 
 def is_seed(variable: Variable) -> bool:
-    """Whether a variable is the state of a ``keras.random.SeedGenerator``, such as a dropout layer has."""
+    """Return whether a variable is the state of a ``keras.random.SeedGenerator``, as a dropout layer has."""
     return isinstance(variable, keras.Variable) and variable.name == "seed_generator_state"
 
 
@@ -77,7 +77,7 @@ def without_numbers(name: str) -> str:
 
 
 def mean_the_same(stored: Sequence[str], mine: Sequence[str]) -> bool:
-    """Whether names are those of the same variables in another process, or of a model made in another way.
+    """Return whether names are of the same variables in another process, or a model made in another way.
 
     Keras may have numbered layers differently. And it puts a model's own name before its variables' or not,
     depending on when the model was built: ``net/dense/kernel``, and ``adam/net_dense_kernel_momentum``, or
@@ -92,7 +92,7 @@ def mean_the_same(stored: Sequence[str], mine: Sequence[str]) -> bool:
 
 
 def _added(longer: str, shorter: str) -> str | None:
-    """What another name lacks at its beginning or after its first slash, such as ``net``; None for more."""
+    """Return what a name lacks at its beginning or after its first slash, such as ``net``; None for more."""
     for place in (0, shorter.find("/") + 1):
         rest = shorter[place:]
         part = longer[place : len(longer) - len(rest)]

@@ -1,4 +1,4 @@
-"""What TensorFlow tells the witness of a drill: what elastic data sets have dealt."""
+"""TensorFlow's reports to the witness of a drill: what elastic data sets have dealt."""
 
 from __future__ import annotations
 

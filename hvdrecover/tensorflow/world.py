@@ -21,7 +21,7 @@ class TensorFlowWorld(Ranks):
         super().__init__(hvd)
 
     def lost(self, error: BaseException) -> bool:
-        """Whether an error came of a collective that failed because ranks were lost."""
+        """Return whether an error came of a collective that failed because ranks were lost."""
         return faults.lost(error)
 
     def allgather(self, values: Sequence[int], name: str) -> npt.NDArray[np.int64]:

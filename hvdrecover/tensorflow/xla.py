@@ -1,4 +1,4 @@
-"""What XLA can't compile."""
+"""Refusals of what XLA can't compile."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def switch_off(model: keras.Model) -> None:
 
 
 def compiles() -> bool:
-    """Whether the graph that is being made, or one around it, is for XLA."""
+    """Return whether the graph that is being made, or one around it, is for XLA."""
     return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
 
 

@@ -96,7 +96,7 @@ def _new_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _can_take(target: Any, value: torch.Tensor) -> bool:
-    """Whether a value can be copied into a tensor without a change of its bits or of other elements."""
+    """Return whether a value can be copied into a tensor without changing its bits or other elements."""
     return (
         type(target) is torch.Tensor
         and (target.dtype, target.shape) == (value.dtype, value.shape)
@@ -107,7 +107,7 @@ def _can_take(target: Any, value: torch.Tensor) -> bool:
 
 
 def _is_one_piece(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's elements lie in host memory one after the other, as they are."""
+    """Return whether a tensor's elements lie in host memory one after the other, as they are."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout is torch.strided

@@ -1,4 +1,4 @@
-"""Whether tensors hold nothing but finite numbers.
+"""Looks at whether tensors are finite.
 
 A sum is not finite if one of its terms isn't, and needs one pass and no memory. It may also be infinite
 because its terms are large, so what it says is looked into before anybody is blamed.
@@ -29,7 +29,7 @@ def _look() -> Callable[..., bool | None]:
 
 
 look = _look()
-"""Whether tensors hold finite numbers only, or are None; None if that is not compiled, or not for one."""
+"""Tell whether tensors hold finite numbers only, or are None. Answers None if no compiled code can."""
 
 
 def not_finite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
@@ -46,7 +46,7 @@ def total(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def all_finite(totals: Iterable[torch.Tensor]) -> bool:
-    """Whether numbers are all finite; those of a device are fetched from it at once."""
+    """Return whether numbers are all finite; those of a device are fetched from it at once."""
     elsewhere: dict[torch.device, list[torch.Tensor]] = {}
     for each in totals:
         if each.is_cpu:
@@ -58,7 +58,7 @@ def all_finite(totals: Iterable[torch.Tensor]) -> bool:
 
 
 def are_finite(tensors: Iterable[torch.Tensor | None]) -> bool:
-    """Whether tensors hold finite numbers only; for small ones, as to sum up a large one costs less.
+    """Return whether tensors hold finite numbers only; for small ones, as to sum up a large one costs less.
 
     All are looked at by what torch's own scaler of losses looks at gradients with, in one call. It also
     multiplies them, here by one, which changes no bit.
@@ -79,7 +79,7 @@ def are_finite(tensors: Iterable[torch.Tensor | None]) -> bool:
 
 
 class _Flags:
-    """What is needed on a device: a flag that tensors were not finite, and a one.
+    """The tensors needed on a device: a flag that others were not finite, and a one.
 
     Attributes:
         found: the flag's value is its ``item()``.
@@ -102,7 +102,7 @@ _flags = functools.cache(_Flags)
 
 
 def values(tensor: torch.Tensor) -> torch.Tensor:
-    """What numbers a tensor holds: of a sparse one those that are not zero, of complex ones both parts."""
+    """Return a tensor's numbers: of a sparse one those that are not zero, of complex ones both parts."""
     held = tensor.detach()
     if held.is_sparse:
         held = held._values()

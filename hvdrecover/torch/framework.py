@@ -57,11 +57,11 @@ class TorchFramework(Reports):
         return {"torch": str(torch.__version__), "horovod": horovod.version()}
 
     def is_tensor(self, value: Any) -> bool:
-        """Whether a value is a torch tensor."""
+        """Return whether a value is a torch tensor."""
         return isinstance(value, torch.Tensor)
 
     def is_component(self, value: Any) -> bool:
-        """Whether a value has ``state_dict`` and ``load_state_dict``."""
+        """Return whether a value has ``state_dict`` and ``load_state_dict``."""
         return not isinstance(value, type) and all(
             callable(getattr(value, verb, None)) for verb in ("state_dict", "load_state_dict")
         )
@@ -93,7 +93,7 @@ class TorchFramework(Reports):
         return TensorSpec(name, _DTYPES[tensor.dtype], tuple(tensor.shape))
 
     def match(self, tensors: Sequence[torch.Tensor], specs: Sequence[TensorSpec]) -> bool:
-        """Whether `spec` would give these very specs, found out fast; if in doubt, no."""
+        """Return whether `spec` would give these very specs, found out fast; if in doubt, no."""
         try:
             return all(
                 type(tensor) is torch.Tensor
@@ -252,7 +252,7 @@ def _load_module(module: torch.nn.Module, tree: Tree) -> None:
 
 
 def _takes_strict(load: Callable[..., Any]) -> bool:
-    """Whether a module's own ``load_state_dict`` kept torch's argument."""
+    """Return whether a module's own ``load_state_dict`` kept torch's argument."""
     parameters = inspect.signature(load).parameters.values()
     return any(each.name == "strict" or each.kind is each.VAR_KEYWORD for each in parameters)
 

@@ -1,4 +1,4 @@
-"""What is done when a module is called, without being in the way when it is copied, stored or compiled."""
+"""Hooks on calls of modules, which are not in the way when a module is copied, stored or compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What modules were called with last, to see later which of them made a number that is not finite."""
+"""The last calls of modules, to see later which of them made a number that is not finite."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Calls:
         return len(tensors[0]) if tensors else 0
 
     def first_bad(self) -> str:
-        """What was the first of the last call that was not finite: the input, or a module's output.
+        """Return what was the first of the last call that was not finite: the input, or a module's output.
 
         The call is made again for that, with other random numbers, and leaves the module as it was.
 

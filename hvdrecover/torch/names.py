@@ -1,4 +1,4 @@
-"""What parameters are called."""
+"""The names of parameters."""
 
 from __future__ import annotations
 

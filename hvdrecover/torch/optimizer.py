@@ -87,7 +87,7 @@ def _forget_unfinished_groups(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _as_stored(stored: Any, present: Any) -> Any:
-    """What loading has made of a value, with the stored dtype and without what else loading spoils."""
+    """Return what loading has made of a value, with the stored dtype and without what else loading spoils."""
     if isinstance(stored, torch.Tensor):
         recast = isinstance(present, torch.Tensor) and present.dtype != stored.dtype
         return stored.to(present.device) if recast else present

@@ -49,17 +49,17 @@ class Outgoing:
         optimizer._grouped_allreduce_grad_async = self._group_complete
 
     def is_bad(self, parameter: torch.Tensor) -> bool:
-        """Whether this rank has sent a gradient that was not finite, or whose sum was not."""
+        """Return whether this rank has sent a gradient that was not finite, or whose sum was not."""
         own = self._totals.get(id(parameter))
         return id(parameter) in self._bad or (own is not None and not math.isfinite(own.item()))
 
     def forget(self) -> None:
-        """What has been sent is dealt with."""
+        """Forget what has been sent."""
         self._totals.clear()
         self._bad.clear()
 
     def averages_are_finite(self) -> bool:
-        """Whether no rank seems to have sent a number that was not; if so, there is nothing to remember."""
+        """Return whether no rank seems to have sent a bad number; if so, there is nothing to remember."""
         averages = [*map(_gradient_of, self._others)]
         for each in self._large.values():
             if (gradient := each.grad) is not None:

@@ -93,7 +93,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     @property
     def processed_num(self) -> int:
-        """How many samples of this epoch all ranks together have done."""
+        """Return how many samples of this epoch all ranks together have done."""
         return self.order.done
 
     @property
@@ -104,7 +104,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     @property
     def shuffle(self) -> bool:
-        """Whether each epoch has an order of its own."""
+        """Return whether each epoch has an order of its own."""
         return self.order.shuffle
 
     @property
@@ -114,12 +114,12 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     @property
     def num_samples(self) -> int:
-        """How many samples each rank was given when the iteration, or its place, was last begun."""
+        """Return how many samples each rank was given when the iteration, or its place, was last begun."""
         return self.order.rounds
 
     @property
     def total_size(self) -> int:
-        """How many samples all ranks together were given then."""
+        """Return how many samples all ranks together were given then."""
         return self.order.rounds * self.order.size
 
     @property
@@ -134,5 +134,5 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     @property
     def padding(self) -> int:
-        """How many samples the ranks together repeat at the end of this epoch."""
+        """Return how many samples the ranks together repeat at the end of this epoch."""
         return self.order.padding

@@ -1,4 +1,4 @@
-"""What ranks that train together must have in common of modules and optimizers."""
+"""The structure of modules and optimizers, which ranks that train together must have in common."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch tells the witness of a drill: what models are given, and when optimizers step."""
+"""Torch's reports to the witness of a drill: what models are given, and when optimizers step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def watch(components: Mapping[str, Any], witness: StepObserver) -> None:
 
 
 class _Given:
-    """What models have been given for training since the last step, or since the ranks have met."""
+    """The digest of what models were given for training since the last step, or the last rendezvous."""
 
     def __init__(self, witness: StepObserver) -> None:
         self._witness = witness

@@ -1,4 +1,4 @@
-"""Which commits a root holds, and finding one by its name.
+"""The commits that a root holds, and finding one by its name.
 
 Only manifests are read here, so a commit that is listed as complete may still have a damaged data file;
 `hvdrecover.checkpoint.inspection.verify` finds that out.
@@ -113,7 +113,7 @@ def find(storage: Storage, wanted: str | None) -> CommitId:
 
 
 def entry(storage: Storage, commit: CommitId) -> Entry | None:
-    """What can be said of one commit without reading its tensors; None if it has no folder.
+    """Return what can be said of one commit without reading its tensors; None if it has no folder.
 
     Raises:
         StorageError: the storage failed.

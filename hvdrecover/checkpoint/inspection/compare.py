@@ -1,4 +1,4 @@
-"""What differs between two commits.
+"""The differences between two commits.
 
 The *relative change* of a tensor from A to B is ``max|b - a| / max|a|``, each maximum taken over the elements
 that are finite in both. Elements that are NaN or infinite in A or B, and not the same in both, are counted
@@ -31,7 +31,7 @@ CHUNK = 1 << 20  # elements that are compared at a time
 
 @dataclass(frozen=True)
 class Change:
-    """How a tensor differs whose dtype and shape are the same.
+    """The difference between two tensors of one dtype and shape.
 
     Attributes:
         tensor: its name, with the attribute's: ``model.layer.weight``.
@@ -59,7 +59,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Difference:
-    """What differs between commit A and commit B.
+    """The differences between commit A and commit B.
 
     Attributes:
         added: tensors of B that A lacks; name to dtype and shape.
@@ -119,7 +119,7 @@ def _sizes(manifest: Manifest) -> dict[str, int]:
 
 
 def _objects(storage: Storage, manifests: Sequence[Manifest]) -> dict[str, tuple[str | None, str | None]]:
-    """What differs in all that manifests say about the training."""
+    """Return what differs in all that manifests say about the training."""
     sides: list[dict[str, Json]] = []
     for manifest in manifests:
         url = f"{storage.url}/{manifest.id.name}"

@@ -1,4 +1,4 @@
-"""What one commit holds, without reading its tensors."""
+"""The contents of one commit, without reading its tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hvdrecover.errors import CorruptCheckpointError
 
 @dataclass(frozen=True)
 class Contents:
-    """What one commit holds.
+    """The contents of one commit.
 
     Attributes:
         entry: its line in the catalogue.

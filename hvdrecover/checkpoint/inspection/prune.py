@@ -19,7 +19,7 @@ from hvdrecover.errors import ConfigError, CorruptCheckpointError
 
 @dataclass(frozen=True)
 class Plan:
-    """What pruning would do.
+    """The deletions that pruning would make.
 
     Attributes:
         delete: commits that the rules don't keep, oldest first.

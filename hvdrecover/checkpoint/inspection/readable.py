@@ -48,7 +48,7 @@ def printable(line: str) -> str:
 
 
 def differences(a: Json, b: Json) -> dict[str, tuple[str | None, str | None]]:
-    """Where two values differ, apart from tensors.
+    """Return where two values differ, apart from tensors.
 
     Returns:
         Path to the texts of both; None where there is no value.
@@ -57,12 +57,12 @@ def differences(a: Json, b: Json) -> dict[str, tuple[str | None, str | None]]:
 
 
 def only_tensors(value: Json) -> bool:
-    """Whether a value is a tensor, or containers of tensors and nothing else."""
+    """Return whether a value is a tensor, or containers of tensors and nothing else."""
     return bool(_count_tensors(value, 0))
 
 
 def holds_tensors(value: Json) -> bool:
-    """Whether there is a tensor anywhere in a value."""
+    """Return whether there is a tensor anywhere in a value."""
     waiting = [value]
     while waiting:
         item = waiting.pop()
@@ -76,7 +76,7 @@ def holds_tensors(value: Json) -> bool:
 
 
 def _count_tensors(value: Json, depth: int) -> int | None:
-    """How many tensors containers hold; None if they hold anything else too."""
+    """Return how many tensors containers hold; None if they hold anything else too."""
     if isinstance(value, dict) and list(value) == [_TENSOR]:
         return 1
     items = _items(value) if depth < _DEPTH else None

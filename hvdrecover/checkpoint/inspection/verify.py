@@ -28,7 +28,7 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What verifying a commit has found.
+    """The findings of verifying a commit.
 
     Attributes:
         id: the commit.
@@ -42,12 +42,12 @@ class Verdict:
 
     @property
     def intact(self) -> bool:
-        """Whether every byte is as it was written."""
+        """Return whether every byte is as it was written."""
         return not self.problems
 
     @property
     def text(self) -> str:
-        """What is wrong, on one line."""
+        """Return what is wrong, on one line."""
         return "; ".join(f"{file}: {problem}" for file, problem in self.problems.items())
 
 

@@ -86,7 +86,7 @@ def storage_in(filesystem: Any, path: str, shown: str) -> Storage:
 
 
 def _options(url: str) -> dict[str, Any]:
-    """What to open a file system with, beyond what the URL and fsspec's configuration say."""
+    """Return what to open a file system with, beyond what the URL and fsspec's configuration say."""
     protocol = url.split("://", 1)[0]
     if protocol in ("s3", "s3a"):
         return {"use_listings_cache": False}  # other processes change the root too

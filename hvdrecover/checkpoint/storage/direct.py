@@ -151,7 +151,7 @@ class _File:
 
 @contextmanager
 def _giving_back(file: int) -> Iterator[None]:
-    """When the disk is full: give back what a file has taken of it, which may be all that was left."""
+    """Return when the disk is full: give back what a file has taken of it, which may be all that was left."""
     try:
         yield
     except OSError as error:

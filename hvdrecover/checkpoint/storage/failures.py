@@ -1,4 +1,4 @@
-"""What storages raise, as `StorageError`, and without anything secret."""
+"""Errors of storages, as `StorageError`, and without anything secret."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ TEMPORARY = ".hvdrecover-"  # how the names of files begin that are still being 
 
 
 class ReadBytes(NamedTuple):
-    """How many bytes were read, and their digest, computed on the way."""
+    """The number of bytes read, and their digest, computed on the way."""
 
     size: int
     digest: str

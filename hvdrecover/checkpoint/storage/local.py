@@ -141,7 +141,7 @@ class LocalStorage:
             self._spares.delete()
 
     def _inside(self, path: str) -> Path:
-        """Where to change something; a folder that may lead out of the root is refused."""
+        """Return where to change something; a folder that may lead out of the root is refused."""
         target = self._root / path
         for folder in target.parents:
             if folder == self._root:

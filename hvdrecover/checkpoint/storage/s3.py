@@ -24,7 +24,7 @@ _SLOWEST = 1 << 18  # bytes per second; a link that is slower is taken to be dea
 
 
 def part_size(nbytes: int, least: int = PIECE) -> int:
-    """How large the parts of an upload are, so that no more are needed than an object may have.
+    """Return how large the parts of an upload are, so that no more are needed than an object may have.
 
     Args:
         nbytes: the size of the file.

@@ -95,7 +95,7 @@ class Session(paramiko.SFTPClient):  # type: ignore[misc]
             self.sync(opened)
 
     def is_lost(self, error: BaseException) -> bool:
-        """Whether an error, of this session, was the connection's rather than the server's answer."""
+        """Return whether an error, of this session, was the connection's rather than the server's answer."""
         lost = isinstance(error, TimeoutError | EOFError | paramiko.SSHException)
         return lost or bool(self.get_channel().closed)
 
@@ -118,7 +118,7 @@ class Session(paramiko.SFTPClient):  # type: ignore[misc]
 
 
 class _Answers:
-    """What came in answer to requests; paramiko hands it over as it does to a file."""
+    """The answers to requests; paramiko hands them over as it does to a file."""
 
     def __init__(self) -> None:
         self.come: dict[int, tuple[int, paramiko.Message]] = {}

@@ -79,7 +79,7 @@ def folder_of(spare: Path) -> str:
 
 
 def _is_nobody_elses(path: Path) -> bool:
-    """Whether a file has no other name, and nobody else has it open or mapped."""
+    """Return whether a file has no other name, and nobody else has it open or mapped."""
     with opened(path, os.O_WRONLY | os.O_NOFOLLOW) as file:
         try:
             if os.fstat(file).st_nlink > 1:
@@ -93,7 +93,7 @@ def _is_nobody_elses(path: Path) -> bool:
 
 
 def _is_of_this_host(folder: Path) -> bool:
-    """Whether a folder's file system is one that no other host can have mounted."""
+    """Return whether a folder's file system is one that no other host can have mounted."""
     device = folder.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     try:

@@ -62,7 +62,7 @@ def _sample(each: Found) -> str:
 
 
 def blocks(size: int) -> list[tuple[int, int]]:
-    """Which bytes of a file are a sample of it: where each block begins and ends.
+    """Return which bytes of a file are a sample of it: where each block begins and ends.
 
     A file of 1 GB has 32 blocks of 4 KiB, one of 1 TB 52.
     """
@@ -103,7 +103,7 @@ def _at_once(found: Sequence[Found]) -> int:
 
 
 def _in_threads(function: Callable[[T], U], items: Iterable[T], at_once: int) -> Iterator[U]:
-    """What a function gives for each of many items, in order; it never runs far ahead of who takes them."""
+    """Yield a function's results for many items, in order, never far ahead of who takes them."""
     under_way: deque[Future[U]] = deque()
     with Threads(at_once, "hvdrecover-fingerprint") as threads:
         for item in items:

@@ -98,7 +98,7 @@ def array_bytes(array: npt.NDArray[Any]) -> Iterator[Any]:
 
 
 def is_array(value: Any) -> bool:
-    """Whether a value is an array or a tensor of some framework, or a number of numpy's."""
+    """Return whether a value is an array or a tensor of some framework, or a number of numpy's."""
     return all(hasattr(value, name) for name in ("shape", "dtype", "__array__")) and not isinstance(
         value, type
     )

@@ -1,4 +1,4 @@
-"""What differs between two fingerprints of files."""
+"""The differences between two fingerprints of files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST = 10  # lines of one kind
 
 
 def differences(stored: Files, present: Files) -> list[str]:
-    """What differs, a line each; what only one of them knows is not compared."""
+    """Return what differs, a line each; what only one of them knows is not compared."""
     same_tags = stored.tag is not None and stored.tag == present.tag
     if stored.exact and present.exact:
         return _of_files(stored, present, same_tags)
@@ -42,7 +42,7 @@ def _sampled(stored: Files, present: Files) -> set[str]:
 
 
 def _altered(old: Range, new: Range, same_tags: bool) -> bool:
-    """Whether the bytes have changed: by the bytes, if both know them; a tag may change without them."""
+    """Return whether the bytes have changed, if both know them by themselves: a tag may change alone."""
     if old.content is not None and new.content is not None:
         return old.content != new.content
     return same_tags and old.tags != new.tags

@@ -26,7 +26,7 @@ MAX_LIST = 44_000  # bytes of JSON for the list of files or ranges
 
 @dataclass(frozen=True)
 class Files:
-    """What is known of files.
+    """The facts known about files.
 
     Attributes:
         count: how many there are.
@@ -45,7 +45,7 @@ class Files:
     samples: Mapping[str, str]
 
     def as_json(self) -> dict[str, Any]:
-        """What `from_json` takes."""
+        """Return what `from_json` takes."""
         return {
             "count": self.count,
             "bytes": self.nbytes,

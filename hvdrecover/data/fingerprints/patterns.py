@@ -13,7 +13,7 @@ _ANY_DEPTH = "**"
 
 
 def is_wild(path: str) -> bool:
-    """Whether a path has wildcards."""
+    """Return whether a path has wildcards."""
     return not _WILD.isdisjoint(path)
 
 
@@ -25,7 +25,7 @@ def split(path: str) -> tuple[str, tuple[str, ...]]:
 
 
 def fits(path: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether a file is meant by a pattern: its path fits, or that of a folder that it is in.
+    """Return whether a file is meant by a pattern: its path fits, or that of a folder that it is in.
 
     Args:
         path: the names that lead to the file.
@@ -39,7 +39,7 @@ def fits(path: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def leads(folder: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether a folder may have files below it that a pattern means."""
+    """Return whether a folder may have files below it that a pattern means."""
     if not pattern or not folder or pattern[0] == _ANY_DEPTH:
         return True
     return fnmatchcase(folder[0], pattern[0]) and leads(folder[1:], pattern[1:])

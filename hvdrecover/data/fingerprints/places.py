@@ -1,4 +1,4 @@
-"""Where files of training data lie: what is there, and how it is read; on local disks and over fsspec."""
+"""The places of training files: listing and reading them, on local disks and over fsspec."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def _listed(filesystem: Any, folder: str) -> list[dict[str, Any]]:
 
 
 def _sftp_info(path: str, status: Any) -> dict[str, Any]:
-    """What fsspec says of a file on an SFTP server, which takes everything else for a file, too."""
+    """Return what fsspec says of a file on an SFTP server, which takes everything else for a file, too."""
     kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "link"}
     return {"name": path, "size": status.st_size, "type": kinds.get(stat.S_IFMT(status.st_mode), "other")}
 

@@ -1,4 +1,4 @@
-"""What a list of files comes to when it is too long to be kept: ranges of its names, in order.
+"""A summary of a list of files that is too long to be kept: ranges of its names, in order.
 
 Which names begin a range is decided by the names' own digests, as in content-defined chunking
 (https://en.wikipedia.org/wiki/Rolling_hash): a file that comes or goes moves no other boundary. And digests
@@ -66,7 +66,7 @@ def of(file: File) -> Range:
 
 
 def level(name: str) -> int:
-    """How high a boundary a name is: half of all names are of level 0, a quarter of level 1, and so on."""
+    """Return a name's level as a boundary: half of all names are of level 0, a quarter of level 1, …"""
     number = short(name.encode())
     return (number & -number).bit_length() - 1 if number else SHORT_BITS
 

@@ -1,4 +1,4 @@
-"""Which parts of data are looked at when not all are, and how their digests are made short.
+"""The choice of parts to look at in large data, and short digests of them.
 
 Everything here is a function of its arguments alone, the same on every host and for ever: stored fingerprints
 are compared with what later versions choose.

@@ -17,7 +17,7 @@ _MAX_FACT = 300  # characters
 
 @dataclass(frozen=True)
 class Series:
-    """What is known of elements 0, 1, 2, …
+    """The facts known about elements 0, 1, 2, …
 
     Attributes:
         length: how many there are: a number, ``infinite``, or ``unknown`` as long as not all were looked at.
@@ -34,7 +34,7 @@ class Series:
     ranges: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """What `from_json` takes."""
+        """Return what `from_json` takes."""
         fields = {
             "length": self.length,
             "element": self.element,
@@ -90,7 +90,7 @@ class Ranges:
 
 
 def differences(stored: Series, present: Series) -> list[str]:
-    """What differs, a line each; the first changed element of those that both have looked at."""
+    """Return what differs, a line each; the first changed element of those that both have looked at."""
     lines = []
     if stored.length != present.length and UNKNOWN not in (stored.length, present.length):
         lines.append(f"the number of elements was {stored.length}, and is {present.length}")

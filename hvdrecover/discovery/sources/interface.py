@@ -1,4 +1,4 @@
-"""What a host source is."""
+"""The interface of host sources."""
 
 from __future__ import annotations
 

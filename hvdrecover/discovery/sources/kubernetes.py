@@ -135,7 +135,7 @@ def _name(pod: Pod) -> str:
 
 
 def _age(pod: Pod) -> tuple[str, list[str | int]]:
-    """What sorts pods by age; of those made in the same second worker-2 comes before worker-10."""
+    """Return what sorts pods by age; of those made in the same second worker-2 comes before worker-10."""
     words = re.split(r"([0-9]+)", _name(pod))
     return pod["metadata"]["creationTimestamp"], [int(word) if word.isdecimal() else word for word in words]
 
@@ -156,7 +156,7 @@ def _address(pod: Pod) -> str:
 
 
 def _devices(pod: Pod, resource: str) -> int | None:
-    """How much of a resource all containers of a pod have; None if none asks for it."""
+    """Return how much of a resource all containers of a pod have; None if none asks for it."""
     total, asked = 0, False
     for container in pod["spec"]["containers"]:
         resources = container.get("resources") or {}
@@ -175,7 +175,7 @@ def _devices(pod: Pod, resource: str) -> int | None:
 
 
 def _annotated(pod: Pod, annotation: str) -> int | None:
-    """What an annotation of a pod says; None if it has none."""
+    """Return what an annotation of a pod says; None if it has none."""
     text = (pod["metadata"].get("annotations") or {}).get(annotation)
     if text is None:
         return None
@@ -259,7 +259,7 @@ class _Server:
             # Who may list pods need not be allowed to see their namespace.
 
     def _ask(self, function: Callable[..., Any], **options: Any) -> Any:
-        """What the server answers.
+        """Return what the server answers.
 
         Raises:
             _RefusalError: it answers with an error.

@@ -1,4 +1,4 @@
-"""What ``mpirun`` starts to find out where ranks come to be: rank 0 prints the host of each."""
+"""A program that ``mpirun`` starts to learn where ranks run: rank 0 prints the host of each."""
 
 from __future__ import annotations
 

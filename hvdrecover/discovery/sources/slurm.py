@@ -152,13 +152,13 @@ def _expanded_part(part: str) -> Iterator[str]:
 
 
 def unusable(shown: str) -> dict[str, str]:
-    """Why nodes can't be used, of those that can't, as ``scontrol show node --oneliner`` has them."""
+    """Return why nodes can't be used, of those that can't, as ``scontrol show node --oneliner`` has them."""
     reasons = ((name, why_unusable(state)) for name, state in _NODE_STATE.findall(shown))
     return {name: reason for name, reason in reasons if reason}
 
 
 def why_unusable(state: str) -> str:
-    """Why a node in a state such as ``MIXED+DRAIN`` or ``DOWN*`` can't be used; empty if it can."""
+    """Return why a node in a state such as ``MIXED+DRAIN`` or ``DOWN*`` can't be used; empty if it can."""
     for word in state.split("+"):
         name = word.rstrip(_MARKS)
         marks = word[len(name) :]

@@ -83,7 +83,7 @@ def _cluster(config: Any, source: str) -> dict[str, Any]:
 
 
 def _addresses(job: Any, name: str, source: str) -> Iterator[tuple[str, Any]]:
-    """Where each address of a job is, and the address."""
+    """Return where each address of a job is, and the address."""
     if isinstance(job, list):
         yield from ((f"{name}[{index}]", address) for index, address in enumerate(job))
     elif isinstance(job, dict):  # sparse: some of the tasks, by their number

@@ -1,1 +1,1 @@
-"""What a drill checks: pure functions of what witnesses have told, and looks at what is left behind."""
+"""The checks of a drill: pure functions of witnesses' reports, and looks at what is left behind."""

@@ -1,4 +1,4 @@
-"""What differs between two commits as witnesses tell of them, in words."""
+"""The differences between two commits as witnesses report them, in words."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def compare(clean: Testimony, drilled: Testimony) -> list[Finding]:
 
 
 def unproven(clean: Testimony, drilled: Testimony, *, ended: bool) -> str:
-    """Why the end of a run is compared with nothing; empty if it is.
+    """Return why the end of a run is compared with nothing; empty if it is.
 
     Args:
         clean: the undisturbed run.

@@ -24,14 +24,14 @@ _LEAST = 6  # sizes of a process that tell whether it grows
 
 @dataclass(frozen=True)
 class Size:
-    """What a process takes: number of open files, and resident memory in bytes."""
+    """The resources of a process: number of open files, and resident memory in bytes."""
 
     files: int
     memory: int
 
 
 def size_of(process: int) -> Size | None:
-    """What a process takes now; None if it is gone."""
+    """Return what a process takes now; None if it is gone."""
     try:
         pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
         return Size(len(list(Path(f"/proc/{process}/fd").iterdir())), pages * os.sysconf("SC_PAGE_SIZE"))
@@ -70,7 +70,7 @@ def leftovers(mapped: Set[int]) -> list[Finding]:
 
 
 def growth(sizes: Sequence[Sequence[Size]]) -> list[Finding]:
-    """What lives through all faults does not grow with them.
+    """Return what lives through all faults does not grow with them.
 
     Args:
         sizes: for each process its sizes after each fault.
@@ -99,7 +99,7 @@ def exits(code: int, expected: int) -> list[Finding]:
 
 
 def root(url: str, damaged: set[str]) -> list[Finding]:
-    """What is at the checkpoint root is whole, but for the commits that the drill has damaged itself."""
+    """Check that the checkpoint root is whole, but for commits that the drill has damaged itself."""
     command = [sys.executable, "-m", "hvdrecover", "verify", url, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     try:

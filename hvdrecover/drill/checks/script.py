@@ -123,7 +123,7 @@ def samples(clean: Testimony, drilled: Testimony) -> list[Finding]:
 
 
 def samples_lost(clean: Testimony, drilled: Testimony) -> int:
-    """How many samples were lost or repeated, in all."""
+    """Return how many samples were lost or repeated, in all."""
     return sum(lost.total() + repeated.total() for _, lost, repeated in _miscounted(clean, drilled))
 
 
@@ -159,7 +159,7 @@ def replaced(clean: Testimony, drilled: Testimony) -> RankLocal:
 
 
 def compared(clean: Testimony, drilled: Testimony) -> int:
-    """How many commits of both runs can be compared, bit by bit."""
+    """Return how many commits of both runs can be compared, bit by bit."""
     kept = _comparable(drilled.kept(drilled.commits), clean)
     return len({drilled.progress[line.made] for line in kept if line.rank == 0} & set(_by_progress(clean)))
 

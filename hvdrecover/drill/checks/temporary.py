@@ -28,7 +28,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Left:
-    """What is left below a folder: number of files, and their bytes."""
+    """The files that are left below a folder: their number, and their bytes."""
 
     files: int = 0
     bytes: int = 0
@@ -71,6 +71,6 @@ def leaks(clean: Sequence[Ended], drilled: Sequence[Ended]) -> list[Finding]:
 
 
 def left(folder: Path) -> Left:
-    """What is left below a folder."""
+    """Return what is left below a folder."""
     sizes = [path.lstat().st_size for path in folder.rglob("*") if not path.is_dir()]
     return Left(len(sizes), sum(sizes))

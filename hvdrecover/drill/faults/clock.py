@@ -37,7 +37,7 @@ class ClockJump(Plain):
     seconds: float = 3600.0
 
     def lacks(self, run: Drilled) -> str:
-        """Whether the library can be compiled, and preloaded from where it will be."""
+        """Return whether the library can be compiled, and preloaded from where it will be."""
         if _compiler() is None:
             return "a C compiler; on Debian and Ubuntu: apt-get install gcc libc6-dev"
         if set(" :") & set(os.fspath(run.folder)):

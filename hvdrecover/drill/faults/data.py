@@ -30,7 +30,7 @@ class DataChanged(Plain):
     may_stop: ClassVar[bool] = True
 
     def lacks(self, run: Drilled) -> str:
-        """Whether there are data to change."""
+        """Return whether there are data to change."""
         if run.data is None:
             return "training data that may be changed; have the script read a copy, and name it by --data"
         return ""
@@ -60,7 +60,7 @@ class DataChanged(Plain):
 
 
 def _kept(run: Drilled) -> Path:
-    """Where the old file is meanwhile; out of what the script may read."""
+    """Return where the old file is meanwhile; out of what the script may read."""
     assert run.data is not None
     return run.data.with_name(f"{run.data.name}.before")
 

@@ -28,7 +28,7 @@ class _Discovery(OfOneRank):
     mood: ClassVar[str]
 
     def lacks(self, run: Drilled) -> str:
-        """Whether the drill may say where the run is."""
+        """Return whether the drill may say where the run is."""
         if run.names_hosts:
             return "the drill's own host discovery, as the run is told its hosts; leave out -H and the like"
         return ""

@@ -1,4 +1,4 @@
-"""What a fault of a drill is, and what it may do to a run."""
+"""The interface of a drill's faults, and of what they may do to a run."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Drilled(Protocol):
         ...
 
     def hosts_are_well(self) -> bool:
-        """Whether host discovery has found all hosts well since the last one was repaired."""
+        """Return whether host discovery has found all hosts well since the last one was repaired."""
         ...
 
     def start_again(self) -> None:
@@ -116,11 +116,11 @@ class Fault(Protocol):
         ...
 
     def lacks(self, run: Drilled) -> str:
-        """What it needs and this machine or run lacks, with the remedy; empty if it may strike."""
+        """Return what it needs and this machine or run lacks, with the remedy; empty if it may strike."""
         ...
 
     def ready(self, run: Drilled) -> bool:
-        """Whether it may strike now, as far as earlier faults are concerned."""
+        """Return whether it may strike now, as far as earlier faults are concerned."""
         ...
 
     def prepare(self, run: Drilled) -> dict[str, str]:
@@ -145,7 +145,7 @@ class Fault(Protocol):
 
 
 class Plain:
-    """What most faults have in common: they need nothing, and are over at once."""
+    """The common part of most faults: they need nothing, and are over at once."""
 
     lasting: ClassVar[bool] = False
     may_stop: ClassVar[bool] = False

@@ -21,7 +21,7 @@ class _OfHosts(Plain):
     lasting: ClassVar[bool] = True
 
     def lacks(self, run: Drilled) -> str:
-        """Whether there is such a host."""
+        """Return whether there is such a host."""
         if run.size < 2:
             return "a rank on another host than the first; start the drill with -np 2 --lab 3"
         if not run.hosts:

@@ -17,7 +17,7 @@ class _Moody(Plain):
     lasting: ClassVar[bool] = True
 
     def lacks(self, run: Drilled) -> str:
-        """Whether processes find the storage's file system."""
+        """Return whether processes find the storage's file system."""
         if storage.PROTOCOL in {*known_implementations, *registry}:
             return ""
         return (

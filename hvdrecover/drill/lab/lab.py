@@ -57,7 +57,7 @@ class Lab:
 
     @property
     def ssh_options(self) -> list[str]:
-        """What to tell ssh, in the words of Horovod, to log in to a host from a host."""
+        """Return what to tell ssh, in the words of Horovod, to log in to a host from a host."""
         return [
             "-o",
             "PasswordAuthentication=no",

@@ -1,4 +1,4 @@
-"""What a lab needs of this machine."""
+"""The requirements of a lab on this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TRIAL = "{0} link add name switch type bridge && {0} link add name port1 type v
 
 
 def lacks() -> str:
-    """What keeps a lab from being made here, with the remedy; empty if nothing does."""
+    """Return what keeps a lab from being made here, with the remedy; empty if nothing does."""
     if os.geteuid() != 0:
         return "only root can make hosts; start it by sudo"
     if absent := missing_packages():
@@ -32,7 +32,7 @@ def missing_packages() -> list[str]:
 
 @functools.cache
 def _trial() -> str:
-    """What the kernel has against a lab; tried in namespaces that go with the process that tries."""
+    """Return what the kernel has against a lab; tried in namespaces that go with the process that tries."""
     command = ["unshare", "--net", "--mount", "sh", "-c", _TRIAL.format(program("ip"))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stderr.strip() if done.returncode != 0 else ""

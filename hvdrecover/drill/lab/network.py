@@ -40,18 +40,18 @@ def namespace(number: int | str, part: str) -> str:
 
 
 def folder(number: int | str) -> Path:
-    """Where a lab keeps its keys, logs and settings; only root may write beside it."""
+    """Return where a lab keeps its keys, logs and settings; only root may write beside it."""
     return Path(f"/run/hvdlab-{number}")
 
 
 def find(name: str) -> str | None:
-    """Where a program is; None if there is none."""
+    """Return where a program is; None if there is none."""
     searched = config.environment().get("PATH", "")
     return shutil.which(name, path=f"{searched}:/usr/sbin:/sbin")  # a user's lacks root's
 
 
 def program(name: str) -> str:
-    """Where a program is.
+    """Return where a program is.
 
     Raises:
         LabError: there is none.
@@ -92,7 +92,7 @@ def claim() -> tuple[int, socket.socket]:
 
 
 def traces(number: int | str) -> list[Path]:
-    """What exists of a lab: the names of its namespaces, and its files and folders. ``*`` is any lab."""
+    """Return what exists of a lab: names of namespaces, files and folders. ``*`` is any lab."""
     patterns = [_NAMESPACES / namespace(number, "*"), NETNS_FILES / namespace(number, "*"), folder(number)]
     return sorted(path for pattern in patterns for path in pattern.parent.glob(pattern.name))
 

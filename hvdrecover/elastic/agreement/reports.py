@@ -1,4 +1,4 @@
-"""What people are told about a recovery, as pure functions."""
+"""Messages about a recovery, as pure functions."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def place(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Moment:
-    """When this rank has learnt of a fault.
+    """The moment at which this rank has learnt of a fault.
 
     Attributes:
         time: by its clock.

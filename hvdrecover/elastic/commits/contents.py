@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class Present:
-    """What the attributes hold, taken apart but not copied.
+    """The contents of the attributes, taken apart but not copied.
 
     Attributes:
         parts: by attribute name, all but the samplers; with what is kept beside the attributes.
@@ -101,7 +101,7 @@ class Contents:
         return max(used, key=lambda order: order.begun, default=None)
 
     def components(self) -> dict[str, Any]:
-        """What holds training state of its own, by attribute name."""
+        """Return what holds training state of its own, by attribute name."""
         return {name: value for name, value in self.values.items() if self._framework.is_component(value)}
 
     def rank_local(self) -> dict[str, set[str]]:
@@ -132,7 +132,7 @@ class Contents:
         return self._copier.copy(present.parts, reuse)
 
     def is_copy(self, present: Present, state: Mapping[str, Json], arenas: Mapping[str, Arena]) -> bool:
-        """Whether a commit's state and arenas are what there is at present, bit for bit."""
+        """Return whether a commit's state and arenas are what there is at present, bit for bit."""
         return present.cursors == state["samplers"] and self._copier.is_copy(
             present.parts, state["attributes"], arenas
         )
@@ -243,11 +243,11 @@ class Contents:
                 order.load_state_dict(cursors[name], name)
 
     def _keeps(self, name: str) -> bool:
-        """Whether an attribute keeps the very tensors that it is loaded from."""
+        """Return whether an attribute keeps the very tensors that it is loaded from."""
         value = self.values.get(name)
         return not (self._framework.is_component(value) and self._framework.copies_on_load(value))
 
 
 def is_sampler(value: Any) -> bool:
-    """Whether a value has a place in a sample order, which a commit holds as a cursor."""
+    """Return whether a value has a place in a sample order, which a commit holds as a cursor."""
     return isinstance(getattr(value, "order", None), SampleOrder)

@@ -89,7 +89,7 @@ class Copier:
     def is_copy(
         self, parts: Mapping[str, Part], structure: Mapping[str, Json], arenas: Mapping[str, Arena]
     ) -> bool:
-        """Whether `copy` would make these very bits of the parts; stops at the first difference.
+        """Return whether `copy` would make these very bits of the parts; stops at the first difference.
 
         Small tensors of a part are looked at first: counters of steps, say, tell sooner than weights.
         """

@@ -1,4 +1,4 @@
-"""Whether the tensors of a commit fit those of a component."""
+"""Comparison of the tensors in a commit with those of a component."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Objects(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class Loaded:
-    """What `load` has loaded.
+    """The result of `load`.
 
     Attributes:
         commit: which commit.

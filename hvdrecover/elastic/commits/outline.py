@@ -1,4 +1,4 @@
-"""What a tree is apart from its tensors: containers and plain values, as JSON.
+"""The outline of a tree: its containers and plain values without its tensors, as JSON.
 
 Taking a tree apart from scratch visits every value, names every tensor and checks that JSON can hold the
 rest: tens of milliseconds for thousands of tensors. But from one commit to the next little changes beside

@@ -74,7 +74,7 @@ class Generators:
             self._gathered = {str(rank): state for rank, state in enumerate(states)}
 
     def capture(self, rank: int) -> dict[str, Json]:
-        """What a commit keeps: the run's seed, and the states by rank as far as they are known."""
+        """Return what a commit keeps: the run's seed, and the states by rank as far as they are known."""
         states = {**self._gathered, str(rank): self._states()} if self._store else {}
         self._gathered = {}
         return {"seed": self.seed, "stream": self.number, "states": states}

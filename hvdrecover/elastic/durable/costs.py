@@ -1,4 +1,4 @@
-"""What durable commits cost and how often jobs are lost, estimated from what was seen; pure functions."""
+"""Estimates of what durable commits cost and how often jobs are lost; pure functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LEAST = 0.01  # share of a write's time that training loses at least
 
 
 def mean_time_between_failures(seconds: float, failures: int) -> float:
-    """What is expected after so many failures in so many seconds.
+    """Return what is expected after so many failures in so many seconds.
 
     The rate of failures is Gamma distributed: shape 1 and rate 24 h before there is anything to count, then
     shape 1 + failures and rate 24 h + time. This is one over the mean of that.
@@ -24,7 +24,7 @@ def mean_time_between_failures(seconds: float, failures: int) -> float:
 def cost_of_write(
     clean: Sequence[float], beside: Sequence[float], per_write: Sequence[int], write: float
 ) -> float:
-    """How many seconds longer training takes for a write beside it.
+    """Return how many seconds longer training takes for a write beside it.
 
     Args:
         clean: how long stretches from one commit to the next took without a write.

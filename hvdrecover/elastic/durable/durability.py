@@ -124,7 +124,7 @@ class Durability:
         self._wait(deadline, attempts)
 
     def verdict(self) -> HvdrecoverError | None:
-        """Why the job must stop, if it must."""
+        """Return why the job must stop, if it must."""
         progress = self.writer.progress
         if progress.failure is not None or progress.behind <= self._max_age:
             return progress.failure

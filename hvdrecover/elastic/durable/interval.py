@@ -1,4 +1,4 @@
-"""How often to commit: the interval that loses least, as pure functions. All times are in seconds.
+"""The interval between commits that loses least, as pure functions. All times are in seconds.
 
 An *interval* is the time from the beginning of one commit to the beginning of the next, the *stall* the part
 of it in which the commit keeps training from going on, and failures come at random, at a constant rate.
@@ -21,7 +21,7 @@ Reason = Literal["optimum", "cap", "least"]
 
 @dataclass(frozen=True)
 class Costs:
-    """What commits and failures cost.
+    """The costs of commits and failures.
 
     Attributes:
         stall: for how long a commit keeps training from going on. 0 is a commit that costs nothing; infinity

@@ -23,7 +23,7 @@ _EVERY = 8  # stretches between two decisions
 
 @dataclass(frozen=True)
 class Decision:
-    """How often commits become durable, and why; times in seconds.
+    """The time between durable commits, and the reason; times in seconds.
 
     Attributes:
         seconds: from the beginning of one write to that of the next.
@@ -87,7 +87,7 @@ class Pacing(Kept):
 
     @property
     def seconds(self) -> float:
-        """How long after the beginning of a write the next one is due."""
+        """Return how long after the beginning of a write the next one is due."""
         return START if self._decision is None else self._decision.seconds
 
     # -- what a commit holds of it ---------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""Whether the ranks are still in step: structure, parameters, gradients, numbers and data."""
+"""Comparison of the ranks: structure, parameters, gradients, numbers and data."""

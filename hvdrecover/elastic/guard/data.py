@@ -10,7 +10,7 @@ from hvdrecover.elastic.guard.settings import Guard
 
 
 def changes(guard: Guard | None, stored: Snapshot) -> list[str]:
-    """What has changed since a durable commit: a line each; none if nothing is known of one of the two."""
+    """Return a line for each change since a durable commit; none if nothing is known of one of the two."""
     if guard is None or guard.data is None or stored.dataset is None:
         return []
     return differences(Fingerprint.from_json(stored.dataset), guard.data)

@@ -28,7 +28,7 @@ _NUMPY = {
 
 
 def apart(mine: Bytes, others: Bytes, dtype: str) -> tuple[int, float]:
-    """How many numbers differ in their bits, and by how much at most.
+    """Return how many numbers differ in their bits, and by how much at most.
 
     Args:
         mine: uint8 of shape ``[n]``, a multiple of the dtype's size.

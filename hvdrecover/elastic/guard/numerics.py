@@ -1,4 +1,4 @@
-"""What is done about numbers that are not finite."""
+"""The policy for numbers that are not finite, as pure functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LISTED = 8  # tensors or samples in a message; events have all
 
 @dataclass(frozen=True)
 class Sighting:
-    """What one rank has seen at a step whose gradients are not finite.
+    """The findings of one rank at a step whose gradients are not finite.
 
     Attributes:
         rank: the rank.
@@ -38,7 +38,7 @@ class Sighting:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Sighting:
-        """What another rank has told of by `dataclasses.asdict`."""
+        """Return what another rank has told of by `dataclasses.asdict`."""
         lists = {name: tuple(fields[name]) for name in ("tensors", "samples")}
         return cls(**{**fields, **lists})
 
@@ -54,13 +54,13 @@ class Budget:
         self._bad.append(step)
 
     def used(self, step: int) -> int:
-        """How many of the last `WINDOW` steps before this one were bad."""
+        """Return how many of the last `WINDOW` steps before this one were bad."""
         self._bad = [each for each in self._bad if each > step - WINDOW]
         return len(self._bad)
 
 
 def decide(policy: Numerics, sightings: Sequence[Sighting], budget: int) -> Numerics:
-    """What to do about a bad step; the same on all ranks, as all have all sightings.
+    """Return what to do about a bad step; the same on all ranks, as all have all sightings.
 
     Args:
         policy: what the user wants.

@@ -1,4 +1,4 @@
-"""Whether all ranks hold the same parameters and optimizer slots, and what differs if they don't.
+"""Comparison of parameters and optimizer slots across the ranks.
 
 What is compared is a commit in memory: it lies there as bytes, and stands still. One digest tells whether
 ranks agree, one for each tensor tells which differ, and the tensors themselves tell by how much.
@@ -76,7 +76,7 @@ def tensors_of(snapshot: Snapshot, shared: Shared) -> list[Tensor]:
 
 
 def ballot(snapshot: Snapshot, shared: Shared) -> list[int]:
-    """What a rank votes with: 16 bytes of digest as two numbers, and how many tensors they stand for."""
+    """Return a rank's ballot: 16 bytes of digest as two numbers, and how many tensors they stand for."""
     digest = Digest()
     count = 0
     for name, arena in snapshot.arenas.items():
@@ -133,7 +133,7 @@ def compare(world: World, tensors: Sequence[Tensor], root: int, host: str, *, he
 
 
 def _measure(world: World, tensor: Tensor, root: int, *, heal: bool) -> tuple[int, float]:
-    """How far this rank's tensor is from the root's, piece by piece."""
+    """Return how far this rank's tensor is from the root's, piece by piece."""
     count, largest = 0, 0.0
     scratch = allocate(min(_PIECE, tensor.spec.nbytes))
     for start in range(0, tensor.spec.nbytes, _PIECE):

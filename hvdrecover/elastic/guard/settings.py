@@ -1,4 +1,4 @@
-"""What a user decides about the watch over the ranks."""
+"""The user's settings of the guard."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class Guard:
-    """What is watched, and what is done about it. All ranks must have the same.
+    """The comparisons to make, and what follows from them. All ranks must have the same.
 
     Whenever ranks compare one commit, rank 0 also warns, once, of plain objects and running statistics that
     each rank has its own of: after a recovery all have one rank's.

@@ -1,4 +1,4 @@
-"""Whether the ranks' shares of a data set fit together, before an epoch is begun with them."""
+"""A check that the ranks' shares of a data set fit together, before an epoch is begun with them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LISTED = 5  # samples in a line
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank is about to go through in an epoch.
+    """The share of an epoch that one rank is about to go through.
 
     Attributes:
         batches: how many batches.
@@ -64,7 +64,7 @@ def _outside(world: World, samples: npt.NDArray[np.int64], length: int) -> list[
 
 
 def _counts(world: World, samples: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
-    """How often each sample is dealt out; all ranks have equally many."""
+    """Return how often each sample is dealt out; all ranks have equally many."""
     counts = np.zeros(length, dtype=np.int64)
     for start in range(0, len(samples), _PIECE):
         piece = world.allgather(samples[start : start + _PIECE].tolist(), f"hvdrecover.shards.{start}")
@@ -73,7 +73,7 @@ def _counts(world: World, samples: npt.NDArray[np.int64], length: int) -> npt.ND
 
 
 def faults(shares: Sequence[Share]) -> list[str]:
-    """What is wrong with the ranks' counts: a line each.
+    """Return what is wrong with the ranks' counts: a line each.
 
     Args:
         shares: by rank.
@@ -96,7 +96,7 @@ def faults(shares: Sequence[Share]) -> list[str]:
 
 
 def coverage(counts: npt.NDArray[np.int64], size: int) -> list[str]:
-    """What is wrong with how often each sample is dealt out: a line each.
+    """Return what is wrong with how often each sample is dealt out: a line each.
 
     A last round that is not full is filled up or left out, so fewer samples than there are ranks may be dealt
     out twice, or not at all.

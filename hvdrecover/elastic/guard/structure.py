@@ -1,4 +1,4 @@
-"""What the ranks must have in common before the first step: models, optimizers, data sets, scripts.
+"""The structure that ranks must have in common: models, optimizers, data sets, scripts.
 
 Each rank describes what it was started with, and tells the others a digest of that whenever the ranks meet.
 Only if the digests differ are the descriptions themselves compared.
@@ -26,7 +26,7 @@ _LISTED = 10  # differences in an error; all others are counted
 
 @dataclass(frozen=True)
 class Description:
-    """What a rank was started with.
+    """The structure that a rank was started with.
 
     Attributes:
         entries: all of it, in the order of the script.
@@ -42,7 +42,7 @@ class Description:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Description:
-        """What `as_json` gave."""
+        """Return what `as_json` gave."""
         entries = tuple(Entry(**entry) for entry in fields["entries"])
         return cls(entries, bool(fields["fresh"]))
 
@@ -67,12 +67,12 @@ def describe(guard: Guard, framework: Framework, contents: Contents) -> tuple[En
 
 
 def told(entries: Sequence[Entry]) -> tuple[int, int]:
-    """What a rank tells the others of its description: 16 bytes that tell it from any other."""
+    """Return what a rank tells the others of its description: 16 bytes that tell it from any other."""
     return digest_numbers("\0".join(f"{entry.name}\0{entry.value}" for entry in entries).encode())
 
 
 def differences(described: Sequence[Description | None]) -> list[str]:
-    """What the ranks don't have in common: a line each, the first ones only.
+    """Return what the ranks don't have in common: a line each, the first ones only.
 
     Settings are compared only if all ranks have just been started: others were started in a job of another
     size, or have trained since.

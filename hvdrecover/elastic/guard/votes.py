@@ -1,4 +1,4 @@
-"""Who is right when the ranks hold different things."""
+"""Majority votes among ranks that hold different things."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Vote:
-    """How the ranks divide.
+    """The division of the ranks.
 
     Attributes:
         right: the ranks of the largest party; of several as large, of the one that has the lowest rank, whose
@@ -23,7 +23,7 @@ class Vote:
 
     @property
     def agreed(self) -> bool:
-        """Whether all ranks hold the same."""
+        """Return whether all ranks hold the same."""
         return not self.wrong
 
 

@@ -1,4 +1,4 @@
-"""How long Horovod lets collectives wait for a rank that says nothing.
+"""The limit of collectives that wait for a silent rank.
 
 A rank that hangs is killed by its guardian; the others must have left their collectives by then, or they
 would be taken for hanging as well. So waiting is limited, but only while nobody is known to be at something

@@ -1,4 +1,4 @@
-"""What a process does as soon as its script imports an adapter, before ``hvd.init()``."""
+"""The start of a process: done as soon as its script imports an adapter, before ``hvd.init()``."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def is_library(file: str) -> bool:
 
 
 def _is_library(name: str, module: Any) -> bool:
-    """Whether a module can be imported before the script runs: it is not part of the script."""
+    """Return whether a module can be imported before the script runs: it is not part of the script."""
     spec = getattr(module, "__spec__", None)
     if spec is None or name == "__main__":
         return False

@@ -1,1 +1,1 @@
-"""What training looks like in numbers: how long its parts take on each rank, and what its script tells."""
+"""Scalars of training: the times of its parts on each rank, and numbers that its script reports."""

@@ -1,4 +1,4 @@
-"""What is told of each rank's training, and of which step."""
+"""The scalars of each rank's training, by step."""
 
 from __future__ import annotations
 

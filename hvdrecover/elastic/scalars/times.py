@@ -9,7 +9,7 @@ from hvdrecover.clock import Clock
 
 @dataclass(frozen=True)
 class Step:
-    """What one step took, in seconds; if several ended at once, what they took on the average.
+    """The times of one step, in seconds; if several ended at once, their averages.
 
     Attributes:
         whole: from the end of the step before, without commits.

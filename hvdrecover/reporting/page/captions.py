@@ -1,4 +1,4 @@
-"""What a time line says in words: of each of its shapes when that is pointed at, and as a whole."""
+"""The words of a time line: of each of its shapes when that is pointed at, and as a whole."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _NAMED_FAULTS = 10  # in a description
 
 
 def title(timeline: Timeline) -> str:
-    """What is drawn."""
+    """Return what is drawn."""
     return f"Time line of {_count(len(timeline.lanes), 'rank')} over {words.duration(timeline.length)}"
 
 
 def description(timeline: Timeline) -> str:
-    """What is drawn, for those who can't see it."""
+    """Return what is drawn, for those who can't see it."""
     durable = sum(commit.durable for commit in timeline.commits)
     found, commits = _count(len(timeline.faults), "fault"), _count(len(timeline.commits), "commit")
     starts = _count(len(timeline.starts), "start")

@@ -1,4 +1,4 @@
-"""What a page can hold. All texts are taken as they are: no markup is read in them."""
+"""The elements of a page. All texts are taken as they are: no markup is read in them."""
 
 from __future__ import annotations
 

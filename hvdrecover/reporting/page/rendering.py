@@ -15,7 +15,7 @@ def render(page: content.Page) -> str:
     """Make an HTML document that needs no other file, no script and no network."""
 
     def printable(value: Any) -> Any:
-        """What is shown of a value of the template; texts that are markup come from the template itself."""
+        """Return a template's value as it is shown; texts that are markup come from the template itself."""
         return words.printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
     environment = jinja2.Environment(

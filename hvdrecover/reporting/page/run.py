@@ -26,7 +26,7 @@ _STATES = {
 
 
 def page(folder: str, report: Report, timeline: Timeline) -> Page:
-    """What there is to say of a run.
+    """Return what there is to say of a run.
 
     Args:
         folder: of its event files, as the reader knows it.
@@ -78,7 +78,7 @@ def figures(report: Report) -> list[Figure]:
 
 
 def recoveries(report: Report) -> Table:
-    """How long it took to recover from each kind of fault."""
+    """Return how long it took to recover from each kind of fault."""
     tallies = report.kinds | ({"all": report.overall} if len(report.kinds) > 1 else {})
     return Table(
         "Time to recover from each kind of fault",

@@ -1,4 +1,4 @@
-"""What a drawing is made of.
+"""The shapes that a drawing is made of.
 
 Places along the line of time are percents of its length, so that a drawing is as wide as there is room, and
 places across it are pixels from the top, so that texts keep their size.

@@ -32,7 +32,9 @@ def step():
 
 step()
 """
-JOIN = "from hvdrecover.elastic import joining\njoining.join(SimpleNamespace(is_initialized=lambda: True))"
+JOIN = """\
+from hvdrecover.elastic.lifecycle import startup
+startup.join(SimpleNamespace(is_initialized=lambda: True))"""
 # What py-spy 0.4.1 prints with --full-filenames; LIB is where the standard library is.
 PY_SPY = """\
 Process 27482: /env/bin/python train.py
