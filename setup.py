@@ -12,5 +12,5 @@ def compiled(name: str) -> Extension:
     )
 
 
-NAMES = ("hvdrecover.checkpoint._streaming", "hvdrecover.tensorflow._finite", "hvdrecover.torch._finite")
+NAMES = ("hvdrecover.checkpoint._memcpy", "hvdrecover.tensorflow._finite", "hvdrecover.torch._finite")
 setup(ext_modules=[compiled(name) for name in NAMES])

@@ -164,7 +164,7 @@ def _put(arguments: argparse.Namespace, document: Callable[[], Any], text: Calla
 def _ls(arguments: argparse.Namespace) -> int:
     from hvdrecover.checkpoint import leftovers
     from hvdrecover.checkpoint.inspection import catalog, verify
-    from hvdrecover.cli import documents, progress, tables
+    from hvdrecover.cli import documents, progress_bar, tables
 
     storage = _open(arguments)
     entries = catalog.entries(storage)
@@ -172,7 +172,7 @@ def _ls(arguments: argparse.Namespace) -> int:
     verdicts: dict[Any, Any] = {}
     if arguments.verify:
         readable = [entry.id for entry in entries if entry.manifest is not None]
-        with progress.bar("verifying", verify.total_bytes(storage, readable)) as advance:
+        with progress_bar.bar("verifying", verify.total_bytes(storage, readable)) as advance:
             verdicts = verify.verify_all(storage, readable, SYSTEM_CLOCK, advance)
     _put(
         arguments,
@@ -198,11 +198,11 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _verify(arguments: argparse.Namespace) -> int:
     from hvdrecover.checkpoint.inspection import verify
-    from hvdrecover.cli import documents, progress, tables
+    from hvdrecover.cli import documents, progress_bar, tables
 
     storage = _open(arguments)
     commits = verify.due(storage, arguments.commits)
-    with progress.bar("verifying", verify.total_bytes(storage, commits)) as advance:
+    with progress_bar.bar("verifying", verify.total_bytes(storage, commits)) as advance:
         verdicts = verify.verify_all(storage, commits, SYSTEM_CLOCK, advance)
     _put(
         arguments,
@@ -214,11 +214,11 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 def _diff(arguments: argparse.Namespace) -> int:
     from hvdrecover.checkpoint.inspection import catalog, compare, verify
-    from hvdrecover.cli import documents, progress, tables
+    from hvdrecover.cli import documents, progress_bar, tables
 
     storage = _open(arguments)
     pair = catalog.find(storage, arguments.a), catalog.find(storage, arguments.b)
-    with progress.bar("comparing", verify.total_bytes(storage, pair)) as advance:
+    with progress_bar.bar("comparing", verify.total_bytes(storage, pair)) as advance:
         difference = compare.compare(storage, *pair, SYSTEM_CLOCK, advance)
     _put(
         arguments,
@@ -231,13 +231,13 @@ def _diff(arguments: argparse.Namespace) -> int:
 def _prune(arguments: argparse.Namespace) -> int:
     from hvdrecover.checkpoint.inspection import prune, verify
     from hvdrecover.checkpoint.settings import Keep
-    from hvdrecover.cli import documents, progress, tables
+    from hvdrecover.cli import documents, progress_bar, tables
 
     storage = _open(arguments)
     keep = Keep(arguments.keep, arguments.keep_every, arguments.keep_younger, arguments.keep_best)
     plan = prune.plan(storage, keep, SYSTEM_CLOCK)
     newest = [entry.id for entry in plan.keep[:1]]
-    with progress.bar("verifying what is kept", verify.total_bytes(storage, newest)) as advance:
+    with progress_bar.bar("verifying what is kept", verify.total_bytes(storage, newest)) as advance:
         prune.check_one_is_intact(storage, plan, SYSTEM_CLOCK, advance)
     deleted = None if arguments.dry_run else list(prune.delete(storage, plan, SYSTEM_CLOCK))
     _put(

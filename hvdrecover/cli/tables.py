@@ -36,8 +36,8 @@ _STYLES = {
     "broken": "red",
     "newer format": "red",
     "incomplete": "yellow",
-    "ailing": "red",
-    "resting": "yellow",
+    "unhealthy": "red",
+    "cooldown": "yellow",
 }
 
 

@@ -1,4 +1,4 @@
-"""Views of the numbers of a run that is being followed."""
+"""Views of the status of a run that is being followed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from hvdrecover.reporting.numbers import Commit, Numbers
+    from hvdrecover.reporting.status import Commit, Status
 
 _REWRITE = 15.0  # seconds after which a file of metrics is written anew, though nothing has changed
 _PROGRESS = 30.0  # seconds between two lines that tell of nothing but progress
@@ -24,9 +24,9 @@ _SHOWN = 5  # faults
 
 
 class View(Protocol):
-    """A view of the numbers of a run."""
+    """A view of the status of a run."""
 
-    def show(self, numbers: Numbers, problem: str) -> None:
+    def show(self, status: Status, problem: str) -> None:
         """Show them; ``problem`` tells why some events could not be read, and is empty if all could."""
 
 
@@ -35,28 +35,28 @@ class Lines:
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
-        self._before: Numbers | None = None
+        self._before: Status | None = None
         self._told: tuple[float, Commit | None] = 0.0, None  # when, and how far the run had got
         self._problem = ""
 
-    def show(self, numbers: Numbers, problem: str) -> None:
+    def show(self, status: Status, problem: str) -> None:
         """Write what has changed, and from time to time how far the run has got."""
         from hvdrecover.reporting import standing
 
         now = self._clock.now()
         if self._before is None:
-            lines = [f"{name}: {text}" for name, text in standing.facts(numbers, now).items() if text]
+            lines = [f"{name}: {text}" for name, text in standing.facts(status, now).items() if text]
         else:
-            lines = standing.changes(self._before, numbers)
+            lines = standing.changes(self._before, status)
             told, commit = self._told
-            if numbers.commit != commit and (lines or numbers.over or now - told >= _PROGRESS):
-                lines.append(standing.progress(numbers))
+            if status.commit != commit and (lines or status.over or now - told >= _PROGRESS):
+                lines.append(standing.progress(status))
         if problem and problem != self._problem:
             lines.append(f"some events could not be read: {problem}")
         if lines:
-            self._told = now, numbers.commit
+            self._told = now, status.commit
             self._write(lines)
-        self._before, self._problem = numbers, problem
+        self._before, self._problem = status, problem
 
     def _write(self, lines: Sequence[str]) -> None:
         from hvdrecover.reporting import words
@@ -66,20 +66,20 @@ class Lines:
         sys.stdout.flush()
 
 
-def frame(folder: Path, numbers: Numbers, problem: str, now: float) -> RenderableType:
+def frame(folder: Path, status: Status, problem: str, now: float) -> RenderableType:
     """Return what the terminal shows of a run."""
     from rich.console import Group
 
     from hvdrecover.cli.tables import grid, pairs, plain, section
     from hvdrecover.reporting import standing, words
 
-    facts = pairs({"run": str(folder), **standing.facts(numbers, now)})
+    facts = pairs({"run": str(folder), **standing.facts(status, now)})
     if problem:
         facts.add_row("events", plain(f"some could not be read: {problem}"))
-    if not numbers.faults:
+    if not status.faults:
         return facts
     lines = grid("time", "fault", "host", "rank>", "to recover>", "detail")
-    for fault in numbers.faults[-_SHOWN:]:
+    for fault in status.faults[-_SHOWN:]:
         lines.add_row(
             words.clock_time(fault.time),
             plain(fault.kind),
@@ -103,8 +103,8 @@ def terminal(folder: Path) -> Iterator[View]:
     from hvdrecover.cli.tables import plain
 
     class Terminal:
-        def show(self, numbers: Numbers, problem: str) -> None:
-            display.update(frame(folder, numbers, problem, SYSTEM_CLOCK.now()), refresh=True)
+        def show(self, status: Status, problem: str) -> None:
+            display.update(frame(folder, status, problem, SYSTEM_CLOCK.now()), refresh=True)
 
     waiting = plain(f"reading the events of {folder}, or waiting for the first one …")
     console = Console(highlight=False, markup=False)
@@ -127,10 +127,10 @@ class MetricsFile:
         self._file = file
         self._clock = clock
         self._written: float | None = None
-        self._shown: Numbers | None = None
+        self._shown: Status | None = None
         self._failed = False
 
-    def show(self, numbers: Numbers, problem: str) -> None:
+    def show(self, status: Status, problem: str) -> None:
         """Write the file.
 
         Raises:
@@ -138,9 +138,9 @@ class MetricsFile:
         """
         now = self._clock.monotonic()
         fresh = self._written is not None and now - self._written < _REWRITE
-        if fresh and numbers == self._shown:
+        if fresh and status == self._shown:
             return
-        self._exporter.update(numbers)
+        self._exporter.update(status)
         try:
             _prometheus().write(self._exporter, self._file)
         except ConfigError as error:
@@ -150,7 +150,7 @@ class MetricsFile:
                 sys.stderr.write(f"hvdrecover: {error}; trying again\n")
             self._failed = True
             return
-        self._written, self._shown, self._failed = now, numbers, False
+        self._written, self._shown, self._failed = now, status, False
 
 
 @contextmanager
@@ -164,8 +164,8 @@ def endpoint(folder: Path, host: str, port: int) -> Iterator[View]:
     exporter = prometheus.Exporter(str(folder))
 
     class Endpoint:
-        def show(self, numbers: Numbers, problem: str) -> None:
-            exporter.update(numbers)
+        def show(self, status: Status, problem: str) -> None:
+            exporter.update(status)
 
     with prometheus.serving(exporter, host, port) as taken:
         sys.stderr.write(f"hvdrecover: metrics are served at {host}:{taken}\n")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hvdrecover.cli.views import View
     from hvdrecover.reporting.following import Follower
     from hvdrecover.reporting.live import Live
-    from hvdrecover.reporting.numbers import Numbers
+    from hvdrecover.reporting.status import Status
 
 _INTERVAL = 1.0  # seconds between two looks at the files
 _GRACE = 60.0  # seconds that the supervisor of a finished run may stay silent until it is taken to be lost
@@ -79,11 +79,11 @@ def export(folder: Path, where: Endpoint | Path) -> None:
         raise ConfigError("--prometheus", "an endpoint is there while a run is watched; add --watch")
     follower, live = Follower(folder), Live()
     _catch_up(follower, live)
-    numbers = live.numbers()
-    if numbers is None or follower.problem:
+    status = live.status()
+    if status is None or follower.problem:
         problem = follower.problem or "it holds no events"
         raise ConfigError("FOLDER", f"'{folder}' could not be read: {problem}")
-    views.MetricsFile(folder, where).show(numbers, "")
+    views.MetricsFile(folder, where).show(status, "")
 
 
 def run(folder: Path, arguments: argparse.Namespace) -> int:
@@ -106,24 +106,24 @@ def run(folder: Path, arguments: argparse.Namespace) -> int:
         elif where is not None:
             shown.append(views.MetricsFile(folder, where))
         shown.append(stack.enter_context(views.terminal(folder)))
-        numbers = follow(Follower(folder), Live(), shown)
-    return 0 if numbers.ending.outcome == "finished" else 1
+        status = follow(Follower(folder), Live(), shown)
+    return 0 if status.ending.outcome == "finished" else 1
 
 
-def follow(follower: Follower, live: Live, views: Sequence[View], clock: Clock = SYSTEM_CLOCK) -> Numbers:
-    """Show the numbers of a run, again and again, until it ends; returns the last ones."""
+def follow(follower: Follower, live: Live, views: Sequence[View], clock: Clock = SYSTEM_CLOCK) -> Status:
+    """Show the status of a run, again and again, until it ends; return the last one."""
     never = threading.Event()
     changed = clock.monotonic()
     while True:
         if _catch_up(follower, live):
             changed = clock.monotonic()
-        numbers = live.numbers()
-        if numbers is not None:
+        status = live.status()
+        if status is not None:
             for view in views:
-                view.show(numbers, follower.problem)
+                view.show(status, follower.problem)
             silent = clock.monotonic() - changed
-            if numbers.over or (numbers.ending.outcome == "finished" and silent > _GRACE):
-                return numbers
+            if status.over or (status.ending.outcome == "finished" and silent > _GRACE):
+                return status
         clock.wait(never, _INTERVAL)
 
 

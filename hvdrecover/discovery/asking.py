@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from hvdrecover.clock import Clock
 from hvdrecover.discovery import checks, health
 from hvdrecover.discovery.checks import Checks
+from hvdrecover.discovery.history import History, HistoryFile, dumps, loads
 from hvdrecover.discovery.hosts import Host, nonsense
-from hvdrecover.discovery.memory import Memory, MemoryFile, dumps, loads
 from hvdrecover.discovery.sources.interface import Source
 from hvdrecover.errors import DiscoveryError
 
@@ -45,11 +45,11 @@ class Question:
     timeout: float
 
 
-def is_fresh(memory: Memory, question: Question, now: float) -> bool:
+def is_fresh(history: History, question: Question, now: float) -> bool:
     """Return whether what is known need not be asked for again."""
-    if memory.listed is None or memory.asked is None:
+    if history.listed is None or history.asked is None:
         return False
-    return 0 <= now - memory.asked < question.source.every
+    return 0 <= now - history.asked < question.source.every
 
 
 @dataclass(frozen=True)
@@ -57,16 +57,16 @@ class Report:
     """The answer.
 
     Attributes:
-        memory: what is known now.
+        history: what is known now.
         problem: why it can't be remembered; an empty string if it can.
     """
 
-    memory: Memory
+    history: History
     problem: str = ""
 
 
 def ask(
-    question: Question, file: MemoryFile, clock: Clock, *, patience: float, checked: bool
+    question: Question, file: HistoryFile, clock: Clock, *, patience: float, checked: bool
 ) -> Report | None:
     """Have the source asked, and its answer and what checks find remembered.
 
@@ -103,8 +103,8 @@ def ask(
     lines = seen.split(b"\n")[:-1]
     if len(lines) < wanted:
         return None
-    problem, _, memory = lines[-1].partition(b"\t")
-    return Report(loads(memory), problem.decode())
+    problem, _, history = lines[-1].partition(b"\t")
+    return Report(loads(history), problem.decode())
 
 
 def _be_detached(writer: int, question: Question) -> None:
@@ -119,7 +119,7 @@ def _be_detached(writer: int, question: Question) -> None:
     signal.setitimer(signal.ITIMER_REAL, question.timeout * (1 + _FOR_CHECKS) + _BACKSTOP)
 
 
-def _answer(question: Question, file: MemoryFile, clock: Clock, writer: int, *, wait: bool) -> None:
+def _answer(question: Question, file: HistoryFile, clock: Clock, writer: int, *, wait: bool) -> None:
     with ExitStack() as held:
         problem = ""
         try:
@@ -128,22 +128,22 @@ def _answer(question: Question, file: MemoryFile, clock: Clock, writer: int, *, 
             return
         except OSError as error:
             problem = _unwritable(error)
-        memory = file.read()
-        if memory.asked is None:
+        history = file.read()
+        if history.asked is None:
             file.forget_others(clock.now())
-        if not is_fresh(memory, question, clock.now()):  # nobody has done it meanwhile
-            memory = asked(memory, question, clock)
-            problem = _keep(memory, file) or problem
-        _tell(writer, memory, problem)
+        if not is_fresh(history, question, clock.now()):  # nobody has done it meanwhile
+            history = asked(history, question, clock)
+            problem = _keep(history, file) or problem
+        _tell(writer, history, problem)
         if question.checks.any:
-            memory = checked(memory, question, clock)
-            problem = _keep(memory, file) or problem
-        _tell(writer, memory, problem)
+            history = checked(history, question, clock)
+            problem = _keep(history, file) or problem
+        _tell(writer, history, problem)
 
 
-def _keep(memory: Memory, file: MemoryFile) -> str:
+def _keep(history: History, file: HistoryFile) -> str:
     try:
-        file.write(memory)
+        file.write(history)
     except OSError as error:
         return _unwritable(error)
     return ""
@@ -154,24 +154,24 @@ def _unwritable(error: OSError) -> str:
     return f"the cache can't be written, so that no answer is remembered: {where}{error.strerror}"
 
 
-def _tell(writer: int, memory: Memory, problem: str) -> None:
+def _tell(writer: int, history: History, problem: str) -> None:
     with suppress(BrokenPipeError):  # the caller has answered already
         with os.fdopen(writer, "wb", closefd=False) as pipe:
-            pipe.write(problem.encode() + b"\t" + dumps(memory) + b"\n")
+            pipe.write(problem.encode() + b"\t" + dumps(history) + b"\n")
 
 
-def asked(memory: Memory, question: Question, clock: Clock) -> Memory:
+def asked(history: History, question: Question, clock: Clock) -> History:
     """Return what is known after the source was asked."""
     hosts, failure = _hosts(question)
     now = clock.now()
     if failure or not hosts:
         problem = failure or "it names no host"
-        return replace(memory, asked=now, failure=problem, empty=not failure)
+        return replace(history, asked=now, failure=problem, empty=not failure)
     names = [host.name for host in hosts]
-    seen = {name: memory.first_seen.get(name, now) for name in names}
-    known = {name: each for name, each in memory.health.items() if name in seen}
+    seen = {name: history.first_seen.get(name, now) for name in names}
+    known = {name: each for name, each in history.health.items() if name in seen}
     return replace(
-        memory,
+        history,
         hosts=tuple(hosts),
         listed=now,
         asked=now,
@@ -204,19 +204,19 @@ def _hosts(question: Question) -> tuple[list[Host], str]:
     return found, nonsense(found)
 
 
-def checked(memory: Memory, question: Question, clock: Clock) -> Memory:
+def checked(history: History, question: Question, clock: Clock) -> History:
     """Return what is known after hosts were checked whose turn it is."""
     now = clock.now()
-    names = [host.name for host in memory.hosts]
-    due = [name for name in names if health.is_due(memory.health.get(name), now)]
+    names = [host.name for host in history.hosts]
+    due = [name for name in names if health.is_due(history.health.get(name), now)]
     # Those that were never checked first, then those whose check is longest ago.
-    due.sort(key=lambda name: known.checked if (known := memory.health.get(name)) else 0.0)
+    due.sort(key=lambda name: known.checked if (known := history.health.get(name)) else 0.0)
     problems = checks.run(due, question.checks, question.environ, question.timeout * _FOR_CHECKS)
     now = clock.now()
-    known = dict(memory.health)
+    known = dict(history.health)
     for name, problem in problems.items():
         known[name] = health.judged(known.get(name), problem, now)
-    well = tuple(name for name in names if name in known and known[name].well)
-    if not well:
-        return replace(memory, health=known)
-    return replace(memory, health=known, well=well, well_at=now)
+    healthy = tuple(name for name in names if name in known and known[name].healthy)
+    if not healthy:
+        return replace(history, health=known)
+    return replace(history, health=known, healthy=healthy, healthy_at=now)

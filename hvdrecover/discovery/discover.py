@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
-from hvdrecover.discovery import asking, rests, selection
+from hvdrecover.discovery import asking, cooldown, selection
 from hvdrecover.discovery.asking import Question
 from hvdrecover.discovery.checks import Checks
-from hvdrecover.discovery.memory import Memory, MemoryFile
+from hvdrecover.discovery.history import History, HistoryFile
 from hvdrecover.discovery.selection import Answer, Limits
 from hvdrecover.discovery.sources.interface import Source
 
@@ -60,39 +60,39 @@ def discover(
         DiscoveryError: there is no good answer; the message says why.
     """
     question = Question(source, settings.checks, environ, settings.timeout)
-    file = MemoryFile(settings.cache / f"{_key(question)}.json")
-    memory, problem, late = file.read(), "", False
-    if patient or not asking.is_fresh(memory, question, clock.now()):
-        usable = not patient and _is_usable(memory, question, settings.limits, clock.now())
+    file = HistoryFile(settings.cache / f"{_key(question)}.json")
+    history, problem, late = file.read(), "", False
+    if patient or not asking.is_fresh(history, question, clock.now()):
+        usable = not patient and _is_usable(history, question, settings.limits, clock.now())
         patience = min(PATIENCE, settings.timeout) if usable else settings.timeout
         report = asking.ask(question, file, clock, patience=patience, checked=not usable)
         if report is not None:
-            memory, problem = report.memory, report.problem
+            history, problem = report.history, report.problem
         else:
-            memory = file.read()
-            late = _is_overdue(memory, question, clock.now())
-    reports = rests.read(settings.reports)
+            history = file.read()
+            late = _is_overdue(history, question, clock.now())
+    reports = cooldown.read(settings.reports)
     found = selection.answer(
-        memory, settings.limits, reports, clock.now(), source=name, checked=settings.checks.any, late=late
+        history, settings.limits, reports, clock.now(), source=name, checked=settings.checks.any, late=late
     )
     return replace(found, warning=found.warning or problem)
 
 
-def _is_usable(memory: Memory, question: Question, limits: Limits, now: float) -> bool:
+def _is_usable(history: History, question: Question, limits: Limits, now: float) -> bool:
     """Return whether what is remembered is an answer, should the source fail now."""
-    if memory.listed is None or not 0 <= now - memory.listed <= limits.last_good:
+    if history.listed is None or not 0 <= now - history.listed <= limits.last_good:
         return False
-    return memory.well_at is not None or not question.checks.any
+    return history.healthy_at is not None or not question.checks.any
 
 
-def _is_overdue(memory: Memory, question: Question, now: float) -> bool:
+def _is_overdue(history: History, question: Question, now: float) -> bool:
     """Return whether the source hangs, so that not even its failure is known."""
     limit = question.source.every + question.timeout
-    return memory.asked is None or not 0 <= now - memory.asked <= limit
+    return history.asked is None or not 0 <= now - history.asked <= limit
 
 
 def _key(question: Question) -> str:
-    """Return what tells the memory of one question from that of another."""
+    """Return the key under which the history of a question is kept."""
     source = question.source
     variables = {name: question.environ.get(name) for name in source.variables}
     text = f"{type(source).__module__}.{source!r} {question.checks!r} {variables!r}"

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hvdrecover.discovery import rests
+from hvdrecover.discovery import cooldown
+from hvdrecover.discovery.history import History
 from hvdrecover.discovery.hosts import Host
-from hvdrecover.discovery.memory import Memory
 from hvdrecover.errors import DiscoveryError
 
-State = Literal["used", "spare", "resting", "ailing", "unchecked", "excluded"]
+State = Literal["used", "spare", "cooldown", "unhealthy", "unchecked", "excluded"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Answer:
 
 
 def answer(
-    memory: Memory,
+    history: History,
     limits: Limits,
     reports: Mapping[str, Sequence[float]],
     now: float,
@@ -93,7 +93,7 @@ def answer(
     """The answer of one call.
 
     Args:
-        memory: what is known.
+        history: what is known.
         limits: what the user wants.
         reports: when each host was reported by guardians.
         now: the time.
@@ -104,41 +104,41 @@ def answer(
     Raises:
         DiscoveryError: there was no good answer, or not for too long; or no host is left.
     """
-    failure = memory.failure or ("it has not answered in time" if late else "")
-    if memory.listed is None:
-        if memory.empty and limits.allow_empty:
+    failure = history.failure or ("it has not answered in time" if late else "")
+    if history.listed is None:
+        if history.empty and limits.allow_empty:
             return Answer((), f"{source}: {failure}")
         raise DiscoveryError(source, f"{failure}, and there is no earlier answer")
-    age = now - memory.listed
+    age = now - history.listed
     if failure and age > limits.last_good:
         raise DiscoveryError(source, f"{failure}; its last good answer is {age:.0f} s old")
     warning = f"{source}: {failure}; this is its answer of {age:.0f} s ago" if failure else ""
-    entries = [_entry(host, memory, limits, checked=checked) for host in memory.hosts]
+    entries = [_entry(host, history, limits, checked=checked) for host in history.hosts]
     if not any(entry.named for entry in entries):
-        entries = _last_well(entries, memory, limits, now, source)
+        entries = _last_healthy(entries, history, limits, now, source)
         warning = (
             warning
-            or f"{source}: no host passes its check; these did {now - (memory.well_at or 0):.0f} s ago"
+            or f"{source}: no host passes its check; these did {now - (history.healthy_at or 0):.0f} s ago"
         )
     entries.sort(key=lambda entry: (not entry.named, entry.since))  # stable: else in the source's order
     return Answer(tuple(_limited(_rested(entries, reports, now), limits)), warning)
 
 
-def _entry(host: Host, memory: Memory, limits: Limits, *, checked: bool) -> Entry:
+def _entry(host: Host, history: History, limits: Limits, *, checked: bool) -> Entry:
     slots = limits.slots if host.slots is None else host.slots
-    since = memory.first_seen.get(host.name, 0.0)
+    since = history.first_seen.get(host.name, 0.0)
     if why := _excluded(host.name, limits):
         return Entry(host.name, slots, "excluded", since, why)
     if not checked:
         return Entry(host.name, slots, "used", since)
-    health = memory.health.get(host.name)
+    health = history.health.get(host.name)
     if health is None:
         return Entry(host.name, slots, "unchecked", since, "its first check is still to come")
     since = max(since, health.since)
     return (
         Entry(host.name, slots, "used", since)
-        if health.well
-        else Entry(host.name, slots, "ailing", since, health.why)
+        if health.healthy
+        else Entry(host.name, slots, "unhealthy", since, health.why)
     )
 
 
@@ -151,8 +151,8 @@ def _excluded(name: str, limits: Limits) -> str:
     return ""
 
 
-def _last_well(
-    entries: Sequence[Entry], memory: Memory, limits: Limits, now: float, source: str
+def _last_healthy(
+    entries: Sequence[Entry], history: History, limits: Limits, now: float, source: str
 ) -> list[Entry]:
     """If none passes its check, it may be us who are cut off: for a while, those that did last stand."""
     left = [entry for entry in entries if entry.state != "excluded"]
@@ -160,9 +160,9 @@ def _last_well(
         raise DiscoveryError(
             source, f"all of its {len(entries)} hosts are excluded by --include and --exclude"
         )
-    if memory.well_at is not None and now - memory.well_at <= limits.last_good:
+    if history.healthy_at is not None and now - history.healthy_at <= limits.last_good:
         stand = [
-            replace(entry, state="used", why="") if entry.name in memory.well else entry
+            replace(entry, state="used", why="") if entry.name in history.healthy else entry
             for entry in entries
             if entry.state != "excluded"
         ]
@@ -173,14 +173,14 @@ def _last_well(
 
 
 def _rested(entries: list[Entry], reports: Mapping[str, Sequence[float]], now: float) -> list[Entry]:
-    """Let hosts rest that were reported, unless nothing would be left then."""
+    """Exclude hosts in their cooldown, unless nothing would be left then."""
     rested: list[Entry] = []
     for entry in entries:
-        until = rests.rests_until(reports.get(entry.name, ()), now) if entry.named else 0.0
+        until = cooldown.ends_at(reports.get(entry.name, ()), now) if entry.named else 0.0
         if until:
             times = len(reports[entry.name])
-            why = f"reported as failing {times} times; it rests for another {until - now:.0f} s"
-            rested.append(replace(entry, state="resting", since=max(reports[entry.name]), why=why))
+            why = f"reported as failing {times} times; excluded for another {until - now:.0f} s"
+            rested.append(replace(entry, state="cooldown", since=max(reports[entry.name]), why=why))
         else:
             rested.append(entry)
     return rested if any(entry.named for entry in rested) else entries

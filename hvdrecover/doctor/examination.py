@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hvdrecover.clock import Clock
-from hvdrecover.doctor import memory, network, ring, roots, versions
+from hvdrecover.doctor import host_memory, network, ring, roots, versions
 from hvdrecover.doctor.agents import Agents, handed_on
 from hvdrecover.doctor.facts import HostFacts
 from hvdrecover.doctor.findings import Finding, checked, refused, skipped
-from hvdrecover.doctor.memory import Available
+from hvdrecover.doctor.host_memory import Available
 from hvdrecover.doctor.network import Reached, Reading
 from hvdrecover.doctor.ring import Launched
 from hvdrecover.errors import ConfigError, LaunchError
@@ -212,7 +212,7 @@ class _Examination:
         if not self._facts:
             return _unreached("host memory")
         free = {host: Available(facts.memory, facts.limited) for host, facts in self._facts.items()}
-        return memory.judge(free, self._ranks, self._settings.state)
+        return host_memory.judge(free, self._ranks, self._settings.state)
 
     # -- allreduce -------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from hvdrecover.doctor import memory
+from hvdrecover.doctor import host_memory
 from hvdrecover.install.edits import EDITS, Edit
 from hvdrecover.install.environment import version_of
 from hvdrecover.version import __version__
@@ -82,7 +82,7 @@ class HostFacts:
 
 def gather(port: int) -> HostFacts:
     """The facts of this host, which takes connections at a port."""
-    free = memory.available()
+    free = host_memory.available()
     return HostFacts(
         name=socket.gethostname(),
         executable=sys.executable,

@@ -87,7 +87,13 @@ def launch(by: str, options: Options, folder: Path, seconds: float) -> Launched:
     rank = [sys.executable, "-m", "hvdrecover.doctor.ranks", by, f"{seconds + _MARGIN:g}"]
     environ = horovodrun.settings(None, config.environment(), ours=horovodrun.is_ours())
     how = "mpi" if by == MPI else "gloo"
-    command = [sys.executable, "-m", "hvdrecover.launch.driver", how, *horovodrun.arguments(chosen, rank)]
+    command = [
+        sys.executable,
+        "-m",
+        "hvdrecover.launch.run_horovodrun",
+        how,
+        *horovodrun.arguments(chosen, rank),
+    ]
     files = {_MPI_FILES: os.fspath(folder)}  # which an mpirun that is killed leaves behind
     job = Job(command, folder / f"{by}.log", {**environ, **files, "PATH": path})
     try:

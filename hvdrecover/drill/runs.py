@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvdrecover.config import PREEMPTED
-from hvdrecover.discovery.memory import MemoryFile
+from hvdrecover.discovery.history import HistoryFile
 from hvdrecover.drill.faults.fault import Fault, Switchable
 from hvdrecover.drill.lab.hosts import INTERFACE
 from hvdrecover.drill.lab.lab import Lab
@@ -197,11 +197,11 @@ class Run:
         self._repaired = time.time()
 
     def hosts_are_well(self) -> bool:
-        """Return whether host discovery has found all hosts well since the last one was repaired."""
-        memories = [MemoryFile(path).read() for path in self._cache.glob("*.json")]
+        """Return whether host discovery has found all hosts healthy since the last one was repaired."""
+        memories = [HistoryFile(path).read() for path in self._cache.glob("*.json")]
         found = [memory.health.get(line.rpartition(":")[0]) for memory in memories for line in self.slots]
         return bool(found) and all(
-            each is not None and each.well and each.checked >= self._repaired for each in found
+            each is not None and each.healthy and each.checked >= self._repaired for each in found
         )
 
     def failure(self, what: str) -> DrillError:
@@ -274,7 +274,7 @@ class Run:
         return next(
             process
             for process in self.job.processes()
-            if "hvdrecover.launch.driver" in processes.command(process)
+            if "hvdrecover.launch.run_horovodrun" in processes.command(process)
         )
 
     def lasting(self) -> list[int]:

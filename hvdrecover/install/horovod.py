@@ -15,6 +15,7 @@ from typing import TextIO
 from hvdrecover.errors import InstallError
 from hvdrecover.install import wheel_cache
 from hvdrecover.install.build import build_wheel, pip, work_folder
+from hvdrecover.install.display import show_progress
 from hvdrecover.install.environment import (
     Frameworks,
     Mpi,
@@ -27,7 +28,6 @@ from hvdrecover.install.environment import (
 )
 from hvdrecover.install.pins import MPI_REQUIREMENTS, RUNTIME_REQUIREMENTS
 from hvdrecover.install.process import Runner
-from hvdrecover.install.progress import show_progress
 
 _PROBE_MARK = "hvdrecover-probe:"
 _PROBE = f"""

@@ -15,7 +15,7 @@ from types import FrameType, TracebackType
 from typing import TextIO
 
 from hvdrecover.errors import InstallError
-from hvdrecover.install.progress import Progress
+from hvdrecover.install.display import Progress
 
 _ERROR = re.compile(
     r"\berror\b[: ]|CMake Error|undefined reference|Killed signal|No space left", re.IGNORECASE

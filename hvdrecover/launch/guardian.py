@@ -16,7 +16,7 @@ from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.errors import LaunchError
 from hvdrecover.events import Events
 from hvdrecover.heartbeat import Phase, Reading, Stop
-from hvdrecover.launch import deaths, hangs, link, memory, messages, processes, stacks
+from hvdrecover.launch import deaths, hangs, link, messages, oom, processes, stacks
 from hvdrecover.launch.deaths import Death
 from hvdrecover.launch.ends import End
 from hvdrecover.launch.hangs import Limits
@@ -97,7 +97,7 @@ class Guardian:
         self._stop_by: float | None = None
         self._signals: list[int] = []
         self._ticked = self._reported = clock.monotonic()
-        self._memory_kills = memory.kills()
+        self._memory_kills = oom.kills()
         self._supervisor: link.Link | None = None
         self._launcher = LauncherWatch(config.rendezvous, config.collective_seconds, clock)
         self._training: Training
@@ -219,7 +219,7 @@ class Guardian:
 
     def _died(self, returncode: int) -> int | None:
         """Restart the training process in place, or tell with which code to exit."""
-        kills, notes, reading = memory.kills(), self._training.notes(), self._training.read()
+        kills, notes, reading = oom.kills(), self._training.notes(), self._training.read()
         ours = returncode == 1
         death = Death(
             returncode,

@@ -16,7 +16,7 @@ from typing import Any
 
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.config import PREEMPTED, Config
-from hvdrecover.discovery import rests
+from hvdrecover.discovery import cooldown
 from hvdrecover.events import Events
 from hvdrecover.launch import deaths, horovodrun, private, processes, restarts, ssh
 from hvdrecover.launch.guardians import Guardian, Guardians
@@ -33,7 +33,7 @@ _ANSWERS = 3.0  # seconds for guardians to say where ranks are
 _LINGERING = 60.0  # seconds for horovodrun to end when the training is finished and all guardians have gone
 _HEARSAY = 10.0  # seconds for the rank that has met an error to tell of it, when others have
 _LAST_WORDS = 1.0  # seconds for guardians to obey before all is killed
-_REPORTS = "failing-hosts"  # hosts on which slots were given up or diverged, so that discovery lets them rest
+_REPORTS = "failing-hosts"  # hosts on which slots were given up or diverged; discovery excludes them
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Supervisor:
         name, _, value = self._mark.partition("=")
         how = "mpi" if self._settings.options.mpi else "gloo"
         self._driver = driver = processes.start(
-            [sys.executable, "-m", "hvdrecover.launch.driver", how, *arguments],
+            [sys.executable, "-m", "hvdrecover.launch.run_horovodrun", how, *arguments],
             {
                 **os.environ,
                 **self._settings.environ,
@@ -262,7 +262,7 @@ class Supervisor:
             guardian.ended = True
             attempt.ends.append(str(message.get("how")))
         elif message.get("kind") == "diverged":
-            self._report(guardian.host)  # discovery lets a host rest that is reported twice
+            self._report(guardian.host)  # discovery excludes a host that is reported twice
         elif message.get("kind") == "stalled":
             missing = {int(rank): names for rank, names in message["missing"].items()}
             self._stall = Stall(missing, float(message["seconds"]))
@@ -285,7 +285,7 @@ class Supervisor:
 
     def _report(self, host: str) -> None:
         try:
-            rests.report(self._settings.folder / _REPORTS, host, self._clock.now())
+            cooldown.report(self._settings.folder / _REPORTS, host, self._clock.now())
         except OSError as error:
             logger.warning("that %s fails could not be noted: %s", host, error)
 

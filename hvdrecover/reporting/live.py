@@ -1,4 +1,4 @@
-"""The numbers of a run that is going on, event by event.
+"""The status of a run that is going on, event by event.
 
 They do not depend on the order in which files are read, only on that of the lines in each of them. Faults and
 recoveries are those of `summary`. It is asked anew only after an event that may change them, and is told of a
@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from hvdrecover.reporting.clocks import COMMITS
-from hvdrecover.reporting.numbers import RECENT, Agreement, Commit, Numbers, Outage
 from hvdrecover.reporting.reading import Process
 from hvdrecover.reporting.records import Event, Log
+from hvdrecover.reporting.status import RECENT, Agreement, Commit, Outage, Status
 from hvdrecover.reporting.summary import Report, summarise
 
 _STRUCTURE = frozenset(
@@ -57,7 +57,7 @@ class _Newest:
 
 
 class Live:
-    """The numbers of a run, kept up to date by its events."""
+    """The status of a run, kept up to date by its events."""
 
     def __init__(self) -> None:
         self._processes: dict[str, Process] = {}
@@ -84,7 +84,7 @@ class Live:
             self._processes.setdefault(file, Process()).take(event)
             self._report = None
 
-    def numbers(self) -> Numbers | None:
+    def status(self) -> Status | None:
         """Return where the run stands; None before its first event."""
         if not self._spans:
             return None
@@ -93,7 +93,7 @@ class Live:
         begins = [first - clocks.get(host, 0.0) for host, (first, _) in self._spans.items()]
         met, durable = newest.get("sync", clocks), newest.get("durable", clocks)
         agreement = met and Agreement(met[0], *met[1])
-        return Numbers(
+        return Status(
             begin=report.begin if report.starts else min(begins),
             last=max(last - clocks.get(host, 0.0) for host, (_, last) in self._spans.items()),
             activity=self._activity(report),

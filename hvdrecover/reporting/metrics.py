@@ -1,4 +1,4 @@
-"""The numbers of a run as metrics, by the conventions of Prometheus: base units, and totals that only grow.
+"""The status of a run as metrics, by the conventions of Prometheus: base units, and totals that only grow.
 
 Labels have few values: kinds of faults, hosts, and what a run may be at.
 """
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hvdrecover.reporting.numbers import RECENT, Numbers
+from hvdrecover.reporting.status import RECENT, Status
 
 _ACTIVITIES = ("starting", "training", "recovering", "finished", "ended")
 _FAULTS = (
@@ -42,47 +42,47 @@ class Series:
     label: str = ""
 
 
-def totals(numbers: Numbers) -> list[Series]:
+def totals(status: Status) -> list[Series]:
     """Return what only grows."""
     return [
-        _series("commits", "Commits that the job has made, those made again included.", numbers.commits),
-        _series("durable_commits", "Commits that have become durable.", numbers.durables),
-        _series("durable_bytes", "Bytes of the commits that have become durable.", numbers.durable_bytes),
-        _series("durable_write_seconds", "Time spent on writing these commits.", numbers.durable_seconds),
-        _series("write_failures", "Attempts to write a commit that failed.", numbers.write_failures),
-        _series("storage_outages", "Outages of the storage that have begun.", numbers.outages),
-        _series("storage_outage_seconds", "Length of the outages that are over.", numbers.outage_seconds),
-        _series("job_starts", "Starts of the whole job.", numbers.starts),
+        _series("commits", "Commits that the job has made, those made again included.", status.commits),
+        _series("durable_commits", "Commits that have become durable.", status.durables),
+        _series("durable_bytes", "Bytes of the commits that have become durable.", status.durable_bytes),
+        _series("durable_write_seconds", "Time spent on writing these commits.", status.durable_seconds),
+        _series("write_failures", "Attempts to write a commit that failed.", status.write_failures),
+        _series("storage_outages", "Outages of the storage that have begun.", status.outages),
+        _series("storage_outage_seconds", "Length of the outages that are over.", status.outage_seconds),
+        _series("job_starts", "Starts of the whole job.", status.starts),
         Series(
             "process_restarts",
             "Restarts of one process in its place; warm if a standby took over.",
-            {"true": numbers.warm, "false": numbers.restarts - numbers.warm},
+            {"true": status.warm, "false": status.restarts - status.warm},
             "warm",
         ),
-        _series("given_up", "Slots and jobs that were given up.", len(numbers.given_up)),
-        Series("faults", "Faults by kind.", _by_kind(numbers), "kind"),
-        Series("host_faults", "Faults by the host that told of them.", _by_host(numbers), "host"),
-        _series("repeated_steps", "Steps done again, as no commit held them.", numbers.steps_repeated),
-        _series("event_lines_passed_over", "Lines of event files that are no events.", numbers.passed_over),
+        _series("given_up", "Slots and jobs that were given up.", len(status.given_up)),
+        Series("faults", "Faults by kind.", _by_kind(status), "kind"),
+        Series("host_faults", "Faults by the host that told of them.", _by_host(status), "host"),
+        _series("repeated_steps", "Steps done again, as no commit held them.", status.steps_repeated),
+        _series("event_lines_passed_over", "Lines of event files that are no events.", status.passed_over),
     ]
 
 
-def gauges(numbers: Numbers) -> list[Series]:
+def gauges(status: Status) -> list[Series]:
     """Return what stands until the next event; what is not known yet is left out."""
-    agreement, commit, durable = numbers.agreement, numbers.commit, numbers.durable
-    activity: dict[str, float] = {each: each == numbers.activity for each in _ACTIVITIES}
+    agreement, commit, durable = status.agreement, status.commit, status.durable
+    activity: dict[str, float] = {each: each == status.activity for each in _ACTIVITIES}
     found = [
         Series("activity", "1 for what the run is at, 0 for what it is not.", activity, "activity"),
-        _series("begin_timestamp_seconds", "When the run began.", numbers.begin),
-        _series("last_event_timestamp_seconds", "When the last event happened.", numbers.last),
-        _series("storage_outage", "1 while commits can't be made durable.", numbers.outage is not None),
+        _series("begin_timestamp_seconds", "When the run began.", status.begin),
+        _series("last_event_timestamp_seconds", "When the last event happened.", status.last),
+        _series("storage_outage", "1 while commits can't be made durable.", status.outage is not None),
     ]
     if agreement is not None:
         found.append(_series("ranks", "Ranks that met last.", agreement.ranks))
         found.append(_series("generation", "Generation that the ranks are in.", agreement.generation))
-    if numbers.epoch is not None:
+    if status.epoch is not None:
         help = "Newest epoch that events name, which they do if its last batch is padded or cut."
-        found.append(_series("epoch", help, numbers.epoch))
+        found.append(_series("epoch", help, status.epoch))
     if commit is not None:
         found.append(_series("last_commit", "Number of the newest commit.", commit.number))
         found.append(_series("last_commit_timestamp_seconds", "When it was made.", commit.time))
@@ -93,25 +93,25 @@ def gauges(numbers: Numbers) -> list[Series]:
     return found
 
 
-def of_the_moment(numbers: Numbers, now: float) -> list[Series]:
+def of_the_moment(status: Status, now: float) -> list[Series]:
     """Return what changes without any event, and so is of no use in a file."""
-    found = [_age("last_event_age_seconds", "Time since the last event.", numbers.last, now)]
-    if numbers.commit is not None:
+    found = [_age("last_event_age_seconds", "Time since the last event.", status.last, now)]
+    if status.commit is not None:
         help = "Time since the newest commit was made."
-        found.append(_age("last_commit_age_seconds", help, numbers.commit.time, now))
-    if numbers.durable is not None:
+        found.append(_age("last_commit_age_seconds", help, status.commit.time, now))
+    if status.durable is not None:
         help = "Time since the writing of the newest durable commit began."
-        found.append(_age("last_durable_commit_age_seconds", help, numbers.durable.time, now))
-    rate = numbers.rate(now)
+        found.append(_age("last_durable_commit_age_seconds", help, status.durable.time, now))
+    rate = status.rate(now)
     if rate is not None:
         help = f"Commits per second since the oldest of the newest {RECENT}."
         found.append(_series("commits_per_second", help, rate))
     return found
 
 
-def recoveries(numbers: Numbers) -> tuple[int, float]:
+def recoveries(status: Status) -> tuple[int, float]:
     """Return how many faults were recovered from, and the seconds from each until all ranks stepped."""
-    seconds = [fault.recovery.seconds for fault in numbers.faults if fault.recovery is not None]
+    seconds = [fault.recovery.seconds for fault in status.faults if fault.recovery is not None]
     return len(seconds), sum(seconds)
 
 
@@ -123,12 +123,12 @@ def _age(name: str, help: str, time: float, now: float) -> Series:
     return _series(name, help, max(now - time, 0.0))
 
 
-def _by_kind(numbers: Numbers) -> dict[str, float]:
+def _by_kind(status: Status) -> dict[str, float]:
     """All kinds are there from the beginning, so that the first fault of a kind is seen as an increase."""
-    kinds = Counter(fault.kind if fault.kind in _FAULTS else _OTHER for fault in numbers.faults)
+    kinds = Counter(fault.kind if fault.kind in _FAULTS else _OTHER for fault in status.faults)
     return {kind: kinds[kind] for kind in (*_FAULTS, _OTHER)}
 
 
-def _by_host(numbers: Numbers) -> dict[str, float]:
-    hosts = Counter(fault.host for fault in numbers.faults)
-    return {host: hosts[host] for host in numbers.hosts}
+def _by_host(status: Status) -> dict[str, float]:
+    hosts = Counter(fault.host for fault in status.faults)
+    return {host: hosts[host] for host in status.hosts}

@@ -1,4 +1,4 @@
-"""The numbers of a run for Prometheus: an endpoint, or a file for node_exporter's textfile collector.
+"""The status of a run for Prometheus: an endpoint, or a file for node_exporter's textfile collector.
 
 This module takes ``prometheus_client``, of the extra ``prometheus``.
 """
@@ -18,16 +18,16 @@ from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.errors import ConfigError
 from hvdrecover.reporting import metrics
 from hvdrecover.reporting.metrics import Series
-from hvdrecover.reporting.numbers import Numbers
+from hvdrecover.reporting.status import Status
 
 _PREFIX = "hvdrecover_"
 
 
 @dataclass(frozen=True)
 class _Exported:
-    """The numbers that are exported at a time."""
+    """The status that is exported."""
 
-    numbers: Numbers
+    status: Status
     totals: Mapping[str, Series]
     recoveries: int
     recovery_seconds: float
@@ -48,29 +48,29 @@ class Exporter:
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
-    def update(self, numbers: Numbers) -> None:
-        """Export these numbers from now on.
+    def update(self, status: Status) -> None:
+        """Export this status from now on.
 
         An event that comes late may take back what followed from others; a total stays where it was then.
         """
-        totals = {each.name: each for each in metrics.totals(numbers)}
-        count, seconds = metrics.recoveries(numbers)
+        totals = {each.name: each for each in metrics.totals(status)}
+        count, seconds = metrics.recoveries(status)
         if (before := self._exported) is not None:
             totals = {name: _grown(each, before.totals[name]) for name, each in totals.items()}
             count, seconds = max(count, before.recoveries), max(seconds, before.recovery_seconds)
-        self._exported = _Exported(numbers, totals, count, seconds)
+        self._exported = _Exported(status, totals, count, seconds)
 
     def collect(self) -> Iterator[Metric]:
         """The metrics; called at each scrape, by another thread."""
-        info = Series("run_info", "The run whose numbers these are.", {self._run: 1}, "run")
+        info = Series("run_info", "The run whose status these are.", {self._run: 1}, "run")
         yield _family(GaugeMetricFamily, info)
         if (exported := self._exported) is None:
             return
         for each in exported.totals.values():
             yield _family(CounterMetricFamily, each)
-        for each in metrics.gauges(exported.numbers):
+        for each in metrics.gauges(exported.status):
             yield _family(GaugeMetricFamily, each)
-        for each in metrics.of_the_moment(exported.numbers, self._clock.now()) if self._clock else ():
+        for each in metrics.of_the_moment(exported.status, self._clock.now()) if self._clock else ():
             yield _family(GaugeMetricFamily, each)
         help = "From a fault until all ranks were stepping again; one for each fault that was recovered from."
         count, seconds = exported.recoveries, exported.recovery_seconds

@@ -5,42 +5,42 @@ from __future__ import annotations
 from collections import Counter
 
 from hvdrecover.reporting import words
-from hvdrecover.reporting.numbers import RECENT, Numbers
+from hvdrecover.reporting.status import RECENT, Status
 from hvdrecover.reporting.summary import Fault
 
 
-def facts(numbers: Numbers, now: float) -> dict[str, str]:
+def facts(status: Status, now: float) -> dict[str, str]:
     """Return what there is to say, by name; ``now`` is in seconds since the Unix epoch."""
-    now = max(numbers.last if numbers.over else now, numbers.last)
-    begin = words.moment(numbers.begin).isoformat(" ", "seconds")
-    found = {"state": _state(numbers), "wall time": f"{words.duration(now - numbers.begin)} from {begin}"}
-    if not numbers.over:
-        found["last event"] = f"{words.duration(now - numbers.last)} ago"
+    now = max(status.last if status.over else now, status.last)
+    begin = words.moment(status.begin).isoformat(" ", "seconds")
+    found = {"state": _state(status), "wall time": f"{words.duration(now - status.begin)} from {begin}"}
+    if not status.over:
+        found["last event"] = f"{words.duration(now - status.last)} ago"
     found |= {
-        "progress": progress(numbers),
-        "throughput": _throughput(numbers, now),
-        "durable": _durable(numbers, now),
-        "storage": _storage(numbers, now),
-        "faults": _faults(numbers),
+        "progress": progress(status),
+        "throughput": _throughput(status, now),
+        "durable": _durable(status, now),
+        "storage": _storage(status, now),
+        "faults": _faults(status),
     }
-    if numbers.starts or numbers.restarts:  # else there is neither a supervisor nor a guardian
-        starts = f"{numbers.starts} of the job, {numbers.restarts} of single processes"
-        found["starts"] = starts + (f" ({numbers.warm} taken over by a standby)" if numbers.warm else "")
-    if numbers.given_up:
-        found["given up"] = "; ".join(numbers.given_up)
+    if status.starts or status.restarts:  # else there is neither a supervisor nor a guardian
+        starts = f"{status.starts} of the job, {status.restarts} of single processes"
+        found["starts"] = starts + (f" ({status.warm} taken over by a standby)" if status.warm else "")
+    if status.given_up:
+        found["given up"] = "; ".join(status.given_up)
     return found
 
 
-def progress(numbers: Numbers) -> str:
+def progress(status: Status) -> str:
     """Return how far it has got."""
-    if numbers.agreement is None or numbers.commit is None:
+    if status.agreement is None or status.commit is None:
         return "the ranks have not met yet"
-    epoch = f", epoch {numbers.epoch} or later" if numbers.epoch is not None else ""
-    ranks = _count(numbers.agreement.ranks, "rank")
-    return f"commit {numbers.commit.number} in generation {numbers.commit.generation} with {ranks}{epoch}"
+    epoch = f", epoch {status.epoch} or later" if status.epoch is not None else ""
+    ranks = _count(status.agreement.ranks, "rank")
+    return f"commit {status.commit.number} in generation {status.commit.generation} with {ranks}{epoch}"
 
 
-def changes(before: Numbers, after: Numbers) -> list[str]:
+def changes(before: Status, after: Status) -> list[str]:
     """Return what has happened in between, a line for each, but for mere progress."""
     lines = []
     if after.starts > before.starts:
@@ -63,47 +63,47 @@ def changes(before: Numbers, after: Numbers) -> list[str]:
     return lines
 
 
-def _state(numbers: Numbers) -> str:
-    ending = numbers.ending
+def _state(status: Status) -> str:
+    ending = status.ending
     if ending.outcome == "ended":
         return f"ended before it was finished, with code {ending.code}: {ending.reason}"
-    return numbers.activity
+    return status.activity
 
 
-def _throughput(numbers: Numbers, now: float) -> str:
-    rate = numbers.rate(now)
+def _throughput(status: Status, now: float) -> str:
+    rate = status.rate(now)
     if rate is None:
         return ""
     pace = f"{rate:.3g} commits/s" if rate >= 1 else f"{60 * rate:.3g} commits/min"
-    return f"{pace} over the last {min(len(numbers.recent), RECENT)}; {numbers.commits} in all"
+    return f"{pace} over the last {min(len(status.recent), RECENT)}; {status.commits} in all"
 
 
-def _durable(numbers: Numbers, now: float) -> str:
-    if numbers.durable is None:
+def _durable(status: Status, now: float) -> str:
+    if status.durable is None:
         return "no commit yet"
-    age = "" if numbers.over else f", {words.duration(max(now - numbers.durable.time, 0.0))} old"
-    return f"commit {numbers.durable.number}{age}; {numbers.durables} in all"
+    age = "" if status.over else f", {words.duration(max(now - status.durable.time, 0.0))} old"
+    return f"commit {status.durable.number}{age}; {status.durables} in all"
 
 
-def _storage(numbers: Numbers, now: float) -> str:
-    past = f"; {_count(numbers.outages, 'outage')} so far" if numbers.outages else ""
-    if numbers.outage is None:
-        return f"works{past}" if numbers.durables else ""
-    return f"fails since {words.duration(now - numbers.outage.since)}{past}: {numbers.outage.error}"
+def _storage(status: Status, now: float) -> str:
+    past = f"; {_count(status.outages, 'outage')} so far" if status.outages else ""
+    if status.outage is None:
+        return f"works{past}" if status.durables else ""
+    return f"fails since {words.duration(now - status.outage.since)}{past}: {status.outage.error}"
 
 
-def _faults(numbers: Numbers) -> str:
-    if not numbers.faults:
+def _faults(status: Status) -> str:
+    if not status.faults:
         return "none"
-    kinds = Counter(fault.kind for fault in numbers.faults).most_common()
-    recovered = _recovered(numbers)
+    kinds = Counter(fault.kind for fault in status.faults).most_common()
+    recovered = _recovered(status)
     last = (
         f", the last in {words.duration(found.seconds)}"
         if recovered and (found := recovered[-1].recovery)
         else ""
     )
     listed = ", ".join(f"{count} {kind}" for kind, count in kinds)
-    return f"{len(numbers.faults)} ({listed}); {len(recovered)} recovered from{last}"
+    return f"{len(status.faults)} ({listed}); {len(recovered)} recovered from{last}"
 
 
 def _fault(fault: Fault) -> str:
@@ -111,8 +111,8 @@ def _fault(fault: Fault) -> str:
     return f"{fault.kind} of {whose}{f': {fault.detail}' if fault.detail else ''}"
 
 
-def _recovered(numbers: Numbers) -> tuple[Fault, ...]:
-    return tuple(fault for fault in numbers.faults if fault.recovery is not None)
+def _recovered(status: Status) -> tuple[Fault, ...]:
+    return tuple(fault for fault in status.faults if fault.recovery is not None)
 
 
 def _more(before: tuple[Fault, ...], after: tuple[Fault, ...]) -> list[Fault]:

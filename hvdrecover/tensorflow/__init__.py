@@ -11,8 +11,8 @@ from hvdrecover.elastic.lifecycle.startup import join as _join
 from hvdrecover.elastic.run import run
 from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError
 from hvdrecover.heartbeat import heartbeat
+from hvdrecover.tensorflow.averaging import DistributedGradientTape
 from hvdrecover.tensorflow.dataset import ElasticDataset, elastic_dataset
-from hvdrecover.tensorflow.gradients import DistributedGradientTape
 from hvdrecover.tensorflow.keras_callbacks import callbacks
 from hvdrecover.tensorflow.loading import load
 from hvdrecover.tensorflow.optimizer import DistributedOptimizer

@@ -15,10 +15,10 @@ import keras
 import tensorflow as tf
 
 from hvdrecover.elastic.guard.judge import Judge
+from hvdrecover.tensorflow.blank_gradients import sent
 from hvdrecover.tensorflow.finite import Gate, each_finite
 from hvdrecover.tensorflow.optimizer import Distributed
 from hvdrecover.tensorflow.own_gradients import Gradient, own, values
-from hvdrecover.tensorflow.sent import sent
 from hvdrecover.tensorflow.variables import Variable, named, raw
 
 

@@ -14,8 +14,8 @@ from tensorflow.python.debug.lib import check_numerics_callback
 
 from hvdrecover.elastic.guard.judge import Judge, RolledBack
 from hvdrecover.errors import NumericsError
+from hvdrecover.tensorflow.blank_gradients import sent
 from hvdrecover.tensorflow.own_gradients import Gradient
-from hvdrecover.tensorflow.sent import sent
 
 _KIND = re.compile(r"(?P<words>[^\n]*?) ?: Tensor had (?P<kind>[^\n]*?) values")
 _OUTPUT = re.compile(r"!!! Detected Infinity or NaN in (output \d+) of [\w-]+ op (\"\w+\")")

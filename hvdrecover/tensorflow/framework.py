@@ -13,7 +13,7 @@ import numpy.typing as npt
 import tensorflow as tf
 from keras.src.random.seed_generator import global_seed_generator
 
-from hvdrecover.checkpoint import streaming
+from hvdrecover.checkpoint import memcpy
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.elastic import horovod
@@ -120,7 +120,7 @@ class TensorFlowFramework(Reports):
     def copy_out(self, tensors: Sequence[tf.Tensor | tf.Variable], views: Sequence[View]) -> None:
         """Copy tensors into views of an arena; done on return."""
         sources = [_on_host(tensor) for tensor in tensors]
-        streaming.copy(
+        memcpy.copy(
             [
                 (_address(view), _address(source), source.nbytes)
                 for view, source in zip(views, sources, strict=True)
@@ -136,7 +136,7 @@ class TensorFlowFramework(Reports):
                 large.append((mine, view))
             elif not np.array_equal(_bits(mine), _bits(view)):
                 return False
-        return streaming.equal([(_address(view), _address(mine), mine.nbytes) for mine, view in large])
+        return memcpy.equal([(_address(view), _address(mine), mine.nbytes) for mine, view in large])
 
     def tree(self, component: Any) -> Tree:
         """The component's variables by Keras path or name, but for seeds, which are generators."""

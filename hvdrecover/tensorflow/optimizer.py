@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from hvdrecover.errors import ConfigError
-from hvdrecover.tensorflow.gradients import Groups, Reduction
+from hvdrecover.tensorflow.averaging import Groups, Reduction
 from hvdrecover.tensorflow.own_gradients import Gradient
 from hvdrecover.tensorflow.variables import Variable, raw
 
@@ -33,7 +33,7 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name for it
 
     Args:
         optimizer: a Keras optimizer.
-        op: see `hvdrecover.tensorflow.gradients.Reduction`.
+        op: see `hvdrecover.tensorflow.averaging.Reduction`.
         compression: ``hvd.Compression.fp16`` sends half of the bytes.
         prescale: factor before the sum.
         postscale: factor after it.

@@ -12,11 +12,11 @@ from hvdrecover.elastic.commits.randomness import Randomness
 from hvdrecover.elastic.companions import Companions
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.state import State
+from hvdrecover.tensorflow.blank_gradients import ForgetSent
 from hvdrecover.tensorflow.building import build_optimizer, refuse_unbuilt
 from hvdrecover.tensorflow.dataset import ElasticDataset, datasets
 from hvdrecover.tensorflow.framework import TensorFlowFramework
 from hvdrecover.tensorflow.kept_callbacks import NAME, KeptCallbacks
-from hvdrecover.tensorflow.sent import ForgetSent
 from hvdrecover.tensorflow.variables import Variable
 from hvdrecover.tensorflow.world import TensorFlowWorld
 

@@ -11,7 +11,7 @@ from hvdrecover.elastic.lifecycle.startup import join as _join
 from hvdrecover.elastic.run import run
 from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError
 from hvdrecover.heartbeat import heartbeat
-from hvdrecover.torch import progress as _progress
+from hvdrecover.torch import heartbeats as _progress
 from hvdrecover.torch.loading import load
 from hvdrecover.torch.sampler import ElasticSampler
 from hvdrecover.torch.shards import check_shards

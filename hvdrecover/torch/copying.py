@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from hvdrecover.checkpoint import streaming
+from hvdrecover.checkpoint import memcpy
 from hvdrecover.checkpoint.arena import HUGE_PAGE, allocate
-from hvdrecover.checkpoint.streaming import Span
+from hvdrecover.checkpoint.memcpy import Span
 from hvdrecover.elastic.interfaces import Tree
 
 _LARGE = 1 << 20  # bytes
@@ -33,7 +33,7 @@ def copy_all(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -
         with torch.no_grad():
             torch._foreach_copy_([target for _, target in rest], [source for source, _ in rest])
     if spans:
-        streaming.copy(spans)
+        memcpy.copy(spans)
 
 
 def all_equal(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> bool:
@@ -44,7 +44,7 @@ def all_equal(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> bool:
             spans.append((other.data_ptr(), mine.data_ptr(), mine.nbytes))
         elif not torch.equal(bits := _bits(mine), _bits(other).to(bits.device)):
             return False
-    return streaming.equal(spans)
+    return memcpy.equal(spans)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,9 +7,9 @@ from hvdrecover.elastic.guard.judge import Judge
 from hvdrecover.elastic.guard.missing import Missing
 from hvdrecover.elastic.interfaces import StepObserver
 from hvdrecover.elastic.scalars.scalars import Scalars
-from hvdrecover.torch import missing as missing_gradients
+from hvdrecover.torch import missing_gradients as missing_gradients
 from hvdrecover.torch import steps, witness
-from hvdrecover.torch.gradients import Gradients
+from hvdrecover.torch.bad_steps import Gradients
 from hvdrecover.torch.names import names
 
 

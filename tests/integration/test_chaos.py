@@ -95,7 +95,7 @@ class Chaos:
         elif kind == "kill a guardian":
             kill(self.random.choice(running(self.job, "hvdrecover", "worker")))
         elif kind == "kill horovodrun":
-            kill(running(self.job, "hvdrecover.launch.driver")[0])
+            kill(running(self.job, "hvdrecover.launch.run_horovodrun")[0])
         else:
             os.kill(self.job.pid, signal.SIGTERM)
             assert self.job.wait(60) == PREEMPTED, self.job.tail()

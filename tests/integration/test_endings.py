@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.config import PREEMPTED
-from hvdrecover.discovery import rests
+from hvdrecover.discovery import cooldown
 from hvdrecover.examples.digits_run import DigitsRun, supervised
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
@@ -131,7 +131,7 @@ def test_no_process_outlives_its_launcher_and_the_next_start_resumes(
         resume(run, start)
     else:
         workers.remove(job.pid)
-        kill(running(job, "hvdrecover.launch.driver")[0])
+        kill(running(job, "hvdrecover.launch.run_horovodrun")[0])
         wait_until(lambda: not set(workers) & set(job.processes()))
         assert job.wait(400) == 0, job.tail()
         assert "launcher_lost" in {event["fault"] for event in run.events("fault")}
@@ -218,7 +218,7 @@ def test_two_starts_that_give_up_restart_the_job(start: Start, tmp_path: Path) -
     assert job.wait(400) == 0, job.tail()
     assert [event["scope"] for event in run.events("gave_up")] == ["slot"]
     assert len(run.events("start")) == 2
-    reports = rests.read(run.folder / "events" / "failing-hosts")
+    reports = cooldown.read(run.folder / "events" / "failing-hosts")
     assert {host: len(times) for host, times in reports.items()} == {"localhost": 1}
     assert_each_sample_once(run, padding=1)
 
@@ -227,7 +227,7 @@ def test_a_launcher_that_does_not_answer_costs_a_start_and_no_commit(start: Star
     run = a_run(tmp_path)
     job = run.begin(start, "--startup-timeout", "20")
     run.wait_for(job, lambda batch: batch.commit >= 4)
-    (launcher,) = running(job, "hvdrecover.launch.driver")
+    (launcher,) = running(job, "hvdrecover.launch.run_horovodrun")
     os.kill(launcher, signal.SIGSTOP)
     kill(run.process_of(1))
     assert job.wait(400) == 0, job.tail()
@@ -246,7 +246,7 @@ def test_a_launcher_that_does_not_end_after_the_training_is_not_waited_for(
     run = a_run(tmp_path)
     job = run.begin(start)
     run.wait_for(job, lambda batch: batch.commit >= 4)
-    os.kill(running(job, "hvdrecover.launch.driver")[0], signal.SIGSTOP)
+    os.kill(running(job, "hvdrecover.launch.run_horovodrun")[0], signal.SIGSTOP)
     assert job.wait(200) == 0, job.tail()
     assert "the training is finished" in run.log and len(run.events("start")) == 1
     assert job.processes() == []

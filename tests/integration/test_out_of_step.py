@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdrecover.discovery import rests
+from hvdrecover.discovery import cooldown
 from hvdrecover.examples.digits_run import PATIENCE, ROOT_MAY_USE_MPI, static
 from hvdrecover.launch.job import Job
 
@@ -177,7 +177,7 @@ def test_a_host_that_diverges_twice_is_reported(tmp_path: Path) -> None:
     assert the_same(found)["error"] is None
     diverged = events(tmp_path, "diverged", rank=1)
     assert [(line["ranks"], line["tied"]) for line in diverged] == [([0], False)] * 2
-    reported = rests.read(tmp_path / "events" / "failing-hosts")
+    reported = cooldown.read(tmp_path / "events" / "failing-hosts")
     assert {host: len(times) for host, times in reported.items()} == {"127.0.0.1": 2}
 
 

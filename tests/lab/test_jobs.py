@@ -147,7 +147,7 @@ def test_launchers_are_lost_and_nothing_is_left_on_any_host(job: JobInLab) -> No
     after, workers = job.generation(), set(running(job.job, "hvdrecover", "worker"))
     assert len(workers) == 3
     assert_private(job.job, size=3)  # also of the two that were started by ssh
-    kill(running(job.job, "hvdrecover.launch.driver")[0])
+    kill(running(job.job, "hvdrecover.launch.run_horovodrun")[0])
     wait_until(lambda: not workers & set(job.job.processes()))
     job.wait_for(3, after)
 

@@ -73,10 +73,10 @@ class Shown:
     """A view that keeps what it is shown."""
 
     def __init__(self):
-        self.numbers = []
+        self.status = []
 
-    def show(self, numbers, problem):
-        self.numbers.append(numbers)
+    def show(self, status, problem):
+        self.status.append(status)
 
 
 def follow(views, *parts):
@@ -131,9 +131,9 @@ def test_a_run_is_followed_from_before_its_first_event_until_its_end():
         lambda: run.finish(15, REPLACED, 2, 0),
         lambda: run.tell(16, "end", pid=5, code=0, reason="finished"),
     )
-    seen = [numbers.activity for numbers in view.numbers]
+    seen = [status.activity for status in view.status]
     assert seen == ["starting", "training", "recovering", "training", "finished", "finished"]
-    assert (last, clock.parts) == (view.numbers[-1], [])
+    assert (last, clock.parts) == (view.status[-1], [])
     assert set(clock.waits) == {watching._INTERVAL}
 
 
@@ -152,7 +152,7 @@ def test_much_that_is_old_is_read_before_anything_is_shown(monkeypatch):
     example(Path("events"))
     view = Shown()
     _, clock = follow([view])
-    assert [numbers.over for numbers in view.numbers] == [True]
+    assert [status.over for status in view.status] == [True]
     assert clock.waits == []
 
 
@@ -270,7 +270,7 @@ def test_a_file_of_metrics_is_written_when_something_changes_and_from_time_to_ti
         for path, event in follower.look():
             live.take(path, event)
         file.unlink(missing_ok=True)
-        view.show(live.numbers(), "")
+        view.show(live.status(), "")
         return file.exists()
 
     run.meet(1, TWO, 1, 0)
@@ -292,17 +292,17 @@ def test_a_file_of_metrics_that_can_be_written_no_more_is_told_once_and_tried_ag
         live.take(path, event)
     view = MetricsFile(Path("events"), folder / "run.prom", clock)
     with pytest.raises(ConfigError, match=r"'metrics/run.prom' can't be written: No such file"):
-        view.show(live.numbers(), "")
+        view.show(live.status(), "")
     folder.mkdir()
-    view.show(live.numbers(), "")
+    view.show(live.status(), "")
     folder.rename("away")
     for _ in range(3):
         clock.advance(20)
-        view.show(live.numbers(), "")
+        view.show(live.status(), "")
     told = "'metrics/run.prom' can't be written: No such file or directory; trying again\n"
     assert capsys.readouterr().err == f"hvdrecover: --prometheus: {told}"
     folder.mkdir()
-    view.show(live.numbers(), "")
+    view.show(live.status(), "")
     assert (folder / "run.prom").exists()
 
 
@@ -354,7 +354,7 @@ def documented():
     for file, event in Follower(run.folder).look():
         if event.time < BEGIN + 101:
             live.take(file, event)
-    return run.folder, live.numbers()
+    return run.folder, live.status()
 
 
 def test_the_documentation_s_example_is_what_the_command_shows(monkeypatch, capsys):
@@ -370,9 +370,9 @@ def test_the_documentation_s_example_is_what_the_command_shows(monkeypatch, caps
 
 
 def test_the_documentation_names_every_metric():
-    folder, numbers = documented()
+    folder, status = documented()
     exporter = Exporter(str(folder))
-    exporter.update(dataclasses.replace(numbers, epoch=1))
+    exporter.update(dataclasses.replace(status, epoch=1))
     names = {sample.name for family in exporter.registry.collect() for sample in family.samples}
     assert len(names) > 30
     section = DOCS[DOCS.index("## Following a run") : DOCS.index("## `--json`")]

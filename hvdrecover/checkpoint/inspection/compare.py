@@ -16,8 +16,8 @@ import numpy as np
 from hvdrecover.checkpoint import leases, root
 from hvdrecover.checkpoint.arena import Arena, Bytes
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.inspection import contents, numbers, readable
-from hvdrecover.checkpoint.inspection.numbers import Numbers
+from hvdrecover.checkpoint.inspection import contents, decoding, readable
+from hvdrecover.checkpoint.inspection.decoding import Numbers
 from hvdrecover.checkpoint.layout import ITEM_BYTES, TensorSpec
 from hvdrecover.checkpoint.manifest import Manifest
 from hvdrecover.checkpoint.reader import read_commit
@@ -165,7 +165,7 @@ def measure(name: str, spec: TensorSpec, a: Bytes, b: Bytes) -> Change:
     changed, non_finite, largest, scale = 0, 0, 0.0, 0.0
     step = CHUNK * ITEM_BYTES[spec.dtype]
     for start in range(0, spec.nbytes, step):
-        x, y = (numbers.decode(side[start : start + step], spec.dtype) for side in (a, b))
+        x, y = (decoding.decode(side[start : start + step], spec.dtype) for side in (a, b))
         measured = _measure_integers(x, y) if x.dtype.kind in "iu" else _measure_floats(x, y)
         changed += measured[0]
         non_finite += measured[1]

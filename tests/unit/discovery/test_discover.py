@@ -160,8 +160,8 @@ def test_many_calls_at_once_ask_once(discover: Discover, tmp_path: Path) -> None
 
 def test_what_is_remembered_may_be_lost_or_broken(discover: Discover, tmp_path: Path) -> None:
     assert discover("static", "a:1", NO_CHECKS).stdout == "a:1\n"
-    (memory,) = cached(tmp_path)
-    memory.write_text("{nonsense")
+    (history,) = cached(tmp_path)
+    history.write_text("{nonsense")
     assert discover("static", "a:1", NO_CHECKS).stdout == "a:1\n"
 
 
@@ -197,8 +197,8 @@ def test_a_host_whose_ssh_port_is_shut_is_left_out_and_taken_back(
     table = discover(*words, "--explain").stdout.splitlines()
     assert [line.split()[:3] for line in table[1:]] == [
         ["127.9.0.1", "1", "used"],
-        ["127.9.0.3", "1", "ailing"],
-        ["127.9.0.2", "1", "ailing"],
+        ["127.9.0.3", "1", "unhealthy"],
+        ["127.9.0.2", "1", "unhealthy"],
     ]
     assert "Connection refused" in table[2]
     listeners("127.9.0.2", port)
@@ -218,11 +218,11 @@ def test_a_users_command_checks_hosts(discover: Discover, tmp_path: Path) -> Non
 
 def test_a_host_that_guardians_have_reported_rests(discover: Discover, tmp_path: Path) -> None:
     from hvdrecover.clock import SYSTEM_CLOCK
-    from hvdrecover.discovery import rests
+    from hvdrecover.discovery import cooldown
 
     reports = tmp_path / "failing-hosts"
     for _ in range(2):
-        rests.report(reports, "a", SYSTEM_CLOCK.now())
+        cooldown.report(reports, "a", SYSTEM_CLOCK.now())
     words = ("static", "a:1,b:1", NO_CHECKS)
     assert discover(*words, HVDRECOVER_HOST_REPORTS=str(reports)).stdout == "b:1\n"
     assert discover(*words).stdout == "a:1\nb:1\n"

@@ -1,4 +1,4 @@
-"""How hosts fall ill and recover."""
+"""How hosts become unhealthy and recover."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def course(results: str) -> str:
     states = ""
     for now, result in enumerate(results):
         health = judged(health, "" if result == "+" else "it is down", now)
-        states += "+" if health.well else "-"
+        states += "+" if health.healthy else "-"
     return states
 
 
@@ -42,10 +42,10 @@ def test_what_is_known_says_since_when_and_why() -> None:
 
 
 def test_who_is_well_is_checked_less_often() -> None:
-    well = judged(None, "", 100.0)
+    healthy = judged(None, "", 100.0)
     assert is_due(None, 100.0)
-    assert not is_due(well, 100.0 + EVERY - 0.1)
-    assert is_due(well, 100.0 + EVERY)
-    assert is_due(well, 99.0)  # the clock was set back
-    assert is_due(judged(well, "x", 101.0), 101.0)
+    assert not is_due(healthy, 100.0 + EVERY - 0.1)
+    assert is_due(healthy, 100.0 + EVERY)
+    assert is_due(healthy, 99.0)  # the clock was set back
+    assert is_due(judged(healthy, "x", 101.0), 101.0)
     assert is_due(judged(None, "x", 101.0), 101.0)

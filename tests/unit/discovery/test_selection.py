@@ -7,19 +7,19 @@ from dataclasses import replace
 import pytest
 
 from hvdrecover.discovery.health import Health
+from hvdrecover.discovery.history import History
 from hvdrecover.discovery.hosts import Host
-from hvdrecover.discovery.memory import Memory
 from hvdrecover.discovery.selection import Answer, Limits, answer
 from hvdrecover.errors import DiscoveryError
 
 NOW = 1000.0
 HOSTS = (Host("a", 4), Host("b", 2), Host("c"))
 SEEN = {"a": 900.0, "b": 910.0, "c": 920.0}
-MEMORY = Memory(hosts=HOSTS, listed=999.0, asked=999.0, first_seen=SEEN)
+HISTORY = History(hosts=HOSTS, listed=999.0, asked=999.0, first_seen=SEEN)
 
 
 def found(
-    memory: Memory = MEMORY,
+    history: History = HISTORY,
     limits: Limits | None = None,
     reports: dict[str, list[float]] | None = None,
     *,
@@ -27,7 +27,7 @@ def found(
     late: bool = False,
 ) -> Answer:
     limits = limits or Limits()
-    return answer(memory, limits, reports or {}, NOW, source="src", checked=checked, late=late)
+    return answer(history, limits, reports or {}, NOW, source="src", checked=checked, late=late)
 
 
 def named(answer: Answer) -> list[str]:
@@ -38,7 +38,7 @@ def states(answer: Answer) -> dict[str, str]:
     return {entry.name: entry.state for entry in answer.entries}
 
 
-def well(*names: str, since: float = 0.0) -> dict[str, Health]:
+def healthy(*names: str, since: float = 0.0) -> dict[str, Health]:
     return {
         name: Health(name in names, since, NOW, why="" if name in names else "port 22 (ssh): refused")
         for name in "abc"
@@ -47,13 +47,13 @@ def well(*names: str, since: float = 0.0) -> dict[str, Health]:
 
 def test_all_hosts_the_oldest_first() -> None:
     assert named(found()) == ["a:4", "b:2", "c:1"]
-    assert named(found(replace(MEMORY, first_seen={**SEEN, "b": 1.0}))) == ["b:2", "a:4", "c:1"]
+    assert named(found(replace(HISTORY, first_seen={**SEEN, "b": 1.0}))) == ["b:2", "a:4", "c:1"]
     assert named(found(limits=Limits(slots=8))) == ["a:4", "b:2", "c:8"]
 
 
 def test_a_host_that_came_back_is_as_new() -> None:
-    health = {**well("a", "b", "c"), "a": Health(True, 950.0, NOW)}
-    assert named(found(replace(MEMORY, health=health), checked=True)) == ["b:2", "c:1", "a:4"]
+    health = {**healthy("a", "b", "c"), "a": Health(True, 950.0, NOW)}
+    assert named(found(replace(HISTORY, health=health), checked=True)) == ["b:2", "c:1", "a:4"]
 
 
 @pytest.mark.parametrize(
@@ -78,10 +78,10 @@ def test_spare_hosts_are_named_too_and_shown_as_such() -> None:
 
 
 def test_hosts_that_are_ill_or_were_not_checked_yet_are_left_out_and_it_is_said_why() -> None:
-    health = well("c")
+    health = healthy("c")
     del health["b"]
-    answer = found(replace(MEMORY, health=health), checked=True)
-    assert states(answer) == {"c": "used", "a": "ailing", "b": "unchecked"}
+    answer = found(replace(HISTORY, health=health), checked=True)
+    assert states(answer) == {"c": "used", "a": "unhealthy", "b": "unchecked"}
     assert [entry.why for entry in answer.entries][1:] == [
         "port 22 (ssh): refused",
         "its first check is still to come",
@@ -89,55 +89,55 @@ def test_hosts_that_are_ill_or_were_not_checked_yet_are_left_out_and_it_is_said_
 
 
 def test_if_none_is_well_those_that_were_last_stand_for_a_while() -> None:
-    memory = replace(MEMORY, health=well(), well=("a", "c"), well_at=970.0)
-    answer = found(memory, checked=True)
+    history = replace(HISTORY, health=healthy(), healthy=("a", "c"), healthy_at=970.0)
+    answer = found(history, checked=True)
     assert named(answer) == ["a:4", "c:1"]
     assert answer.warning == "src: no host passes its check; these did 30 s ago"
     with pytest.raises(
         DiscoveryError, match=r"none of its 3 hosts passes its check:\n  a: port 22 \(ssh\): re"
     ):
-        found(replace(memory, well_at=NOW - 61), checked=True)
+        found(replace(history, healthy_at=NOW - 61), checked=True)
     with pytest.raises(DiscoveryError, match="none of its 3 hosts passes"):
-        found(replace(memory, well=("d",)), checked=True)
+        found(replace(history, healthy=("d",)), checked=True)
 
 
 def test_a_reported_host_rests_unless_nothing_else_is_left() -> None:
     reports = {"a": [990.0, 995.0], "b": [995.0]}
     answer = found(reports=reports)
-    assert states(answer) == {"b": "used", "c": "used", "a": "resting"}
-    assert answer.entries[-1].why == "reported as failing 2 times; it rests for another 55 s"
+    assert states(answer) == {"b": "used", "c": "used", "a": "cooldown"}
+    assert answer.entries[-1].why == "reported as failing 2 times; excluded for another 55 s"
     assert named(found(limits=Limits(include=("a",)), reports=reports)) == ["a:4"]
 
 
 def test_a_failure_is_bridged_for_a_while() -> None:
-    memory = replace(MEMORY, listed=950.0, failure="can't be read")
-    answer = found(memory)
+    history = replace(HISTORY, listed=950.0, failure="can't be read")
+    answer = found(history)
     assert named(answer) == ["a:4", "b:2", "c:1"]
     assert answer.warning == "src: can't be read; this is its answer of 50 s ago"
     with pytest.raises(DiscoveryError, match="src: can't be read; its last good answer is 61 s old"):
-        found(replace(memory, listed=NOW - 61))
+        found(replace(history, listed=NOW - 61))
 
 
 def test_a_source_that_hangs_without_a_word_has_failed() -> None:
-    assert named(found(replace(MEMORY, listed=950.0), late=True)) == ["a:4", "b:2", "c:1"]
+    assert named(found(replace(HISTORY, listed=950.0), late=True)) == ["a:4", "b:2", "c:1"]
     with pytest.raises(DiscoveryError, match="it has not answered in time; its last good answer is 61 s old"):
-        found(replace(MEMORY, listed=NOW - 61), late=True)
+        found(replace(HISTORY, listed=NOW - 61), late=True)
 
 
 def test_a_first_answer_that_fails_is_an_error() -> None:
     with pytest.raises(DiscoveryError, match="src: no such file, and there is no earlier answer"):
-        found(Memory(asked=NOW, failure="no such file"))
+        found(History(asked=NOW, failure="no such file"))
     with pytest.raises(DiscoveryError, match="src: it names no host, and there is no earlier answer"):
-        found(Memory(asked=NOW, failure="it names no host", empty=True))
+        found(History(asked=NOW, failure="it names no host", empty=True))
 
 
 def test_no_host_is_an_answer_only_if_that_is_allowed_and_there_was_none_before() -> None:
     allowed = Limits(allow_empty=True)
-    none_yet = found(Memory(asked=NOW, failure="it names no host", empty=True), allowed)
+    none_yet = found(History(asked=NOW, failure="it names no host", empty=True), allowed)
     assert (none_yet.entries, none_yet.warning) == ((), "src: it names no host")
     with pytest.raises(DiscoveryError, match="src: away"):
-        found(Memory(asked=NOW, failure="away"), allowed)
-    gone = replace(MEMORY, failure="it names no host", empty=True)
+        found(History(asked=NOW, failure="away"), allowed)
+    gone = replace(HISTORY, failure="it names no host", empty=True)
     assert named(found(gone, allowed)) == ["a:4", "b:2", "c:1"]
     with pytest.raises(DiscoveryError, match="it names no host; its last good answer is 61 s old"):
         found(replace(gone, listed=NOW - 61), allowed)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.discovery.health import Health
-from hvdrecover.discovery.memory import Memory, dumps
+from hvdrecover.discovery.history import Memory, dumps
 from hvdrecover.drill.runs import Command, Run, placing
 
 

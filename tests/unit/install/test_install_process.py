@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.errors import InstallError
+from hvdrecover.install.display import PlainProgress, percent_of, show_progress
 from hvdrecover.install.process import Runner, relevant_tail, remedy_for
-from hvdrecover.install.progress import PlainProgress, percent_of, show_progress
 
 
 def plain() -> tuple[PlainProgress, list[str]]:

@@ -89,8 +89,8 @@ def test_horovods_own_commands_name_nothing_that_is_private(tmp_path: Path) -> N
     code = """
 import sys
 from types import SimpleNamespace
-from hvdrecover.launch import driver
-driver._keep_private()
+from hvdrecover.launch import run_horovodrun
+run_horovodrun._keep_private()
 from horovod.runner.common.util.hosts import SlotInfo
 from horovod.runner.gloo_run import _slot_info_to_command_fn
 import os

@@ -1,4 +1,4 @@
-"""The numbers of a run that is going on."""
+"""The status of a run that is going on."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from hvdrecover.reporting import reading, summary
 from hvdrecover.reporting.following import Follower
 from hvdrecover.reporting.live import Live
-from hvdrecover.reporting.numbers import RECENT, Outage
+from hvdrecover.reporting.status import RECENT, Outage
 from tests.unit.reporting.runs import BEGIN, REPLACED, TWO, Run, example
 
 
-def numbers_of(folder):
+def status_of(folder):
     """What reading a folder at once gives."""
     follower, live = Follower(folder), Live()
     for file, event in follower.look():
         live.take(file, event)
     assert not follower.behind
-    return live.numbers()
+    return live.status()
 
 
 @pytest.fixture
@@ -33,113 +33,113 @@ def run(tmp_path):
 
 
 @pytest.fixture
-def numbers(tmp_path):
-    """The numbers so far; what is new is read at each call."""
+def status(tmp_path):
+    """The status so far; what is new is read at each call."""
     follower, live = Follower(tmp_path), Live()
 
     def look():
         for file, event in follower.look():
             live.take(file, event)
-        return live.numbers()
+        return live.status()
 
     return look
 
 
-def test_before_the_first_event_there_are_none(numbers):
-    assert numbers() is None
+def test_before_the_first_event_there_are_none(status):
+    assert status() is None
 
 
-def test_a_run_from_its_start_to_its_end(run, numbers):
+def test_a_run_from_its_start_to_its_end(run, status):
     run.tell(0, "start", pid=5, attempt=1, command=["x"])
-    assert (numbers().activity, numbers().commit, numbers().rate(BEGIN + 9)) == ("starting", None, None)
+    assert (status().activity, status().commit, status().rate(BEGIN + 9)) == ("starting", None, None)
     run.meet(4, TWO, 1, 0, "initial")
-    found = numbers()
+    found = status()
     assert (found.activity, found.agreement.ranks, found.commit.number) == ("training", 2, 0)
     run.commit(TWO, 1, {1: 14, 2: 24, 3: 34})
-    found = numbers()
+    found = status()
     assert (found.commit.generation, found.commit.number, found.commit.time) == (1, 3, BEGIN + 34)
     assert (found.commits, found.recent) == (3, tuple(BEGIN + second for second in (14, 24, 34)))
     assert found.rate(BEGIN + 34) == pytest.approx(0.1)
     assert found.rate(BEGIN + 54) == pytest.approx(0.05)
     run.fault(36, "crash", host="node-2", rank=1, commit=[1, 3], steps=4)
-    assert (numbers().activity, numbers().faults[0].recovery) == ("recovering", None)
+    assert (status().activity, status().faults[0].recovery) == ("recovering", None)
     run.tell(36.01, "restart", "node-2", 9, 1, scope="slot", warm=True, attempt=1)
     run.meet(36.25, REPLACED, 2, 3)
     run.step(36.3, REPLACED, 2, 3)
-    found = numbers()
+    found = status()
     assert (found.activity, found.agreement.generation) == ("training", 2)
     assert found.faults[0].recovery.seconds == pytest.approx(0.31)
     assert (found.restarts, found.warm, found.steps_repeated) == (1, 1, 4)
     run.finish(40, REPLACED, 2, 3)
-    assert (numbers().activity, numbers().over) == ("finished", False)  # its supervisor has yet to leave
+    assert (status().activity, status().over) == ("finished", False)  # its supervisor has yet to leave
     run.tell(41, "end", pid=5, code=0, reason="finished")
-    assert (numbers().over, numbers().last) == (True, BEGIN + 41)
+    assert (status().over, status().last) == (True, BEGIN + 41)
 
 
-def test_without_a_supervisor_a_finished_run_is_over(run, numbers):
+def test_without_a_supervisor_a_finished_run_is_over(run, status):
     run.meet(4, TWO, 1, 0, "initial")
-    assert not numbers().over
+    assert not status().over
     run.finish(9, TWO, 1, 3)
-    assert numbers().over
+    assert status().over
 
 
-def test_a_start_that_ended_and_the_next(run, numbers):
+def test_a_start_that_ended_and_the_next(run, status):
     run.tell(0, "start", pid=5, attempt=1, command=[])
     run.meet(1, TWO, 1, 0)
     run.commit(TWO, 1, {1: 2, 2: 3})
     run.tell(4, "gave_up", pid=5, scope="job", reason="no restarts left")
     run.tell(5, "end", pid=5, code=3, reason="gave up")
-    found = numbers()
+    found = status()
     assert (found.activity, found.over, found.ending.code) == ("ended", True, 3)
     assert found.given_up == ("the job: no restarts left",)
     run.tell(9, "start", pid=6, attempt=1, command=[])
-    assert (numbers().activity, numbers().over, numbers().starts) == ("starting", False, 2)
+    assert (status().activity, status().over, status().starts) == ("starting", False, 2)
     again = {0: ("node-1", 30), 1: ("node-2", 31)}
     run.meet(11, again, 1, 0, "initial")  # it counts from an earlier generation again
     run.commit(again, 1, {1: 12})
-    found = numbers()
+    found = status()
     assert (found.activity, found.commit.number, found.commits) == ("training", 1, 3)
 
 
-def test_durable_commits(run, numbers):
+def test_durable_commits(run, status):
     run.meet(1, TWO, 1, 0)
-    assert (numbers().durable, numbers().durables) == (None, 0)
+    assert (status().durable, status().durables) == (None, 0)
     run.tell(8, "durable", pid=10, generation=1, commit=5, bytes=100, seconds=2.5)
     run.tell(9, "durable", pid=10, generation=1, commit=6, bytes=50, seconds=0.5)
-    found = numbers()
+    found = status()
     assert (found.durable.number, found.durable.time) == (6, BEGIN + 8.5)
     assert (found.durables, found.durable_bytes, found.durable_seconds) == (2, 150, 3.0)
 
 
-def test_outages(run, numbers):
+def test_outages(run, status):
     told = {"pid": 10, "generation": 1}
     run.tell(1, "durable", commit=1, bytes=1, seconds=0.1, **told)
     run.tell(2, "write_failed", commit=2, error="full", attempt=1, **told)
     run.tell(2.1, "outage", commit=2, error="full", age=1.0, **told)
-    assert numbers().outage == Outage(BEGIN + 2.1, "full")
+    assert status().outage == Outage(BEGIN + 2.1, "full")
     run.tell(5, "write_failed", commit=2, error="gone", attempt=2, **told)
-    assert numbers().outage == Outage(BEGIN + 2.1, "gone")
+    assert status().outage == Outage(BEGIN + 2.1, "gone")
     run.tell(7, "durable", commit=3, bytes=1, seconds=0.1, **told)
     run.tell(7, "outage_over", commit=3, attempts=2, seconds=4.9, age=6.0, **told)
-    found = numbers()
+    found = status()
     assert (found.outage, found.outages, found.outage_seconds, found.write_failures) == (None, 1, 4.9, 2)
     run.tell(8, "write_failed", commit="g0001-c00000001", error="a mark", pid=10)
-    assert numbers().outage is None
+    assert status().outage is None
     run.tell(9, "write_failed", commit=4, error="fenced", attempt=1, **told)  # for good, without an outage
-    assert numbers().outage == Outage(BEGIN + 9, "fenced")
+    assert status().outage == Outage(BEGIN + 9, "fenced")
 
 
-def test_the_epoch_is_the_newest_that_any_sampler_names(run, numbers):
+def test_the_epoch_is_the_newest_that_any_sampler_names(run, status):
     run.tell(1, "tail", sampler="train", epoch=3, padding=1, dropped=0)
     run.tell(2, "tail", sampler="validation", epoch=0, padding=1, dropped=0)
-    assert numbers().epoch == 3
+    assert status().epoch == 3
     run.tell(3, "tail", sampler="train", epoch=2, padding=1, dropped=0)  # rolled back
-    assert numbers().epoch == 2
+    assert status().epoch == 2
 
 
 def test_a_wrong_clock_is_corrected(tmp_path):
     example(tmp_path, {"node-2": 90.0})
-    found = numbers_of(tmp_path)
+    found = status_of(tmp_path)
     assert (found.last, found.commit.time) == (BEGIN + 104, BEGIN + 102)
     assert found.agreement.time == pytest.approx(BEGIN + 82.6)
     assert [fault.recovery.seconds for fault in found.faults] == [pytest.approx(0.31), pytest.approx(22.71)]
@@ -156,13 +156,13 @@ def test_the_order_in_which_files_are_read_does_not_matter(tmp_path):
         one.take(file, event)
     for file, event in reversed(lines):
         other.take(file, event)
-    assert one.numbers() == other.numbers()
+    assert one.status() == other.status()
 
 
-def test_weeks_of_commits_take_no_memory(run, numbers):
+def test_weeks_of_commits_take_no_memory(run, status):
     run.meet(1, TWO, 1, 0)
     run.commit(TWO, 1, {commit: commit for commit in range(1, 2000)})
-    found = numbers()
+    found = status()
     assert (found.commits, found.commit.number) == (1999, 1999)
     assert found.recent == tuple(BEGIN + commit for commit in range(2000 - RECENT, 2000))
 
@@ -173,13 +173,13 @@ def test_commits_alone_need_no_new_summary(run, tmp_path, monkeypatch):
     run.commit(TWO, 1, {commit: commit for commit in range(1, 50)})
     for file, event in follower.look():
         live.take(file, event)
-    live.numbers()
+    live.status()
     monkeypatch.setattr("hvdrecover.reporting.live.summarise", None)  # whoever calls it fails
     run.commit(TWO, 1, {50: 50})
     run.tell(51, "durable", pid=10, generation=1, commit=50, bytes=100, seconds=2.5)
     for file, event in follower.look():
         live.take(file, event)
-    assert (live.numbers().commit.number, live.numbers().durable.number) == (50, 50)
+    assert (live.status().commit.number, live.status().durable.number) == (50, 50)
 
 
 def random_run(draw, folder):
@@ -242,10 +242,10 @@ def test_whatever_is_appended_when_the_numbers_are_those_of_reading_at_once(seed
             if draw.random() < 0.5:
                 for path, event in follower.look():
                     live.take(path, event)
-                live.numbers()
+                live.status()
         for path, event in follower.look():
             live.take(path, event)
-        assert dataclasses.asdict(live.numbers()) == dataclasses.asdict(numbers_of(whole))
+        assert dataclasses.asdict(live.status()) == dataclasses.asdict(status_of(whole))
 
 
 @settings(max_examples=60, deadline=None)
@@ -253,7 +253,7 @@ def test_whatever_is_appended_when_the_numbers_are_those_of_reading_at_once(seed
 def test_the_numbers_are_those_of_the_report(seed):
     with tempfile.TemporaryDirectory() as name:
         random_run(random.Random(seed), Path(name))
-        found, report = numbers_of(Path(name)), summary.summarise(reading.read(Path(name)))
+        found, report = status_of(Path(name)), summary.summarise(reading.read(Path(name)))
     for fact in (
         "begin",
         "ending",

@@ -17,11 +17,11 @@ from tests.fakes.clock import FakeClock
 from tests.unit.reporting.runs import BEGIN, TWO, Run, example
 
 
-def numbers_of(folder):
+def status_of(folder):
     live = Live()
     for file, event in Follower(folder).look():
         live.take(file, event)
-    return live.numbers()
+    return live.status()
 
 
 def families(text):
@@ -44,10 +44,10 @@ def exporter():
 
 @pytest.fixture
 def exported(exporter, tmp_path):
-    """What an exporter exports once it has been handed the numbers of the run in the folder."""
+    """What an exporter exports once it has been handed the status of the run in the folder."""
 
     def exported():
-        exporter.update(numbers_of(tmp_path))
+        exporter.update(status_of(tmp_path))
         return generate_latest(exporter.registry).decode()
 
     return exported
@@ -133,9 +133,9 @@ def test_unknown_kinds_of_faults_and_odd_hosts_are_no_new_kinds_and_are_escaped(
 def test_totals_never_go_back(exporter, tmp_path):
     example(tmp_path / "more")
     Run(tmp_path / "less").meet(1, TWO, 1, 0)
-    exporter.update(numbers_of(tmp_path / "more"))
+    exporter.update(status_of(tmp_path / "more"))
     before = samples(generate_latest(exporter.registry).decode())
-    exporter.update(numbers_of(tmp_path / "less"))
+    exporter.update(status_of(tmp_path / "less"))
     after = samples(generate_latest(exporter.registry).decode())
     totals = [name for name in before if name[0].endswith(("_total", "_count", "_sum"))]
     assert len(totals) > 20
@@ -150,12 +150,12 @@ def test_a_recovery_that_turns_out_to_be_none_stays_counted(exporter, tmp_path):
     run.fault(2, commit=[1, 0], steps=3)
     run.meet(3, {0: TWO[0]}, 2, 0)
     run.step(4, {0: TWO[0]}, 2, 0)
-    before = numbers_of(tmp_path)
+    before = status_of(tmp_path)
     exporter.update(before)
     late = Run(tmp_path / "late")
     late.tell(3, "sync", *TWO[1], 1, source="memory", generation=2, commit=0, size=1, seconds=0.01)
-    after = numbers_of(tmp_path)
-    assert [numbers.faults[0].recovery is None for numbers in (before, after)] == [False, True]
+    after = status_of(tmp_path)
+    assert [status.faults[0].recovery is None for status in (before, after)] == [False, True]
     exporter.update(after)
     found = samples(generate_latest(exporter.registry).decode())
     assert found["hvdrecover_recovery_seconds_count",] == 1
@@ -167,7 +167,7 @@ def test_a_file_is_replaced_and_holds_nothing_that_grows_old(tmp_path):
     file = tmp_path / "run.prom"
     file.write_text("old")
     exporter = Exporter("runs/1", None)
-    exporter.update(numbers_of(tmp_path / "events"))
+    exporter.update(status_of(tmp_path / "events"))
     write(exporter, file)
     found = samples(file.read_text())
     assert found["hvdrecover_commits_total",] == 7
@@ -192,7 +192,7 @@ def test_an_endpoint_is_scraped_and_computes_ages_then(tmp_path):
                 return samples(answer.read().decode())
 
         assert ("hvdrecover_commits_total",) not in scrape()
-        exporter.update(numbers_of(tmp_path))
+        exporter.update(status_of(tmp_path))
         assert scrape()["hvdrecover_last_commit_age_seconds",] == 8
         clock.advance(60)
         assert scrape()["hvdrecover_last_commit_age_seconds",] == 68

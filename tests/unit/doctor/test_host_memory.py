@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.doctor.memory import Available, available, judge
+from hvdrecover.doctor.host_memory import Available, available, judge
 
 GB = 10**9
 

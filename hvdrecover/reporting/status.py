@@ -1,4 +1,4 @@
-"""The state of a run that is under way, in numbers."""
+"""The status of a run that is under way."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Outage:
 
 
 @dataclass(frozen=True)
-class Numbers:
+class Status:
     """The state of a run. Times are seconds since the Unix epoch, corrected for wrong clocks of hosts.
 
     Attributes:

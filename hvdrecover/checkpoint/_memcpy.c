@@ -73,6 +73,6 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_streaming", NULL, 0, methods};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_memcpy", NULL, 0, methods};
 
-PyMODINIT_FUNC PyInit__streaming(void) { return PyModuleDef_Init(&module); }
+PyMODINIT_FUNC PyInit__memcpy(void) { return PyModuleDef_Init(&module); }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.discovery.rests import FIRST, LONGEST, read, report, rests_until
+from hvdrecover.discovery.cooldown import FIRST, LONGEST, ends_at, read, report
 
 
 def test_reports_are_read_back_also_after_a_writer_was_killed(tmp_path: Path) -> None:
@@ -25,13 +25,13 @@ def test_reports_are_read_back_also_after_a_writer_was_killed(tmp_path: Path) ->
     [(0, 0.0), (1, 0.0), (2, FIRST), (3, 2 * FIRST), (4, 4 * FIRST), (12, LONGEST), (2000, LONGEST)],
 )
 def test_rest_grows_up_to_a_limit(count: int, seconds: float) -> None:
-    until = rests_until([1000.0] * count, 1000.0)
+    until = ends_at([1000.0] * count, 1000.0)
     assert until == (1000.0 + seconds if seconds else 0.0)
 
 
 def test_a_rest_ends_and_is_forgotten() -> None:
     times = [1000.0, 1010.0]
-    assert rests_until(times, 1010.0 + FIRST - 1) == 1010.0 + FIRST
-    assert rests_until(times, 1010.0 + FIRST) == 0.0
+    assert ends_at(times, 1010.0 + FIRST - 1) == 1010.0 + FIRST
+    assert ends_at(times, 1010.0 + FIRST) == 0.0
     later = 1000.0 + 7 * 3600
-    assert rests_until([*times, later], later) == 0.0
+    assert ends_at([*times, later], later) == 0.0

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from hvdrecover.errors import MissingGradientError
 from hvdrecover.tensorflow import faults
-from hvdrecover.tensorflow.presence import Presence, lines
+from hvdrecover.tensorflow.missing_gradients import Presence, lines
 
 
 def test_ranks_are_named_for_each_variable_that_only_some_have_a_gradient_of() -> None:

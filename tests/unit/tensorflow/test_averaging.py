@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import hvdrecover.tensorflow as recover
 from hvdrecover.errors import ConfigError
-from hvdrecover.tensorflow.gradients import Reduction, _name
+from hvdrecover.tensorflow.averaging import Reduction, _name
 
 
 @pytest.fixture(params=["keras", "tensorflow"])

@@ -17,7 +17,7 @@ from hvdrecover.errors import ConfigError
 from hvdrecover.torch.finite import not_finite
 from hvdrecover.torch.modules import Calls
 from hvdrecover.torch.names import parameters_of
-from hvdrecover.torch.outgoing import Outgoing
+from hvdrecover.torch.own_gradients import Outgoing
 
 
 class Gradients:

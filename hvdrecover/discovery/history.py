@@ -1,4 +1,4 @@
-"""The memory from one call of host discovery to the next, in a file that calls may share.
+"""The history of host discovery, from one call to the next, in a file that calls may share.
 
 Who holds the file's lock may write it; it is replaced as a whole, so that anybody may read it at any time.
 """
@@ -18,12 +18,12 @@ from pathlib import Path
 from hvdrecover.discovery.health import Health
 from hvdrecover.discovery.hosts import Host
 
-_FORMAT = 1
+_FORMAT = 2
 _KEPT = 2 * 86400.0  # seconds
 
 
 @dataclass(frozen=True)
-class Memory:
+class History:
     """The facts known about the hosts; times in seconds since the epoch.
 
     Attributes:
@@ -34,8 +34,8 @@ class Memory:
         empty: whether that is because no host was named.
         first_seen: since when each host is named.
         health: of those that were checked.
-        well: the hosts that were well when any was, last.
-        well_at: when that was.
+        healthy: the hosts that were healthy when last any was.
+        healthy_at: when that was.
     """
 
     hosts: tuple[Host, ...] = ()
@@ -45,11 +45,11 @@ class Memory:
     empty: bool = False
     first_seen: dict[str, float] = field(default_factory=dict)
     health: dict[str, Health] = field(default_factory=dict)
-    well: tuple[str, ...] = ()
-    well_at: float | None = None
+    healthy: tuple[str, ...] = ()
+    healthy_at: float | None = None
 
 
-class MemoryFile:
+class HistoryFile:
     """The file.
 
     Args:
@@ -59,18 +59,18 @@ class MemoryFile:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def read(self) -> Memory:
+    def read(self) -> History:
         """Return what is remembered; nothing if there is no file, or one that is none of ours."""
         try:
             text = self._path.read_bytes()
         except OSError:
-            return Memory()
+            return History()
         try:
             return loads(text)
         except (ValueError, TypeError, KeyError, AttributeError):
-            return Memory()
+            return History()
 
-    def write(self, memory: Memory) -> None:
+    def write(self, history: History) -> None:
         """Remember this instead.
 
         Raises:
@@ -79,7 +79,7 @@ class MemoryFile:
         handle, name = tempfile.mkstemp(dir=self._path.parent, prefix=f"{self._path.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(dumps(memory))
+                file.write(dumps(history))
             Path(name).replace(self._path)
         except BaseException:
             Path(name).unlink(missing_ok=True)
@@ -114,12 +114,12 @@ def _lock_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.lock")
 
 
-def dumps(memory: Memory) -> bytes:
+def dumps(history: History) -> bytes:
     """As JSON, on one line."""
-    return json.dumps({"format": _FORMAT, **dataclasses.asdict(memory)}).encode()
+    return json.dumps({"format": _FORMAT, **dataclasses.asdict(history)}).encode()
 
 
-def loads(text: bytes) -> Memory:
+def loads(text: bytes) -> History:
     """From JSON; nothing is known if it was written by another version.
 
     Raises:
@@ -127,8 +127,8 @@ def loads(text: bytes) -> Memory:
     """
     values = json.loads(text)
     if values.pop("format") != _FORMAT:
-        return Memory()
+        return History()
     values["hosts"] = tuple(Host(**each) for each in values["hosts"])
     values["health"] = {name: Health(**each) for name, each in values["health"].items()}
-    values["well"] = tuple(values["well"])
-    return Memory(**values)
+    values["healthy"] = tuple(values["healthy"])
+    return History(**values)

@@ -15,10 +15,10 @@ from horovod.common.util import split_list
 from hvdrecover import config
 from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow import steps, xla
+from hvdrecover.tensorflow.blank_gradients import Blank, sent
 from hvdrecover.tensorflow.check_numerics import stop_at
+from hvdrecover.tensorflow.missing_gradients import KEEPING_OPS, Presence
 from hvdrecover.tensorflow.own_gradients import Gradient, own
-from hvdrecover.tensorflow.presence import KEEPING_OPS, Presence
-from hvdrecover.tensorflow.sent import Blank, sent
 from hvdrecover.tensorflow.variables import Variable, is_variable, raw, without_numbers
 
 Groups = int | Sequence[Sequence[Variable]] | None

@@ -1,4 +1,4 @@
-"""Hosts that guardians have given up a slot on again and again: they rest, for a growing and bounded time.
+"""The cooldown of hosts on which guardians have given up a slot again and again; it grows, and is bounded.
 
 The supervisor writes a report for each, a line of JSON with the time and the host; discovery reads them.
 """
@@ -9,9 +9,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-FIRST, LONGEST = 60.0, 3600.0  # seconds of rest
+FIRST, LONGEST = 60.0, 3600.0  # seconds of cooldown
 _REMEMBERED = 6 * 3600.0  # seconds for which a report counts
-_REPEATED = 2  # reports from which on a host rests
+_REPEATED = 2  # reports that begin a cooldown
 
 
 def report(path: Path, host: str, now: float) -> None:
@@ -40,8 +40,8 @@ def read(path: Path | None) -> dict[str, list[float]]:
     return found
 
 
-def rests_until(reports: Sequence[float], now: float) -> float:
-    """Until when a host rests; 0 if it doesn't.
+def ends_at(reports: Sequence[float], now: float) -> float:
+    """Return when a host's cooldown ends; 0 if it is in none.
 
     Args:
         reports: when it was reported.
