@@ -22,7 +22,7 @@
     │   ├── FencedError             another job has claimed the root
     │   │   └── OvertakenError      a later generation of this very job has
     │   └── FlushTimeoutError       a commit did not become durable in time
-    ├── RecoveryError               the ranks could not agree on a state to go on from
+    ├── RecoveryError               the ranks could not agree on a state to resume from
     │   ├── NoProgressError         they have come back to one commit again and again
     │   ├── MeetingError            a rank was lost while the ranks met
     │   ├── RemovedError            this host is no longer part of the job
@@ -47,7 +47,8 @@ An error's message says what happened, to what, and what to do. The facts are at
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copyreg
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -56,13 +57,11 @@ class HvdrecoverError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By default an error is remade from its message alone; these take other arguments, and have facts.
-        return _remake, (type(self), self.args), vars(self)
+        return copyreg.__newobj__, (type(self),), {**vars(self), "args": self.args}  # type: ignore[attr-defined]
 
 
-def _remake(kind: type[HvdrecoverError], args: tuple[Any, ...]) -> HvdrecoverError:
-    error = kind.__new__(kind, *args)
-    error.args = args
-    return error
+def _listed(lines: Iterable[str]) -> str:
+    return "".join(f"\n  {line}" for line in lines)
 
 
 class ConfigError(HvdrecoverError, ValueError):
@@ -153,7 +152,7 @@ class NoUsableCommitError(CheckpointError):
     """
 
     def __init__(self, url: str, reasons: Mapping[str, str]) -> None:
-        listing = "".join(f"\n  {name}: {reason}" for name, reason in reasons.items())
+        listing = _listed(f"{name}: {reason}" for name, reason in reasons.items())
         super().__init__(
             url,
             f"none of its {len(reasons)} commits can be used, and training will not silently start afresh."
@@ -170,10 +169,9 @@ class MismatchError(CheckpointError):
     """
 
     def __init__(self, url: str, differences: list[str]) -> None:
-        listing = "".join(f"\n  {line}" for line in differences)
         super().__init__(
             url,
-            f"the commit does not fit this training state:{listing}\n"
+            f"the commit does not fit this training state:{_listed(differences)}\n"
             "Restore the old definition, or load what fits: strict=False in Checkpoint(...) or load(...).",
         )
         self.differences = differences
@@ -216,7 +214,7 @@ class FlushTimeoutError(CheckpointError, TimeoutError):
 
 
 class RecoveryError(HvdrecoverError):
-    """The ranks could not agree on a state to go on from."""
+    """The ranks could not agree on a state to resume from."""
 
 
 class NoProgressError(RecoveryError):
@@ -224,53 +222,13 @@ class NoProgressError(RecoveryError):
 
     Attributes:
         commit: its number.
-        steps: how many steps beyond it were reached.
-        rollbacks: how often in a row they have come back since.
-        reason: what the last collective failed with on this rank.
         rank: the rank that the others waited for, or None if none is known.
-        seconds: for how long that one had shown no progress.
-        limit: for how many seconds ranks wait for one that shows none; 0 if that isn't known.
-        where: the line of the user's own that it came to then, if that is known.
     """
 
-    def __init__(
-        self,
-        *,
-        commit: int,
-        steps: int,
-        rollbacks: int,
-        reason: str,
-        rank: int | None = None,
-        seconds: float = 0.0,
-        limit: int = 0,
-        where: str = "",
-    ) -> None:
-        head = (
-            f"commit {commit}: the ranks have rolled back {rollbacks} times in a row without getting farther "
-            f"than {steps} steps beyond it, though none of them was lost"
-        )
-        if rank is None:
-            cause = (
-                f"The last collective failed with: {reason}\nIf all ranks call it alike, and the network is "
-                "sound, look for a rank that is busy for too long, and put that into "
-                "`with recover.paused():`, on all ranks."
-            )
-        else:
-            waits = f", longer than the {limit} s that the others wait" if limit else ""
-            cause = (
-                f"Rank {rank} was busy for {seconds:.0f} s{f' before {where}' if where else ''}{waits}. Put "
-                "what takes so long into `with recover.paused():`, on all ranks, or give a longer "
-                "--hang-timeout."
-            )
-        super().__init__(f"{head}. {cause}")
+    def __init__(self, problem: str, commit: int, rank: int | None = None) -> None:
+        super().__init__(problem)
         self.commit = commit
-        self.steps = steps
-        self.rollbacks = rollbacks
-        self.reason = reason
         self.rank = rank
-        self.seconds = seconds
-        self.limit = limit
-        self.where = where
 
 
 class MeetingError(RecoveryError):
@@ -301,8 +259,7 @@ class OutOfStepError(HvdrecoverError):
     """
 
     def __init__(self, problem: str, differences: list[str], remedy: str) -> None:
-        listing = "".join(f"\n  {line}" for line in differences)
-        super().__init__(f"{problem}:{listing}\n{remedy}")
+        super().__init__(f"{problem}:{_listed(differences)}\n{remedy}")
         self.differences = differences
 
 
@@ -330,8 +287,7 @@ class NumericsError(HvdrecoverError):
     """
 
     def __init__(self, findings: list[str], remedy: str) -> None:
-        listing = "".join(f"\n  {line}" for line in findings)
-        super().__init__(f"numbers that are not finite:{listing}\n{remedy}")
+        super().__init__(f"numbers that are not finite:{_listed(findings)}\n{remedy}")
         self.findings = findings
 
 
@@ -344,11 +300,10 @@ class DataChangedError(HvdrecoverError):
     """
 
     def __init__(self, where: str, differences: list[str]) -> None:
-        listing = "".join(f"\n  {line}" for line in differences)
         super().__init__(
-            f"{where}: the training data have changed since this commit:{listing}\n"
-            "Put the old data back; or pass data_changed='warn' to go on with the new data where the old "
-            "ones were left, or data_changed='restart_epoch' to begin the epoch anew."
+            f"{where}: the training data have changed since this commit:{_listed(differences)}\n"
+            "Put the old data back; or pass data_changed='warn' to use the new data from the same position "
+            "on, or data_changed='restart_epoch' to begin the epoch anew."
         )
         self.where = where
         self.differences = differences
@@ -402,13 +357,11 @@ class DrillError(HvdrecoverError):
 
     Attributes:
         folder: of the run.
-        problem: what went wrong.
     """
 
     def __init__(self, folder: str, problem: str) -> None:
         super().__init__(f"{folder}: {problem}")
         self.folder = folder
-        self.problem = problem
 
 
 class LabError(HvdrecoverError):
@@ -416,13 +369,11 @@ class LabError(HvdrecoverError):
 
     Attributes:
         part: of the lab.
-        problem: what went wrong.
     """
 
     def __init__(self, part: str, problem: str) -> None:
         super().__init__(f"{part}: {problem}")
         self.part = part
-        self.problem = problem
 
 
 class InstallError(HvdrecoverError):
@@ -439,36 +390,8 @@ class EditError(InstallError):
 
     def __init__(self, edit: str, file: str, found: int) -> None:
         super().__init__(
-            f"edit '{edit}' no longer applies: its text occurs {found} times in {file}, and must occur once. "
-            "This Horovod source is not the version that hvdrecover was written for."
+            f"edit '{edit}' no longer applies: its text occurs {found} times in {file}, and must occur once: "
+            "this is not the Horovod version that hvdrecover was written for."
         )
         self.edit = edit
         self.file = file
-
-
-def kinds(error: BaseException) -> list[str]:
-    """Return what an error is to who has only heard of it: names of its classes, the closest first.
-
-    A `StoppedError` is first of all what stopped the other rank.
-    """
-    own = type(error)
-    classes = [
-        *(_named().get(error.kind, own).__mro__ if isinstance(error, StoppedError) else ()),
-        *own.__mro__,
-    ]
-    return list(dict.fromkeys(each.__name__ for each in classes if issubclass(each, HvdrecoverError)))
-
-
-def number(error: HvdrecoverError | None) -> int:
-    """Return a number for an error's class, the same on all ranks; 0 for no error."""
-    return 0 if error is None else 1 + sorted(_named()).index(type(error).__name__)
-
-
-def name(number: int) -> str:
-    """Return the name of the class that has this number."""
-    return sorted(_named())[number - 1]
-
-
-def _named() -> dict[str, type[HvdrecoverError]]:
-    own = (each for each in globals().values() if isinstance(each, type))
-    return {each.__name__: each for each in own if issubclass(each, HvdrecoverError)}

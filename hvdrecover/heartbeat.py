@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from hvdrecover import errors
+from hvdrecover import error_kinds
 
 SIZE = mmap.PAGESIZE
 _PATIENCE = 2.0  # seconds for a guardian to hear of something
@@ -395,4 +395,4 @@ def tell(**facts: Any) -> None:
 def tell_error(error: BaseException) -> None:
     """Tell the guardian which error ends this process."""
     short = "".join(traceback.format_exception_only(error)).strip()
-    tell(error=short, traceback="".join(traceback.format_exception(error)), kinds=errors.kinds(error))
+    tell(error=short, traceback="".join(traceback.format_exception(error)), kinds=error_kinds.kinds(error))

@@ -33,7 +33,7 @@ class Death:
         hung: whether its guardian killed it because it was hanging.
         out_of_memory: whether the kernel has killed for lack of memory meanwhile.
         error: the error that ended it, or an empty string.
-        kinds: what that error is, as `hvdrecover.errors.kinds` said.
+        kinds: what that error is, as `hvdrecover.error_kinds.kinds` said.
     """
 
     returncode: int

@@ -149,7 +149,7 @@ def of_error(kinds: Sequence[str], *, first: bool) -> End:
     """Return how a process has ended that an exception has ended.
 
     Args:
-        kinds: what `hvdrecover.errors.kinds` said of it.
+        kinds: what `hvdrecover.error_kinds.kinds` said of it.
         first: whether the job has not made any commit yet.
     """
     known = next((_BY_ERROR[kind] for kind in kinds if kind in _BY_ERROR), None)

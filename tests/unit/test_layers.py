@@ -13,6 +13,7 @@ import hvdrecover
 PACKAGE = Path(hvdrecover.__file__).parent
 LAYERS = {
     "errors": 0,
+    "error_kinds": 0,
     "events": 0,
     "config": 0,
     "clock": 0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.elastic.agreement.transfer import Agreement
-from hvdrecover.errors import StoppedError
+from hvdrecover.errors import NoProgressError, StoppedError
 
 
 def agreed(
@@ -65,3 +65,46 @@ def leaving(commit: CommitId, root: str, *, whole: bool) -> str:
 def stopped(kind: str, deed: str) -> StoppedError:
     """Return what the other ranks raise when rank 0 has met an error of this class."""
     return StoppedError(f"rank 0 {deed} ({kind}); its error says why", kind)
+
+
+def no_progress(
+    commit: int,
+    steps: int,
+    rollbacks: int,
+    reason: str,
+    *,
+    rank: int | None = None,
+    seconds: float = 0.0,
+    limit: int = 0,
+    where: str = "",
+) -> NoProgressError:
+    """Return the error of ranks that have come back to one commit again and again.
+
+    Args:
+        commit: its number.
+        steps: how many steps beyond it were reached.
+        rollbacks: how often in a row they have come back since.
+        reason: what the last collective failed with on this rank.
+        rank: the rank that the others waited for, or None if none is known.
+        seconds: for how long that one had shown no progress.
+        limit: for how many seconds ranks wait for one that shows none; 0 if that isn't known.
+        where: the line of the user's own that it came to then, if that is known.
+    """
+    head = (
+        f"commit {commit}: the ranks have rolled back {rollbacks} times in a row without getting farther "
+        f"than {steps} steps beyond it, though none of them was lost"
+    )
+    if rank is None:
+        cause = (
+            f"The last collective failed with: {reason}\nIf all ranks call it alike, and the network is "
+            "sound, look for a rank that is busy for too long, and put that into "
+            "`with recover.paused():`, on all ranks."
+        )
+    else:
+        waits = f", longer than the {limit} s that the others wait" if limit else ""
+        cause = (
+            f"Rank {rank} was busy for {seconds:.0f} s{f' before {where}' if where else ''}{waits}. Put "
+            "what takes so long into `with recover.paused():`, on all ranks, or give a longer "
+            "--hang-timeout."
+        )
+    return NoProgressError(f"{head}. {cause}", commit, rank)

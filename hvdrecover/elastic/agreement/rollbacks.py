@@ -14,6 +14,7 @@ from typing import Any
 
 from hvdrecover import heartbeat
 from hvdrecover.clock import Clock
+from hvdrecover.elastic.agreement import reports
 from hvdrecover.elastic.agreement.exchange import gather_json
 from hvdrecover.elastic.interfaces import World
 from hvdrecover.elastic.lifecycle import stalls
@@ -244,8 +245,7 @@ class Rollbacks:
             rank = max(silent, key=silent.__getitem__)
             where = gather_json(self._world, self._place, "hvdrecover.places")[rank]
             facts = {"rank": rank, "seconds": silent[rank], "limit": limit, "where": where}
-        commit, steps = self._commit, self._tally.steps
-        return NoProgressError(commit=commit, steps=steps, rollbacks=rollbacks, reason=self._reason, **facts)
+        return reports.no_progress(self._commit, self._tally.steps, rollbacks, self._reason, **facts)
 
 
 def _warning(rank: int, seconds: float, limit: int, where: str) -> str:

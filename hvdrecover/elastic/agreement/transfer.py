@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hvdrecover import errors
+from hvdrecover import error_kinds
 from hvdrecover.checkpoint.arena import Arena, Bytes, allocate
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest
@@ -70,7 +70,7 @@ def send(world: World, root: int, agreement: Agreement) -> None:
 
 def send_failure(world: World, root: int, error: BaseException) -> None:
     """Tell the other ranks that the root has nothing to send."""
-    kind = errors.kinds(error)[:1] or [type(error).__name__]
+    kind = error_kinds.kinds(error)[:1] or [type(error).__name__]
     _broadcast_json(world, root, {"error": f"{type(error).__name__}: {error}", "kind": kind[0]})
 
 

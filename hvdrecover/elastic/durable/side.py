@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hvdrecover import errors
+from hvdrecover import error_kinds
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.reader import load_newest
 from hvdrecover.checkpoint.retrying import ATTEMPTS, retrying
@@ -118,11 +118,11 @@ class DurableSide(Voter):
                 self.flush(None, attempts)
             except HvdrecoverError as error:
                 failure = error
-            table = self._context.world.allgather([errors.number(failure)], "hvdrecover.finish")
+            table = self._context.world.allgather([error_kinds.number(failure)], "hvdrecover.finish")
         if failure is not None:
             raise failure
         if failed := int(table.max()):
-            raise reports.stopped(errors.name(failed), "could not make the last commit durable")
+            raise reports.stopped(error_kinds.name(failed), "could not make the last commit durable")
 
     # -- recoveries ------------------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class DurableSide(Voter):
         if moment.kind == "rendezvous":
             return ()
         self._failure = self._writing.verdict() if self._writing is not None else None
-        return [errors.number(self._failure)]
+        return [error_kinds.number(self._failure)]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
         """Return this rank's error, or what stands for that of rank 0.
@@ -203,4 +203,4 @@ class DurableSide(Voter):
         if self._failure is not None:
             return self._failure
         failed = int(table.max(initial=0))
-        return reports.stopped(errors.name(failed), "has stopped the job") if failed else None
+        return reports.stopped(error_kinds.name(failed), "has stopped the job") if failed else None

@@ -13,7 +13,9 @@ import threading
 from pathlib import Path
 
 from hvdrecover import heartbeat
-from hvdrecover.elastic import horovod, recovery, state
+from hvdrecover.elastic import horovod
+from hvdrecover.elastic.agreement import transfer
+from hvdrecover.elastic.durable import side
 from hvdrecover.examples.ledger import Ledger
 
 FAULTS = [line.split() for line in os.environ["FAULTS"].splitlines()]
@@ -103,9 +105,9 @@ STRUCK.mkdir(exist_ok=True)
 before(Ledger, "batch", "step")
 before(horovod.Ranks, "shutdown", "reset")
 before(horovod.Ranks, "init", "rendezvous")
-before(state, "load_newest", "load")
-before(recovery, "_broadcast_buffer", "sync")
-before(recovery, "_anybody_lacks", "agree")
+before(side, "load_newest", "load")
+before(transfer, "_broadcast_buffer", "sync")
+before(transfer, "_anybody_lacks", "agree")
 
 framework = sys.argv.pop(1)
 strike("start", -1, 0)

@@ -18,6 +18,7 @@ from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.checkpoint.store import Store
 from hvdrecover.elastic.durable.durability import FINISH_ATTEMPTS
 from hvdrecover.elastic.state import State
+from hvdrecover.error_kinds import kinds
 from hvdrecover.errors import (
     DurableAgeError,
     FencedError,
@@ -25,7 +26,6 @@ from hvdrecover.errors import (
     ForeignRootError,
     StoppedError,
     StorageError,
-    kinds,
 )
 from hvdrecover.events import Events
 from tests.fakes.clock import FakeClock

@@ -235,8 +235,8 @@ def test_all_ranks_end_with_the_same_error_that_names_who_was_busy() -> None:
     errors = two_ranks(Phase.TRAINING, times=LIMIT + 1)
     assert len({str(error) for error in errors}) == 1
     for error in errors:
-        assert (error.commit, error.steps, error.rollbacks, error.reason) == (9, 1, LIMIT, "no")
-        assert (error.rank, error.seconds, error.limit) == (0, 6.5, 3)
+        assert (error.commit, error.rank) == (9, 0)
+        assert f"rolled back {LIMIT} times in a row without getting farther than 1 steps" in str(error)
         assert "Rank 0 was busy for 6 s, longer than the 3 s that the others wait" in str(error)
         assert "recover.paused()" in str(error) and "--hang-timeout" in str(error)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover import errors
+from hvdrecover import error_kinds, errors
 from hvdrecover.config import FENCED, PREEMPTED
 from hvdrecover.launch import ends
 
@@ -36,10 +36,7 @@ def test_errors_of_the_table_are_ours_and_stand_in_one_row() -> None:
         (errors.NoUsableCommitError("u", {}), "unusable"),
         (errors.UnsupportedValueError("state.x", "p"), "wrong"),
         (errors.MeetingError("p"), "rendezvous"),
-        (
-            errors.NoProgressError(commit=1, steps=0, rollbacks=3, reason="HorovodInternalError"),
-            "no_progress",
-        ),
+        (errors.NoProgressError("p", commit=1), "no_progress"),
         (errors.StoppedError("p", "FencedError"), "fenced"),
         (errors.StoppedError("p", "StorageError"), "storage"),
         (errors.StoppedError("p", "ValueError"), "rendezvous"),
@@ -48,13 +45,13 @@ def test_errors_of_the_table_are_ours_and_stand_in_one_row() -> None:
     ],
 )
 def test_how_an_error_ends_a_process(error: BaseException, name: str) -> None:
-    assert ends.of_error(errors.kinds(error), first=False).name == name
+    assert ends.of_error(error_kinds.kinds(error), first=False).name == name
 
 
 def test_every_class_of_errors_has_a_number_and_back() -> None:
     classes = [each for each in vars(errors).values() if isinstance(each, type)]
     ours = [each for each in classes if issubclass(each, errors.HvdrecoverError)]
-    found = {errors.number(each.__new__(each)) for each in ours}
+    found = {error_kinds.number(each.__new__(each)) for each in ours}
     assert found == set(range(1, len(ours) + 1))
-    assert errors.number(None) == 0
-    assert errors.name(errors.number(errors.FencedError("u", "p"))) == "FencedError"
+    assert error_kinds.number(None) == 0
+    assert error_kinds.name(error_kinds.number(errors.FencedError("u", "p"))) == "FencedError"

@@ -1,0 +1,34 @@
+"""The classes of errors, as other processes are told of them: by name or by number."""
+
+from __future__ import annotations
+
+from hvdrecover import errors
+from hvdrecover.errors import HvdrecoverError, StoppedError
+
+
+def kinds(error: BaseException) -> list[str]:
+    """Return what an error is to a process that only knows its name: names of its classes, the closest first.
+
+    A `StoppedError` is first of all what stopped the other rank.
+    """
+    own = type(error)
+    classes = [
+        *(_named().get(error.kind, own).__mro__ if isinstance(error, StoppedError) else ()),
+        *own.__mro__,
+    ]
+    return list(dict.fromkeys(each.__name__ for each in classes if issubclass(each, HvdrecoverError)))
+
+
+def number(error: HvdrecoverError | None) -> int:
+    """Return a number for an error's class, the same on all ranks; 0 for no error."""
+    return 0 if error is None else 1 + sorted(_named()).index(type(error).__name__)
+
+
+def name(number: int) -> str:
+    """Return the name of the class that has this number."""
+    return sorted(_named())[number - 1]
+
+
+def _named() -> dict[str, type[HvdrecoverError]]:
+    own = (each for each in vars(errors).values() if isinstance(each, type))
+    return {each.__name__: each for each in own if issubclass(each, HvdrecoverError)}
