@@ -24,15 +24,14 @@ import operator
 import pathlib
 import re
 import sys
-import types
-import typing
 import zoneinfo
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hvdrecover.checkpoint import class_names
 from hvdrecover.errors import UnsupportedValueError
 
 Json = Any
@@ -168,16 +167,16 @@ def _numpy(value: Any, path: str, inner: Callable[[Any, str], Json]) -> list[Jso
 def _enum(value: Any, path: str, inner: Callable[[Any, str], Json]) -> list[Json]:
     # Flags of no known bit have no name.
     name = value._name_ if value._name_ is not None else str(value._value_)
-    return [_class_name(type(value), path), name]
+    return [class_names.name_of(type(value), path), name]
 
 
 def _named_tuple(value: Any, path: str, inner: Callable[[Any, str], Json]) -> list[Json]:
-    return [_class_name(type(value), path), _items(value, path, inner)]
+    return [class_names.name_of(type(value), path), _items(value, path, inner)]
 
 
 def _dataclass(value: Any, path: str, inner: Callable[[Any, str], Json]) -> list[Json]:
     kind = type(value)
-    name = _class_name(kind, path)
+    name = class_names.name_of(kind, path)
     try:
         object.__new__(kind)
     except TypeError as error:
@@ -213,31 +212,6 @@ def _datetime(value: Any, path: str, inner: Callable[[Any, str], Json]) -> list[
             f"the time zone {value.tzinfo!r} can't be part of a commit. Use zoneinfo.ZoneInfo or timezone.",
         )
     return [value.replace(tzinfo=None).isoformat(), zone, value.fold]
-
-
-def _class_name(kind: type, path: str) -> str:
-    name = f"{kind.__module__}:{kind.__qualname__}"
-    if _find_class(name) is not kind:
-        raise UnsupportedValueError(
-            path, f"the class {name} can't be found by its name. Define it at the top level of a module."
-        )
-    return name
-
-
-def _find_class(name: str) -> Any:
-    """The class ``module:Outer.Inner`` if its module is imported, else None. Runs no module's code."""
-    module_name, _, qualname = name.partition(":")
-    found: Any = sys.modules.get(module_name)
-    for part in qualname.split("."):
-        found = _attributes(found).get(part)
-    return found if isinstance(found, type) else None
-
-
-def _attributes(holder: Any) -> Mapping[str, Any]:
-    """Return what a module or a class defines, unnoticed by a lazy module or a metaclass."""
-    if issubclass(type(holder), types.ModuleType):
-        return typing.cast(dict[str, Any], object.__getattribute__(holder, "__dict__"))
-    return type.__getattribute__(holder, "__dict__") if issubclass(type(holder), type) else {}
 
 
 def _is_named_tuple(value: Any) -> bool:
@@ -356,7 +330,7 @@ def _count(shape: Any) -> int:
 
 def _unpack_enum(payload: Any, inner: Callable[[Any], Any]) -> Any:
     kind_name, name = payload
-    kind = _require(kind_name, lambda kind: issubclass(kind, enum.Enum))
+    kind = class_names.find(kind_name, lambda kind: issubclass(kind, enum.Enum))
     members = kind.__members__
     if name in members or not issubclass(kind, enum.Flag):
         return members[name]
@@ -367,7 +341,7 @@ def _unpack_enum(payload: Any, inner: Callable[[Any], Any]) -> Any:
 
 def _unpack_dataclass(payload: Any, inner: Callable[[Any], Any]) -> Any:
     name, values, others = payload
-    kind = _require(name, dataclasses.is_dataclass)
+    kind = class_names.find(name, dataclasses.is_dataclass)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     if unknown := values.keys() - fields.keys():
         raise ValueError(f"the class {name} has no field '{min(unknown)}' any more, which the commit has")
@@ -385,21 +359,12 @@ def _unpack_dataclass(payload: Any, inner: Callable[[Any], Any]) -> Any:
 
 def _unpack_named_tuple(payload: Any, inner: Callable[[Any], Any]) -> Any:
     name, values = payload
-    kind = _require(name, lambda kind: issubclass(kind, tuple) and hasattr(kind, "_fields"))
+    kind = class_names.find(name, lambda kind: issubclass(kind, tuple) and hasattr(kind, "_fields"))
     if len(values) != len(kind._fields):
         raise ValueError(
             f"the named tuple {name} has {len(kind._fields)} fields, and the commit has {len(values)}"
         )
     return tuple.__new__(kind, _unpack_list(values, inner))
-
-
-def _require(name: str, fits: Callable[[type], bool]) -> Any:
-    kind = _find_class(name)
-    if kind is None or not fits(kind):
-        raise ValueError(
-            f"this program does not define the class {name}; import or define it before resuming"
-        )
-    return kind
 
 
 def _unpack_datetime(kind: Any, payload: Any) -> Any:

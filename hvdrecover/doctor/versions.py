@@ -75,7 +75,7 @@ def judge_horovod(hosts: Mapping[str, HostFacts], built: Mapping[str, Mapping[st
         return failure(_HOROVOD, "it is built without Gloo", remedy, **facts)
     if horovod.lacks:
         what = f"{first.versions['horovod']} lacks fixes that recovery relies on: {', '.join(horovod.lacks)}"
-        remedy = f"{_INSTALL} --rebuild; hvdrecover/install/edits.py tells what goes wrong without each."
+        remedy = f"{_INSTALL} --rebuild; hvdrecover/install/edits/ says what goes wrong without each."
         return warning(_HOROVOD, what, remedy, **facts)
     if any(each.gpus for each in hosts.values()) and not features.get("nccl", True):
         remedy = "Set HOROVOD_GPU_OPERATIONS=NCCL and run `hvdrecover install-horovod --rebuild`."

@@ -6,7 +6,6 @@ import logging
 import os
 import selectors
 import signal
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,9 +13,8 @@ from typing import Any
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.errors import LaunchError
-from hvdrecover.events import Events
 from hvdrecover.heartbeat import Phase, Reading, Stop
-from hvdrecover.launch import deaths, hangs, link, messages, oom, processes, stacks
+from hvdrecover.launch import deaths, hangs, messages, oom, processes
 from hvdrecover.launch.deaths import Death
 from hvdrecover.launch.ends import End
 from hvdrecover.launch.hangs import Limits
@@ -24,23 +22,15 @@ from hvdrecover.launch.launcher import LauncherWatch
 from hvdrecover.launch.python_command import parse
 from hvdrecover.launch.readiness import Readiness
 from hvdrecover.launch.record import Record
-from hvdrecover.launch.stalls import Stall
+from hvdrecover.launch.reports import Reports
 from hvdrecover.launch.training import Training
 from hvdrecover.launch.waking import Waking
+from hvdrecover.launch.whereabouts import Whereabouts
 
 logger = logging.getLogger("hvdrecover")
 
 TICK = 0.2  # seconds between looks at the page
 _REPORT = 5.0  # seconds between reports of the last commit to the supervisor
-_UNWRITTEN = (
-    "traceback",
-    "final",
-    "end",
-    "point",
-    "again",
-    "heard",
-    "loaded",
-)  # what is for the supervisor only
 _SUSPENDED = 5.0  # seconds between looks after which this process, too, must have been stopped
 
 
@@ -83,7 +73,8 @@ class Guardian:
         self._settings = settings
         self._config = config
         self._clock = clock
-        self._events = Events(config.events, config.host, clock)
+        self._reports = Reports(config, clock)
+        self._whereabouts = Whereabouts(config, self._reports)
         command_of_standby = parse(command) if settings.standby and config.elastic else None
         self._readiness = Readiness(
             command_of_standby, {**environ, "HVDRECOVER_AGAIN": "1"}
@@ -93,12 +84,10 @@ class Guardian:
         self._hung = False
         self._silent = 0.0
         self._divergences = 0
-        self._stall: tuple[int, int, list[int]] | None = None
         self._stop_by: float | None = None
         self._signals: list[int] = []
         self._ticked = self._reported = clock.monotonic()
         self._memory_kills = oom.kills()
-        self._supervisor: link.Link | None = None
         self._launcher = LauncherWatch(config.rendezvous, config.collective_seconds, clock)
         self._training: Training
 
@@ -134,7 +123,7 @@ class Guardian:
         while self._signals:
             if (code := self._heed(self._signals.pop(0))) is not None:
                 return code
-        if self._supervisor is not None and not self._supervisor.is_open:
+        if self._reports.is_cut_off:
             return self._abandon("the supervisor is gone")
         if self._config.launched and (reason := self._launcher.lost()):
             return self._abandon(reason)
@@ -154,26 +143,27 @@ class Guardian:
         reading = self._training.read()
         self._record.note(reading)
         self._count_divergences(reading)
-        self._tell_of_stall(reading)
+        self._whereabouts.report_stall(self._training, reading)
         self._training.page.allow_stalls(*hangs.stalls(reading, self._settings.limits))
         self._training.page.judged_by(reading)
         if self._stop_by is not None and now > self._stop_by:
-            logger.warning("the grace is over: %s stops; its last durable commit stands", self._name(reading))
+            logger.warning(
+                "the grace is over: %s stops; its last durable commit stands", self._reports.name(reading)
+            )
             self._kill()
         elif hangs.is_hanging(reading, self._settings.limits):
             self._end_hang(reading)
         elif self._stop_by is None:
             self._readiness.keep(self._training, reading, now)
 
-        if self._supervisor is not None and now - self._reported > _REPORT:
+        if now - self._reported > _REPORT:
             self._reported = now
-            self._supervisor.send(
-                kind="commit", commit=[reading.generation, reading.commit], point=self._record.farthest
-            )
+            commit = [reading.generation, reading.commit]
+            self._reports.send(kind="commit", commit=commit, point=self._record.farthest)
 
     def _heed(self, number: int) -> int | None:
         if number == signal.SIGQUIT:
-            self._show_where()
+            self._whereabouts.show(self._training)
         elif number in self._config.stop_signals and self._stop_by is None:
             self._ask(Stop.HOST, self._settings.grace)
         elif number != signal.SIGCHLD:
@@ -191,8 +181,7 @@ class Guardian:
 
     def _obey(self) -> None:
         """Do what the supervisor says."""
-        assert self._supervisor is not None
-        for message in map(messages.of_supervisor, self._supervisor.receive()):
+        for message in map(messages.of_supervisor, self._reports.receive()):
             if message is None:
                 logger.warning("an order of the supervisor can't be understood: left out")
             elif message.get("order") == "leave":
@@ -200,17 +189,20 @@ class Guardian:
             elif message.get("order") == "stop":
                 self._signals.append(signal.SIGHUP)
             elif message.get("order") == "stacks":
-                self._show_where()
+                self._whereabouts.show(self._training)
             elif message.get("order") == "know":
                 self._record.learn(message)
             elif message.get("order") == "where":
-                self._say_where(message["ranks"])
+                self._whereabouts.report(self._training, message["ranks"])
 
     def _abandon(self, reason: str) -> int:
         """Nobody is left to train for."""
-        supervised = self._supervisor is not None and self._supervisor.is_open
-        if not supervised and self._config.local_rank in (0, None):  # else somebody has told it
-            self._tell("fault", f"{reason}: stopping", fault="launcher_lost", detail=reason)
+        if not self._reports.is_supervised and self._config.local_rank in (
+            0,
+            None,
+        ):  # else somebody has told it
+            rank = self._training.read().rank
+            self._reports.tell("fault", f"{reason}: stopping", rank, fault="launcher_lost", detail=reason)
         self._kill()
         self._say_end("stopped")
         return processes.exit_code(-signal.SIGHUP)
@@ -250,7 +242,7 @@ class Guardian:
         warm = not reason and self._readiness.is_warm
         self._say_what_died(death, end, reason, warm=warm, notes=notes)
         if reason:
-            self._events.emit("gave_up", scope="slot", reason=reason)
+            self._reports.events.emit("gave_up", scope="slot", reason=reason)
             return end.code or processes.exit_code(death.returncode) or 1
         self._restart_at = self._clock.monotonic() + deaths.pause(self._record.deaths)
         return self._wait_to_restart(self._restart_at)
@@ -270,7 +262,9 @@ class Guardian:
         self._training = woken or self._start(rejoins=True)
         self._training.page.has_seen(before.longest, before.longest_beginning)
         self._ticked = self._clock.monotonic()
-        self._events.emit("restart", scope="slot", warm=woken is not None, attempt=self._record.deaths)
+        self._reports.events.emit(
+            "restart", scope="slot", warm=woken is not None, attempt=self._record.deaths
+        )
         return None
 
     def _cannot_restart(self, death: Death, end: End) -> str:
@@ -278,7 +272,7 @@ class Guardian:
             return end.how
         if not self._config.elastic:
             return "the job is not elastic, so it ends with any of its processes"
-        if self._supervisor is not None and end.repair == "job":
+        if self._reports.has_supervisor and end.repair == "job":
             return "the ranks have not come together, so the whole job is to start again"
         return self._record.died(death, end)
 
@@ -293,9 +287,10 @@ class Guardian:
             follows = f"given up: {reason}"
         words = death.kinds[0] if end.errors else death.words  # ours are long, and are printed already
         what = f"{kind.replace('_', ' ')} ({words}) after its commit {reading.commit}"
-        self._tell(
+        self._reports.tell(
             "fault",
-            f"{self._name(reading)}: {what}; {follows}",
+            f"{self._reports.name(reading)}: {what}; {follows}",
+            reading.rank,
             fault=kind,
             slot=self._config.local_rank,
             exit=death.returncode,
@@ -317,82 +312,18 @@ class Guardian:
         """Tell the supervisor each time that the parameters here were not those of most ranks."""
         while self._divergences < reading.diverged:
             self._divergences += 1
-            if self._supervisor is not None:
-                self._supervisor.send(kind="diverged")
+            self._reports.send(kind="diverged")
 
     # -- hangs -----------------------------------------------------------------------------------------
 
     def _end_hang(self, reading: Reading) -> None:
         """Write down where the process is, and kill it."""
         stopped = processes.is_stopped(self._training.pid)
-        where = self._take_stacks(reading) or ("stopped" if stopped else "and no answer")
+        where = self._whereabouts.take(self._training, reading) or ("stopped" if stopped else "and no answer")
         message = "%s: no progress for %.1f s, %s; killing it (long work belongs in recover.paused())"
-        logger.error(message, self._name(reading), reading.silent, where)
+        logger.error(message, self._reports.name(reading), reading.silent, where)
         self._hung, self._silent = True, reading.silent
         self._kill()
-
-    def _tell_of_stall(self, reading: Reading) -> None:
-        """Hand on, once for each commit, that Horovod says which tensors wait for which ranks."""
-        missing = self._training.stalled()
-        stall = (reading.generation, reading.commit, sorted(missing))
-        if not missing or stall == self._stall:
-            return
-        self._stall = stall
-        if self._supervisor is not None:  # which asks where these ranks are
-            self._supervisor.send(kind="stalled", missing=missing, seconds=reading.silent)
-        else:
-            told = Stall(missing, reading.silent)
-            self._tell("stalled", told.message(), seconds=reading.silent, missing=missing)
-
-    def _say_where(self, ranks: Sequence[int]) -> None:
-        """Tell the supervisor where the training process is, if it is one of these ranks."""
-        reading = self._training.read()
-        if self._supervisor is None or reading.rank not in ranks:
-            return
-        place = None
-        if not reading.paused:
-            text = stacks.take(self._training.pid, self._training.stacks)
-            if text:
-                self._save(text)
-            at = stacks.summary(text)
-            place = f"{self._name(reading)}, which {f'is at {at}' if at else 'does not answer'}"
-        self._supervisor.send(kind="where", rank=reading.rank, place=place)
-
-    def _show_where(self) -> None:
-        """Somebody asks where the training process is."""
-        if not self._take_stacks():
-            reason = "it is stopped, or has not imported hvdrecover yet"
-            logger.warning("%s does not say where it is: %s", self._name(self._training.read()), reason)
-
-    def _take_stacks(self, reading: Reading | None = None) -> str:
-        """Save the stacks of the training process; where it is, in a few words."""
-        reading = reading or self._training.read()
-        if reading.phase == Phase.UNKNOWN:
-            return ""
-        text = stacks.take(self._training.pid, self._training.stacks)
-        where = stacks.summary(text)
-        if text:
-            self._tell(
-                "stacks",
-                f"{self._name(reading)} is at {where}",
-                summary=where,
-                file=self._save(text),
-            )
-        return f"at {where}" if where else ""
-
-    def _save(self, text: str) -> str | None:
-        if self._config.events is None:
-            sys.stderr.write(text)
-            return None
-        file = self._config.events / f"stacks-{self._config.host}-{self._training.pid}.txt"
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("a") as output:
-                output.write(text)
-        except OSError as error:
-            logger.warning("stacks: %s", error)
-            return None
-        return os.fspath(file)
 
     # -- processes -------------------------------------------------------------------------------------
 
@@ -406,43 +337,15 @@ class Guardian:
     def _kill(self) -> None:
         """SIGKILL the training process."""
         if self._training.returncode is None and not self._training.kill():
-            self._events.emit("unkillable", processes=[self._training.pid])
-
-    # -- telling ---------------------------------------------------------------------------------------
-
-    def _name(self, reading: Reading) -> str:
-        rank = f"rank {reading.rank}" if reading.rank >= 0 else "a process that has no rank yet"
-        return f"{rank} on {self._config.host}"
-
-    def _tell(self, kind: str, message: str, **facts: Any) -> None:
-        """An event, a line on the terminal, and a word to the supervisor."""
-        self._events.rank = self._training.read().rank
-        if self._supervisor is not None:
-            self._supervisor.send(kind=kind, message=message, **facts)
-        written = {name: value for name, value in facts.items() if name not in _UNWRITTEN}
-        self._events.emit(kind, message, level=logging.WARNING, **written)
-
-    def _say_end(self, how: str) -> None:
-        """Tell the supervisor how this slot has ended."""
-        reading = self._training.read()
-        if self._supervisor is not None:
-            self._supervisor.send(
-                kind="end", how=how, phase=reading.phase, commit=[reading.generation, reading.commit]
-            )
+            self._reports.events.emit("unkillable", processes=[self._training.pid])
 
     def _connect(self, waking: Waking) -> None:
-        if self._config.supervisor is not None:
-            facts: dict[str, Any] = {
-                "name": self._config.host,
-                "slot": self._config.local_rank,
-                "pid": os.getpid(),
-            }
-            self._supervisor = link.connect(*self._config.supervisor, **facts)
-            if self._supervisor is None:
-                logger.warning("the supervisor can't be reached; watching Horovod's driver instead")
-            else:
-                waking.selector.register(self._supervisor, selectors.EVENT_READ, self._obey)
-                self._launcher = LauncherWatch(None, 0.0, self._clock)  # which the supervisor watches
+        if (supervisor := self._reports.connect()) is not None:
+            waking.selector.register(supervisor, selectors.EVENT_READ, self._obey)
+            self._launcher = LauncherWatch(None, 0.0, self._clock)  # which the supervisor watches
+
+    def _say_end(self, how: str) -> None:
+        self._reports.end(how, self._training.read())
 
 
 def guard(command: Sequence[str], settings: Settings, config: Config) -> int:

@@ -149,7 +149,7 @@ def test_whatever_is_ordered_a_guardian_goes_on(slot: Guardian, lines: list[byte
         ours = socket.create_connection(listener.getsockname())
         theirs, _ = listener.accept()
     with ours, theirs:
-        slot._supervisor = Link(theirs, known=True)
+        slot._reports._supervisor = Link(theirs, known=True)
         ours.sendall(b"\n".join([*lines, b'{"order": "stop"}', b""]))
         slot._signals.clear()
 
@@ -158,7 +158,7 @@ def test_whatever_is_ordered_a_guardian_goes_on(slot: Guardian, lines: list[byte
             return bool(slot._signals)
 
         until(obeyed, "the last order")
-        assert slot._supervisor.is_open
+        assert slot._reports.is_supervised
 
 
 @pytest.fixture

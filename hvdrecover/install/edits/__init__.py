@@ -1,0 +1,52 @@
+"""The changes to Horovod's source that make it build and behave, each with its name and its reason.
+
+An edit replaces one text by another. It must find its text exactly once: a Horovod source in which it doesn't
+is not the one that the edit was written for, and is left alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from hvdrecover.errors import EditError
+from hvdrecover.install.edits.edit import Edit
+from hvdrecover.install.edits.launcher import LAUNCHER
+from hvdrecover.install.edits.native import NATIVE
+
+__all__ = ["EDITS", "Edit", "apply", "digest"]
+
+EDITS = (*NATIVE, *LAUNCHER)
+
+
+def digest(edits: Iterable[Edit]) -> str:
+    """Return a hex digest of what the edits do; names and reasons don't count."""
+    parts = [part for edit in edits for part in (edit.file, edit.old, edit.until, edit.new)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def apply(edits: Iterable[Edit], source_dir: Path) -> None:
+    """Apply edits, in order, to a source tree: all of them, or none.
+
+    Args:
+        edits: what to change.
+        source_dir: the root of the source tree.
+
+    Raises:
+        EditError: the text of an edit does not occur exactly once; no file was changed.
+    """
+    texts: dict[str, str] = {}
+    for edit in edits:
+        path = source_dir / edit.file
+        if edit.file not in texts:
+            texts[edit.file] = path.read_bytes().decode() if path.is_file() else ""
+        text = texts[edit.file]
+        start = text.find(edit.old)
+        end = text.find(edit.until, start + len(edit.old))
+        found = text.count(edit.old) if end >= 0 else 0
+        if found != 1:
+            raise EditError(edit.name, edit.file, found)
+        texts[edit.file] = text[:start] + edit.new + text[end:]
+    for file, text in texts.items():
+        (source_dir / file).write_bytes(text.encode())

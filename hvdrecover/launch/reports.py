@@ -1,0 +1,101 @@
+"""A guardian's reports: events, lines on the terminal, and messages to the supervisor."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from hvdrecover.clock import Clock
+from hvdrecover.config import Config
+from hvdrecover.events import Events
+from hvdrecover.heartbeat import Reading
+from hvdrecover.launch import link
+
+logger = logging.getLogger("hvdrecover")
+
+# Facts for the supervisor only, which no event holds.
+_UNWRITTEN = frozenset({"traceback", "final", "end", "point", "again", "heard", "loaded"})
+
+
+class Reports:
+    """The reports of one guardian.
+
+    Args:
+        config: this process's settings.
+        clock: where times come from.
+
+    Attributes:
+        events: the events of its slot.
+    """
+
+    def __init__(self, config: Config, clock: Clock) -> None:
+        self._config = config
+        self._supervisor: link.Link | None = None
+        self.events = Events(config.events, config.host, clock)
+
+    def connect(self) -> link.Link | None:
+        """Connect to the supervisor; None if there is none, or none that can be reached."""
+        if self._config.supervisor is None:
+            return None
+        facts: dict[str, Any] = {
+            "name": self._config.host,
+            "slot": self._config.local_rank,
+            "pid": os.getpid(),
+        }
+        self._supervisor = link.connect(*self._config.supervisor, **facts)
+        if self._supervisor is None:
+            logger.warning("the supervisor can't be reached; watching Horovod's driver instead")
+        return self._supervisor
+
+    @property
+    def has_supervisor(self) -> bool:
+        """Return whether a supervisor was reached at the start."""
+        return self._supervisor is not None
+
+    @property
+    def is_supervised(self) -> bool:
+        """Return whether the supervisor is there still."""
+        return self._supervisor is not None and self._supervisor.is_open
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Return whether the supervisor was there, and is gone."""
+        return self._supervisor is not None and not self._supervisor.is_open
+
+    def receive(self) -> list[dict[str, Any]]:
+        """Return the supervisor's messages that have come."""
+        return self._supervisor.receive() if self._supervisor is not None else []
+
+    def send(self, **facts: Any) -> None:
+        """Send a message to the supervisor, if there is one."""
+        if self._supervisor is not None:
+            self._supervisor.send(**facts)
+
+    def name(self, reading: Reading) -> str:
+        """Return what a training process is called."""
+        rank = f"rank {reading.rank}" if reading.rank >= 0 else "a process that has no rank yet"
+        return f"{rank} on {self._config.host}"
+
+    def tell(self, kind: str, message: str, rank: int, **facts: Any) -> None:
+        """Report to all: by an event, a line on the terminal, and a message to the supervisor.
+
+        Args:
+            kind: of the event, and of the message.
+            message: for people.
+            rank: of the training process; -1 if it has none.
+            facts: of the event and the message.
+        """
+        self.events.rank = rank
+        self.send(kind=kind, message=message, **facts)
+        written = {name: value for name, value in facts.items() if name not in _UNWRITTEN}
+        self.events.emit(kind, message, level=logging.WARNING, **written)
+
+    def end(self, how: str, reading: Reading) -> None:
+        """Report to the supervisor how this slot has ended.
+
+        Args:
+            how: ``finished``, ``preempted``, ``left`` or ``stopped``.
+            reading: of the training process's page.
+        """
+        self.send(kind="end", how=how, phase=reading.phase, commit=[reading.generation, reading.commit])
