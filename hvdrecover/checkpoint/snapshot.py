@@ -9,9 +9,9 @@ from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 
 
-@dataclass
+@dataclass(frozen=True)
 class Snapshot:
-    """Everything that a job needs to go back to one commit.
+    """Everything that a job needs to resume from one commit; it does not change.
 
     Attributes:
         id: which commit this is.
@@ -21,8 +21,6 @@ class Snapshot:
         versions: of the framework, Horovod and hvdrecover.
         finished: whether the training function had returned.
         dataset: fingerprint of the training data as plain JSON values, or None.
-        bad: what of its parameters is not finite, as far as anybody has looked; then it is never written.
-        superseded: whether there is a newer one, so that only the writer still needs the content.
     """
 
     id: CommitId
@@ -32,8 +30,6 @@ class Snapshot:
     versions: dict[str, str]
     finished: bool = False
     dataset: dict[str, Any] | None = None
-    bad: tuple[str, ...] = ()
-    superseded: bool = False
 
     @property
     def nbytes(self) -> int:

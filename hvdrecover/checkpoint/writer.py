@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import traceback
+from collections.abc import Callable
 
 from hvdrecover.checkpoint.progress import Progress
 from hvdrecover.checkpoint.retrying import ATTEMPTS, WokenError, retrying
@@ -32,14 +33,18 @@ class BackgroundWriter:
     Args:
         store: where to write.
         rank: this process's rank, for the manifest.
+        release: called with each snapshot just before it is no longer `in_flight`.
 
     Attributes:
         progress: what has become durable, and what has not and why.
     """
 
-    def __init__(self, store: Store, rank: int) -> None:
+    def __init__(
+        self, store: Store, rank: int, release: Callable[[Snapshot], None] = lambda snapshot: None
+    ) -> None:
         self._store = store
         self._rank = rank
+        self._release = release
         self._lock = threading.Lock()  # over what both threads change
         self._snapshot: Snapshot | None = None
         self._attempting = False
@@ -225,9 +230,8 @@ class BackgroundWriter:
 
     def _let_go(self) -> None:
         with self._lock:
-            if self._snapshot is not None and self._snapshot.superseded:
-                for arena in self._snapshot.arenas.values():
-                    arena.offer_back()  # while it still counts as in flight: nobody fills it yet
+            if self._snapshot is not None:
+                self._release(self._snapshot)
             self._snapshot = None
             self._attempting = False
             self._answered.set()

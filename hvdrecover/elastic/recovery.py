@@ -246,16 +246,14 @@ class Recovery:
 
     def finish(self) -> None:
         """Make the newest commit the run's last, and durable on all ranks; see `State.finish`."""
-        if self._memory.newest is not None:
-            self._memory.newest.finished = True
+        self._memory.mark(finished=True)
         self._durable.make_durable(FINISH_ATTEMPTS)
         self._durable.settle()
         self._say_finished(reports.finished(self._memory.last, self._durable.root))
 
     def reopen(self) -> None:
         """A training function is called on a state that an earlier one of this process has finished."""
-        if self._memory.newest is not None:
-            self._memory.newest.finished = False
+        self._memory.mark(finished=False)
 
     def say_finished(self) -> None:
         """Report that there is nothing left to do."""

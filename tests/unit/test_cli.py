@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -204,8 +205,7 @@ def test_diff_tells_what_has_changed(run, document, root):
 
 
 def test_diff_writes_no_infinity_as_json(document, root):
-    zeros = snapshot(4)
-    zeros.id = CommitId(2, 4)
+    zeros = dataclasses.replace(snapshot(4), id=CommitId(2, 4))
     zeros.arenas["model"].bytes_of("weight")[:] = 0
     make_store(LocalStorage(root), keep=9).write(zeros, rank=0)
     found = document("diff", root, "4", "3")[1]

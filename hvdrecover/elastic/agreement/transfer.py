@@ -90,24 +90,23 @@ def receive(world: World, root: int, held: Snapshot | None = None) -> Agreement:
     header = _broadcast_json(world, root, None)
     if "error" in header:
         raise StoppedError(f"rank {root} has no state to go on from. {header['error']}", header["kind"])
+    lacking = held is None or mine != header["digests"]
+    arenas = {} if held is None or lacking else held.arenas
+    if _anybody_lacks(world, lacking):
+        for name, (size, text) in header["files"].items():
+            if lacking:
+                arenas[name] = Arena(parse(base64.b64decode(text), size))
+                _broadcast_buffer(world, root, arenas[name].buffer)
+            else:
+                _pass_on(world, root, size)
     snapshot = Snapshot(
         id=CommitId(*header["id"]),
-        arenas={},
+        arenas=arenas,
         state=header["state"],
         world_size=header["world_size"],
         versions=header["versions"],
         finished=header["finished"],
     )
-    lacking = held is None or mine != header["digests"]
-    if held is not None and not lacking:
-        snapshot.arenas = held.arenas
-    if _anybody_lacks(world, lacking):
-        for name, (size, text) in header["files"].items():
-            if lacking:
-                snapshot.arenas[name] = Arena(parse(base64.b64decode(text), size))
-                _broadcast_buffer(world, root, snapshot.arenas[name].buffer)
-            else:
-                _pass_on(world, root, size)
     return Agreement(snapshot, header["source"], header["job"], header["loaded"])
 
 

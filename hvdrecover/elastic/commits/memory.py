@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.elastic.commits.arenas import Arenas
 from hvdrecover.elastic.commits.contents import Contents, Present
 from hvdrecover.elastic.commits.randomness import Generators
 from hvdrecover.errors import HvdrecoverError
@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 
 class Memory:
-    """The newest commit of one rank, and the memory for one more.
-
-    The newest commit is overwritten by the next one, unless it is being written. Then the next one goes to
-    other memory, and the two are used by turns: memory that is new to the process costs more time than
-    copying into it. When the write ends, the memory of the older one is offered back to the system, so while
-    nothing is in flight, one state's size is used, and never more than two.
+    """The newest commit of one rank.
 
     Args:
         contents: the attributes.
@@ -38,6 +33,7 @@ class Memory:
         newest: the newest commit; None if making the last one was interrupted.
         attempt: the commit that was last begun, whether or not it was completed.
         objection: the reason why the newest commit must not become durable, if there is one.
+        arenas: the memory that commits are copied into.
         in_flight: returns the snapshot that is being written and must not change, if any.
     """
 
@@ -57,8 +53,7 @@ class Memory:
         self._versions = versions
         self._dataset = dataset
         self._positions = contents.positions()
-        self._spare: Mapping[str, Arena] = {}
-        self._abandoned: weakref.WeakSet[Arena] = weakref.WeakSet()
+        self.arenas = Arenas()
         self.newest: Snapshot | None = None
         self.attempt = CommitId(0, 0)
         self.objection: HvdrecoverError | None = None
@@ -119,9 +114,10 @@ class Memory:
         if unchanged and self.newest is not None:
             arenas = dict(self.newest.arenas)
         else:
-            reuse = self._room(self.in_flight())
+            reuse = self.arenas.acquire(self.in_flight())
             self.newest = None  # an interrupted copy must not pass for a commit
             arenas = self._contents.copy(present, reuse)
+            self.arenas.hold(arenas)
         state = {**present.state(), "random": random}
         state.update({each.key: value for each in self._kept if (value := each.capture()) is not None})
         self.newest = Snapshot(
@@ -132,8 +128,14 @@ class Memory:
 
     def adopt(self, snapshot: Snapshot) -> None:
         """Take a commit that has been loaded; the memory of those before is let go."""
-        snapshot.dataset = self._dataset
-        self.newest, self.attempt, self._spare, self.objection = snapshot, snapshot.id, {}, None
+        self.arenas.adopt(snapshot.arenas)
+        self.newest = replace(snapshot, dataset=self._dataset)
+        self.attempt, self.objection = snapshot.id, None
+
+    def mark(self, *, finished: bool) -> None:
+        """Mark the newest commit as the last one of a finished run, or as one that others follow."""
+        if self.newest is not None and self.newest.finished != finished:
+            self.newest = replace(self.newest, finished=finished)
 
     def load(self, snapshot: Snapshot, where: str, *, strict: bool) -> list[str]:
         """Load a commit into the attributes and all else that it holds.
@@ -178,24 +180,3 @@ class Memory:
             and self.is_at_commit()
             and self._contents.is_copy(present, self.newest.state, self.newest.arenas)
         )
-
-    # -- arenas ----------------------------------------------------------------------------------------
-
-    def abandon(self, snapshot: Snapshot) -> None:
-        """Never overwrite a snapshot: a writer that nobody waits for any more may still be reading it."""
-        self._abandoned.update(snapshot.arenas.values())
-
-    def _room(self, in_flight: Snapshot | None) -> Mapping[str, Arena]:
-        """Return arenas that the next commit may overwrite."""
-        newest = self.newest.arenas if self.newest is not None else {}
-        writing = set(in_flight.arenas.values()) if in_flight is not None else set()
-        if self._abandoned.union(writing).isdisjoint(newest.values()):
-            return newest
-        if in_flight is not None and not writing.isdisjoint(newest.values()):
-            in_flight.superseded = True
-        room, self._spare = self._spare, newest
-        if not self._abandoned.isdisjoint(room.values()):
-            return {}
-        for arena in room.values():
-            arena.take_back()
-        return room

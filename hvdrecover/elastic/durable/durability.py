@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+from collections.abc import Callable
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.policy import is_due
@@ -31,7 +32,7 @@ class Durability:
     Args:
         settings: the user's wishes.
         store: where commits go.
-        rank: this process's rank.
+        writer: writes them there.
         clock: where times come from.
         pacing: how often commits become durable, if the settings leave it to us.
         max_age: for how many seconds commits may fail to become durable until the job is stopped.
@@ -41,7 +42,7 @@ class Durability:
         self,
         settings: Checkpoint,
         store: Store,
-        rank: int,
+        writer: BackgroundWriter,
         clock: Clock,
         pacing: Pacing,
         max_age: float | None = None,
@@ -54,7 +55,7 @@ class Durability:
         self._commits_since = 0
         self._begun: float | None = None
         self.store = store
-        self.writer = BackgroundWriter(store, rank)
+        self.writer = writer
 
     @classmethod
     def at(
@@ -68,15 +69,28 @@ class Durability:
         clock: Clock,
         pacing: Pacing,
         max_age: float | None = None,
+        release: Callable[[Snapshot], None],
     ) -> Durability:
         """Begin at the root that the settings name; nothing is read or written yet.
+
+        Args:
+            settings: the user's wishes.
+            job: the job's id, for claims and manifests.
+            host: this host's name, for claims.
+            rank: this process's rank.
+            events: where to report.
+            clock: where times come from.
+            pacing: how often commits become durable, if the settings leave it to us.
+            max_age: for how many seconds commits may fail to become durable until the job is stopped.
+            release: called with each snapshot that is no longer being written.
 
         Raises:
             ConfigError: the root's URL can't be opened.
         """
         storage = open_storage(settings.url)
         store = Store(storage, keep=settings.keep, job=job, host=host, events=events, clock=clock)
-        return cls(settings, store, rank, clock, pacing, max_age)
+        writer = BackgroundWriter(store, rank, release)
+        return cls(settings, store, writer, clock, pacing, max_age)
 
     def offer(self, snapshot: Snapshot, *, ask: bool) -> None:
         """Have a fresh commit written if it is due and no attempt to write one is under way.

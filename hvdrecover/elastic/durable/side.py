@@ -153,7 +153,7 @@ class DurableSide(Voter):
         if self._writing is not None:
             self._writing.writer.stop()
             if (snapshot := self._writing.writer.in_flight) is not None:
-                self._memory.abandon(snapshot)
+                self._memory.arenas.abandon(snapshot)
             self._writing = None
 
     def settle(self) -> None:
@@ -180,6 +180,7 @@ class DurableSide(Voter):
                 clock=context.clock,
                 pacing=self._pacing,
                 max_age=context.config.max_durable_age,
+                release=self._memory.arenas.release,
             )
         return self._writing
 

@@ -1,5 +1,6 @@
 """Checkpoints that earlier versions wrote must keep loading."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.reader import load_newest
 from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.checkpoint.values import decode
@@ -73,8 +75,7 @@ def test_it_can_be_gone_on_from(tmp_path):
     shutil.copytree(FORMAT_1, tmp_path / "root")
     store = make_store(LocalStorage(tmp_path / "root"), job="new")
     assert store.claim_next() == 2
-    later = golden.snapshot()
-    later.id = type(later.id)(2, 121)
+    later = dataclasses.replace(golden.snapshot(), id=CommitId(2, 121))
     store.write(later, rank=0)
     assert load_newest(store).id == later.id
 

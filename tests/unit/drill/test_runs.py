@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.discovery.health import Health
-from hvdrecover.discovery.history import Memory, dumps
+from hvdrecover.discovery.history import History, dumps
 from hvdrecover.drill.runs import Command, Run, placing
 
 
@@ -34,6 +34,6 @@ def test_hosts_are_well_when_that_was_found_after_the_repair(
     monkeypatch.setattr("hvdrecover.drill.runs.time.time", lambda: 100.0)
     run.repaired()
     (tmp_path / "hosts").mkdir()
-    memory = Memory(health={"localhost": Health(well, 0.0, 100.0 + after)})
-    (tmp_path / "hosts" / "memory.json").write_bytes(dumps(memory))
+    history = History(health={"localhost": Health(well, 0.0, 100.0 + after)})
+    (tmp_path / "hosts" / "history.json").write_bytes(dumps(history))
     assert run.hosts_are_well() is expected

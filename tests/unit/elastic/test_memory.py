@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
@@ -59,7 +60,23 @@ def test_two_arenas_are_used_by_turns_if_each_is_being_written() -> None:
         snapshots.append(training.commit(in_flight=snapshots[-1]))
         assert [value(each) for each in snapshots[-2:]] == [training.number - 1, training.number]
     assert len({arena(snapshot) for snapshot in snapshots}) == 2
-    assert [snapshot.superseded for snapshot in snapshots] == [True] * 5 + [False]
+
+
+def test_memory_is_offered_back_when_a_write_ends_unless_the_newest_commit_needs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    offered: list[Arena] = []
+    monkeypatch.setattr(Arena, "offer_back", lambda arena: offered.append(arena))
+    training = Training()
+    first = training.commit()
+    training.memory.arenas.release(first)
+    training.memory.arenas.release(training.commit_unchanged(in_flight=first))
+    assert offered == []
+    newest = training.commit(in_flight=first)
+    training.memory.arenas.release(first)
+    assert offered == [arena(first)]
+    training.memory.arenas.release(newest)
+    assert offered == [arena(first)]
 
 
 def test_one_in_flight_that_was_overtaken_long_ago_is_left_alone() -> None:
@@ -73,19 +90,19 @@ def test_one_in_flight_that_was_overtaken_long_ago_is_left_alone() -> None:
 def test_what_a_writer_that_was_left_behind_may_be_writing_is_never_overwritten() -> None:
     training = Training()
     left = training.commit()
-    training.memory.abandon(left)
+    training.memory.arenas.abandon(left)
     newest = training.commit()
     for _ in range(4):
         newest = training.commit(in_flight=newest)
         assert value(left) == 1.0
-    assert arena(left) not in training.memory._spare.values()
+    assert arena(left) not in training.memory.arenas._spare.values()
 
 
 def test_memory_that_was_abandoned_is_let_go_in_the_end() -> None:
     training = Training()
-    training.memory.abandon(training.commit())
+    training.memory.arenas.abandon(training.commit())
     training.memory.adopt(training.commit())
-    assert len(training.memory._abandoned) == 0
+    assert len(training.memory.arenas._abandoned) == 0
 
 
 def test_what_has_not_changed_is_not_copied_and_never_overwritten_while_it_is_written() -> None:

@@ -1,0 +1,62 @@
+"""The memory of one rank's commits, and who may overwrite it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+
+from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.snapshot import Snapshot
+
+
+class Arenas:
+    """The arenas of the newest commit, and of one more.
+
+    The newest commit is overwritten by the next one, unless it is being written. Then the next one goes to
+    other memory, and the two are used by turns: memory that is new to the process costs more time than
+    copying into it. When the write ends, the memory of the older one is offered back to the system, so while
+    nothing is in flight, one state's size is used, and never more than two.
+    """
+
+    def __init__(self) -> None:
+        self._newest: Mapping[str, Arena] = {}
+        self._spare: Mapping[str, Arena] = {}
+        self._abandoned: weakref.WeakSet[Arena] = weakref.WeakSet()
+
+    def acquire(self, in_flight: Snapshot | None) -> Mapping[str, Arena]:
+        """Return arenas that the next commit may overwrite; empty if it needs new ones.
+
+        Args:
+            in_flight: the commit that is being written and must not change, if any.
+        """
+        newest = self._newest
+        writing = set(in_flight.arenas.values()) if in_flight is not None else set()
+        if self._abandoned.union(writing).isdisjoint(newest.values()):
+            return newest
+        self._newest, self._spare, room = {}, newest, self._spare
+        if not self._abandoned.isdisjoint(room.values()):
+            return {}
+        for arena in room.values():
+            arena.take_back()
+        return room
+
+    def hold(self, newest: Mapping[str, Arena]) -> None:
+        """Note the arenas of the newest commit."""
+        self._newest = newest
+
+    def adopt(self, newest: Mapping[str, Arena]) -> None:
+        """Note the arenas of a commit that has been loaded; the memory of those before is let go."""
+        self._newest, self._spare = newest, {}
+
+    def release(self, written: Snapshot) -> None:
+        """Offer the memory of a commit back to the system, unless the newest one needs it.
+
+        Called on the writer's thread, while the commit still counts as in flight: nobody fills it yet.
+        """
+        if set(written.arenas.values()).isdisjoint(self._newest.values()):
+            for arena in written.arenas.values():
+                arena.offer_back()
+
+    def abandon(self, snapshot: Snapshot) -> None:
+        """Never overwrite a snapshot: a writer that nobody waits for any more may still be reading it."""
+        self._abandoned.update(snapshot.arenas.values())
