@@ -81,7 +81,6 @@ def checked(check: str, look: Callable[[], Finding | Iterable[Finding]]) -> list
         found.append(refused(check, error, "Look after this host, and run `hvdrecover doctor` again."))
     except HvdrecoverError as error:
         remedy = "Do what the message says, and run `hvdrecover doctor` again."
-        remedy = "Do what the message says, and run `hvdrecover doctor` again."
         found.append(failure(check, str(error), remedy))
     except Exception as error:
         what = f"the check itself has failed: {type(error).__name__}: {error}"
