@@ -7,7 +7,7 @@ This is the only module that reads environment variables; a test holds the other
 ``HVDRECOVER_EVENTS``          folder for event files, one per process; created when missing
 ``HVDRECOVER_LOG``             ``debug``, ``info`` (default), ``warning`` or ``error``
 ``HVDRECOVER_MAX_DURABLE_AGE`` for how many seconds commits that are due may fail to become durable
-                               before the job is stopped; without it, training goes on
+                               before the job is stopped; without it, training continues
 ``HVDRECOVER_STOP_SIGNALS``    which signals announce a preemption: names, separated by commas
                                (``SIGTERM,SIGUSR1``)
 ``HVDRECOVER_SSH_OPTIONS``     what `hvdrecover run` adds to ssh's command line, so that lost hosts are

@@ -24,9 +24,9 @@
     │   └── FlushTimeoutError       a commit did not become durable in time
     ├── RecoveryError               the ranks could not agree on a state to resume from
     │   ├── NoProgressError         they have come back to one commit again and again
-    │   ├── MeetingError            a rank was lost while the ranks met
+    │   ├── RendezvousError            a rank was lost during a rendezvous
     │   ├── RemovedError            this host is no longer part of the job
-    │   └── StoppedError            another rank has met an error that stops this one, too
+    │   └── StoppedError            another rank has had an error that stops this one, too
     ├── OutOfStepError              the ranks don't do the same any more
     │   ├── StructureError          their models, optimizers, data sets or scripts differ
     │   ├── DivergedError           their parameters differ
@@ -178,7 +178,7 @@ class MismatchError(CheckpointError):
 
 
 class UnknownCommitError(CheckpointError):
-    """The root holds no such commit, or is no checkpoint root at all.
+    """The root holds no such commit, or is not a checkpoint root at all.
 
     Attributes:
         candidates: names of commits that could be meant.
@@ -206,11 +206,11 @@ class FencedError(CheckpointError):
 
 
 class OvertakenError(FencedError):
-    """A later meeting or start of this very job has claimed the root; only this process must stop."""
+    """A later rendezvous or start of this very job has claimed the root; only this process must stop."""
 
 
 class FlushTimeoutError(CheckpointError, TimeoutError):
-    """A commit did not become durable in time; the write goes on."""
+    """A commit did not become durable in time; the write continues."""
 
 
 class RecoveryError(HvdrecoverError):
@@ -218,7 +218,7 @@ class RecoveryError(HvdrecoverError):
 
 
 class NoProgressError(RecoveryError):
-    """The ranks have come back to one commit again and again, and nobody was lost: it would go on for ever.
+    """The ranks have come back to one commit again and again, and nobody was lost: it would never end.
 
     Attributes:
         commit: its number.
@@ -231,8 +231,8 @@ class NoProgressError(RecoveryError):
         self.rank = rank
 
 
-class MeetingError(RecoveryError):
-    """A rank was lost while the ranks met."""
+class RendezvousError(RecoveryError):
+    """A rank was lost during a rendezvous."""
 
 
 class RemovedError(RecoveryError):
@@ -240,7 +240,7 @@ class RemovedError(RecoveryError):
 
 
 class StoppedError(RecoveryError):
-    """Another rank has met an error that stops this one, too.
+    """Another rank has had an error that stops this one, too.
 
     Attributes:
         kind: the name of that error's class.

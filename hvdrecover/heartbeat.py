@@ -31,7 +31,7 @@ class Phase(IntEnum):
     STARTING = 2  # until the ranks have agreed on a state
     BEGINNING = 3  # from there to the next commit: on some ranks, functions are compiled now
     TRAINING = 4
-    RECOVERING = 5  # parting from the other ranks, meeting those that are there, agreeing on a state
+    RECOVERING = 5  # leaving the other ranks, the rendezvous with those that are there, agreeing on a state
     FINISHED = 6  # its training function has returned, and the finished mark is durable
     LEFT = 7  # it leaves after a preemption, with its last commit in safety
     REMOVED = 8  # its host is no longer part of the job
@@ -95,7 +95,7 @@ class Reading:
         stop: what it has been asked for, by its guardian or a signal.
         diverged: how often its parameters were not those of most ranks.
         changed: commits of the whole run, up to its last one, at which the state had changed.
-        agreed: the same of the commit that it went on from.
+        agreed: the same of the commit that it resumed from.
     """
 
     phase: Phase
@@ -296,7 +296,7 @@ def enter(phase: Phase) -> None:
 
 
 def resume() -> None:
-    """Note that the ranks have agreed on a state, and go on from it."""
+    """Note that the ranks have agreed on a state, and resume from it."""
     global _beginning
     _beginning = 0.0
     _counts[_Field.AGREED] = _counts[_Field.CHANGED]

@@ -1,10 +1,10 @@
-"""Claims: which job writes to a root, which of its starts, and which meeting of that.
+"""Claims: which job writes to a root, which of its starts, and which rendezvous of that.
 
 A claim is a file ``claims/g0003.json``, created by the one process that writes generation 3, and never by
 two. It names its job, its start, and the generation under which that start *took* the root, `Claim.first`:
 
 - The root belongs to the start that took it last: of all claims, to that with the highest `Claim.first`. A
-  start takes it under a number above all claims. A recovery never takes it: it goes on from claims of its own
+  start takes it under a number above all claims. A recovery never takes it: it resumes from claims of its own
   start. So a claim that is made late, by what was replaced, means nothing, under however high a number.
 - Within a start, the highest generation writes. Processes of earlier ones were left behind by a recovery.
 - A start has claimed only once it has seen its claim as the newest of all. Else it claims again, above those.

@@ -13,7 +13,7 @@ class CommitId:
     """A commit's place in the run; later generations come after earlier ones.
 
     Attributes:
-        generation: how often the ranks had met when the commit was made; 0 before they first have.
+        generation: the number of rendezvous when the commit was made; 0 before the first.
         commit: how many commits had been made since the run began.
     """
 

@@ -163,7 +163,7 @@ def _entry(name: str, entry: Any) -> tuple[TensorSpec, int, int]:
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise ValueError(f"tensor '{name}' has the unknown dtype {dtype!r}")
     if not _is_counts(shape) or not _is_counts(offsets) or len(offsets) != 2:
-        raise ValueError(f"tensor '{name}' has a shape or offsets that are no lists of counts")
+        raise ValueError(f"tensor '{name}' has a shape or offsets that are not lists of counts")
     return TensorSpec(name, dtype, tuple(shape)), offsets[0], offsets[1]
 
 

@@ -96,7 +96,7 @@ def collect(storage: Storage, now: float) -> None:
 
 
 def foreign(storage: Storage) -> list[str]:
-    """Names in the readers' folder that are no leases."""
+    """Names in the readers' folder that are not leases."""
     return [name for name in storage.names(READERS) if _NAME.fullmatch(name) is None]
 
 

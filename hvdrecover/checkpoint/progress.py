@@ -45,7 +45,7 @@ class Progress:
     def behind(self) -> float:
         """For how many seconds a commit has waited to become durable; 0 if none waits.
 
-        A newer one that takes the place of one that could not be written goes on with its time.
+        A newer one that takes the place of one that could not be written continues with its time.
         """
         since = self._behind_since
         return 0.0 if since is None else self._clock.monotonic() - since
@@ -116,7 +116,7 @@ class Progress:
         self.error = error
 
     def reinstate(self) -> None:
-        """The ranks have met under a new generation; being fenced under an earlier one means nothing now."""
+        """A rendezvous has begun a new generation; being fenced under an earlier one means nothing now."""
         if self.failure is not None:
             self.failure = self._behind_since = None
 

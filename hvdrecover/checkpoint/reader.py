@@ -1,6 +1,6 @@
 """Reading durable commits: verify everything, walk back over what is broken.
 
-Whoever reads a root needs its `Storage` only; `load_newest` is for the job that goes on from it, and marks
+Whoever reads a root needs its `Storage` only; `load_newest` is for the job that resumes from it, and marks
 what it found broken. A commit is leased while it is read; see `hvdrecover.checkpoint.leases`.
 """
 
@@ -129,7 +129,7 @@ def _is_no_commit(storage: Storage, commit: CommitId, error: CorruptCheckpointEr
 
 
 def load_newest(store: Store, suspects: Collection[tuple[str, str]] = ()) -> Snapshot | None:
-    """Read the newest commit that verifies, for a job that goes on from it.
+    """Read the newest commit that verifies, for a job that resumes from it.
 
     Broken commits on the way are marked as quarantined, each with one line that says why. One that is marked
     is verified again: if it has been repaired, the mark is taken away. One that can't be read at present is

@@ -57,7 +57,7 @@ def metric_of(manifest: Manifest, best: Best | None) -> float | None:
     """The number that `Keep.best` goes by in one commit; None if it has none, or one that is not finite.
 
     Raises:
-        ValueError: the state has no such attribute, or it is no number.
+        ValueError: the state has no such attribute, or it is not a number.
     """
     if best is None:
         return None

@@ -31,7 +31,7 @@ def retrying(
 
     Args:
         clock: what pauses.
-        attempts: how many calls to make before the last error is raised; None goes on for ever.
+        attempts: how many calls to make before the last error is raised; None continues for ever.
         wake: when set, ends a pause with `WokenError`.
     """
     woken = wake or threading.Event()

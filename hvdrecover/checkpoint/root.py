@@ -118,7 +118,7 @@ def read_note(storage: Storage, path: str) -> str:
     """The text of a claim or a mark; empty if there is none, or something that can't be one.
 
     Raises:
-        ValueError: it is no text.
+        ValueError: it is not text.
         StorageError: the storage failed.
     """
     size = storage.size(path)

@@ -118,7 +118,7 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         if not isinstance(self.url, str | os.PathLike) or not isinstance(os.fspath(self.url), str):
-            raise ConfigError("checkpoint", f"{self.url!r} is no path or URL")
+            raise ConfigError("checkpoint", f"{self.url!r} is not a path or URL")
         object.__setattr__(self, "url", os.fspath(self.url))
         if not self.url.strip():
             raise ConfigError("checkpoint", "the URL is empty; name a folder or an fsspec URL")

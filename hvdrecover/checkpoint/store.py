@@ -39,7 +39,7 @@ class Store:
 
     Attributes:
         claims: the claims at the root.
-        resumed: the commit that the job goes on from, if it was read here. It stays until a later one is
+        resumed: the commit that the job resumes from, if it was read here. It stays until a later one is
             durable.
     """
 

@@ -108,7 +108,7 @@ def _is_json(items: list[Any]) -> bool:
         return True
     try:
         return kinds <= {int, float} and all(map(math.isfinite, items))
-    except OverflowError:  # an integer that is no float
+    except OverflowError:  # an integer that is not a float
         return False
 
 
@@ -316,7 +316,7 @@ def _unpack_numpy(payload: Any, inner: Callable[[Any], Any]) -> Any:
     if dtype.kind == "U":
         characters = np.ndarray(len(content) // 4, f"{dtype.byteorder}u4", content)
         if (characters > sys.maxunicode).any():
-            raise ValueError("a string holds what is no character")
+            raise ValueError("a string holds what is not a character")
     array: npt.NDArray[Any] = np.ndarray(shape, dtype, content).copy()
     return array[()] if scalar else array
 
@@ -324,7 +324,7 @@ def _unpack_numpy(payload: Any, inner: Callable[[Any], Any]) -> Any:
 def _count(shape: Any) -> int:
     """The number of items of an array."""
     if not all(type(length) is int and length >= 0 for length in shape):
-        raise ValueError(f"{shape} is no shape")
+        raise ValueError(f"{shape} is not a shape")
     return math.prod(shape)
 
 

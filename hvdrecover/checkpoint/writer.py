@@ -24,7 +24,7 @@ class BackgroundWriter:
     when its write ends. After that, while nobody waits any more, it deletes what is no longer kept; a
     snapshot that is submitted meanwhile is written next.
 
-    A write that fails begins an *outage*: attempts go on, with pauses, until one succeeds or the writer is
+    A write that fails begins an *outage*: attempts continue, with pauses, until one succeeds or the writer is
     stopped, and in a pause a newer snapshot may take the place of the one that waits. What time cannot mend,
     such as another job at the root, ends it for good: `Progress.failure`.
 
@@ -100,7 +100,7 @@ class BackgroundWriter:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until nothing is in flight, or as many attempts have failed as `hurry` has said.
 
-        The writer goes on in any case.
+        The writer continues in any case.
 
         Args:
             timeout: seconds to wait; None waits for as long as it takes.

@@ -112,7 +112,7 @@ def add_drill(commands: argparse._SubParsersAction[Any]) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Drill a script; 0 if it recovers and nothing that was asked for is missed, else 1.
 
-    Rank-local state that is another rank's after a recovery is no failure, unless that is asked for.
+    Rank-local state that is another rank's after a recovery is not a failure, unless that is asked for.
     """
     from hvdrecover.cli import documents, tables
     from hvdrecover.drill import document, slo

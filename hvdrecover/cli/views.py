@@ -31,7 +31,7 @@ class View(Protocol):
 
 
 class Lines:
-    """A line on stdout when something changes; for a stdout that is no terminal."""
+    """A line on stdout when something changes; for a stdout that is not a terminal."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
@@ -93,7 +93,7 @@ def frame(folder: Path, status: Status, problem: str, now: float) -> RenderableT
 
 @contextmanager
 def terminal(folder: Path) -> Iterator[View]:
-    """Return what is drawn anew at each look; or lines, if stdout is no terminal."""
+    """Return what is drawn anew at each look; or lines, if stdout is not a terminal."""
     if not sys.stdout.isatty():
         yield Lines()
         return

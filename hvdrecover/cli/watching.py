@@ -1,4 +1,4 @@
-"""Following a run that is going on: ``hvdrecover report --watch``, and ``--prometheus``."""
+"""Following a run that is under way: ``hvdrecover report --watch``, and ``--prometheus``."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class SampleOrder:
         on_record: called with this order and how many samples every rank has done, before they count.
 
     Raises:
-        ConfigError: a negative length, a seed that is no integer, or an unknown ``tail``.
+        ConfigError: a negative length, a seed that is not an integer, or an unknown ``tail``.
     """
 
     def __init__(self, length: int, *, shuffle: bool = True, seed: int = 0, tail: Tail = "pad") -> None:
@@ -142,7 +142,7 @@ class SampleOrder:
         self._begin()
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch. Naming the epoch under way changes nothing, so that a resumed one goes on.
+        """Go to an epoch. Naming the epoch under way changes nothing, so that a resumed one continues.
 
         Raises:
             ConfigError: a negative epoch.
@@ -217,7 +217,7 @@ class SampleOrder:
         """Begin an iteration: this rank's samples from the cursor on.
 
         An epoch that has been gone through and is begun again without `set_epoch` starts from its first
-        sample; but the first iteration after a restore goes on from the cursor, even if nothing is left.
+        sample; but the first iteration after a restore resumes from the cursor, even if nothing is left.
         """
         if self._iterated and self.left < (self.size if self.tail == "drop" else 1):
             self.done, self.gaps = 0, []
@@ -257,7 +257,7 @@ class SampleOrder:
         """
         if not isinstance(state, dict):
             raise MismatchError(
-                name, [f"{name}: the commit holds a {type(state).__name__}, which is no cursor"]
+                name, [f"{name}: the commit holds a {type(state).__name__}, which is not a cursor"]
             )
         differences = [
             f"{name}: the commit's cursor counts in an order of {fact} {state[fact]}, not {mine}"
@@ -267,7 +267,7 @@ class SampleOrder:
         gaps = state.get("left_out", [])
         counts = [state.get("epoch"), state.get("processed_num")]
         if not all(map(_is_count, counts)) or not _are_gaps(gaps, self.length):
-            differences.append(f"{name}: the commit holds {state}, which is no cursor")
+            differences.append(f"{name}: the commit holds {state}, which is not a cursor")
         if differences:
             raise MismatchError(name, differences)
         self.epoch = int(state["epoch"])

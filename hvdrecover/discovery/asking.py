@@ -1,7 +1,7 @@
 """Asking the source, and checking its hosts, in a process of its own, so that nothing can hold up the answer.
 
 Horovod's driver holds a lock while discovery runs, which recoveries need. So only the first call waits for
-checks; later ones go by what is known, while the process goes on to check.
+checks; later ones go by what is known, while the process continues to check.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def ask(
         checked: whether to wait for the checks, and for others who ask just now.
 
     Returns:
-        What was found out; None if that takes longer, or others are at it. It goes on in any case.
+        What was found out; None if that takes longer, or others are at it. It continues in any case.
     """
     reader, writer = os.pipe()
     child = os.fork()

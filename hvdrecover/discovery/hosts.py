@@ -78,13 +78,13 @@ def check_name(name: str) -> str:
         return f"'{name}' is an IPv6 address, which Horovod can't take; use the host's name"
     if "@" in name:
         return f"'{name}' has a user in it; name the user in ssh's configuration"
-    return f"'{name}' is no name of a host"
+    return f"'{name}' is not a name of a host"
 
 
 def check_slots(slots: int) -> str:
     """Return what is wrong with a number of slots; an empty string if nothing is."""
     if slots < 1:
-        return f"{slots} is no number of slots; leave a host out that is not to be used"
+        return f"{slots} is not a number of slots; leave a host out that is not to be used"
     return f"{slots} slots are more than any host has" if slots > MOST_SLOTS else ""
 
 
@@ -160,7 +160,7 @@ class _Line:
 
     def _slots(self, text: str, place: int) -> int:
         if not _NUMBER.fullmatch(text):
-            raise self._error(place, f"'{text}' is no number of slots")
+            raise self._error(place, f"'{text}' is not a number of slots")
         if problem := check_slots(int(text)):
             raise self._error(place, problem)
         return int(text)

@@ -48,6 +48,6 @@ def output(command: Sequence[str], environ: Mapping[str, str], timeout: float) -
 
 
 def _last_words(complaints: bytes) -> list[str]:
-    """The last line that says something, and is no rule or frame."""
+    """The last line that says something, and is not a rule or frame."""
     lines = complaints.decode(errors="replace").splitlines()
     return [line.strip() for line in lines if any(map(str.isalpha, line))][-1:]

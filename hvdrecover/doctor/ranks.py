@@ -1,7 +1,7 @@
 """``python -m hvdrecover.doctor.ranks BY SECONDS``: one rank of the test of allreduce.
 
 ``BY`` is what sums: ``torch`` or ``tensorflow``, through Horovod, or ``mpi4py``. Each rank writes lines of
-JSON behind `MARK`: what it has imported, before it meets the others, and what it has found.
+JSON behind `MARK`: what it has imported, before the rendezvous, and what it has found.
 
 Rank ``r`` of ``n`` puts ``i mod 251 + r + 1`` into element ``i``, so each element of the sum is the whole
 number ``n * (i mod 251) + n * (n + 1) / 2``. Up to `MOST_RANKS` ranks, that and all partial sums are less

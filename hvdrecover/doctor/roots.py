@@ -32,7 +32,7 @@ def judge_root(found: Mapping[str, Any], now: float) -> Finding:
         remedy = f"Look at it with `hvdrecover verify {url}`, and repair it or name another root."
         return failure(ROOT, f"{url}: none of its commits can be used: {listed}", remedy, **facts)
     minutes = max(0.0, now - newest["time"]) / 60
-    what = f"{url}: {listed}; a job goes on from {newest['commit']}, which is {minutes:.0f} min old"
+    what = f"{url}: {listed}; a job resumes from {newest['commit']}, which is {minutes:.0f} min old"
     if bad := [state for state in others if state != "incomplete"]:
         remedy = (
             f"Look at it with `hvdrecover ls {url}`; the commits that are {' or '.join(bad)} are passed over."

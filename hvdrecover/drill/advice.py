@@ -30,7 +30,7 @@ class Phases:
     Attributes:
         detect: from the fault until it was noticed.
         reset: parting from the other ranks.
-        rendezvous: meeting those that are there.
+        rendezvous: the rendezvous with those that are there.
         load: reading a durable commit; 0 if a memory held one.
         sync: bringing all ranks to one state.
         first_step: the first step after it.
@@ -54,12 +54,12 @@ class Measured:
     """The measurements of a drill; None is not known, and no advice is given that needs it.
 
     Attributes:
-        stall: for how long a commit in memory keeps training from going on.
+        stall: for how long a commit in memory stalls training.
         interval: from one commit in memory to the next.
         write: how long making a commit durable takes, in the background.
         slowdown: how much longer training takes for a write beside it; None counts as 0.
-        in_memory: recoveries after which the job went on from a commit in memory.
-        from_durable: recoveries after which it went on from a durable one.
+        in_memory: recoveries after which the job resumed from a commit in memory.
+        from_durable: recoveries after which it resumed from a durable one.
         silence: the longest time without progress in training.
         leave: the longest that a preemption needed, from SIGTERM to the exit.
     """
@@ -118,7 +118,7 @@ def advise(measured: Measured, rates: Rates) -> list[Advice]:
 
 
 def _commit_interval(measured: Measured, rates: Rates) -> Advice | None:
-    """Recoveries in place go on from a commit in memory, which costs its copy and nothing else."""
+    """Recoveries in place resume from a commit in memory, which costs its copy and nothing else."""
     if measured.stall is None or not measured.interval:
         return None
     costs = Costs(measured.stall, _restore(measured.in_memory), rates.mtbf_worker / rates.workers)

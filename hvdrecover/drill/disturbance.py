@@ -21,7 +21,7 @@ logger = logging.getLogger("hvdrecover")
 
 _LOOK = 0.1  # seconds
 _PAUSE = 30.0  # seconds for a durable commit after a fault of the storage; some scripts make few of them
-_FEW = 2  # commits in which a lasting fault strikes, and in which training goes on after it
+_FEW = 2  # commits in which a lasting fault strikes, and in which training continues after it
 
 
 class Disturbance:
@@ -36,7 +36,7 @@ class Disturbance:
     Attributes:
         struck: the faults that have struck.
         missed: those for which it was over too early.
-        findings: the rule that is broken if it does not go on.
+        findings: the rule that is broken if it does not continue.
         mapped: inodes of what its processes have had mapped of shared memory.
     """
 

@@ -40,7 +40,7 @@ class Conditions:
 
     Attributes:
         interval: from the beginning of a commit to that of the next.
-        stall: for how long a commit keeps training from going on; shorter than the interval.
+        stall: for how long a commit stalls training; shorter than the interval.
         recovery: from a failure to the first new step, and for commits that take time to become durable, that
             time as well.
         mtbf_worker: mean time between failures of one worker; infinity if it never fails.

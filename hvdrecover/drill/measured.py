@@ -36,7 +36,7 @@ def measure(clean: Path, told: Testimony, drilled: Sequence[Log], leaving: Seque
 
 
 def longest_stall(folders: Iterable[Path]) -> float | None:
-    """For how long a commit kept training from going on, at most; None if there was no commit.
+    """The longest stall of training by a commit; None if there was no commit.
 
     Args:
         folders: the event files of runs.

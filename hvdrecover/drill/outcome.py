@@ -28,8 +28,8 @@ class Struck:
         strike: which, as planned.
         begun: when, in seconds of the monotonic clock.
         commit: how many commits there were.
-        recovered: whether training went on, and, if the fault was a lasting one, also when it was over.
-        seconds: until all ranks of a new meeting had stepped; None if no ranks had to meet anew.
+        recovered: whether training continued, and, if the fault was a lasting one, also when it was over.
+        seconds: until all ranks of a new rendezvous had stepped; None if there had to be none.
     """
 
     strike: Strike
@@ -77,7 +77,7 @@ class Outcome:
     Attributes:
         schedule: its faults.
         measured: stalls, silences and recoveries.
-        longest_stall: for how long a commit kept training from going on at most, in seconds.
+        longest_stall: the longest stall of training by a commit, in seconds.
         results: what has come of the runs with faults.
         skipped: faults that can't strike here: name to reason.
         folder: where all of it is.

@@ -288,8 +288,8 @@ class Run:
         path.with_suffix(".new").rename(path)
 
     def _present(self) -> list[Line]:
-        """Return what was told by those that met last."""
-        met = self.testimony().meetings
+        """Return the reports of the ranks of the last rendezvous."""
+        met = self.testimony().rendezvouses
         pids = {line.pid: line.time for line in met[-1]} if met else {}
         return [line for line in self._witnesses.lines if line.time >= pids.get(line.pid, float("inf"))]
 
@@ -304,16 +304,16 @@ def _of(options: Sequence[str], names: Set[str]) -> list[str]:
 
 
 def has_stepped(told: Testimony, since: float, size: int | None = None) -> bool:
-    """Return whether all ranks of the last meeting, which began after a time, have stepped since they met.
+    """Return whether all ranks of the last rendezvous, which began after a time, have stepped since.
 
     Args:
         told: what witnesses tell.
         since: the time, in seconds of the monotonic clock.
         size: how many ranks there must be, if that is known.
     """
-    if not told.meetings:
+    if not told.rendezvouses:
         return False
-    met = told.meetings[-1]
+    met = told.rendezvouses[-1]
     if size not in (None, len(met)) or min(line.time for line in met) <= since:
         return False
     return told.stepped(met) is not None

@@ -1,6 +1,6 @@
 """The schedule of faults: decided by a seed, stored as JSON, and replayed exactly.
 
-Faults strike at commits, not at times, so that a replay meets the same state on a faster or slower machine.
+Faults strike at commits, not at times, so that a replay finds the same state on a faster or slower machine.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def at_random(
 ) -> Schedule:
     """Have faults strike at random, as often as faults do that know nothing of each other.
 
-    Each strikes once before any strikes again, so that a long drill has met all of them.
+    Each strikes once before any strikes again, so that a long drill has had all of them.
 
     Args:
         names: the faults.

@@ -1,6 +1,6 @@
 """The objectives of a drill, as a file ``slo.toml``, so that a CI fails when recovery gets worse::
 
-stall_seconds = 0.1      # the longest that a commit may keep training from going on
+stall_seconds = 0.1      # the longest that a commit may stall training
 recovery_seconds = 30.0  # the longest from a fault until all ranks step again
 steps_lost = 50          # the most steps that may have to be repeated, in all
 goodput = 0.5            # the least share of the time in committed steps, of the runs with faults
@@ -56,7 +56,7 @@ def load(path: Path) -> Numbers:
                 "--slo", f"'{path}' asks for '{name}'; what can be asked for is {', '.join(known)}"
             )
         if type(value) not in (int, float) or not value >= 0:
-            raise ConfigError("--slo", f"'{path}': {name} is {value!r}, which is no number from 0 on")
+            raise ConfigError("--slo", f"'{path}': {name} is {value!r}, which is not a number from 0 on")
     return Numbers(**wishes)
 
 

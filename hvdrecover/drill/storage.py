@@ -184,7 +184,7 @@ class _Moods:
         self._chance = random.Random(0)
 
     def obey(self, *, writes: bool = False) -> None:
-        """Return when a call is to go on.
+        """Return when a call is to continue.
 
         Args:
             writes: whether it needs space.

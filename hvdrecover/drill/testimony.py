@@ -37,7 +37,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Agreed(Line):
-    """The ranks have agreed on a commit to go on from; ``source`` is where it came from."""
+    """The ranks have agreed on a commit to resume from; ``source`` is where it came from."""
 
     source: str
 
@@ -169,11 +169,11 @@ class Testimony:
         )
 
     @cached_property
-    def meetings(self) -> list[list[Agreed]]:
+    def rendezvouses(self) -> list[list[Agreed]]:
         """Return who agreed with whom, in order of time.
 
-        Generations do not tell meetings apart: a job that starts anew may count from an earlier one again.
-        But ranks of one meeting name the same generation, commit and size, and each is there once.
+        Generations do not tell rendezvous apart: a job that starts anew may count from an earlier one again.
+        But ranks of one rendezvous name the same generation, commit and size, and each is there once.
         """
         found: list[list[Agreed]] = []
         for line in self.agreed:
@@ -187,12 +187,12 @@ class Testimony:
     def kept(self, lines: Sequence[L]) -> list[L]:
         """Those lines that are part of what the run has come to.
 
-        What was done after commit ``k`` is lost if a later meeting went on from ``k`` or an earlier commit.
+        What was done after commit ``k`` is lost if ranks later resumed from ``k`` or an earlier commit.
         """
-        least, later = [math.inf] * len(self.meetings), math.inf
-        for place in range(len(self.meetings) - 1, -1, -1):
+        least, later = [math.inf] * len(self.rendezvouses), math.inf
+        for place in range(len(self.rendezvouses) - 1, -1, -1):
             least[place] = later
-            later = min(later, self.meetings[place][0].commit)
+            later = min(later, self.rendezvouses[place][0].commit)
         return [line for line in lines if line.commit < least[self.meeting_of(line)]]
 
     @cached_property
@@ -229,7 +229,7 @@ class Testimony:
 
     def stepped_again(self, since: float) -> float | None:
         """Return when all ranks had stepped after the first rendezvous since a time, if there was one."""
-        met = (met for met in self.meetings if min(line.time for line in met) > since)
+        met = (met for met in self.rendezvouses if min(line.time for line in met) > since)
         return next(filter(None, map(self.stepped, met)), None)
 
     def _first_step(self, since: Line) -> float | None:
@@ -241,15 +241,15 @@ class Testimony:
         return min(filter(None, first), default=None)
 
     def meeting_of(self, line: Line) -> int:
-        """The place among the meetings of the one that the line's process was at last."""
+        """The place among the rendezvous of the one that the line's process was at last."""
         places = self._places[line.pid]
         return places[max(0, bisect.bisect_right(places, line.time, key=lambda each: each[0]) - 1)][1]
 
     @cached_property
     def _places(self) -> dict[int, list[tuple[float, int]]]:
-        """Process to the times of its meetings, and their places."""
+        """Process to the times of its rendezvous, and their places."""
         places: dict[int, list[tuple[float, int]]] = {}
-        for place, met in enumerate(self.meetings):
+        for place, met in enumerate(self.rendezvouses):
             for line in met:
                 places.setdefault(line.pid, []).append((line.time, place))
         return {pid: sorted(each) for pid, each in places.items()}

@@ -5,7 +5,7 @@ the monotonic clock, which all processes of a host share), ``rank``, ``size``, a
 ``commit`` of the commit that it came after:
 
 =========== =============================================================================================
-``agreed``  ``source``; the ranks have agreed on a commit to go on from
+``agreed``  ``source``; the ranks have agreed on a commit to resume from
 ``changed`` ``tensors`` (attribute to names), ``values`` (attribute to before and after): what had changed
             since then before the first step, where that can be told
 ``step``    ``number`` since the commit, ``inputs``: digest of what models were given, or null

@@ -1,1 +1,1 @@
-"""Elastic state: what a commit holds, how ranks agree on one, and the loop that goes on after faults."""
+"""Elastic state: what a commit holds, how ranks agree on one, and the loop that continues after faults."""

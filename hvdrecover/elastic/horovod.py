@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from hvdrecover import config
 from hvdrecover.elastic.interfaces import World
-from hvdrecover.errors import MeetingError, RemovedError
+from hvdrecover.errors import RemovedError, RendezvousError
 
 Fault = Literal["peers", "hosts", "numbers"]
 
@@ -68,17 +68,17 @@ class Ranks:
         return int(self._hvd.size())
 
     def init(self) -> None:
-        """Meet the other ranks.
+        """Rendezvous with the other ranks.
 
         Raises:
             RemovedError: this host is no longer part of the job.
-            MeetingError: a rank was lost while they met.
+            RendezvousError: a rank was lost meanwhile.
         """
         try:
             self._hvd.init()
         except ValueError as error:
             reason = _failure(self._hvd) or str(error)
-            kind = RemovedError if "has been removed from elastic job" in reason else MeetingError
+            kind = RemovedError if "has been removed from elastic job" in reason else RendezvousError
             raise kind(reason) from error
 
     def shutdown(self) -> None:
@@ -91,11 +91,11 @@ class Ranks:
             function(seconds)
 
 
-def meet_alone(hvd: Any) -> None:
+def rendezvous_alone(hvd: Any) -> None:
     """Initialise Horovod without any other rank, and shut it down again.
 
     From then on ``hvd.init()`` asks the driver for this process's place, as after a reset, and waits until
-    the other ranks meet as well. So a process takes the place of one that was lost.
+    the other ranks do so as well. So a process takes the place of one that was lost.
     """
     with config.alone():
         hvd.init()

@@ -207,11 +207,11 @@ class World(Protocol):
         """Number of ranks."""
 
     def init(self) -> None:
-        """Meet the other ranks.
+        """Rendezvous with the other ranks.
 
         Raises:
             RemovedError: this host is no longer part of the job.
-            MeetingError: a rank was lost while they met.
+            RendezvousError: a rank was lost meanwhile.
         """
 
     def shutdown(self) -> None:

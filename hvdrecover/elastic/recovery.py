@@ -47,14 +47,14 @@ class Recovery:
     # -- rendezvous and agreement ----------------------------------------------------------------------
 
     def rendezvous(self, reason: BaseException, steps: int = 0) -> None:
-        """Leave the ranks that there were, and meet those that there are, after a fault.
+        """Leave the ranks that there were, and rendezvous with those that there are, after a fault.
 
         Args:
             reason: the fault.
             steps: how many steps this rank has rolled back for it.
 
         Raises:
-            MeetingError: a rank was lost during the rendezvous.
+            RendezvousError: a rank was lost during the rendezvous.
             RemovedError: this host is no longer part of the job.
         """
         self._context.events.emit("reset", reason=f"{type(reason).__name__}: {reason}", steps=steps)

@@ -14,10 +14,10 @@ from hvdrecover.elastic.horovod import Fault, fault_of, notifications
 from hvdrecover.elastic.lifecycle import leaving
 from hvdrecover.elastic.recovery import Recovery
 from hvdrecover.elastic.state import State
-from hvdrecover.errors import MeetingError, RemovedError
+from hvdrecover.errors import RemovedError, RendezvousError
 from hvdrecover.events import logger, show_on_terminal
 
-MEETINGS = 10  # how often a rank tries to meet the others, each of whom may be lost in turn
+RENDEZVOUS = 10  # how often a rank tries a rendezvous, as any other rank may be lost in it
 
 Result = TypeVar("Result")
 
@@ -26,15 +26,15 @@ def run(function: Callable[..., Result]) -> Callable[..., Result | None]:
     """Decorate a training function, so that it survives lost, new and restarted ranks.
 
     Before the function is called, all ranks are brought to one state (`State.sync`). When ranks are lost, the
-    state goes back to the last commit, the ranks that are there meet again, and the function is called anew;
+    state goes back to the last commit, the ranks that are there rendezvous, and the function is called anew;
     when hosts merely come or go, nothing is rolled back. When it returns, the run is marked finished.
 
     SIGTERM or SIGUSR1 (``HVDRECOVER_STOP_SIGNALS``) makes a rank leave at the next commit, with exit code
-    75: with its host, if others can go on without it, else with all ranks, after a durable commit.
+    75: with its host, if others can continue without it, else with all ranks, after a durable commit.
 
     Args:
         function: takes the state as its first argument. It must not make a collective call before it is
-            called, and must go on from what the state says.
+            called, and must resume from what the state says.
 
     Returns:
         A function of the same arguments. It returns None at once if the run was finished by an earlier start.
@@ -96,7 +96,7 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
                 rollbacks.note(moment, state._random.number, cause)
             if isinstance(cause, RolledBack):
                 recovery.skip(cause)
-                reason = None  # nobody is lost: the ranks need not meet
+                reason = None  # nobody is lost: there is no need of a rendezvous
             else:
                 _keep_or_roll_back(state, fault)
 
@@ -117,11 +117,11 @@ def _keep_or_roll_back(state: State, fault: Fault) -> None:
 
 
 def _rendezvous(recovery: Recovery, reason: BaseException, steps: int) -> None:
-    for attempt in range(1, MEETINGS + 1):
+    for attempt in range(1, RENDEZVOUS + 1):
         try:
             recovery.rendezvous(reason, steps if attempt == 1 else 0)
             break
-        except MeetingError as error:
-            if attempt == MEETINGS:
+        except RendezvousError as error:
+            if attempt == RENDEZVOUS:
                 raise
             reason = error

@@ -197,7 +197,7 @@ class State:
             Preempted: this process leaves; its exit code is 75.
             FencedError: another job has taken the checkpoint root.
             DurableAgeError: commits can't be made durable for longer than ``HVDRECOVER_MAX_DURABLE_AGE``.
-            StoppedError: rank 0 has met one of these; raised on the other ranks.
+            StoppedError: rank 0 has had one of these; raised on the other ranks.
         """
         self._consult(Moment("check"))
 
@@ -208,8 +208,8 @@ class State:
             timeout: seconds to wait; None waits for as long as it takes.
 
         Raises:
-            FlushTimeoutError: the time is over; the write goes on.
-            StorageError: a handful of attempts have failed; the writer goes on trying.
+            FlushTimeoutError: the time is over; the write continues.
+            StorageError: a handful of attempts have failed; the writer continues trying.
             FencedError: another job has taken the checkpoint root.
             NumericsError: the newest commit has parameters that are not finite, and the state has a guard.
         """

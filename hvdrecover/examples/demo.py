@@ -32,7 +32,7 @@ class Fault:
         name: what was killed.
         workers: number of workers before and after.
         before: the last commit before it.
-        after: the commit that training went on from.
+        after: the commit that training resumed from.
         seconds: from the kill to the end of the next training step, that step's pretended length included.
         repeated: samples whose training had been begun after that commit, and was again.
     """
@@ -135,7 +135,7 @@ def _problems(killed: DigitsRun, clean: DigitsRun) -> list[str]:
 
 def _show(console: Console, faults: list[Fault], clean: DigitsRun, killed: DigitsRun) -> None:
     table = Table()
-    for heading in ("SIGKILL of", "workers", "last commit", "went on from", "next step", "repeated"):
+    for heading in ("SIGKILL of", "workers", "last commit", "resumed from", "next step", "repeated"):
         table.add_column(heading, justify="left" if heading == "SIGKILL of" else "right")
     for fault in faults:
         workers = f"{fault.workers[0]} → {fault.workers[1]}"

@@ -146,7 +146,7 @@ class DigitsRun:
         return ledger.read(self.folder / "ledger")
 
     def generations(self) -> dict[int, int]:
-        """Generation to the commit that it went on from."""
+        """Generation to the commit that it resumed from."""
         return ledger.generations(self.folder / "events")
 
     def committed(self) -> list[Batch]:

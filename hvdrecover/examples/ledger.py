@@ -2,7 +2,7 @@
 
 Each process appends a line of JSON per batch to a file of its own. `committed` then says which batches are
 part of the final state: a batch trained after commit ``k`` of generation ``g`` is lost if a later generation
-went on from commit ``k`` or an earlier one.
+resumed from commit ``k`` or an earlier one.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def committed(batches: Sequence[Batch], starts: dict[int, int]) -> list[Batch]:
 
     Args:
         batches: all batches.
-        starts: generation to the commit that it went on from, for all generations.
+        starts: generation to the commit that it resumed from, for all generations.
     """
     return [
         batch
@@ -102,7 +102,7 @@ def committed(batches: Sequence[Batch], starts: dict[int, int]) -> list[Batch]:
 
 
 def generations(events: Path) -> dict[int, int]:
-    """Generation to the commit that it went on from, read from a folder of event files."""
+    """Generation to the commit that it resumed from, read from a folder of event files."""
     starts = {}
     for path in events.glob("*.jsonl"):
         for line in path.read_text().splitlines():

@@ -5,7 +5,7 @@ r"""Train a small network on scikit-learn's handwritten digits, so that nothing 
     horovodrun -np 2 --min-np 1 --host-discovery-script 'discover-hosts file hosts' \
         python -m hvdrecover.examples.tensorflow_digits --checkpoint file:///data/digits
 
-Kill any of it and start it again: it goes on where it was.
+Kill any of it and start it again: it resumes where it was.
 """
 
 from __future__ import annotations

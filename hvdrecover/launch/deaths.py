@@ -16,7 +16,7 @@ Fault = Literal[
     "crash", "hang", "out_of_memory", "preemption", "lost_host", "launcher_lost", "script_error", "early_exit"
 ]
 OF_HOSTS = ("crash", "hang", "out_of_memory")  # which may come of the host, and happen again there
-# Errors that come of other ranks' faults, wherever the script meets them.
+# Errors that come of other ranks' faults, wherever the script gets them.
 _OF_OTHERS = ("Horovod initialization failed", "HorovodInternalError", "HostsUpdatedInterrupt")
 SAME_ERROR = "the script has failed in the same way at the same place again"
 BUDGET = 3  # deaths in a row without progress
@@ -120,10 +120,10 @@ def given_up(death: Death, ending: End, deaths: int, seen: Collection[Cause]) ->
         death: this death.
         ending: how the process has ended.
         deaths: deaths in a row without progress, this one included.
-        seen: the errors of the script that were met before.
+        seen: the errors of the script that were seen before.
     """
     if death.reading.phase == Phase.FINISHED:
-        return "the other ranks have finished and can't be met again"
+        return "the other ranks have finished, and there is no rendezvous any more"
     if ending.name == "script_error" and death.cause in seen:
         return SAME_ERROR
     if deaths >= BUDGET:

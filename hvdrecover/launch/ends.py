@@ -68,7 +68,7 @@ OF_PROCESSES = (
         1,
         ("StorageError",),
     ),
-    End("rendezvous", "ranks were lost while they met", "in place", _AS_CRASH, 1, ("RecoveryError",)),
+    End("rendezvous", "ranks were lost during a rendezvous", "in place", _AS_CRASH, 1, ("RecoveryError",)),
     End(
         "overtaken",
         "a later generation of its own job claimed the checkpoint root",
@@ -81,7 +81,7 @@ OF_PROCESSES = (
         "script_error",
         "any other exception",
         "in place",
-        "restarted in place; the same error at the same place again ends the job. If it was met right after "
+        "restarted in place; the same error at the same place again ends the job. If it came right after "
         "a durable commit was loaded, the job first starts once more from the commit before that one",
     ),
     End("first_error", "an exception before the job's first commit", "end", _ENDS),

@@ -21,8 +21,8 @@ from hvdrecover.launch import hangs, processes
 COLLECTIVE_SECONDS = 10  # after which ranks give up one that doesn't answer
 FOREIGN = (
     "this Horovod was not built by `hvdrecover install-horovod`: ranks that wait for one that hangs may have "
-    "to be killed with it, and ranks that meet may abort when one of them is lost; the job then goes on from "
-    "its durable commit"
+    "to be killed with it, and ranks may abort when one of them is lost in a rendezvous. Then the job has to "
+    "resume from its durable commit"
 )
 _DISCOVERY = 60.0  # seconds for a host discovery script
 _COOLDOWN = ("10", "600")  # seconds for which a host that has failed is left alone

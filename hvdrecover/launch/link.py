@@ -13,7 +13,7 @@ from hvdrecover.launch import messages
 from hvdrecover.launch.messages import Message
 
 ANSWER = 5.0  # seconds for the other side to take a message, or to say who it is
-_LONGEST = 1 << 20  # bytes in a line; more is no message of ours
+_LONGEST = 1 << 20  # bytes in a line; more is not a message of ours
 _LONGEST_GREETING = 1 << 12  # the same, of who has not said yet that it belongs here
 _KEEPALIVE = {
     socket.TCP_KEEPIDLE: 2,

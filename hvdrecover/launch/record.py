@@ -18,7 +18,7 @@ class Record:
     Attributes:
         deaths: deaths in a row without progress, which is what goes beyond the farthest point reached before.
         farthest: the farthest point that is known of, as in `hvdrecover.heartbeat.Reading.point`.
-        causes: the errors of the script that were met, here or in an earlier start of the job.
+        causes: the errors of the script that were seen, here or in an earlier start of the job.
         committed: whether the job has made any commit.
     """
 

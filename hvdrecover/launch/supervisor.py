@@ -31,7 +31,7 @@ _TICK = 0.5
 _MARGIN = 5.0  # seconds beyond the grace for what is left to end
 _ANSWERS = 3.0  # seconds for guardians to say where ranks are
 _LINGERING = 60.0  # seconds for horovodrun to end when the training is finished and all guardians have gone
-_HEARSAY = 10.0  # seconds for the rank that has met an error to tell of it, when others have
+_HEARSAY = 10.0  # seconds for the rank that had an error to report it, when others have
 _LAST_WORDS = 1.0  # seconds for guardians to obey before all is killed
 _REPORTS = "failing-hosts"  # hosts on which slots were given up or diverged; discovery excludes them
 

@@ -1,6 +1,6 @@
 """The clocks of hosts, set against each other by what their ranks did at the same time.
 
-Ranks train in step: each makes its first step after a meeting, and its commits, at nearly the same time as
+Ranks train in step: each makes its first step after a rendezvous, and its commits, at nearly the same time as
 the others. If a host tells other times for all of these than another host does, by more than a second, its
 clock is wrong. Smaller differences are left alone, as they may as well come from slower ranks.
 """

@@ -11,7 +11,7 @@ from hvdrecover.reporting.reading import parse
 from hvdrecover.reporting.records import Event
 
 _SUFFIX = ".jsonl"
-_PIECE = 1 << 22  # bytes that are read at once; a line is shorter, or it is no event
+_PIECE = 1 << 22  # bytes that are read at once; a line is shorter, or it is not an event
 _BUDGET = 1 << 23  # bytes after which a look ends, so that whoever looks can be interrupted and can say so
 
 
@@ -56,7 +56,7 @@ class Follower:
         return len(self._files)
 
     def look(self) -> list[tuple[str, Event | None]]:
-        """The lines that are new, each with its file; None for those that are no events.
+        """The lines that are new, each with its file; None for those that are not events.
 
         The lines of one file are in order, those of different files are not.
         """

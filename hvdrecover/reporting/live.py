@@ -1,4 +1,4 @@
-"""The status of a run that is going on, event by event.
+"""The status of a run that is under way, event by event.
 
 They do not depend on the order in which files are read, only on that of the lines in each of them. Faults and
 recoveries are those of `summary`. It is asked anew only after an event that may change them, and is told of a
@@ -70,7 +70,7 @@ class Live:
         self._report: Report | None = None
 
     def take(self, file: str, event: Event | None) -> None:
-        """The next line of a file; None if it is no event."""
+        """The next line of a file; None if it is not an event."""
         if event is None:
             self._passed_over += 1
             return

@@ -63,7 +63,7 @@ def totals(status: Status) -> list[Series]:
         Series("faults", "Faults by kind.", _by_kind(status), "kind"),
         Series("host_faults", "Faults by the host that told of them.", _by_host(status), "host"),
         _series("repeated_steps", "Steps done again, as no commit held them.", status.steps_repeated),
-        _series("event_lines_passed_over", "Lines of event files that are no events.", status.passed_over),
+        _series("event_lines_passed_over", "Lines of event files that are not events.", status.passed_over),
     ]
 
 
@@ -78,7 +78,7 @@ def gauges(status: Status) -> list[Series]:
         _series("storage_outage", "1 while commits can't be made durable.", status.outage is not None),
     ]
     if agreement is not None:
-        found.append(_series("ranks", "Ranks that met last.", agreement.ranks))
+        found.append(_series("ranks", "Ranks of the last rendezvous.", agreement.ranks))
         found.append(_series("generation", "Generation that the ranks are in.", agreement.generation))
     if status.epoch is not None:
         help = "Newest epoch that events name, which they do if its last batch is padded or cut."

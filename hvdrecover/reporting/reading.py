@@ -31,7 +31,9 @@ def locate(folder: Path | None, configured: Path | None, runs: Path) -> Path:
         if wanted is None:
             continue
         if not wanted.is_dir():
-            raise ConfigError(name, f"'{wanted}' is no folder; name the one that holds the run's event files")
+            raise ConfigError(
+                name, f"'{wanted}' is not a folder; name the one that holds the run's event files"
+            )
         return wanted
     try:
         written = {run: _last_written(run) for run in runs.iterdir() if run.is_dir()} if runs.is_dir() else {}
@@ -50,7 +52,7 @@ def locate(folder: Path | None, configured: Path | None, runs: Path) -> Path:
 def read(folder: Path) -> Log:
     """Read the event files in a folder and in those below it.
 
-    Lines that are no events are passed over: a process that is killed leaves its last one half-written.
+    Lines that are not events are passed over: a process that is killed leaves its last one half-written.
 
     Raises:
         ConfigError: a file could not be read, or there are no events at all.
@@ -99,7 +101,7 @@ class Process:
     Attributes:
         events: of guardians and supervisors.
         spans: host to the times of its first and its last event of any kind.
-        passed_over: number of lines that are no events.
+        passed_over: number of lines that are not events.
         stints: of the training process.
     """
 
@@ -137,7 +139,7 @@ class Process:
             stint.times.append(event.time)
 
     def _durable(self, event: Event) -> None:
-        """Writing goes on beside training, so the ranks may have met again since the commit was made."""
+        """Note a durable commit; while it was written, there may have been another rendezvous."""
         generation, made = event.whole("generation"), event.whole("commit")
         stint = next((stint for stint in reversed(self.stints) if stint.place[0] == generation), None)
         if stint is not None and made is not None:
@@ -155,7 +157,7 @@ def _process(path: Path) -> Process:
 
 
 def _events(path: Path) -> Iterator[Event | None]:
-    """The lines of a file; None for those that are no events."""
+    """The lines of a file; None for those that are not events."""
     with path.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             yield parse(line)

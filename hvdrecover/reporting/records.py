@@ -53,8 +53,8 @@ class Stint:
         times: when it made them, in seconds since the Unix epoch; as long as ``numbers``.
         recovered: its first step, if that followed a recovery.
         finished: the end of the run.
-        lost: how many steps it rolled back to meet the others again.
-        left: when it set out to meet them again, in seconds since the Unix epoch.
+        lost: how many steps it rolled back for the next rendezvous.
+        left: when it set out for that, in seconds since the Unix epoch.
         durable: those of its commits that it has made durable.
     """
 
@@ -69,7 +69,7 @@ class Stint:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """Generation, the commit that it went on from, and number of ranks: the same for all that met."""
+        """Generation, the commit that it resumed from, and number of ranks: the same for all ranks."""
         return (
             self.sync.whole("generation") or 0,
             self.sync.whole("commit") or 0,
@@ -86,7 +86,7 @@ class Log:
         stints: what training processes tell.
         spans: host to the times of its first and its last event of any kind.
         files: number of event files.
-        passed_over: number of lines that are no events, such as one that a killed process left half-written.
+        passed_over: number of lines that are not events, such as one that a killed process left half-written.
     """
 
     events: tuple[Event, ...]

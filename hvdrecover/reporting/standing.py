@@ -34,7 +34,7 @@ def facts(status: Status, now: float) -> dict[str, str]:
 def progress(status: Status) -> str:
     """Return how far it has got."""
     if status.agreement is None or status.commit is None:
-        return "the ranks have not met yet"
+        return "there was no rendezvous yet"
     epoch = f", epoch {status.epoch} or later" if status.epoch is not None else ""
     ranks = _count(status.agreement.ranks, "rank")
     return f"commit {status.commit.number} in generation {status.commit.generation} with {ranks}{epoch}"
@@ -50,7 +50,7 @@ def changes(before: Status, after: Status) -> list[str]:
     met = after.agreement
     if met is not None and met != before.agreement:
         ranks = _count(met.ranks, "rank")
-        lines.append(f"{ranks} met in generation {met.generation}, to go on from commit {met.commit}")
+        lines.append(f"{ranks} agreed in generation {met.generation} to resume from commit {met.commit}")
     for fault in _more(_recovered(before), _recovered(after)):
         seconds = words.duration(fault.recovery.seconds if fault.recovery else None)
         lines.append(f"recovered in {seconds} from: {_fault(fault)}")

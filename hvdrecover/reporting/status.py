@@ -16,7 +16,7 @@ class Agreement:
     Attributes:
         time: when, in seconds since the Unix epoch.
         generation: the generation that began.
-        commit: the commit that it went on from.
+        commit: the commit that it resumed from.
         ranks: their number.
     """
 
@@ -68,8 +68,8 @@ class Status:
         restarts: how often one process was restarted in place.
         warm: how many of those restarts a standby made.
         given_up: why slots or jobs were given up.
-        agreement: the last meeting of the ranks, or None if there was none.
-        commit: the newest commit, or the one that the ranks went on from; None before they met.
+        agreement: the last rendezvous of the ranks, or None if there was none.
+        commit: the newest commit, or the one that the ranks resumed from; None before the first rendezvous.
         epoch: the newest that events name, or None. They name those whose last batch is padded or cut.
         commits: number of commits that rank 0 has made, repeated ones included.
         recent: when it made the newest `RECENT` of them, in order.
@@ -84,7 +84,7 @@ class Status:
         faults: in order of time, with their recoveries.
         steps_repeated: steps that were done again, as they had not been committed.
         hosts: those that have told of anything.
-        passed_over: number of lines that are no events.
+        passed_over: number of lines that are not events.
     """
 
     begin: float

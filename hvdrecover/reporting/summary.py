@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hvdrecover.reporting.clocks import corrected, offsets
-from hvdrecover.reporting.meetings import Meeting, began, broken_by, group
 from hvdrecover.reporting.records import Event, Log
+from hvdrecover.reporting.rendezvous import Rendezvous, began, broken_by, group
 
 TOLD = ("reset", "rendezvous", "load", "sync", "first_step")  # phases of which a rank tells
 PHASES = ("start", *TOLD)
@@ -23,7 +23,7 @@ class Recovery:
 
     Attributes:
         generation: the generation in which they did.
-        commit: the commit that they went on from.
+        commit: the commit that they resumed from.
         seconds: from the fault to the last rank's first step.
         rank: the rank that stepped last; None if no rank tells of its first step.
         phases: how many seconds that rank spent on each of `PHASES`; empty if it does not tell.
@@ -84,7 +84,7 @@ class Ending:
 
     Attributes:
         outcome: ``finished``, if the training function returned on all ranks; ``ended``, if the supervisor
-            left otherwise; ``open``, if the run is going on or everything was killed.
+            left otherwise; ``open``, if the run is under way or everything was killed.
         code: the supervisor's exit code, if it left.
         reason: why it left.
     """
@@ -108,12 +108,12 @@ class Report:
         given_up: why slots or jobs were given up.
         faults: in order of time.
         steps_repeated: steps that were done again, as they had not been committed.
-        commits_repeated: commits that were made again, as the job went on from an earlier one.
+        commits_repeated: commits that were made again, as the job resumed from an earlier one.
         goodput: the share of the time that was spent between commits that were carried over, from 0 to 1;
             None if no time has passed.
         clocks: host to how many seconds its clock is ahead; its times are corrected.
         files: number of event files.
-        passed_over: number of lines in them that are no events.
+        passed_over: number of lines in them that are not events.
     """
 
     begin: float
@@ -156,29 +156,29 @@ def summarise(log: Log) -> Report:
     """Draw the conclusions from a run's events."""
     wrong = offsets(log)
     log = corrected(log, wrong)
-    meetings = group(log.stints)
+    rendezvouses = group(log.stints)
     starts, faults = log.of("start"), log.of("fault")
     restarts = [event for event in log.of("restart") if event.word("scope") == "slot"]
     begin, end = log.begin, log.end
     return Report(
         begin=begin,
         end=end,
-        ending=_ending(log, meetings),
+        ending=_ending(log, rendezvouses),
         starts=len(starts),
         restarts=len(restarts),
         warm=sum(event.facts.get("warm") is True for event in restarts),
         given_up=tuple(_given_up(event) for event in log.of("gave_up")),
-        faults=tuple(_fault(event, meetings) for event in faults),
-        steps_repeated=_steps_repeated(faults, meetings),
-        commits_repeated=_commits_repeated(meetings),
-        goodput=min(_carried_over(meetings) / (end - begin), 1.0) if end > begin else None,
+        faults=tuple(_fault(event, rendezvouses) for event in faults),
+        steps_repeated=_steps_repeated(faults, rendezvouses),
+        commits_repeated=_commits_repeated(rendezvouses),
+        goodput=min(_carried_over(rendezvouses) / (end - begin), 1.0) if end > begin else None,
         clocks=wrong,
         files=log.files,
         passed_over=log.passed_over,
     )
 
 
-def _fault(event: Event, meetings: Sequence[Meeting]) -> Fault:
+def _fault(event: Event, rendezvouses: Sequence[Rendezvous]) -> Fault:
     return Fault(
         time=event.time,
         kind=event.word("fault") or "unknown",
@@ -187,67 +187,67 @@ def _fault(event: Event, meetings: Sequence[Meeting]) -> Fault:
         exit=event.whole("exit"),
         steps=event.whole("steps"),
         detail=event.word("detail"),
-        recovery=_recovery(event, meetings),
+        recovery=_recovery(event, rendezvouses),
     )
 
 
-def _recovery(fault: Event, meetings: Sequence[Meeting]) -> Recovery | None:
-    """The first meeting after a fault in which all ranks stepped again."""
+def _recovery(fault: Event, rendezvouses: Sequence[Rendezvous]) -> Recovery | None:
+    """The first rendezvous after a fault in which all ranks stepped again."""
     since = began(fault)
-    for meeting in meetings[broken_by(fault, meetings) + 1 :]:
-        stepped = meeting.stepped()
+    for rendezvous in rendezvouses[broken_by(fault, rendezvouses) + 1 :]:
+        stepped = rendezvous.stepped()
         if stepped is not None:
-            return _recovered(meeting, max(stepped - since, 0.0))
+            return _recovered(rendezvous, max(stepped - since, 0.0))
     return None
 
 
-def _recovered(meeting: Meeting, seconds: float) -> Recovery:
-    steps = meeting.first_steps
+def _recovered(rendezvous: Rendezvous, seconds: float) -> Recovery:
+    steps = rendezvous.first_steps
     if not steps:
-        return Recovery(meeting.generation, meeting.commit, seconds, None, {})
+        return Recovery(rendezvous.generation, rendezvous.commit, seconds, None, {})
     told = {phase: steps[-1].number(phase) for phase in TOLD}
     phases = {phase: spent for phase, spent in told.items() if spent is not None}
     if phases:
         phases = {"start": max(seconds - sum(phases.values()), 0.0), **phases}
-    return Recovery(meeting.generation, meeting.commit, seconds, steps[-1].rank, phases)
+    return Recovery(rendezvous.generation, rendezvous.commit, seconds, steps[-1].rank, phases)
 
 
-def _steps_repeated(faults: Sequence[Event], meetings: Sequence[Meeting]) -> int:
-    """All ranks train in step, so of one meeting's ranks the one that lost the most steps counts for all."""
-    lost = {place: meeting.steps_lost for place, meeting in enumerate(meetings)}
+def _steps_repeated(faults: Sequence[Event], rendezvouses: Sequence[Rendezvous]) -> int:
+    """All ranks train in step, so of each rendezvous the rank that lost the most steps counts for all."""
+    lost = {place: rendezvous.steps_lost for place, rendezvous in enumerate(rendezvouses)}
     for fault in faults:
-        place = broken_by(fault, meetings)
+        place = broken_by(fault, rendezvouses)
         lost[place] = max(lost.get(place, 0), fault.whole("steps") or 0)
     return sum(lost.values())
 
 
-def _commits_repeated(meetings: Sequence[Meeting]) -> int:
+def _commits_repeated(rendezvouses: Sequence[Rendezvous]) -> int:
     return sum(
         max(before.newest - after.commit, 0)
-        for before, after in itertools.pairwise(meetings)
+        for before, after in itertools.pairwise(rendezvouses)
         if not before.finished
     )
 
 
-def _carried_over(meetings: Sequence[Meeting]) -> float:
-    """Seconds from each agreement to the last commit after it that all later meetings went on from."""
+def _carried_over(rendezvouses: Sequence[Rendezvous]) -> float:
+    """Seconds from each agreement to the last commit after it that all later rendezvous resumed from."""
     seconds = 0.0
     carried: float = math.inf  # commits beyond this one were lost later on
-    for meeting in reversed(meetings):
-        if meeting.finished:
+    for rendezvous in reversed(rendezvouses):
+        if rendezvous.finished:
             carried = math.inf
-        newest = int(min(meeting.newest, carried))
-        seconds += max(meeting.reached(newest) - meeting.agreed, 0.0)
-        carried = min(carried, meeting.commit)
+        newest = int(min(rendezvous.newest, carried))
+        seconds += max(rendezvous.reached(newest) - rendezvous.agreed, 0.0)
+        carried = min(carried, rendezvous.commit)
     return seconds
 
 
-def _ending(log: Log, meetings: Sequence[Meeting]) -> Ending:
+def _ending(log: Log, rendezvouses: Sequence[Rendezvous]) -> Ending:
     last = next(iter(log.of("end")[-1:]), None)
     started = max((event.time for event in log.of("start")), default=-math.inf)
     left = last if last is not None and last.time >= started else None
     code, reason = (left.whole("code"), left.word("reason")) if left else (None, "")
-    if meetings and meetings[-1].finished:
+    if rendezvouses and rendezvouses[-1].finished:
         return Ending("finished", code, reason)
     return Ending("ended" if left else "open", code, reason)
 

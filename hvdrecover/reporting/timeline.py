@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hvdrecover.reporting.clocks import corrected, offsets
-from hvdrecover.reporting.meetings import Meeting, began, broken_by, group
 from hvdrecover.reporting.records import Event, Log, Stint
+from hvdrecover.reporting.rendezvous import Rendezvous, began, broken_by, group
 from hvdrecover.reporting.summary import TOLD
 
 Activity = Literal["training", "recovery", "starting", "down"]
@@ -23,13 +23,13 @@ class Stretch:
 
     Attributes:
         activity: ``training``, from a first step on; ``recovery``, from a fault, or from when ranks set out
-            to meet again, to the rank's first step; ``starting``, from the start of the job on; ``down``,
+            for a rendezvous, to the rank's first step; ``starting``, from the start of the job on; ``down``,
             while the job was not running.
         begin: in seconds since the run's beginning.
         end: the same.
         host: the rank's host.
-        generation: the meeting that the stretch follows, or leads to; 0 if it leads to none.
-        commit: the commit that was gone on from there.
+        generation: the rendezvous that the stretch follows, or leads to; 0 if it leads to none.
+        commit: the commit that was resumed from there.
         phases: of a recovery, how many seconds this rank spent on each of `TOLD`, as far as it tells.
     """
 
@@ -69,7 +69,7 @@ class Commit:
 
     Attributes:
         time: when the first rank made it, in seconds since the run's beginning.
-        generation: the meeting after which it was made.
+        generation: the rendezvous after which it was made.
         number: its number.
         durable: whether it became durable.
     """
@@ -117,7 +117,7 @@ class Timeline:
 def trace(log: Log) -> Timeline:
     """Find out from a run's events what each rank was doing when."""
     log = corrected(log, offsets(log))
-    meetings = group(log.stints)
+    rendezvouses = group(log.stints)
     faults = [
         Strike(
             number=number,
@@ -130,7 +130,7 @@ def trace(log: Log) -> Timeline:
         for number, event in enumerate(log.of("fault"), 1)
     ]
     lanes = _Lanes(log)
-    lanes.follow(meetings)
+    lanes.follow(rendezvouses)
     for strike in faults:
         if strike.rank is not None and strike.rank >= 0:
             lanes.of.setdefault(strike.rank, [])
@@ -139,13 +139,13 @@ def trace(log: Log) -> Timeline:
         length=log.end - log.begin,
         lanes=dict(sorted(lanes.of.items())),
         faults=faults,
-        commits=_commits(meetings, log.begin),
+        commits=_commits(rendezvouses, log.begin),
         starts=[Start(each.time - log.begin, each.whole("attempt") or 1) for each in log.of("start")],
     )
 
 
 class _Lanes:
-    """Follows the ranks from meeting to meeting."""
+    """Follows the ranks from rendezvous to rendezvous."""
 
     def __init__(self, log: Log) -> None:
         self.of: dict[int, list[Stretch]] = {}
@@ -154,28 +154,28 @@ class _Lanes:
         self._ends = [event.time for event in log.of("end")]
         self._begin, self._end = log.begin, log.end
 
-    def follow(self, meetings: Sequence[Meeting]) -> None:
+    def follow(self, rendezvouses: Sequence[Rendezvous]) -> None:
         activity: Activity = "starting"
         since, going_on = self._begin, True
-        struck: dict[int, float] = {}  # the place of a meeting to when its first fault began
+        struck: dict[int, float] = {}  # the place of a rendezvous to when its first fault began
         for fault in self._faults:
-            broke = broken_by(fault, meetings)
+            broke = broken_by(fault, rendezvouses)
             struck[broke] = min(began(fault), struck.get(broke, began(fault)))
-        for place, meeting in enumerate(meetings):
-            if not _trained(meeting):
+        for place, rendezvous in enumerate(rendezvouses):
+            if not _trained(rendezvous):
                 going_on = True
                 continue
-            broken = _broken(place, meetings, struck.get(place))
-            ended = max(map(_last_sign, meeting.stints)) if broken is None else broken
-            for stint in meeting.stints:
+            broken = _broken(place, rendezvouses, struck.get(place))
+            ended = max(map(_last_sign, rendezvous.stints)) if broken is None else broken
+            for stint in rendezvous.stints:
                 stepped = stint.recovered.time if stint.recovered else stint.sync.time
                 self._pause(stint, since, stepped, activity)
                 until = stint.finished.time if stint.finished else ended
                 self._add("training", stepped, until, stint)
             since, activity, going_on = ended, "recovery", broken is not None
-        if meetings and going_on and not meetings[-1].finished:
+        if rendezvouses and going_on and not rendezvouses[-1].finished:
             end = min((time for time in self._ends if time >= since), default=self._end)
-            for stint in meetings[-1].stints:
+            for stint in rendezvouses[-1].stints:
                 self._pause(stint, since, end, activity)
 
     def _pause(self, stint: Stint, since: float, until: float, activity: Activity) -> None:
@@ -200,20 +200,20 @@ class _Lanes:
         lane.append(Stretch(activity, begin, end, stint.sync.host, generation, commit, phases))
 
 
-def _broken(place: int, meetings: Sequence[Meeting], struck: float | None) -> float | None:
+def _broken(place: int, rendezvouses: Sequence[Rendezvous], struck: float | None) -> float | None:
     """Return when a rendezvous was needed, for a fault or a change of hosts; None if nobody reports that."""
-    left = [stint.left for stint in meetings[place].stints if stint.left is not None]
+    left = [stint.left for stint in rendezvouses[place].stints if stint.left is not None]
     times = left if struck is None else [struck]
-    return min([*times, *(after.began for after in meetings[place + 1 : place + 2])]) if times else None
+    return min([*times, *(after.began for after in rendezvouses[place + 1 : place + 2])]) if times else None
 
 
-def _trained(meeting: Meeting) -> bool:
+def _trained(rendezvous: Rendezvous) -> bool:
     """Return whether its ranks got as far as training.
 
-    At the very first meeting no rank tells of a first step, so a commit is enough there.
+    At the very first rendezvous no rank tells of a first step, so a commit is enough there.
     """
-    initial = any(stint.sync.word("source") == "initial" for stint in meeting.stints)
-    return meeting.stepped() is not None or (initial and any(stint.times for stint in meeting.stints))
+    initial = any(stint.sync.word("source") == "initial" for stint in rendezvous.stints)
+    return rendezvous.stepped() is not None or (initial and any(stint.times for stint in rendezvous.stints))
 
 
 def _last_sign(stint: Stint) -> float:
@@ -227,18 +227,18 @@ def _phases(recovered: Event) -> dict[str, float]:
     return {phase: seconds for phase, seconds in told.items() if seconds is not None}
 
 
-def _commits(meetings: Sequence[Meeting], begin: float) -> list[Commit]:
+def _commits(rendezvouses: Sequence[Rendezvous], begin: float) -> list[Commit]:
     """Each commit once, at the time of the rank that made it first."""
     commits = []
-    for meeting in meetings:
+    for rendezvous in rendezvouses:
         made: dict[int, float] = {}
         durable: set[int] = set()
-        for stint in meeting.stints:
+        for stint in rendezvous.stints:
             durable.update(stint.durable)
             for number, time in zip(stint.numbers, stint.times, strict=True):
                 made[number] = min(time, made.get(number, time))
         commits += [
-            Commit(time - begin, meeting.generation, number, number in durable)
+            Commit(time - begin, rendezvous.generation, number, number in durable)
             for number, time in made.items()
         ]
     return sorted(commits, key=lambda commit: commit.time)

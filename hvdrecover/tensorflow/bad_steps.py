@@ -59,7 +59,7 @@ def _watch(optimizer: keras.optimizers.Optimizer, told: _Told) -> None:
 
 
 class _Told:
-    """Tells the judge of a bad step, from wherever it is met."""
+    """Tells the judge of a bad step, from wherever it is found."""
 
     def __init__(self, judge: Judge, names: Mapping[int, str], batch_size: Callable[[], int]) -> None:
         self._judge = judge

@@ -84,13 +84,13 @@ class Sent:
         self._blanks.clear()
 
     def forget(self) -> None:
-        """All ranks have met, and begin to count anew."""
+        """Begin to count anew, after a rendezvous."""
         for count in self._counts.values():
             count.assign(0)
         self._pending.clear()
 
     def counts(self) -> dict[str, int]:
-        """Return how often this rank has taken part since the ranks met, by name."""
+        """Return how often this rank has taken part since the last rendezvous, by name."""
         return {name: int(count) for name, count in self._counts.items()}
 
     def release(self) -> None:

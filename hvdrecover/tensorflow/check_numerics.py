@@ -1,6 +1,6 @@
 """Errors of ``tf.debugging.check_numerics`` and ``enable_check_numerics``, made all ranks' business.
 
-They raise on the rank that meets the number, before its gradients are there; the others would wait for these.
+They raise on the rank that finds the number, before its gradients are there; the others would wait for these.
 So that rank takes part with gradients that are not finite, and then all decide, as about any bad step.
 """
 
@@ -29,8 +29,8 @@ _OF_OTHERS = ('of op "Horovod', f'in "{_REDUCED}"')
 def stop_at(gradients: list[Gradient]) -> list[Gradient]:
     """Reduced gradients; with ``enable_check_numerics`` nothing is made of them unless they are finite.
 
-    In a graph it checks each operation while others go on with the result. A rank that fails by what others
-    have sent could then name any operation, as if it were to blame.
+    In a graph it checks each operation while others continue with the result. A rank that fails by what
+    others have sent could then name any operation, as if it were to blame.
     """
     if not hasattr(check_numerics_callback._state, "check_numerics_callback"):
         return gradients

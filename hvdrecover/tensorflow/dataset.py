@@ -68,7 +68,7 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
 
     Track it as an attribute of a state. In a loop of your own, call `set_epoch` for each epoch and
     `record_batch` after each batch; with ``model.fit``, the callbacks do. What is left of an epoch after a
-    commit is then gone through exactly once, whatever happens in between. An iteration goes on from the
+    commit is then gone through exactly once, whatever happens in between. An iteration resumes from the
     cursor, so batches may be prefetched at will.
 
     Attributes:
@@ -123,7 +123,7 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
         self.order.record(batches * self.batch_size)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch. Naming the epoch under way changes nothing, so that a resumed one goes on."""
+        """Go to an epoch. Naming the epoch under way changes nothing, so that a resumed one continues."""
         self.order.set_epoch(epoch)
 
 

@@ -66,7 +66,7 @@ def to_keras(
         chosen(snapshot.state, [name], url)
         structures = contents.attributes(snapshot.state, url)
         if not readable.only_tensors(structures.get(name)):
-            raise ExportError(url, f"the commit's '{name}' is no model; name one with --only")
+            raise ExportError(url, f"the commit's '{name}' is not a model; name one with --only")
         state = {"attributes": {name: structures[name]}, "samplers": {}}
         differences = Contents(TensorFlowFramework(), {name: model}, set()).load(
             state, snapshot.arenas, url, strict=False

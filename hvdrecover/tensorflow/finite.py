@@ -88,7 +88,7 @@ class Gate:
         return tf.constant(False)
 
     def answer(self, finite: list[bool], mine: list[bool]) -> int | None:
-        """Ask for the compiled operation: None to go on, or the address of a text that says why to fail."""
+        """Ask for the compiled operation: None, or the address of a text that says why to fail."""
         try:
             self._ask(finite, mine)
         except BaseException as error:

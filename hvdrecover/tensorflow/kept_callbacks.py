@@ -41,7 +41,7 @@ class KeptCallbacks:
         return self._held
 
     def load(self, tree: Record | None) -> None:
-        """Take a commit's; the ``fit`` that goes on from it begins with that.
+        """Take a commit's; the ``fit`` that resumes from it begins with that.
 
         Raises:
             ValueError: it is not what `tree` gives.
@@ -55,7 +55,7 @@ class KeptCallbacks:
             self._fit.take(self._held)
 
     def resumes(self, epochs: int | None, epoch: int) -> Record | None:
-        """Return what a ``fit`` that begins goes on from; None if it is a new one.
+        """Return what a ``fit`` that begins resumes from; None if it is a new one.
 
         Args:
             epochs: of this ``fit``; None if unknown.
@@ -63,7 +63,7 @@ class KeptCallbacks:
         """
         held = self._held
         over = epochs is not None and epoch >= epochs
-        # Of two fits in a training function, the first may be called again when the second one goes on.
+        # Of two fits in a training function, the first may be called again when the second one continues.
         return None if held is not None and over and held["epochs"] != epochs else held
 
     def begin(self, fit: Fit, resumed: Record | None) -> None:
@@ -109,10 +109,10 @@ class Fit:
         self.metrics: Record | None = None
 
     def reopen(self, record: Record | None) -> None:
-        """Before callbacks begin: have files gone on with that a resumed ``fit`` would write anew."""
+        """Before callbacks begin: have files continued that a resumed ``fit`` would write anew."""
         for key, callback in self._named.items():
             if isinstance(callback, CSVLogger):
-                callback.append_header = True  # an earlier fit may have gone on with its file
+                callback.append_header = True  # an earlier fit may have continued its file
                 if record is not None and key in record["callbacks"]:
                     self._reopened.append((callback, callback.append))
                     callback.append = True

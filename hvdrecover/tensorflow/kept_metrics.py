@@ -1,6 +1,6 @@
 """The metrics of an epoch under way: each rank has its own, and a commit all of them.
 
-An epoch that is resumed goes on with them, so that callbacks which judge by it see the whole epoch.
+An epoch that is resumed continues with them, so that callbacks which judge by it see the whole epoch.
 """
 
 from __future__ import annotations

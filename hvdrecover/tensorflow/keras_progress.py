@@ -32,7 +32,7 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
     Attributes:
         callbacks: all of this ``fit``, in Keras's order.
         fit: their state.
-        record: what this ``fit`` goes on from; None if it is a new one.
+        record: what this ``fit`` resumes from; None if it is a new one.
         within: whether it begins inside an epoch.
         is_due: whether there is to be a commit after this batch.
         is_over: whether no data of the epoch are left.
@@ -64,7 +64,7 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         xla.switch_off(model)
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """See what is gone on from."""
+        """See what is resumed from."""
         _refuse(self.callbacks, self.keep, self.params or {}, self.state)
         self.within, self._begins, self._ended = self.state.batch > 0, True, False
         self.is_due = self.is_over = False

@@ -47,7 +47,7 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name for it
         ConfigError: not a Keras optimizer, one that has been through this, or a value that can't be.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise ConfigError("optimizer", f"a {type(optimizer).__name__} is no Keras optimizer")
+        raise ConfigError("optimizer", f"a {type(optimizer).__name__} is not a Keras optimizer")
     if isinstance(optimizer, Distributed):
         raise ConfigError("optimizer", "it averages gradients already; make it distributed once")
     if backward_passes_per_step < 1:

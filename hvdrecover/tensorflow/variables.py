@@ -22,7 +22,7 @@ def is_variable(value: Any) -> bool:
 
 
 def variables_of(component: Any) -> list[Variable] | None:
-    """All variables of a component in a fixed order, or None if the value is no component.
+    """All variables of a component in a fixed order, or None if the value is not a component.
 
     A component is a variable, a list or tuple of variables, or an object with ``variables``: a Keras model,
     layer, optimizer or metric, or a ``tf.Module``.

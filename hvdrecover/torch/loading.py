@@ -36,7 +36,7 @@ def load(
 
     Raises:
         ConfigError: nothing was handed in, something that can't be loaded into, or the URL can't be opened.
-        UnknownCommitError: the root holds no such commit, or is no checkpoint root.
+        UnknownCommitError: the root holds no such commit, or is not a checkpoint root.
         MismatchError: something does not fit. Nothing was loaded.
         CorruptCheckpointError: the commit that was asked for is damaged. Nothing was loaded.
         NoUsableCommitError: none was asked for, and all are damaged. Nothing was loaded.

@@ -19,7 +19,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     Track it by a `TorchState`, call `record_batch` after each batch and `set_epoch` for each epoch. What is
     left of an epoch after a commit is then gone through exactly once, whatever happens in between. An
-    iteration goes on from the cursor, so a data loader may prefetch at will.
+    iteration resumes from the cursor, so a data loader may prefetch at will.
 
     Args:
         dataset: anything of a constant length.
@@ -69,7 +69,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.order.record(batch_size)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch. Naming the epoch under way changes nothing, so that a resumed one goes on."""
+        """Go to an epoch. Naming the epoch under way changes nothing, so that a resumed one continues."""
         self.order.set_epoch(epoch)
 
     def reset(self) -> None:

@@ -18,10 +18,10 @@ import numpy.typing as npt
 from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover.elastic.lifecycle.leaving import Preempted
-from hvdrecover.errors import MeetingError, RemovedError
+from hvdrecover.errors import RemovedError, RendezvousError
 
 HANG_SECONDS = 20.0  # far more than any rank ever needs
-MEETING = "meeting"  # where ranks come to that meet again; for faults
+MEETING = "rendezvous"  # where ranks come to that meet again; for faults
 
 Action = Literal["kill", "kill_after", "kill_all", "cut", "change"]
 Replacement = Literal["none", "in_place", "appended"]
@@ -41,7 +41,7 @@ class Fault:
     Attributes:
         rank: the rank that it happens to.
         collective: how the collective's name begins; or `MEETING`, where a rank that is killed leaves the
-            others with a meeting that has failed.
+            others with a rendezvous that has failed.
         nth: at which of that rank's visits it happens, counted from 1.
         action: ``kill`` ends the rank before the collective and ``kill_after`` after it has come through;
             ``kill_all`` ends all ranks; ``cut`` lets the collective come through on the others only;
@@ -142,7 +142,7 @@ class FakeWorld:
         status: how it is.
         told: where to tell of changes of hosts: ``state.on_hosts_updated``.
         visits: how many collectives it has come to.
-        meetings: how often it has met the others.
+        rendezvouses: how often it has met the others.
         allowed: how long its collectives may wait for a rank, each time that this was changed.
     """
 
@@ -153,7 +153,7 @@ class FakeWorld:
         self.status: Status = "runs"
         self.told: list[Callable[[float, int], None]] = []
         self.visits = 0
-        self.meetings = 0
+        self.rendezvouses = 0
         self.allowed: list[int] = []
         self._ring: _Ring | None = None
         self._place_in_ring = 0
@@ -177,7 +177,7 @@ class FakeWorld:
             if self._ring is not None:
                 raise RuntimeError("init() without a shutdown() before it")
             self._where = "init()"
-            if self.meetings:
+            if self.rendezvouses:
                 self._meet_faults(MEETING)
             if not self._refused:
                 self.job.meet()
@@ -188,7 +188,7 @@ class FakeWorld:
             if self._ring is None:
                 self._refused = False
                 self._where = "its own code"
-                raise MeetingError("a rank was lost at the meeting")
+                raise RendezvousError("a rank was lost at the rendezvous")
 
     def allow_stalls(self, seconds: int) -> None:
         self._present()
@@ -399,7 +399,7 @@ class FakeJob:
         for rank, member in enumerate(ring.members):
             member._ring, member._place_in_ring, member._position = ring, rank, 0
             member._where = "its own code"
-            member.meetings += 1
+            member.rendezvouses += 1
         self.condition.notify_all()
 
     def kill(self, member: FakeWorld, replacement: Replacement) -> None:
@@ -414,7 +414,7 @@ class FakeJob:
             self._join(place)
         if member._where == "init()":
             for other in self._members:
-                other._refused = other is not member and other.status == "runs" and other.meetings > 0
+                other._refused = other is not member and other.status == "runs" and other.rendezvouses > 0
         member._end("killed")
         raise Killed
 

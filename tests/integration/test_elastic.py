@@ -13,7 +13,7 @@ from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once
 
 
 def kill_one_rank(run: DigitsRun, rank: int, start: Start, hosts: Path) -> None:
-    """Kill a rank of two; the other one goes on from memory, and no sample is lost or done twice."""
+    """Kill a rank of two; the other one resumes from memory, and no sample is lost or done twice."""
     job = start(run, elastic(hosts))
     batch = run.wait_for(job, lambda batch: batch.epoch == 1 and batch.size == 2 and batch.commit >= 12)
     survivor = run.process_of(1 - rank)

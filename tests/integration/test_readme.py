@@ -26,7 +26,7 @@ def test_the_readme_shows_each_way_to_start() -> None:
 
 
 def test_its_script_goes_on_through_all_its_commands(tmp_path: Path) -> None:
-    """Each command is killed by a script error at a later commit, and the next one goes on from there."""
+    """Each command is killed by a script error at a later commit, and the next one resumes from there."""
     (script,) = re.findall(r"```python\n(import horovod\.torch.*?)```", README, re.DOTALL)
     marker = "            state.commit()"
     assert marker in script

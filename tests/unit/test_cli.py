@@ -372,7 +372,7 @@ COMMANDS = (
     [
         ("carrierpigeon://user:hunter2@loft/run", "'carrierpigeon://loft/run' can't be opened"),
         ("missing", "does not exist, or is empty"),
-        ("foreign", "this is no checkpoint root: it holds no commits, but 'photo.jpg'"),
+        ("foreign", "this is not a checkpoint root: it holds no commits, but 'photo.jpg'"),
         ("root/g0001-c00000001", "this is one commit of a checkpoint root"),
         ("foreign/photo.jpg", "could not list the folder"),
     ],

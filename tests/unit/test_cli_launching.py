@@ -164,7 +164,7 @@ def test_a_job_of_mpi_takes_the_hosts_that_are_discovered_now(jobs: Noted) -> No
         ("static 'a", "--discover: 'static 'a' can't be taken apart: No closing quotation"),
         ("rack", "host source 'rack': there is none of this name; there are static, file, command"),
         ("file missing", "file: missing: can't be read: No such file or directory"),
-        ("static a:x", "static: a:x: line 1, column 3: 'x' is no number of slots"),
+        ("static a:x", "static: a:x: line 1, column 3: 'x' is not a number of slots"),
     ],
 )
 def test_a_source_that_can_not_be_asked_is_told_before_anything_is_started(

@@ -193,7 +193,7 @@ def test_the_environment_names_a_folder_unless_an_argument_does(document, monkey
     ("arguments", "problem"),
     [
         ([], "FOLDER: no run to report on: "),
-        (["missing"], "FOLDER: 'missing' is no folder; "),
+        (["missing"], "FOLDER: 'missing' is not a folder; "),
         (["."], "FOLDER: '.' holds no events; "),
     ],
 )

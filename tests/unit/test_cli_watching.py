@@ -173,14 +173,14 @@ def test_lines_tell_what_changes(capsys):
     )
     lines = [line.split(" ", 2)[2] for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == "state: starting"
-    assert lines[lines.index("2 ranks met in generation 1, to go on from commit 0") :] == [
-        "2 ranks met in generation 1, to go on from commit 0",
+    assert lines[lines.index("2 ranks agreed in generation 1 to resume from commit 0") :] == [
+        "2 ranks agreed in generation 1 to resume from commit 0",
         "commit 0 in generation 1 with 2 ranks",
         "commits can't be made durable: disk \\x1b[31mfull",
         "commit 2 in generation 1 with 2 ranks",
         "commits become durable again",
         "fault: crash of rank 1 on node-2: killed by SIGKILL",
-        "2 ranks met in generation 2, to go on from commit 2",
+        "2 ranks agreed in generation 2 to resume from commit 2",
         "recovered in 3.01 s from: crash of rank 1 on node-2: killed by SIGKILL",
         "commit 2 in generation 2 with 2 ranks",
         "given up: the job: no restarts left",

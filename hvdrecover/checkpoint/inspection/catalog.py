@@ -27,7 +27,7 @@ from hvdrecover.errors import (
 
 State = Literal["complete", "finished", "quarantined", "suspect", "incomplete", "broken", "newer format"]
 
-WHOLE = ("complete", "finished", "suspect")  # states from which a job can go on
+WHOLE = ("complete", "finished", "suspect")  # states from which a job can resume
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Entry:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether a job can go on from it, as far as can be told without reading its tensors."""
+        """Return whether a job can resume from it, as far as can be told without reading its tensors."""
         return self.state in WHOLE
 
 
@@ -61,7 +61,7 @@ def commits(storage: Storage) -> list[CommitId]:
     """The commits of a root, newest first; none if a job has just begun.
 
     Raises:
-        UnknownCommitError: this is no checkpoint root.
+        UnknownCommitError: this is not a checkpoint root.
         StorageError: the storage failed.
     """
     found = root.commits(storage)
@@ -76,7 +76,7 @@ def entries(storage: Storage) -> list[Entry]:
     A commit that is deleted meanwhile is left out.
 
     Raises:
-        UnknownCommitError: this is no checkpoint root.
+        UnknownCommitError: this is not a checkpoint root.
         StorageError: the storage failed.
     """
     found = (entry(storage, commit) for commit in commits(storage))
@@ -173,7 +173,7 @@ def _check_is_root(storage: Storage) -> None:
     elif manifests.FILE_NAME in names:
         problem = "this is one commit of a checkpoint root; name the folder above it, and the commit after it"
     else:
-        problem = f"this is no checkpoint root: it holds no commits, but '{names[0]}'. Check the URL"
+        problem = f"this is not a checkpoint root: it holds no commits, but '{names[0]}'. Check the URL"
     raise UnknownCommitError(storage.url, problem, [])
 
 

@@ -81,7 +81,7 @@ def samplers(state: Mapping[str, Json], url: str) -> dict[str, Json]:
 def _part(state: Mapping[str, Json], name: str, url: str) -> dict[str, Json]:
     part = state.get(name, {})
     if not isinstance(part, dict):
-        raise CorruptCheckpointError(url, f"the {name} in its manifest are no JSON object")
+        raise CorruptCheckpointError(url, f"the {name} in its manifest are not a JSON object")
     return part
 
 

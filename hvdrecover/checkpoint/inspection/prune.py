@@ -41,7 +41,7 @@ def plan(storage: Storage, keep: Keep, clock: Clock) -> Plan:
     """Decide what to delete; changes nothing.
 
     Raises:
-        UnknownCommitError: this is no checkpoint root.
+        UnknownCommitError: this is not a checkpoint root.
         ConfigError: no commit has the number that ``keep.best`` goes by.
         StorageError: the storage failed.
     """

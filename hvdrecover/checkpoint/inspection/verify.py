@@ -99,7 +99,7 @@ def due(storage: Storage, wanted: Sequence[str]) -> list[CommitId]:
     """The commits to verify: those that a user names, or all complete ones, newest first.
 
     Raises:
-        UnknownCommitError: the root has no commit of a name, or is no checkpoint root.
+        UnknownCommitError: the root has no commit of a name, or is not a checkpoint root.
         StorageError: the storage failed.
     """
     if wanted:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from hvdrecover.errors import HvdrecoverError, StorageError
 
-# A user and password, also if the password has a '@' or a '/' in it (but a port is no password); a query.
+# A user and password, also if the password has a '@' or a '/' in it (but a port is not a password); a query.
 _CREDENTIALS = re.compile(r"(?<=://)(?:[^/\s]*@|[^/\s@:]*:(?!\d+/)[^\s@]*@)")
 _QUERY = re.compile(r"(://[^\s?]*)\?\S*")
 

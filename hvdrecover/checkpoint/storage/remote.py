@@ -15,7 +15,7 @@ from hvdrecover.checkpoint.storage.interface import ReadBytes, Temporary
 from hvdrecover.checkpoint.storage.pieces import transferred
 
 PIECE = 1 << 24  # bytes
-AT_ONCE = 8  # pieces that are under way; one connection to an object store is no match for a fast link
+AT_ONCE = 8  # pieces that are under way; one connection to an object store is too slow for a fast link
 
 
 class RemoteStorage:

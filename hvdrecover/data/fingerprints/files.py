@@ -136,7 +136,7 @@ def _named(places: Sequence[Place]) -> list[Found]:
 
 
 def _printable(name: str) -> str:
-    """A name that JSON can hold, also of a file whose name is no text."""
+    """A name that JSON can hold, also of a file whose name is not text."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 

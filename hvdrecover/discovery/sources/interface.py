@@ -27,7 +27,7 @@ class Source(Protocol):
     def hosts(self, environ: Mapping[str, str], timeout: float) -> list[Host]:
         """The hosts that are named now, in any order.
 
-        Called in a process of its own, which is killed if it hangs; what hangs a moment is no fault.
+        Called in a process of its own, which is killed if it hangs; what hangs a moment is not a fault.
 
         Args:
             environ: the environment.

@@ -93,7 +93,7 @@ def hosts_of(
         Those that are ready, oldest first.
 
     Raises:
-        DiscoveryError: a pod's slots are no number, or it can't be reached, or no pod says its slots.
+        DiscoveryError: a pod's slots are not a number, or it can't be reached, or no pod says its slots.
     """
     ready = sorted((pod for pod in pods if _is_ready(pod)), key=_age)
     slots = _slots(ready, resource, annotation)
@@ -180,7 +180,7 @@ def _annotated(pod: Pod, annotation: str) -> int | None:
     if text is None:
         return None
     if not _ANNOTATED.fullmatch(text.strip()):
-        problem = f"its annotation '{annotation}' is '{text}', which is no number of slots"
+        problem = f"its annotation '{annotation}' is '{text}', which is not a number of slots"
         raise DiscoveryError(f"pod {_name(pod)}", problem)
     return _checked(pod, int(text))
 
@@ -240,7 +240,7 @@ class _Server:
                 found += page["items"]
                 token = page["metadata"].get("continue")
             except (KeyError, TypeError) as error:
-                problem = "what it answers is no list of pods; is it the API server of Kubernetes?"
+                problem = "what it answers is not a list of pods; is it the API server of Kubernetes?"
                 raise DiscoveryError(self._url, problem) from error
             if not token:
                 break

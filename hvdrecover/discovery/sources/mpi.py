@@ -111,7 +111,7 @@ def host_a_slot(text: str, source: str) -> list[Host]:
     """Hosts that are named once for each slot, in lines or in words.
 
     Raises:
-        HostListError: a word is no name of a host.
+        HostListError: a word is not a name of a host.
     """
     return added_up(_checked(*word, source) for word in _words(text))
 
@@ -120,7 +120,7 @@ def host_and_slots(text: str, source: str) -> list[Host]:
     """Hosts and slots by turns: ``node1 4 node2 8``.
 
     Raises:
-        HostListError: a word is no name of a host, or no number of slots.
+        HostListError: a word is not a name of a host, or no number of slots.
     """
     words = list(_words(text))
     return _summed((words[place : place + 2] for place in range(0, len(words), 2)), source)
@@ -144,7 +144,7 @@ def _summed(pairs: Iterable[list[tuple[int, int, str]]], source: str) -> list[Ho
         if len(pair) < 2:
             raise HostListError(source, number, column, f"'{name}' is not followed by a number of slots")
         if not _NUMBER.fullmatch(count) or check_slots(int(count)):
-            raise HostListError(source, number, column, f"'{count}' is no number of slots")
+            raise HostListError(source, number, column, f"'{count}' is not a number of slots")
         slots[name] = slots.get(name, 0) + int(count)
     return [Host(name, count) for name, count in slots.items()]
 

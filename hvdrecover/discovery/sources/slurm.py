@@ -52,7 +52,7 @@ _UNUSABLE_MARKS = {
 }
 _MARKS = "*~#!%$^@-"  # @: to be rebooted; -: planned for another job
 
-# A suspended job has its nodes still; one that is resized or signalled goes on.
+# A suspended job has its nodes still; one that is resized or signalled continues.
 _GOES_ON = {"RUNNING", "CONFIGURING", "RESIZING", "SIGNALING", "SUSPENDED", "STOPPED"}
 
 _PARTS = re.compile(r"(?:\[[^\]]*\]?|[^,\[])+")
@@ -75,7 +75,7 @@ class Slurm:
         """The job's nodes that can be used, in Slurm's order."""
         job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
         if not job:
-            problem = "is not set, so this is no Slurm job; start the driver by sbatch or in salloc"
+            problem = "is not set, so this is not a Slurm job; start the driver by sbatch or in salloc"
             raise DiscoveryError("SLURM_JOB_ID", problem)
         slurm = _Programs(environ, timeout)
         listed = slurm.output("squeue", "--noheader", "--jobs", job, "--format", "%A|%i|%T|%N")

@@ -48,7 +48,7 @@ def cluster_hosts(data: bytes | str, source: str) -> list[Host]:
         source: what to name in errors.
 
     Raises:
-        HostListError: it is no JSON.
+        HostListError: it is not JSON.
         DiscoveryError: it has no cluster, nobody in it trains, or an address is not a host's.
     """
     cluster = _cluster(_loaded(data, source), source)
@@ -95,7 +95,7 @@ def _addresses(job: Any, name: str, source: str) -> Iterator[tuple[str, Any]]:
 
 def _host(address: Any, place: str) -> str:
     if not isinstance(address, str):
-        raise DiscoveryError(place, f"{json.dumps(address)} is no address; write host:port")
+        raise DiscoveryError(place, f"{json.dumps(address)} is not an address; write host:port")
     host, colon, port = address.rpartition(":")
     if not colon:
         raise DiscoveryError(place, f"'{address}' has no port; write host:port")
@@ -103,5 +103,5 @@ def _host(address: Any, place: str) -> str:
     if problem := check_name(name):
         raise DiscoveryError(place, problem)
     if not _PORT.fullmatch(port) or int(port) > _LAST_PORT:
-        raise DiscoveryError(place, f"'{port}' is no port; write host:port")
+        raise DiscoveryError(place, f"'{port}' is not a port; write host:port")
     return host

@@ -23,7 +23,7 @@ def compare(clean: Testimony, drilled: Testimony) -> list[Finding]:
     """The mean of the last losses is at most a tenth more, or three standard errors if that is more.
 
     Losses of the undisturbed run alone say how far they scatter, ``s * sqrt(1 / n1 + 1 / n2)``: those of a
-    run that diverges scatter so widely that any mean would be within their own errors. Less is no fault, as
+    run that diverges scatter so widely that any mean would be within their own errors. Less is allowed, as
     fewer ranks take more steps of smaller batches.
 
     Args:

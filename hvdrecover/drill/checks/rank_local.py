@@ -97,7 +97,7 @@ def replaced(mine: Own, pairs: Iterable[tuple[Made, Made]]) -> RankLocal:
         here = [f"{name}.{each}" for name, each in _tensors(found.tensors)] + [*found.values]
         if here and finding is None:
             message = (
-                f"from commit {line.made} on, rank {line.rank} goes on from another rank's {some(here)}: "
+                f"from commit {line.made} on, rank {line.rank} resumes from another rank's {some(here)}: "
                 "undisturbed, each rank has its own, and a recovery gives all of them one rank's"
             )
             finding = Finding(rules.RANK_LOCAL, message)

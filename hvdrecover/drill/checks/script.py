@@ -1,4 +1,4 @@
-"""Does the script go on from where a recovery puts it?
+"""Does the script resume from where a recovery puts it?
 
 Each check holds what the witnesses of a run with faults have told against those of an undisturbed one. Runs
 are compared up to where they have other numbers of ranks, which are dealt other batches.
@@ -26,17 +26,17 @@ _DEPENDS = (
 
 def steps_before_commits(told: Testimony) -> list[Finding]:
     """A batch that is recorded as done in a commit must have been stepped on before it."""
-    for meeting in told.meetings:
-        pids = {line.pid for line in meeting}
+    for rendezvous in told.rendezvouses:
+        pids = {line.pid for line in rendezvous}
         made = [line for line in told.commits if line.pid in pids and line.rank == 0]
-        stint = [line for line in made if line.generation == meeting[0].generation]
+        stint = [line for line in made if line.generation == rendezvous[0].generation]
         if not any(line.steps for line in stint) or not any(line.batches for line in stint):
             continue  # one of them can't be told
         first, ahead = stint[0], _ahead(stint)[:-1]  # the last is made at the end of the run, after all steps
         if (first.steps == 0 and first.batches > 0) or (len(ahead) > 1 and set(ahead) == {1}):
             message = (
                 f"commit {first.made} holds {first.batches} recorded batches, but {first.steps} steps: a "
-                "batch is committed before the optimizer has stepped on it, so who goes on from that "
+                "batch is committed before the optimizer has stepped on it, so who resumes from that "
                 "commit never does"
             )
             return [Finding(rules.STEP_FIRST, message)]
@@ -196,7 +196,7 @@ def _deal(line: Batch) -> tuple[str, int, int, int, int, tuple[int, ...]]:
 
 
 def _ahead(stint: Sequence[Made]) -> list[int]:
-    """By how many batches commits are ahead of steps, in all since the meeting."""
+    """By how many batches commits are ahead of steps, in all since the rendezvous."""
     ahead, behind = [], 0
     for line in stint:
         behind += line.batches - line.steps

@@ -24,7 +24,7 @@ class ClockJump(Plain):
 
     The machine's own clock is not touched: a small library, compiled for the drill and preloaded into the
     run's processes, tells them another time. The monotonic clock and the times of files stay what they are.
-    Nothing is to come of it: training goes on, no process is killed, and no step is repeated.
+    Nothing is to come of it: training continues, no process is killed, and no step is repeated.
 
     Attributes:
         seconds: by which the clock jumps ahead, or back if negative.

@@ -28,7 +28,7 @@ _SPOILT = 16  # bytes
 class CorruptCommit(Plain):
     """A few bytes change in a data file of the newest complete commit, and all training processes are killed.
 
-    They have to read it, find out by its digests, mark it, name it in the log, and go on from the one before.
+    They have to find it out by the digests, mark it, name it in the log, and resume from the one before.
     """
 
     name: ClassVar[str] = "corrupt-commit"

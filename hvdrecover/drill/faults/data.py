@@ -20,8 +20,8 @@ class DataChanged(Plain):
     """A file of the training data is changed and grows, and all training processes are killed.
 
     A script that hands its data to the state is stopped by `DataChangedError`, which names the file, on all
-    ranks, and goes on when the old data are back; with ``data_changed="warn"`` or ``"restart_epoch"`` it goes
-    on at once, and says so. A script that does not, trains on with the new data without a word.
+    ranks, and continues when the old data are back; with ``data_changed="warn"`` or ``"restart_epoch"`` it
+    continues at once, and says so. A script that does not, trains on with the new data without a word.
     """
 
     name: ClassVar[str] = "data-changed"

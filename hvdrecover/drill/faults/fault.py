@@ -103,7 +103,7 @@ class Fault(Protocol):
         summary: what it is, in a few words.
         lasting: whether `end` is to be called, some seconds after `strike`.
         may_stop: whether the run may rightly end with an error over it. It is then to be started again after
-            `end`, and has to go on.
+            `end`, and has to continue.
     """
 
     name: ClassVar[str]
@@ -140,7 +140,7 @@ class Fault(Protocol):
         ...
 
     def end(self, run: Drilled) -> None:
-        """Let it be over; without effect if it is not going on."""
+        """Let it be over; without effect if it is not under way."""
         ...
 
 

@@ -73,7 +73,7 @@ class _OfHosts(Plain):
 class HostCutOff(_OfHosts):
     """Nothing gets through to a host or from it, and no connection is closed.
 
-    The ranks elsewhere notice within Horovod's network timeout, and ssh after some seconds; they go on
+    The ranks elsewhere notice within Horovod's network timeout, and ssh after some seconds; they continue
     with a spare host instead, or without it. When it is back, the job takes it in again.
     """
 

@@ -17,7 +17,7 @@ from hvdrecover.launch import processes
 class Kill(OfOneRank):
     """SIGKILL to one training process.
 
-    Its standby takes its place, and all go on from the newest commit that one of the others has in memory.
+    Its standby takes its place, and all resume from the newest commit that one of the others has in memory.
     """
 
     name: ClassVar[str] = "kill"
@@ -51,7 +51,7 @@ class KillFirst(Plain):
 class KillAll(Plain):
     """SIGKILL to all training processes at once.
 
-    No commit is left in memory, so the run goes on from the newest durable one.
+    No commit is left in memory, so the run resumes from the newest durable one.
     """
 
     name: ClassVar[str] = "kill-all"
@@ -118,7 +118,7 @@ class Preemption(Plain):
     """SIGTERM to the supervisor, as a scheduler sends it, and a new start when the run has left.
 
     All ranks leave at their next commit, which is made durable, within the grace period; the exit code is 75,
-    no step is repeated, and the next start goes on from that commit.
+    no step is repeated, and the next start resumes from that commit.
     """
 
     name: ClassVar[str] = "preemption"
@@ -134,7 +134,7 @@ class Preemption(Plain):
 class LauncherKilled(Plain):
     """SIGKILL to Horovod's driver, which takes the training processes along.
 
-    The supervisor starts the whole job again, and it goes on from the newest durable commit.
+    The supervisor starts the whole job again, and it resumes from the newest durable commit.
     """
 
     name: ClassVar[str] = "launcher-killed"
@@ -149,7 +149,7 @@ class LauncherKilled(Plain):
 class SlowRank(OfOneRank):
     """A training process that is stopped for a part of each period, as if it had to share its processor.
 
-    Training goes on, at the pace of the slow rank; nothing is killed, and no step is repeated.
+    Training continues, at the pace of the slow rank; nothing is killed, and no step is repeated.
 
     Attributes:
         share: part of the time for which it may run, above 0.

@@ -37,7 +37,7 @@ class _Moody(Plain):
 class StorageAway(_Moody):
     """Every call of the storage fails, as of a server that can't be reached.
 
-    Training goes on with commits in memory; there is one warning when that begins and one when it ends, and
+    Training continues with commits in memory; there is one warning when that begins and one when it ends, and
     the newest commit that is due then becomes durable. A fault meanwhile is recovered from out of memory; a
     job that has none left waits for the storage.
     """
@@ -77,8 +77,8 @@ class DiskFull(_Moody):
 class StorageSlow(_Moody):
     """Every call of the storage takes its time.
 
-    Writes go on beside training, so that it keeps its pace; commits become durable later, and some that come
-    meanwhile are kept in memory only.
+    Writes continue beside training, so that it keeps its pace; commits become durable later, and some that
+    come meanwhile are kept in memory only.
 
     Attributes:
         seconds: that a call takes longer.

@@ -63,7 +63,7 @@ def leaving(commit: CommitId, root: str, *, whole: bool) -> str:
 
 
 def stopped(kind: str, deed: str) -> StoppedError:
-    """Return what the other ranks raise when rank 0 has met an error of this class."""
+    """Return what the other ranks raise when rank 0 has had an error of this class."""
     return StoppedError(f"rank 0 {deed} ({kind}); its error says why", kind)
 
 

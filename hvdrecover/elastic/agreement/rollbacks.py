@@ -56,7 +56,7 @@ class Account:
         reached: changes when it was the farthest since.
         done: steps from there.
         size: number of ranks.
-        age: how long ago it learnt of the first fault, in ms, when the ranks met.
+        age: how long ago it learnt of the first fault, in ms, at the rendezvous.
         silent: for how long it had not shown any progress then, in ms; 0 where nobody expects it.
         limit: how long ranks were to wait for one that says nothing, in seconds; 0 if that isn't known.
     """
@@ -74,7 +74,7 @@ class Account:
 
 
 def all_there(accounts: Sequence[Account]) -> bool:
-    """Return whether the ranks that met are those of before the fault."""
+    """Return whether the ranks of the rendezvous are those of before the fault."""
     return all(each.faults and each.size == len(accounts) for each in accounts)
 
 
@@ -193,13 +193,13 @@ class Rollbacks:
         self._account = replace(mine, faults=faults, reached=reached.changes, done=reached.steps)
 
     def met(self) -> None:
-        """Note that the ranks have just met again."""
+        """Note the end of a rendezvous."""
         if self._first is not None:
             age = math.ceil((self._clock.monotonic() - self._first.time) * 1000)
             self._account = replace(self._account, age=age)
 
     def compare(self) -> None:
-        """Compare with the other ranks, all of whom call this when they have met, before they agree.
+        """Compare with the other ranks, all of whom call this after the rendezvous, before they agree.
 
         Raises:
             NoProgressError: they have come back too often without having got farther; on all ranks.

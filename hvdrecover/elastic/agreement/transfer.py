@@ -89,7 +89,7 @@ def receive(world: World, root: int, held: Snapshot | None = None) -> Agreement:
     mine = _digests(held) if held is not None else {}  # while the root makes its own
     header = _broadcast_json(world, root, None)
     if "error" in header:
-        raise StoppedError(f"rank {root} has no state to go on from. {header['error']}", header["kind"])
+        raise StoppedError(f"rank {root} has no state to resume from. {header['error']}", header["kind"])
     lacking = held is None or mine != header["digests"]
     arenas = {} if held is None or lacking else held.arenas
     if _anybody_lacks(world, lacking):

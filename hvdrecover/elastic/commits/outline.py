@@ -26,7 +26,7 @@ class Outline:
 
     Attributes:
         structure: the tree as JSON; a tensor is ``{"$tensor": name}``.
-        names: the tensors' names, in the order in which the tensors are met.
+        names: the tensors' names, in the order in which the tensors are found.
     """
 
     def __init__(self, structure: Json, names: Sequence[str], root: _Node | None) -> None:

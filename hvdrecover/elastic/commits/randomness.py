@@ -1,11 +1,11 @@
 """The random streams of a job.
 
 With ``"reseed"``, each rank seeds its generators at every commit with numbers derived from the run's seed,
-the stream's number and the rank. So a commit stores two numbers, a rank that lost its memory goes on with the
-very stream it had, and a rank that joins has one of its own. A stream's number rises at every commit, but for
-one at which nothing has changed since the last: a script that commits before it trains commits once more when
-it is resumed, and must go on with the same stream. With ``"store"``, the user's own streams go on through
-commits; each rank's states are part of a commit, and a rank whose states are not is seeded as above.
+the stream's number and the rank. So a commit stores two numbers, a rank that lost its memory continues with
+the very stream it had, and a rank that joins has one of its own. A stream's number rises at every commit, but
+for one at which nothing has changed since the last: a script that commits before it trains commits once more
+when it is resumed, and must continue with the same stream. With ``"store"``, the user's own streams continue
+through commits; each rank's states are part of a commit, and a rank whose states are not is seeded as above.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class Durability:
             attempts: how many may fail from now on.
 
         Raises:
-            FlushTimeoutError: the time is over; the write goes on.
+            FlushTimeoutError: the time is over; the write continues.
             StorageError: it could not be written.
             FencedError: another job has taken the root.
         """
@@ -146,7 +146,7 @@ class Durability:
             self.store.url,
             f"no commit could be made durable for {progress.behind:.0f} s, and HVDRECOVER_MAX_DURABLE_AGE "
             f"allows {self._max_age:g} s, so the job stops: {progress.describe()}. Make the storage work and "
-            "start the job again; it goes on from the last durable commit.",
+            "start the job again; it resumes from the last durable commit.",
         )
 
     def settle(self, seconds: float) -> None:

@@ -1,7 +1,7 @@
 """The interval between commits that loses least, as pure functions. All times are in seconds.
 
 An *interval* is the time from the beginning of one commit to the beginning of the next, the *stall* the part
-of it in which the commit keeps training from going on, and failures come at random, at a constant rate.
+of it in which the commit stalls training, and failures come at random, at a constant rate.
 
 Sources: J. W. Young, "A first order approximation to the optimum checkpoint interval", Communications of the
 ACM 17 (9), 1974, pp. 530-531. J. T. Daly, "A higher order estimate of the optimum checkpoint interval for
@@ -24,7 +24,7 @@ class Costs:
     """The costs of commits and failures.
 
     Attributes:
-        stall: for how long a commit keeps training from going on. 0 is a commit that costs nothing; infinity
+        stall: for how long a commit stalls training. 0 is a commit that costs nothing; infinity
             one that is never worth it.
         restore: what a failure costs besides the work since the last commit: from the failure to the first
             new step. It has no part in the optimum (`daly`), but in what is lost.
@@ -94,11 +94,11 @@ def best(costs: Costs, *, least: float = 0.0, cap: float = CAP) -> Interval:
         cap: share of the time that stalls may take, above 0 and below 1.
 
     Raises:
-        ValueError: the least interval is negative or NaN, or the cap is no such share.
+        ValueError: the least interval is negative or NaN, or the cap is not such a share.
     """
     _check("least", least)
     if not 0.0 < cap < 1.0:
-        raise ValueError(f"cap: {cap!r} is no share above 0 and below 1")
+        raise ValueError(f"cap: {cap!r} is not a share above 0 and below 1")
     optimum = daly(costs.stall, costs.mtbf) + costs.stall
     capped = costs.stall / cap
     if least >= max(optimum, capped):

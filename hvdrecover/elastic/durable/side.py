@@ -91,7 +91,7 @@ class DurableSide(Voter):
             attempts: how many may fail from now on.
 
         Raises:
-            FlushTimeoutError: the time is over; the write goes on.
+            FlushTimeoutError: the time is over; the write continues.
             StorageError: it could not be written.
             FencedError: another job has taken the checkpoint root.
             NumericsError: it holds parameters that are not finite, and the state has a guard.

@@ -1,4 +1,4 @@
-"""Training data that are not those of the commit that a job goes on from."""
+"""Training data that are not those of the commit that a job resumes from."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class Judge(Observer, Voter):
     def gradients(
         self, everywhere: Sequence[str], here: Sequence[str], *, first: str = "", batch_size: int = 0
     ) -> None:
-        """All ranks have met gradients that are not finite. Returns if the step is to be skipped.
+        """All ranks have found gradients that are not finite. Returns if the step is to be skipped.
 
         Args:
             everywhere: those that are not finite on all ranks.
@@ -152,11 +152,11 @@ class Judge(Observer, Voter):
         self._act(self._judged(self._policy, _gradients(everywhere), mine, batch_size))
 
     def reported(self, found: str, *, here: bool, batch_size: int = 0) -> None:
-        """All ranks have met a bad step, and on this one the framework has raised an error out of it.
+        """All ranks have found a bad step, and on this one the framework has raised an error out of it.
 
         Args:
             found: what its error is about.
-            here: whether it was met on this rank, and is not what others have sent.
+            here: whether it was found on this rank, and is not what others have sent.
             batch_size: samples in this rank's batch; 0 if unknown.
 
         Raises:

@@ -1,6 +1,6 @@
 """Rank-local state of one commit: plain objects that differ between the ranks, and running statistics.
 
-After a recovery all ranks hold one rank's copy of it: a running loss goes on from another rank's. Nobody
+After a recovery all ranks hold one rank's copy of it: a running loss resumes from another rank's. Nobody
 would notice, so that is told beforehand.
 """
 

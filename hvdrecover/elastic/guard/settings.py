@@ -30,17 +30,17 @@ class Guard:
     Args:
         parameters_every_commits: compare the ranks' parameters and optimizer slots at every so many commits;
             None never does.
-        on_divergence: when they differ: ``"raise"`` a `DivergedError` on all ranks, ``"warn"`` and go on, or
-            ``"heal"``: the ranks in the minority take the tensors of the majority.
+        on_divergence: when they differ: ``"raise"`` a `DivergedError` on all ranks, ``"warn"`` and continue,
+            or ``"heal"``: the ranks in the minority take the tensors of the majority.
         numerics: when gradients or parameters are not finite: ``"raise"`` a `NumericsError` on all ranks,
-            ``"skip"`` the step on all ranks, or ``"rollback"`` to the last commit and go on without that
+            ``"skip"`` the step on all ranks, or ``"rollback"`` to the last commit and continue without that
             batch. None does not look.
         numerics_budget: so many bad steps within the last `WINDOW` are skipped or rolled back; one more
             raises.
         data: fingerprint of the training data, which becomes part of each durable commit; see
             `hvdrecover.data.fingerprint.fingerprint`.
-        data_changed: when a job goes on from a durable commit of other data: ``"error"`` raises a
-            `DataChangedError`, ``"warn"`` goes on where the old data were left, and ``"restart_epoch"``
+        data_changed: when a job resumes from a durable commit of other data: ``"error"`` raises a
+            `DataChangedError`, ``"warn"`` continues where the old data were left, and ``"restart_epoch"``
             begins the epoch anew, with the weights of the commit.
 
     Raises:
@@ -65,7 +65,7 @@ class Guard:
             raise ConfigError("numerics_budget", f"{self.numerics_budget!r} is not a number from 0 on")
         if self.data is not None and not isinstance(self.data, Fingerprint):
             kind = type(self.data).__name__
-            raise ConfigError("data", f"{kind} is no fingerprint; pass recover.fingerprint(...) of it")
+            raise ConfigError("data", f"{kind} is not a fingerprint; pass recover.fingerprint(...) of it")
 
 
 def _is_count(value: Any, least: int) -> bool:

@@ -60,7 +60,7 @@ def check(world: World, batches: int, samples: npt.NDArray[np.int64] | None, len
 def _outside(world: World, samples: npt.NDArray[np.int64], length: int) -> list[str]:
     outside = int(((samples < 0) | (samples >= length)).sum())
     found = world.allgather([outside], "hvdrecover.shards.outside")[:, 0].tolist()
-    return [f"numbers that are no sample's, of {length}: {by_value(found)}"] if any(found) else []
+    return [f"numbers that are not a sample's, of {length}: {by_value(found)}"] if any(found) else []
 
 
 def _counts(world: World, samples: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:

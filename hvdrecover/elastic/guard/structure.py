@@ -1,6 +1,6 @@
 """The structure that ranks must have in common: models, optimizers, data sets, scripts.
 
-Each rank describes what it was started with, and tells the others a digest of that whenever the ranks meet.
+Each rank describes what it was started with, and sends the others a digest of that at each rendezvous.
 Only if the digests differ are the descriptions themselves compared.
 """
 
@@ -30,7 +30,7 @@ class Description:
 
     Attributes:
         entries: all of it, in the order of the script.
-        fresh: whether this is the first time that the rank meets the others.
+        fresh: whether this is the rank's first rendezvous.
     """
 
     entries: tuple[Entry, ...]

@@ -86,7 +86,7 @@ class Watch(Voter):
         if not odd:
             return
         holders = Vote((election.root,), odd, result.tied)
-        lines = ["found by digests when they met after a fault"]
+        lines = ["found by digests at the rendezvous after a fault"]
         raises = self._guard.on_divergence == "raise"
         follows = "stopping" if raises else f"all go on with those of rank {election.root}"
         self._say_diverged(holders, election.newest, lines, follows)
@@ -113,7 +113,7 @@ class Watch(Voter):
     # -- parameters ------------------------------------------------------------------------------------
 
     def _ballot(self, snapshot: Snapshot | None) -> list[int]:
-        """Return this rank's vote when the ranks meet after a fault, before any of them is believed."""
+        """Return this rank's vote at the rendezvous after a fault, before any of them is believed."""
         compares = self._guard is not None and self._guard.parameters_every_commits is not None
         if not compares or snapshot is None or snapshot.id.generation == 0:
             return _ABSENT
@@ -167,7 +167,7 @@ class Watch(Voter):
         assert self._guard is not None
         policy, wrong = self._guard.on_divergence, self._world.rank() in result.wrong
         if policy == "heal" and wrong:
-            memory.newest = None  # half healed is no commit
+            memory.newest = None  # half healed is not a commit
         tensors = parameters.tensors_of(snapshot, self._shared(snapshot))
         found = parameters.compare(
             self._world, tensors, result.right[0], self._host, heal=policy == "heal" and wrong
@@ -275,7 +275,7 @@ def _diverged(result: Vote, commit: CommitId, lines: list[str]) -> DivergedError
     return DivergedError(
         _problem(result, commit),
         lines,
-        "Go on from an earlier commit. If a host diverges again, it is faulty; "
+        "Resume from an earlier commit. If a host diverges again, it is faulty; "
         "Guard(on_divergence='heal') has the majority's tensors replace the others.",
     )
 

@@ -63,12 +63,12 @@ def decide(asked: Sequence[int], hosts: Sequence[int], *, elastic: bool) -> Depa
     """Decide which ranks leave, if any.
 
     A host leaves as a whole, as Horovod gives up hosts and not ranks. If no host would be left, or the others
-    could not go on without it, all leave.
+    could not continue without it, all leave.
 
     Args:
         asked: each rank's `Stop`.
         hosts: each rank's host, as any number.
-        elastic: whether the job can go on with fewer ranks.
+        elastic: whether the job can continue with fewer ranks.
     """
     emptied = {host for host, stop in zip(hosts, asked, strict=True) if stop != Stop.NO}
     whole = Stop.JOB in asked or (bool(emptied) and (not elastic or emptied == set(hosts)))

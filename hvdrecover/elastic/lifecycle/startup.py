@@ -12,7 +12,7 @@ from typing import Any
 
 from hvdrecover import config as configs
 from hvdrecover import heartbeat
-from hvdrecover.elastic.horovod import meet_alone
+from hvdrecover.elastic.horovod import rendezvous_alone
 
 _LIBRARIES = tuple(
     sorted(
@@ -33,7 +33,7 @@ def join(hvd: Any) -> None:
     if config.slot is not None and not heartbeat.watched():
         _attach(*config.slot)
     if config.rejoins and not hvd.is_initialized():
-        meet_alone(hvd)
+        rendezvous_alone(hvd)
 
 
 def _attach(page: int, stacks: int, notes: int) -> None:

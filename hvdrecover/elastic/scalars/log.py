@@ -17,7 +17,7 @@ KEPT_STEPS = 1000  # and of so many steps
 class Log:
     """Keeps rows for a while, so that no step waits for a device, and writes them.
 
-    If they can't be written, there is a warning, and training goes on without them.
+    If they can't be written, there is a warning, and training continues without them.
 
     Args:
         folder: path or URL of the folder for the runs of all ranks.
@@ -51,7 +51,7 @@ class Log:
         self._attempt(self._open)
 
     def go_to(self, step: int) -> None:
-        """Go on from a step; what there is of later ones is forgotten, here and in the run."""
+        """Resume from a step; what there is of later ones is forgotten, here and in the run."""
         self._rows = {number: row for number, row in self._rows.items() if number <= step}
         self.close()
         self._last, self._first = step, step + 1

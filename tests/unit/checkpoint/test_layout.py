@@ -167,7 +167,7 @@ HOSTILE = {
     "bool for an offset": {"a": {"dtype": "U8", "shape": [8], "data_offsets": [False, 8]}},
     "float for a number": {"a": {"dtype": "U8", "shape": [8.0], "data_offsets": [0, 8]}},
     "unknown dtype": {"a": tensor(0, 8, dtype="F4_NEW")},
-    "dtype that is no text": {"a": tensor(0, 8, dtype=["U8"])},
+    "dtype that is not text": {"a": tensor(0, 8, dtype=["U8"])},
     "no dtype": {"a": {"shape": [8], "data_offsets": [0, 8]}},
     "no shape": {"a": {"dtype": "U8", "data_offsets": [0, 8]}},
     "shape that is no list": {"a": tensor(0, 8, shape="8")},

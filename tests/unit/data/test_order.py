@@ -320,10 +320,10 @@ def test_a_cursor_beyond_the_end_is_at_the_end():
         ({"length": 11}, "train: the commit's cursor counts in an order of length 11, not 10"),
         ({"seed": 1}, "train: the commit's cursor counts in an order of seed 1, not 0"),
         ({"shuffle": False}, "train: the commit's cursor counts in an order of shuffle False, not True"),
-        ({"processed_num": -1}, "which is no cursor"),
-        ({"processed_num": "4"}, "which is no cursor"),
-        ({"epoch": -1}, "which is no cursor"),
-        ({"epoch": None}, "which is no cursor"),
+        ({"processed_num": -1}, "which is not a cursor"),
+        ({"processed_num": "4"}, "which is not a cursor"),
+        ({"epoch": -1}, "which is not a cursor"),
+        ({"epoch": None}, "which is not a cursor"),
     ],
 )
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(changes, line):

@@ -96,7 +96,7 @@ def test_a_first_answer_that_fails_says_why(discover: Discover, tmp_path: Path) 
     problem = "missing: can't be read: No such file or directory, and there is no earlier answer"
     assert done.stderr == f"hvdrecover: file: {problem}\n"
     (tmp_path / "hosts").write_text("a:x\n")
-    assert "hosts: line 1, column 3: 'x' is no number of slots" in discover("file", "hosts").stderr
+    assert "hosts: line 1, column 3: 'x' is not a number of slots" in discover("file", "hosts").stderr
     (tmp_path / "hosts").write_text("# none\n")
     done = discover("file", "hosts")
     assert (done.returncode, done.stdout) == (1, "")

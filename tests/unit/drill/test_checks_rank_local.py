@@ -14,7 +14,7 @@ Row = Mapping[str, Any]
 
 
 def own(commit: int, ranks: tuple[int, int] = (0, 1)) -> list[Row]:
-    """What each rank has of its own at a commit, having gone on from what these ranks had."""
+    """What each rank has of its own at a commit, having resumed from what these ranks had."""
     return [
         {"mean": f"{of} at {commit}", "losses": [commit, 10 * of], "stats": {"noise": of + commit, "seen": 7}}
         for of in ranks
@@ -29,7 +29,7 @@ def clean(make: Callable[[int], list[Row]] = own, size: int = 2) -> Story:
 
 
 def disturbed(ranks: tuple[int, int], *, early: tuple[int, int] = (0, 1)) -> Story:
-    """Rank 0 was killed after two commits, and both have gone on from what these ranks had."""
+    """Rank 0 was killed after two commits, and both have resumed from what these ranks had."""
     story = Story().meet(2, 0)
     for commit in (1, 2):
         story.step().commit(own=own(commit, early))
@@ -45,7 +45,7 @@ def test_it_is_named_as_what_it_is(ranks: tuple[int, int], rank: int) -> None:
     found = script.replaced(expected, mine)
     assert found.finding is not None
     assert found.finding.rule is rules.RANK_LOCAL
-    assert f"from commit 3 on, rank {rank} goes on from another rank's model.mean" in found.finding.message
+    assert f"from commit 3 on, rank {rank} resumes from another rank's model.mean" in found.finding.message
     assert found.names == {"model.mean", "losses.1", "stats.noise"}
 
 

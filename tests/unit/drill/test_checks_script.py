@@ -17,7 +17,7 @@ def clean() -> Story:
 
 
 def disturbed(again: int = 2) -> Story:
-    """Killed after two commits and a step, and gone on from one of them."""
+    """Killed after two commits and a step, and resumed from one of them."""
     story = Story().meet(2, 0)
     for number in range(2):
         story.step(samples=(4 * number, 4 * number + 1), at=4 * number)

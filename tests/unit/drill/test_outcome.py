@@ -12,7 +12,7 @@ from hvdrecover.drill.checks.rank_local import RankLocal
 from hvdrecover.drill.checks.rules import Finding
 from hvdrecover.drill.outcome import Outcome, Result
 
-OWN = RankLocal(frozenset({"model.mean"}), Finding(rules.RANK_LOCAL, "rank 0 goes on from another rank's"))
+OWN = RankLocal(frozenset({"model.mean"}), Finding(rules.RANK_LOCAL, "rank 0 resumes from another rank's"))
 MORE = RankLocal(frozenset({"model.mean", "losses"}), Finding(rules.RANK_LOCAL, "and a list"))
 BROKEN = Finding(rules.WEIGHTS, "commit 3 is not that")
 NOTHING: Any = None  # what a verdict does not look at

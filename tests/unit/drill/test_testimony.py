@@ -37,12 +37,12 @@ def test_lines_of_all_processes_are_in_order_of_time(tmp_path: Path) -> None:
 
 def test_who_met_is_told_by_generation_commit_and_size() -> None:
     told = Story().meet(1, 0).step().commit().meet(2, 1, 0).told
-    assert [[each.rank for each in met] for met in told.meetings] == [[0, 1], [0, 1]]
+    assert [[each.rank for each in met] for met in told.rendezvouses] == [[0, 1], [0, 1]]
 
 
 def test_a_job_that_counts_from_the_same_generation_again_has_met_again() -> None:
     told = Story().meet(2, 5).step().meet(2, 5, 0, 1).told
-    assert len(told.meetings) == 2
+    assert len(told.rendezvouses) == 2
 
 
 @pytest.mark.parametrize(("again", "kept"), [(3, [1, 2, 3, 4]), (1, [1, 2, 3]), (0, [1, 2])])
@@ -76,8 +76,8 @@ def test_ranks_have_stepped_again_when_the_last_of_the_next_meeting_has() -> Non
 
 def test_a_meeting_at_which_a_rank_was_lost_or_missing_did_not_step() -> None:
     broken_off = Story().meet(1, 0).step().meet(2, 0, 0).meet(3, 0, 0).step().told
-    assert [broken_off.stepped(met) for met in broken_off.meetings] == [2.01, None, 6.01]
+    assert [broken_off.stepped(met) for met in broken_off.rendezvouses] == [2.01, None, 6.01]
     assert broken_off.stepped_again(3.5) == 6.01
     story = Story().meet(1, 0).step()
     without = Testimony.of([each for each in story.lines if each.rank == 0])
-    assert without.stepped(without.meetings[0]) is None
+    assert without.stepped(without.rendezvouses[0]) is None

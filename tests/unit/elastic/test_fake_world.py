@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from horovod.common.exceptions import HorovodInternalError
 
-from hvdrecover.errors import MeetingError, RemovedError
+from hvdrecover.errors import RemovedError, RendezvousError
 from tests.fakes.world import (
     MEETING,
     FakeJob,
@@ -155,7 +155,7 @@ def test_a_rank_that_is_lost_at_a_meeting_fails_it_for_the_others(replacement: R
         world.init()
         if not world.newcomer:
             world.shutdown()
-            with pytest.raises(MeetingError):
+            with pytest.raises(RendezvousError):
                 world.init()
             world.init()
         return world.newcomer, len(world.allgather([1], "values"))

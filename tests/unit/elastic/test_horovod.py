@@ -7,7 +7,7 @@ import pytest
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
 from hvdrecover.elastic import horovod
-from hvdrecover.errors import MeetingError, RecoveryError, RemovedError
+from hvdrecover.errors import RecoveryError, RemovedError, RendezvousError
 
 
 @pytest.mark.parametrize(
@@ -45,9 +45,9 @@ class FakeHorovod:
     ("reason", "kind", "message"),
     [
         ("h1[0] has been removed from elastic job", RemovedError, "h1[0] has been removed from elastic job"),
-        ("Connection reset by peer", MeetingError, "Connection reset by peer"),
-        ("", MeetingError, "Horovod initialization failed"),
-        (None, MeetingError, "Horovod initialization failed"),  # a Horovod that we have not built
+        ("Connection reset by peer", RendezvousError, "Connection reset by peer"),
+        ("", RendezvousError, "Horovod initialization failed"),
+        (None, RendezvousError, "Horovod initialization failed"),  # a Horovod that we have not built
     ],
 )
 def test_why_a_meeting_has_failed(reason: str | None, kind: type[Exception], message: str) -> None:
@@ -83,7 +83,7 @@ def test_who_takes_anothers_place_begins_alone_and_asks_for_it_afterwards(
         seen.append((name, "HOROVOD_RANK" in os.environ or "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ))
 
     hvd = SimpleNamespace(init=lambda: note("init"), shutdown=lambda: note("shutdown"))
-    horovod.meet_alone(hvd)
+    horovod.rendezvous_alone(hvd)
     assert seen == [("init", False), ("shutdown", False)]
     assert os.environ["HOROVOD_RANK"] == "1"
 

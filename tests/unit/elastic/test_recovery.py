@@ -174,7 +174,7 @@ def test_a_failure_of_the_root_reaches_the_others_with_its_reason() -> None:
         return str(caught.value)
 
     messages = on_ranks(3, body)
-    assert messages[0] == messages[1] == "rank 2 has no state to go on from. OSError: the disk is gone"
+    assert messages[0] == messages[1] == "rank 2 has no state to resume from. OSError: the disk is gone"
 
 
 @pytest.mark.parametrize("collective", ["header.length", "header", "snapshot"])

@@ -17,9 +17,9 @@ from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.config import PREEMPTED
 from hvdrecover.elastic.durable.durability import FINISH_ATTEMPTS
 from hvdrecover.elastic.lifecycle.leaving import Preempted
-from hvdrecover.elastic.run import MEETINGS, run
+from hvdrecover.elastic.run import RENDEZVOUS, run
 from hvdrecover.elastic.state import State
-from hvdrecover.errors import MeetingError, RecoveryError, RemovedError, StorageError
+from hvdrecover.errors import RecoveryError, RemovedError, RendezvousError, StorageError
 from hvdrecover.heartbeat import Page, Phase
 from tests.fakes.framework import FakeModel, FakeSampler
 from tests.fakes.root import FakeRoots
@@ -432,7 +432,7 @@ def test_a_static_job_can_not_go_on_without_a_rank(process: Process, monkeypatch
     with pytest.raises(HorovodInternalError) as caught:
         train(process.state(config=STATIC))
     assert caught.value is lost
-    assert process.world.meetings == 1
+    assert process.world.rendezvouses == 1
 
 
 def train_once_lost(process: Process, refusals: list[RecoveryError]) -> list[int]:
@@ -459,13 +459,13 @@ def train_once_lost(process: Process, refusals: list[RecoveryError]) -> list[int
 
 
 def test_a_meeting_that_fails_is_tried_again(process: Process) -> None:
-    assert train_once_lost(process, [MeetingError("lost at the meeting")] * (MEETINGS - 1)) == [0, 1]
-    assert process.world.meetings == 2
+    assert train_once_lost(process, [RendezvousError("lost at the rendezvous")] * (RENDEZVOUS - 1)) == [0, 1]
+    assert process.world.rendezvouses == 2
 
 
 def test_a_rank_that_can_not_meet_the_others_again_says_so(process: Process) -> None:
-    refusals: list[RecoveryError] = [MeetingError(f"refusal {number}") for number in range(MEETINGS + 1)]
-    with pytest.raises(MeetingError, match=f"refusal {MEETINGS - 1}"):
+    refusals: list[RecoveryError] = [RendezvousError(f"refusal {number}") for number in range(RENDEZVOUS + 1)]
+    with pytest.raises(RendezvousError, match=f"refusal {RENDEZVOUS - 1}"):
         train_once_lost(process, refusals)
     assert len(refusals) == 1
 
@@ -473,7 +473,7 @@ def test_a_rank_that_can_not_meet_the_others_again_says_so(process: Process) -> 
 def test_a_rank_that_was_taken_out_leaves_at_once(
     process: Process, page: Page, caplog: pytest.LogCaptureFixture
 ) -> None:
-    refusals: list[RecoveryError] = [RemovedError("h1 has been removed"), MeetingError("asked again")]
+    refusals: list[RecoveryError] = [RemovedError("h1 has been removed"), RendezvousError("asked again")]
     with pytest.raises(Preempted) as caught:
         train_once_lost(process, refusals)
     assert caught.value.code == PREEMPTED

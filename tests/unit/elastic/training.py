@@ -28,7 +28,7 @@ class Training:
         check_every: steps from one look at the hosts to the next.
         flush: wait for each commit to be durable, so that a kill finds it so.
         batches: all batches that were trained on, by all ranks.
-        starts: generation to the commit that it went on from.
+        starts: generation to the commit that it resumed from.
         job: how many jobs came before this one. A generation that was agreed on but never written is used
             again by the next job, so ``batches`` and ``starts`` count 1000 generations to each job.
         calls: how often the training function was called, on all ranks together.

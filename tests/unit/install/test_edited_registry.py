@@ -125,7 +125,7 @@ def _wait_for_meetings(met: list[int], times: int) -> None:
     while min(met) < times:
         if sum(met) > seen:
             seen, deadline = sum(met), time.monotonic() + HANGS
-        assert time.monotonic() < deadline, f"after {met} meetings the workers wait for ever"
+        assert time.monotonic() < deadline, f"after {met} rendezvouses the workers wait for ever"
         time.sleep(0.01)
 
 

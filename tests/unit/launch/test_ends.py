@@ -35,7 +35,7 @@ def test_errors_of_the_table_are_ours_and_stand_in_one_row() -> None:
         (errors.StorageError("u", "p"), "storage"),
         (errors.NoUsableCommitError("u", {}), "unusable"),
         (errors.UnsupportedValueError("state.x", "p"), "wrong"),
-        (errors.MeetingError("p"), "rendezvous"),
+        (errors.RendezvousError("p"), "rendezvous"),
         (errors.NoProgressError("p", commit=1), "no_progress"),
         (errors.StoppedError("p", "FencedError"), "fenced"),
         (errors.StoppedError("p", "StorageError"), "storage"),

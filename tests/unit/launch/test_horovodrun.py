@@ -153,7 +153,7 @@ def test_hosts_on_the_command_line(text: str, found: dict[str, int]) -> None:
     ("text", "error"),
     [
         ("h1:4 h2:4", "h1:4 h2:4: line 1, column 6: 'h2:4' is not understood; write slots=N after the host"),
-        ("h1:4,h2:x", "h1:4,h2:x: line 1, column 9: 'x' is no number of slots"),
+        ("h1:4,h2:x", "h1:4,h2:x: line 1, column 9: 'x' is not a number of slots"),
         ("", "-H: it names no host"),
         (",", "-H: it names no host"),
     ],
@@ -181,7 +181,7 @@ def test_hosts_in_a_file(text: str, found: dict[str, int], tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("h1\nh2 slots=x", "{file}: line 2, column 10: 'x' is no number of slots"),
+        ("h1\nh2 slots=x", "{file}: line 2, column 10: 'x' is not a number of slots"),
         ("h1 4", "{file}: line 1, column 4: '4' is not understood; write slots=N after the host"),
         ("", "--hostfile: it names no host"),
         ("# none\n\n", "--hostfile: it names no host"),

@@ -189,7 +189,7 @@ def random_run(draw, folder):
     for start in range(draw.randint(1, 2)):
         run.tell(time, "start", pid=500 + start, attempt=1, command=[])
         ranks = {0: ("node-1", 100 * start + 10), 1: ("node-2", 100 * start + 20)}
-        for meeting in range(draw.randint(1, 4)):
+        for rendezvous in range(draw.randint(1, 4)):
             time, generation = time + draw.choice([0.25, 5.0]), generation + 1
             run.meet(time, ranks, generation, commit, "memory")
             if draw.random() < 0.9:
@@ -203,7 +203,9 @@ def random_run(draw, folder):
                 told = {"pid": ranks[0][1], "generation": generation, "commit": commit}
                 run.tell(time, draw.choice(["durable", "outage"]), **told, bytes=7, seconds=0.1, error="away")
             if draw.random() < 0.3:
-                run.tell(time, "tail", pid=ranks[0][1], sampler="train", epoch=meeting, padding=1, dropped=0)
+                run.tell(
+                    time, "tail", pid=ranks[0][1], sampler="train", epoch=rendezvous, padding=1, dropped=0
+                )
             host, pid = ranks[victim := draw.randint(0, 1)]
             run.fault(
                 time, draw.choice(["crash", "hang"]), host, victim, commit=[generation, commit], silent=1.0

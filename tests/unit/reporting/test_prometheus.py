@@ -144,7 +144,7 @@ def test_totals_never_go_back(exporter, tmp_path):
 
 
 def test_a_recovery_that_turns_out_to_be_none_stays_counted(exporter, tmp_path):
-    """A rank whose file is seen late shows that a meeting which seemed to step again never did."""
+    """A rank whose file is seen late shows that a rendezvous which seemed to step again never did."""
     run = Run(tmp_path / "seen")
     run.meet(1, {0: TWO[0]}, 1, 0)
     run.fault(2, commit=[1, 0], steps=3)

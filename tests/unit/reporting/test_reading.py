@@ -122,9 +122,9 @@ def test_the_newest_run_is_the_one_that_was_written_to_last(tmp_path):
 @pytest.mark.parametrize("name", ["missing", "file"])
 def test_a_folder_that_is_none_is_an_error_that_names_where_it_comes_from(tmp_path, name):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=f"^FOLDER: '.*{name}' is no folder"):
+    with pytest.raises(ConfigError, match=f"^FOLDER: '.*{name}' is not a folder"):
         reading.locate(tmp_path / name, None, tmp_path)
-    with pytest.raises(ConfigError, match=f"^HVDRECOVER_EVENTS: '.*{name}' is no folder"):
+    with pytest.raises(ConfigError, match=f"^HVDRECOVER_EVENTS: '.*{name}' is not a folder"):
         reading.locate(None, tmp_path / name, tmp_path)
 
 

@@ -86,8 +86,8 @@ def test_the_model_may_have_another_name_in_the_state(tmp_path: Path, config: Pa
     ("only", "problem"),
     [
         (["modle"], "the commit has no attribute 'modle'; it has model, optimizer, epoch, data"),
-        (["epoch"], "'epoch' is no model; name one with --only"),
-        (["data"], "'data' is no model; name one with --only"),
+        (["epoch"], "'epoch' is not a model; name one with --only"),
+        (["data"], "'data' is not a model; name one with --only"),
         (["model", "optimizer"], "a .keras file holds one model; name one of model, optimizer"),
         (["optimizer"], "does not fit the model of"),
     ],

@@ -84,14 +84,14 @@ def test_the_batch_system_knows_better_than_a_default_hostfile(discovered, tmp_p
     ("variable", "contents", "place"),
     [
         ("LSB_MCPU_HOSTS", "a 1 b", "line 1, column 5: 'b' is not followed by a number of slots"),
-        ("LSB_MCPU_HOSTS", "a 1 b c", "line 1, column 7: 'c' is no number of slots"),
-        ("LSB_MCPU_HOSTS", "a " + 5000 * "9", "line 1, column 3: '9+' is no number of slots"),
-        ("LSB_MCPU_HOSTS", "a 0", "line 1, column 3: '0' is no number of slots"),
+        ("LSB_MCPU_HOSTS", "a 1 b c", "line 1, column 7: 'c' is not a number of slots"),
+        ("LSB_MCPU_HOSTS", "a " + 5000 * "9", "line 1, column 3: '9+' is not a number of slots"),
+        ("LSB_MCPU_HOSTS", "a 0", "line 1, column 3: '0' is not a number of slots"),
         ("LSB_MCPU_HOSTS", "::1 2", "line 1, column 1: '::1' is an IPv6 address"),
-        ("PBS_NODEFILE", "a\n b/0\n", "line 2, column 2: 'b/0' is no name of a host"),
+        ("PBS_NODEFILE", "a\n b/0\n", "line 2, column 2: 'b/0' is not a name of a host"),
         ("PE_HOSTFILE", "a 1 q x\n\nb\nc 1 q x\n", "line 3, column 1: 'b' is not followed by a number"),
-        ("PE_HOSTFILE", "a -1 q x\n", "line 1, column 3: '-1' is no number of slots"),
-        (OPEN_MPI[0], "a slots=0\n", "line 1, column 9: 0 is no number of slots"),
+        ("PE_HOSTFILE", "a -1 q x\n", "line 1, column 3: '-1' is not a number of slots"),
+        (OPEN_MPI[0], "a slots=0\n", "line 1, column 9: 0 is not a number of slots"),
     ],
 )
 def test_an_error_names_line_and_column(discovered, variable, contents, place):
@@ -126,7 +126,7 @@ def test_an_mpirun_whose_ranks_say_nothing(tmp_path):
 
 
 def test_a_host_that_ssh_would_not_take():
-    with pytest.raises(DiscoveryError, match="'-oProxyCommand=x' is no name of a host"):
+    with pytest.raises(DiscoveryError, match="'-oProxyCommand=x' is not a name of a host"):
         mpi.ranks(f'{MARK}["-oProxyCommand=x"]'.encode())
 
 

@@ -1,4 +1,4 @@
-"""Training data that have changed since the commit that a job goes on from."""
+"""Training data that have changed since the commit that a job resumes from."""
 
 from __future__ import annotations
 
@@ -108,5 +108,5 @@ def test_all_ranks_must_have_the_same_data() -> None:
 
 
 def test_only_a_fingerprint_is_one() -> None:
-    with pytest.raises(ConfigError, match=r"data: ndarray is no fingerprint; pass recover\.fingerprint"):
+    with pytest.raises(ConfigError, match=r"data: ndarray is not a fingerprint; pass recover\.fingerprint"):
         Guard(data=OLD)  # type: ignore[arg-type]

@@ -60,8 +60,8 @@ def test_what_our_samplers_deal_out_fits(length: int, size: int, tail: Tail) -> 
                 "missing: 4 of 8 samples don't come at all: 4, 5, 6, 7",
             ],
         ),
-        ([[0, 1], [2, 9]], [1, 1], 4, ["numbers that are no sample's, of 4: 0 on rank 0; 1 on rank 1"]),
-        ([[0, 1], [2, -1]], [1, 1], 4, ["numbers that are no sample's, of 4: 0 on rank 0; 1 on rank 1"]),
+        ([[0, 1], [2, 9]], [1, 1], 4, ["numbers that are not a sample's, of 4: 0 on rank 0; 1 on rank 1"]),
+        ([[0, 1], [2, -1]], [1, 1], 4, ["numbers that are not a sample's, of 4: 0 on rank 0; 1 on rank 1"]),
         (
             [list(range(10)), list(range(10, 20))],
             [2, 2],

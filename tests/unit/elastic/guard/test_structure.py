@@ -81,7 +81,7 @@ def build(process: Process, guard: Guard | None = Guard(), **attributes: Any) ->
     return process.state(guard=guard, **{**made, **attributes})
 
 
-def meeting(process: Process, odd: dict[str, Any]) -> str | None:
+def rendezvous(process: Process, odd: dict[str, Any]) -> str | None:
     options = odd if process.world.rank() == 1 else {}
     try:
         build(process, **options).sync()
@@ -91,7 +91,7 @@ def meeting(process: Process, odd: dict[str, Any]) -> str | None:
 
 
 def test_ranks_that_are_alike_start() -> None:
-    assert on_ranks(3, lambda process: meeting(process, {})) == [None] * 3
+    assert on_ranks(3, lambda process: rendezvous(process, {})) == [None] * 3
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_ranks_that_are_alike_start() -> None:
     ],
 )
 def test_all_ranks_hear_what_differs(odd: dict[str, Any], line: str) -> None:
-    results = on_ranks(3, lambda process: meeting(process, odd))
+    results = on_ranks(3, lambda process: rendezvous(process, odd))
     assert len(set(results)) == 1
     assert results[0] is not None and line in results[0]
 

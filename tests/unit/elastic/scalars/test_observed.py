@@ -20,10 +20,10 @@ def test_a_tensor_is_copied_as_it_may_change() -> None:
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (np.zeros(3), r"an array of shape \(3,\) is no number"),
-        (np.zeros((0,)), r"an array of shape \(0,\) is no number"),
-        ("0.5", "a str is no number"),
-        ([0.5], "a list is no number"),
+        (np.zeros(3), r"an array of shape \(3,\) is not a number"),
+        (np.zeros((0,)), r"an array of shape \(0,\) is not a number"),
+        ("0.5", "a str is not a number"),
+        ([0.5], "a list is not a number"),
     ],
 )
 def test_what_is_no_number_is_refused_by_name(value: Any, reason: str) -> None:

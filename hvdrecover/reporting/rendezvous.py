@@ -1,4 +1,4 @@
-"""Meetings of ranks, put together from what each of them tells."""
+"""Rendezvous of ranks, put together from what each of them reports."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hvdrecover.reporting.records import Event, Stint, whole
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """Ranks that agreed on a commit to go on from, and what they did until the next meeting.
+class Rendezvous:
+    """Ranks that agreed on a commit to resume from, and what they did until the next rendezvous.
 
-    Generations alone do not tell meetings apart: a job that starts anew may count from an earlier one again.
+    Generations alone do not identify one: a job that starts anew may count from an earlier one again.
 
     Attributes:
-        generation: the generation that the meeting began.
-        commit: the commit that it went on from.
+        generation: the generation that the rendezvous began.
+        commit: the commit that it resumed from.
         size: number of ranks.
         stints: of those ranks whose files are there; at least one.
     """
@@ -39,7 +39,7 @@ class Meeting:
 
     @property
     def newest(self) -> int:
-        """The newest commit that was made, or the one that the meeting went on from."""
+        """The newest commit that was made, or the one that the rendezvous resumed from."""
         return max([self.commit, *(max(stint.numbers) for stint in self.stints if stint.numbers)])
 
     @property
@@ -49,7 +49,7 @@ class Meeting:
 
     @property
     def steps_lost(self) -> int:
-        """The most steps that a surviving rank rolled back when the meeting was broken."""
+        """The most steps that a surviving rank rolled back when the rendezvous was broken."""
         return max(stint.lost for stint in self.stints)
 
     @property
@@ -86,23 +86,23 @@ class Meeting:
         return made[max(made)] if made else self.agreed
 
 
-def group(stints: Iterable[Stint]) -> list[Meeting]:
-    """Find out who met whom.
+def group(stints: Iterable[Stint]) -> list[Rendezvous]:
+    """Find out which ranks were together at a rendezvous.
 
-    Ranks of one meeting name the same generation, commit and size, each is there once, and they were at it at
-    the same time.
+    Ranks of one rendezvous name the same generation, commit and size, each is there once, and all at the same
+    time.
 
     Returns:
-        The meetings, in order of time.
+        The rendezvous, in order of time.
     """
-    meetings: dict[tuple[int, int, int], list[list[Stint]]] = {}
+    rendezvouses: dict[tuple[int, int, int], list[list[Stint]]] = {}
     for stint in sorted(stints, key=lambda stint: stint.sync.time):
-        same = meetings.setdefault(stint.place, [])
+        same = rendezvouses.setdefault(stint.place, [])
         if not (same and _fits(stint, same[-1])):
             same.append([])
         same[-1].append(stint)
-    found = [Meeting(*place, tuple(met)) for place, all_met in meetings.items() for met in all_met]
-    return sorted(found, key=lambda meeting: meeting.began)
+    found = [Rendezvous(*place, tuple(met)) for place, all_met in rendezvouses.items() for met in all_met]
+    return sorted(found, key=lambda rendezvous: rendezvous.began)
 
 
 def began(fault: Event) -> float:
@@ -114,8 +114,8 @@ def began(fault: Event) -> float:
     return fault.time - max(silent or 0.0, 0.0)
 
 
-def broken_by(fault: Event, meetings: Sequence[Meeting]) -> int:
-    """The place of the meeting that a fault broke; -1 if it came before the first.
+def broken_by(fault: Event, rendezvouses: Sequence[Rendezvous]) -> int:
+    """The place of the rendezvous that a fault broke; -1 if it came before the first.
 
     The commit of the lost process tells it, whatever the clocks say. Otherwise it is the last one in which
     all had agreed by then.
@@ -123,11 +123,11 @@ def broken_by(fault: Event, meetings: Sequence[Meeting]) -> int:
     since = began(fault)
     commit = fault.facts.get("commit")
     generation = whole(commit[0]) if isinstance(commit, list) and commit else None
-    places = range(len(meetings) - 1, -1, -1)
+    places = range(len(rendezvouses) - 1, -1, -1)
     for place in places:
-        if meetings[place].generation == generation and meetings[place].began <= since + TOLERANCE:
+        if rendezvouses[place].generation == generation and rendezvouses[place].began <= since + TOLERANCE:
             return place
-    return next((place for place in places if meetings[place].agreed <= since), -1)
+    return next((place for place in places if rendezvouses[place].agreed <= since), -1)
 
 
 def _fits(stint: Stint, met: Sequence[Stint]) -> bool:
