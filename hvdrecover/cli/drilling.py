@@ -220,17 +220,15 @@ def _schedule(arguments: argparse.Namespace, names: list[str], commits: int, sec
 
 
 def _draw(arguments: argparse.Namespace, outcome: Outcome, advice: list[Advice]) -> None:
-    """The page, and a picture of the first run with faults, if what these need is installed."""
+    """Write the page, if what it needs is installed."""
     from hvdrecover.drill import page
     from hvdrecover.drill.forecast import forecast
-    from hvdrecover.reporting.page import write_html, write_png
+    from hvdrecover.reporting.page import write_html
 
     forecasts = forecast(outcome.measured, arguments.mtbf, arguments.seed)
     try:
         drawn = page.page(shlex.join(arguments.command), outcome, advice, forecasts)
         write_html(drawn, outcome.folder / "report.html")
-        if outcome.results:
-            write_png(page.timeline(outcome.results[0]), outcome.folder / "report.png")
     except ConfigError as error:
         events.logger.warning("drill: no page is drawn: %s", error)
 

@@ -15,7 +15,6 @@ from hvdrecover.events import RUNS
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from hvdrecover.reporting.records import Log
     from hvdrecover.reporting.summary import Fault, Report, Tally
 
 _SHOWN = 20  # faults
@@ -42,7 +41,6 @@ def add_report(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--html", metavar="FILE", type=Path, help="also write a page that holds it all in one file"
     )
-    parser.add_argument("--png", metavar="FILE", type=Path, help="also write a picture of its time line")
     watching.add(parser)
     parser.set_defaults(run=_run)
 
@@ -58,26 +56,16 @@ def _run(arguments: argparse.Namespace) -> int:
         watching.export(folder, arguments.prometheus)
     log = reading.read(folder)
     report = summary.summarise(log)
-    _write(arguments.html, arguments.png, folder, report, log)
+    if arguments.html is not None:
+        from hvdrecover.reporting import page, timeline
+        from hvdrecover.reporting.page import run
+
+        page.write_html(run.page(str(folder), report, timeline.trace(log)), arguments.html)
     if arguments.json:
         sys.stdout.write(documents.dumps(document(folder, report)))
     else:
         tables.put(table(folder, report, SYSTEM_CLOCK.now()))
     return 0
-
-
-def _write(html: Path | None, png: Path | None, folder: Path, report: Report, log: Log) -> None:
-    """Write the files that were asked for."""
-    if html is None and png is None:
-        return
-    from hvdrecover.reporting import page, timeline
-    from hvdrecover.reporting.page import run
-
-    traced = timeline.trace(log)
-    if html is not None:
-        page.write_html(run.page(str(folder), report, traced), html)
-    if png is not None:
-        page.write_png(traced, png)
 
 
 def document(folder: Path, report: Report) -> dict[str, Any]:

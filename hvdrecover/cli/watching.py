@@ -96,8 +96,8 @@ def run(folder: Path, arguments: argparse.Namespace) -> int:
     from hvdrecover.reporting.following import Follower
     from hvdrecover.reporting.live import Live
 
-    if arguments.json or arguments.html or arguments.png:
-        raise ConfigError("--watch", "it makes no document; ask for --json, --html or --png without it")
+    if arguments.json or arguments.html:
+        raise ConfigError("--watch", "it makes no document; ask for --json or --html without it")
     where: Endpoint | Path | None = arguments.prometheus
     with ExitStack() as stack:
         shown: list[View] = []

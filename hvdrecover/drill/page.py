@@ -21,7 +21,7 @@ from hvdrecover.reporting.page.content import (
     Section,
     Table,
 )
-from hvdrecover.reporting.timeline import Timeline, trace
+from hvdrecover.reporting.timeline import trace
 
 
 def page(command: str, outcome: Outcome, advice: list[Advice], forecasts: list[Forecast]) -> Page:
@@ -61,11 +61,6 @@ def page(command: str, outcome: Outcome, advice: list[Advice], forecasts: list[F
         ],
         command="drill",
     )
-
-
-def timeline(result: Result) -> Timeline:
-    """Return what each rank of a run was doing when."""
-    return trace(result.log)
 
 
 def _figures(outcome: Outcome, struck: int) -> list[Figure]:
@@ -115,7 +110,7 @@ def _run(result: Result, number: int) -> list[Block]:
         for each in result.struck
     ]
     columns = [Column("fault"), *(Column(name, number=True) for name in ("rank", "commit", "seconds"))]
-    blocks: list[Block] = [timeline(result), Table(f"Faults of run {number}", columns, rows)]
+    blocks: list[Block] = [trace(result.log), Table(f"Faults of run {number}", columns, rows)]
     if result.missed:
         names = ", ".join(strike.fault for strike in result.missed)
         blocks.append(Paragraphs([f"The run was over too early for {names}."]))

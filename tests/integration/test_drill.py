@@ -70,7 +70,6 @@ def test_what_people_see_names_the_verdict_the_faults_and_what_to_set(of_torch: 
         assert word in of_torch.words
     page = (of_torch.folder / "report.html").read_text()
     assert "recovers" in page and f"Run {len(of_torch.found['runs'])}" in page
-    assert (of_torch.folder / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_schedule_is_replayed_and_what_is_missed_is_named(of_torch: Drilled, tmp_path: Path) -> None:

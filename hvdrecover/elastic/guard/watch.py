@@ -80,7 +80,7 @@ class Watch(Voter):
             return
         if self._world.size() > 1:
             mine = held if held is not None and held.id == election.newest else None
-            self._compare_rank_local(mine, f"all go on with those of rank {election.root}")
+            self._compare_rank_local(mine, f"all continue with those of rank {election.root}")
         result = _vote_of(election.holders, table)
         odd = tuple(election.holders[place] for place in result.wrong)
         if not odd:
@@ -88,7 +88,7 @@ class Watch(Voter):
         holders = Vote((election.root,), odd, result.tied)
         lines = ["found by digests at the rendezvous after a fault"]
         raises = self._guard.on_divergence == "raise"
-        follows = "stopping" if raises else f"all go on with those of rank {election.root}"
+        follows = "stopping" if raises else f"all continue with those of rank {election.root}"
         self._say_diverged(holders, election.newest, lines, follows)
         if raises:
             raise _diverged(holders, election.newest, lines)
@@ -141,7 +141,7 @@ class Watch(Voter):
         table = self._world.allgather([*mine, *own], "hvdrecover.guard.ballots")
         ballots = [tuple(row) for row in table[:, :3].tolist()]
         if rank_local.differ(table[:, 3:]):
-            self._compare_rank_local(snapshot, "after a recovery all go on with those of one rank")
+            self._compare_rank_local(snapshot, "after a recovery all continue with those of one rank")
         result = vote(ballots)
         if result.agreed or tuple(_ABSENT) in ballots or snapshot is None:
             return False

@@ -1,4 +1,4 @@
-"""A report as a page and its time line as a picture."""
+"""A report as a page."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from hvdrecover import cli
 from hvdrecover.reporting import page, reading, summary, timeline, words
 from hvdrecover.reporting.page import axis, content, drawing, run
-from hvdrecover.reporting.page.shapes import LEGEND, Bar, Line, Mark
+from hvdrecover.reporting.page.shapes import Bar, Line, Mark
 from hvdrecover.reporting.timeline import Commit, Start, Stretch, Strike, Timeline
 from tests.unit.reporting.runs import example
 
 pytest.importorskip("jinja2")
-pytest.importorskip("matplotlib")
 
 HOSTILE = "</title></style><script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;"
 VOID = {"meta", "link", "br", "img"}
@@ -264,84 +263,41 @@ def test_colours_stand_out_from_the_paper(scheme, name, least):
     assert (high + 0.05) / (low + 0.05) >= least
 
 
-# -- the picture ----------------------------------------------------------------------------------------
-
-
-def test_the_picture_has_the_colours_of_what_there_was(tmp_path):
-    from matplotlib.image import imread
-
-    from hvdrecover.reporting.page.picture import COLOURS
-
-    page.write_png(timeline.trace(reading.read(example(tmp_path / "events").folder)), tmp_path / "a.png")
-    page.write_png(made_up(), tmp_path / "b.png")
-    seen = []
-    for name in ("a.png", "b.png"):
-        pixels = imread(tmp_path / name)[..., :3].reshape(-1, 3)
-        assert len(pixels) > 100_000
-        colours = {
-            "#{:02x}{:02x}{:02x}".format(*(round(float(each) * 255) for each in row))
-            for row in set(map(tuple, pixels))
-        }
-        seen.append(
-            {style for style in ("training", "recovery", "starting", "fault") if COLOURS[style] in colours}
-        )
-    assert seen == [{"training", "recovery", "starting", "fault"}, {"training"}]
-
-
-def test_the_picture_and_the_page_show_the_same_colours():
-    from hvdrecover.reporting.page.picture import COLOURS
-
-    light = variables()[0]
-    assert set(COLOURS) == {*LEGEND, "grid"}
-    for style in ("training", "recovery", "starting", "fault"):
-        assert COLOURS[style] == light[style]
-
-
-@pytest.mark.parametrize("name", ["$\\frac{1}{0}$", "a$b", "\x00"])
-def test_names_in_the_picture_are_no_formulas(tmp_path, name):
-    lanes = {0: [Stretch("training", 0, 9, name, 1, 0)], 1: [Stretch("training", 0, 9, "b", 1, 0)]}
-    page.write_png(made_up(lanes=lanes, faults=[fault(1, 3, kind=name)]), tmp_path / "a.png")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-
-
 # -- the command ----------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_both_beside_what_it_says(tmp_path, capsys):
+def test_the_command_writes_it_beside_what_it_says(tmp_path, capsys):
     example(tmp_path / "events")
-    files = ["--html", str(tmp_path / "page.html"), "--png", str(tmp_path / "page.png")]
+    files = ["--html", str(tmp_path / "page.html")]
     assert cli.main(["report", str(tmp_path / "events"), *files]) == 0
     with_files = capsys.readouterr()
     assert cli.main(["report", str(tmp_path / "events")]) == 0
     assert capsys.readouterr() == with_files
     assert Parsed((tmp_path / "page.html").read_text()).count("svg") > 0
-    assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("option", ["--html", "--png"])
-def test_a_file_that_cannot_be_written_is_an_error_of_one_line(tmp_path, capsys, option):
+def test_a_file_that_cannot_be_written_is_an_error_of_one_line(tmp_path, capsys):
     example(tmp_path / "events")
-    assert cli.main(["report", str(tmp_path / "events"), option, str(tmp_path / "no" / "file")]) == 1
+    assert cli.main(["report", str(tmp_path / "events"), "--html", str(tmp_path / "no" / "file")]) == 1
     output, errors = capsys.readouterr()
     assert (output, errors.count("\n")) == ("", 1)
-    assert errors.startswith(f"hvdrecover: {option}: '{tmp_path / 'no' / 'file'}' can't be written: ")
+    assert errors.startswith(f"hvdrecover: --html: '{tmp_path / 'no' / 'file'}' can't be written: ")
 
 
-@pytest.mark.parametrize(("option", "package"), [("--html", "jinja2"), ("--png", "matplotlib")])
-def test_without_its_package_there_is_an_error_that_names_the_extra(tmp_path, option, package):
+def test_without_its_package_there_is_an_error_that_names_the_extra(tmp_path):
     example(tmp_path / "events")
     program = (
-        f"import sys; sys.modules[{package!r}] = None\n"
+        "import sys; sys.modules['jinja2'] = None\n"
         "from hvdrecover.cli import main; sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", program, "report", str(tmp_path / "events")]
     plain, asked = (
         subprocess.run([*command, *more], capture_output=True, text=True, timeout=120)
-        for more in ([], [option, str(tmp_path / "file")])
+        for more in ([], ["--html", str(tmp_path / "file")])
     )
     assert (plain.returncode, plain.stderr) == (0, "")
     assert (asked.returncode, asked.stdout, asked.stderr.count("\n")) == (1, "", 1)
-    assert asked.stderr.startswith(f"hvdrecover: {option}: {package} can't be imported")
+    assert asked.stderr.startswith("hvdrecover: --html: jinja2 can't be imported")
     assert "pip install 'hvdrecover[report]'" in asked.stderr
 
 

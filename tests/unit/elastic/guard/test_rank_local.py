@@ -25,7 +25,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [each for each in told(caplog) if "of one rank" in each or "all go on with those" in each]
+    return [each for each in told(caplog) if "of one rank" in each or "all continue with those" in each]
 
 
 def test_plain_objects_and_statistics_that_differ_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -42,7 +42,7 @@ def test_plain_objects_and_statistics_that_differ_are_named_once(caplog: pytest.
     (line,) = warnings(caplog)
     assert "state.running_loss differs between the ranks (rank 0: 80.19, rank 1: 81.19)" in line
     assert "running statistics are each rank's own (model.local)" in line
-    assert "after a recovery all go on with those of one rank. Average it over the ranks" in line
+    assert "after a recovery all continue with those of one rank. Average it over the ranks" in line
     assert "epoch" not in line and "losses" not in line and "model.w" not in line
 
 
@@ -81,7 +81,8 @@ def test_at_a_recovery_those_that_hold_the_same_commit_are_compared(caplog: pyte
     on_ranks(3, body, [fail_at(0, "step", 3, replacement="in_place")])
     (line,) = warnings(caplog)
     assert (
-        "state.loss differs between the ranks (rank 1: 3, rank 2: 6); all go on with those of rank 1" in line
+        "state.loss differs between the ranks (rank 1: 3, rank 2: 6); all continue with those of rank 1"
+        in line
     )
 
 
