@@ -88,7 +88,7 @@ def test_a_root_where_a_job_has_just_begun_holds_no_commits(root):
     ("names", "problem"),
     [
         ([], "does not exist, or is empty"),
-        (["photo.jpg"], r"no checkpoint root: it holds no commits, but 'photo\.jpg'"),
+        (["photo.jpg"], r"not a checkpoint root: it holds no commits, but 'photo\.jpg'"),
         ([FILE_NAME, "model.safetensors"], "this is one commit of a checkpoint root; name the folder above"),
     ],
 )

@@ -422,7 +422,7 @@ def test_the_next_epoch_has_all_samples_again():
 )
 def test_nonsense_that_is_left_out_is_refused(gaps):
     order = SampleOrder(4)
-    with pytest.raises(MismatchError, match="no cursor"):
+    with pytest.raises(MismatchError, match="not a cursor"):
         order.load_state_dict({"epoch": 0, "processed_num": 0, "left_out": gaps})
 
 

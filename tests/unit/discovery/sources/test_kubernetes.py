@@ -254,8 +254,8 @@ def test_a_selector_that_is_not_understood(api, environ):
         (302, b"", "failed with status 302"),
         (200, b"<html>", "not JSON"),
         (200, b"\xff", "not JSON"),
-        (200, b"[]", "no list of pods"),
-        (200, b'{"items": null, "metadata": {}}', "no list of pods"),
+        (200, b"[]", "not a list of pods"),
+        (200, b'{"items": null, "metadata": {}}', "not a list of pods"),
     ],
 )
 def test_answers_that_are_none(api, environ, status, body, expected):
