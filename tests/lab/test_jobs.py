@@ -125,7 +125,7 @@ def test_hosts_come_and_go_in_every_way(job: JobInLab) -> None:
     wait_until(
         lambda: not set(running(job.job, "hvdrecover", "worker")) & set(third.processes())
     )  # by themselves
-    wait_until(lambda: job.explained()[third.address] == "ailing")
+    wait_until(lambda: job.explained()[third.address] == "unhealthy")
     after = job.generation()
     third.join()
     job.wait_for(3, after)
@@ -133,7 +133,7 @@ def test_hosts_come_and_go_in_every_way(job: JobInLab) -> None:
 
     # Without power, and switched on again.
     print(f"powered off: the others step again after {lose(job, second.power_off):.1f} s")
-    wait_until(lambda: job.explained()[second.address] == "ailing")
+    wait_until(lambda: job.explained()[second.address] == "unhealthy")
     after = job.generation()
     second.power_on()
     job.wait_for(3, after)
