@@ -204,7 +204,7 @@ def test_a_controller_that_hangs(cluster):
 
 
 def test_a_list_of_nodes_that_is_not_understood(cluster):
-    with pytest.raises(DiscoveryError, match=r"list of its nodes is not understood: 'node\[1-' is not a name"):
+    with pytest.raises(DiscoveryError, match=r"nodes is not understood: 'node\[1-' is not a name"):
         cluster(printed={"squeue": "1|1|RUNNING|node[1-\n"})
 
 
