@@ -25,7 +25,7 @@ def report(path: Path, host: str, now: float) -> None:
 
 
 def read(path: Path | None) -> dict[str, list[float]]:
-    """Return when each host was reported; none if there is no such file."""
+    """Return the times at which each host was reported; empty without a file."""
     found: dict[str, list[float]] = {}
     try:
         lines = path.read_bytes().splitlines() if path is not None else []

@@ -60,7 +60,7 @@ class HistoryFile:
         self._path = path
 
     def read(self) -> History:
-        """Return what is remembered; nothing if there is no file, or one that is none of ours."""
+        """Return the history; an empty one if there is no file, or one of another origin."""
         try:
             text = self._path.read_bytes()
         except OSError:

@@ -79,7 +79,7 @@ def folder_of(spare: Path) -> str:
 
 
 def _is_nobody_elses(path: Path) -> bool:
-    """Return whether a file has no other name, and nobody else has it open or mapped."""
+    """Return whether a file may be written over: it has one name, and nobody else has it open or mapped."""
     with opened(path, os.O_WRONLY | os.O_NOFOLLOW) as file:
         try:
             if os.fstat(file).st_nlink > 1:

@@ -58,5 +58,5 @@ class Arenas:
                 arena.offer_back()
 
     def abandon(self, snapshot: Snapshot) -> None:
-        """Never overwrite a snapshot: a writer that nobody waits for any more may still be reading it."""
+        """Never overwrite a snapshot: a writer that was given up may still be reading it."""
         self._abandoned.update(snapshot.arenas.values())

@@ -1,4 +1,4 @@
-"""How hosts become unhealthy and recover."""
+"""Hosts become unhealthy, and recover."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ Row = Mapping[str, Any]
 
 
 def own(commit: int, ranks: tuple[int, int] = (0, 1)) -> list[Row]:
-    """What each rank has of its own at a commit, having resumed from what these ranks had."""
+    """State that each rank has of its own at a commit, having resumed from what these ranks had."""
     return [
         {"mean": f"{of} at {commit}", "losses": [commit, 10 * of], "stats": {"noise": of + commit, "seen": 7}}
         for of in ranks

@@ -44,7 +44,7 @@ def exporter():
 
 @pytest.fixture
 def exported(exporter, tmp_path):
-    """What an exporter exports once it has been handed the status of the run in the folder."""
+    """The text that an exporter exports once it has been handed the status of the run in the folder."""
 
     def exported():
         exporter.update(status_of(tmp_path))
