@@ -11,6 +11,7 @@ from hvdrecover.elastic.lifecycle.startup import join as _join
 from hvdrecover.elastic.run import run
 from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError
 from hvdrecover.heartbeat import heartbeat
+from hvdrecover.stand_in import standing_in as _standing_in
 from hvdrecover.tensorflow.averaging import DistributedGradientTape
 from hvdrecover.tensorflow.dataset import ElasticDataset, elastic_dataset
 from hvdrecover.tensorflow.keras_callbacks import callbacks
@@ -43,5 +44,7 @@ __all__ = [
     "paused",
     "run",
 ]
+
+__getattr__, __dir__ = _standing_in(_hvd, globals())
 
 _join(_hvd)
