@@ -225,7 +225,7 @@ def _draw(arguments: argparse.Namespace, outcome: Outcome, advice: list[Advice])
     from hvdrecover.drill.forecast import forecast
     from hvdrecover.reporting.page import write_html
 
-    forecasts = forecast(outcome.measured, arguments.mtbf, arguments.seed)
+    forecasts = forecast(outcome.measured, arguments.mtbf)
     try:
         drawn = page.page(shlex.join(arguments.command), outcome, advice, forecasts)
         write_html(drawn, outcome.folder / "report.html")

@@ -123,12 +123,9 @@ def _run(result: Result, number: int) -> list[Block]:
 
 
 def _goodput(forecasts: list[Forecast]) -> Block:
-    columns = [Column("workers", number=True), Column("a failure every", number=True)]
-    columns += [Column("goodput by formula", number=True), Column("by simulation", number=True)]
-    rows = [
-        [f"{each.workers:,}", words.roughly(each.mtbf), f"{each.formula:.2%}", f"{each.simulated:.2%}"]
-        for each in forecasts
-    ]
+    names = ("workers", "a failure every", "goodput")
+    columns = [Column(name, number=True) for name in names]
+    rows = [[f"{each.workers:,}", words.roughly(each.mtbf), f"{each.goodput:.2%}"] for each in forecasts]
     return Table("Goodput with the drill's commit interval, stall and recoveries", columns, rows)
 
 

@@ -88,12 +88,11 @@ def test_what_was_measured_is_put_together(tmp_path: Path) -> None:
     assert longest_stall([clean]) == pytest.approx(0.3)
 
 
-def test_a_forecast_is_worse_for_more_workers_and_its_two_ways_agree() -> None:
+def test_a_forecast_is_worse_for_more_workers() -> None:
     phases = Phases(0.1, 0.1, 0.1, 0.1, 0.1, 0.1)
-    found = forecast(Measured(stall=0.05, interval=60.0, in_memory=(phases,)), 30 * DAY, seed=1)
-    assert [each.formula for each in found] == sorted((each.formula for each in found), reverse=True)
-    for each in found:
-        assert abs(each.formula - each.simulated) < 0.05 * (1 - each.formula)
+    found = forecast(Measured(stall=0.05, interval=60.0, in_memory=(phases,)), 30 * DAY)
+    assert [each.goodput for each in found] == sorted((each.goodput for each in found), reverse=True)
+    assert 0.0 < found[-1].goodput < found[0].goodput < 1.0
 
 
 @pytest.mark.parametrize(
@@ -105,4 +104,4 @@ def test_a_forecast_is_worse_for_more_workers_and_its_two_ways_agree() -> None:
     ],
 )
 def test_without_numbers_there_is_no_forecast(lacking: Measured) -> None:
-    assert forecast(lacking, DAY, seed=0) == []
+    assert forecast(lacking, DAY) == []
