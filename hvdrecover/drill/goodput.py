@@ -6,11 +6,11 @@ rate: ``M = MTBF / N``. It commits every ``I`` seconds; the first part of these 
 ``S`` seconds are the stall of the commit. A failure takes the job back to its last commit, and ``R`` seconds
 later it trains again, unless there is a failure meanwhile, which begins these R seconds anew.
 
-An interval counts once it has passed without a failure. One of length x does that with probability exp(-x/M), and an attempt
-that fails takes, on average, M - x / (exp(x/M) - 1). As there are exp(x/M) - 1 attempts that fail for each
-that does not, which takes x, trying until there is success takes M (exp(x/M) - 1) seconds. For x = R that is
-a recovery. An interval has exp(I/M) - 1 failed attempts, each followed by a recovery, so all in all it takes
-(exp(I/M) - 1) (M + M (exp(R/M) - 1)), and of that I - S seconds count::
+An interval counts once it has passed without a failure. One of length x does that with probability exp(-x/M),
+and an attempt that fails takes, on average, M - x / (exp(x/M) - 1). As there are exp(x/M) - 1 attempts that
+fail for each that does not, which takes x, trying until there is success takes M (exp(x/M) - 1) seconds. For
+x = R that is a recovery. An interval has exp(I/M) - 1 failed attempts, each followed by a recovery, so all in
+all it takes (exp(I/M) - 1) (M + M (exp(R/M) - 1)), and of that I - S seconds count::
 
     goodput = (I - S) / (M exp(R/M) (exp(I/M) - 1))
 
