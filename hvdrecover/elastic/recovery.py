@@ -33,6 +33,7 @@ class Recovery:
 
     Attributes:
         reset_callbacks: functions to call when the ranks are others than before.
+        root: the rank whose state all ranks have taken at the last agreement.
     """
 
     def __init__(self, rank: Rank) -> None:
@@ -43,6 +44,7 @@ class Recovery:
         self._random = rank.random
         self._companions = rank.companions
         self.reset_callbacks: list[Callable[[], None]] = []
+        self.root = 0
 
     # -- rendezvous and agreement ----------------------------------------------------------------------
 
@@ -96,6 +98,7 @@ class Recovery:
         election = self._elect(held)
         leads = context.world.rank() == election.root
         agreement = self._lead(election) if leads else self._follow(election, held)
+        self.root = election.root
         self._adopt(agreement)
         self._report(agreement, started, reached)
         self._companions.notify(Observer.agreed, agreement)

@@ -12,9 +12,10 @@ from hvdrecover.elastic.context import Context
 from hvdrecover.elastic.guard.judge import RolledBack
 from hvdrecover.elastic.horovod import Fault, fault_of, notifications
 from hvdrecover.elastic.lifecycle import leaving
+from hvdrecover.elastic.names import nothing
 from hvdrecover.elastic.recovery import Recovery
 from hvdrecover.elastic.state import State
-from hvdrecover.errors import RemovedError, RendezvousError
+from hvdrecover.errors import ConfigError, RemovedError, RendezvousError
 from hvdrecover.events import logger, show_on_terminal
 
 RENDEZVOUS = 10  # how often a rank tries a rendezvous, as any other rank may be lost in it
@@ -22,7 +23,7 @@ RENDEZVOUS = 10  # how often a rank tries a rendezvous, as any other rank may be
 Result = TypeVar("Result")
 
 
-def run(function: Callable[..., Result]) -> Callable[..., Result | None]:
+def run(func: Callable[..., Result]) -> Callable[..., Result | None]:
     """Decorate a training function, so that it survives lost, new and restarted ranks.
 
     Before the function is called, all ranks are brought to one state (`State.sync`). When ranks are lost, the
@@ -33,20 +34,23 @@ def run(function: Callable[..., Result]) -> Callable[..., Result | None]:
     75: with its host, if others can continue without it, else with all ranks, after a durable commit.
 
     Args:
-        function: takes the state as its first argument. It must not make a collective call before it is
+        func: takes the state as its first argument. It must not make a collective call before it is
             called, and must resume from what the state says.
 
     Returns:
         A function of the same arguments. It returns None at once if the run was finished by an earlier start.
     """
 
-    @functools.wraps(function)
+    @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Result | None:
+        _refuse_others(state)
         config = state._context.config
         show_on_terminal(config)
+        if (lack := state._not_durable()) is not None and state._context.world.rank() == 0:
+            logger.warning("%s", lack)
         state._recovery.reopen()
         with leaving.signals(config), notifications(state):
-            return _loop(lambda: function(state, *args, **kwargs), state)
+            return _loop(lambda: func(state, *args, **kwargs), state)
 
     return wrapper
 
@@ -67,12 +71,13 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
                 rollbacks.compare()
             source = recovery.agree(rollbacks.farthest)
             rollbacks.agreed()
-            if state.finished and source == "durable":
+            state._around("sync", nothing)  # a subclass's own: after ours, when all have one state
+            if state._memory.finished and source == "durable":
                 recovery.say_finished()
             else:
-                if not state.finished:
+                if not state._memory.finished:
                     result = train()
-                state.finish()
+                State.finish(state)  # by the class: an attribute of the script may have this name
             heartbeat.enter(heartbeat.Phase.FINISHED)
             return result
         except leaving.Preempted:
@@ -95,10 +100,21 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
             if fault == "peers":
                 rollbacks.note(moment, state._random.number, cause)
             if isinstance(cause, RolledBack):
-                recovery.skip(cause)
+                state._around("restore", functools.partial(recovery.skip, cause))
                 reason = None  # nobody is lost: there is no need of a rendezvous
             else:
-                _keep_or_roll_back(state, fault)
+                _keep_or_roll_back(state, recovery, fault)
+
+
+def _refuse_others(state: Any) -> None:
+    if not isinstance(state, State):
+        kind = type(state)
+        raise ConfigError(
+            "state",
+            f"a {kind.__module__}.{kind.__qualname__} is not a state of hvdrecover's; import its class, or the "
+            "one that it is derived from, from hvdrecover.torch.elastic or hvdrecover.tensorflow.elastic, "
+            "where they have the same names",
+        )
 
 
 def _fault(cause: BaseException, context: Context) -> Fault | None:
@@ -108,12 +124,12 @@ def _fault(cause: BaseException, context: Context) -> Fault | None:
     return fault_of(cause, context.world) if context.config.elastic else None
 
 
-def _keep_or_roll_back(state: State, fault: Fault) -> None:
+def _keep_or_roll_back(state: State, recovery: Recovery, fault: Fault) -> None:
     """Before the ranks part: keep what a mere change of hosts has not spoilt, roll back what a loss has."""
     if fault == "hosts":
-        state.save()
-    elif state.last_commit.generation > 0:
-        state.restore()
+        state._around("save", state._keep)
+    elif state._memory.last.generation > 0:
+        state._around("restore", recovery.roll_back)
 
 
 def _rendezvous(recovery: Recovery, reason: BaseException, steps: int) -> None:

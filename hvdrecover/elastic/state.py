@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from hvdrecover import config as configs
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
+from hvdrecover.elastic import names
 from hvdrecover.elastic.assembly import assemble, settings_of
 from hvdrecover.elastic.commits.contents import Contents
 from hvdrecover.elastic.commits.randomness import Randomness
@@ -18,9 +19,10 @@ from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.interfaces import Framework, HiddenAttribute, World
 from hvdrecover.elastic.lifecycle import stalls
 from hvdrecover.elastic.lifecycle.leaving import Departure
+from hvdrecover.elastic.names import Yielding, nothing
 from hvdrecover.elastic.recovery import Recovery
 from hvdrecover.elastic.scalars.observed import observed
-from hvdrecover.errors import HvdrecoverError
+from hvdrecover.errors import ConfigError, HvdrecoverError
 from hvdrecover.events import Events
 
 
@@ -37,7 +39,8 @@ class State:
         checkpoint: a `Checkpoint`, or just its URL; None takes ``HVDRECOVER_CHECKPOINT``, and without that
             nothing is written.
         rng: ``"reseed"`` seeds all global generators anew at every commit, which makes a resumed run equal to
-            an undisturbed one; ``"store"`` leaves them alone and stores their states instead.
+            an undisturbed one; ``"store"`` leaves them alone and stores their states instead. None takes the
+            class's default.
         guard: what is compared between the ranks; None compares nothing.
         tensorboard: path or URL of the folder for TensorBoard's runs, one for each rank; None writes none.
         config: the process's settings.
@@ -53,9 +56,16 @@ class State:
 
     After a recovery all ranks have one rank's copy of every attribute. What a rank has of its own, such as a
     running loss or batch norm's statistics, becomes another rank's; a `Guard` warns of it.
+
+    A script's attributes may have the names that this class adds to Horovod's, and those of its keywords if
+    the value is not one for the keyword: they are tracked as any others, and ours make way.
+
+    A subclass may have its own `save`, `restore`, `sync` and `reset`. They are called where Horovod would
+    call them, and ``super()`` does ours there. What they keep by themselves is not part of a commit.
     """
 
     _contents: Contents
+    _rng: Randomness = "reseed"  # what becomes of random generators if the script says nothing
 
     def __init__(
         self,
@@ -63,7 +73,7 @@ class State:
         world: World,
         *,
         checkpoint: Checkpoint | str | None = None,
-        rng: Randomness = "reseed",
+        rng: Randomness | None = None,
         guard: Guard | None = None,
         tensorboard: str | None = None,
         config: configs.Config | None = None,
@@ -73,7 +83,14 @@ class State:
         attributes: dict[str, Any],
     ) -> None:
         config = config or configs.read()
-        reserved = set(dir(type(self)))
+        given = {"checkpoint": checkpoint, "rng": rng, "guard": guard, "tensorboard": tensorboard}
+        keywords, others = names.divide(given)
+        attributes = {**attributes, **others}
+        for name in attributes:
+            vars(self).pop(name, None)  # a subclass may have set it before it called this
+        before, yielding = set(vars(self)), names.yielding(type(self))
+        reserved = set(dir(type(self))) - yielding
+        self._due: dict[str, Callable[[], object]] = {}
         self._contents = Contents(framework, attributes, reserved, self._iteration_begins, hidden)
         self._context = Context(
             framework,
@@ -86,10 +103,10 @@ class State:
         )
         rank = assemble(
             self._context,
-            settings=settings_of(checkpoint, config),
-            rng=rng,
-            guard=guard,
-            tensorboard=tensorboard if config.drill is None else None,
+            settings=settings_of(keywords["checkpoint"], config),
+            rng=keywords["rng"] or self._rng,
+            guard=keywords["guard"],
+            tensorboard=keywords["tensorboard"] if config.drill is None else None,
             others=companions or Companions(),
         )
         self._memory, self._durable, self._random = rank.memory, rank.durable, rank.random
@@ -97,6 +114,10 @@ class State:
         self._recovery = Recovery(rank)
         self._memory.capture(CommitId(0, 0))
         self._companions.attach()
+        if type(self).reset is not State.reset:
+            self._recovery.reset_callbacks.append(self.reset)
+        names.make_way(self, yielding & attributes.keys())
+        self._taken = frozenset(vars(self).keys() - before)
 
     # -- attributes ------------------------------------------------------------------------------------
 
@@ -111,20 +132,22 @@ class State:
         contents = self.__dict__.get("_contents")
         if contents is not None and name in contents.values:
             contents.put(name, value)
+        elif name in self.__dict__.get("_taken", ()):
+            raise ConfigError(f"state.{name}", "the state has this name for itself; choose another")
         else:
             object.__setattr__(self, name, value)
 
-    @property
+    @Yielding
     def last_commit(self) -> CommitId:
         """The newest commit in this rank's memory; generation 0 before the first `sync`."""
         return self._memory.last
 
-    @property
+    @Yielding
     def last_durable(self) -> CommitId | None:
         """The newest commit that this rank has made durable; None on all ranks but 0."""
         return self._durable.last_durable
 
-    @property
+    @Yielding
     def finished(self) -> bool:
         """Return whether the run's training function has returned, in this start or an earlier one."""
         return self._memory.finished
@@ -163,11 +186,12 @@ class State:
         self._gather()
         objection = self._companions.objection(committing=True)
         if objection is None:
-            self._save(None)
+            self._around("save", lambda: self._save(None))
         else:
             self._memory.pass_over()  # a state that can't be resumed from is not a commit
         if self._companions.inspect(self._memory):
-            self.restore()  # another rank's tensors have taken the place of this one's
+            # Another rank's tensors have taken the place of this one's.
+            self._around("restore", self._recovery.roll_back)
         if objection is None:
             self._durable.offer(ask=durable)
         self._consult(Moment("commit"))
@@ -175,7 +199,7 @@ class State:
 
     def save(self) -> None:
         """Make a commit in this rank's memory only, without a word to the others."""
-        self._save(self._companions.objection(committing=False))
+        self._due.pop("save", self._keep)()
 
     def restore(self) -> None:
         """Return to the newest commit in this rank's memory.
@@ -183,11 +207,11 @@ class State:
         Raises:
             RecoveryError: a commit was interrupted while it was being made, so memory holds none.
         """
-        self._recovery.roll_back()
+        self._due.pop("restore", self._recovery.roll_back)()
 
     def sync(self) -> None:
         """Bring all ranks to one commit; see `hvdrecover.elastic.recovery.Recovery.agree`."""
-        self._recovery.agree()
+        self._due.pop("sync", self._recovery.agree)()
 
     def check_host_updates(self) -> None:
         """See whether hosts have come or gone, and whether the job must stop; all ranks find the same.
@@ -227,9 +251,9 @@ class State:
         """
         self._companions.notify(Observer.closing)
         if self._durable.wanted:
-            if not self.finished:
+            if not self._memory.finished:
                 self._gather()
-                self.save()
+                self._around("save", self._keep)
             self._recovery.finish()
 
     # -- called by Horovod, or as Horovod's states have them ---------------------------------------------
@@ -241,15 +265,46 @@ class State:
         """
         self._recovery.reset_callbacks.extend(callbacks)
 
-    def on_hosts_updated(self, timestamp: float, update: int) -> None:
+    def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
         """Take Horovod's report, on a thread of its own, that hosts have come (2) or gone (1)."""
-        self._hosts.note(int(update))
+        self._hosts.note(int(update_res))
 
     def on_reset(self) -> None:
         """Called by `run` after each rendezvous."""
         self._recovery.reset()
 
+    def reset(self) -> None:
+        """Called before the reset callbacks; for subclasses, there is nothing to do here."""
+
     # -- inside ----------------------------------------------------------------------------------------
+
+    def _around(self, verb: Literal["save", "restore", "sync"], ours: Callable[[], object]) -> None:
+        """Call a method that a subclass may have its own of; ``super()`` in there does ``ours``, but once.
+
+        If a subclass does not call ``super()``, ours follows its own.
+        """
+        self._due[verb] = ours
+        try:
+            getattr(self, verb)()
+            self._due.pop(verb, nothing)()
+        finally:
+            self._due.pop(verb, None)
+
+    def _keep(self) -> None:
+        """Make a commit outside of `commit`."""
+        self._save(self._companions.objection(committing=False))
+
+    def _not_durable(self) -> str | None:
+        """Return a line on what durable commits lack, if a subclass keeps something by itself."""
+        kind = type(self)
+        own = [verb for verb in ("save", "restore") if not names.is_ours(getattr(kind, verb))]
+        if not own or not self._durable.wanted:
+            return None
+        verbs = " and ".join(f"{verb}()" for verb in own)
+        return (
+            f"{kind.__name__} has its own {verbs}: what it keeps there by itself is not part of durable "
+            "commits; pass that to the state's constructor by name"
+        )
 
     def _save(self, objection: HvdrecoverError | None) -> None:
         """Make a commit in memory; an objection keeps it from becoming durable."""
@@ -272,7 +327,7 @@ class State:
         verdict = self._companions.verdict(moment, tables)
         if isinstance(verdict, Departure):
             if moment.kind == "check":
-                self.save()  # ranks leave at a commit
+                self._around("save", self._keep)  # ranks leave at a commit
             self._recovery.leave(verdict)
         if verdict is not None:
             raise verdict

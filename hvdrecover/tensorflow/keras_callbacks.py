@@ -98,9 +98,9 @@ class Observer(keras.callbacks.Callback):  # type: ignore[misc]
         Once that mean is not finite, it stays so, and says nothing of the batches to come.
         """
         if self._steps is not None:
-            self._state.observe(loss=self._steps.loss())
+            TensorFlowState.observe(self._state, loss=self._steps.loss())
         elif logs and "loss" in logs and not self._spoilt:
-            self._state.observe(loss=logs["loss"])
+            TensorFlowState.observe(self._state, loss=logs["loss"])
             self._spoilt = not math.isfinite(logs["loss"])
 
 

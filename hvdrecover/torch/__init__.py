@@ -12,9 +12,10 @@ from hvdrecover.elastic.run import run
 from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError
 from hvdrecover.heartbeat import heartbeat
 from hvdrecover.stand_in import standing_in as _standing_in
+from hvdrecover.torch import elastic as elastic
 from hvdrecover.torch import heartbeats as _progress
+from hvdrecover.torch.elastic.sampler import ElasticSampler
 from hvdrecover.torch.loading import load
-from hvdrecover.torch.sampler import ElasticSampler
 from hvdrecover.torch.shards import check_shards
 from hvdrecover.torch.state import TorchState
 

@@ -20,8 +20,7 @@ from hvdrecover.elastic.commits import generator_states
 from hvdrecover.elastic.commits.fitting import fit_tensors
 from hvdrecover.elastic.interfaces import Entry, Tree
 from hvdrecover.errors import UnsupportedTensorError
-from hvdrecover.torch import finite, structure
-from hvdrecover.torch import optimizer as optimizers
+from hvdrecover.torch import finite, optimizers, structure
 from hvdrecover.torch.copying import all_equal, copy_all
 from hvdrecover.torch.reports import Reports
 from hvdrecover.torch.scalars import TorchWriter

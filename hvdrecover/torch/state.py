@@ -21,7 +21,7 @@ class TorchState(State):
         optimizer: an optimizer, wrapped by ``hvd.DistributedOptimizer`` or not, or None.
         checkpoint: a `Checkpoint` or its URL; None takes ``HVDRECOVER_CHECKPOINT``, and without that nothing
             is written.
-        rng: ``"reseed"`` or ``"store"``; see `hvdrecover.elastic.commits.randomness`.
+        rng: ``"reseed"``, the default, or ``"store"``; see `hvdrecover.elastic.commits.randomness`.
         guard: what is watched about the ranks, such as ``Guard()``; None watches nothing.
         tensorboard: path or URL of a folder for TensorBoard's runs, one for each rank; None writes none.
         attributes: more modules, optimizers, samplers and anything else to track, by name.
@@ -38,7 +38,7 @@ class TorchState(State):
         optimizer: Any = None,
         *,
         checkpoint: Checkpoint | str | None = None,
-        rng: Randomness = "reseed",
+        rng: Randomness | None = None,
         guard: Guard | None = None,
         tensorboard: str | None = None,
         **attributes: Any,

@@ -41,8 +41,8 @@ def test_a_missing_attribute_is_named(process: Process) -> None:
         _ = process.state(epoch=0).epohc
 
 
-@pytest.mark.parametrize("name", ["commit", "sync", "last_commit", "finished", "on_hosts_updated"])
-def test_a_name_that_the_state_uses_itself_is_refused(process: Process, name: str) -> None:
+@pytest.mark.parametrize("name", ["commit", "sync", "reset", "on_hosts_updated"])
+def test_a_name_of_horovods_states_is_refused(process: Process, name: str) -> None:
     with pytest.raises(ConfigError, match=rf"state\.{name}: "):
         process.state(**{name: 1})
 

@@ -6,12 +6,16 @@ from collections.abc import Iterator, Sized
 from typing import Any
 
 import horovod.torch as hvd
+import horovod.torch.elastic.sampler as _hvd
 import torch.utils.data
 
 from hvdrecover.data.order import SampleOrder, Tail
 from hvdrecover.errors import ConfigError
+from hvdrecover.stand_in import standing_in
 
 _PIECE = 4096  # indices turned into Python ints at a time
+
+__getattr__, __dir__ = standing_in(_hvd, globals())
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):

@@ -1,0 +1,146 @@
+"""What stands in for Horovod's takes what Horovod's takes: every public name, every method, every keyword.
+
+A module that stands in for one of Horovod's is a line of `MODULES`. Each name of Horovod's is either its very
+object, or a module of `MODULES`, or ours, whose signatures are compared. What is not the same on purpose is
+in `DIFFERENT`, and in docs/migration.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+MODULES = {
+    "hvdrecover.torch": "horovod.torch",
+    "hvdrecover.torch.elastic": "horovod.torch.elastic",
+    "hvdrecover.torch.elastic.sampler": "horovod.torch.elastic.sampler",
+    "hvdrecover.torch.elastic.state": "horovod.torch.elastic.state",
+}
+"""Module that stands in for Horovod's: Horovod's."""
+
+CLASSES = {"hvdrecover.torch.elastic.state:State": "horovod.common.elastic:State"}
+"""Classes that Horovod has elsewhere: ours to Horovod's, ``module:name``."""
+
+DIFFERENT: dict[str, str] = {}
+"""Place of a difference, as the test names it: why it is right."""
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@pytest.mark.parametrize("ours", MODULES)
+def test_every_name_of_horovods_module_is_horovods_own_or_takes_what_it_takes(ours: str) -> None:
+    mine, theirs = importlib.import_module(ours), importlib.import_module(MODULES[ours])
+    found = [line for name in public(theirs) for line in differences(f"{ours}.{name}", mine, theirs, name)]
+    assert unexpected(found) == []
+
+
+@pytest.mark.parametrize("ours", CLASSES)
+def test_a_class_takes_what_horovods_takes(ours: str) -> None:
+    mine, theirs = (importlib.import_module(each.partition(":")[0]) for each in (ours, CLASSES[ours]))
+    name = ours.partition(":")[2]
+    assert unexpected(differences(ours.replace(":", "."), mine, theirs, name)) == []
+
+
+def public(holder: Any) -> list[str]:
+    return [name for name in dir(holder) if not name.startswith("_")]
+
+
+def unexpected(found: list[str]) -> list[str]:
+    return [line for line in found if line.partition(": ")[0] not in DIFFERENT]
+
+
+def differences(path: str, ours: Any, horovods: Any, name: str) -> list[str]:
+    """Return a line for each thing that ours lacks, or takes otherwise than Horovod's."""
+    theirs = getattr(horovods, name)
+    try:
+        mine = getattr(ours, name)
+    except AttributeError:
+        return [f"{path}: is missing"]
+    if mine is theirs:
+        return []
+    if isinstance(theirs, ModuleType):
+        known = isinstance(mine, ModuleType) and MODULES.get(mine.__name__) == theirs.__name__
+        return [] if known else [f"{path}: another module than Horovod's, and not one of MODULES"]
+    if inspect.isclass(theirs):
+        own = [each for each in public(theirs) if is_horovods(theirs, each)]
+        lines = [line for each in own for line in differences(f"{path}.{each}", mine, theirs, each)]
+        return [*taken(path, mine, theirs), *lines]
+    return taken(path, mine, theirs) if callable(theirs) else []
+
+
+def is_horovods(kind: type, name: str) -> bool:
+    """Return whether a class has a name from Horovod, not from a framework's class below it."""
+    owner = next(each for each in kind.__mro__ if name in vars(each))
+    return owner.__module__.startswith("horovod.")
+
+
+def taken(path: str, mine: Any, theirs: Any) -> list[str]:
+    """Compare two signatures: all of theirs must be taken by ours, and what ours adds must be optional."""
+    own, wanted = inspect.signature(mine).parameters, inspect.signature(theirs).parameters
+    lines, stars = [], {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    for at, (name, parameter) in enumerate(wanted.items()):
+        if parameter.kind in stars:
+            if parameter.kind not in {each.kind for each in own.values()}:
+                lines.append(f"{path}({stars[parameter.kind]}{name}): is not taken")
+        elif name not in own:
+            lines.append(f"{path}({name}): is not taken")
+        elif own[name].default != parameter.default:
+            lines.append(f"{path}({name}): {own[name].default} by default, {parameter.default} in Horovod's")
+        elif parameter.kind in _POSITIONAL and (
+            own[name].kind not in _POSITIONAL or list(own).index(name) != at
+        ):
+            lines.append(f"{path}({name}): is not at the same place")
+    for name, parameter in own.items():
+        if name not in wanted and parameter.default is parameter.empty and parameter.kind not in stars:
+            lines.append(f"{path}({name}): must be given, and Horovod's has no such argument")
+    return lines
+
+
+def two(first: Any, second: int = 2, *, third: int = 3, **others: Any) -> None: ...
+
+
+def lacks_second(first: Any, *, third: int = 3, **others: Any) -> None: ...
+
+
+def has_them_elsewhere(second: int = 2, first: Any = None, *, third: int = 4, **others: Any) -> None: ...
+
+
+def wants_more(first: Any, second: int = 2, *, more: Any, third: int = 3) -> None: ...
+
+
+def adds_an_option(first: Any, second: int = 2, more: int = 0, *, third: int = 3, **others: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("ours", "expected"),
+    [
+        (two, []),
+        (adds_an_option, []),
+        (lacks_second, ["f(second): is not taken"]),
+        (
+            has_them_elsewhere,
+            [
+                "f(first): None by default, <class 'inspect._empty'> in Horovod's",
+                "f(second): is not at the same place",
+                "f(third): 4 by default, 3 in Horovod's",
+            ],
+        ),
+        (
+            wants_more,
+            ["f(**others): is not taken", "f(more): must be given, and Horovod's has no such argument"],
+        ),
+    ],
+)
+def test_what_is_not_taken_is_found(ours: Any, expected: list[str]) -> None:
+    assert taken("f", ours, two) == expected
+
+
+def test_a_name_that_is_missing_and_a_module_that_is_another_are_found() -> None:
+    empty = ModuleType("empty")
+    assert differences("m.x", empty, inspect, "signature") == ["m.x: is missing"]
+    empty.ast = importlib.import_module("json")  # type: ignore[attr-defined]
+    assert differences("m.ast", empty, inspect, "ast")[0].startswith("m.ast: another module")
