@@ -19,7 +19,7 @@ from hvdrecover.tensorflow.blank_gradients import Blank, sent
 from hvdrecover.tensorflow.check_numerics import stop_at
 from hvdrecover.tensorflow.missing_gradients import KEEPING_OPS, Presence
 from hvdrecover.tensorflow.own_gradients import Gradient, own
-from hvdrecover.tensorflow.variables import Variable, is_variable, raw, without_numbers
+from hvdrecover.tensorflow.variables import Variable, counter, is_variable, raw, without_numbers
 
 Groups = int | Sequence[Sequence[Variable]] | None
 
@@ -255,8 +255,7 @@ class _Turn:
 @functools.cache
 def _turns() -> tf.Variable:
     """Return what all reductions change, so that TensorFlow keeps their order."""
-    with tf.init_scope(), tf.device("CPU:0"):
-        return tf.Variable(0, dtype=tf.int64, trainable=False, name="hvdrecover_turns")
+    return counter()
 
 
 def _gather(tensor: tf.Tensor, blank: Blank, name: str) -> tf.Tensor:

@@ -21,6 +21,7 @@ from hvdrecover.elastic.agreement.exchange import gather_json
 from hvdrecover.elastic.agreement.transfer import Agreement
 from hvdrecover.elastic.companions import Observer
 from hvdrecover.tensorflow.own_gradients import own
+from hvdrecover.tensorflow.variables import counter
 from hvdrecover.tensorflow.world import TensorFlowWorld
 
 
@@ -126,8 +127,7 @@ class Sent:
 
     def _count(self, name: str) -> tf.Variable:
         if name not in self._counts:
-            with tf.init_scope(), tf.device("CPU:0"):
-                self._counts[name] = tf.Variable(0, dtype=tf.int64, trainable=False, name="hvdrecover_sent")
+            self._counts[name] = counter()
         return self._counts[name]
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow.averaging import Groups, Reduction
 from hvdrecover.tensorflow.own_gradients import Gradient
-from hvdrecover.tensorflow.variables import Variable, raw
+from hvdrecover.tensorflow.variables import Variable, outside_of_traces, raw
 
 
 def DistributedOptimizer(  # noqa: N802  Horovod's name for it
@@ -107,8 +107,7 @@ class Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
         if not self.built:
             self.build(variables)  # not in one branch of a condition
         if settings.sums is None:
-            with tf.init_scope():
-                settings.sums = Sums(variables)
+            settings.sums = outside_of_traces(lambda: Sums(variables))
         sums = settings.sums
         sums.add(gradients)
 

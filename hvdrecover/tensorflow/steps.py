@@ -18,6 +18,7 @@ from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.tensorflow import xla
 from hvdrecover.tensorflow.own_gradients import Gradient
+from hvdrecover.tensorflow.variables import counter
 
 _WATCHED = "_hvdrecover_watched"  # of a model: whether its training step is
 
@@ -37,11 +38,9 @@ class Marks:
     """
 
     def __init__(self) -> None:
-        with tf.init_scope(), tf.device("CPU:0"):
-            self.steps, self.batches = _variable(tf.int64), _variable(tf.int64)
-            self.waited, self.waited_for_data = _variable(tf.float64), _variable(tf.float64)
-            self.since = _variable(tf.float64)
-            self.own, self.averaged, self.loss = (_variable(tf.float64) for _ in range(3))
+        self.steps, self.batches = counter(), counter()
+        self.waited, self.waited_for_data, self.since = (counter(tf.float64) for _ in range(3))
+        self.own, self.averaged, self.loss = (counter(tf.float64) for _ in range(3))
 
 
 _marks: Marks | None = None  # of all graphs of this process, once anybody looks
@@ -170,10 +169,6 @@ def _leave_marks(model: keras.Model, marks: Marks) -> None:
         return loss
 
     model.train_step, model.compute_loss = marked_step, marked_loss
-
-
-def _variable(dtype: tf.DType) -> tf.Variable:
-    return tf.Variable(0, dtype=dtype, trainable=False)
 
 
 def _time_after(values: Any) -> tf.Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
@@ -12,8 +13,34 @@ import tensorflow as tf
 Variable = Any
 """A ``tf.Variable`` or a ``keras.Variable``."""
 
+Made = TypeVar("Made")
+
 # Keras numbers what has no name of its own by how many of its kind the process has made: dense, dense_1, ….
 _NUMBER = re.compile(r"_\d+(?=[/_]|$)")
+
+
+def outside_of_traces(make: Callable[[], Made]) -> Made:
+    """Make variables of our own, wherever this is called from.
+
+    When TensorFlow traces a function a second time, it refuses variables that are made meanwhile, even in
+    ``tf.init_scope``. To make them at import would settle TensorFlow's devices before the user's script has.
+    But a trace belongs to its thread; so this is done on another one.
+
+    Args:
+        make: makes the variables, eagerly.
+    """
+    with ThreadPoolExecutor(1, "hvdrecover-variables") as thread:
+        return thread.submit(make).result()
+
+
+def counter(dtype: tf.DType = tf.int64) -> tf.Variable:
+    """A new number that graphs can change, 0 at first, on the host; see `outside_of_traces`."""
+
+    def make() -> tf.Variable:
+        with tf.device("CPU:0"):
+            return tf.Variable(0, dtype=dtype, trainable=False)
+
+    return outside_of_traces(make)
 
 
 def is_variable(value: Any) -> bool:
