@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.config import FENCED
+from hvdrecover.config import FENCED, PREEMPTED
 from hvdrecover.examples.digits_run import PATIENCE, supervised
 from hvdrecover.launch.job import Job
+from hvdrecover.launch.processes import kill
+from tests.integration.conftest import LONG
+from tests.integration.test_chaos import Watch
 from tests.integration.test_endings import wait_until
 
 SCRIPT = Path(__file__).with_name("scripts") / "stubborn.py"
@@ -40,7 +45,7 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 
 
 def starts(folder: Path, name: str) -> list[str]:
-    """From which step rank 0 has started, each time."""
+    """From which step rank 0 has started, each time, and in which process."""
     file = folder / f"{name}.starts"
     lines = file.read_text().splitlines() if file.exists() else []
     return [line for line in lines if line.startswith("0 ")]
@@ -92,6 +97,9 @@ def test_a_script_that_always_fails_at_one_place_ends_with_its_traceback(
     assert len(starts(tmp_path, "job")) == 3  # the last one from the commit before
     log = job.log.read_text()
     assert "passing over" in log and log.rstrip().endswith("\nValueError: this script is wrong")
+    listed = [sys.executable, "-m", "hvdrecover", "ls", str(tmp_path / "root"), "--json"]
+    commits = json.loads(subprocess.run(listed, capture_output=True, check=True).stdout)["commits"]
+    assert [each["state"] for each in commits].count("suspect") == 1
 
 
 def test_an_error_before_the_first_commit_ends_the_job_at_once(begin: Begin, tmp_path: Path) -> None:
@@ -107,3 +115,21 @@ def test_a_script_that_crashes_at_one_place_is_not_restarted_for_ever(begin: Beg
     assert job.wait(PATIENCE) == 1
     assert "1 restarts in a row have brought no progress" in job.log.read_text()
     assert len(starts(tmp_path, "job")) == 6  # commits are made at each
+
+
+@LONG
+def test_rank_0_is_killed_again_and_again_and_the_root_holds_three_commits_at_most(
+    begin: Begin, tmp_path: Path
+) -> None:
+    job, root, begun = begin("job", "large"), tmp_path / "root", 0
+    wait_until(root.exists)
+    watch = Watch(root)
+    for _ in range(6):
+        wait_until(lambda begun=begun: len(starts(tmp_path, "job")) > begun)
+        begun, before = len(starts(tmp_path, "job")), durable(root)
+        wait_until(lambda before=before: bool(durable(root) - before))
+        kill(int(starts(tmp_path, "job")[-1].split()[-1]))
+    wait_until(lambda: len(starts(tmp_path, "job")) > begun)
+    os.kill(job.pid, signal.SIGTERM)
+    assert job.wait(PATIENCE) == PREEMPTED, job.tail()
+    assert 1 < watch.end() <= 3  # the one that is kept, one more, and the one being written

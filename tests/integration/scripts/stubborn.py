@@ -16,17 +16,18 @@ how, starts = sys.argv[1], Path(sys.argv[2])
 hvd.init()
 if how == "constructor":
     torch.nn.Linear(2, 1, biass=False)
-model = torch.nn.Linear(2, 1)
+model = torch.nn.Linear(2, 1 if how != "large" else 5_000_000)  # 60 MB
 optimizer = hvd.DistributedOptimizer(
     torch.optim.SGD(model.parameters(), lr=0.01), named_parameters=model.named_parameters()
 )
-state = recover.TorchState(model=model, optimizer=optimizer, step=0)
+root = recover.Checkpoint(os.environ["HVDRECOVER_CHECKPOINT"], keep=1) if how == "large" else None
+state = recover.TorchState(model=model, optimizer=optimizer, step=0, checkpoint=root)
 
 
 @recover.run
 def train(state: recover.TorchState) -> None:
     with starts.open("a") as file:
-        file.write(f"{hvd.rank()} from {state.step}\n")
+        file.write(f"{hvd.rank()} from {state.step} in {os.getpid()}\n")
     state.commit()
     while state.step < int(sys.argv[3]):
         if how == "fail" and state.step == 20:
