@@ -77,19 +77,22 @@ class Reports:
         rank = f"rank {reading.rank}" if reading.rank >= 0 else "a process that has no rank yet"
         return f"{rank} on {self._config.host}"
 
-    def tell(self, kind: str, message: str, rank: int, **facts: Any) -> None:
+    def tell(
+        self, kind: str, message: str, rank: int, *, level: int = logging.WARNING, **facts: Any
+    ) -> None:
         """Report to all: by an event, a line on the terminal, and a message to the supervisor.
 
         Args:
             kind: of the event, and of the message.
             message: for people.
             rank: of the training process; -1 if it has none.
+            level: of the line on the terminal.
             facts: of the event and the message.
         """
         self.events.rank = rank
         self.send(kind=kind, message=message, **facts)
         written = {name: value for name, value in facts.items() if name not in _UNWRITTEN}
-        self.events.emit(kind, message, level=logging.WARNING, **written)
+        self.events.emit(kind, message, level=level, **written)
 
     def end(self, how: str, reading: Reading) -> None:
         """Report to the supervisor how this slot has ended.

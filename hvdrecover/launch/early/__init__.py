@@ -1,0 +1,43 @@
+"""What a training process is started with until the job's first commit, so that a wrong script says so once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hvdrecover.errors import LaunchError
+from hvdrecover.launch.python_command import parse
+
+FOLDER = Path(__file__).parent
+
+
+def environment(command: Sequence[str], environ: Mapping[str, str], local_rank: int | None) -> dict[str, str]:
+    """Return the variables that a training process gets on top of its environment.
+
+    Python finds our `sitecustomize` by them, which tells of errors that come before hvdrecover is imported.
+    TensorFlow says the same about each process's processor; of one on a host it is enough.
+
+    Args:
+        command: the training command.
+        environ: its environment.
+        local_rank: its place on its host, or None.
+    """
+    more: dict[str, str] = {}
+    if parse(command) is not None:
+        path = environ.get("PYTHONPATH")
+        more["PYTHONPATH"] = os.pathsep.join([str(FOLDER), *([path] if path else [])])
+    if local_rank and "TF_CPP_MIN_LOG_LEVEL" not in environ:
+        more["TF_CPP_MIN_LOG_LEVEL"] = "1"
+    return more
+
+
+def check(command: Sequence[str]) -> None:
+    """Check that the script is there.
+
+    Raises:
+        LaunchError: it is not.
+    """
+    program = parse(command)
+    if program is not None and not program.module and not Path(program.program).exists():
+        raise LaunchError(program.program, f"there is no such script in {Path.cwd()}")
