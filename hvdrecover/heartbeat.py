@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-
 SIZE = mmap.PAGESIZE
 _PATIENCE = 2.0  # seconds for a guardian to hear of something
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdrecover import config, events
-from hvdrecover.cli import launching, options
+from hvdrecover.cli import options
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.errors import ConfigError
 

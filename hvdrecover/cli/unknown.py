@@ -41,25 +41,25 @@ def _options(parser: argparse.ArgumentParser) -> list[str]:
     return [name for action in parser._actions for name in action.option_strings]
 
 
-class _Made(Exception):
+class _MadeError(Exception):
     """The parser was made, and is about to read this process's arguments."""
 
 
 class _Parser(argparse.ArgumentParser):
-    def parse_args(self, *_: Any, **__: Any) -> NoReturn:  # type: ignore[override]
-        raise _Made(self)
+    def parse_args(self, *_: Any, **__: Any) -> NoReturn:
+        raise _MadeError(self)
 
 
 def _horovodrun() -> argparse.ArgumentParser | None:
     """Return ``horovodrun``'s own parser, which its function makes and uses at once; None without Horovod."""
     try:
-        launch = importlib.import_module("horovod.runner.launch")
+        launch: Any = importlib.import_module("horovod.runner.launch")
     except ImportError:
         return None
     launch.argparse = SimpleNamespace(**{**vars(argparse), "ArgumentParser": _Parser})
     try:
         launch.parse_args()
-    except _Made as made:
+    except _MadeError as made:
         parser: argparse.ArgumentParser = made.args[0]
         return parser
     finally:

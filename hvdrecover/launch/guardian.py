@@ -361,7 +361,12 @@ class Guardian:
         """Tell the supervisor that there is nothing to train with, and wait for the end of the job."""
         if not self._reports.is_supervised:
             raise error
-        facts = {"fault": "script_error", "slot": self._config.local_rank, "exit": 1, "final": True}
+        facts: dict[str, Any] = {
+            "fault": "script_error",
+            "slot": self._config.local_rank,
+            "exit": 1,
+            "final": True,
+        }
         facts |= {"detail": str(error), "end": FIRST_ERROR.name, "point": (0, 0), "commit": [0, 0]}
         self._reports.tell("fault", str(error), -1, level=logging.DEBUG, **facts)
         deadline = self._clock.monotonic() + _DISMISSAL

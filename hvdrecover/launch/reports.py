@@ -77,9 +77,7 @@ class Reports:
         rank = f"rank {reading.rank}" if reading.rank >= 0 else "a process that has no rank yet"
         return f"{rank} on {self._config.host}"
 
-    def tell(
-        self, kind: str, message: str, rank: int, *, level: int = logging.WARNING, **facts: Any
-    ) -> None:
+    def tell(self, kind: str, message: str, rank: int, *, level: int = logging.WARNING, **facts: Any) -> None:
         """Report to all: by an event, a line on the terminal, and a message to the supervisor.
 
         Args:

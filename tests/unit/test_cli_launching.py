@@ -231,7 +231,7 @@ def test_the_jobs_code_is_the_commands(code: int, jobs: Noted) -> None:
 def test_a_job_without_a_command_is_an_error(
     words: list[str], jobs: Noted, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "there is no command; write it after --, as in -- python train.py" in refused(capsys, "run", *words)
+    assert "no command; write it after --, as in -- python train.py" in refused(capsys, "run", *words)
     assert jobs == []
 
 

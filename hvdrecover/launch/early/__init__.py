@@ -1,4 +1,4 @@
-"""What a training process is started with until the job's first commit, so that a wrong script says so once."""
+"""The start of a training process before the job's first commit: so that a wrong script says so once."""
 
 from __future__ import annotations
 
