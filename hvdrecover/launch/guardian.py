@@ -361,14 +361,7 @@ class Guardian:
         """Tell the supervisor that there is nothing to train with, and wait for the end of the job."""
         if not self._reports.is_supervised:
             raise error
-        facts: dict[str, Any] = {
-            "fault": "script_error",
-            "slot": self._config.local_rank,
-            "exit": 1,
-            "final": True,
-        }
-        facts |= {"detail": str(error), "end": FIRST_ERROR.name, "point": (0, 0), "commit": [0, 0]}
-        self._reports.tell("fault", str(error), -1, level=logging.DEBUG, **facts)
+        self._reports.cannot_start(error)
         deadline = self._clock.monotonic() + _DISMISSAL
         while self._clock.monotonic() < deadline and not self._signals and not self._reports.is_cut_off:
             self._signals += waking.wait(TICK)

@@ -8,9 +8,10 @@ from typing import Any
 
 from hvdrecover.clock import Clock
 from hvdrecover.config import Config
+from hvdrecover.errors import LaunchError
 from hvdrecover.events import Events
 from hvdrecover.heartbeat import Reading
-from hvdrecover.launch import link
+from hvdrecover.launch import ends, link
 
 logger = logging.getLogger("hvdrecover")
 
@@ -91,6 +92,12 @@ class Reports:
         self.send(kind=kind, message=message, **facts)
         written = {name: value for name, value in facts.items() if name not in _UNWRITTEN}
         self.events.emit(kind, message, level=level, **written)
+
+    def cannot_start(self, error: LaunchError) -> None:
+        """Report that there is nothing to train with, which ends the job and is shown by the supervisor."""
+        facts: dict[str, Any] = {"end": ends.FIRST_ERROR.name, "point": (0, 0), "commit": [0, 0]}
+        facts |= {"fault": "script_error", "detail": str(error), "exit": 1, "final": True}
+        self.tell("fault", str(error), -1, level=logging.DEBUG, slot=self._config.local_rank, **facts)
 
     def end(self, how: str, reading: Reading) -> None:
         """Report to the supervisor how this slot has ended.
