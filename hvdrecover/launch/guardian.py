@@ -347,7 +347,7 @@ class Guardian:
     def _start(self, *, rejoins: bool = False) -> Training:
         try:
             again = {"HVDRECOVER_AGAIN": "1"} if self._record.committed else {}
-            more = again or early.environment(self._command, self._environ, self._config.local_rank)
+            more = again or early.environment(self._command, self._environ)
             return Training(self._command, {**self._environ, **more}, rejoins=rejoins)
         except OSError as error:
             raise LaunchError(self._command[0], f"can't be started: {error.strerror}") from error

@@ -12,24 +12,19 @@ from hvdrecover.launch.python_command import parse
 FOLDER = Path(__file__).parent
 
 
-def environment(command: Sequence[str], environ: Mapping[str, str], local_rank: int | None) -> dict[str, str]:
+def environment(command: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that a training process gets on top of its environment.
 
     Python finds our `sitecustomize` by them, which tells of errors that come before hvdrecover is imported.
-    TensorFlow says the same about each process's processor; of one on a host it is enough.
 
     Args:
         command: the training command.
         environ: its environment.
-        local_rank: its place on its host, or None.
     """
-    more: dict[str, str] = {}
-    if parse(command) is not None:
-        path = environ.get("PYTHONPATH")
-        more["PYTHONPATH"] = os.pathsep.join([str(FOLDER), *([path] if path else [])])
-    if local_rank and "TF_CPP_MIN_LOG_LEVEL" not in environ:
-        more["TF_CPP_MIN_LOG_LEVEL"] = "1"
-    return more
+    if parse(command) is None:
+        return {}
+    path = environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(FOLDER), *([path] if path else [])])}
 
 
 def check(command: Sequence[str]) -> None:

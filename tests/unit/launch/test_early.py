@@ -26,7 +26,7 @@ def run(script: Path, tmp_path: Path, **variables: str) -> Training:
     """A script that has ended as a training process does."""
     command = [sys.executable, str(script)]
     environ = {**environment(), **variables}
-    training = Training(command, {**environ, **early.environment(command, environ, 0)})
+    training = Training(command, {**environ, **early.environment(command, environ)})
     training.process.wait(60)
     return training
 
@@ -82,13 +82,6 @@ def test_the_script_sees_nothing_of_it_and_gets_its_own_sitecustomize(
     run(write(tmp_path, text), tmp_path, PYTHONPATH=str(tmp_path / "own")).close()
     own = tmp_path / "own"
     assert capfd.readouterr().out == f"own\n{own} {own / 'sitecustomize.py'} []\n"
-
-
-def test_of_tensorflows_messages_those_of_one_rank_on_a_host_are_enough() -> None:
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "1"}
-    assert early.environment(["sh"], {}, 1) == quiet
-    assert early.environment(["sh"], {}, 0) == early.environment(["sh"], {}, None) == {}
-    assert early.environment(["sh"], {"TF_CPP_MIN_LOG_LEVEL": "0"}, 1) == {}
 
 
 def test_a_script_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
