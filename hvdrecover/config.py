@@ -290,6 +290,15 @@ def keep_to_this_process(*descriptors: int) -> None:
         os.set_inheritable(descriptor, False)
 
 
+def forget_python_path(folder: str) -> None:
+    """Take a folder off the ``PYTHONPATH`` that programs of this process get."""
+    kept = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each != folder]
+    if kept:
+        os.environ["PYTHONPATH"] = os.pathsep.join(kept)
+    else:
+        os.environ.pop("PYTHONPATH", None)
+
+
 def quiet_tensorflow() -> None:
     """Keep TensorFlow's start-up messages off the terminal, unless ``HVDRECOVER_LOG`` asks for all there is.
 

@@ -10,14 +10,11 @@ import json
 import mmap
 import os
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
-
-from hvdrecover import error_kinds
 
 SIZE = mmap.PAGESIZE
 _PATIENCE = 2.0  # seconds for a guardian to hear of something
@@ -390,9 +387,3 @@ def tell(**facts: Any) -> None:
     """Tell the guardian something in words; a line of JSON."""
     if _notes is not None:
         os.write(_notes, f"{json.dumps(facts)}\n".encode())
-
-
-def tell_error(error: BaseException) -> None:
-    """Tell the guardian which error ends this process."""
-    short = "".join(traceback.format_exception_only(error)).strip()
-    tell(error=short, traceback="".join(traceback.format_exception(error)), kinds=error_kinds.kinds(error))

@@ -8,11 +8,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from hvdrecover import config
-from hvdrecover.cli import commits, drilling, launching
+from hvdrecover.cli import commits, launching, unknown
 from hvdrecover.cli.diagnosing import add_doctor
 from hvdrecover.cli.discovering import add_discover
 from hvdrecover.cli.drilling import add_drill
@@ -45,7 +45,8 @@ class _Parser(argparse.ArgumentParser):
         super().error(redact(message))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """Return the parser of the command line, and that of each command."""
     parser = _Parser(
         prog="hvdrecover",
         description="Recovery for Horovod: durable commits, and jobs that are hard to kill.",
@@ -70,7 +71,17 @@ def _parser() -> argparse.ArgumentParser:
         "--rebuild", action="store_true", help="compile anew, whatever is installed or cached"
     )
     install.set_defaults(run=_install_horovod)
-    return parser
+    return parser, subcommands.choices
+
+
+def _refuse_unknown(name: str, others: list[str]) -> None:
+    """Exit with 2 if a command is given what neither it nor what it hands options on to knows."""
+    parser, commands = _parser()
+    hands_on = name in ("run", "drill")
+    if name == "drill":
+        _, others = parser.parse_known_args(["run", "-np", "1", *others])
+    if others and (unknown_words := unknown.left_over(others) if hands_on else others):
+        unknown.refuse(commands[name], unknown_words, with_horovodrun=hands_on)
 
 
 def _report(error: HvdrecoverError) -> None:
@@ -93,10 +104,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         Wrong arguments exit with 2.
     """
     words, command = launching.split(list(sys.argv[1:] if argv is None else argv))
-    parser = _parser()
-    arguments, others = parser.parse_known_args(words)
-    if others and arguments.run not in (launching.run, drilling.run):
-        parser.error(f"unrecognized arguments: {' '.join(others)}")
+    arguments, others = _parser()[0].parse_known_args(words)
+    if launching.takes_command(words) and not command:
+        arguments.refuse("there is no command; write it after --, as in -- python train.py")
+    _refuse_unknown(words[0], others)
     arguments.others, arguments.command = others, command
     try:
         instruments.start(config.read(), words[0])

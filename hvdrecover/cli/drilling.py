@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdrecover import config, events
-from hvdrecover.cli import launching, options
+from hvdrecover.cli import options
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.errors import ConfigError
 
@@ -106,7 +106,7 @@ def add_drill(commands: argparse._SubParsersAction[Any]) -> None:
         help="mean time between failures of one worker of the real job (default: 365d)",
     )
     results.add_argument("--json", action="store_true", help="write JSON (docs/drill.md)")
-    drill.set_defaults(run=run)
+    drill.set_defaults(run=run, refuse=drill.error)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hvdrecover.drill import document, slo
     from hvdrecover.drill.advice import Rates, advise
 
-    command = launching.training(arguments)
+    command: list[str] = arguments.command
     wanted = slo.load(arguments.slo) if arguments.slo is not None else slo.Numbers()
     folder = (arguments.folder or DRILLS / events.new_run(SYSTEM_CLOCK).name).absolute()
     if folder.exists() and any(folder.iterdir()):

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from hvdrecover import config, events
 from hvdrecover.cli import options
 from hvdrecover.clock import SYSTEM_CLOCK
-from hvdrecover.errors import ConfigError
 
 if TYPE_CHECKING:
     from hvdrecover.launch.horovodrun import Options
@@ -37,7 +36,7 @@ def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="N",
         help="restarts of the whole job in a row that bring no progress, until it is given up (default: 10)",
     )
-    job.set_defaults(run=run)
+    job.set_defaults(run=run, refuse=job.error)
 
     worker = commands.add_parser(
         "worker",
@@ -47,7 +46,7 @@ def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
         allow_abbrev=False,
     )
     _add_guardian(worker)
-    worker.set_defaults(run=_worker)
+    worker.set_defaults(run=_worker, refuse=worker.error)
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
@@ -128,9 +127,14 @@ def _add_guardian(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def takes_command(argv: list[str]) -> bool:
+    """Return whether the arguments are those of a command that takes a training command."""
+    return argv[:1] in (["run"], ["worker"], ["drill"])
+
+
 def split(argv: list[str]) -> tuple[list[str], list[str]]:
     """The words before ``--`` and those after it, of commands that take a command."""
-    if argv[:1] not in (["run"], ["worker"], ["drill"]):
+    if not takes_command(argv):
         return argv, []
     place = argv.index("--") if "--" in argv else len(argv)
     return argv[:place], argv[place + 1 :]
@@ -144,7 +148,7 @@ def _worker(arguments: argparse.Namespace) -> int:
     events.show_on_terminal(read)
     limits = Limits(arguments.hang_timeout, arguments.startup_timeout)
     settings = Settings(limits, arguments.grace, not arguments.no_standby)
-    return guard(training(arguments), settings, read)
+    return guard(arguments.command, settings, read)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -156,7 +160,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     read = config.read()
     events.show_on_terminal(read)
-    command = training(arguments)
+    command: list[str] = arguments.command
     folder = (read.events or events.new_run(SYSTEM_CLOCK)).absolute()
     read = replace(read, events=folder)
     if not (ours := horovodrun.is_ours()):
@@ -208,15 +212,3 @@ def _guardian_command(arguments: argparse.Namespace) -> tuple[str, ...]:
     if arguments.hang_timeout is not None:
         words += ["--hang-timeout", f"{arguments.hang_timeout:g}"]
     return (*words, *(["--no-standby"] if arguments.no_standby else []), "--")
-
-
-def training(arguments: argparse.Namespace) -> list[str]:
-    """The training command.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    command: list[str] = arguments.command
-    if not command:
-        raise ConfigError("the command", "there is none; write it after --, as in -- python train.py")
-    return command

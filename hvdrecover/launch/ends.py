@@ -137,6 +137,7 @@ OF_JOBS = (
     End("interrupted", "Ctrl-C", "end", _ENDS, 130),
 )
 _BY_NAME = {end.name: end for end in (*OF_PROCESSES, *OF_JOBS)}
+FIRST_ERROR = _BY_NAME["first_error"]
 _BY_ERROR = {error: end for end in OF_PROCESSES for error in end.errors}
 
 
@@ -153,7 +154,7 @@ def of_error(kinds: Sequence[str], *, first: bool) -> End:
         first: whether the job has not made any commit yet.
     """
     known = next((_BY_ERROR[kind] for kind in kinds if kind in _BY_ERROR), None)
-    return known or _BY_NAME["first_error" if first else "script_error"]
+    return known or (FIRST_ERROR if first else _BY_NAME["script_error"])
 
 
 def table() -> str:

@@ -14,9 +14,9 @@ from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.errors import LaunchError
 from hvdrecover.heartbeat import Phase, Reading, Stop
-from hvdrecover.launch import deaths, hangs, messages, oom, processes
+from hvdrecover.launch import deaths, early, hangs, messages, oom, processes
 from hvdrecover.launch.deaths import Death
-from hvdrecover.launch.ends import End
+from hvdrecover.launch.ends import FIRST_ERROR, End
 from hvdrecover.launch.hangs import Limits
 from hvdrecover.launch.launcher import LauncherWatch
 from hvdrecover.launch.python_command import parse
@@ -31,6 +31,7 @@ logger = logging.getLogger("hvdrecover")
 
 TICK = 0.2  # seconds between looks at the page
 _REPORT = 5.0  # seconds between reports of the last commit to the supervisor
+_DISMISSAL = 10.0  # seconds for the supervisor to end the job, when an error of the script is to end it
 _SUSPENDED = 5.0  # seconds between looks after which this process, too, must have been stopped
 
 
@@ -81,6 +82,8 @@ class Guardian:
         )  # started after a commit
         self._record = Record()
         self._restart_at: float | None = None
+        self._dismissed_by: float | None = None
+        self._code = 0
         self._hung = False
         self._silent = 0.0
         self._divergences = 0
@@ -105,7 +108,11 @@ class Guardian:
         heeded = (*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
         with Waking((*heeded, signal.SIGCHLD)) as waking:
             self._connect(waking)
-            self._training = self._start()
+            try:
+                early.check(self._command)
+                self._training = self._start()
+            except LaunchError as error:
+                return self._cannot_start(error, waking)
             try:
                 code = None
                 while code is None:
@@ -127,6 +134,8 @@ class Guardian:
             return self._abandon("the supervisor is gone")
         if self._config.launched and (reason := self._launcher.lost()):
             return self._abandon(reason)
+        if self._dismissed_by is not None:  # Horovod must not end the other ranks before they are heard
+            return self._code if self._clock.monotonic() > self._dismissed_by else None
         if self._restart_at is not None:
             return self._wait_to_restart(self._restart_at)
         if self._training.returncode is not None:
@@ -239,11 +248,18 @@ class Guardian:
 
     def _repair(self, death: Death, end: End, notes: dict[str, Any]) -> int | None:
         reason = self._cannot_restart(death, end)
+        if self._is_shown_by_supervisor(end):
+            self._training.leave_error()
+        self._training.show_error()
         warm = not reason and self._readiness.is_warm
         self._say_what_died(death, end, reason, warm=warm, notes=notes)
         if reason:
             self._reports.events.emit("gave_up", scope="slot", reason=reason)
-            return end.code or processes.exit_code(death.returncode) or 1
+            self._code = end.code or processes.exit_code(death.returncode) or 1
+            if not self._is_shown_by_supervisor(end):
+                return self._code
+            self._dismissed_by = self._clock.monotonic() + _DISMISSAL
+            return None
         self._restart_at = self._clock.monotonic() + deaths.pause(self._record.deaths)
         return self._wait_to_restart(self._restart_at)
 
@@ -291,6 +307,7 @@ class Guardian:
             "fault",
             f"{self._reports.name(reading)}: {what}; {follows}",
             reading.rank,
+            level=logging.DEBUG if self._is_shown_by_supervisor(end) else logging.WARNING,
             fault=kind,
             slot=self._config.local_rank,
             exit=death.returncode,
@@ -330,7 +347,8 @@ class Guardian:
     def _start(self, *, rejoins: bool = False) -> Training:
         try:
             again = {"HVDRECOVER_AGAIN": "1"} if self._record.committed else {}
-            return Training(self._command, {**self._environ, **again}, rejoins=rejoins)
+            more = again or early.environment(self._command, self._environ)
+            return Training(self._command, {**self._environ, **more}, rejoins=rejoins)
         except OSError as error:
             raise LaunchError(self._command[0], f"can't be started: {error.strerror}") from error
 
@@ -338,6 +356,20 @@ class Guardian:
         """SIGKILL the training process."""
         if self._training.returncode is None and not self._training.kill():
             self._reports.events.emit("unkillable", processes=[self._training.pid])
+
+    def _cannot_start(self, error: LaunchError, waking: Waking) -> int:
+        """Tell the supervisor that there is nothing to train with, and wait for the end of the job."""
+        if not self._reports.is_supervised:
+            raise error
+        self._reports.cannot_start(error)
+        deadline = self._clock.monotonic() + _DISMISSAL
+        while self._clock.monotonic() < deadline and not self._signals and not self._reports.is_cut_off:
+            self._signals += waking.wait(TICK)
+        return 1
+
+    def _is_shown_by_supervisor(self, end: End) -> bool:
+        """Return whether the supervisor ends the job by an error of the script, and shows it last."""
+        return end == FIRST_ERROR and self._reports.is_supervised
 
     def _connect(self, waking: Waking) -> None:
         if (supervisor := self._reports.connect()) is not None:

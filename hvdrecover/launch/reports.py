@@ -8,9 +8,10 @@ from typing import Any
 
 from hvdrecover.clock import Clock
 from hvdrecover.config import Config
+from hvdrecover.errors import LaunchError
 from hvdrecover.events import Events
 from hvdrecover.heartbeat import Reading
-from hvdrecover.launch import link
+from hvdrecover.launch import ends, link
 
 logger = logging.getLogger("hvdrecover")
 
@@ -77,19 +78,26 @@ class Reports:
         rank = f"rank {reading.rank}" if reading.rank >= 0 else "a process that has no rank yet"
         return f"{rank} on {self._config.host}"
 
-    def tell(self, kind: str, message: str, rank: int, **facts: Any) -> None:
+    def tell(self, kind: str, message: str, rank: int, *, level: int = logging.WARNING, **facts: Any) -> None:
         """Report to all: by an event, a line on the terminal, and a message to the supervisor.
 
         Args:
             kind: of the event, and of the message.
             message: for people.
             rank: of the training process; -1 if it has none.
+            level: of the line on the terminal.
             facts: of the event and the message.
         """
         self.events.rank = rank
         self.send(kind=kind, message=message, **facts)
         written = {name: value for name, value in facts.items() if name not in _UNWRITTEN}
-        self.events.emit(kind, message, level=logging.WARNING, **written)
+        self.events.emit(kind, message, level=level, **written)
+
+    def cannot_start(self, error: LaunchError) -> None:
+        """Report that there is nothing to train with, which ends the job and is shown by the supervisor."""
+        facts: dict[str, Any] = {"end": ends.FIRST_ERROR.name, "point": (0, 0), "commit": [0, 0]}
+        facts |= {"fault": "script_error", "detail": str(error), "exit": 1, "final": True}
+        self.tell("fault", str(error), -1, level=logging.DEBUG, slot=self._config.local_rank, **facts)
 
     def end(self, how: str, reading: Reading) -> None:
         """Report to the supervisor how this slot has ended.

@@ -10,7 +10,7 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.config import PREEMPTED
 from hvdrecover.launch import ends
 from hvdrecover.launch.deaths import SAME_ERROR, Cause
-from hvdrecover.launch.ends import End
+from hvdrecover.launch.ends import FIRST_ERROR, End
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
@@ -57,6 +57,7 @@ class Outcome:
         without_progress: restarts in a row, the one to come included, before which there was no progress.
         suspect: durable commits that the next start is to pass over, as ``FIRST..LAST``, or None.
         traceback: of the error that ends the job, or an empty string.
+        message: for people, before the traceback; by default the reason.
     """
 
     action: Literal["end", "restart"]
@@ -66,6 +67,7 @@ class Outcome:
     without_progress: int = 0
     suspect: str | None = None
     traceback: str = ""
+    message: str = ""
 
 
 def ending(attempts: Sequence[Attempt]) -> Fault | None:
@@ -78,13 +80,14 @@ def ending(attempts: Sequence[Attempt]) -> Fault | None:
 
 
 def outcome(
-    attempts: Sequence[Attempt], without_progress: int, *, stopping: bool, max_restarts: int
+    attempts: Sequence[Attempt], without_progress: int, *, ranks: int, stopping: bool, max_restarts: int
 ) -> Outcome:
     """Decide what to do after the last of some starts.
 
     Args:
         attempts: all starts so far.
         without_progress: restarts in a row, up to that of the last start, before which there was no progress.
+        ranks: how many ranks the job was to start with.
         stopping: whether the job was to leave.
         max_restarts: how many restarts in a row may bring no progress.
     """
@@ -97,6 +100,8 @@ def outcome(
         return Outcome("end", 0, "the command has ended")
     suspect, fault = suspected(attempts), ending(attempts)
     if fault is not None and (end := _end(fault)) is not None:
+        if end == FIRST_ERROR:
+            return _ended_at_first(last, fault, ranks)
         if end.repair == "end":
             return _ended(fault, f"{end.how}: {fault.get('detail')}", end.code)
         if end.repair != "job" and suspect is None:
@@ -107,6 +112,16 @@ def outcome(
         return Outcome("end", 1, f"{used} restarts in a row have brought no progress")
     pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0**used)
     return Outcome("restart", 1, reason(last), pause, used + 1, suspect)
+
+
+def is_first(fault: Fault) -> bool:
+    """Return whether a fault is an error of the script before the job's first commit."""
+    return _end(fault) == FIRST_ERROR
+
+
+def first_errors(attempt: Attempt) -> list[Fault]:
+    """Return the errors of the script, one a rank, that came before the job's first commit."""
+    return [fault for fault in attempt.faults if is_first(fault)]
 
 
 def suspected(attempts: Sequence[Attempt]) -> str | None:
@@ -163,3 +178,16 @@ def _is_ending(fault: Fault, attempts: Sequence[Attempt]) -> bool:
 def _ended(fault: Fault, why: str, code: int | None = None) -> Outcome:
     told = str(fault.get("traceback") or "") if code is None else ""
     return Outcome("end", code or int(fault.get("exit") or 1), why, traceback=told)
+
+
+def _ended_at_first(attempt: Attempt, fault: Fault, ranks: int) -> Outcome:
+    """Show the error of one rank, with a count of those that failed alike and of those that did not."""
+    failed = first_errors(attempt)
+    alike = sum(each["detail"] == fault["detail"] for each in failed)
+    how = ends.FIRST_ERROR.how
+    count = f"{alike} of {max(ranks, len(failed))} ranks ended like this"
+    if others := len(failed) - alike:
+        count += f", {others} in another way"
+    shown = str(fault.get("traceback") or f"{fault['detail']}\n")
+    code, why = int(fault.get("exit") or 1), f"{how}: {fault['detail']}"
+    return Outcome("end", code, why, traceback=shown, message=f"{how}; {count}:")

@@ -20,6 +20,7 @@ _WORKERS_FAILED = "one or more processes exited with non-zero status"  # their g
 def main() -> None:
     """Run ``horovodrun`` with this process's arguments, of which the first says what starts workers."""
     die_with_parent()
+    sys.warnoptions.append("ignore:resource_tracker:UserWarning")  # of what is left when this is killed
     instruments.start(config.read(), "horovodrun")
     how, sys.argv[:2] = sys.argv[1], ["horovodrun"]
     if how == "gloo":  # mpirun sends the environment through its own connections

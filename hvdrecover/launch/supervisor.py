@@ -31,6 +31,7 @@ _TICK = 0.5
 _MARGIN = 5.0  # seconds beyond the grace for what is left to end
 _ANSWERS = 3.0  # seconds for guardians to say where ranks are
 _LINGERING = 60.0  # seconds for horovodrun to end when the training is finished and all guardians have gone
+_OTHERS = 2.0  # seconds for other ranks to fail as one has at the start, so that they are counted
 _HEARSAY = 10.0  # seconds for the rank that had an error to report it, when others have
 _LAST_WORDS = 1.0  # seconds for guardians to obey before all is killed
 _REPORTS = "failing-hosts"  # hosts on which slots were given up or diverged; discovery excludes them
@@ -122,6 +123,7 @@ class Supervisor:
             outcome = restarts.outcome(
                 self._attempts,
                 outcome.without_progress,
+                ranks=self._settings.options.processes,
                 stopping=self._leaving,
                 max_restarts=self._settings.max_restarts,
             )
@@ -183,13 +185,18 @@ class Supervisor:
         self._events.emit("unkillable", message, level=logging.ERROR, processes=list(left))
 
     def _is_over(self) -> bool:
-        """Return whether a fault ends this start; one that is only heard of waits for its own rank."""
+        """Return whether a fault ends this start.
+
+        One that is only heard of waits for its own rank, and one of the script's start for other ranks.
+        """
         fault = restarts.ending(self._attempts)
-        if fault is None or not fault.get("heard"):
+        if fault is None:
             self._heard_at = None
-            return fault is not None
+            return False
+        alone = len(restarts.first_errors(self._attempts[-1])) < self._settings.options.processes
+        patience = _HEARSAY if fault.get("heard") else _OTHERS if restarts.is_first(fault) and alone else 0.0
         self._heard_at = self._heard_at or self._clock.monotonic()
-        return self._clock.monotonic() - self._heard_at > _HEARSAY
+        return self._clock.monotonic() - self._heard_at >= patience
 
     def _lingers(self, attempt: Attempt) -> bool:
         """Return whether Horovod's driver has been all that is left of a finished training for too long."""
@@ -302,5 +309,5 @@ class Supervisor:
     def _say_end(self, outcome: Outcome) -> None:
         level = logging.INFO if outcome.code == 0 else logging.WARNING
         facts = {"code": outcome.code, "reason": outcome.reason}
-        self._events.emit("end", outcome.reason, level=level, **facts)
+        self._events.emit("end", outcome.message or outcome.reason, level=level, **facts)
         sys.stderr.write(outcome.traceback)

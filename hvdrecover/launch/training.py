@@ -7,6 +7,7 @@ import logging
 import mmap
 import os
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,6 +49,7 @@ class Training:
         self.page.begin(Phase.UNKNOWN)
         self._heard = 0
         self._left = False
+        self._shown = False
         settings = {
             "HVDRECOVER_SLOT": ",".join(map(str, self._descriptors)),
             "HOROVOD_STALL_REPORT": str(self._notes),
@@ -95,6 +97,18 @@ class Training:
                 continue
         return told
 
+    def show_error(self) -> None:
+        """Print the error that has ended it, which it has left to its guardian; once."""
+        notes = {} if self._shown else self.notes()
+        if notes.get("unprinted"):
+            sys.stderr.write(notes["traceback"])
+            sys.stderr.flush()
+        self._shown = True
+
+    def leave_error(self) -> None:
+        """Leave it to the supervisor to print the error."""
+        self._shown = True
+
     def kill(self) -> bool:
         """SIGKILL it and all that is left of its process group, and wait for its end.
 
@@ -111,6 +125,7 @@ class Training:
     def close(self) -> None:
         """Kill what is left of it, and free its memory."""
         self.kill()
+        self.show_error()
         if self.process.stdin is not None:
             self.process.stdin.close()
         for descriptor in self._descriptors:

@@ -231,14 +231,12 @@ def test_the_jobs_code_is_the_commands(code: int, jobs: Noted) -> None:
 def test_a_job_without_a_command_is_an_error(
     words: list[str], jobs: Noted, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["run", *words]) == 1
-    assert "there is none; write it after --, as in -- python train.py" in capsys.readouterr().err
+    assert "no command; write it after --, as in -- python train.py" in refused(capsys, "run", *words)
     assert jobs == []
 
 
 def test_a_command_without_the_dashes_is_an_error(jobs: Noted, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "-np", "2", "python", "train.py"]) == 1
-    assert "write it after --" in capsys.readouterr().err
+    assert "write it after --" in refused(capsys, "run", "-np", "2", "python", "train.py")
 
 
 @pytest.mark.parametrize(
@@ -270,9 +268,35 @@ def test_five_seconds_are_a_timeout(jobs: Noted) -> None:
     assert "5" in job(jobs, "-np", "2", "--hang-timeout", "5", *TRAIN)[1].worker
 
 
-def test_abbreviations_are_not_guessed(jobs: Noted) -> None:
-    _, settings, _ = job(jobs, "-np", "2", "--max-re", "7", *TRAIN)
-    assert (settings.max_restarts, settings.options.others) == (10, ("--max-re", "7"))
+def test_abbreviations_are_not_guessed(jobs: Noted, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "unrecognized arguments: --max-re 7" in refused(capsys, "run", "-np", "2", "--max-re", "7", *TRAIN)
+    assert jobs == []
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "meant"),
+    [
+        ("run", "--hang-timout", "--hang-timeout"),
+        ("run", "--timeline-filname", "--timeline-filename"),  # which is Horovod's
+        ("drill", "--sed", "--seed"),
+        ("drill", "--timeline-filname", "--timeline-filename"),
+        ("worker", "--grase", "--grace"),
+        ("doctor", "--jsn", "--json"),
+    ],
+)
+def test_an_option_that_is_misspelt_is_refused_with_the_one_that_was_meant(
+    command: str, option: str, meant: str, jobs: Noted, guards: Noted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["-np", "2"] if command in ("run", "drill") else []
+    train = TRAIN if command != "doctor" else []
+    said = refused(capsys, command, *words, option, "3", *train)
+    assert said.endswith(f"unrecognized arguments: {option} 3; did you mean {meant}?\n")
+    assert jobs == guards == []
+
+
+def test_the_options_of_horovodrun_are_its_own_parsers(jobs: Noted) -> None:
+    words = ["--timeline-filename", "t.json", "--autotune", "--blacklist-cooldown-range", "1", "2"]
+    assert job(jobs, "-np", "2", *words, *TRAIN)[1].options.others == tuple(words)
 
 
 # -- worker ------------------------------------------------------------------------------------------------
@@ -300,8 +324,7 @@ def test_the_guardians_of_a_job_understand_what_they_are_given(jobs: Noted, guar
 
 
 def test_a_worker_without_a_command_is_an_error(guards: Noted, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["worker"]) == 1
-    assert "the command: there is none" in capsys.readouterr().err
+    assert "write it after --" in refused(capsys, "worker")
     assert guards == []
 
 

@@ -134,7 +134,7 @@ def test_a_script_without_a_guardian_may_call_it_all() -> None:
     code = """
 from hvdrecover import heartbeat
 heartbeat.heartbeat(); heartbeat.stepped(); heartbeat.recorded(); heartbeat.committed(1, 2, 2)
-heartbeat.tell(a=1); heartbeat.tell_error(KeyError("x"))
+heartbeat.tell(a=1)
 with heartbeat.paused():
     print(heartbeat.watched(), heartbeat.steps(), heartbeat.commits(), heartbeat.stall_seconds())
 """
@@ -348,16 +348,7 @@ def test_words_are_lines_of_json(page: Page, shared: int) -> None:
     try:
         heartbeat.attach(shared, notes)
         heartbeat.tell(a=[1, 2], b="x\ny")
-        try:
-            raise KeyError("gone")
-        except KeyError as error:
-            heartbeat.tell_error(error)
-        first, second = os.pread(notes, 10_000, 0).decode().splitlines()
-        assert json.loads(first) == {"a": [1, 2], "b": "x\ny"}
-        told = json.loads(second)
-        assert told["error"] == "KeyError: 'gone'"
-        assert told["traceback"].startswith("Traceback (most recent call last):\n")
-        assert told["traceback"].endswith("KeyError: 'gone'\n")
+        assert json.loads(os.pread(notes, 10_000, 0)) == {"a": [1, 2], "b": "x\ny"}
     finally:
         os.close(notes)
 

@@ -18,6 +18,7 @@ LAYERS = {
     "config": 0,
     "clock": 0,
     "heartbeat": 0,
+    "uncaught": 0,
     "stand_in": 0,
     "version": 0,
     "checkpoint": 1,

@@ -7,11 +7,10 @@ import os
 import sys
 import sysconfig
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from hvdrecover import config as configs
-from hvdrecover import heartbeat
+from hvdrecover import heartbeat, uncaught
 from hvdrecover.elastic.horovod import rendezvous_alone
 
 _LIBRARIES = tuple(
@@ -43,14 +42,7 @@ def _attach(page: int, stacks: int, notes: int) -> None:
     except (OSError, ValueError):  # not handed down: something in between has closed what it did not know
         return
     configs.keep_to_this_process(page, stacks, notes)
-    previous = sys.excepthook
-
-    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not issubclass(kind, KeyboardInterrupt):
-            heartbeat.tell_error(error)
-        previous(kind, error, trace)
-
-    sys.excepthook = tell
+    uncaught.told_to(notes)
     heartbeat.at_commit(_tell_modules)
 
 

@@ -26,7 +26,7 @@ def attempt(
 
 
 def after(*attempts: Attempt, without: int = 0, stopping: bool = False, most: int = 3) -> Outcome:
-    return restarts.outcome(attempts, without, stopping=stopping, max_restarts=most)
+    return restarts.outcome(attempts, without, ranks=2, stopping=stopping, max_restarts=most)
 
 
 def test_a_job_whose_slots_have_all_finished_is_finished() -> None:
@@ -135,6 +135,24 @@ def test_an_error_of_a_script_that_has_no_commit_yet() -> None:
     assert (outcome.action, outcome.code) == ("end", 2)
     assert outcome.reason == "an exception before the job's first commit: KeyError: 'x'"
     assert outcome.traceback == "Traceback …"
+    assert outcome.message == "an exception before the job's first commit; 1 of 2 ranks ended like this:"
+
+
+@pytest.mark.parametrize(
+    ("details", "count"),
+    [
+        (["KeyError: 'x'"] * 2, "2 of 2 ranks ended like this:"),
+        (["KeyError: 'x'"] * 3, "3 of 3 ranks ended like this:"),
+        (["KeyError: 'x'", "KeyError: 'y'"], "1 of 2 ranks ended like this, 1 in another way:"),
+    ],
+)
+def test_ranks_that_fail_before_the_first_commit_are_counted_by_their_error(
+    details: list[str], count: str
+) -> None:
+    faults = [{**script_error(0, detail=detail), "end": "first_error"} for detail in details]
+    outcome = after(attempt(faults=[crash(), *faults]))
+    assert outcome.message.endswith(f"; {count}")
+    assert outcome.reason.endswith(details[0])
 
 
 def test_the_same_error_again_within_one_start_ends_the_job() -> None:

@@ -1,0 +1,34 @@
+"""Run by Python in a training process before its script is read, so that an error there is told, too.
+
+It leaves no trace in the process, and runs the `sitecustomize` that would have been found without it. It
+never fails: without it the process only prints its errors itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+
+
+def _begin() -> None:
+    folder = str(Path(__file__).parent)
+    if folder in sys.path:
+        sys.path.remove(folder)
+    with contextlib.suppress(Exception):
+        from hvdrecover import config, uncaught
+
+        config.forget_python_path(folder)
+        if (slot := config.read().slot) is not None:
+            uncaught.told_to(slot[2])
+    own = sys.modules.pop(__name__)
+    try:
+        __import__("sitecustomize")
+    except ModuleNotFoundError as error:
+        sys.modules[__name__] = own
+        if error.name != "sitecustomize":
+            raise
+
+
+if __name__ == "sitecustomize":
+    _begin()

@@ -1,0 +1,61 @@
+"""The error that ends a process: told to its guardian, which has it shown once, and last."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import traceback
+from types import TracebackType
+
+from hvdrecover import error_kinds
+
+_PATIENCE = 5.0  # seconds for the process to end; then it shows its error itself
+
+_notes: int | None = None
+
+
+def told_to(notes: int) -> None:
+    """Tell a guardian of the error that ends this process, and let the guardian print it.
+
+    Args:
+        notes: the file descriptor of what the guardian reads.
+    """
+    global _notes
+    if _notes is not None:
+        _notes = notes
+        return
+    _notes = notes
+    previous = sys.excepthook
+
+    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, KeyboardInterrupt) or not _told(error):
+            previous(kind, error, trace)
+            return
+        # The exit may have to wait for other threads, for ever perhaps. The error must not wait for it.
+        late = threading.Timer(_PATIENCE, _show, (previous, kind, error, trace))
+        late.daemon = True
+        late.start()
+
+    sys.excepthook = tell
+
+
+def _told(error: BaseException) -> bool:
+    text = "".join(traceback.format_exception(error))
+    short = "".join(traceback.format_exception_only(error)).strip()
+    return _write(error=short, traceback=text, kinds=error_kinds.kinds(error), unprinted=True)
+
+
+def _show(previous: object, *error: object) -> None:
+    if _write(unprinted=False) and callable(previous):
+        previous(*error)
+
+
+def _write(**facts: object) -> bool:
+    assert _notes is not None
+    try:
+        os.write(_notes, f"{json.dumps(facts)}\n".encode())
+    except (OSError, ValueError):  # something in between has closed what it did not know
+        return False
+    return True

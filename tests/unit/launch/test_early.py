@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.errors import LaunchError
+from hvdrecover.launch import early
+from hvdrecover.launch.training import Training
+from tests.unit.launch.children import environment
+from tests.unit.launch.scripts import write
+
+# Its other thread waits until the error has been shown.
+LINGERS = """
+import threading
+from hvdrecover import uncaught
+uncaught._PATIENCE, show, shown = 0.01, uncaught._show, threading.Event()
+uncaught._show = lambda *words: (show(*words), shown.set())
+threading.Thread(target=shown.wait).start()
+1 / 0
+"""
+
+
+def run(script: Path, tmp_path: Path, **variables: str) -> Training:
+    """A script that has ended as a training process does."""
+    command = [sys.executable, str(script)]
+    environ = {**environment(), **variables}
+    training = Training(command, {**environ, **early.environment(command, environ)})
+    training.process.wait(60)
+    return training
+
+
+@pytest.mark.parametrize(
+    ("text", "last"),
+    [
+        ("import not_there", "ModuleNotFoundError: No module named 'not_there'\n"),
+        ("def f(:", "SyntaxError: invalid syntax\n"),
+        (
+            "import adapter\nopen('/not/there')",
+            "FileNotFoundError: [Errno 2] No such file or directory: '/not/there'\n",
+        ),
+    ],
+)
+def test_an_error_is_told_to_the_guardian_which_prints_it_once(
+    text: str, last: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    training = run(write(tmp_path, text), tmp_path)
+    assert capfd.readouterr().err == ""
+    training.show_error()
+    training.close()
+    printed = capfd.readouterr().err
+    assert printed.endswith(last)
+    assert printed.count(last) == 1
+
+
+def test_an_error_that_the_supervisor_shows_is_not_printed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    training = run(write(tmp_path, "1 / 0"), tmp_path)
+    assert training.notes()["error"] == "ZeroDivisionError: division by zero"
+    training.leave_error()
+    training.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_process_that_does_not_end_of_its_error_shows_it_itself(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    training = run(write(tmp_path, LINGERS), tmp_path)
+    training.close()
+    assert capfd.readouterr().err.count("ZeroDivisionError: division by zero") == 1
+
+
+def test_the_script_sees_nothing_of_it_and_gets_its_own_sitecustomize(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "sitecustomize.py").write_text("print('own')")
+    text = "import os, sys, sitecustomize\n"
+    text += "print(os.environ['PYTHONPATH'], sitecustomize.__file__, [p for p in sys.path if 'early' in p])"
+    run(write(tmp_path, text), tmp_path, PYTHONPATH=str(tmp_path / "own")).close()
+    own = tmp_path / "own"
+    assert capfd.readouterr().out == f"own\n{own} {own / 'sitecustomize.py'} []\n"
+
+
+def test_a_script_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LaunchError, match=r"train\.py: there is no such script in"):
+        early.check(["python", "-u", "train.py", "--lr", "1"])
+    write(tmp_path, "")
+    for command in (["python", "train.py"], ["python", "-m", "gone"], ["sh", "gone"]):
+        early.check(command)
