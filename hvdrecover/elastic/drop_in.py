@@ -24,8 +24,8 @@ class ObjectState(states.State):
     ranks from a global one.
 
     Args:
-        bcast_object: Horovod's ``broadcast_object``. Subclasses find it as ``self._bcast_object``, which sends
-            from the rank whose state all have taken, as rank 0 may be a process that has just started.
+        bcast_object: Horovod's ``broadcast_object``. Subclasses find it as ``self._bcast_object``, where it
+            sends from the rank whose state all have taken, as rank 0 may be a process that has just started.
         get_rank: Horovod's ``rank``; subclasses find it as ``self._rank``.
         checkpoint: see `hvdrecover.elastic.state.State`, as for the following.
         rng: how random generators are treated.

@@ -1,0 +1,88 @@
+"""A script's attributes may have the names that a State adds to Horovod's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hvdrecover.elastic.names import divide
+from hvdrecover.elastic.run import run
+from hvdrecover.elastic.state import State
+from hvdrecover.errors import ConfigError
+from tests.unit.elastic.jobs import URL, Process
+
+OURS = ["finish", "finished", "flush", "last_commit", "last_durable", "observe"]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_an_attribute_of_such_a_name_is_committed_and_rolled_back(process: Process, name: str) -> None:
+    state = process.state(**{name: [1]})
+    state.sync()
+    getattr(state, name).append(2)
+    state.commit()
+    setattr(state, name, None)
+    state.restore()
+    assert getattr(state, name) == [1, 2]
+    assert isinstance(state, State)
+
+
+def test_a_run_ends_and_is_resumed_whatever_its_attributes_are_called(process: Process) -> None:
+    calls = []
+
+    def train(state: Any) -> None:
+        calls.append(dict(state.finished))
+        state.finished["epoch"] = 1
+        state.commit()
+
+    for _ in range(2):
+        state = process.state(URL, **dict.fromkeys(OURS, 0) | {"finished": {}})
+        run(train)(state)
+        process.end()
+    assert calls == [{}]  # the second start finds the run finished
+    assert state.finished == {"epoch": 1}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_script_may_keep_what_is_not_tracked_under_such_a_name(process: Process, name: str) -> None:
+    state = process.state(epoch=0)
+    setattr(state, name, "mine")
+    run(lambda state: state.commit())(state)
+    assert getattr(state, name) == "mine"
+
+
+def test_what_is_not_a_value_for_a_keyword_is_an_attribute(process: Process) -> None:
+    state = process.state({"best": 1}, rng=[1, 2], guard=True, tensorboard=False)  # type: ignore[arg-type]
+    state.sync()
+    state.checkpoint["best"] = 2
+    state.commit()
+    state.checkpoint, state.rng, state.guard, state.tensorboard = {}, None, False, True
+    state.restore()
+    assert (state.checkpoint, state.rng, state.guard, state.tensorboard) == ({"best": 2}, [1, 2], True, False)
+
+
+def test_values_for_the_keywords_are_ours() -> None:
+    given = {"checkpoint": "file:///x", "rng": "store", "guard": None, "tensorboard": "logs"}
+    assert divide(given) == (given, {})
+
+
+def test_a_subclass_may_set_an_attribute_before_the_state_is_made(process: Process) -> None:
+    class Early(State):
+        def __init__(self) -> None:
+            self.epoch, self.note = 5, "mine"
+            super().__init__(process.framework, process.world, config=process.config, attributes={"epoch": 1})
+
+    state = Early()
+    assert (state.epoch, state.note) == (1, "mine")
+    state.epoch = 2
+    state.save()
+    state.epoch = 3
+    state.restore()
+    assert state.epoch == 2
+
+
+def test_a_name_of_the_states_own_inside_is_refused_when_it_is_set(process: Process) -> None:
+    with pytest.raises(
+        ConfigError, match=r"state\._memory: the state has this name for itself; choose another"
+    ):
+        process.state(epoch=0)._memory = {}  # type: ignore[assignment]
