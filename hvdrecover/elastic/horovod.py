@@ -17,6 +17,8 @@ from hvdrecover.errors import RemovedError, RendezvousError
 
 Fault = Literal["peers", "hosts", "numbers"]
 
+_NO_ADASUM = "No Adasum operation enabled"
+
 
 def version() -> str:
     """The version of the installed Horovod, with the local label that tells builds apart."""
@@ -34,6 +36,11 @@ def fault_of(error: BaseException, world: World) -> Fault | None:
         ``peers`` if a collective failed because ranks were lost, ``hosts`` if hosts have come or gone without
         a loss, None if it is an error of the user's own.
     """
+    if _NO_ADASUM in str(error):
+        error.add_note(
+            "Adasum on CPUs needs MPI: start the job by mpirun or by horovodrun --mpi, not elastic."
+        )
+        return None
     from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
     if isinstance(error, HostsUpdatedInterrupt):

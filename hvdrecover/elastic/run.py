@@ -112,8 +112,8 @@ def _refuse_others(state: Any) -> None:
         raise ConfigError(
             "state",
             f"a {kind.__module__}.{kind.__qualname__} is not a state of hvdrecover's; import its class, or "
-            "the one that it is derived from, from hvdrecover.torch.elastic or hvdrecover.tensorflow.elastic, "
-            "where they have the same names",
+            "the one that it is derived from, from hvdrecover.torch.elastic or "
+            "hvdrecover.tensorflow.elastic, where they have the same names",
         )
 
 

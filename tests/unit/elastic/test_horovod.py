@@ -96,3 +96,9 @@ def test_an_interrupt_never_asks_to_skip_the_meeting() -> None:
 
 def test_the_version_is_that_of_the_installed_package() -> None:
     assert horovod.version().startswith("0.")
+
+
+def test_adasum_without_mpi_is_not_a_lost_rank() -> None:
+    error = HorovodInternalError(RuntimeError("No Adasum operation enabled"))
+    assert fault_of(error, alone()) is None
+    assert "needs MPI" in error.__notes__[0]

@@ -1,0 +1,87 @@
+"""Scripts of the shapes of Horovod's own examples, of which only the import line names us.
+
+Each runs undisturbed, then anew with a checkpoint root: one worker is killed, later the whole job, and it is
+started again.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.examples.digits_run import PATIENCE, supervised
+from hvdrecover.launch.job import Job
+from hvdrecover.launch.processes import kill
+from tests.integration.conftest import LONG
+
+SCRIPTS = Path(__file__).with_name("scripts") / "horovods"
+# How far the metric may be from that of the undisturbed run. The first draws other dropout masks, and repeats
+# batches of the epoch under way, as Horovod's does; the second's samples are dealt out exactly once.
+TOLERANCE = {"distributed_sampler.py": 0.05, "elastic_sampler.py": 0.0}
+
+Begin = Callable[..., Job]
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Begin]:
+    jobs: list[Job] = []
+
+    def start(name: str, **environ: str) -> Job:
+        log = tmp_path / f"log-{len(jobs)}"
+        jobs.append(Job([*supervised(), sys.executable, str(SCRIPTS / name)], log, environ))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.kill()
+
+
+@pytest.mark.parametrize("name", sorted(TOLERANCE))
+def test_the_import_line_is_all_that_they_have_of_ours(name: str) -> None:
+    lines = [line for line in (SCRIPTS / name).read_text().splitlines() if "recover" in line]
+    assert lines == ["import hvdrecover.torch as hvd"]
+
+
+@pytest.mark.parametrize("name", ["distributed_sampler.py", pytest.param("elastic_sampler.py", marks=LONG)])
+def test_killed_in_part_and_as_a_whole_they_end_as_undisturbed(
+    name: str, begin: Begin, tmp_path: Path
+) -> None:
+    expected = result(begin(name, PAUSE="0"))
+    settings = {"PAUSE": "0.05", "HVDRECOVER_CHECKPOINT": str(tmp_path / "root")}
+    job = begin(name, **settings)
+    killed = process_at(job, rank=0, epoch=2, batch=3)
+    kill(killed)
+    process_at(job, rank=0, epoch=3, batch=5, but=killed)
+    job.kill()
+    job = begin(name, **settings)
+    found = result(job)
+    assert found[0] == pytest.approx(expected[0], abs=TOLERANCE[name])
+    assert found[1:2] == expected[1:2]
+    if not TOLERANCE[name]:
+        assert found == expected
+    epochs = {int(epoch) for epoch in re.findall(r"progress \d+ \d (\d)", job.log.read_text())}
+    assert min(epochs) == 3, job.tail(80)
+
+
+def result(job: Job) -> list[float]:
+    """Wait for the end; return the numbers that the script prints last: its metric, the epoch, and more."""
+    assert job.wait(PATIENCE) == 0, job.tail(80)
+    line = re.findall(r"result (.*)", job.log.read_text())[-1]
+    return [float(number) for number in re.findall(r"[\d.]+", line)]
+
+
+def process_at(job: Job, rank: int, epoch: int, batch: int, but: int = 0) -> int:
+    """Wait until a rank is at a batch of an epoch, or beyond it; return its process."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline and job.running:
+        for process, *numbers in re.findall(r"progress (\d+) (\d+) (\d+) (\d+)", job.log.read_text()):
+            place = [int(number) for number in numbers]
+            if place[0] == rank and place[1:] >= [epoch, batch] and int(process) != but:
+                return int(process)
+        time.sleep(0.05)
+    raise AssertionError(job.tail(80))

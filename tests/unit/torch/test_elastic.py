@@ -1,0 +1,183 @@
+"""What a script for ``horovod.torch.elastic`` finds when only its import line names us."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import horovod.torch.elastic.state as horovods
+import pytest
+import torch
+
+import hvdrecover.torch as hvd
+from hvdrecover.errors import ConfigError
+from hvdrecover.torch import TorchState
+from tests.fakes.root import FakeRoots
+from tests.unit.processes import answer
+
+URL = "fake://root"
+
+
+class Counter:
+    """What a script has a handler for."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class CounterHandler(horovods.StateHandler):
+    def __init__(self, value: Counter) -> None:
+        super().__init__(value)
+        self.saved, self.syncs = 0, 0
+
+    def save(self) -> None:
+        self.saved = self.value.count
+
+    def restore(self) -> None:
+        self.value.count = self.saved
+
+    def sync(self) -> None:
+        self.syncs += 1
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    before = hvd.elastic.state.get_handler_registry()
+    hvd.elastic.state.set_handler_registry([*before, (Counter, CounterHandler)])
+    yield
+    hvd.elastic.state.set_handler_registry(before)
+
+
+def made(**attributes: Any) -> Any:
+    model = torch.nn.Linear(1, 1)
+    return hvd.elastic.TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1), **attributes)
+
+
+def test_it_is_a_torch_state_that_leaves_random_generators_alone() -> None:
+    state = made(epoch=0)
+    assert isinstance(state, TorchState)
+    state.sync()
+    streams = random.getstate(), torch.get_rng_state()
+    state.epoch = 1
+    state.commit()
+    assert random.getstate() == streams[0]
+    assert torch.equal(torch.get_rng_state(), streams[1])
+
+
+def test_its_default_for_generators_can_be_overruled() -> None:
+    state = made(epoch=0, rng="reseed")
+    state.sync()
+    streams = random.getstate()
+    state.epoch = 1
+    state.commit()
+    assert random.getstate() != streams
+
+
+def test_with_a_root_in_the_environment_its_commits_are_durable(
+    roots: FakeRoots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HVDRECOVER_CHECKPOINT", URL)
+    entries = []
+
+    def train(state: Any) -> None:
+        for state.epoch in range(state.epoch, 3):
+            entries.append(state.epoch)
+            state.commit()
+            state.flush()
+            if state.epoch == 1 and len(entries) == 2:
+                raise KeyboardInterrupt
+
+    state = made(epoch=0)
+    with pytest.raises(KeyboardInterrupt):
+        hvd.elastic.run(train)(state)
+    state._durable.retire()
+    again = made(epoch=0)
+    hvd.elastic.run(train)(again)
+    again._durable.retire()
+    assert entries == [0, 1, 1, 2]
+
+
+def test_a_handler_of_the_scripts_keeps_what_it_is_for(registered: None) -> None:
+    state = made(counter=Counter(), epoch=0)
+    counter, handler = state.counter, state._handlers["counter"]
+    state.sync()
+    counter.count, state.epoch = 3, 1
+    state.commit()
+    counter.count, state.epoch = 4, 2
+    state.restore()
+    assert (state.counter.count, state.epoch, handler.syncs) == (3, 1, 1)
+    other = Counter()
+    other.count = 9
+    state.counter = other
+    assert (handler.value, handler.saved, state.counter) == (other, 9, other)
+
+
+def test_a_handler_and_durable_commits_exclude_each_other(
+    registered: None, roots: FakeRoots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HVDRECOVER_CHECKPOINT", URL)
+    with pytest.raises(ConfigError, match=r"state\.counter: its handler, CounterHandler, keeps a Counter in"):
+        made(counter=Counter())
+
+
+def test_a_state_of_objects_takes_horovods_arguments_and_tensors() -> None:
+    state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, seen=[1], mean=torch.zeros(2))
+    state.sync()
+    state.seen.append(2)
+    state.mean += 1
+    state.save()
+    state.seen, state.mean = [], torch.ones(2)
+    state.restore()
+    assert (state.seen, state.mean.tolist()) == ([1, 2], [1.0, 1.0])
+
+
+class Scheduled(hvd.elastic.TorchState):
+    """As users derive from Horovod's state: a scheduler that it takes care of."""
+
+    def __init__(self, model: Any, optimizer: Any, schedule: Any, **attributes: Any) -> None:
+        self.schedule = schedule
+        super().__init__(model, optimizer, **attributes)
+        self.save()
+
+    def save(self) -> None:
+        self._saved_schedule = copy.deepcopy(self.schedule.state_dict())
+        super().save()
+
+    def restore(self) -> None:
+        self.schedule.load_state_dict(self._saved_schedule)
+        super().restore()
+
+    def sync(self) -> None:
+        self.schedule.load_state_dict(self._bcast_object(self.schedule.state_dict()))
+        self.save()
+        super().sync()
+
+
+def test_a_subclass_as_users_write_them_runs() -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    state = Scheduled(model, optimizer, schedule, epoch=0)
+
+    def train(state: Any) -> None:
+        for state.epoch in range(state.epoch, 2):
+            optimizer.step()
+            state.schedule.step()
+            state.commit()
+        state.schedule.step()
+        state.restore()
+
+    hvd.elastic.run(train)(state)
+    assert (state.schedule.last_epoch, state.epoch, optimizer.param_groups[0]["lr"]) == (2, 1, 0.25)
+
+
+def test_submodules_can_be_imported_as_horovods() -> None:
+    code = """
+from hvdrecover.torch.elastic import ElasticSampler, TorchState, init, run, shutdown
+import hvdrecover.torch.elastic.sampler, hvdrecover.torch.elastic.state, horovod.torch
+from hvdrecover.torch.elastic.state import ObjectState, StateHandler, get_handler_registry
+print(ElasticSampler is hvdrecover.torch.elastic.sampler.ElasticSampler, init is horovod.torch.init)
+"""
+    assert answer(code) == "True True"
