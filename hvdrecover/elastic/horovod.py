@@ -37,9 +37,7 @@ def fault_of(error: BaseException, world: World) -> Fault | None:
         a loss, None if it is an error of the user's own.
     """
     if _NO_ADASUM in str(error):
-        error.add_note(
-            "Adasum on CPUs needs MPI: start the job by mpirun or by horovodrun --mpi, not elastic."
-        )
+        error.add_note("Adasum on CPUs needs MPI: start the job by mpirun, or by horovodrun --mpi")
         return None
     from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -43,6 +44,14 @@ def test_a_class_takes_what_horovods_takes(ours: str) -> None:
     mine, theirs = (importlib.import_module(each.partition(":")[0]) for each in (ours, CLASSES[ours]))
     name = ours.partition(":")[2]
     assert unexpected(differences(ours.replace(":", "."), mine, theirs, name)) == []
+
+
+@pytest.mark.parametrize("ours", MODULES)
+def test_each_name_that_is_ours_is_in_the_docs(ours: str) -> None:
+    mine, theirs = importlib.import_module(ours), importlib.import_module(MODULES[ours])
+    page = (Path(__file__).parents[2] / "docs" / "migration.md").read_text()
+    replaced = [name for name in public(theirs) if getattr(mine, name) is not getattr(theirs, name)]
+    assert [name for name in replaced if f"`{name}`" not in page] == []
 
 
 def public(holder: Any) -> list[str]:

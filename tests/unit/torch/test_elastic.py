@@ -82,7 +82,7 @@ def test_with_a_root_in_the_environment_its_commits_are_durable(
     entries = []
 
     def train(state: Any) -> None:
-        for state.epoch in range(state.epoch, 3):
+        for state.epoch in range(state.epoch, 3):  # noqa: B020
             entries.append(state.epoch)
             state.commit()
             state.flush()
@@ -162,7 +162,7 @@ def test_a_subclass_as_users_write_them_runs() -> None:
     state = Scheduled(model, optimizer, schedule, epoch=0)
 
     def train(state: Any) -> None:
-        for state.epoch in range(state.epoch, 2):
+        for state.epoch in range(state.epoch, 2):  # noqa: B020
             optimizer.step()
             state.schedule.step()
             state.commit()

@@ -1,4 +1,4 @@
-"""Of the shape of Horovod's pytorch_mnist_elastic.py: a DistributedSampler, and batches counted by the state."""
+"""Of the shape of pytorch_mnist_elastic.py: a DistributedSampler, and batches counted by the state."""
 
 import os
 import time
