@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.elastic.guard.settings import Guard
+from hvdrecover.errors import ConfigError
 
 Result = TypeVar("Result")
 
@@ -78,6 +79,24 @@ def yielding(kind: type) -> set[str]:
     """Return the public names of a class of states that are neither Horovod's nor the script's own."""
     ours = filter(is_ours, kind.__mro__)
     return {name for base in ours for name in vars(base) if not name.startswith("_")} - HOROVODS
+
+
+def refuse_private(kind: type, ours: type) -> None:
+    """Refuse a script's class that has, for something else, what one of ours has for itself.
+
+    Args:
+        kind: the script's.
+        ours: the class of ours that it is derived from.
+
+    Raises:
+        ConfigError: a private name of ours is defined anew.
+    """
+    private = {name for name in vars(ours) if name.startswith("_") and not name.endswith("__")}
+    for base in kind.__mro__:
+        if not is_ours(base) and (both := private & vars(base).keys()):
+            raise ConfigError(
+                f"{base.__name__}.{min(both)}", "a state has this name for itself; choose another"
+            )
 
 
 def make_way(state: Any, names: set[str]) -> None:

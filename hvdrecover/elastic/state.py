@@ -86,6 +86,7 @@ class State:
         given = {"checkpoint": checkpoint, "rng": rng, "guard": guard, "tensorboard": tensorboard}
         keywords, others = names.divide(given)
         attributes = {**attributes, **others}
+        names.refuse_private(type(self), State)
         for name in attributes:
             vars(self).pop(name, None)  # a subclass may have set it before it called this
         before, yielding = set(vars(self)), names.yielding(type(self))
@@ -104,7 +105,7 @@ class State:
         rank = assemble(
             self._context,
             settings=settings_of(keywords["checkpoint"], config),
-            rng=keywords["rng"] or self._rng,
+            rng=keywords["rng"] or type(self)._rng,
             guard=keywords["guard"],
             tensorboard=keywords["tensorboard"] if config.drill is None else None,
             others=companions or Companions(),

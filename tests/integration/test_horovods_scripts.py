@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from hvdrecover.examples.digits_run import PATIENCE, supervised
+from hvdrecover.examples.digits_run import PATIENCE, ROOT_MAY_USE_MPI, mpi, supervised
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
 from tests.integration.conftest import LONG
@@ -31,9 +31,9 @@ Begin = Callable[..., Job]
 def begin(tmp_path: Path) -> Iterator[Begin]:
     jobs: list[Job] = []
 
-    def start(name: str, **environ: str) -> Job:
-        log = tmp_path / f"log-{len(jobs)}"
-        jobs.append(Job([*supervised(), sys.executable, str(SCRIPTS / name)], log, environ))
+    def start(name: str, launcher: Sequence[str] = (), **environ: str) -> Job:
+        log, command = tmp_path / f"log-{len(jobs)}", [*(launcher or supervised()), sys.executable]
+        jobs.append(Job([*command, str(SCRIPTS / name)], log, environ))
         return jobs[-1]
 
     yield start
@@ -66,6 +66,25 @@ def test_killed_in_part_and_as_a_whole_they_end_as_undisturbed(
         assert found == expected
     epochs = {int(epoch) for epoch in re.findall(r"progress \d+ \d (\d)", job.log.read_text())}
     assert min(epochs) == 3, job.tail(80)
+
+
+@LONG
+def test_adasum_by_mpi_is_resumed_and_without_it_the_job_ends_with_words(
+    begin: Begin, tmp_path: Path
+) -> None:
+    name = "distributed_sampler.py"
+    settings = {"OP": "Adasum", "PAUSE": "0.05", "HVDRECOVER_CHECKPOINT": str(tmp_path / "root")}
+    settings |= ROOT_MAY_USE_MPI
+    job = begin(name, mpi(2), **settings)
+    process_at(job, rank=0, epoch=3, batch=5)
+    job.kill()
+    job = begin(name, mpi(2), **settings)
+    accuracy, epoch, *_ = result(job)
+    assert (accuracy > 0.8, epoch) == (True, 4)
+    assert not re.search(r"progress \d+ \d [12] ", job.log.read_text())
+    job = begin(name, OP="Adasum", PAUSE="0")
+    assert job.wait(PATIENCE) != 0
+    assert "Adasum on CPUs needs MPI" in job.tail(80)
 
 
 def result(job: Job) -> list[float]:

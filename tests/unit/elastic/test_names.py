@@ -81,6 +81,14 @@ def test_a_subclass_may_set_an_attribute_before_the_state_is_made(process: Proce
     assert state.epoch == 2
 
 
+def test_a_method_of_a_subclass_by_a_name_of_our_own_inside_is_refused(process: Process) -> None:
+    class Mine(State):
+        def _keep(self) -> None: ...
+
+    with pytest.raises(ConfigError, match=r"Mine\._keep: a state has this name for itself; choose another"):
+        Mine(process.framework, process.world, config=process.config, attributes={})
+
+
 def test_a_name_of_the_states_own_inside_is_refused_when_it_is_set(process: Process) -> None:
     with pytest.raises(
         ConfigError, match=r"state\._memory: the state has this name for itself; choose another"

@@ -133,6 +133,12 @@ def test_a_state_of_objects_takes_horovods_arguments_and_tensors() -> None:
     assert (state.seen, state.mean.tolist()) == ([1, 2], [1.0, 1.0])
 
 
+def test_the_sampler_has_what_horovods_has() -> None:
+    theirs, ours = horovods.ElasticSampler(range(7)), hvd.elastic.ElasticSampler(range(7))
+    missing = [name for name in vars(theirs) if not name.startswith("_") and not hasattr(ours, name)]
+    assert missing == ["processed_indices"]  # which Horovod's leaves empty
+
+
 class Scheduled(hvd.elastic.TorchState):
     """As users derive from Horovod's state: a scheduler that it takes care of."""
 

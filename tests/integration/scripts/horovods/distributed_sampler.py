@@ -32,7 +32,7 @@ optimizer = hvd.DistributedOptimizer(
     optimizer,
     named_parameters=model.named_parameters(),
     compression=hvd.Compression.fp16,
-    op=hvd.Average,
+    op=getattr(hvd, os.environ.get("OP", "Average")),
 )
 
 
