@@ -35,7 +35,7 @@ class Present:
     own: Mapping[str, Shares]
 
     def state(self) -> dict[str, Json]:
-        """``attributes`` and ``samplers`` as a commit keeps them; and of how many ranks it has what is ``own``."""
+        """A commit's ``attributes`` and ``samplers``, and of how many ranks it has what is their ``own``."""
         attributes = {name: part.outline.structure for name, part in self.parts.items()}
         own = {"own": {name: shares.ranks for name, shares in self.own.items()}} if self.own else {}
         return {"attributes": attributes, "samplers": self.cursors, **own}
