@@ -5,7 +5,6 @@ import horovod.tensorflow as _hvd
 from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
 from hvdrecover.data.fingerprint import Fingerprint, fingerprint
 from hvdrecover.elastic.commits.loading import Loaded
-from hvdrecover.elastic.commits.per_rank import PerRank
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.lifecycle.stalls import paused
 from hvdrecover.elastic.lifecycle.startup import join as _join
@@ -18,6 +17,7 @@ from hvdrecover.tensorflow.dataset import ElasticDataset, elastic_dataset
 from hvdrecover.tensorflow.keras_callbacks import callbacks
 from hvdrecover.tensorflow.loading import load
 from hvdrecover.tensorflow.optimizer import DistributedOptimizer
+from hvdrecover.tensorflow.per_rank import PerRank
 from hvdrecover.tensorflow.shards import check_shards
 from hvdrecover.tensorflow.state import TensorFlowKerasState, TensorFlowState
 

@@ -54,6 +54,7 @@ class PerRank:
 
     @value.setter
     def value(self, value: Any) -> None:
+        self._stateful = self.stateful(value)
         self._value = value
         self._place: tuple[int, int] | None = None  # made for the place that this rank has, whichever that is
 
@@ -67,7 +68,12 @@ class PerRank:
 
     def state(self) -> Tree:
         """Return this rank's part of a commit."""
-        return self._value.state_dict() if self._has_state else self._value
+        return self._value if self._stateful is None else self._stateful.state_dict()
+
+    def stateful(self, value: Any) -> Any:
+        """Return what has ``state_dict`` and ``load_state_dict`` for a value; None for a plain one."""
+        verbs = [getattr(value, verb, None) for verb in ("state_dict", "load_state_dict")]
+        return value if all(map(callable, verbs)) and not isinstance(value, type) else None
 
     def resume(self, name: str, states: Mapping[int, Tree], ranks: int, place: tuple[int, int]) -> None:
         """Go to this rank's state of a commit.
@@ -82,7 +88,7 @@ class PerRank:
             PerRankError: the ranks are others, and there is no `on_resize`; or this rank's state is lost.
         """
         rank, size = place
-        if ranks == size and (self._place in (None, place) or not self._has_state):
+        if ranks == size and (self._place in (None, place) or self._stateful is None):
             if rank not in states:
                 raise PerRankError(
                     name,
@@ -99,7 +105,7 @@ class PerRank:
                 "PerRank(value, on_resize=lambda states, rank, size: ...)",
             )
         elif (state := self.on_resize([states[each] for each in range(ranks)], rank, size)) is not None or (
-            not self._has_state
+            self._stateful is None
         ):
             self._load(state)
         self.keep(place)
@@ -108,14 +114,8 @@ class PerRank:
         """Note that the value is of this place among the ranks."""
         self._place = place
 
-    @property
-    def _has_state(self) -> bool:
-        return not isinstance(self._value, type) and all(
-            callable(getattr(self._value, verb, None)) for verb in ("state_dict", "load_state_dict")
-        )
-
     def _load(self, state: Tree) -> None:
-        if self._has_state:
-            self._value.load_state_dict(state)
-        else:
+        if self._stateful is None:
             self._value = state
+        else:
+            self._stateful.load_state_dict(state)
