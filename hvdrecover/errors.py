@@ -25,6 +25,7 @@
     ├── RecoveryError               the ranks could not agree on a state to resume from
     │   ├── NoProgressError         they have come back to one commit again and again
     │   ├── RendezvousError            a rank was lost during a rendezvous
+    │   ├── PerRankError            a commit's states of the ranks' own don't fit the ranks that there are
     │   ├── RemovedError            this host is no longer part of the job
     │   └── StoppedError            another rank has had an error that stops this one, too
     ├── OutOfStepError              the ranks don't do the same any more
@@ -233,6 +234,18 @@ class NoProgressError(RecoveryError):
 
 class RendezvousError(RecoveryError):
     """A rank was lost during a rendezvous."""
+
+
+class PerRankError(RecoveryError):
+    """A commit's states of the ranks' own don't fit the ranks that there are.
+
+    Attributes:
+        name: the state's attribute.
+    """
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(f"{name}: {problem}")
+        self.name = name
 
 
 class RemovedError(RecoveryError):

@@ -98,7 +98,7 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
             reason, steps = cause, 0 if fault == "hosts" else heartbeat.steps()
             heartbeat.enter(heartbeat.Phase.RECOVERING)
             if fault == "peers":
-                rollbacks.note(moment, state._random.number, cause)
+                rollbacks.note(moment, state._own.random.number, cause)
             if isinstance(cause, RolledBack):
                 state._around("restore", functools.partial(recovery.skip, cause))
                 reason = None  # nobody is lost: there is no need of a rendezvous

@@ -16,6 +16,7 @@ from hvdrecover.elastic.commits.randomness import Randomness
 from hvdrecover.elastic.companions import Companions, Moment, Observer
 from hvdrecover.elastic.context import Context, Place
 from hvdrecover.elastic.guard.settings import Guard
+from hvdrecover.elastic.horovod import fault_of
 from hvdrecover.elastic.interfaces import Framework, HiddenAttribute, World
 from hvdrecover.elastic.lifecycle import stalls
 from hvdrecover.elastic.lifecycle.leaving import Departure
@@ -110,7 +111,7 @@ class State:
             tensorboard=keywords["tensorboard"] if config.drill is None else None,
             others=companions or Companions(),
         )
-        self._memory, self._durable, self._random = rank.memory, rank.durable, rank.random
+        self._memory, self._durable, self._own = rank.memory, rank.durable, rank.own
         self._hosts, self._companions = rank.hosts, rank.companions
         self._recovery = Recovery(rank)
         self._memory.capture(CommitId(0, 0))
@@ -184,7 +185,7 @@ class State:
             NumericsError: parameters are not finite, and the state's guard is to raise it.
         """
         self._companions.notify(Observer.begins)
-        self._gather()
+        self._own.gather(self._context.world)
         objection = self._companions.objection(committing=True)
         if objection is None:
             self._around("save", lambda: self._save(None))
@@ -192,15 +193,16 @@ class State:
             self._memory.pass_over()  # a state that can't be resumed from is not a commit
         if self._companions.inspect(self._memory):
             # Another rank's tensors have taken the place of this one's.
-            self._around("restore", self._recovery.roll_back)
+            self._around("restore", self._recovery.reload)
         if objection is None:
             self._durable.offer(ask=durable)
         self._consult(Moment("commit"))
+        self._own.forget()
         self._companions.notify(Observer.committed)
 
     def save(self) -> None:
         """Make a commit in this rank's memory only, without a word to the others."""
-        self._due.pop("save", self._keep)()
+        self._due.pop("save", self._keep_alone)()
 
     def restore(self) -> None:
         """Return to the newest commit in this rank's memory.
@@ -253,7 +255,7 @@ class State:
         self._companions.notify(Observer.closing)
         if self._durable.wanted:
             if not self._memory.finished:
-                self._gather()
+                self._own.gather(self._context.world)
                 self._around("save", self._keep)
             self._recovery.finish()
 
@@ -292,8 +294,13 @@ class State:
             self._due.pop(verb, None)
 
     def _keep(self) -> None:
-        """Make a commit outside of `commit`."""
+        """Make a commit outside of `commit`, with what is known of the other ranks' own states."""
         self._save(self._companions.objection(committing=False))
+
+    def _keep_alone(self) -> None:
+        """Make a commit that knows nothing of the other ranks' own states."""
+        self._own.forget()
+        self._keep()
 
     def _not_durable(self) -> str | None:
         """Return a line on what durable commits lack, if a subclass keeps something by itself."""
@@ -317,21 +324,22 @@ class State:
         commit = snapshot.id
         self._context.events.emit("commit", generation=commit.generation, commit=commit.commit, stall=stall)
 
-    def _gather(self) -> None:
-        """Learn what only the other ranks know, before a commit that may become durable."""
-        if self._durable.wanted and self._context.world.size() > 1:
-            self._random.gather(self._context.world)
-
     def _consult(self, moment: Moment) -> None:
         """Exchange with the other ranks what each knows, so that all of them do the same next."""
         tables = self._companions.exchange(self._context.world, moment)[1:]
         verdict = self._companions.verdict(moment, tables)
+        if moment.kind == "check" and verdict is not None and self._parts(verdict):
+            self._own.gather(self._context.world)  # while all are there; a commit follows
         if isinstance(verdict, Departure):
             if moment.kind == "check":
                 self._around("save", self._keep)  # ranks leave at a commit
             self._recovery.leave(verdict)
         if verdict is not None:
             raise verdict
+
+    def _parts(self, verdict: BaseException) -> bool:
+        """Return whether ranks come or go, and nothing is lost."""
+        return isinstance(verdict, Departure) or fault_of(verdict, self._context.world) == "hosts"
 
     def _iteration_begins(self) -> None:
         """Right at a commit, making an iterator must not move the streams.
