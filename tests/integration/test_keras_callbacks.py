@@ -6,6 +6,7 @@ import csv
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,10 @@ class Run:
         command = [*launcher, sys.executable, str(SCRIPT), str(self.folder)]
         events = {"HVDRECOVER_EVENTS": str(self.folder / "events")}
         return Job(command, self.folder / "log.txt", {"FAULTS": "\n".join(faults), **events})
+
+    def traces(self) -> Counter[str]:
+        """How often each process has traced its training step."""
+        return Counter((self.folder / "traces").read_text().split())
 
     def outcome(self) -> dict[str, Any]:
         ranks = [json.loads((self.folder / f"outcome-{rank}").read_text()) for rank in (0, 1)]
@@ -87,3 +92,7 @@ def test_a_job_that_is_killed_again_and_again_decides_and_writes_the_same(
     assert len(expected["best"]) > 2
     for what, value in expected.items():
         assert found[what] == value, what
+    # Two processes that were killed with the job, two that were killed at once, two killed by themselves, and
+    # two that came to the end. Who has survived a fault goes through `fit` again, with what it traced before.
+    for each, processes in ((clean, 2), (run, 2 + 1 + 2 + 1 + 2)):
+        assert sorted(each.traces().values()) == [1] * processes
