@@ -59,7 +59,7 @@ class Traced(keras.Sequential):
     """Its training step leaves a line whenever TensorFlow traces it."""
 
     def train_step(self, data):
-        with open(FOLDER / "traces", "a") as file:
+        with (FOLDER / "traces").open("a") as file:
             print(os.getpid(), file=file)
         return super().train_step(data)
 
