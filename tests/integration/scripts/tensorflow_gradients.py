@@ -337,6 +337,24 @@ def the_same_variables_twice_at_once(found: Findings, how: str, graph: bool) -> 
 FIRST = np.r_[0:4, 8:12]  # of the whole batch: the first halves of both ranks' halves
 
 
+def choosing_step(way: str, model: keras.Model, optimizer: Any, traces: list[bool]) -> Any:
+    """A step function that may be told not to reduce; and what it was told whenever it was traced."""
+
+    @tf.function
+    def step(x: Any, y: Any, reduce: bool = True) -> Any:
+        traces.append(reduce)
+        with tf.GradientTape() as tape:
+            loss = loss_of(model, x, y)
+        if reduce:
+            if way == "tape":
+                tape = recover.DistributedGradientTape(tape)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    return step
+
+
 @check
 def traced_again(found: Findings) -> None:
     """Without the reduction at first, as Horovod's docs have it; then with it; then for another shape."""
@@ -344,41 +362,17 @@ def traced_again(found: Findings) -> None:
     expected = train(a_model(), OPTIMIZERS["sgd"](), [(X, Y), (X[FIRST], Y[FIRST])], graph=True)
     for way in ("tape", "optimizer", "passes"):
         for guarded in (False, True):
-            model, optimizer, traces = a_model(), OPTIMIZERS["sgd"](), []
-            sizes = [8, 4]
-            if way == "optimizer":
-                optimizer = recover.DistributedOptimizer(optimizer)
-            elif way == "passes":
-                optimizer = recover.DistributedOptimizer(optimizer, backward_passes_per_step=2)
-                sizes = [4, 2]
+            model, optimizer, passes = a_model(), OPTIMIZERS["sgd"](), 2 if way == "passes" else 1
+            if way != "tape":
+                optimizer = recover.DistributedOptimizer(optimizer, backward_passes_per_step=passes)
             optimizer.build(model.trainable_variables)
-
-            @tf.function
-            def step(
-                x: Any,
-                y: Any,
-                reduce: bool = True,
-                *,
-                way: str = way,
-                model: Any = model,
-                optimizer: Any = optimizer,
-                traces: Any = traces,
-            ) -> Any:
-                traces.append(reduce)
-                with tf.GradientTape() as tape:
-                    loss = loss_of(model, x, y)
-                if reduce:
-                    if way == "tape":
-                        tape = recover.DistributedGradientTape(tape)
-                    gradients = tape.gradient(loss, model.trainable_variables)
-                    optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-                return loss
-
+            traces: list[bool] = []
+            step = choosing_step(way, model, optimizer, traces)
             with mock.patch.object(own, "wanted", guarded):
                 step(tf.constant(x), tf.constant(y), reduce=False)
-                for size, count in zip(sizes, (8, 4), strict=True):
-                    for start in range(0, count, size):
-                        step(tf.constant(x[start : start + size]), tf.constant(y[start : start + size]))
+                for count in (8, 4):
+                    for part in np.split(np.arange(count), passes):
+                        step(tf.constant(x[part]), tf.constant(y[part]))
             found.expect(traces == [False, True, True], f"{way}: traced {traces}")
             compare(found, (model.trainable_variables, optimizer.variables), expected)
 
