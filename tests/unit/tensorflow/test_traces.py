@@ -1,4 +1,4 @@
-"""Variables of our own beside the user's traces; what comes of steps that are traced again: see real ranks."""
+"""Variables of our own beside the user's traces; that real ranks trace steps again is tested elsewhere."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_strategy_is_refused_in_an_elastic_job(monkeypatch: pytest.MonkeyPatch
         return Reduction()([tf.constant([1.0])], [variable])
 
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
-    with pytest.raises(ConfigError, match="OneDeviceStrategy.*one process for each device"):
+    with pytest.raises(ConfigError, match=r"OneDeviceStrategy.*one process for each device"):
         strategy.run(tf.autograph.experimental.do_not_convert(gradient))
     assert gradient()[0].numpy().tolist() == [1.0]
 
