@@ -217,6 +217,7 @@ class DistributedGradientTape:
     def __exit__(self, *error: Any) -> None:
         self._tape.__exit__(*error)
 
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def gradient(self, target: Any, sources: Any, *args: Any, **options: Any) -> Any:
         """As ``tf.GradientTape.gradient``, averaged across the ranks; all ranks have to call it."""
         gradients = self._tape.gradient(target, sources, *args, **options)
