@@ -78,7 +78,7 @@ class Chaos:
 
     def begin(self) -> Job:
         """Start it, or start it again."""
-        return self.run.begin(self._start, "--hang-timeout", "6")
+        return self.run.begin(self._start, "--hang-timeout", "6", standby=True)
 
     def strike(self, kind: str) -> None:
         """Let a fault strike after some commits, and wait until all ranks train again."""
@@ -138,7 +138,7 @@ def test_random_faults(framework: str, start: Start, tmp_path: Path) -> None:
 
 def test_what_lives_through_many_faults_does_not_grow(start: Start, tmp_path: Path) -> None:
     run = FaultyRun(tmp_path / "run", "torch", (), ENDLESS, "--step-seconds", "0.02")
-    job = run.begin(start)
+    job = run.begin(start, standby=True)
     sizes = []
     generation = 0
     for fault in range(12):

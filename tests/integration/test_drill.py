@@ -77,7 +77,14 @@ def test_a_schedule_is_replayed_and_what_is_missed_is_named(of_torch: Drilled, t
     schedule = json.loads((of_torch.folder / "schedule.json").read_text())
     schedule["runs"] = [schedule["runs"][0][:1]]
     (tmp_path / "schedule.json").write_text(json.dumps(schedule))
-    words = ["--replay", str(tmp_path / "schedule.json"), "--slo", str(tmp_path / "slo.toml"), "--"]
+    words = [
+        "--replay",
+        str(tmp_path / "schedule.json"),
+        "--slo",
+        str(tmp_path / "slo.toml"),
+        "--no-standby",
+        "--",
+    ]
     again = drill(
         tmp_path / "again", *words, sys.executable, "-m", "hvdrecover.examples.torch_digits", *QUICK
     )
@@ -89,7 +96,7 @@ def test_a_schedule_is_replayed_and_what_is_missed_is_named(of_torch: Drilled, t
 
 
 def test_the_tensorflow_example_recovers(tmp_path: Path) -> None:
-    words = ["--seed", "1", "--faults", TENSORFLOWS, "--", sys.executable]
+    words = ["--seed", "1", "--faults", TENSORFLOWS, "--no-standby", "--", sys.executable]
     drilled = drill(tmp_path / "drill", *words, "-m", "hvdrecover.examples.tensorflow_digits", *QUICK)
     assert drilled.found["findings"] == [], drilled.words
     assert (drilled.code, set(drilled.found["kinds"])) == (0, set(TENSORFLOWS.split(",")))
@@ -129,7 +136,15 @@ def test_without_its_bugs_the_script_recovers(tmp_path: Path) -> None:
 
 def test_what_each_rank_has_of_its_own_is_named_as_that(tmp_path: Path) -> None:
     (tmp_path / "slo.toml").write_text("rank_local = 0\n")
-    words = ["--faults", "kill-rank-0", "--slo", str(tmp_path / "slo.toml"), "--", sys.executable]
+    words = [
+        "--no-standby",
+        "--faults",
+        "kill-rank-0",
+        "--slo",
+        str(tmp_path / "slo.toml"),
+        "--",
+        sys.executable,
+    ]
     drilled = drill(tmp_path / "drill", *words, str(BATCH_NORM))
     assert drilled.found["findings"] == [], drilled.words
     assert (drilled.found["recovers"], list(drilled.found["missed"])) == (True, ["rank_local"])

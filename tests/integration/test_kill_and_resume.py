@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -70,8 +71,12 @@ def test_resumed_twice_with_prefetching_loaders_it_is_bitwise_equal(
 
 
 @ONE_OPTIMIZER
-def test_a_finished_run_returns_at_once(undisturbed: tuple[str, DigitsRun], start: Start) -> None:
-    _, run = undisturbed
+def test_a_finished_run_returns_at_once(
+    undisturbed: tuple[str, DigitsRun], start: Start, tmp_path: Path
+) -> None:
+    optimizer, clean = undisturbed
+    shutil.copytree(clean.folder, tmp_path / "run")
+    run = DigitsRun(tmp_path / "run", clean.epochs, "--optimizer", optimizer)
     before = len(run.batches())
     weights = run.weights.read_bytes()
     run.finish(start(run, static(2)))
