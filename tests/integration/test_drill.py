@@ -15,6 +15,7 @@ from hvdrecover.drill.checks import rules
 from hvdrecover.drill.checks.rules import Rule
 from hvdrecover.drill.faults import FAULTS
 from tests.integration.browser import CUT, PHONE, Browser
+from tests.integration.conftest import LONG
 
 BUGGY = Path(__file__).with_name("scripts") / "buggy_digits.py"
 RESHUFFLING = BUGGY.with_name("reshuffling_tensorflow.py")
@@ -103,14 +104,15 @@ def test_the_tensorflow_example_recovers(tmp_path: Path) -> None:
     assert drilled.found["numbers"]["samples_lost"] == 0
 
 
+# All but the last are caught in a fake job, too: see tests/unit/elastic/test_buggy_scripts.py.
 @pytest.mark.parametrize(
     ("bug", "rule"),
     [
-        ("resets its optimizer", rules.NOT_OVERWRITTEN),
-        ("resets a counter", rules.COUNTERS),
-        ("forgets a counter", rules.WEIGHTS),
-        ("reshuffles", rules.DATA),
-        ("commits before the step", rules.STEP_FIRST),
+        pytest.param("resets its optimizer", rules.NOT_OVERWRITTEN, marks=LONG),
+        pytest.param("resets a counter", rules.COUNTERS, marks=LONG),
+        pytest.param("forgets a counter", rules.WEIGHTS, marks=LONG),
+        pytest.param("reshuffles", rules.DATA, marks=LONG),
+        pytest.param("commits before the step", rules.STEP_FIRST, marks=LONG),
         ("leaks a temporary file", rules.NO_TEMPORARY_FILES),
     ],
 )
@@ -120,6 +122,8 @@ def test_a_bug_is_caught_and_the_rule_that_it_breaks_is_named(bug: str, rule: Ru
     first = drilled.found["findings"][0]
     assert (first["rule"], first["remedy"]) == (rule.name, rule.remedy)
     assert f"{rule.name}: {first['message']}" in drilled.words
+    if rule is rules.NO_TEMPORARY_FILES:  # the training itself recovers
+        assert len(drilled.found["findings"]) == 1
 
 
 def test_samples_that_are_others_after_a_fault_are_caught_for_tensorflow_too(tmp_path: Path) -> None:
@@ -127,11 +131,6 @@ def test_samples_that_are_others_after_a_fault_are_caught_for_tensorflow_too(tmp
     first = drilled.found["findings"][0]
     assert (drilled.code, first["rule"]) == (1, rules.DATA.name)
     assert "dealt another batch by state.data" in first["message"]
-
-
-def test_without_its_bugs_the_script_recovers(tmp_path: Path) -> None:
-    drilled = drill(tmp_path / "drill", *KILL_ALL, sys.executable, str(BUGGY), "none", "1")
-    assert (drilled.code, drilled.found["findings"]) == (0, [])
 
 
 def test_what_each_rank_has_of_its_own_is_named_as_that(tmp_path: Path) -> None:
