@@ -20,6 +20,9 @@ TENSORFLOW_IF_LONG = ["torch", pytest.param("tensorflow", marks=LONG)]
 ONE_OPTIMIZER = pytest.mark.parametrize("undisturbed", ["adamw"], indirect=True)
 EPOCHS = 6  # of runs with many faults, and of the one that they are compared with
 
+# Of a `DigitsRun` for which it makes no difference that torch's compiler is not imported.
+LIGHT = (str(Path(__file__).with_name("scripts") / "light_digits.py"),)
+
 Start = Callable[..., Job]
 Finished = Callable[..., DigitsRun]
 

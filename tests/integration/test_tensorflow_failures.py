@@ -1,6 +1,6 @@
 """The ways in which Horovod's elastic TensorFlow API fails (DESIGN section 6), and that ours does not.
 
-With LONG=1, each is tried with Horovod's own classes too: where those of a later version do not fail, we want to know.
+With LONG=1, Horovod's own classes are tried, too: when those of a later version work, we want to know.
 """
 
 from __future__ import annotations
