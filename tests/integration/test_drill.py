@@ -15,7 +15,7 @@ from hvdrecover.drill.checks import rules
 from hvdrecover.drill.checks.rules import Rule
 from hvdrecover.drill.faults import FAULTS
 from tests.integration.browser import CUT, PHONE, Browser
-from tests.integration.conftest import LONG
+from tests.integration.conftest import LIGHT, LONG
 
 BUGGY = Path(__file__).with_name("scripts") / "buggy_digits.py"
 RESHUFFLING = BUGGY.with_name("reshuffling_tensorflow.py")
@@ -86,9 +86,7 @@ def test_a_schedule_is_replayed_and_what_is_missed_is_named(of_torch: Drilled, t
         "--no-standby",
         "--",
     ]
-    again = drill(
-        tmp_path / "again", *words, sys.executable, "-m", "hvdrecover.examples.torch_digits", *QUICK
-    )
+    again = drill(tmp_path / "again", *words, sys.executable, *LIGHT, *QUICK)
     (run,) = again.found["runs"]
     (strike,) = run["struck"]
     assert [{key: strike[key] for key in ("fault", "rank", "commit")}] == schedule["runs"][0]
