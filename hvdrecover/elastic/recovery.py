@@ -19,7 +19,7 @@ from hvdrecover.elastic.assembly import Rank
 from hvdrecover.elastic.companions import Moment, Observer
 from hvdrecover.elastic.durable.durability import FINISH_ATTEMPTS
 from hvdrecover.elastic.guard.judge import RolledBack
-from hvdrecover.elastic.horovod import hosts_updated
+from hvdrecover.elastic.horovod import fault_of, hosts_updated
 from hvdrecover.elastic.lifecycle import leaving, stalls
 from hvdrecover.elastic.lifecycle.leaving import Departure
 from hvdrecover.errors import RecoveryError
@@ -200,6 +200,36 @@ class Recovery:
 
     def _place_samplers(self) -> None:
         self._context.contents.place(self._context.world.rank(), self._context.world.size())
+
+    # -- exchanges -------------------------------------------------------------------------------------
+
+    def consult(self, moment: Moment) -> BaseException | None:
+        """Exchange with the other ranks what each knows; return what all of them are to raise."""
+        world = self._context.world
+        tables = self._companions.exchange(world, moment)[1:]
+        verdict = self._companions.verdict(moment, tables)
+        if moment.kind == "check" and verdict is not None and self._keeps_all(verdict):
+            self._rank.own.gather(world)  # while all are there; a commit follows
+        return verdict
+
+    def _keeps_all(self, verdict: BaseException) -> bool:
+        """Return whether ranks come or go, and nothing is lost."""
+        return isinstance(verdict, Departure) or fault_of(verdict, self._context.world) == "hosts"
+
+    def iteration_begins(self) -> None:
+        """Right at a commit, making an iterator must not move the streams.
+
+        A data loader draws from the global generator when its iterator is made. An undisturbed run made it
+        before the commit, a resumed one makes it after.
+        """
+        if not self._context.place.joined:
+            return
+        if self._memory.newest is not None and self._memory.is_at_commit():
+            self._memory.resume_streams(self._memory.newest)
+        for name, order in self._context.contents.orders.items():
+            if order.padding or order.dropped:
+                facts: dict[str, Any] = order.tail_report()
+                self._context.events.emit("tail", sampler=name, **facts)
 
     # -- rollbacks -------------------------------------------------------------------------------------
 

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 from hvdrecover import heartbeat
 from hvdrecover.elastic.agreement.rollbacks import Rollbacks
+from hvdrecover.elastic.attributes import nothing
 from hvdrecover.elastic.context import Context
 from hvdrecover.elastic.guard.judge import RolledBack
 from hvdrecover.elastic.horovod import Fault, fault_of, notifications
 from hvdrecover.elastic.lifecycle import leaving
-from hvdrecover.elastic.names import nothing
 from hvdrecover.elastic.recovery import Recovery
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import ConfigError, RemovedError, RendezvousError
