@@ -71,7 +71,7 @@ class Reduction:
 
         Raises:
             ConfigError: sparse gradients, and an ``op`` other than the average or the sum; or it is part of
-                what XLA is to compile.
+                what XLA is to compile, or runs under a strategy of ``tf.distribute``.
             MissingGradientError: a gradient is None on some of the ranks only; out of a graph it comes as an
                 error of TensorFlow's.
         """
@@ -84,6 +84,7 @@ class Reduction:
             factor = self.prescale * self.postscale
             return reducing.done([each if each is None else _times(each, factor) for each in given])
         xla.refuse("Horovod's collectives")
+        _refuse_strategies()
         with _Turn() as turn:
             reduced = self._reduced(Presence(given, variables, turn.zero), variables)
             turn.ends_with([each for each in reduced if each is not None])
@@ -216,12 +217,24 @@ class DistributedGradientTape:
     def __exit__(self, *error: Any) -> None:
         self._tape.__exit__(*error)
 
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def gradient(self, target: Any, sources: Any, *args: Any, **options: Any) -> Any:
         """As ``tf.GradientTape.gradient``, averaged across the ranks; all ranks have to call it."""
         gradients = self._tape.gradient(target, sources, *args, **options)
         flat = _flat(sources)
         reduced = self._reduction(_flat(gradients), flat)
         return tf.nest.pack_sequence_as(sources, reduced)
+
+
+def _refuse_strategies() -> None:
+    if tf.distribute.has_strategy():
+        name = type(tf.distribute.get_strategy()).__name__
+        raise ConfigError(
+            "tf.distribute",
+            f"gradients are made under a {name}, whose replicas would wait for each other in Horovod's "
+            "collectives; start one process for each device by horovodrun instead, and make and train the "
+            "model outside of strategy.scope() and strategy.run",
+        )
 
 
 class _Turn:

@@ -94,6 +94,7 @@ class Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
             )
         self.__dict__["loss_scale_factor"] = factor
 
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Variable] | None = None) -> None:
         """Average gradients across the ranks, then apply them as the optimizer does."""
         if trainable_variables is None and not self.built:
