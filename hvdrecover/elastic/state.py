@@ -273,8 +273,8 @@ class State(Attributes):
         if not own or not self._durable.wanted:
             return None
         return (
-            f"{type(self).__name__} has its own {' and '.join(own)}: what it keeps there by itself is not part of "
-            "durable commits; pass that to the state's constructor by name"
+            f"{type(self).__name__} has its own {' and '.join(own)}: what it keeps there by itself is not part "
+            "of durable commits; pass that to the state's constructor by name"
         )
 
     def _save(self, objection: HvdrecoverError | None) -> None:
@@ -284,8 +284,8 @@ class State(Attributes):
         self._memory.objection = objection
         stall = self._context.clock.monotonic() - started
         self._companions.notify(Observer.captured, snapshot)
-        facts = {"generation": snapshot.id.generation, "commit": snapshot.id.commit, "stall": stall}
-        self._context.events.emit("commit", **facts)
+        commit = snapshot.id
+        self._context.events.emit("commit", generation=commit.generation, commit=commit.commit, stall=stall)
 
     def _consult(self, moment: Moment) -> None:
         """Exchange with the other ranks what each knows, so that all of them do the same next."""
