@@ -273,8 +273,8 @@ class State(Attributes):
         if not own or not self._durable.wanted:
             return None
         return (
-            f"{type(self).__name__} has its own {' and '.join(own)}: what it keeps there by itself is not part "
-            "of durable commits; pass that to the state's constructor by name"
+            f"{type(self).__name__} has its own {' and '.join(own)}: what it keeps there by itself is not "
+            "part of durable commits; pass that to the state's constructor by name"
         )
 
     def _save(self, objection: HvdrecoverError | None) -> None:
