@@ -109,14 +109,15 @@ class Own:
 
     def _packed(self) -> dict[str, Json]:
         """This rank's states as JSON; with the tensors in them as a safetensors file, in base64."""
-        parts = self._copier.take_apart({name: each.state() for name, each in self._values.items()})
+        present = self._present()
+        parts = self._copier.take_apart({name: present[name] for name in self._values})
         arenas = self._copier.copy(parts, {})
         row: dict[str, Json] = {}
         for name, part in parts.items():
             file = base64.b64encode(arenas[name].buffer.data).decode() if name in arenas else None
             row[name] = [part.outline.structure, file]
-        if self.random.stored:  # last, as a loader may draw when it is asked
-            row[RANDOM] = self.random.states()
+        if RANDOM in present:
+            row[RANDOM] = present[RANDOM]
         if (size := len(json.dumps(row))) > _LARGEST:
             largest = max(row, key=lambda name: len(json.dumps(row[name])))
             raise UnsupportedValueError(
@@ -149,11 +150,7 @@ class Own:
         if self._known:
             return self._known
         self._place = (rank, size)
-        present = {name: each.state() for name, each in self._values.items()}
-        shares = {name: Shares(size, {rank: state}) for name, state in present.items()}
-        if self.random.stored:
-            shares[RANDOM] = Shares(size, {rank: self.random.states()})
-        return shares
+        return {name: Shares(size, {rank: state}) for name, state in self._present().items()}
 
     def keep(self, snapshot: Snapshot) -> None:
         """The next commit holds the states of this one."""
@@ -188,6 +185,16 @@ class Own:
             raise CorruptCheckpointError(
                 f"commit {snapshot.id}", f"the ranks' own states can't be read: {error!r}"
             ) from error
+
+    def _present(self) -> dict[str, Any]:
+        """This rank's states: of values as trees, of random streams as JSON."""
+        if not self.exists:
+            return {}
+        streams = self.random.states()
+        present = {name: each.state() for name, each in self._values.items()}
+        if present and self.random.states() != streams:
+            self.random.put(streams)  # a loader that has just been loaded draws when it is asked
+        return {**present, RANDOM: streams} if self.random.stored else present
 
     def _names(self) -> list[str]:
         return [*self._values, *([RANDOM] if self.random.stored else [])]

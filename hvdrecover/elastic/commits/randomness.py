@@ -70,6 +70,10 @@ class Generators:
         """The states of this rank's generators."""
         return values.encode(self._framework.generators(), "rng")
 
+    def put(self, states: Json) -> None:
+        """Set what `states` gave."""
+        self._framework.set_generators(values.decode(states))
+
     def capture(self, states: Mapping[int, Json]) -> dict[str, Json]:
         """Return what a commit keeps: the run's seed, and the states by rank."""
         known = {str(rank): state for rank, state in states.items()}
@@ -92,7 +96,7 @@ class Generators:
             if state is None:
                 self._framework.seed(stream(self.seed, self.number, rank))
             else:
-                self._framework.set_generators(values.decode(state))
+                self.put(state)
         except Exception as error:  # each framework has its own
             raise CorruptCheckpointError(
                 f"commit {commit}", f"its random streams can't be set: {error!r}"

@@ -33,9 +33,11 @@ class Shard:
         self.done = 0
         self.seen = np.zeros(3)
         self.loaded = 0
+        self.begun = False
 
     def __iter__(self) -> Iterator[float]:
         self.generator.draw()  # as a loader does that seeds its workers
+        self.begun = True
         return self._numbers()
 
     def _numbers(self) -> Iterator[float]:
@@ -45,12 +47,15 @@ class Shard:
             yield float(self.rank + self.size * (self.done - 1))
 
     def state_dict(self) -> dict[str, Any]:
+        if not self.begun:
+            self.generator.draw()  # as torchdata's loader does, which makes an iterator then
         return {"done": self.done, "seen": self.seen, "raw": bytes([self.rank])}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         assert state["raw"] == bytes([self.rank])  # never another rank's
         self.done, self.seen = state["done"], state["seen"].copy()
         self.loaded += 1
+        self.begun = False
 
 
 class Script:

@@ -67,3 +67,38 @@ def test_a_stateful_loader_resumes_to_the_last_bit(
 
     torch.manual_seed(99)
     assert train(make(workers, kind, rng)) == expected
+
+
+def examples(shards: list[int]) -> Any:
+    for shard in shards:
+        for number in range(6):
+            yield 6 * shard + number, {"x": 6 * shard + number}
+
+
+def test_an_iterable_data_set_of_hugging_face_resumes_where_it_was() -> None:
+    reason = "datasets brings 300 MB along; install it to run this"
+    iterable = pytest.importorskip("datasets.iterable_dataset", reason=reason)
+
+    def make() -> recover.TorchState:
+        data = iterable.IterableDataset(iterable.ExamplesIterable(examples, {"shards": [0, 1, 2]}))
+        state = recover.TorchState(
+            checkpoint=URL, data=recover.PerRank(data), epoch=0, seen=recover.PerRank([])
+        )
+        state.sync()
+        return state
+
+    def train(state: recover.TorchState, commit_at: int = 0) -> Any:
+        while state.epoch < 2:
+            state.data.value.set_epoch(state.epoch)
+            for example in state.data:
+                state.seen.value.append(example["x"])
+                if len(state.seen.value) == commit_at:
+                    commit_durably(state)
+            state.epoch += 1
+        return state.seen.value
+
+    state = make()
+    assert train(state, commit_at=8) == 2 * list(range(18))
+    state.restore()
+    assert train(state) == 2 * list(range(18))
+    assert train(make()) == 2 * list(range(18))
