@@ -50,7 +50,7 @@ def of_torch(tmp_path_factory: pytest.TempPathFactory) -> Drilled:
     """All faults, each once."""
     slo = tmp_path_factory.mktemp("slo") / "slo.toml"
     slo.write_text("samples_lost = 0\n")
-    words = ["--seed", "1", "--slo", str(slo), "--", sys.executable, "-m", "hvdrecover.examples.torch_digits"]
+    words = ["--seed", "1", "--slo", str(slo), "--", sys.executable, *LIGHT]
     return drill(tmp_path_factory.mktemp("torch"), *words, *QUICK)
 
 
