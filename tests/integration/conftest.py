@@ -75,7 +75,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return finish
 
 
-@pytest.fixture(scope="session", params=["adamw", "sgd"])
+@pytest.fixture(scope="session", params=["adamw", pytest.param("sgd", marks=LONG)])
 def undisturbed(request: pytest.FixtureRequest, finished: Finished) -> tuple[str, DigitsRun]:
     """The optimizer, and a finished run of two workers that nothing happened to."""
     return request.param, finished(3, "torch", "--optimizer", request.param)

@@ -20,7 +20,7 @@ from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
 from tests.integration.conftest import TENSORFLOW_IF_LONG, Start
 from tests.integration.faults import FaultyRun, wait_until_all_train
-from tests.integration.test_endings import running
+from tests.integration.test_endings import running, wait_until
 
 ENDLESS = 10_000  # epochs; the run ends when the faults have
 # How many of each; TensorFlow traces its functions anew after each, for seconds.
@@ -104,10 +104,9 @@ class Chaos:
         wait_until_all_train(self.run, self.job, generation)
 
     def sizes(self) -> list[tuple[int, int]]:
-        """Sizes of the supervisor, the guardians and rank 0, two commits later."""
-        # A restarted process is replaced by another standby for as long as it commits.
-        commit = self.run.batches()[-1].commit + 2
-        self.run.wait_for(self.job, lambda batch: batch.commit >= commit)
+        """Sizes of the supervisor, the guardians and rank 0, as soon as there are standbys again."""
+        ranks = {self.run.process_of(0), self.run.process_of(1)}  # some of which have been standbys
+        wait_until(lambda: len(set(running(self.job, "hvdrecover.launch.standby")) - ranks) == 2)
         living = [self.job.pid, *running(self.job, "hvdrecover", "worker"), self.run.process_of(0)]
         return [size(process) for process in living]
 
@@ -130,7 +129,7 @@ def assert_nothing_grows(sizes: list[list[tuple[int, int]]]) -> None:
     for place in range(4):
         files = [each[place][0] for each in sizes]
         memory = [each[place][1] for each in sizes]
-        # Files come and go with a standby; what leaks grows with each fault.
+        # Some files come and go; what leaks grows with each fault.
         assert max(files[half:]) <= max(files[:half]) + 2, files
         assert max(memory[half:]) <= max(memory[:half]) * 1.1, memory
 

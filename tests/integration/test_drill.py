@@ -50,7 +50,7 @@ def of_torch(tmp_path_factory: pytest.TempPathFactory) -> Drilled:
     """All faults, each once."""
     slo = tmp_path_factory.mktemp("slo") / "slo.toml"
     slo.write_text("samples_lost = 0\n")
-    words = ["--seed", "1", "--slo", str(slo), "--", sys.executable, "-m", "hvdrecover.examples.torch_digits"]
+    words = ["--seed", "1", "--slo", str(slo), "--", sys.executable, *LIGHT]
     return drill(tmp_path_factory.mktemp("torch"), *words, *QUICK)
 
 
@@ -124,6 +124,7 @@ def test_a_bug_is_caught_and_the_rule_that_it_breaks_is_named(bug: str, rule: Ru
         assert len(drilled.found["findings"]) == 1
 
 
+@LONG
 def test_samples_that_are_others_after_a_fault_are_caught_for_tensorflow_too(tmp_path: Path) -> None:
     drilled = drill(tmp_path / "drill", *KILL_ALL, sys.executable, str(RESHUFFLING))
     first = drilled.found["findings"][0]

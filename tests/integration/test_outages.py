@@ -12,6 +12,7 @@ import pytest
 
 from hvdrecover.examples.digits_run import PATIENCE, static, supervised
 from hvdrecover.launch.job import Job
+from tests.integration.conftest import LONG
 
 SCRIPT = Path(__file__).with_name("scripts") / "moody_storage.py"
 Launch = Callable[..., Job]
@@ -75,8 +76,15 @@ def test_training_goes_on_through_an_outage_and_says_so_twice(
     )
 
 
-@pytest.mark.parametrize("trouble", ["fails", "hangs"])
-@pytest.mark.parametrize("kind", ["static", "supervised"])
+@pytest.mark.parametrize(
+    ("kind", "trouble"),
+    [
+        ("static", "hangs"),
+        ("supervised", "fails"),
+        pytest.param("static", "fails", marks=LONG),
+        pytest.param("supervised", "hangs", marks=LONG),
+    ],
+)
 def test_a_job_that_can_make_nothing_durable_for_too_long_ends_on_all_ranks(
     launch: Launch, mood: Path, tmp_path: Path, kind: str, trouble: str
 ) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from hvdrecover.examples.digits_run import DigitsRun
-from tests.integration.conftest import Start
+from tests.integration.conftest import TENSORFLOW_IF_LONG, Start
 from tests.integration.faults import FaultyRun, assert_same_weights
 from tests.integration.test_kill_and_resume import assert_each_sample_once
 
@@ -27,6 +29,7 @@ LOAD = "kill load 0 0"  # ... and rank 0 dies of it
 TENSORFLOWS = (2, 4, 9)
 
 
+@pytest.mark.parametrize("framework", TENSORFLOW_IF_LONG, indirect=True)
 def test_it_recovers_as_from_one_fault(
     framework: str, undisturbed_run: DigitsRun, start: Start, tmp_path: Path
 ) -> None:

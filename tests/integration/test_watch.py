@@ -80,7 +80,8 @@ def test_a_run_is_followed_through_a_fault_to_its_end(start: Start, tmp_path: Pa
     metrics = tmp_path / "run.prom"
     with watching(tmp_path / "events", "--prometheus", metrics) as watch:
         watch.wait_for("waiting for")
-        job = run.begin(start)
+        # Here, and only here, a standby that has imported torch's compiler is woken.
+        job = run.begin(start, standby=True, environ={"COMPILER": "1"})
         watch.wait_for(r"state +starting")
         watch.wait_for(r"state +training")
         run.wait_for(job, lambda batch: batch.commit >= 6)
