@@ -103,9 +103,9 @@ class Reports:
         self.events.emit(kind, message, level=level, **written)
 
     def cannot_start(self, error: LaunchError, waking: Waking, seconds: float) -> None:
-        """Report that there is nothing to train with, and wait until the supervisor ends the job and shows it.
+        """Report that there is nothing to train with, and wait until the supervisor ends the job.
 
-        Of its orders, only that to stop concerns a slot without a training process.
+        It shows the error. Of its orders, only that to stop concerns a slot without a training process.
 
         Args:
             error: what is wrong with the command.
