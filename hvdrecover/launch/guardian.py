@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import selectors
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -107,12 +106,16 @@ class Guardian:
         processes.die_with_parent(signal.SIGHUP)
         heeded = (*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
         with Waking((*heeded, signal.SIGCHLD)) as waking:
-            self._connect(waking)
+            self._connect()
             try:
                 early.check(self._command)
                 self._training = self._start()
             except LaunchError as error:
-                return self._cannot_start(error, waking)
+                if not self._reports.is_supervised:
+                    raise
+                self._reports.cannot_start(error, waking, _DISMISSAL)
+                return 1
+            self._reports.listen(waking.selector, self._obey)
             try:
                 code = None
                 while code is None:
@@ -357,23 +360,12 @@ class Guardian:
         if self._training.returncode is None and not self._training.kill():
             self._reports.events.emit("unkillable", processes=[self._training.pid])
 
-    def _cannot_start(self, error: LaunchError, waking: Waking) -> int:
-        """Tell the supervisor that there is nothing to train with, and wait for the end of the job."""
-        if not self._reports.is_supervised:
-            raise error
-        self._reports.cannot_start(error)
-        deadline = self._clock.monotonic() + _DISMISSAL
-        while self._clock.monotonic() < deadline and not self._signals and not self._reports.is_cut_off:
-            self._signals += waking.wait(TICK)
-        return 1
-
     def _is_shown_by_supervisor(self, end: End) -> bool:
         """Return whether the supervisor ends the job by an error of the script, and shows it last."""
         return end == FIRST_ERROR and self._reports.is_supervised
 
-    def _connect(self, waking: Waking) -> None:
-        if (supervisor := self._reports.connect()) is not None:
-            waking.selector.register(supervisor, selectors.EVENT_READ, self._obey)
+    def _connect(self) -> None:
+        if self._reports.connect():
             self._launcher = LauncherWatch(None, 0.0, self._clock)  # which the supervisor watches
 
     def _say_end(self, how: str) -> None:

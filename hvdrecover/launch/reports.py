@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import selectors
+from collections.abc import Callable
 from typing import Any
 
 from hvdrecover.clock import Clock
@@ -12,6 +14,7 @@ from hvdrecover.errors import LaunchError
 from hvdrecover.events import Events
 from hvdrecover.heartbeat import Reading
 from hvdrecover.launch import ends, link
+from hvdrecover.launch.waking import Waking
 
 logger = logging.getLogger("hvdrecover")
 
@@ -32,13 +35,14 @@ class Reports:
 
     def __init__(self, config: Config, clock: Clock) -> None:
         self._config = config
+        self._clock = clock
         self._supervisor: link.Link | None = None
         self.events = Events(config.events, config.host, clock)
 
-    def connect(self) -> link.Link | None:
-        """Connect to the supervisor; None if there is none, or none that can be reached."""
+    def connect(self) -> bool:
+        """Connect to the supervisor; return whether there is one that can be reached."""
         if self._config.supervisor is None:
-            return None
+            return False
         facts: dict[str, Any] = {
             "name": self._config.host,
             "slot": self._config.local_rank,
@@ -47,7 +51,12 @@ class Reports:
         self._supervisor = link.connect(*self._config.supervisor, **facts)
         if self._supervisor is None:
             logger.warning("the supervisor can't be reached; watching Horovod's driver instead")
-        return self._supervisor
+        return self.has_supervisor
+
+    def listen(self, selector: selectors.BaseSelector, hear: Callable[[], object]) -> None:
+        """Have a function called whenever the supervisor, if there is one, has sent something."""
+        if self._supervisor is not None:
+            selector.register(self._supervisor, selectors.EVENT_READ, hear)
 
     @property
     def has_supervisor(self) -> bool:
@@ -93,11 +102,25 @@ class Reports:
         written = {name: value for name, value in facts.items() if name not in _UNWRITTEN}
         self.events.emit(kind, message, level=level, **written)
 
-    def cannot_start(self, error: LaunchError) -> None:
-        """Report that there is nothing to train with, which ends the job and is shown by the supervisor."""
+    def cannot_start(self, error: LaunchError, waking: Waking, seconds: float) -> None:
+        """Report that there is nothing to train with, and wait until the supervisor ends the job.
+
+        It shows the error. Of its orders, only that to stop concerns a slot without a training process.
+
+        Args:
+            error: what is wrong with the command.
+            waking: notes signals, of which any ends the wait.
+            seconds: for the supervisor to end the job.
+        """
         facts: dict[str, Any] = {"end": ends.FIRST_ERROR.name, "point": (0, 0), "commit": [0, 0]}
         facts |= {"fault": "script_error", "detail": str(error), "exit": 1, "final": True}
         self.tell("fault", str(error), -1, level=logging.DEBUG, slot=self._config.local_rank, **facts)
+        orders: list[object] = []
+        self.listen(waking.selector, lambda: orders.extend(each.get("order") for each in self.receive()))
+        deadline = self._clock.monotonic() + seconds
+        while "stop" not in orders and not self.is_cut_off and self._clock.monotonic() < deadline:
+            if waking.wait(deadline - self._clock.monotonic()):
+                return
 
     def end(self, how: str, reading: Reading) -> None:
         """Report to the supervisor how this slot has ended.

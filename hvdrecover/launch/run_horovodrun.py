@@ -1,13 +1,15 @@
 """``horovodrun`` without its stack traces; started by the supervisor.
 
-When workers fail, ``horovodrun`` raises an error that nobody catches, and prints twenty lines of its own
-code. What has failed was told by the guardian that saw it.
+When workers fail, ``horovodrun`` prints a line for each, raises an error that nobody catches, and prints
+twenty lines of its own code. What has failed was told by the guardian that saw it.
 """
 
 from __future__ import annotations
 
 import importlib
+import re
 import sys
+from typing import Any
 
 from hvdrecover import config
 from hvdrecover.elastic import instruments
@@ -15,22 +17,37 @@ from hvdrecover.launch import private
 from hvdrecover.launch.processes import die_with_parent
 
 _WORKERS_FAILED = "one or more processes exited with non-zero status"  # their guardians have said why
+_WORKER_FAILED = re.compile(r"Process \d+ exit with status code (?!255\b)")  # 255: ssh, not a guardian
 
 
 def main() -> None:
     """Run ``horovodrun`` with this process's arguments, of which the first says what starts workers."""
     die_with_parent()
     sys.warnoptions.append("ignore:resource_tracker:UserWarning")  # of what is left when this is killed
-    instruments.start(config.read(), "horovodrun")
+    read = config.read()
+    instruments.start(read, "horovodrun")
     how, sys.argv[:2] = sys.argv[1], ["horovodrun"]
     if how == "gloo":  # mpirun sends the environment through its own connections
         _keep_private()
+    if read.supervisor is not None:
+        _leave_to_guardians()
     launch = importlib.import_module("horovod.runner.launch")
     try:
         launch.run_commandline()
     except Exception as error:
         summary = next(iter(str(error).strip().splitlines()), type(error).__name__)
         sys.exit(1 if _WORKERS_FAILED in summary else f"horovodrun: {summary}")
+
+
+def _leave_to_guardians() -> None:
+    """Have Horovod not print with which code a guardian has ended."""
+    gloo_run: Any = importlib.import_module("horovod.runner.gloo_run")
+
+    def show(line: str) -> None:
+        if not _WORKER_FAILED.match(line):
+            sys.stdout.write(f"{line}\n")
+
+    gloo_run.print = show  # found before the built-in one
 
 
 def _keep_private() -> None:

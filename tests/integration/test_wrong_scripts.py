@@ -46,5 +46,6 @@ def test_a_wrong_script_on_two_ranks_is_told_once_and_last(
     assert log.count(last) == 1
     assert log.count("Traceback (most recent call last)") == (script in ("import not_there", TENSORFLOW))
     assert log.count(f"an exception before the job's first commit; {ALL}") == 1
+    assert "exit with status code" not in log  # Horovod's line
     assert script == TENSORFLOW or "<stderr>:" not in log  # which says what processor it has found
     assert jobs[0].processes() == []

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import selectors
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from hvdrecover.launch import link
 from hvdrecover.launch.guardians import Guardian, Guardians
 from hvdrecover.launch.link import Link
 from hvdrecover.launch.messages import Message
-from tests.unit.launch.children import child, descriptors, line, until
+from tests.unit.launch.children import child, descriptors, environment, line, until
 
 FAULT: Message = {
     "kind": "fault",
@@ -195,6 +196,20 @@ def test_an_order_finds_out_who_is_gone(supervisor: Supervisor) -> None:
 
     until(order, "the guardian is to be missed")
     assert (supervisor.lost, len(supervisor.guardians)) == (["h1"], 0)
+
+
+def test_a_guardian_without_a_script_obeys_until_it_is_stopped(supervisor: Supervisor) -> None:
+    supervisor.greeting = [{"order": "know", "committed": False, "causes": []}]
+    code = "from hvdrecover.cli import main; raise SystemExit(main(['worker', '--', 'python', 'gone.py']))"
+    environ = {**environment(), "HVDRECOVER_SUPERVISOR": supervisor.guardians.address("127.0.0.1")}
+    with child(code, env=environ, stderr=subprocess.PIPE) as guardian:
+        supervisor.serve(lambda: supervisor.heard, "what is wrong")
+        assert "gone.py: there is no such script in" in supervisor.heard[0][2]["detail"]
+        orders: list[Message] = [{"order": "leave", "grace": 1.0}, {"order": "stacks"}]
+        for order in (*orders, {"order": "where", "ranks": [0]}, {"order": "stop"}):
+            supervisor.guardians.order(**order)
+        assert guardian.communicate() == ("", "")
+        assert guardian.returncode == 1
 
 
 def test_in_the_end_nothing_is_left_open() -> None:

@@ -103,7 +103,7 @@ def serve(supervisor: Supervisor) -> None:
     if supervisor._stall is not None:
         supervisor._tell_stall(supervisor._stall)
     supervisor._is_over()
-    restarts.outcome(supervisor._attempts, 0, stopping=False, max_restarts=1)
+    restarts.outcome(supervisor._attempts, 0, ranks=1, stopping=False, max_restarts=1)
 
 
 @settings(

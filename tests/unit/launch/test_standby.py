@@ -134,6 +134,7 @@ def test_an_error_is_shown_with_its_traceback_and_told(standbys: Captured) -> No
     script = write(standbys.folder, "def work():\n    raise KeyError('nothing')\nwork()\n")
     woken = standbys.ready([str(script)])
     assert run(woken) == 1
+    woken.show_error()
     _, errors = standbys.output()
     assert errors.endswith(
         f'  File "{script}", line 3, in <module>\n    work()\n'
