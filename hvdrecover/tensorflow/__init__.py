@@ -12,16 +12,24 @@ from hvdrecover.elastic.run import run
 from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError
 from hvdrecover.heartbeat import heartbeat
 from hvdrecover.stand_in import standing_in as _standing_in
-from hvdrecover.tensorflow.averaging import DistributedGradientTape
+from hvdrecover.tensorflow import elastic as elastic
+from hvdrecover.tensorflow.averaging import DistributedGradientTape, PartialDistributedGradientTape
+from hvdrecover.tensorflow.broadcasting import (
+    BroadcastGlobalVariablesHook,
+    broadcast_,
+    broadcast_variables,
+)
 from hvdrecover.tensorflow.dataset import ElasticDataset, elastic_dataset
 from hvdrecover.tensorflow.keras_callbacks import callbacks
 from hvdrecover.tensorflow.loading import load
 from hvdrecover.tensorflow.optimizer import DistributedOptimizer
 from hvdrecover.tensorflow.shards import check_shards
 from hvdrecover.tensorflow.state import TensorFlowKerasState, TensorFlowState
+from hvdrecover.tensorflow.sync_batch_norm import SyncBatchNormalization
 
 __all__ = [
     "Best",
+    "BroadcastGlobalVariablesHook",
     "Checkpoint",
     "DataChangedError",
     "DistributedGradientTape",
@@ -33,8 +41,12 @@ __all__ = [
     "Loaded",
     "NumericsError",
     "OutOfStepError",
+    "PartialDistributedGradientTape",
+    "SyncBatchNormalization",
     "TensorFlowKerasState",
     "TensorFlowState",
+    "broadcast_",
+    "broadcast_variables",
     "callbacks",
     "check_shards",
     "elastic_dataset",
