@@ -173,9 +173,9 @@ def test_what_tensorflow_1_had_is_refused_in_words() -> None:
 
     with pytest.raises(ConfigError, match="no session hooks"):
         recover.BroadcastGlobalVariablesHook(0)
-    with pytest.raises(ConfigError, match="^session: "):
+    with pytest.raises(ConfigError, match=r"^session: "):
         recover.elastic.TensorFlowState(session=object())
-    with pytest.raises(ConfigError, match="^use_locking: "):
+    with pytest.raises(ConfigError, match=r"^use_locking: "):
         recover.DistributedOptimizer(keras.optimizers.SGD(), use_locking=True)
-    with pytest.raises(ConfigError, match="^fused: "):
+    with pytest.raises(ConfigError, match=r"^fused: "):
         recover.SyncBatchNormalization(fused=True)
