@@ -41,14 +41,14 @@ def by_hvdrecover(given: Orders) -> None:
         checkpoint=None if given.checkpoint is None else os.fspath(given.checkpoint),
     )
 
+    @tf.function
+    def step() -> None:
+        with recover.DistributedGradientTape(tf.GradientTape()) as tape:
+            value = loss(labels, model(images, training=True))
+        optimizer.apply(tape.gradient(value, model.trainable_variables), model.trainable_variables)
+
     @recover.run
     def train(state: recover.TensorFlowKerasState) -> None:
-        @tf.function
-        def step() -> None:
-            with recover.DistributedGradientTape(tf.GradientTape()) as tape:
-                value = loss(labels, model(images, training=True))
-            optimizer.apply(tape.gradient(value, model.trainable_variables), model.trainable_variables)
-
         while True:
             step()
             recover.heartbeat()  # a loop with neither our optimizer nor our data set shows no steps by itself

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from typing import Any
 
 from hvdrecover import config
@@ -26,6 +27,9 @@ import tensorflow as tf  # noqa: E402
 import hvdrecover.tensorflow as recover  # noqa: E402
 from hvdrecover.examples.digits import Digits, digits, options  # noqa: E402
 from hvdrecover.examples.ledger import Ledger  # noqa: E402
+
+Step = Callable[[tf.Tensor, tf.Tensor], None]
+"""Trains on images and labels."""
 
 
 class Network(keras.Sequential):  # type: ignore[misc]
@@ -94,7 +98,7 @@ def main(arguments: list[str] | None = None) -> None:
     ledger = Ledger(chosen.ledger, state)
     model.ledger = ledger
     train = by_fit if chosen.fit else by_steps
-    recover.run(train)(state, ledger, loss, chosen)
+    recover.run(train)(state, ledger, step_of(model, optimizer, loss), chosen)
     if hvd.rank() == 0:
         right = accuracy(model, test)
         print(f"test accuracy {right:.4f} after {state.epoch} epochs", flush=True)
@@ -104,11 +108,11 @@ def main(arguments: list[str] | None = None) -> None:
             np.savez(chosen.save, accuracy=right, **arrays)
 
 
-def by_steps(
-    state: recover.TensorFlowKerasState, ledger: Ledger, loss: keras.losses.Loss, chosen: argparse.Namespace
-) -> None:
-    """Train in a loop of our own."""
-    model, optimizer = state.model, state.optimizer
+def step_of(model: keras.Model, optimizer: keras.optimizers.Optimizer, loss: keras.losses.Loss) -> Step:
+    """A step of a loop of our own.
+
+    It is made once, before training: a process that survives a fault need not trace it again.
+    """
 
     @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
     def step(images: tf.Tensor, labels: tf.Tensor) -> None:
@@ -116,6 +120,14 @@ def by_steps(
             value = loss(labels, model(images, training=True))
         optimizer.apply(tape.gradient(value, model.trainable_variables), model.trainable_variables)
 
+    made: Step = step
+    return made
+
+
+def by_steps(
+    state: recover.TensorFlowKerasState, ledger: Ledger, step: Step, chosen: argparse.Namespace
+) -> None:
+    """Train in a loop of our own."""
     while state.epoch < chosen.epochs:
         state.data.set_epoch(state.epoch)
         for images, labels, indices in state.data:
@@ -131,7 +143,7 @@ def by_steps(
 
 
 def by_fit(
-    state: recover.TensorFlowKerasState, ledger: Ledger, loss: keras.losses.Loss, chosen: argparse.Namespace
+    state: recover.TensorFlowKerasState, ledger: Ledger, step: Step, chosen: argparse.Namespace
 ) -> None:
     """Train by ``model.fit``."""
     slower = keras.callbacks.LambdaCallback(

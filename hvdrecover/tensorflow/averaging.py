@@ -107,7 +107,7 @@ class Reduction:
 
         Raises:
             ConfigError: sparse gradients, and an ``op`` other than the average or the sum; or it is part of
-                what XLA is to compile.
+                what XLA is to compile, or runs under a strategy of ``tf.distribute``.
             MissingGradientError: a gradient is None on some of the ranks only; out of a graph it comes as an
                 error of TensorFlow's.
         """
@@ -132,6 +132,7 @@ class Reduction:
                 "op", "Horovod has Adasum for MPI only, and elastic jobs run on Gloo; use op=hvd.Average"
             )
         xla.refuse("Horovod's collectives")
+        _refuse_strategies()
         with _Turn() as turn:
             reduced = self._reduced(Presence(given, variables, turn.zero), variables)
             turn.ends_with([each for each in reduced if each is not None])
@@ -243,6 +244,7 @@ class Tape:
         """Leave a variable's gradient to each rank."""
         self._reduction.keep_local([source])
 
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def gradient(
         self,
         target: Any,
@@ -297,6 +299,17 @@ It takes what Horovod's takes; `Reduction` says what of it means what.
 
 PartialDistributedGradientTape = taking_what(hvd.PartialDistributedGradientTape, _tape)
 """`DistributedGradientTape`, but that the gradients of ``local_layers`` are left to each rank."""
+
+
+def _refuse_strategies() -> None:
+    if tf.distribute.has_strategy():
+        name = type(tf.distribute.get_strategy()).__name__
+        raise ConfigError(
+            "tf.distribute",
+            f"gradients are made under a {name}, whose replicas would wait for each other in Horovod's "
+            "collectives; start one process for each device by horovodrun instead, and make and train the "
+            "model outside of strategy.scope() and strategy.run",
+        )
 
 
 class _Turn:

@@ -93,6 +93,7 @@ class Watched(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     _hvdrecover_told: _Told
 
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Variable] | None = None) -> None:
         """Apply gradients as the optimizer does, unless they are not finite."""
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)

@@ -157,7 +157,7 @@ class _Blanks:
         """Take part in the collective; returns when all ranks have."""
         tensors = [blank.tensor() for blank in self._blanks]
         # As arguments: TensorFlow would try what is done with constants while it makes the graph.
-        (tf.function(self._collective) if self.channel else self._collective)(tensors)
+        (tf.function(self._collective, autograph=False) if self.channel else self._collective)(tensors)
 
 
 class _Sending:
@@ -198,7 +198,7 @@ class _World(TensorFlowWorld):
     def allgather(self, values: Sequence[int], name: str) -> npt.NDArray[np.int64]:
         """Everybody's values, as int64 of shape ``[size, len(values)]``."""
 
-        @tf.function  # type: ignore[untyped-decorator]
+        @tf.function(autograph=False)  # type: ignore[untyped-decorator]
         def gather(mine: tf.Tensor) -> tf.Tensor:
             return hvd.allgather(mine, name=name, ignore_name_scope=True)
 

@@ -46,7 +46,7 @@ class _Probe:
         return self._failed
 
     def _run(self) -> None:
-        @tf.function  # type: ignore[untyped-decorator]
+        @tf.function(autograph=False)  # type: ignore[untyped-decorator]
         def probe() -> tf.Tensor:
             return hvd.allreduce(tf.zeros(()), op=hvd.Sum, name="hvdrecover_probe", ignore_name_scope=True)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import keras
+import tensorflow as tf
 
 from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow.variables import Variable
@@ -28,6 +29,7 @@ def taking_what(horovods: Callable[..., Any], function: Callable[..., Result]) -
     """
     signature = inspect.signature(horovods)
 
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Result:
         given = signature.bind(*args, **kwargs)
@@ -36,7 +38,8 @@ def taking_what(horovods: Callable[..., Any], function: Callable[..., Result]) -
 
     wrapper.__name__ = wrapper.__qualname__ = horovods.__name__
     wrapper.__signature__ = signature  # type: ignore[attr-defined]
-    return wrapper
+    taking: Callable[..., Result] = wrapper
+    return taking
 
 
 def weights_of(local_layers: Layers) -> list[Variable]:

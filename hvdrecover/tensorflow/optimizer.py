@@ -108,6 +108,7 @@ class Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
         """Leave a variable's gradient to each rank."""
         self._hvdrecover.reduction.keep_local([var])
 
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Variable] | None = None) -> None:
         """Average gradients across the ranks, then apply them as the optimizer does."""
         if trainable_variables is None and not self.built:

@@ -85,7 +85,7 @@ def test_a_lost_peer_is_recognised_whichever_collective_it_breaks(
 ) -> None:
     code, reports, log = run("hvdrecover", elastic(hosts), tmp_path, "lost", collective, str(tmp_path))
     assert (tmp_path / "killed").exists()
-    assert reports == [{"rank": 0, "result": "trained", "batch": 10}], log
+    assert reports == [{"rank": 0, "result": "trained", "batch": 10, "traces": 1}], log
     assert code == 0
 
 

@@ -36,6 +36,9 @@ GLOO = [
         for way in ("eager", "graph")
     ),
     "an_unused_layer_in_an_optimizer",
+    "traced_again",
+    "two_step_functions_that_apply_twice",
+    "strategies_are_refused",
     "fit_with_compilation_left_to_keras",
     "fit_with_compilation_asked_for",
     "compilation_without_callbacks_is_refused",
@@ -43,6 +46,7 @@ GLOO = [
     "fit_that_a_callback_of_one_rank_ends",
     "fit_with_a_callback_that_one_rank_lacks",
     "fit_with_a_learning_rate_for_two_ranks",
+    "fit_after_a_fit_of_one_step",
     "fit_with_several_passes",
 ]
 MPI = [

@@ -92,9 +92,11 @@ def without_faults():
 def lost(collective, folder):
     """Rank 1 is killed while the others are in a collective inside a ``tf.function``."""
     marker = Path(folder, "killed")
+    traces = []
 
     @tf.function
     def step(value):
+        traces.append(value)
         values = tf.stack([value, value])
         if collective == "grouped_allreduce":
             return hvd.grouped_allreduce([values], op=hvd.Sum)[0]
@@ -114,7 +116,7 @@ def lost(collective, folder):
 
     state = TensorFlowState(variables=[tf.Variable(1.0)], batch=0)
     result = run(train)(state)
-    report(result=result, batch=state.batch)
+    report(result=result, batch=state.batch, traces=len(traces))
 
 
 def mistake(where):

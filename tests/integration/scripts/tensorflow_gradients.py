@@ -20,6 +20,7 @@ import tensorflow as tf
 import hvdrecover.tensorflow as recover
 from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow.averaging import Reduction
+from hvdrecover.tensorflow.own_gradients import own
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(16, 3)).astype(np.float32)
@@ -337,6 +338,96 @@ def the_same_variables_twice_at_once(found: Findings, how: str, graph: bool) -> 
         found.close("gradient", got, [[1.5] * 1000, [3.0] * 1000])
 
 
+FIRST = np.r_[0:4, 8:12]  # of the whole batch: the first halves of both ranks' halves
+
+
+def choosing_step(way: str, model: keras.Model, optimizer: Any, traces: list[bool]) -> Any:
+    """A step function that may be told not to reduce; and what it was told whenever it was traced."""
+
+    @tf.function
+    def step(x: Any, y: Any, reduce: bool = True) -> Any:
+        traces.append(reduce)
+        with tf.GradientTape() as tape:
+            loss = loss_of(model, x, y)
+        if reduce:
+            if way == "tape":
+                tape = recover.DistributedGradientTape(tape)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    return step
+
+
+@check
+def traced_again(found: Findings) -> None:
+    """Without the reduction at first, as Horovod's docs have it; then with it; then for another shape."""
+    x, y = half(X), half(Y)
+    expected = train(a_model(), OPTIMIZERS["sgd"](), [(X, Y), (X[FIRST], Y[FIRST])], graph=True)
+    for way in ("tape", "optimizer", "passes"):
+        for guarded in (False, True):
+            model, optimizer, passes = a_model(), OPTIMIZERS["sgd"](), 2 if way == "passes" else 1
+            if way != "tape":
+                optimizer = recover.DistributedOptimizer(optimizer, backward_passes_per_step=passes)
+            optimizer.build(model.trainable_variables)
+            traces: list[bool] = []
+            step = choosing_step(way, model, optimizer, traces)
+            with mock.patch.object(own, "wanted", guarded):
+                step(tf.constant(x), tf.constant(y), reduce=False)
+                for count in (8, 4):
+                    for part in np.split(np.arange(count), passes):
+                        step(tf.constant(x[part]), tf.constant(y[part]))
+            found.expect(traces == [False, True, True], f"{way}: traced {traces}")
+            compare(found, (model.trainable_variables, optimizer.variables), expected)
+
+
+@check
+def two_step_functions_that_apply_twice(found: Findings) -> None:
+    """Each of a model of its own, by turns; and both for two shapes."""
+    x, y = half(X), half(Y)
+    models = [a_model(), a_model(embedding=True)]
+    given, whole = [x, half(WORDS)], [X, WORDS]
+    optimizers = [recover.DistributedOptimizer(OPTIMIZERS["sgd"]()) for _ in models]
+
+    def twice_of(model: keras.Model, optimizer: Any) -> Callable[[Any, Any], None]:
+        step = step_of(model, optimizer)
+
+        def twice(x: Any, y: Any) -> None:
+            step(x, y)
+            step(x, y)
+
+        return tf.function(twice)
+
+    steps = [twice_of(*pair) for pair in zip(models, optimizers, strict=True)]
+    for size in (8, 4):
+        for step, data in zip(steps, given, strict=True):
+            step(tf.constant(data[:size]), tf.constant(y[:size]))
+    for model, optimizer, data in zip(models, optimizers, whole, strict=True):
+        batches = [(data, Y)] * 2 + [(data[FIRST], Y[FIRST])] * 2
+        alone = a_model(embedding=data is WORDS)
+        expected = train(alone, OPTIMIZERS["sgd"](), batches, graph=True)
+        compare(found, (model.trainable_variables, optimizer.variables), expected)
+
+
+@check
+def strategies_are_refused(found: Findings) -> None:
+    variable = tf.Variable([1.0])
+
+    def gradient() -> Any:
+        return Reduction()([tf.constant([1.0])], [variable])
+
+    for strategy in (tf.distribute.MirroredStrategy(["CPU:0"]), tf.distribute.OneDeviceStrategy("CPU:0")):
+        for function in (gradient, tf.function(gradient)):
+            try:
+                strategy.run(function)
+            except Exception as error:  # AutoGraph makes its own of it where it has converted the function
+                found.expect("ConfigError" in f"{type(error)} {error}", traceback.format_exc())
+                found.expect(f"under a {type(strategy).__name__}" in str(error), str(error))
+                found.expect("one process for each device" in str(error), str(error))
+            else:
+                found.expect(False, "nothing was said")
+
+
 def a_history() -> None:
     """What a process may have done before: it shifts Keras's and TensorFlow's numbers."""
     model = a_model(embedding=True)
@@ -533,6 +624,40 @@ def fit_with_a_learning_rate_for_two_ranks(found: Findings) -> None:
         )
         rate = float(model.optimizer.learning_rate)
         found.expect(np.isclose(rate, expected), f"the rate is {rate}, and not {expected}")
+
+
+@check
+def fit_after_a_fit_of_one_step(found: Findings) -> None:
+    """It makes the optimizer's variables, as Horovod's example has it; the next one need not trace again."""
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer, reference = recover.DistributedOptimizer(OPTIMIZERS["sgd"]()), OPTIMIZERS["sgd"]()
+    model, alone, traces = a_model(), a_model(), []
+    model.compile(optimizer, loss, jit_compile=False)
+    alone.compile(reference, loss, jit_compile=False)
+    train_step = model.train_step
+
+    def counted(data: Any) -> Any:
+        traces.append(data)
+        return train_step(data)
+
+    model.train_step = counted
+    order = np.r_[FIRST, 4:8, 12:16]
+    for epochs in (1, 2):
+        options = {"epochs": epochs, "steps_per_epoch": 3 - epochs, "shuffle": False, "verbose": 0}
+        state = recover.TensorFlowKerasState(model, epoch=0, batch=0)
+        more = recover.callbacks(state) if epochs > 1 else []
+        for each, x, y, size, given in (
+            (model, half(X), half(Y), 4, more),
+            (alone, X[order], Y[order], 8, []),
+        ):
+            data = tf.data.Dataset.from_tensor_slices((x, y)).batch(size, drop_remainder=True).repeat()
+            each.fit(data, callbacks=given, **options)
+    found.expect(len(traces) == 1, f"traced {len(traces)} times")
+    compare(
+        found,
+        (model.trainable_variables, optimizer.variables),
+        (alone.trainable_variables, reference.variables),
+    )
 
 
 @check

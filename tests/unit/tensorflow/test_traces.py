@@ -1,0 +1,94 @@
+"""Variables of our own beside the user's traces; that real ranks trace steps again is tested elsewhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import hvdrecover.tensorflow as recover
+from hvdrecover.errors import ConfigError
+from hvdrecover.tensorflow.averaging import Reduction
+from hvdrecover.tensorflow.variables import counter, outside_of_traces
+
+AT_IMPORT = """
+import hvdrecover.tensorflow
+import tensorflow as tf
+from tensorflow.python.eager import context
+assert not context.context()._initialized
+tf.config.threading.set_intra_op_parallelism_threads(1)
+tf.config.set_visible_devices([], "GPU")
+"""
+
+
+def test_a_counter_may_be_made_by_a_function_that_is_traced_again() -> None:
+    counters: dict[bool, tf.Variable] = {}
+
+    @tf.function
+    def count(other: bool) -> tf.Tensor:
+        counters[other] = counter()
+        return counters[other].assign_add(2 if other else 1)
+
+    assert [int(count(False)), int(count(False)), int(count(True)), int(count(True))] == [1, 2, 2, 4]
+    assert {key: int(value) for key, value in counters.items()} == {False: 2, True: 4}
+
+
+def test_a_function_that_made_a_counter_is_traced_once() -> None:
+    traces = []
+
+    @tf.function
+    def count() -> tf.Tensor:
+        traces.append(None)
+        return counter().assign_add(1)
+
+    count()
+    assert len(traces) == 1
+
+
+def test_what_goes_wrong_outside_of_the_trace_is_raised_inside() -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        outside_of_traces(fail)
+
+
+def test_devices_can_still_be_chosen_after_the_import() -> None:
+    subprocess.run([sys.executable, "-c", AT_IMPORT], check=True, timeout=120)
+
+
+def test_a_strategy_is_refused_in_an_elastic_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    variable = tf.Variable([1.0])
+
+    def gradient() -> Any:
+        return Reduction()([tf.constant([1.0])], [variable])
+
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    with pytest.raises(ConfigError, match=r"OneDeviceStrategy.*one process for each device"):
+        strategy.run(tf.autograph.experimental.do_not_convert(gradient))
+    assert gradient()[0].numpy().tolist() == [1.0]
+
+
+def test_a_step_is_traced_again_with_everything_that_makes_counters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    monkeypatch.setattr("hvdrecover.tensorflow.own_gradients.own.wanted", True)
+    variable, traces = tf.Variable([1.0, 2.0]), []
+
+    @tf.function
+    def step(data: tf.Tensor, reduce: bool = True) -> Any:
+        traces.append(reduce)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable) * tf.reduce_sum(data)
+        if reduce:
+            tape = recover.DistributedGradientTape(tape)
+        return tape.gradient(loss, variable)
+
+    step(tf.ones([2]), reduce=False)
+    assert [step(tf.ones([size])).numpy().tolist() for size in (2, 3, 2)] == [[2.0] * 2, [3.0] * 2, [2.0] * 2]
+    assert traces == [False, True, True]
