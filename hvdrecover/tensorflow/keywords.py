@@ -29,7 +29,7 @@ def taking_what(horovods: Callable[..., Any], function: Callable[..., Result]) -
     """
     signature = inspect.signature(horovods)
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    @tf.autograph.experimental.do_not_convert
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Result:
         given = signature.bind(*args, **kwargs)

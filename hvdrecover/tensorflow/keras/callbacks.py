@@ -15,7 +15,6 @@ from keras.src.utils import io_utils
 
 from hvdrecover.errors import ConfigError
 from hvdrecover.stand_in import standing_in
-from hvdrecover.tensorflow.broadcasting import broadcast_variables
 from hvdrecover.tensorflow.variables import Variable, is_variable, raw
 
 __all__ = [

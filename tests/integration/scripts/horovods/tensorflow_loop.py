@@ -1,4 +1,4 @@
-"""Of the shape of Horovod's tensorflow2_mnist_elastic.py: a step that was traced without the reduction first."""
+"""Of the shape of tensorflow2_mnist_elastic.py: a step that was traced without the reduction first."""
 
 import os
 import time
