@@ -24,7 +24,8 @@
     │   └── FlushTimeoutError       a commit did not become durable in time
     ├── RecoveryError               the ranks could not agree on a state to resume from
     │   ├── NoProgressError         they have come back to one commit again and again
-    │   ├── RendezvousError            a rank was lost during a rendezvous
+    │   ├── RendezvousError         a rank was lost during a rendezvous
+    │   ├── PerRankError            a commit's states of the ranks' own don't fit the ranks that there are
     │   ├── RemovedError            this host is no longer part of the job
     │   └── StoppedError            another rank has had an error that stops this one, too
     ├── OutOfStepError              the ranks don't do the same any more
@@ -38,7 +39,7 @@
     │   └── HostListError           a list of hosts has something in it that can't be meant
     ├── LaunchError                 a process of the job can't be started
     ├── DrillError                  a drill can't tell whether a script recovers
-    ├── LabError                    hosts of a drill's own can't be made, changed or removed
+    │   └── LabError                hosts of a drill's own can't be made, changed or removed
     └── InstallError                Horovod could not be built or installed
         └── EditError               a named edit of Horovod's source no longer applies
 
@@ -235,6 +236,10 @@ class RendezvousError(RecoveryError):
     """A rank was lost during a rendezvous."""
 
 
+class PerRankError(RecoveryError, StateError):
+    """A commit's states of the ranks' own don't fit the ranks that there are."""
+
+
 class RemovedError(RecoveryError):
     """This host is no longer part of the job."""
 
@@ -356,24 +361,16 @@ class DrillError(HvdrecoverError):
     """A drill can't tell whether a script recovers, as it does not get as far as that.
 
     Attributes:
-        folder: of the run.
+        where: the folder of the run, or the part of the lab.
     """
 
-    def __init__(self, folder: str, problem: str) -> None:
-        super().__init__(f"{folder}: {problem}")
-        self.folder = folder
+    def __init__(self, where: str, problem: str) -> None:
+        super().__init__(f"{where}: {problem}")
+        self.where = where
 
 
-class LabError(HvdrecoverError):
-    """Hosts of a drill's own, on this machine, can't be made, changed or removed.
-
-    Attributes:
-        part: of the lab.
-    """
-
-    def __init__(self, part: str, problem: str) -> None:
-        super().__init__(f"{part}: {problem}")
-        self.part = part
+class LabError(DrillError):
+    """Hosts of a drill's own, on this machine, can't be made, changed or removed."""
 
 
 class InstallError(HvdrecoverError):

@@ -15,6 +15,30 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Files of tests that take long, the longest first: one that came last would leave the other processes idle.
+LONGEST = [
+    "test_drill",
+    "test_second_faults",
+    "test_faults",
+    "test_out_of_step",
+    "test_tensorflow",
+    "test_chaos",
+    "test_endings",
+    "test_doctor",
+    "test_jobs",
+    "test_kill_and_resume",
+    "test_tensorflow_failures",
+    "test_keras_callbacks",
+    "test_scalars",
+    "test_ends",
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
+
+
 @pytest.fixture(autouse=True)
 def no_fake_process_is_left() -> Iterator[None]:
     """A test that was a process of a fake job, perhaps a killed one, is none afterwards.

@@ -143,7 +143,7 @@ class Witness(Observer):
         self._losses = []
 
     def _present(self) -> tuple[Digests, dict[str, Json]]:
-        present = self._contents.take_apart()
+        present = self._contents.take_apart({})  # without what is each rank's own
         arenas = self._contents.copy(present, {})
         tensors = {name: _digests(arena) for name, arena in arenas.items()}
         return tensors, present.state()["attributes"]

@@ -13,6 +13,7 @@ from hvdrecover.config import Config
 from hvdrecover.elastic import instruments
 from hvdrecover.elastic.agreement.timings import Timings
 from hvdrecover.elastic.commits.memory import Memory
+from hvdrecover.elastic.commits.own import Own
 from hvdrecover.elastic.commits.randomness import Generators, Randomness
 from hvdrecover.elastic.companions import Companions
 from hvdrecover.elastic.context import Context
@@ -38,7 +39,7 @@ class Rank:
         context: its surroundings.
         memory: the commits in memory.
         durable: the durable side.
-        random: the random streams.
+        own: the states that ranks have of their own; the random streams.
         timings: of recoveries.
         hosts: changes of hosts, as Horovod's driver reports them.
         companions: what else takes part.
@@ -47,7 +48,7 @@ class Rank:
     context: Context
     memory: Memory
     durable: DurableSide
-    random: Generators
+    own: Own
     timings: Timings
     hosts: HostChanges
     companions: Companions
@@ -75,7 +76,7 @@ def assemble(
     Raises:
         ConfigError: a setting has no usable value.
     """
-    random = Generators(context.framework, rng)
+    own = Own(context.framework, context.contents.per_rank, Generators(context.framework, rng))
     pacing = Pacing(context.clock, on=settings is not None and settings.every == "auto")
     timings = Timings(context.clock, context.events, pacing)
     hosts = HostChanges(context.config)
@@ -83,7 +84,7 @@ def assemble(
     kept = (*scalars, pacing, *others.kept)
     dataset = guard.data.as_json() if guard is not None and guard.data is not None else None
     versions = {**context.framework.versions(), "hvdrecover": __version__}
-    memory = Memory(context.contents, random, kept, context.place, versions, dataset)
+    memory = Memory(context.contents, own, kept, context.place, versions, dataset)
     durable = DurableSide(settings, context, pacing, memory)
     judge = Judge(guard, context)
     for each in scalars:
@@ -110,7 +111,7 @@ def assemble(
             *others.voters,
         ),
     )
-    return Rank(context, memory, durable, random, timings, hosts, companions)
+    return Rank(context, memory, durable, own, timings, hosts, companions)
 
 
 def settings_of(checkpoint: Checkpoint | str | None, config: Config) -> Checkpoint | None:

@@ -6,10 +6,13 @@ Horovod is imported when a function is called, so that importing this module cos
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from hvdrecover import config
 from hvdrecover.elastic.interfaces import World
@@ -18,6 +21,8 @@ from hvdrecover.errors import RemovedError, RendezvousError
 Fault = Literal["peers", "hosts", "numbers"]
 
 _NO_ADASUM = "No Adasum operation enabled"
+_WORD = 8  # bytes of the length before what a rank sends
+_BLOCK = 4096  # bytes
 
 
 def version() -> str:
@@ -89,6 +94,27 @@ class Ranks:
     def shutdown(self) -> None:
         """Part from the other ranks."""
         self._hvd.shutdown()
+
+    def join(self, mine: npt.NDArray[np.int64], name: str) -> npt.NDArray[np.int64]:
+        """Everybody's arrays one after another, joined along the first axis; the lengths there may differ."""
+        raise NotImplementedError
+
+    def allgather(self, values: Sequence[int], name: str) -> npt.NDArray[np.int64]:
+        """Everybody's values, as int64 of shape ``[size, len(values)]``."""
+        return self.join(np.array([list(values)], dtype=np.int64), name)
+
+    def gather(self, mine: bytes, name: str) -> list[bytes]:
+        """Everybody's bytes by rank, of any length each; in one collective."""
+        # In whole blocks: a tensor of another shape than the last one of its name has to be negotiated anew.
+        blocks = -(-(len(mine) + _WORD) // _BLOCK)
+        padded = len(mine).to_bytes(_WORD, "little") + mine.ljust(blocks * _BLOCK - _WORD, b"\0")
+        rest = memoryview(self.join(np.frombuffer(padded, dtype="<i8"), name).tobytes())
+        found = []
+        while rest:
+            length = int.from_bytes(rest[:_WORD], "little")
+            found.append(bytes(rest[_WORD : _WORD + length]))
+            rest = rest[-(-(length + _WORD) // _BLOCK) * _BLOCK :]
+        return found
 
     def allow_stalls(self, seconds: int) -> None:
         """Have collectives fail for which a rank is missing for so long; 0 lets them wait for ever."""

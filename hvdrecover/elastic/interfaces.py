@@ -229,5 +229,8 @@ class World(Protocol):
     def allgather(self, values: Sequence[int], name: str) -> npt.NDArray[np.int64]:
         """Everybody's values, as int64 of shape ``[size, len(values)]``."""
 
+    def gather(self, mine: bytes, name: str) -> list[bytes]:
+        """Everybody's bytes by rank, of any length each; in one collective."""
+
     def broadcast(self, buffer: Bytes, root: int, name: str) -> None:
         """Fill ``buffer``, a uint8 array of the same length on all ranks, with the root's, in place."""

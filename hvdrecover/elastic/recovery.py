@@ -19,7 +19,7 @@ from hvdrecover.elastic.assembly import Rank
 from hvdrecover.elastic.companions import Moment, Observer
 from hvdrecover.elastic.durable.durability import FINISH_ATTEMPTS
 from hvdrecover.elastic.guard.judge import RolledBack
-from hvdrecover.elastic.horovod import hosts_updated
+from hvdrecover.elastic.horovod import fault_of, hosts_updated
 from hvdrecover.elastic.lifecycle import leaving, stalls
 from hvdrecover.elastic.lifecycle.leaving import Departure
 from hvdrecover.errors import RecoveryError
@@ -41,7 +41,7 @@ class Recovery:
         self._context = rank.context
         self._memory = rank.memory
         self._durable = rank.durable
-        self._random = rank.random
+        self._own = rank.own
         self._companions = rank.companions
         self.reset_callbacks: list[Callable[[], None]] = []
         self.root = 0
@@ -90,12 +90,14 @@ class Recovery:
             RecoveryError: the same, on the other ranks.
             StructureError: the ranks were not started with the same, and the state has a guard.
             DivergedError: memories hold one commit with different parameters, and the guard is to raise it.
+            PerRankError: the commit's states of the ranks' own are of other ranks.
         """
         context, started = self._context, self._context.clock.monotonic()
         context.events.rank = context.world.rank()
         heartbeat.take_rank(context.world.rank())
         held = self._memory.newest
         election = self._elect(held)
+        self._own.meet(context.world, held, election.newest)
         leads = context.world.rank() == election.root
         agreement = self._lead(election) if leads else self._follow(election, held)
         self.root = election.root
@@ -120,9 +122,6 @@ class Recovery:
         """Receive what the elected rank sends, and load it."""
         same = held if held is not None and held.id == election.newest else None
         agreement = receive(self._context.world, election.root, same)
-        if agreement.source == "initial" or (agreement.source == "memory" and same is not None):
-            state = agreement.snapshot.state
-            state["random"] = self._random.kept(state["random"], self._context.world.rank())
         self._context.place.job = agreement.job
         if agreement.loaded:  # whichever rank fails next, its guardian knows from which commit
             heartbeat.tell(loaded=agreement.loaded)
@@ -155,7 +154,7 @@ class Recovery:
                 "no commit is left: the last one was interrupted on all ranks, and none is durable"
             )
         if stored is None:
-            self._random.draw_seed()
+            self._own.random.draw_seed()
             return Agreement(memory.capture(CommitId(generation, 0)), "initial", place.job)
         heartbeat.tell(loaded=stored.id.name)
         return Agreement(self._resumed(stored, generation), "durable", place.job, stored.id.name)
@@ -170,6 +169,7 @@ class Recovery:
         if self._load(stored, strict=self._durable.strict, where=where):
             return stored
         # It fits in part, and is completed by what this rank has, so that all ranks get the same.
+        self._own.keep(stored)
         present = self._memory.capture(stored.id, finished=stored.finished)
         state = {**present.state, "random": stored.state["random"]}
         return dataclasses.replace(present, state=state, world_size=stored.world_size)
@@ -183,10 +183,11 @@ class Recovery:
         resized = snapshot.world_size != self._context.world.size()
         if agreement.source == "durable" and resized and self.reset_callbacks:
             self.reset()
+            self._own.keep(snapshot)
             self._memory.capture(snapshot.id, finished=snapshot.finished)
         # What is in memory has just been loaded, or sent.
         self._memory.objection = self._companions.objection(committing=False)
-        self._memory.resume_streams(snapshot)
+        self._memory.resume(snapshot, load=agreement.source != "initial")
 
     def _load(self, snapshot: Snapshot, *, strict: bool, where: str | None = None) -> bool:
         """Load a commit; return whether all of it did fit."""
@@ -200,6 +201,36 @@ class Recovery:
     def _place_samplers(self) -> None:
         self._context.contents.place(self._context.world.rank(), self._context.world.size())
 
+    # -- exchanges -------------------------------------------------------------------------------------
+
+    def consult(self, moment: Moment) -> BaseException | None:
+        """Exchange with the other ranks what each knows; return what all of them are to raise."""
+        world = self._context.world
+        tables = self._companions.exchange(world, moment)[1:]
+        verdict = self._companions.verdict(moment, tables)
+        if moment.kind == "check" and verdict is not None and self._keeps_all(verdict):
+            self._rank.own.gather(world)  # while all are there; a commit follows
+        return verdict
+
+    def _keeps_all(self, verdict: BaseException) -> bool:
+        """Return whether ranks come or go, and nothing is lost."""
+        return isinstance(verdict, Departure) or fault_of(verdict, self._context.world) == "hosts"
+
+    def iteration_begins(self) -> None:
+        """Right at a commit, making an iterator must not move the streams.
+
+        A data loader draws from the global generator when its iterator is made. An undisturbed run made it
+        before the commit, a resumed one makes it after.
+        """
+        if not self._context.place.joined:
+            return
+        if self._memory.newest is not None and self._memory.is_at_commit():
+            self._memory.resume_streams(self._memory.newest)
+        for name, order in self._context.contents.orders.items():
+            if order.padding or order.dropped:
+                facts: dict[str, Any] = order.tail_report()
+                self._context.events.emit("tail", sampler=name, **facts)
+
     # -- rollbacks -------------------------------------------------------------------------------------
 
     def roll_back(self) -> None:
@@ -208,10 +239,19 @@ class Recovery:
         Raises:
             RecoveryError: a commit was interrupted while it was being made, so memory holds none.
         """
+        self._memory.resume(self.reload())
+
+    def reload(self) -> Snapshot:
+        """Load the newest commit again; what this rank has of its own stays where it is.
+
+        Raises:
+            RecoveryError: as in `roll_back`.
+        """
         if self._memory.newest is None:
             raise RecoveryError("memory holds no commit: the last one was interrupted; sync() fetches one")
         self._load(self._memory.newest, strict=True)
         self._companions.notify(Observer.rolled_back)
+        return self._memory.newest
 
     def skip(self, batch: RolledBack) -> None:
         """Roll back, and leave a bad batch out of the rest of its epoch."""

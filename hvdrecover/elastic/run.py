@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 from hvdrecover import heartbeat
 from hvdrecover.elastic.agreement.rollbacks import Rollbacks
+from hvdrecover.elastic.attributes import nothing
 from hvdrecover.elastic.context import Context
 from hvdrecover.elastic.guard.judge import RolledBack
 from hvdrecover.elastic.horovod import Fault, fault_of, notifications
 from hvdrecover.elastic.lifecycle import leaving
-from hvdrecover.elastic.names import nothing
 from hvdrecover.elastic.recovery import Recovery
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import ConfigError, RemovedError, RendezvousError
@@ -98,7 +98,7 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
             reason, steps = cause, 0 if fault == "hosts" else heartbeat.steps()
             heartbeat.enter(heartbeat.Phase.RECOVERING)
             if fault == "peers":
-                rollbacks.note(moment, state._random.number, cause)
+                rollbacks.note(moment, state._own.random.number, cause)
             if isinstance(cause, RolledBack):
                 state._around("restore", functools.partial(recovery.skip, cause))
                 reason = None  # nobody is lost: there is no need of a rendezvous

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from hvdrecover import config as configs
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
-from hvdrecover.elastic import names
 from hvdrecover.elastic.assembly import assemble, settings_of
+from hvdrecover.elastic.attributes import Attributes, Yielding, divide, is_ours
 from hvdrecover.elastic.commits.contents import Contents
 from hvdrecover.elastic.commits.randomness import Randomness
 from hvdrecover.elastic.companions import Companions, Moment, Observer
@@ -19,14 +19,13 @@ from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.interfaces import Framework, HiddenAttribute, World
 from hvdrecover.elastic.lifecycle import stalls
 from hvdrecover.elastic.lifecycle.leaving import Departure
-from hvdrecover.elastic.names import Yielding, nothing
 from hvdrecover.elastic.recovery import Recovery
 from hvdrecover.elastic.scalars.observed import observed
-from hvdrecover.errors import ConfigError, HvdrecoverError
+from hvdrecover.errors import HvdrecoverError
 from hvdrecover.events import Events
 
 
-class State:
+class State(Attributes):
     """Everything that a job must not lose.
 
     Attributes given by name become attributes of the state. Models, optimizers and whatever else has
@@ -64,7 +63,6 @@ class State:
     call them, and ``super()`` does ours there. What they keep by themselves is not part of a commit.
     """
 
-    _contents: Contents
     _rng: Randomness = "reseed"  # what becomes of random generators if the script says nothing
 
     def __init__(
@@ -84,15 +82,12 @@ class State:
     ) -> None:
         config = config or configs.read()
         given = {"checkpoint": checkpoint, "rng": rng, "guard": guard, "tensorboard": tensorboard}
-        keywords, others = names.divide(given)
+        keywords, others = divide(given)
         attributes = {**attributes, **others}
-        names.refuse_private(type(self), State)
-        for name in attributes:
-            vars(self).pop(name, None)  # a subclass may have set it before it called this
-        before, yielding = set(vars(self)), names.yielding(type(self))
-        reserved = set(dir(type(self))) - yielding
-        self._due: dict[str, Callable[[], object]] = {}
-        self._contents = Contents(framework, attributes, reserved, self._iteration_begins, hidden)
+        reserved = self._begin(attributes, State)
+        self._contents = Contents(
+            framework, attributes, reserved, lambda: self._recovery.iteration_begins(), hidden
+        )
         self._context = Context(
             framework,
             world,
@@ -110,33 +105,16 @@ class State:
             tensorboard=keywords["tensorboard"] if config.drill is None else None,
             others=companions or Companions(),
         )
-        self._memory, self._durable, self._random = rank.memory, rank.durable, rank.random
+        self._memory, self._durable, self._own = rank.memory, rank.durable, rank.own
         self._hosts, self._companions = rank.hosts, rank.companions
         self._recovery = Recovery(rank)
         self._memory.capture(CommitId(0, 0))
         self._companions.attach()
         if type(self).reset is not State.reset:
             self._recovery.reset_callbacks.append(self.reset)
-        names.make_way(self, yielding & attributes.keys())
-        self._taken = frozenset(vars(self).keys() - before)
+        self._make_way()
 
     # -- attributes ------------------------------------------------------------------------------------
-
-    def __getattr__(self, name: str) -> Any:
-        # Only called for what is not found otherwise, so tracked attributes live in one place.
-        contents = self.__dict__.get("_contents")
-        if contents is not None and name in contents.values:
-            return contents.values[name]
-        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        contents = self.__dict__.get("_contents")
-        if contents is not None and name in contents.values:
-            contents.put(name, value)
-        elif name in self.__dict__.get("_taken", ()):
-            raise ConfigError(f"state.{name}", "the state has this name for itself; choose another")
-        else:
-            object.__setattr__(self, name, value)
 
     @Yielding
     def last_commit(self) -> CommitId:
@@ -184,7 +162,7 @@ class State:
             NumericsError: parameters are not finite, and the state's guard is to raise it.
         """
         self._companions.notify(Observer.begins)
-        self._gather()
+        self._own.gather(self._context.world)
         objection = self._companions.objection(committing=True)
         if objection is None:
             self._around("save", lambda: self._save(None))
@@ -192,15 +170,16 @@ class State:
             self._memory.pass_over()  # a state that can't be resumed from is not a commit
         if self._companions.inspect(self._memory):
             # Another rank's tensors have taken the place of this one's.
-            self._around("restore", self._recovery.roll_back)
+            self._around("restore", self._recovery.reload)
         if objection is None:
             self._durable.offer(ask=durable)
         self._consult(Moment("commit"))
+        self._own.forget()
         self._companions.notify(Observer.committed)
 
     def save(self) -> None:
         """Make a commit in this rank's memory only, without a word to the others."""
-        self._due.pop("save", self._keep)()
+        self._due.pop("save", self._keep_alone)()
 
     def restore(self) -> None:
         """Return to the newest commit in this rank's memory.
@@ -253,7 +232,7 @@ class State:
         self._companions.notify(Observer.closing)
         if self._durable.wanted:
             if not self._memory.finished:
-                self._gather()
+                self._own.gather(self._context.world)
                 self._around("save", self._keep)
             self._recovery.finish()
 
@@ -279,32 +258,23 @@ class State:
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _around(self, verb: Literal["save", "restore", "sync"], ours: Callable[[], object]) -> None:
-        """Call a method that a subclass may have its own of; ``super()`` in there does ``ours``, but once.
-
-        If a subclass does not call ``super()``, ours follows its own.
-        """
-        self._due[verb] = ours
-        try:
-            getattr(self, verb)()
-            self._due.pop(verb, nothing)()
-        finally:
-            self._due.pop(verb, None)
-
     def _keep(self) -> None:
-        """Make a commit outside of `commit`."""
+        """Make a commit outside of `commit`, with what is known of the other ranks' own states."""
         self._save(self._companions.objection(committing=False))
+
+    def _keep_alone(self) -> None:
+        """Make a commit that knows nothing of the other ranks' own states."""
+        self._own.forget()
+        self._keep()
 
     def _not_durable(self) -> str | None:
         """Return a line on what durable commits lack, if a subclass keeps something by itself."""
-        kind = type(self)
-        own = [verb for verb in ("save", "restore") if not names.is_ours(getattr(kind, verb))]
+        own = [f"{verb}()" for verb in ("save", "restore") if not is_ours(getattr(type(self), verb))]
         if not own or not self._durable.wanted:
             return None
-        verbs = " and ".join(f"{verb}()" for verb in own)
         return (
-            f"{kind.__name__} has its own {verbs}: what it keeps there by itself is not part of durable "
-            "commits; pass that to the state's constructor by name"
+            f"{type(self).__name__} has its own {' and '.join(own)}: what it keeps there by itself is not "
+            "part of durable commits; pass that to the state's constructor by name"
         )
 
     def _save(self, objection: HvdrecoverError | None) -> None:
@@ -317,33 +287,12 @@ class State:
         commit = snapshot.id
         self._context.events.emit("commit", generation=commit.generation, commit=commit.commit, stall=stall)
 
-    def _gather(self) -> None:
-        """Learn what only the other ranks know, before a commit that may become durable."""
-        if self._durable.wanted and self._context.world.size() > 1:
-            self._random.gather(self._context.world)
-
     def _consult(self, moment: Moment) -> None:
         """Exchange with the other ranks what each knows, so that all of them do the same next."""
-        tables = self._companions.exchange(self._context.world, moment)[1:]
-        verdict = self._companions.verdict(moment, tables)
+        verdict = self._recovery.consult(moment)
         if isinstance(verdict, Departure):
             if moment.kind == "check":
                 self._around("save", self._keep)  # ranks leave at a commit
             self._recovery.leave(verdict)
         if verdict is not None:
             raise verdict
-
-    def _iteration_begins(self) -> None:
-        """Right at a commit, making an iterator must not move the streams.
-
-        A data loader draws from the global generator when its iterator is made. An undisturbed run made it
-        before the commit, a resumed one makes it after.
-        """
-        if not self._context.place.joined:
-            return
-        if self._memory.newest is not None and self._memory.is_at_commit():
-            self._memory.resume_streams(self._memory.newest)
-        for name, order in self._contents.orders.items():
-            if order.padding or order.dropped:
-                facts: dict[str, Any] = order.tail_report()
-                self._context.events.emit("tail", sampler=name, **facts)

@@ -9,7 +9,7 @@ from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.lifecycle.stalls import paused
 from hvdrecover.elastic.lifecycle.startup import join as _join
 from hvdrecover.elastic.run import run
-from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError
+from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError, PerRankError
 from hvdrecover.heartbeat import heartbeat
 from hvdrecover.stand_in import standing_in as _standing_in
 from hvdrecover.tensorflow import elastic as elastic
@@ -23,6 +23,7 @@ from hvdrecover.tensorflow.dataset import ElasticDataset, elastic_dataset
 from hvdrecover.tensorflow.keras_callbacks import callbacks
 from hvdrecover.tensorflow.loading import load
 from hvdrecover.tensorflow.optimizer import DistributedOptimizer
+from hvdrecover.tensorflow.per_rank import PerRank
 from hvdrecover.tensorflow.shards import check_shards
 from hvdrecover.tensorflow.state import TensorFlowKerasState, TensorFlowState
 from hvdrecover.tensorflow.sync_batch_norm import SyncBatchNormalization
@@ -42,6 +43,8 @@ __all__ = [
     "NumericsError",
     "OutOfStepError",
     "PartialDistributedGradientTape",
+    "PerRank",
+    "PerRankError",
     "SyncBatchNormalization",
     "TensorFlowKerasState",
     "TensorFlowState",

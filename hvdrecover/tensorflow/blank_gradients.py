@@ -195,16 +195,16 @@ class _Sending:
 class _World(TensorFlowWorld):
     """The ranks; their values are gathered under a name of its own, which needs a graph."""
 
-    def allgather(self, values: Sequence[int], name: str) -> npt.NDArray[np.int64]:
-        """Everybody's values, as int64 of shape ``[size, len(values)]``."""
+    def join(self, mine: npt.NDArray[np.int64], name: str) -> npt.NDArray[np.int64]:
+        """Everybody's arrays one after another, joined along the first axis; the lengths there may differ."""
 
         @tf.function(autograph=False)  # type: ignore[untyped-decorator]
         def gather(mine: tf.Tensor) -> tf.Tensor:
             return hvd.allgather(mine, name=name, ignore_name_scope=True)
 
         with tf.device("CPU:0"):
-            table: npt.NDArray[np.int64] = gather(tf.constant([list(values)], tf.int64)).numpy()
-        return table
+            joined: npt.NDArray[np.int64] = gather(tf.constant(mine)).numpy()
+        return joined
 
 
 sent = Sent()

@@ -211,7 +211,7 @@ class TensorFlowFramework(Reports):
     def generators(self) -> Any:
         """The states of all of them."""
         return {
-            "python": random.getstate(),
+            "python": generator_states.python(),
             "numpy": np.random.get_state(legacy=False),
             "tensorflow": _tensorflow_generator().state.numpy(),
             "keras": [state.numpy() for state in self._keras_states()],

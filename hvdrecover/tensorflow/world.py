@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import horovod.tensorflow as hvd
 import numpy as np
 import numpy.typing as npt
@@ -24,14 +22,13 @@ class TensorFlowWorld(Ranks):
         """Return whether an error came of a collective that failed because ranks were lost."""
         return faults.lost(error)
 
-    def allgather(self, values: Sequence[int], name: str) -> npt.NDArray[np.int64]:
-        """Everybody's values, as int64 of shape ``[size, len(values)]``."""
-        mine = np.array([list(values)], dtype=np.int64)
+    def join(self, mine: npt.NDArray[np.int64], name: str) -> npt.NDArray[np.int64]:
+        """Everybody's arrays one after another, joined along the first axis; the lengths there may differ."""
         if self.size() == 1:
             return mine
         with tf.device("CPU:0"):
-            gathered: npt.NDArray[np.int64] = hvd.allgather(tf.constant(mine), name=name).numpy()
-        return gathered
+            joined: npt.NDArray[np.int64] = hvd.allgather(tf.constant(mine), name=name).numpy()
+        return joined
 
     def broadcast(self, buffer: Bytes, root: int, name: str) -> None:
         """Fill ``buffer``, a uint8 array of the same length on all ranks, with the root's, in place."""

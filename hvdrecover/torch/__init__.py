@@ -5,11 +5,12 @@ import horovod.torch as _hvd
 from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
 from hvdrecover.data.fingerprint import Fingerprint, fingerprint
 from hvdrecover.elastic.commits.loading import Loaded
+from hvdrecover.elastic.commits.per_rank import PerRank
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.lifecycle.stalls import paused
 from hvdrecover.elastic.lifecycle.startup import join as _join
 from hvdrecover.elastic.run import run
-from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError
+from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError, PerRankError
 from hvdrecover.heartbeat import heartbeat
 from hvdrecover.stand_in import standing_in as _standing_in
 from hvdrecover.torch import elastic as elastic
@@ -30,6 +31,8 @@ __all__ = [
     "Loaded",
     "NumericsError",
     "OutOfStepError",
+    "PerRank",
+    "PerRankError",
     "TorchState",
     "check_shards",
     "fingerprint",

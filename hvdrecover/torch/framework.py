@@ -202,7 +202,7 @@ class TorchFramework(Reports):
     def generators(self) -> Any:
         """The states of the global generators."""
         return {
-            "python": random.getstate(),
+            "python": generator_states.python(),
             "numpy": np.random.get_state(legacy=False),
             "torch": torch.get_rng_state().numpy(),
             "cuda": [state.numpy() for state in torch.cuda.get_rng_state_all()] if _cuda_in_use() else [],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import horovod.torch as hvd
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +25,12 @@ class TorchWorld(Ranks):
         """Never: ``horovod.torch`` raises ``HorovodInternalError``."""
         return False
 
-    def allgather(self, values: Sequence[int], name: str) -> npt.NDArray[np.int64]:
-        """Everybody's values, as int64 of shape ``[size, len(values)]``."""
-        mine = torch.tensor([list(values)], dtype=torch.int64)
-        gathered: npt.NDArray[np.int64] = (
-            mine if self.size() == 1 else hvd.allgather(mine, name=name)
-        ).numpy()
-        return gathered
+    def join(self, mine: npt.NDArray[np.int64], name: str) -> npt.NDArray[np.int64]:
+        """Everybody's arrays one after another, joined along the first axis; the lengths there may differ."""
+        if self.size() == 1:
+            return mine
+        joined: npt.NDArray[np.int64] = hvd.allgather(torch.tensor(mine), name=name).numpy()
+        return joined
 
     def broadcast(self, buffer: Bytes, root: int, name: str) -> None:
         """Fill ``buffer``, a uint8 array of the same length on all ranks, with the root's, in place."""

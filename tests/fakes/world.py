@@ -207,6 +207,9 @@ class FakeWorld:
         rows = self._exchange(("allgather", len(row)), name, row)
         return np.stack(rows)
 
+    def gather(self, mine: bytes, name: str) -> list[bytes]:
+        return self._exchange(("gather",), name, mine)
+
     def broadcast(self, buffer: npt.NDArray[np.uint8], root: int, name: str) -> None:
         mine = buffer.copy() if self.rank() == root else None
         entries = self._exchange(("broadcast", root, len(buffer)), name, mine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,11 @@ TENSORFLOW_IF_LONG = ["torch", pytest.param("tensorflow", marks=LONG)]
 ONE_OPTIMIZER = pytest.mark.parametrize("undisturbed", ["adamw"], indirect=True)
 EPOCHS = 6  # of runs with many faults, and of the one that they are compared with
 
+# Of a `DigitsRun` for which it makes no difference that torch's compiler is not imported.
+LIGHT = (str(Path(__file__).with_name("scripts") / "light_digits.py"),)
+
 Start = Callable[..., Job]
+Finished = Callable[..., DigitsRun]
 
 
 @pytest.fixture(autouse=True)
@@ -51,14 +56,29 @@ def start() -> Iterator[Start]:
         job.kill()
 
 
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Runs of two workers that nothing happens to, each made once for all test processes: only read them."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def finish(epochs: int, framework: str, *options: str) -> DigitsRun:
+        folder = base / "-".join(["undisturbed", framework, str(epochs), *options])
+        run = DigitsRun(folder, epochs, *options, framework=framework)
+        with Path(f"{folder}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / "finished").exists():
+                run.finish(run.start(static(2), {"OMP_NUM_THREADS": "1"}))
+                (folder / "finished").touch()
+        return run
+
+    return finish
+
+
 @pytest.fixture(scope="session", params=["adamw", "sgd"])
-def undisturbed(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, DigitsRun]:
+def undisturbed(request: pytest.FixtureRequest, finished: Finished) -> tuple[str, DigitsRun]:
     """The optimizer, and a finished run of two workers that nothing happened to."""
-    run = DigitsRun(tmp_path_factory.mktemp("undisturbed"), 3, "--optimizer", request.param)
-    run.finish(run.start(static(2), {"OMP_NUM_THREADS": "1"}))
-    return request.param, run
+    return request.param, finished(3, "torch", "--optimizer", request.param)
 
 
 @pytest.fixture(scope="session", params=["torch", "tensorflow"])
@@ -68,11 +88,9 @@ def framework(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def undisturbed_run(framework: str, tmp_path_factory: pytest.TempPathFactory) -> DigitsRun:
+def undisturbed_run(framework: str, finished: Finished) -> DigitsRun:
     """A finished run of two workers, as long as those of `faults.FaultyRun`, that nothing happened to."""
-    run = DigitsRun(tmp_path_factory.mktemp("undisturbed"), EPOCHS, framework=framework)
-    run.finish(run.start(static(2), {"OMP_NUM_THREADS": "1"}))
-    return run
+    return finished(EPOCHS, framework)
 
 
 @pytest.fixture

@@ -37,9 +37,16 @@ class FaultyRun(DigitsRun):
         super().__init__(folder, epochs, *SLOW, *options, framework=framework, program=program)
         self.faults = {"FAULTS": "\n".join(faults), "FAULTS_STRUCK": str(folder / "struck")}
 
-    def begin(self, start: Callable[..., Job], *options: str, environ: dict[str, str] | None = None) -> Job:
-        """Start it under ``hvdrecover run``, with more options of that."""
-        return start(self, supervised(*options), {**self.faults, **(environ or {})})
+    def begin(
+        self,
+        start: Callable[..., Job],
+        *options: str,
+        standby: bool = False,
+        environ: dict[str, str] | None = None,
+    ) -> Job:
+        """Start it under ``hvdrecover run``, with more options of that; a standby costs as much as a rank."""
+        words = options if standby else ("--no-standby", *options)
+        return start(self, supervised(*words), {**self.faults, **(environ or {})})
 
     def events(self, *kinds: str) -> list[Event]:
         """The events of some kinds, in order of time."""

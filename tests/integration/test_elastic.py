@@ -8,7 +8,7 @@ import pytest
 
 from hvdrecover.examples.digits_run import DigitsRun, elastic
 from hvdrecover.launch.processes import kill
-from tests.integration.conftest import Start
+from tests.integration.conftest import LIGHT, Start
 from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once
 
 
@@ -32,7 +32,8 @@ def kill_one_rank(run: DigitsRun, rank: int, start: Start, hosts: Path) -> None:
 def test_the_other_rank_goes_on_when_one_is_killed(
     rank: int, start: Start, hosts: Path, tmp_path: Path
 ) -> None:
-    kill_one_rank(DigitsRun(tmp_path / "run", 3, *SLOW), rank, start, hosts)
+    program = LIGHT if rank == 1 else ()
+    kill_one_rank(DigitsRun(tmp_path / "run", 3, *SLOW, program=program), rank, start, hosts)
 
 
 def change_hosts(run: DigitsRun, start: Start, hosts: Path) -> None:
@@ -54,14 +55,14 @@ def change_hosts(run: DigitsRun, start: Start, hosts: Path) -> None:
 def test_a_host_that_joins_and_one_that_leaves_cost_no_step(
     start: Start, hosts: Path, tmp_path: Path
 ) -> None:
-    change_hosts(DigitsRun(tmp_path / "run", 5, "--step-seconds", "0.05"), start, hosts)
+    change_hosts(DigitsRun(tmp_path / "run", 5, "--step-seconds", "0.05", program=LIGHT), start, hosts)
 
 
 def test_all_hosts_replaced_at_once_the_durable_commit_carries_the_job_over(
     start: Start, hosts: Path, tmp_path: Path
 ) -> None:
     hosts.write_text("localhost:1\n")
-    run = DigitsRun(tmp_path / "run", 3, *SLOW)
+    run = DigitsRun(tmp_path / "run", 3, *SLOW, program=LIGHT)
     job = start(run, elastic(hosts, workers=1))
     run.wait_for(job, lambda batch: batch.commit >= 8)
     hosts.write_text("127.0.0.1:1\n")

@@ -107,7 +107,7 @@ def test_a_second_signal_ends_it_at_once(start: Start, tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_it_without_a_traceback(start: Start, tmp_path: Path) -> None:
     run = a_run(tmp_path)
-    job = run.begin(start)
+    job = run.begin(start, standby=True)
     run.wait_for(job, lambda batch: batch.commit >= 4)
     os.kill(job.pid, signal.SIGINT)
     assert job.wait(30) == 130
@@ -122,7 +122,7 @@ def test_no_process_outlives_its_launcher_and_the_next_start_resumes(
     victim: str, framework: str, start: Start, tmp_path: Path
 ) -> None:
     run = a_run(tmp_path, framework=framework)
-    job = run.begin(start)
+    job = run.begin(start, standby=True)
     run.wait_for(job, lambda batch: batch.commit >= 4)
     workers = job.processes()
     if victim == "supervisor":

@@ -36,7 +36,7 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
             "HVDRECOVER_CHECKPOINT": str(tmp_path / "root"),
             "HVDRECOVER_EVENTS": str(tmp_path / f"{name}.events"),
         }
-        jobs.append(Job([*supervised(*options), *words], tmp_path / f"{name}.log", folders))
+        jobs.append(Job([*supervised("--no-standby", *options), *words], tmp_path / f"{name}.log", folders))
         return jobs[-1]
 
     yield start

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.examples.digits_run import elastic, supervised
+from hvdrecover.examples.digits_run import DigitsRun, elastic, supervised
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
 from tests.integration.conftest import Start
-from tests.integration.faults import FaultyRun
+from tests.integration.faults import SLOW
 from tests.integration.test_endings import a_run, running, wait_until
 from tests.integration.test_kill_and_resume import assert_each_sample_once
 
@@ -46,7 +46,7 @@ def by_hand(folder: Path) -> list[str]:
     """A launcher: elastic ``horovodrun`` on one host, with guardians but no supervisor."""
     hosts = folder / "hosts"
     hosts.write_text("localhost:2\n")
-    return [*elastic(hosts), sys.executable, "-m", "hvdrecover", "worker", "--"]
+    return [*elastic(hosts), sys.executable, "-m", "hvdrecover", "worker", "--no-standby", "--"]
 
 
 def test_a_guardian_works_without_a_supervisor(start: Start, tmp_path: Path) -> None:
@@ -102,8 +102,8 @@ def test_sigquit_has_all_ranks_say_where_they_are_and_train_on(
 
 
 def test_a_waiting_standby_holds_neither_sockets_nor_loops_that_wake(start: Start, tmp_path: Path) -> None:
-    run = FaultyRun(tmp_path / "run", "torch", (), 10_000)
-    job = run.begin(start)
+    run = DigitsRun(tmp_path / "run", 10_000, *SLOW)  # with all that torch imports
+    job = start(run, supervised())
 
     def waiting() -> list[int]:
         standbys = running(job, "hvdrecover.launch.standby")

@@ -17,7 +17,7 @@ def test_slow_ranks_long_evaluations_and_long_phases_are_no_hangs(tmp_path: Path
     """Set SOAK=600 for ten minutes of it."""
     soak = os.environ.get("SOAK", "30")
     settings = {"SECONDS": soak, "LONG": str(TIMEOUT * 1.5), "HVDRECOVER_EVENTS": str(tmp_path / "events")}
-    command = [*supervised("--hang-timeout", str(TIMEOUT)), sys.executable, str(SCRIPT)]
+    command = [*supervised("--no-standby", "--hang-timeout", str(TIMEOUT)), sys.executable, str(SCRIPT)]
     job = Job(command, tmp_path / "log", {**settings, "OMP_NUM_THREADS": "1"})
     try:
         assert job.wait(float(soak) + 200) == 0, job.tail()

@@ -76,7 +76,7 @@ def test_a_job_that_is_killed_again_and_again_decides_and_writes_the_same(
     clean, run = Run(tmp_path / "clean"), Run(tmp_path / "run")
     jobs.append(clean.start(static(2)))
     assert jobs[-1].wait(PATIENCE) == 0, jobs[-1].tail()
-    jobs.append(run.start(supervised(), FAULTS))
+    jobs.append(run.start(supervised("--no-standby"), FAULTS))
     last = run.folder / FAULTS[-1].replace(" ", "-")
     deadline = time.monotonic() + PATIENCE
     while not last.exists():
@@ -84,7 +84,7 @@ def test_a_job_that_is_killed_again_and_again_decides_and_writes_the_same(
         assert time.monotonic() < deadline, jobs[-1].tail(60)
         time.sleep(0.05)
     jobs[-1].kill()
-    jobs.append(run.start(supervised(), FAULTS))
+    jobs.append(run.start(supervised("--no-standby"), FAULTS))
     assert jobs[-1].wait(PATIENCE) == 0, jobs[-1].tail(60)
     assert all((run.folder / fault.replace(" ", "-")).exists() for fault in FAULTS)
     expected, found = clean.outcome(), run.outcome()

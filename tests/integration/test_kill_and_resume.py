@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 
 from hvdrecover.examples.digits_run import TRAINING_SAMPLES, DigitsRun, elastic, static
 from hvdrecover.launch.job import Job
-from tests.integration.conftest import ONE_OPTIMIZER, Start
+from tests.integration.conftest import LIGHT, ONE_OPTIMIZER, Start
 
 SLOW = ("--step-seconds", "0.04")  # so that a kill comes where the test wants it
 
@@ -60,7 +61,8 @@ def test_resumed_twice_with_prefetching_loaders_it_is_bitwise_equal(
     undisturbed: tuple[str, DigitsRun], start: Start, tmp_path: Path
 ) -> None:
     optimizer, clean = undisturbed
-    run = DigitsRun(tmp_path, clean.epochs, "--optimizer", optimizer, "--loader-workers", "1", *SLOW)
+    options = ("--optimizer", optimizer, "--loader-workers", "1", *SLOW)
+    run = DigitsRun(tmp_path, clean.epochs, *options, program=LIGHT)
     kill_in_epoch(run, start(run, static(2)), epoch=0, commits=2)
     kill_in_epoch(run, start(run, static(2)), epoch=2, commits=1)
     run.finish(start(run, static(2)))
@@ -70,8 +72,12 @@ def test_resumed_twice_with_prefetching_loaders_it_is_bitwise_equal(
 
 
 @ONE_OPTIMIZER
-def test_a_finished_run_returns_at_once(undisturbed: tuple[str, DigitsRun], start: Start) -> None:
-    _, run = undisturbed
+def test_a_finished_run_returns_at_once(
+    undisturbed: tuple[str, DigitsRun], start: Start, tmp_path: Path
+) -> None:
+    optimizer, clean = undisturbed
+    shutil.copytree(clean.folder, tmp_path / "run")
+    run = DigitsRun(tmp_path / "run", clean.epochs, "--optimizer", optimizer)
     before = len(run.batches())
     weights = run.weights.read_bytes()
     run.finish(start(run, static(2)))
@@ -83,7 +89,7 @@ def test_a_finished_run_returns_at_once(undisturbed: tuple[str, DigitsRun], star
 def test_ctrl_c_leaves_nothing_that_a_later_start_trips_over(
     start: Start, hosts: Path, tmp_path: Path
 ) -> None:
-    run = DigitsRun(tmp_path / "run", 3, *SLOW)
+    run = DigitsRun(tmp_path / "run", 3, *SLOW, program=LIGHT)
     job = start(run, elastic(hosts))
     run.wait_for(job, lambda batch: batch.commit >= 4)
     for process in job.processes():  # a terminal sends SIGINT to all of the foreground

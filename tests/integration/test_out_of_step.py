@@ -172,7 +172,7 @@ def test_a_gradient_that_is_missing_on_one_rank_is_told_once_and_stalls_nobody(t
 def test_a_host_that_diverges_twice_is_reported(tmp_path: Path) -> None:
     fault = f'flip_twice_0 {EVERY}, "on_divergence": "heal"}}'
     hosts = ["-np", "3", "-H", "127.0.0.1:1,localhost:2"]
-    launcher = [str(Path(sys.executable).with_name("hvdrecover")), "run", *hosts, "--"]
+    launcher = [str(Path(sys.executable).with_name("hvdrecover")), "run", "--no-standby", *hosts, "--"]
     ((*found,),) = outcomes(launcher, 3, [fault], tmp_path)
     assert the_same(found)["error"] is None
     diverged = events(tmp_path, "diverged", rank=1)

@@ -80,7 +80,7 @@ def test_training_goes_on_through_an_outage_and_says_so_twice(
 def test_a_job_that_can_make_nothing_durable_for_too_long_ends_on_all_ranks(
     launch: Launch, mood: Path, tmp_path: Path, kind: str, trouble: str
 ) -> None:
-    launcher = static(2) if kind == "static" else supervised()
+    launcher = static(2) if kind == "static" else supervised("--no-standby")
     job = launch(launcher, HVDRECOVER_MAX_DURABLE_AGE="2", HVDRECOVER_EVENTS=str(tmp_path / "events"))
     here = wait_for(job, r"rank 0 durable g0001-c")
     mood.write_text(trouble)

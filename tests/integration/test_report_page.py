@@ -54,7 +54,7 @@ CONTRASTS = """
 def run(tmp_path_factory: pytest.TempPathFactory) -> FaultyRun:
     """A run of two ranks, of which one was killed."""
     run = FaultyRun(tmp_path_factory.mktemp("run"), "torch", epochs=3)
-    job = run.start(supervised(), {"OMP_NUM_THREADS": "1", **run.faults})
+    job = run.start(supervised("--no-standby"), {"OMP_NUM_THREADS": "1", **run.faults})
     try:
         run.wait_for(job, lambda batch: batch.commit >= KILLED_AT)
         generation = max(run.generations())

@@ -11,7 +11,7 @@ from hvdrecover.examples.digits_run import supervised
 from hvdrecover.launch.job import Job
 
 SCRIPT = Path(__file__).with_name("scripts") / "evaluation.py"
-OPTIONS = ("--hang-timeout", "10", "--max-restarts", "0")
+OPTIONS = ("--no-standby", "--hang-timeout", "10", "--max-restarts", "0")
 BUSY = 8.0  # the other waits for 3 s, and Horovod takes up to 3 s more to notice
 
 

@@ -1,6 +1,6 @@
 """The ways in which Horovod's elastic TensorFlow API fails (DESIGN section 6), and that ours does not.
 
-Each is tried with Horovod's own classes too: where they should stop failing one day, we want to know.
+With LONG=1, Horovod's own classes are tried, too: when those of a later version work, we want to know.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 
 from hvdrecover.examples.digits_run import PATIENCE, elastic, static
 from hvdrecover.launch.job import Job
+from tests.integration.conftest import LONG
 
 SCRIPT = Path(__file__).with_name("scripts") / "tensorflow_failures.py"
 Reports = list[dict[str, Any]]
@@ -32,7 +33,7 @@ def run(side: str, launcher: list[str], folder: Path, *case: str) -> tuple[int, 
     return code, [json.loads(line) for line in re.findall(r"report (\{.*\})", log)], log
 
 
-@pytest.fixture(scope="module", params=["hvdrecover", "horovod"])
+@pytest.fixture(scope="module", params=["hvdrecover", pytest.param("horovod", marks=LONG)])
 def undisturbed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[bool, Callable[[str], Reports]]:
@@ -89,6 +90,7 @@ def test_a_lost_peer_is_recognised_whichever_collective_it_breaks(
     assert code == 0
 
 
+@LONG
 def test_horovods_own_run_returns_none_when_a_grouped_allreduce_fails(hosts: Path, tmp_path: Path) -> None:
     _, reports, _ = run("horovod", elastic(hosts), tmp_path, "lost", "grouped_allreduce", str(tmp_path))
     assert (tmp_path / "killed").exists()

@@ -15,12 +15,12 @@ import pytest
 from hvdrecover.config import PREEMPTED
 from hvdrecover.drill.lab.hosts import INTERFACE, Host
 from hvdrecover.drill.lab.lab import Lab
-from hvdrecover.examples.digits_run import TRAINING_SAMPLES, DigitsRun
+from hvdrecover.examples.digits_run import TRAINING_SAMPLES
 from hvdrecover.examples.ledger import Batch
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
 from tests.integration.conftest import TENSORFLOW_IF_LONG, Start
-from tests.integration.faults import wait_until_all_train
+from tests.integration.faults import FaultyRun, wait_until_all_train
 from tests.integration.test_endings import running, wait_until
 from tests.integration.test_guardians import SECRET, assert_private
 
@@ -39,7 +39,7 @@ class JobInLab:
 
     def __init__(self, lab: Lab, folder: Path, framework: str, start: Start) -> None:
         self.lab = lab
-        self.run = DigitsRun(folder / "run", EPOCHS, "--step-seconds", "0.04", framework=framework)
+        self.run = FaultyRun(folder / "run", framework, (), EPOCHS, "--step-seconds", "0.04")
         self._listing = folder / "hosts"
         self._start = start
         self.list(*lab.hosts)
@@ -53,10 +53,10 @@ class JobInLab:
 
     def begin(self) -> Job:
         """Start it, or start it again."""
-        command = [sys.executable, "-m", "hvdrecover", "run", "-np", "3"]
+        command = [sys.executable, "-m", "hvdrecover", "run", "-np", "3", "--no-standby"]
         command += ["--discover", f"file {self._listing}", "--network-interface", INTERFACE]
         command += ["-i", os.fspath(self.lab.key), "--blacklist-cooldown-range", "1", "60", "--"]
-        environ = {"OMP_NUM_THREADS": "1", "AWS_SECRET_ACCESS_KEY": SECRET}
+        environ = {"OMP_NUM_THREADS": "1", "AWS_SECRET_ACCESS_KEY": SECRET, **self.run.faults}
         self.job = self._start(self.run, self.lab.hosts[0].command(command), environ)
         return self.job
 

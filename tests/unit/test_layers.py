@@ -1,6 +1,7 @@
 """DESIGN section 2: imports point downward only."""
 
 import ast
+import functools
 import importlib
 import subprocess
 import sys
@@ -53,12 +54,18 @@ def topic(module):
     return module.split("/")[0].removesuffix(".py")
 
 
+@functools.cache
 def tree(module):
     return ast.parse((PACKAGE / module).read_text())
 
 
+@functools.cache
 def imports(module):
     """Absolute names of all that a module imports, also inside functions."""
+    return tuple(_imports(module))
+
+
+def _imports(module):
     for node in ast.walk(tree(module)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -68,6 +75,7 @@ def imports(module):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+@functools.cache
 def topics_imported_by(module):
     """The topics of hvdrecover that a module imports."""
     topics = {topic(other) for other in MODULES}

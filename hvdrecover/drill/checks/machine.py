@@ -16,7 +16,7 @@ from hvdrecover.drill.checks.differences import some
 from hvdrecover.drill.checks.rules import Finding
 from hvdrecover.launch import processes
 
-_FILES = 6  # open files that may come and go with a standby
+_FILES = 8  # open files that may come and go with a standby: most of them while it is started
 _MEMORY = 1.25  # by which factor a process may grow until it counts as growing
 _SHARED = "/dev/shm/"
 _LEAST = 6  # sizes of a process that tell whether it grows

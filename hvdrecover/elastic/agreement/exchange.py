@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import numpy as np
-
 from hvdrecover.elastic.interfaces import World
 
 
@@ -18,8 +16,4 @@ def gather_json(world: World, value: Any, name: str) -> list[Any]:
         value: this rank's, of what JSON can hold.
         name: of the collective.
     """
-    text = json.dumps(value).encode()
-    lengths = world.allgather([len(text)], f"{name}.length")[:, 0]
-    padded = text.ljust(-(-int(lengths.max()) // 8) * 8)
-    table = world.allgather(np.frombuffer(padded, dtype=np.int64).tolist(), name)
-    return [json.loads(row.tobytes()[:length]) for row, length in zip(table, lengths, strict=True)]
+    return [json.loads(text) for text in world.gather(json.dumps(value).encode(), name)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.data.order import SampleOrder
 from hvdrecover.elastic.commits.copier import Copier, Part, rebuild
+from hvdrecover.elastic.commits.own import Shares
+from hvdrecover.elastic.commits.per_rank import PerRank
 from hvdrecover.elastic.interfaces import Framework, HiddenAttribute
 from hvdrecover.errors import ConfigError, CorruptCheckpointError, MismatchError
 
@@ -25,22 +27,26 @@ class Present:
     Attributes:
         parts: by attribute name, all but the samplers; with what is kept beside the attributes.
         cursors: the samplers' cursors by attribute name, as JSON.
+        own: the states of the ranks' own; those of attributes are among the parts as well.
     """
 
     parts: Mapping[str, Part]
     cursors: dict[str, Json]
+    own: Mapping[str, Shares]
 
     def state(self) -> dict[str, Json]:
-        """``attributes`` and ``samplers`` as a commit keeps them."""
+        """A commit's ``attributes`` and ``samplers``, and of how many ranks it has what is their ``own``."""
         attributes = {name: part.outline.structure for name, part in self.parts.items()}
-        return {"attributes": attributes, "samplers": self.cursors}
+        own = {"own": {name: shares.ranks for name, shares in self.own.items()}} if self.own else {}
+        return {"attributes": attributes, "samplers": self.cursors, **own}
 
 
 class Contents:
     """The tracked attributes of one State.
 
     Components (models, optimizers, whatever has ``state_dict`` and ``load_state_dict``) are loaded in place.
-    Samplers give their cursor. All else is a plain object, which is replaced by a copy.
+    Samplers give their cursor. Of a `PerRank`, a commit holds a dict of the ranks' states by rank; see
+    `hvdrecover.elastic.commits.own`. All else is a plain object, which is replaced by a copy.
 
     Args:
         framework: the adapter.
@@ -51,6 +57,7 @@ class Contents:
 
     Attributes:
         values: attribute name to value.
+        per_rank: those among them that are each rank's own.
         on_record: called when a sampler's batch is recorded; see there, too.
 
     Raises:
@@ -70,6 +77,7 @@ class Contents:
         self._on_iterate = on_iterate
         self.on_record: Callable[[SampleOrder, int], None] | None = None
         self.values: dict[str, Any] = {}
+        self.per_rank: dict[str, PerRank] = {}
         self._hidden: dict[str, HiddenAttribute] = dict(hidden or {})
         for name, value in values.items():
             if name in reserved or name.startswith("_") or not _NAME.fullmatch(name):
@@ -79,8 +87,18 @@ class Contents:
             self.put(name, value)
 
     def put(self, name: str, value: Any) -> None:
-        """Set an attribute."""
+        """Set an attribute.
+
+        Raises:
+            ConfigError: it would replace a `PerRank` by a value that ranks have in common.
+        """
+        if name in self.per_rank and not isinstance(value, PerRank):
+            raise ConfigError(f"state.{name}", f"it is each rank's own; assign to state.{name}.value")
+        self.per_rank.pop(name, None)
         self.values[name] = value
+        if isinstance(value, PerRank):
+            self.per_rank[name] = value
+            value.on_iterate = self._on_iterate
         if is_sampler(value):
             value.order.on_iterate = self._on_iterate
             value.order.on_record = self._recorded
@@ -109,11 +127,15 @@ class Contents:
         return {name: set(self._framework.rank_local(each)) for name, each in self.components().items()}
 
     def positions(self) -> dict[str, tuple[int, int]]:
-        """Each sampler's epoch and cursor."""
-        return {name: (order.epoch, order.done) for name, order in self.orders.items()}
+        """Each sampler's epoch and cursor; and how much was taken of what is this rank's own."""
+        samplers = {name: (order.epoch, order.done) for name, order in self.orders.items()}
+        return {**samplers, **{name: (0, each.taken) for name, each in self.per_rank.items()}}
 
-    def take_apart(self) -> Present:
+    def take_apart(self, own: Mapping[str, Shares]) -> Present:
         """See what is there to be copied.
+
+        Args:
+            own: the states of the ranks' own; what is not among them is left out.
 
         Raises:
             StateError: something that can't be part of a commit.
@@ -121,11 +143,12 @@ class Contents:
         trees = {
             name: self._framework.tree(value) if self._framework.is_component(value) else value
             for name, value in self.values.items()
-            if not is_sampler(value)
+            if not is_sampler(value) and name not in self.per_rank
         }
+        trees |= {name: dict(own[name].states) for name in self.per_rank if name in own}
         trees |= {name: tree for name, part in self._hidden.items() if (tree := part.tree()) is not None}
         cursors = {name: order.state_dict() for name, order in self.orders.items()}
-        return Present(self._copier.take_apart(trees), cursors)
+        return Present(self._copier.take_apart(trees), cursors, own)
 
     def copy(self, present: Present, reuse: Mapping[str, Arena]) -> dict[str, Arena]:
         """Copy all tensors; see `hvdrecover.elastic.commits.copier.Copier.copy`."""
@@ -165,9 +188,11 @@ class Contents:
         """
         try:
             owned = {name for name in self.values if not give and self._keeps(name)}
+            structures, ranks = dict(state["attributes"]), set(state.get("own", ()))
             trees = {
                 name: rebuild(self._framework, structure, arenas.get(name), own=name in owned)
-                for name, structure in state["attributes"].items()
+                for name, structure in structures.items()
+                if name not in ranks
             }
             cursors = dict(state["samplers"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -177,7 +202,8 @@ class Contents:
         hidden = {name: trees.pop(name, None) for name in self._hidden}
         fitting, misfits = self._fit_trees(trees)
         places, misplaced = self._fit_cursors(cursors)
-        differences = sorted([*self._missing({*trees, *cursors}), *misfits, *misplaced])
+        missing = self._missing({*structures, *cursors} - self._hidden.keys())
+        differences = sorted([*missing, *self._misowned(structures, ranks), *misfits, *misplaced])
         if strict and differences:
             raise MismatchError(where, differences)
         try:
@@ -199,10 +225,19 @@ class Contents:
             *(f"{name}: an attribute of this state, but not in the commit" for name in mine - stored),
         ]
 
+    def _misowned(self, stored: Collection[str], own: Collection[str]) -> list[str]:
+        """Return a line for each attribute that is each rank's own here or in the commit, and not in both."""
+        kinds = {True: "one for each rank", False: "one for all ranks"}
+        return [
+            f"{name}: {kinds[name in own]} in the commit, {kinds[name in self.per_rank]} in this state"
+            for name in stored
+            if name in self.values and (name in own) != (name in self.per_rank)
+        ]
+
     def _fit_trees(self, trees: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         fitting: dict[str, Any] = {}
         differences: list[str] = []
-        for name in [name for name in self.values if name in trees]:
+        for name in [name for name in self.values if name in trees and name not in self.per_rank]:
             value, tree = self.values[name], trees[name]
             stateful = self._framework.is_component(value)
             if is_sampler(value) or (stateful and tree is None):

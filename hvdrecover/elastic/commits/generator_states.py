@@ -14,8 +14,17 @@ import numpy as np
 _ENDS = {("MT19937", "pos"): 624, ("Philox", "buffer_pos"): 4}  # the last place in a generator's buffer
 
 
+def python() -> Any:
+    """The state of Python's global generator, its 625 words as an array: JSON takes it at every commit."""
+    version, words, gauss = random.getstate()
+    return version, np.array(words, dtype=np.uint32), gauss
+
+
 def set_python(state: Any) -> None:
     """Set Python's global generator.
+
+    Args:
+        state: what `python` or ``random.getstate()`` gave.
 
     Raises:
         ValueError: this is not a state of it.
@@ -23,7 +32,8 @@ def set_python(state: Any) -> None:
     try:
         if state[2] is not None and type(state[2]) is not float:  # the other half of a pair of gauss()
             raise ValueError(f"Python's generator has no such state: {state[2]!r}")
-        random.setstate(state)
+        words = state[1].tolist() if isinstance(state[1], np.ndarray) else state[1]
+        random.setstate((state[0], tuple(words), state[2]))
     except (TypeError, OverflowError, LookupError) as error:
         raise ValueError(f"Python's generator has no such state: {error}") from error
 

@@ -89,7 +89,7 @@ def load(
     structures, cursors = parts.attributes(snapshot.state, where), parts.samplers(snapshot.state, where)
     chosen = {name: structures[name] for name in wanted if name in structures}
     contents = Contents(framework, wanted, set())
-    state = {"attributes": chosen, "samplers": {}}
+    state = {"attributes": chosen, "samplers": {}, "own": snapshot.state.get("own", {})}
     for arena in snapshot.arenas.values():
         arena.show_to_children()  # a component may keep the memory from now on
     differences = contents.load(state, snapshot.arenas, where, strict=strict, give=True)

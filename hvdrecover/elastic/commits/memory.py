@@ -10,7 +10,7 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.elastic.commits.arenas import Arenas
 from hvdrecover.elastic.commits.contents import Contents, Present
-from hvdrecover.elastic.commits.randomness import Generators
+from hvdrecover.elastic.commits.own import RANDOM, Own, Shares
 from hvdrecover.errors import HvdrecoverError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class Memory:
 
     Args:
         contents: the attributes.
-        random: the random streams.
+        own: the states that ranks have of their own.
         kept: what else is part of each commit.
         place: this rank's place in the job.
         versions: of the framework, Horovod and hvdrecover.
@@ -40,14 +40,15 @@ class Memory:
     def __init__(
         self,
         contents: Contents,
-        random: Generators,
+        own: Own,
         kept: Sequence[Kept],
         place: Place,
         versions: dict[str, str],
         dataset: dict[str, Any] | None = None,
     ) -> None:
         self._contents = contents
-        self._random = random
+        self._own = own
+        self._random = own.random
         self._kept = kept
         self._place = place
         self._versions = versions
@@ -79,7 +80,7 @@ class Memory:
         """
         # Counted from the last attempt: the other ranks count one that was interrupted here as well.
         commit = CommitId(self.attempt.generation, self.attempt.commit + 1)
-        present = self._contents.take_apart()
+        present = self._present()
         unchanged = self._is_unchanged(present)
         if not unchanged:
             self._random.number += 1
@@ -108,8 +109,8 @@ class Memory:
             finished: whether the training function has returned.
             unchanged: whether the newest commit has the same tensors, so that none has to be copied.
         """
-        present = present or self._contents.take_apart()
-        random = self._random.capture(self._place.rank)
+        present = present or self._present()
+        random = self._random.capture(present.own.get(RANDOM, Shares(0)).states)
         self.attempt, self.objection = commit, None
         if unchanged and self.newest is not None:
             arenas = dict(self.newest.arenas)
@@ -138,7 +139,7 @@ class Memory:
             self.newest = replace(self.newest, finished=finished)
 
     def load(self, snapshot: Snapshot, where: str, *, strict: bool) -> list[str]:
-        """Load a commit into the attributes and all else that it holds.
+        """Load a commit into the attributes and all else that ranks have in common.
 
         Args:
             snapshot: the commit.
@@ -158,8 +159,22 @@ class Memory:
         self._mark()
         if self._place.joined:
             self._contents.place(self._place.rank, self._place.size)
-            self.resume_streams(snapshot)
         return differences
+
+    def resume(self, snapshot: Snapshot, *, load: bool = True) -> None:
+        """Go to what this rank has of its own at a commit, and to its random streams.
+
+        Args:
+            snapshot: the commit.
+            load: whether values are loaded; if not, they are at the commit already.
+
+        Raises:
+            PerRankError: the commit's are of other ranks.
+        """
+        self._own.resume(snapshot, self._place.rank, self._place.size, load=load)
+        if self._place.joined:
+            self.resume_streams(snapshot)
+        self._mark()
 
     def resume_streams(self, snapshot: Snapshot) -> None:
         """Go to the random streams that began at a commit."""
@@ -168,6 +183,9 @@ class Memory:
     def is_at_commit(self) -> bool:
         """Return whether no sampler has moved since the newest commit."""
         return self.newest is not None and self._contents.positions() == self._positions
+
+    def _present(self) -> Present:
+        return self._contents.take_apart(self._own.capture(self._place.rank, self._place.size))
 
     def _mark(self) -> None:
         """Note where the samplers are at the newest commit."""

@@ -16,8 +16,7 @@ from typing import Literal
 
 from hvdrecover.checkpoint import values
 from hvdrecover.checkpoint.values import Json
-from hvdrecover.elastic.agreement.exchange import gather_json
-from hvdrecover.elastic.interfaces import Framework, World
+from hvdrecover.elastic.interfaces import Framework
 from hvdrecover.errors import ConfigError, CorruptCheckpointError
 
 Randomness = Literal["reseed", "store"]
@@ -50,6 +49,7 @@ class Generators:
     Attributes:
         seed: the run's seed.
         number: the number of the present stream.
+        stored: whether each rank's states are part of a commit.
     """
 
     def __init__(self, framework: Framework, mode: Randomness) -> None:
@@ -58,8 +58,7 @@ class Generators:
                 "rng", f"'{mode}' is not a way to treat random generators; use 'reseed' or 'store'"
             )
         self._framework = framework
-        self._store = mode == "store"
-        self._gathered: dict[str, Json] = {}
+        self.stored = mode == "store"
         self.seed = 0
         self.number = 0
 
@@ -67,26 +66,18 @@ class Generators:
         """Take the run's seed from the global generator of this rank."""
         self.seed = self._framework.draw_seed()
 
-    def gather(self, world: World) -> None:
-        """Before a commit that may become durable: learn the states of all ranks."""
-        if self._store:
-            states = gather_json(world, self._states(), "hvdrecover.generators")
-            self._gathered = {str(rank): state for rank, state in enumerate(states)}
+    def states(self) -> Json:
+        """The states of this rank's generators."""
+        return values.encode(self._framework.generators(), "rng")
 
-    def capture(self, rank: int) -> dict[str, Json]:
-        """Return what a commit keeps: the run's seed, and the states by rank as far as they are known."""
-        states = {**self._gathered, str(rank): self._states()} if self._store else {}
-        self._gathered = {}
-        return {"seed": self.seed, "stream": self.number, "states": states}
-
-    def kept(self, sent: Mapping[str, Json], rank: int) -> dict[str, Json]:
-        """A commit that another rank has sent, and that this one held itself: it keeps its own streams."""
-        states = {**sent["states"], str(rank): self._states()} if self._store else {}
-        return {**sent, "states": states}
+    def capture(self, states: Mapping[int, Json]) -> dict[str, Json]:
+        """Return what a commit keeps: the run's seed, and the states by rank."""
+        known = {str(rank): state for rank, state in states.items()}
+        return {"seed": self.seed, "stream": self.number, "states": known}
 
     def committed(self, kept: Mapping[str, Json], commit: int, rank: int) -> None:
         """After a commit: begin its stream."""
-        if not self._store:
+        if not self.stored:
             self.resume(kept, commit, rank)
 
     def resume(self, kept: Mapping[str, Json], commit: int, rank: int) -> None:
@@ -97,7 +88,7 @@ class Generators:
         """
         try:
             self.seed, self.number = int(kept["seed"]), int(kept.get("stream", commit))
-            state = kept["states"].get(str(rank)) if self._store else None
+            state = kept["states"].get(str(rank)) if self.stored else None
             if state is None:
                 self._framework.seed(stream(self.seed, self.number, rank))
             else:
@@ -106,6 +97,3 @@ class Generators:
             raise CorruptCheckpointError(
                 f"commit {commit}", f"its random streams can't be set: {error!r}"
             ) from error
-
-    def _states(self) -> Json:
-        return values.encode(self._framework.generators(), "rng")

@@ -111,4 +111,6 @@ before(transfer, "_anybody_lacks", "agree")
 
 framework = sys.argv.pop(1)
 strike("start", -1, 0)
+if framework == "torch":
+    importlib.import_module("without_dynamo")
 importlib.import_module(f"hvdrecover.examples.{framework}_digits").main()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import horovod.torch as hvd
 import torch
+import without_dynamo  # noqa: F401
 
 import hvdrecover.torch as recover
 

@@ -57,11 +57,13 @@ def test_a_rank_lost_right_after_any_collective(action: Action, rank: int) -> No
         assert FakeJob(Training(), RANKS, [fault]).results() == expected, nth
 
 
+@pytest.mark.parametrize("action", ["kill", "kill_after", "cut"])
 @pytest.mark.parametrize("rank", range(RANKS))
-def test_the_users_own_streams_when_no_rank_is_lost(rank: int) -> None:
+def test_the_users_own_streams_when_a_rank_is_lost_at_any_collective(action: Action, rank: int) -> None:
     expected = undisturbed(rng="store")
-    for nth in (1, 3, 5):  # not right before a commit, which the other rank would then have alone
-        fault = fail_at(rank, "gradient", nth, action="cut")
+    replacement: Replacement = "none" if action == "cut" else "in_place"
+    for nth in range(1, visits(Training(rng="store")) + (action == "kill")):
+        fault = fail_at(rank, "", nth, action=action, replacement=replacement)
         assert FakeJob(Training(rng="store"), RANKS, [fault]).results() == expected, nth
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,10 @@ def as_before() -> Any:
     np.random.set_state(mine)
 
 
-def test_a_state_goes_on_where_it_was() -> None:
+@pytest.mark.parametrize("take", [generator_states.python, random.getstate])  # older commits have the latter
+def test_a_state_goes_on_where_it_was(take: Callable[[], Any]) -> None:
     random.gauss(0, 1)
-    python, mine = random.getstate(), np.random.get_state(legacy=False)
+    python, mine = take(), np.random.get_state(legacy=False)
     drawn = random.random(), np.random.normal()
     generator_states.set_python(python)
     generator_states.set_numpy(mine)

@@ -10,6 +10,7 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.elastic.commits.contents import Contents
 from hvdrecover.elastic.commits.memory import Memory
+from hvdrecover.elastic.commits.own import Own
 from hvdrecover.elastic.commits.randomness import Generators
 from hvdrecover.elastic.context import Place
 from tests.fakes.framework import FakeFramework
@@ -21,8 +22,9 @@ class Training:
 
     def __init__(self) -> None:
         self.contents = Contents(FakeFramework(), {"w": np.zeros(3)}, set())
+        own = Own(FakeFramework(), {}, Generators(FakeFramework(), "reseed"))
         place = Place(FakeWorld(FakeJob(lambda world: None, 1), 0.0, newcomer=False))
-        self.memory = Memory(self.contents, Generators(FakeFramework(), "reseed"), (), place, {})
+        self.memory = Memory(self.contents, own, (), place, {})
         self.number = 0
 
     def commit(self, in_flight: Snapshot | None = None) -> Snapshot:

@@ -200,7 +200,7 @@ def test_a_commit_that_differs_is_not_made_durable(roots: FakeRoots) -> None:
     assert on_ranks(1, resumed) == [0.0]
 
 
-@pytest.mark.parametrize("collective", ["ballots", "tensors", "found.length", "6", "48"])
+@pytest.mark.parametrize("collective", ["ballots", "tensors", "found", "6", "48"])
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_rank_that_is_lost_meanwhile_costs_nothing_else(collective: str, victim: int) -> None:
     def body(process: Process) -> Any:

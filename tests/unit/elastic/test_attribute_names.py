@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.elastic.names import divide
+from hvdrecover.elastic.attributes import divide
 from hvdrecover.elastic.run import run
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import ConfigError
