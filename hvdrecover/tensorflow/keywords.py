@@ -29,7 +29,7 @@ def taking_what(horovods: Callable[..., Any], function: Callable[..., Result]) -
     """
     signature = inspect.signature(horovods)
 
-    @tf.autograph.experimental.do_not_convert
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Result:
         given = signature.bind(*args, **kwargs)
@@ -37,7 +37,7 @@ def taking_what(horovods: Callable[..., Any], function: Callable[..., Result]) -
         return function(**given.arguments)
 
     wrapper.__name__ = wrapper.__qualname__ = horovods.__name__
-    wrapper.__signature__ = signature  # type: ignore[attr-defined]
+    wrapper.__signature__ = signature
     taking: Callable[..., Result] = wrapper
     return taking
 

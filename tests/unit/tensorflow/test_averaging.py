@@ -148,7 +148,7 @@ def test_the_name_of_a_collective_does_not_depend_on_what_the_process_has_made_b
         model = keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(2)])
         model.build((None, 2))
         variables = model.trainable_variables
-        return _name(variables)
+        return _name(None, variables)
 
     assert name() == name()
     other = tf.Variable(np.zeros(5, np.float32))
