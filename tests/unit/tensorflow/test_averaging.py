@@ -152,4 +152,4 @@ def test_the_name_of_a_collective_does_not_depend_on_what_the_process_has_made_b
 
     assert name() == name()
     other = tf.Variable(np.zeros(5, np.float32))
-    assert _name([other]) != name()
+    assert _name(None, [other]) != name()
