@@ -12,7 +12,13 @@ from hvdrecover.elastic.run import run
 from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError, PerRankError
 from hvdrecover.heartbeat import heartbeat
 from hvdrecover.stand_in import standing_in as _standing_in
-from hvdrecover.tensorflow.averaging import DistributedGradientTape
+from hvdrecover.tensorflow import elastic as elastic
+from hvdrecover.tensorflow.averaging import DistributedGradientTape, PartialDistributedGradientTape
+from hvdrecover.tensorflow.broadcasting import (
+    BroadcastGlobalVariablesHook,
+    broadcast_,
+    broadcast_variables,
+)
 from hvdrecover.tensorflow.dataset import ElasticDataset, elastic_dataset
 from hvdrecover.tensorflow.keras_callbacks import callbacks
 from hvdrecover.tensorflow.loading import load
@@ -20,9 +26,11 @@ from hvdrecover.tensorflow.optimizer import DistributedOptimizer
 from hvdrecover.tensorflow.per_rank import PerRank
 from hvdrecover.tensorflow.shards import check_shards
 from hvdrecover.tensorflow.state import TensorFlowKerasState, TensorFlowState
+from hvdrecover.tensorflow.sync_batch_norm import SyncBatchNormalization
 
 __all__ = [
     "Best",
+    "BroadcastGlobalVariablesHook",
     "Checkpoint",
     "DataChangedError",
     "DistributedGradientTape",
@@ -34,10 +42,14 @@ __all__ = [
     "Loaded",
     "NumericsError",
     "OutOfStepError",
+    "PartialDistributedGradientTape",
     "PerRank",
     "PerRankError",
+    "SyncBatchNormalization",
     "TensorFlowKerasState",
     "TensorFlowState",
+    "broadcast_",
+    "broadcast_variables",
     "callbacks",
     "check_shards",
     "elastic_dataset",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -17,6 +17,7 @@ from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow import steps, xla
 from hvdrecover.tensorflow.blank_gradients import Blank, sent
 from hvdrecover.tensorflow.check_numerics import stop_at
+from hvdrecover.tensorflow.keywords import Layers, taking_what, weights_of
 from hvdrecover.tensorflow.missing_gradients import KEEPING_OPS, Presence
 from hvdrecover.tensorflow.own_gradients import Gradient, own
 from hvdrecover.tensorflow.variables import Variable, counter, is_variable, raw, without_numbers
@@ -26,7 +27,7 @@ Groups = int | Sequence[Sequence[Variable]] | None
 
 @dataclass(frozen=True)
 class Reduction:
-    """The reduction of gradients.
+    """The reduction of gradients; the attributes are keywords of Horovod's, of the same meaning.
 
     All that is dense and of one dtype is reduced as one group, unless ``groups`` says otherwise: the sums are
     then made in the same order in each run, so that a resumed one is equal to the last bit. Sparse gradients
@@ -34,12 +35,20 @@ class Reduction:
 
     Attributes:
         op: ``hvd.Average``, ``hvd.Sum``, ….
-        compression: of ``hvd.Compression``.
-        prescale: factor before the sum.
-        postscale: factor after it.
+        compression: of ``hvd.Compression``; ``hvd.Compression.fp16`` sends half of the bytes.
+        gradient_predivide_factor: divides gradients before the sum; what comes after the sum makes up for it.
         groups: a number of groups of about equal size, or a list of groups of variables, with all others as a
             group of their own; None for one group.
         sparse_as_dense: make sparse gradients dense first.
+        device_dense: the device for collectives of dense gradients; ``""`` leaves it to TensorFlow.
+        device_sparse: the device for those of sparse gradients.
+        name: begins the names of collectives.
+        scale_local_gradients: divide gradients of local variables by the number of ranks.
+        local: variables whose gradients each rank keeps for itself, by their identity.
+
+    Args:
+        num_groups: ``groups``, if that is None.
+        process_set: must be of all ranks.
 
     Raises:
         ConfigError: a value that can't be.
@@ -47,12 +56,20 @@ class Reduction:
 
     op: Any = hvd.Average
     compression: Any = hvd.Compression.none
-    prescale: float = 1.0
-    postscale: float = 1.0
+    gradient_predivide_factor: float = 1.0
     groups: Groups = None
     sparse_as_dense: bool = False
+    device_dense: str = ""
+    device_sparse: str = ""
+    name: str | None = None
+    scale_local_gradients: bool = True
+    num_groups: InitVar[int] = 0
+    process_set: InitVar[Any] = hvd.global_process_set
+    local: dict[int, Variable] = field(default_factory=dict, init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, num_groups: int, process_set: Any) -> None:
+        if self.groups is None and num_groups:
+            object.__setattr__(self, "groups", num_groups)
         if isinstance(self.groups, int):
             if self.groups < 1:
                 raise ConfigError("groups", f"{self.groups} is not a number of groups from 1 on")
@@ -60,6 +77,25 @@ class Reduction:
             is_variable(variable) for group in self.groups for variable in group
         ):
             raise ConfigError("groups", "it is neither a number nor a list of lists of variables")
+        if self.gradient_predivide_factor != 1.0 and self.op != hvd.Average:
+            raise ConfigError(
+                "gradient_predivide_factor",
+                "it divides what is averaged; pass op=hvd.Average, or leave it out",
+            )
+        if process_set.process_set_id != 0:
+            raise ConfigError(
+                "process_set",
+                "gradients are reduced over all ranks, as all recover together; for some of them call "
+                "hvd.grouped_allreduce(gradients, process_set=...) in a loop of your own",
+            )
+
+    def keep_local(self, variables: Sequence[Variable]) -> None:
+        """Leave the gradients of variables to each rank."""
+        self.local.update((id(raw(variable)), variable) for variable in variables)
+
+    def is_local(self, variable: Variable) -> bool:
+        """Return whether each rank keeps a variable's gradient for itself."""
+        return id(raw(variable)) in self.local
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # it would take seconds
     def __call__(self, gradients: Sequence[Gradient], variables: Sequence[Variable]) -> list[Gradient]:
@@ -76,13 +112,25 @@ class Reduction:
                 error of TensorFlow's.
         """
         given = [self._dense(gradient) for gradient in gradients]
+        shared = [place for place, variable in enumerate(variables) if not self.is_local(variable)]
+        result = [self._alone(gradient) for gradient in given] if self.local else given
+        averaged = self._shared([given[place] for place in shared], [variables[place] for place in shared])
+        for place, gradient in zip(shared, averaged, strict=True):
+            result[place] = gradient
+        return result
+
+    def _shared(self, given: list[Gradient], variables: Sequence[Variable]) -> list[Gradient]:
+        """Reduce gradients of variables that all ranks have in common."""
         if not given:
             return given
         own.note(given, variables)
         reducing = steps.Reducing(given)
         if hvd.size() == 1 and not config.read().elastic:
-            factor = self.prescale * self.postscale
-            return reducing.done([each if each is None else _times(each, factor) for each in given])
+            return reducing.done(given)
+        if self.op == hvd.Adasum and not hvd.mpi_enabled():
+            raise ConfigError(
+                "op", "Horovod has Adasum for MPI only, and elastic jobs run on Gloo; use op=hvd.Average"
+            )
         xla.refuse("Horovod's collectives")
         _refuse_strategies()
         with _Turn() as turn:
@@ -95,8 +143,14 @@ class Reduction:
         sparse = isinstance(gradient, tf.IndexedSlices)
         return tf.convert_to_tensor(gradient) if sparse and self.sparse_as_dense else gradient
 
+    def _alone(self, gradient: Gradient) -> Gradient:
+        """What a rank makes of a local variable's gradient."""
+        if gradient is None or not self.scale_local_gradients:
+            return gradient
+        return _divided(gradient)
+
     def _reduced(self, presence: Presence, variables: Sequence[Variable]) -> list[Gradient]:
-        name = _name(variables)
+        name = _name(self.name, variables)
         reduced = list(presence.filled)
         told: tf.Tensor | None = None
         for number, places in enumerate(self._groups_of(presence.filled, variables)):
@@ -111,8 +165,9 @@ class Reduction:
                 hvd.grouped_allreduce,
                 op=self.op,
                 compression=self.compression,
-                prescale_factor=self.prescale,
-                postscale_factor=self.postscale,
+                prescale_factor=1 / self.gradient_predivide_factor,
+                postscale_factor=self.gradient_predivide_factor,
+                device_dense=self.device_dense,
                 name=f"{name}_{number}",
                 ignore_name_scope=True,
             )
@@ -138,12 +193,9 @@ class Reduction:
             raise ConfigError(
                 "op", "sparse gradients can only be averaged or summed; pass sparse_as_dense=True"
             )
-        values = _gather(gradient.values, Blank(gradient.values.dtype, [1, *shape[1:]]), f"{name}_values")
-        indices = _gather(gradient.indices, Blank(gradient.indices.dtype, [1], 0), f"{name}_indices")
-        if self.op == hvd.Average:
-            values /= tf.cast(hvd.size_op(), values.dtype)  # as of when it runs, not as of when it was traced
-        slices = tf.IndexedSlices(values, indices, gradient.dense_shape)
-        return _times(slices, self.prescale * self.postscale)
+        with tf.device(self.device_sparse):
+            slices = _gathered(gradient, shape, name)
+        return _divided(slices) if self.op == hvd.Average else slices
 
     def _groups_of(self, gradients: Sequence[Gradient], variables: Sequence[Variable]) -> list[list[int]]:
         """The places of the dense gradients in groups, each of one dtype, as Horovod asks for."""
@@ -171,59 +223,82 @@ class Reduction:
         return list(by_dtype.values())
 
 
-class DistributedGradientTape:
-    """A ``tf.GradientTape`` whose gradients are averaged across the ranks.
+class Tape:
+    """A ``tf.GradientTape`` whose gradients are averaged across the ranks; see `DistributedGradientTape`."""
 
-    Use it in the place of the tape it is made of, before or after that has recorded::
-
-        with recover.DistributedGradientTape(tf.GradientTape()) as tape:
-            loss = ...
-        gradients = tape.gradient(loss, model.trainable_variables)
-
-    Args:
-        tape: the tape.
-        op: see `Reduction`, as all that follows.
-        compression: ``hvd.Compression.fp16`` sends half of the bytes.
-        prescale: factor before the sum.
-        postscale: factor after it.
-        groups: a number of groups, or lists of variables.
-        sparse_as_dense: make sparse gradients dense first.
-
-    Raises:
-        ConfigError: a value that can't be.
-    """
-
-    def __init__(
-        self,
-        tape: tf.GradientTape,
-        *,
-        op: Any = hvd.Average,
-        compression: Any = hvd.Compression.none,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        groups: Groups = None,
-        sparse_as_dense: bool = False,
-    ) -> None:
+    def __init__(self, tape: tf.GradientTape, reduction: Reduction) -> None:
         self._tape = tape
-        self._reduction = Reduction(op, compression, prescale, postscale, groups, sparse_as_dense)
+        self._reduction = reduction
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tape, name)
 
-    def __enter__(self) -> DistributedGradientTape:
+    def __enter__(self) -> Tape:
         self._tape.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._tape.__exit__(*error)
 
+    def register_local_source(self, source: Variable) -> None:
+        """Leave a variable's gradient to each rank."""
+        self._reduction.keep_local([source])
+
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def gradient(self, target: Any, sources: Any, *args: Any, **options: Any) -> Any:
-        """As ``tf.GradientTape.gradient``, averaged across the ranks; all ranks have to call it."""
-        gradients = self._tape.gradient(target, sources, *args, **options)
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
+        **options: Any,
+    ) -> Any:
+        """As ``tf.GradientTape.gradient``, averaged across the ranks; all ranks have to call it.
+
+        Args:
+            target: see there, as for the following.
+            sources: variables, in any structure.
+            output_gradients: see there.
+            use_generic_names: Horovod's; not used, as names never depend on what the process did before.
+            options: see there.
+        """
+        gradients = self._tape.gradient(target, sources, output_gradients, **options)
         flat = _flat(sources)
         reduced = self._reduction(_flat(gradients), flat)
         return tf.nest.pack_sequence_as(sources, reduced)
+
+    def get_local_and_global_gradients(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
+    ) -> tuple[list[tuple[Variable, Gradient]], list[tuple[Variable, Gradient]]]:
+        """Return pairs of a source and its gradient: those that are this rank's own, and all others."""
+        gradients = self.gradient(target, sources, output_gradients, use_generic_names)
+        pairs = list(zip(sources, gradients, strict=True))
+        local = [pair for pair in pairs if self._reduction.is_local(pair[0])]
+        return local, [pair for pair in pairs if not self._reduction.is_local(pair[0])]
+
+
+def _tape(gradtape: tf.GradientTape, local_layers: Layers = None, **options: Any) -> Tape:
+    reduction = Reduction(**options)
+    reduction.keep_local(weights_of(local_layers))
+    return Tape(gradtape, reduction)
+
+
+DistributedGradientTape = taking_what(hvd.DistributedGradientTape, _tape)
+"""Make a tape average its gradients across the ranks, before or after it has recorded::
+
+    with recover.DistributedGradientTape(tf.GradientTape()) as tape:
+        loss = ...
+    gradients = tape.gradient(loss, model.trainable_variables)
+
+It takes what Horovod's takes; `Reduction` says what of it means what.
+"""
+
+PartialDistributedGradientTape = taking_what(hvd.PartialDistributedGradientTape, _tape)
+"""`DistributedGradientTape`, but that the gradients of ``local_layers`` are left to each rank."""
 
 
 def _refuse_strategies() -> None:
@@ -271,6 +346,13 @@ def _turns() -> tf.Variable:
     return counter()
 
 
+def _gathered(gradient: tf.IndexedSlices, shape: tf.TensorShape, name: str) -> tf.IndexedSlices:
+    """Return the slices of all ranks together."""
+    values = _gather(gradient.values, Blank(gradient.values.dtype, [1, *shape[1:]]), f"{name}_values")
+    indices = _gather(gradient.indices, Blank(gradient.indices.dtype, [1], 0), f"{name}_indices")
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+
 def _gather(tensor: tf.Tensor, blank: Blank, name: str) -> tf.Tensor:
     def allgather(tensors: list[tf.Tensor]) -> tf.Tensor:
         return hvd.allgather(tensors[0], name=name, ignore_name_scope=True)
@@ -284,15 +366,14 @@ def _flat(structure: Any) -> list[Any]:
     return flat
 
 
-def _times(gradient: Gradient, factor: float) -> Gradient:
-    if factor == 1.0:
-        return gradient
+def _divided(gradient: Gradient) -> Gradient:
+    """Divide by the number of ranks, as of when it runs, not as of when it was traced."""
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
-    return gradient * tf.cast(factor, gradient.dtype)
+        return tf.IndexedSlices(_divided(gradient.values), gradient.indices, gradient.dense_shape)
+    return gradient / tf.cast(hvd.size_op(), gradient.dtype)
 
 
-def _name(variables: Sequence[Variable]) -> str:
+def _name(prefix: str | None, variables: Sequence[Variable]) -> str:
     """Return what a collective on gradients is called: the same on all ranks, whatever each has done before.
 
     Horovod would number it; a rank that has just started would begin at 0, and wait for the others for ever.
@@ -302,4 +383,4 @@ def _name(variables: Sequence[Variable]) -> str:
         for variable in variables
     )
     digest = hashlib.blake2b("\n".join(each).encode(), digest_size=8).hexdigest()
-    return f"hvdrecover_gradients_{digest}"
+    return f"{prefix or 'hvdrecover_gradients'}_{digest}"

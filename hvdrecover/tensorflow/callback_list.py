@@ -22,8 +22,8 @@ def list_of(callback: Callback) -> CallbackList | None:
     return None
 
 
-def arrange(callbacks: CallbackList, first: Sequence[Callback], last: Callback) -> None:
-    """Have some callbacks be called before all others and one after them, wherever they stand."""
-    placed = {id(each) for each in (*first, last)}
+def arrange(callbacks: CallbackList, first: Sequence[Callback] = (), last: Sequence[Callback] = ()) -> None:
+    """Have some callbacks be called before all others and some after them, wherever they stand."""
+    placed = {id(each) for each in (*first, *last)}
     others = [each for each in callbacks.callbacks if id(each) not in placed]
-    callbacks.callbacks = [*first, *others, last]  # a new list: Keras may be going through the old one
+    callbacks.callbacks = [*first, *others, *last]  # a new list: Keras may be going through the old one

@@ -9,10 +9,9 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 import keras
-import numpy as np
-import tensorflow as tf
 
 from hvdrecover.errors import ConfigError
+from hvdrecover.tensorflow.keras.callbacks import MetricAverageCallback
 from hvdrecover.tensorflow.keras_progress import Commit, Progress, datasets
 from hvdrecover.tensorflow.state import TensorFlowState
 from hvdrecover.tensorflow.steps import Steps
@@ -50,7 +49,7 @@ def callbacks(
         raise ConfigError("commit_every_batches", f"{commit_every_batches!r} is not a number from 1 on")
     found: list[keras.callbacks.Callback] = []
     if average_metrics:
-        found.append(AverageMetrics())
+        found.append(MetricAverageCallback())
     if warmup_epochs is not None:
         found.append(LearningRate(state, warmup_epochs))
     if tensorboard is not None and find_spec("tensorboard") is None:
@@ -102,21 +101,6 @@ class Observer(keras.callbacks.Callback):  # type: ignore[misc]
         elif logs and "loss" in logs and not self._spoilt:
             TensorFlowState.observe(self._state, loss=logs["loss"])
             self._spoilt = not math.isfinite(logs["loss"])
-
-
-class AverageMetrics(keras.callbacks.Callback):  # type: ignore[misc]
-    """Averages the metrics of an epoch across the ranks, for the callbacks after it."""
-
-    _hvdrecover_kept = ()
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Put the averages in the place of this rank's own numbers."""
-        if not logs or hvd.size() == 1:
-            return
-        names = sorted(name for name, value in logs.items() if np.ndim(value) == 0)
-        mine = tf.constant([float(logs[name]) for name in names], tf.float64)
-        everybodys = hvd.allreduce(mine, op=hvd.Average, name="hvdrecover_metrics")
-        logs.update(zip(names, everybodys.numpy().tolist(), strict=True))
 
 
 class LearningRate(keras.callbacks.Callback):  # type: ignore[misc]

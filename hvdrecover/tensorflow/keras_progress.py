@@ -167,7 +167,7 @@ class Commit(keras.callbacks.Callback):  # type: ignore[misc]
         """Take the last place in Keras's list."""
         super().set_model(model)
         if (found := callback_list.list_of(self)) is not None:
-            callback_list.arrange(found, self._first, self)
+            callback_list.arrange(found, self._first, [self])
             self._progress.callbacks = found.callbacks
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:

@@ -10,21 +10,20 @@ import keras
 import tensorflow as tf
 
 from hvdrecover.errors import ConfigError
-from hvdrecover.tensorflow.averaging import Groups, Reduction
+from hvdrecover.tensorflow.averaging import Reduction
+from hvdrecover.tensorflow.keywords import Layers, taking_what, weights_of
 from hvdrecover.tensorflow.own_gradients import Gradient
 from hvdrecover.tensorflow.variables import Variable, outside_of_traces, raw
 
 
-def DistributedOptimizer(  # noqa: N802  Horovod's name for it
+def distribute(
     optimizer: keras.optimizers.Optimizer,
     *,
-    op: Any = hvd.Average,
-    compression: Any = hvd.Compression.none,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
     backward_passes_per_step: int = 1,
-    groups: Groups = None,
-    sparse_as_dense: bool = False,
+    average_aggregated_gradients: bool = False,
+    local_layers: Layers = None,
+    use_locking: bool = False,
+    **options: Any,
 ) -> keras.optimizers.Optimizer:
     """Have an optimizer average gradients across the ranks, in ``model.fit`` and in loops of your own.
 
@@ -33,42 +32,53 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name for it
 
     Args:
         optimizer: a Keras optimizer.
-        op: see `hvdrecover.tensorflow.averaging.Reduction`.
-        compression: ``hvd.Compression.fp16`` sends half of the bytes.
-        prescale: factor before the sum.
-        postscale: factor after it.
-        backward_passes_per_step: average the gradients of so many calls on this rank first, and then apply
+        backward_passes_per_step: add up the gradients of so many calls on this rank first, and then apply
             them once. What has been added up is forgotten when a commit is loaded, so commit after whole
             steps only.
-        groups: a number of groups, or lists of variables.
-        sparse_as_dense: make sparse gradients dense first.
+        average_aggregated_gradients: whether that is their mean, and not their sum.
+        local_layers: layers whose gradients are left to each rank.
+        use_locking: of optimizers of TensorFlow 1; Keras's have none.
+        options: see `hvdrecover.tensorflow.averaging.Reduction`.
 
     Raises:
         ConfigError: not a Keras optimizer, one that has been through this, or a value that can't be.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise ConfigError("optimizer", f"a {type(optimizer).__name__} is not a Keras optimizer")
+        raise ConfigError(
+            "optimizer",
+            f"a {type(optimizer).__name__} is not an optimizer of keras.optimizers; those of "
+            "TensorFlow 1 need its sessions, and can't recover",
+        )
     if isinstance(optimizer, Distributed):
         raise ConfigError("optimizer", "it averages gradients already; make it distributed once")
     if backward_passes_per_step < 1:
         raise ConfigError(
             "backward_passes_per_step", f"{backward_passes_per_step!r} is not a number from 1 on"
         )
+    if use_locking:
+        raise ConfigError("use_locking", "Keras's optimizers have no locks; leave it out")
+    reduction = Reduction(**options)
+    reduction.keep_local(weights_of(local_layers))
     kind = type(optimizer)
     # Of the same name and module, so that Keras saves it as what it was.
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     optimizer.__class__ = type(kind.__name__, (Distributed, kind), names)
-    reduction = Reduction(op, compression, prescale, postscale, groups, sparse_as_dense)
-    optimizer._hvdrecover = _Settings(reduction, backward_passes_per_step)
+    divisor = backward_passes_per_step if average_aggregated_gradients else 1
+    optimizer._hvdrecover = _Settings(reduction, backward_passes_per_step, divisor)
     return optimizer
+
+
+DistributedOptimizer = taking_what(hvd.DistributedOptimizer, distribute)
+"""See `distribute`; it takes what Horovod's takes."""
 
 
 class _Settings:
     """The settings of a distributed optimizer; Keras does not look into it."""
 
-    def __init__(self, reduction: Reduction, passes: int) -> None:
+    def __init__(self, reduction: Reduction, passes: int, divisor: int) -> None:
         self.reduction = reduction
         self.passes = passes
+        self.divisor = divisor
         self.sums: Sums | None = None
 
 
@@ -94,6 +104,10 @@ class Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
             )
         self.__dict__["loss_scale_factor"] = factor
 
+    def register_local_var(self, var: Variable) -> None:
+        """Leave a variable's gradient to each rank."""
+        self._hvdrecover.reduction.keep_local([var])
+
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Variable] | None = None) -> None:
         """Average gradients across the ranks, then apply them as the optimizer does."""
@@ -114,7 +128,7 @@ class Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
 
         def step() -> tf.Tensor:
             super(Distributed, self).apply(
-                settings.reduction(sums.means(gradients, settings.passes), variables), trainable_variables
+                settings.reduction(sums.parts(gradients, settings.divisor), variables), trainable_variables
             )
             sums.forget()
             return tf.constant(True)
@@ -143,10 +157,10 @@ class Sums:
                 total.assign_add(tf.cast(tf.convert_to_tensor(gradient), total.dtype))
         self.count.assign_add(1)
 
-    def means(self, gradients: Sequence[Gradient], passes: int) -> list[Gradient]:
-        """The means over the passes, dense; None where a gradient is None."""
+    def parts(self, gradients: Sequence[Gradient], divisor: int) -> list[Gradient]:
+        """The sums, divided, dense; None where a gradient is None."""
         return [
-            None if gradient is None else total / tf.cast(passes, total.dtype)
+            None if gradient is None else total / tf.cast(divisor, total.dtype)
             for total, gradient in zip(self._sums, gradients, strict=True)
         ]
 

@@ -28,7 +28,7 @@ class TensorFlowState(State):
         variables: ``tf.Variable`` and Keras variables, or None.
         checkpoint: a `Checkpoint` or its URL; None takes ``HVDRECOVER_CHECKPOINT``, and without that nothing
             is written.
-        rng: ``"reseed"`` or ``"store"``; see `hvdrecover.elastic.commits.randomness`.
+        rng: ``"reseed"``, the default, or ``"store"``; see `hvdrecover.elastic.commits.randomness`.
         guard: what is watched about the ranks, such as ``Guard()``; None watches nothing.
         tensorboard: path or URL of a folder for TensorBoard's runs, one for each rank; None writes none. Make
             the state before functions are traced.
@@ -47,7 +47,7 @@ class TensorFlowState(State):
         variables: Sequence[Variable] | None = None,
         *,
         checkpoint: Checkpoint | str | None = None,
-        rng: Randomness = "reseed",
+        rng: Randomness | None = None,
         guard: Guard | None = None,
         tensorboard: str | None = None,
         **attributes: Any,
@@ -101,7 +101,7 @@ class TensorFlowKerasState(TensorFlowState):
         optimizer: keras.optimizers.Optimizer | None = None,
         *,
         checkpoint: Checkpoint | str | None = None,
-        rng: Randomness = "reseed",
+        rng: Randomness | None = None,
         guard: Guard | None = None,
         tensorboard: str | None = None,
         **attributes: Any,

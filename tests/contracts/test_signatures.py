@@ -16,6 +16,15 @@ from typing import Any
 import pytest
 
 MODULES = {
+    "hvdrecover.keras": "horovod.keras",
+    "hvdrecover.keras.callbacks": "horovod.keras.callbacks",
+    "hvdrecover.keras.elastic": "horovod.keras.elastic",
+    "hvdrecover.tensorflow": "horovod.tensorflow",
+    "hvdrecover.tensorflow.elastic": "horovod.tensorflow.elastic",
+    "hvdrecover.tensorflow.keras": "horovod.tensorflow.keras",
+    "hvdrecover.tensorflow.keras.callbacks": "horovod.tensorflow.keras.callbacks",
+    "hvdrecover.tensorflow.keras.elastic": "horovod.tensorflow.keras.elastic",
+    "hvdrecover.tensorflow.sync_batch_norm": "horovod.tensorflow.sync_batch_norm",
     "hvdrecover.torch": "horovod.torch",
     "hvdrecover.torch.elastic": "horovod.torch.elastic",
     "hvdrecover.torch.elastic.sampler": "horovod.torch.elastic.sampler",
@@ -23,10 +32,25 @@ MODULES = {
 }
 """Module that stands in for Horovod's: Horovod's."""
 
-CLASSES = {"hvdrecover.torch.elastic.state:State": "horovod.common.elastic:State"}
+CLASSES = {
+    "hvdrecover.tensorflow.elastic:State": "horovod.common.elastic:State",
+    "hvdrecover.torch.elastic.state:State": "horovod.common.elastic:State",
+}
 """Classes that Horovod has elsewhere: ours to Horovod's, ``module:name``."""
 
-DIFFERENT: dict[str, str] = {}
+DIFFERENT: dict[str, str] = {
+    f"hvdrecover.tensorflow.{place}": why
+    for place, why in {
+        "keras.keras": "keras and tensorflow.keras are one since Keras 3",
+        "keras.callbacks.keras": "the same",
+        "SyncBatchNormalization.call(*args)": "it is that of Keras's layer, which says what it takes",
+        "SyncBatchNormalization.call(**kwargs)": "the same",
+        "SyncBatchNormalization.call(inputs)": "the same",
+        "sync_batch_norm.SyncBatchNormalization.call(*args)": "the same",
+        "sync_batch_norm.SyncBatchNormalization.call(**kwargs)": "the same",
+        "sync_batch_norm.SyncBatchNormalization.call(inputs)": "the same",
+    }.items()
+}
 """Place of a difference, as the test names it: why it is right."""
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -22,7 +22,13 @@ from tests.integration.conftest import LONG
 SCRIPTS = Path(__file__).with_name("scripts") / "horovods"
 # How far the metric may be from that of the undisturbed run. The first draws other dropout masks, and repeats
 # batches of the epoch under way, as Horovod's does; the second's samples are dealt out exactly once.
-TOLERANCE = {"distributed_sampler.py": 0.08, "elastic_sampler.py": 0.0}
+# Those of TensorFlow draw other batches and other masks.
+TOLERANCE = {
+    "distributed_sampler.py": 0.08,
+    "elastic_sampler.py": 0.0,
+    "keras_fit.py": 0.08,
+    "tensorflow_loop.py": 0.08,
+}
 
 Begin = Callable[..., Job]
 
@@ -33,7 +39,8 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 
     def start(name: str, launcher: Sequence[str] = (), **environ: str) -> Job:
         log, command = tmp_path / f"log-{len(jobs)}", [*(launcher or supervised()), sys.executable]
-        jobs.append(Job([*command, str(SCRIPTS / name)], log, environ))
+        settings = {"FOLDER": str(tmp_path), **environ}
+        jobs.append(Job([*command, str(SCRIPTS / name)], log, settings))
         return jobs[-1]
 
     yield start
@@ -44,10 +51,18 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 @pytest.mark.parametrize("name", sorted(TOLERANCE))
 def test_the_import_line_is_all_that_they_have_of_ours(name: str) -> None:
     lines = [line for line in (SCRIPTS / name).read_text().splitlines() if "recover" in line]
-    assert lines == ["import hvdrecover.torch as hvd"]
+    modules = {"keras_fit.py": "tensorflow.keras", "tensorflow_loop.py": "tensorflow"}
+    assert lines == [f"import hvdrecover.{modules.get(name, 'torch')} as hvd"]
 
 
-@pytest.mark.parametrize("name", ["distributed_sampler.py", pytest.param("elastic_sampler.py", marks=LONG)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "distributed_sampler.py",
+        "keras_fit.py",
+        *(pytest.param(name, marks=LONG) for name in ("elastic_sampler.py", "tensorflow_loop.py")),
+    ],
+)
 def test_killed_in_part_and_as_a_whole_they_end_as_undisturbed(
     name: str, begin: Begin, tmp_path: Path
 ) -> None:

@@ -41,8 +41,9 @@ LAYERS = {
     "examples": 5,
 }
 # Within its layer, data stands above checkpoint: the fingerprint of files takes its digests and storages;
-# and doctor and drill above launch, as they start ranks as jobs are started.
-BESIDE = {("data", "checkpoint"), ("doctor", "launch"), ("drill", "launch")}
+# doctor and drill above launch, as they start ranks as jobs are started; and keras above tensorflow, as it is
+# another name for a part of that.
+BESIDE = {("data", "checkpoint"), ("doctor", "launch"), ("drill", "launch"), ("keras", "tensorflow")}
 FRAMEWORKS = {"torch", "tensorflow", "keras"}
 ADAPTERS = {"torch", "tensorflow"}
 MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
@@ -124,7 +125,7 @@ def test_only_adapters_and_examples_import_a_framework(module):
 @pytest.mark.parametrize("module", MODULES)
 def test_only_adapters_examples_and_the_bridge_import_horovod(module):
     used = "horovod" in {name.split(".")[0] for name in imports(module)}
-    assert topic(module) in ADAPTERS | {"examples"} or module == "elastic/horovod.py" or not used
+    assert topic(module) in ADAPTERS | {"keras", "examples"} or module == "elastic/horovod.py" or not used
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if topic(module) in ADAPTERS])

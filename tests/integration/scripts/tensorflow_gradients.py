@@ -39,7 +39,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], float, float]] = {
     "default": ({}, 1.0, CLOSE),
     "fp16": ({"compression": hvd.Compression.fp16}, 1.0, CLOSE_HALF),
     "sum": ({"op": hvd.Sum}, 2.0, CLOSE),
-    "factors": ({"prescale": 0.5, "postscale": 3.0}, 1.5, CLOSE),
+    "predivided": ({"gradient_predivide_factor": 4.0}, 1.0, CLOSE),
     "sparse_as_dense": ({"sparse_as_dense": True}, 1.0, CLOSE),
 }
 CHECKS: dict[str, Callable[["Findings"], None]] = {}
@@ -246,7 +246,9 @@ def groups_of_variables(found: Findings, what: str, graph: bool) -> None:
 @check_each(kind=OPTIMIZERS)
 def several_passes(found: Findings, kind: str, graph: bool) -> None:
     """Two passes on each rank: as a single process on all four quarters."""
-    optimizer = recover.DistributedOptimizer(OPTIMIZERS[kind](), backward_passes_per_step=2)
+    optimizer = recover.DistributedOptimizer(
+        OPTIMIZERS[kind](), backward_passes_per_step=2, average_aggregated_gradients=True
+    )
     x, y = half(X), half(Y)
     quarters = [(x[:4], y[:4]), (x[4:], y[4:])]
     got = train(a_model(), optimizer, quarters * 3, graph=graph)
@@ -258,7 +260,9 @@ def several_passes_of(found: Findings, what: str, graph: bool) -> None:
     """Their sums are dense."""
     x, y = half(WORDS), half(Y)
     quarters = [(x[:4], y[:4]), (x[4:], y[4:])]
-    optimizer = recover.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2)
+    optimizer = recover.DistributedOptimizer(
+        keras.optimizers.SGD(0.1), backward_passes_per_step=2, average_aggregated_gradients=True
+    )
     got, _ = train(a_model(embedding=True), optimizer, quarters, graph=graph)
     expected, _ = train(a_model(embedding=True), keras.optimizers.SGD(0.1), [(WORDS, Y)], graph=graph)
     found.close("weight", got, expected)
@@ -658,7 +662,9 @@ def fit_after_a_fit_of_one_step(found: Findings) -> None:
 
 @check
 def fit_with_several_passes(found: Findings) -> None:
-    optimizer = recover.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2)
+    optimizer = recover.DistributedOptimizer(
+        keras.optimizers.SGD(0.1), backward_passes_per_step=2, average_aggregated_gradients=True
+    )
     model, alone = a_model(), a_model()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, jit_compile=False)

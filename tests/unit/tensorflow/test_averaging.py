@@ -80,10 +80,40 @@ def test_sparse_gradients_stay_sparse_unless_asked() -> None:
     assert dense.numpy().tolist() == tf.convert_to_tensor(sparse).numpy().tolist() == expected
 
 
-def test_factors_count_with_a_single_rank_too() -> None:
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "gradient_predivide_factor"),
+        ({"process_set": hvd.ProcessSet([0])}, "process_set"),
+        ({"local_layers": ["dense"]}, "local_layers"),
+        ({"num_groups": -1}, "groups"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{named}: "):
+        recover.PartialDistributedGradientTape(tf.GradientTape(), **options)
+
+
+def test_all_that_horovods_tape_takes_is_taken_in_its_place() -> None:
     variable = tf.Variable([2.0])
-    reduction = Reduction(op=hvd.Sum, prescale=0.5, postscale=4.0)
-    assert reduction([tf.constant([3.0])], [variable])[0].numpy().tolist() == [6.0]
+    with tf.GradientTape() as tape:
+        loss = variable * 3.0
+    options = (
+        "CPU:0",
+        "CPU:0",
+        hvd.Compression.fp16,
+        True,
+        hvd.Average,
+        2.0,
+        1,
+        None,
+        hvd.global_process_set,
+    )
+    distributed = recover.PartialDistributedGradientTape(tape, *options, None, False)
+    distributed.register_local_source(variable)
+    assert distributed._reduction.groups == 1
+    (pair,), others = distributed.get_local_and_global_gradients(loss, [variable])
+    assert (float(pair[1][0]), others) == (3.0, [])
 
 
 def test_groups_hold_one_dtype_each_and_all_dense_gradients() -> None:
@@ -118,8 +148,8 @@ def test_the_name_of_a_collective_does_not_depend_on_what_the_process_has_made_b
         model = keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(2)])
         model.build((None, 2))
         variables = model.trainable_variables
-        return _name(variables)
+        return _name(None, variables)
 
     assert name() == name()
     other = tf.Variable(np.zeros(5, np.float32))
-    assert _name([other]) != name()
+    assert _name(None, [other]) != name()

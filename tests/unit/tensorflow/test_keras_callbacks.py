@@ -12,7 +12,8 @@ import tensorflow as tf
 
 import hvdrecover.tensorflow as recover
 from hvdrecover.errors import ConfigError
-from hvdrecover.tensorflow.keras_callbacks import AverageMetrics, scaled
+from hvdrecover.tensorflow.keras.callbacks import MetricAverageCallback
+from hvdrecover.tensorflow.keras_callbacks import scaled
 
 SAMPLES, BATCH = 40, 4  # ten batches an epoch
 X = np.linspace(-1, 1, SAMPLES * 3, dtype=np.float32).reshape(SAMPLES, 3)
@@ -150,7 +151,7 @@ def test_rank_0_writes_for_tensorboard(tmp_path: Path) -> None:
 
 def test_averaging_alone_changes_no_metric() -> None:
     logs = {"loss": 0.25, "accuracy": 1.0}
-    AverageMetrics().on_epoch_end(0, logs)
+    MetricAverageCallback().on_epoch_end(0, logs)
     assert logs == {"loss": 0.25, "accuracy": 1.0}
 
 

@@ -72,7 +72,9 @@ def test_one_rank_trains_as_without_us(kind: str, graph: bool) -> None:
 def test_several_passes_equal_one_of_the_concatenated_batch(graph: bool) -> None:
     halves = [(X[:4], Y[:4]), (X[4:], Y[4:])]
     whole = steps(a_model(), keras.optimizers.Adam(0.1), [(X, Y)] * 2, graph=graph)
-    optimizer = recover.DistributedOptimizer(keras.optimizers.Adam(0.1), backward_passes_per_step=2)
+    optimizer = recover.DistributedOptimizer(
+        keras.optimizers.Adam(0.1), backward_passes_per_step=2, average_aggregated_gradients=True
+    )
     assert close(steps(a_model(), optimizer, halves * 2, graph=graph), whole)
     assert int(optimizer.iterations) == 2
 
@@ -80,7 +82,9 @@ def test_several_passes_equal_one_of_the_concatenated_batch(graph: bool) -> None
 def test_passes_that_were_interrupted_are_forgotten() -> None:
     halves = [(X[:4], Y[:4]), (X[4:], Y[4:])]
     whole = steps(a_model(), keras.optimizers.SGD(0.1), [(X, Y)], graph=False)
-    optimizer = recover.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2)
+    optimizer = recover.DistributedOptimizer(
+        keras.optimizers.SGD(0.1), backward_passes_per_step=2, average_aggregated_gradients=True
+    )
     model = a_model()
     steps(model, optimizer, halves[:1], graph=False)
     forget_sums(optimizer)
@@ -121,6 +125,14 @@ def test_an_optimizer_by_its_name_works_in_compile_and_fit() -> None:
         [variable.numpy() for variable in distributed.variables],
         [variable.numpy() for variable in plain.variables],
     )
+
+
+def test_several_passes_are_added_up_unless_their_mean_is_asked_for() -> None:
+    optimizer = recover.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+    variable = keras.Variable([0.0])
+    for gradient in (1.0, 2.0):
+        optimizer.apply([tf.constant([gradient])], [variable])
+    assert variable.numpy().tolist() == [-3.0]
 
 
 @pytest.mark.parametrize("what", ["twice", "no optimizer", "no passes"])

@@ -1,0 +1,101 @@
+"""``horovod.tensorflow.elastic``, with our states and loop in the place of Horovod's.
+
+A script that was not written for us may draw the same numbers on all ranks from a global generator; so these
+states leave random generators alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import horovod.tensorflow as hvd
+import horovod.tensorflow.elastic as _hvd
+import keras
+
+from hvdrecover.elastic import drop_in
+from hvdrecover.elastic.commits.randomness import Randomness
+from hvdrecover.elastic.run import run
+from hvdrecover.errors import ConfigError
+from hvdrecover.stand_in import standing_in
+from hvdrecover.tensorflow import state
+from hvdrecover.tensorflow.framework import TensorFlowFramework
+from hvdrecover.tensorflow.variables import Variable
+from hvdrecover.tensorflow.world import TensorFlowWorld
+
+__all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
+
+__getattr__, __dir__ = standing_in(_hvd, globals())
+
+
+def _parts() -> tuple[TensorFlowFramework, TensorFlowWorld]:
+    return TensorFlowFramework(), TensorFlowWorld()
+
+
+class State(drop_in.State):
+    """See `hvdrecover.elastic.drop_in.State`."""
+
+    _parts = staticmethod(_parts)
+
+
+class ObjectState(drop_in.ObjectState):
+    """See `hvdrecover.elastic.drop_in.ObjectState`."""
+
+    _parts = staticmethod(_parts)
+
+
+class TensorFlowState(state.TensorFlowState):
+    """`hvdrecover.tensorflow.TensorFlowState`, but that it leaves random generators alone.
+
+    Args:
+        variables: see there.
+        session: a session of TensorFlow 1; must be None.
+        attributes: what else to track, by name; and the keywords from there.
+
+    Raises:
+        ConfigError: as there; or there is a session.
+        UnsupportedValueError: a plain object that JSON can't hold.
+        UnsupportedTensorError: a tensor that safetensors can't hold.
+    """
+
+    _rng: Randomness = "store"
+
+    def __init__(
+        self, variables: Sequence[Variable] | None = None, session: Any = None, **attributes: Any
+    ) -> None:
+        if session is not None:
+            raise ConfigError(
+                "session",
+                "variables of a session of TensorFlow 1 can't be kept; make them with TensorFlow 2, which "
+                "needs no session, and pass variables=[...]",
+            )
+        super().__init__(variables, **attributes)
+        self._bcast_object, self._rank = drop_in.from_root(self, hvd.broadcast_object), hvd.rank
+
+
+class TensorFlowKerasState(state.TensorFlowKerasState):
+    """`hvdrecover.tensorflow.TensorFlowKerasState`, but that it leaves random generators alone.
+
+    Args:
+        model: see there.
+        optimizer: see there.
+        backend: not used; Horovod's takes it for TensorFlow 1.
+        attributes: what else to track, by name; and the keywords from there.
+
+    Raises:
+        ConfigError: as there.
+        UnsupportedValueError: a plain object that JSON can't hold.
+        UnsupportedTensorError: a tensor that safetensors can't hold.
+    """
+
+    _rng: Randomness = "store"
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer | None = None,
+        backend: Any = None,
+        **attributes: Any,
+    ) -> None:
+        super().__init__(model, optimizer, **attributes)
+        self._bcast_object, self._rank = drop_in.from_root(self, hvd.broadcast_object), hvd.rank

@@ -1,0 +1,243 @@
+"""``horovod.tensorflow.keras.callbacks`` for Keras 3, whose optimizers and backend are others than before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import horovod.tensorflow as hvd
+import horovod.tensorflow.keras.callbacks as _hvd
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.utils import io_utils
+
+from hvdrecover.errors import ConfigError
+from hvdrecover.stand_in import standing_in
+from hvdrecover.tensorflow.variables import Variable, is_variable, raw
+
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+]
+
+__getattr__, __dir__ = standing_in(_hvd, globals())
+
+
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Sends a model's weights and its optimizer's variables to all ranks after the first batch of a ``fit``.
+
+    Args:
+        root_rank: the rank that sends.
+        device: the device for the collectives.
+        local_variables: variables that each rank keeps for itself.
+
+    Raises:
+        ConfigError: not variables.
+    """
+
+    _hvdrecover_kept = ()
+
+    def __init__(
+        self, root_rank: int, device: str = "", local_variables: Sequence[Variable] | Variable | None = None
+    ) -> None:
+        super().__init__()
+        self.root_rank, self.device = root_rank, device
+        self.broadcast_done = False
+        self._local: dict[int, Variable] = {}
+        for variable in [local_variables] if is_variable(local_variables) else local_variables or []:
+            self.register_local_var(variable)
+
+    def register_local_var(self, var: Variable) -> None:
+        """Leave a variable to each rank."""
+        if not is_variable(var):
+            raise ConfigError("local_variables", f"a {type(var).__name__} is not a variable")
+        self._local[id(raw(var))] = var
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Survivors of a recovery broadcast again, along with ranks that have just started."""
+        self.broadcast_done = False
+
+    def on_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Broadcast, after the first batch: before, an optimizer may have no variables yet."""
+        if self.broadcast_done:
+            return
+        variables = map(raw, (*self.model.weights, *self.model.optimizer.variables))
+        with tf.device(self.device):
+            hvd.broadcast_variables(
+                [each for each in variables if id(each) not in self._local], self.root_rank
+            )
+        self.broadcast_done = True
+
+
+class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Averages the metrics of an epoch across the ranks, for the callbacks after it.
+
+    Args:
+        device: the device for the collective.
+    """
+
+    _hvdrecover_kept = ()
+
+    def __init__(self, device: str = "") -> None:
+        super().__init__()
+        self.device = device
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Put the averages in the place of this rank's own numbers."""
+        if not logs or hvd.size() == 1:
+            return
+        names = sorted(name for name, value in logs.items() if np.ndim(value) == 0)
+        mine = tf.constant([float(logs[name]) for name in names], tf.float64)
+        everybodys = hvd.allreduce(mine, op=hvd.Average, name="hvdrecover_metrics", device_dense=self.device)
+        logs.update(zip(names, everybodys.numpy().tolist(), strict=True))
+
+
+class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Sets the learning rate to ``initial_lr * multiplier(epoch)``, from one epoch up to another.
+
+    Args:
+        initial_lr: what to multiply.
+        multiplier: a function of the epoch, or the base of an exponential decay.
+        start_epoch: the first epoch for which it is set.
+        end_epoch: the first for which it no longer is; None for all.
+        staircase: set it once an epoch; else at each batch, of an epoch with a fraction.
+        momentum_correction: scale the velocities of optimizers that have a ``momentum`` along with the rate,
+            as of Goyal et al., "Accurate, Large Minibatch SGD" (2017), section 3. Horovod scales the momentum
+            for a step, which comes to the same; but Keras compiles that into the step.
+        steps_per_epoch: batches of an epoch; None asks Keras.
+
+    Raises:
+        ConfigError: there is no ``initial_lr``; or no ``steps_per_epoch``, and Keras does not know it.
+    """
+
+    _hvdrecover_kept = ()
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        if initial_lr is None:
+            raise ConfigError("initial_lr", "it is what is multiplied, and None is not a learning rate")
+        self.initial_lr = initial_lr
+        self.start_epoch, self.end_epoch = start_epoch, end_epoch
+        self.staircase, self.momentum_correction = staircase, momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.current_epoch = 0
+        self.multiplier = multiplier if callable(multiplier) else _decay(multiplier, start_epoch)
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Find out how many steps an epoch has."""
+        self.steps_per_epoch = self.steps_per_epoch or (self.params or {}).get("steps")
+        if not self.staircase and not self.steps_per_epoch:
+            raise ConfigError("steps_per_epoch", f"Keras does not know it; pass it to {type(self).__name__}")
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Remember the epoch."""
+        self.current_epoch = epoch
+
+    def on_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Set the rate, if it is time."""
+        end = math.inf if self.end_epoch is None else self.end_epoch
+        if self.start_epoch <= self.current_epoch < end and (not self.staircase or batch == 0):
+            part = 0 if self.staircase else batch / self.steps_per_epoch  # type: ignore[operator]
+            self._adjust(self.initial_lr * self.multiplier(self.current_epoch + part))
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Show the rate among the metrics."""
+        if logs is not None:
+            logs["lr"] = float(self.model.optimizer.learning_rate)
+
+    def _adjust(self, rate: float) -> None:
+        optimizer = self.model.optimizer
+        before = float(optimizer.learning_rate)
+        optimizer.learning_rate = rate
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        if self.momentum_correction and before and rate != before and getattr(inner, "momentum", None):
+            for velocity in getattr(inner, "momentums", None) or getattr(inner, "_momentums", []):
+                velocity.assign(velocity * (rate / before))
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Lets the learning rate rise to ``initial_lr`` from that of a single rank, in a straight line.
+
+    After Goyal et al., "Accurate, Large Minibatch SGD" (2017), section 2.2.
+
+    Args:
+        initial_lr: the rate of all ranks together.
+        warmup_epochs: how many epochs it takes.
+        momentum_correction: see `LearningRateScheduleCallback`.
+        steps_per_epoch: see there.
+        verbose: 1 prints a line at the end.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        def multiplier(epoch: float) -> float:
+            done = epoch + 1 / self.steps_per_epoch  # type: ignore[operator]  # round numbers at an epoch's end
+            rate: float = (done * (hvd.size() - 1) / warmup_epochs + 1) / hvd.size()
+            return rate
+
+        super().__init__(
+            initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch
+        )
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Show the rate among the metrics, and the end of the rise."""
+        super().on_epoch_end(epoch, logs)
+        if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose and hvd.rank() == 0:
+            rate = float(self.model.optimizer.learning_rate)
+            io_utils.print_msg(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
+
+
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
+    """Keeps the best model; ``filepath`` is set later, by who uses it, as Horovod's estimators do.
+
+    Args:
+        monitor: see Keras's, as for the following.
+        verbose: see there.
+        save_weights_only: see there.
+        mode: see there.
+        save_freq: see there.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: Any = "epoch",
+    ) -> None:
+        super().__init__(
+            "unnamed.weights.h5" if save_weights_only else "unnamed.keras",  # Keras 3 wants one that it knows
+            monitor,
+            verbose,
+            save_best_only=True,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
+        )
+        self.filepath = None
+
+
+def _decay(base: float, start_epoch: int) -> Callable[[float], float]:
+    return lambda epoch: base ** (epoch - start_epoch)

@@ -1,0 +1,166 @@
+"""``horovod.tensorflow.keras.elastic``, with our state, loop and callbacks in the place of Horovod's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import horovod.tensorflow.keras.elastic as _hvd
+import keras
+
+from hvdrecover import heartbeat
+from hvdrecover.elastic.run import run
+from hvdrecover.elastic.state import State
+from hvdrecover.stand_in import standing_in
+from hvdrecover.tensorflow import callback_list, xla
+from hvdrecover.tensorflow.elastic import TensorFlowKerasState
+
+__all__ = [
+    "CommitStateCallback",
+    "KerasState",
+    "TensorFlowKerasState",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "run",
+]
+
+__getattr__, __dir__ = standing_in(_hvd, globals())
+
+
+class KerasState(TensorFlowKerasState):
+    """See `hvdrecover.tensorflow.elastic.TensorFlowKerasState`.
+
+    Args:
+        model: see there.
+        optimizer: see there.
+        attributes: see there.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer | None = None,
+        **attributes: Any,
+    ) -> None:
+        super().__init__(model, optimizer, **attributes)
+
+
+class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Commits a state after batches and at the end of each epoch, when all other callbacks have been called.
+
+    Args:
+        state: the state.
+        batches_per_commit: commit after every so many batches. After the last of an epoch, that is left to
+            the epoch's end, where the counters are those of the next epoch.
+    """
+
+    _hvdrecover_kept = ()
+
+    def __init__(self, state: State, batches_per_commit: int = 1) -> None:
+        super().__init__()
+        self.state = state
+        self.batches_per_commit = self.batches_remaining = batches_per_commit
+
+    def set_model(self, model: keras.Model) -> None:
+        """Take the last place in Keras's list, before ``fit`` makes its training function."""
+        super().set_model(model)
+        xla.switch_off(model)
+        if (found := callback_list.list_of(self)) is not None:
+            callback_list.arrange(found, last=[self])
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Count anew, as all ranks do after a recovery."""
+        self.batches_remaining = self.batches_per_commit
+
+    def on_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Commit if it is time."""
+        heartbeat.stepped()
+        self.batches_remaining -= 1
+        if self.batches_remaining == 0:
+            self.batches_remaining = self.batches_per_commit
+            steps = (self.params or {}).get("steps")
+            if steps is None or batch + 1 < steps:
+                self.commit()
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Commit."""
+        self.commit()
+
+    def commit(self) -> None:
+        """Commit."""
+        self.state.commit()
+
+
+class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Keeps in ``state.batch`` how many batches of the epoch are done.
+
+    If the number of steps of an epoch is known, one that is resumed has only those that are left.
+
+    Args:
+        state: has the attribute ``batch``.
+    """
+
+    _hvdrecover_kept = ()
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+        self.steps_per_epoch: int | None = None
+        self._done = 0
+        self._ended = False
+
+    def set_model(self, model: keras.Model) -> None:
+        """Take the first place in Keras's list: whoever ends the training after this, means it."""
+        super().set_model(model)
+        if (found := callback_list.list_of(self)) is not None:
+            callback_list.arrange(found, first=[self])
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Ask for the number of steps anew."""
+        self.steps_per_epoch = None
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Tell the other callbacks how many steps are left."""
+        self._done = self.state.batch
+        steps = (self.params or {}).get("steps")
+        if steps:
+            self.steps_per_epoch = self.steps_per_epoch or steps
+            self.params["steps"] = self.steps_per_epoch - self._done
+
+    def on_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Count; Keras's own loop goes through as many batches as in any epoch, if it is not stopped."""
+        self.state.batch = self._done + batch + 1
+        over = self._done and self.steps_per_epoch and self.state.batch >= self.steps_per_epoch
+        if over and not self.model.stop_training:
+            self.model.stop_training = self._ended = True
+
+    def on_test_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        """The epoch's batches are done."""
+        self._go_on()
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """The next epoch begins with its first batch."""
+        self._go_on()
+        self.state.batch = 0
+
+    def _go_on(self) -> None:
+        if self._ended:
+            self.model.stop_training = self._ended = False
+
+
+class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Keeps in ``state.epoch`` how many epochs are done, by all calls of ``fit`` together.
+
+    Args:
+        state: has the attribute ``epoch``.
+    """
+
+    _hvdrecover_kept = ()
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Count."""
+        self.state.epoch += 1

@@ -1,0 +1,181 @@
+"""The callbacks of Horovod's that Keras 3 needs anew, in a ``fit`` of one rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import pytest
+
+import hvdrecover.tensorflow.keras as hvd_keras
+from hvdrecover.errors import ConfigError
+from hvdrecover.tensorflow.keras import callbacks, elastic
+
+X = np.ones((12, 2), np.float32)
+Y = np.ones((12, 1), np.float32)
+
+
+class Watch(keras.callbacks.Callback):
+    """Notes what a function says after each batch, and may end the training."""
+
+    def __init__(self, look: Any, end: tuple[int, int] | None = None) -> None:
+        super().__init__()
+        self.look, self.end, self.epoch, self.seen = look, end, 0, []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen.append(self.look())
+        if (self.epoch, batch) == self.end:
+            raise InterruptedError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank() -> None:
+    hvd.init()
+
+
+@pytest.fixture
+def model() -> keras.Model:
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    model.compile(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.5, momentum=0.9)), "mse")
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def fit(model: keras.Model, *used: keras.callbacks.Callback, epochs: int = 2, **options: Any) -> Any:
+    return model.fit(X, Y, batch_size=3, epochs=epochs, callbacks=list(used), verbose=0, **options)
+
+
+def elastic_callbacks(state: Any, every: int = 1) -> list[keras.callbacks.Callback]:
+    return [
+        elastic.CommitStateCallback(state, every),
+        elastic.UpdateBatchStateCallback(state),
+        elastic.UpdateEpochStateCallback(state),
+    ]
+
+
+def test_the_state_counts_what_is_done_and_commits_come_after_it(model: keras.Model) -> None:
+    state = elastic.KerasState(model, batch=0, epoch=0)
+    watch = Watch(lambda: (state.epoch, state.batch, state.last_commit.commit))
+    fit(model, *elastic_callbacks(state, 2), watch)
+    # One commit after two batches, and one at the end of the epoch, in the place of the one after four.
+    assert watch.seen == [
+        (0, 1, 0),
+        (0, 2, 0),
+        (0, 3, 1),
+        (0, 4, 1),
+        (1, 1, 2),
+        (1, 2, 2),
+        (1, 3, 3),
+        (1, 4, 3),
+    ]
+    assert (state.epoch, state.batch, state.last_commit.commit) == (2, 0, 4)
+
+
+def test_a_resumed_epoch_has_the_batches_that_are_left(model: keras.Model) -> None:
+    state = elastic.KerasState(model, batch=0, epoch=0)
+    watch = Watch(lambda: (state.epoch, state.batch), end=(1, 2))
+    with pytest.raises(InterruptedError):
+        fit(model, *elastic_callbacks(state), watch)
+    state.restore()
+    assert (state.epoch, state.batch) == (1, 2)
+    again = Watch(lambda: (state.epoch, state.batch))
+    fit(model, *elastic_callbacks(state), again, epochs=3 - state.epoch)
+    assert again.seen == [(1, 3), (1, 4), (2, 1), (2, 2), (2, 3), (2, 4)]
+    assert int(model.optimizer.iterations) == 12
+
+
+def test_who_ends_the_training_ends_it_in_a_resumed_epoch_too(model: keras.Model) -> None:
+    state = elastic.KerasState(model, batch=3, epoch=0)
+    stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: setattr(model, "stop_training", True))
+    fit(model, stop, *elastic_callbacks(state), epochs=5)
+    assert (state.epoch, int(model.optimizer.iterations)) == (1, 1)
+
+
+def test_the_rate_follows_the_schedule_and_velocities_follow_the_rate(model: keras.Model) -> None:
+    schedule = callbacks.LearningRateScheduleCallback(0.5, 0.1)
+    velocity = model.optimizer.momentums[0]
+    velocity.assign(np.full(velocity.shape, 8.0))
+    schedule.set_model(model)
+    schedule.on_epoch_begin(1)
+    schedule.on_batch_begin(0)
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.05)
+    assert velocity.numpy().ravel().tolist() == pytest.approx([0.8, 0.8])
+    history = fit(model, schedule, epochs=3).history
+    assert history["lr"] == pytest.approx([0.5, 0.05, 0.005])
+
+
+def test_momentum_correction_is_what_horovods_comes_to() -> None:
+    """A step whose momentum is scaled with the rate, as Horovod's callback had it."""
+    variable, velocity, gradient = 1.0, -0.4, 2.0
+    expected = variable + (0.9 * 0.1 / 0.5) * velocity - 0.1 * gradient
+    optimizer = keras.optimizers.SGD(0.5, momentum=0.9)
+    weight = keras.Variable([variable])
+    optimizer.build([weight])
+    optimizer.momentums[0].assign([velocity])
+    schedule = callbacks.LearningRateScheduleCallback(0.1, 1.0)
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+    model.compile(optimizer, "mse")
+    schedule.set_model(model)
+    schedule.on_batch_begin(0)
+    optimizer.apply([np.array([gradient], np.float32)], [weight])
+    assert float(weight[0]) == pytest.approx(expected)
+
+
+def test_an_end_of_the_schedule_leaves_the_rate_alone(model: keras.Model) -> None:
+    schedule = callbacks.LearningRateScheduleCallback(1.0, lambda epoch: 1 + epoch, 1, 3, staircase=False)
+    watch = Watch(lambda: round(float(model.optimizer.learning_rate), 4))
+    fit(model, schedule, watch, epochs=4)
+    assert watch.seen == [0.5] * 4 + [2.0, 2.25, 2.5, 2.75] + [3.0, 3.25, 3.5, 3.75] + [3.75] * 4
+
+
+def test_what_has_no_rate_or_no_steps_is_refused(model: keras.Model) -> None:
+    with pytest.raises(ConfigError, match="initial_lr"):
+        callbacks.LearningRateScheduleCallback(None, 0.1)  # type: ignore[arg-type]
+    smooth = callbacks.LearningRateScheduleCallback(0.5, 0.1, staircase=False)
+    with pytest.raises(ConfigError, match="steps_per_epoch"):
+        smooth.on_train_begin()
+    with pytest.raises(ConfigError, match="local_variables"):
+        callbacks.BroadcastGlobalVariablesCallback(0, local_variables=["w"])
+
+
+@pytest.mark.parametrize(("weights", "name"), [(False, "best.keras"), (True, "best.weights.h5")])
+def test_the_best_model_goes_where_it_is_told(
+    weights: bool, name: str, model: keras.Model, tmp_path: Path
+) -> None:
+    best = callbacks.BestModelCheckpoint("loss", save_weights_only=weights)
+    assert best.filepath is None
+    best.filepath = str(tmp_path / name)
+    fit(model, best)
+    assert (tmp_path / name).exists()
+
+
+def test_a_loaded_model_has_a_distributed_optimizer_with_its_slots(
+    model: keras.Model, tmp_path: Path
+) -> None:
+    fit(model)
+    model.save(tmp_path / "model.keras")
+    loaded = hvd_keras.load_model(tmp_path / "model.keras")
+    assert int(loaded.optimizer.iterations) == 8
+    with pytest.raises(ConfigError, match="averages gradients already"):
+        hvd_keras.DistributedOptimizer(loaded.optimizer)
+    with pytest.raises(ConfigError, match="legacy_opts"):
+        hvd_keras.load_model(tmp_path / "model.keras", legacy_opts=True)
+
+
+def test_what_tensorflow_1_had_is_refused_in_words() -> None:
+    import hvdrecover.tensorflow as recover
+
+    with pytest.raises(ConfigError, match="no session hooks"):
+        recover.BroadcastGlobalVariablesHook(0)
+    with pytest.raises(ConfigError, match=r"^session: "):
+        recover.elastic.TensorFlowState(session=object())
+    with pytest.raises(ConfigError, match=r"^use_locking: "):
+        recover.DistributedOptimizer(keras.optimizers.SGD(), use_locking=True)
+    with pytest.raises(ConfigError, match=r"^fused: "):
+        recover.SyncBatchNormalization(fused=True)
