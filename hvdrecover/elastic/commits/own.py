@@ -75,7 +75,7 @@ class Own:
             UnsupportedValueError: this rank's take more bytes than can be exchanged at each commit.
         """
         if self.exists and world.size() > 1:
-            rows = gather_json(world, self._packed(), "hvdrecover.own")
+            rows = gather_json(world, self._packed(self._present()), "hvdrecover.own")
             self._known, self._place = {}, (world.rank(), world.size())
             for rank, row in enumerate(rows):
                 self._learn(rank, world.size(), row)
@@ -83,7 +83,8 @@ class Own:
     def meet(self, world: World, held: Snapshot | None, newest: CommitId | None) -> None:
         """At a rendezvous: learn the present states of those that hold the elected commit.
 
-        Others have none of it: they get theirs from what the commit holds.
+        Others have none of it: they get theirs from what the commit holds. So does a loader that was made
+        anew since, as by a reset callback.
 
         Args:
             world: the ranks, all of which call this.
@@ -94,10 +95,10 @@ class Own:
             return
         self._known, row = {}, None
         if newest is None:
-            row = [world.rank(), world.size(), self._packed()]
+            row = [world.rank(), world.size(), self._packed(self._present())]
         elif held is not None and held.id == newest:
             self._known = self._stored(held)
-            row = [*self._place, self._packed()]
+            row = [*self._place, self._packed({**self._present(), **self._of_new()})]
         rows = gather_json(world, row, "hvdrecover.own") if world.size() > 1 else [row]
         for each in rows:
             if each is not None:
@@ -107,17 +108,23 @@ class Own:
         """Training continues, so what is known of the other ranks' states is over."""
         self._known = {}
 
-    def _packed(self) -> dict[str, Json]:
+    def _of_new(self) -> dict[str, Tree]:
+        """Return what the commit holds of this rank for loaders that were made anew since."""
+        rank, size = self._place
+        known = {name: each for name, each in self._known.items() if each.ranks == size}
+        new = [name for name, each in self._values.items() if each.is_new and name in known]
+        return {name: known[name].states[rank] for name in new if rank in known[name].states}
+
+    def _packed(self, states: Mapping[str, Any]) -> dict[str, Json]:
         """This rank's states as JSON; with the tensors in them as a safetensors file, in base64."""
-        present = self._present()
-        parts = self._copier.take_apart({name: present[name] for name in self._values})
+        parts = self._copier.take_apart({name: states[name] for name in self._values})
         arenas = self._copier.copy(parts, {})
         row: dict[str, Json] = {}
         for name, part in parts.items():
             file = base64.b64encode(arenas[name].buffer.data).decode() if name in arenas else None
             row[name] = [part.outline.structure, file]
-        if RANDOM in present:
-            row[RANDOM] = present[RANDOM]
+        if RANDOM in states:
+            row[RANDOM] = states[RANDOM]
         if (size := len(json.dumps(row))) > _LARGEST:
             largest = max(row, key=lambda name: len(json.dumps(row[name])))
             raise UnsupportedValueError(

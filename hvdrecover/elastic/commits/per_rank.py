@@ -58,6 +58,11 @@ class PerRank:
         self._value = value
         self._place: tuple[int, int] | None = None  # made for the place that this rank has, whichever that is
 
+    @property
+    def is_new(self) -> bool:
+        """Return whether the value takes a state, and was made since one was loaded into the last."""
+        return self._stateful is not None and self._place is None
+
     def __iter__(self) -> Iterator[Any]:
         iterator = iter(self._value)
         if self.on_iterate is not None:

@@ -324,6 +324,39 @@ def test_a_loader_made_for_another_rank_is_not_loaded_into() -> None:
     assert counter.value == "rank 0's"
 
 
+@pytest.mark.parametrize(("remove", "size"), [((), 3), ((1,), 2)])
+def test_a_loader_that_a_reset_callback_makes_anew_gets_its_state_of_the_commit(
+    remove: tuple[int, ...], size: int
+) -> None:
+    seen: Values = {}
+
+    def on_resize(states: list[Any], rank: int, size: int) -> Any:
+        seen[rank] = states
+        return {"steps": -1}
+
+    def main(world: FakeWorld) -> Any:
+        world.init()
+        state = Process(world).state(step=0, data=PerRank(FakeSchedule(), on_resize))
+
+        @run
+        def training(state: State) -> Any:
+            if state.step == 0:
+                state.step, state.data.value.steps = 1, 10 + world.rank()
+                world.allgather([0], "change")
+                state.commit()
+            return state.data.value.steps
+
+        state.register_reset_callbacks([lambda: setattr(state.data, "value", FakeSchedule())])
+        return training(state)
+
+    results = FakeJob(main, 2, [change_at(0, "change", add=1, remove=remove)]).results()
+    if size == 2:
+        assert (results, seen) == ([10, 11], {})
+    else:
+        assert results == [-1] * 3
+        assert seen == {rank: [{"steps": 10}, {"steps": 11}] for rank in range(3)}
+
+
 def test_on_resize_may_leave_a_loader_as_it_is() -> None:
     calls: list[int] = []
 
