@@ -14,23 +14,27 @@ from hvdrecover import error_kinds
 _PATIENCE = 5.0  # seconds for the process to end; then it shows its error itself
 
 _notes: int | None = None
+_hook: object = None  # the last that was set here
 
 
 def told_to(notes: int) -> None:
     """Tell a guardian of the error that ends this process, and let the guardian print it.
 
+    If the script, or a library, has a hook of its own for such errors, that is called, and does the printing.
+
     Args:
         notes: the file descriptor of what the guardian reads.
     """
-    global _notes
-    if _notes is not None:
-        _notes = notes
-        return
+    global _notes, _hook
     _notes = notes
-    previous = sys.excepthook
+    if sys.excepthook is _hook:
+        return
+    previous, process = sys.excepthook, os.getpid()
+    prints = previous is not sys.__excepthook__
 
     def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if issubclass(kind, KeyboardInterrupt) or not _told(error):
+        forked = os.getpid() != process
+        if forked or issubclass(kind, KeyboardInterrupt) or not _told(error, printed=prints) or prints:
             previous(kind, error, trace)
             return
         # The exit may have to wait for other threads, for ever perhaps. The error must not wait for it.
@@ -38,13 +42,13 @@ def told_to(notes: int) -> None:
         late.daemon = True
         late.start()
 
-    sys.excepthook = tell
+    sys.excepthook = _hook = tell
 
 
-def _told(error: BaseException) -> bool:
+def _told(error: BaseException, *, printed: bool) -> bool:
     text = "".join(traceback.format_exception(error))
     short = "".join(traceback.format_exception_only(error)).strip()
-    return _write(error=short, traceback=text, kinds=error_kinds.kinds(error), unprinted=True)
+    return _write(error=short, traceback=text, kinds=error_kinds.kinds(error), unprinted=not printed)
 
 
 def _show(previous: object, *error: object) -> None:
