@@ -29,7 +29,7 @@ HOROVODS = frozenset(
         "sync",
     }
 )
-"""What Horovod's states have, too; no attribute can have such a name."""
+"""Names of Horovod's states; no attribute can have one."""
 
 _TAKES: dict[str, tuple[type, ...]] = {
     "checkpoint": (Checkpoint, str),
@@ -147,9 +147,14 @@ def is_ours(thing: Any) -> bool:
 
 
 def yielding(kind: type) -> set[str]:
-    """Return the public names of a class of states that are neither Horovod's nor the script's own."""
-    ours = filter(is_ours, kind.__mro__)
-    return {name for base in ours for name in vars(base) if not name.startswith("_")} - HOROVODS
+    """Return the public names of a class of states that make way for an attribute, as in Horovod's states.
+
+    They are ours that Horovod's states have not, and the script's own, such as a default; not a property,
+    which an attribute can't take the place of.
+    """
+    found = ((name, value) for base in kind.__mro__ for name, value in vars(base).items())
+    public = {name for name, value in found if not name.startswith("_") and not hasattr(value, "__set__")}
+    return public - HOROVODS
 
 
 def refuse_private(kind: type, ours: type) -> None:
@@ -162,7 +167,8 @@ def refuse_private(kind: type, ours: type) -> None:
     Raises:
         ConfigError: a private name of ours is defined anew.
     """
-    private = {name for name in vars(ours) if name.startswith("_") and not name.endswith("__")}
+    names = {name for base in ours.__mro__ for name in vars(base)}
+    private = {name for name in names if name.startswith("_") and not name.endswith("__")}
     for base in kind.__mro__:
         if not is_ours(base) and (both := private & vars(base).keys()):
             raise ConfigError(

@@ -81,12 +81,38 @@ def test_a_subclass_may_set_an_attribute_before_the_state_is_made(process: Proce
     assert state.epoch == 2
 
 
-def test_a_method_of_a_subclass_by_a_name_of_our_own_inside_is_refused(process: Process) -> None:
-    class Mine(State):
-        def _keep(self) -> None: ...
+def test_a_default_of_a_subclass_makes_way_for_the_attribute(process: Process) -> None:
+    class Default(State):
+        epoch = 0
+        note = "mine"
 
-    with pytest.raises(ConfigError, match=r"Mine\._keep: a state has this name for itself; choose another"):
-        Mine(process.framework, process.world, config=process.config, attributes={})
+        def best(self) -> None: ...
+
+    attributes = {"epoch": 1, "best": 2}
+    state: Any = Default(process.framework, process.world, config=process.config, attributes=attributes)
+    state.sync()
+    state.epoch = state.best = 3
+    state.commit()
+    state.epoch = state.best = 4
+    state.restore()
+    assert (state.epoch, state.best, state.note) == (3, 3, "mine")
+
+
+def test_a_property_of_a_subclass_is_not_an_attribute(process: Process) -> None:
+    class Mine(State):
+        @property
+        def epoch(self) -> int:
+            return 0
+
+    with pytest.raises(ConfigError, match="can't have this name"):
+        Mine(process.framework, process.world, config=process.config, attributes={"epoch": 1})
+
+
+@pytest.mark.parametrize("name", ["_keep", "_around"])
+def test_a_method_of_a_subclass_by_a_name_of_our_own_inside_is_refused(process: Process, name: str) -> None:
+    mine = type("Mine", (State,), {"__module__": __name__, name: lambda self: None})
+    with pytest.raises(ConfigError, match=rf"Mine\.{name}: a state has this name for itself; choose another"):
+        mine(process.framework, process.world, config=process.config, attributes={})
 
 
 def test_a_name_of_the_states_own_inside_is_refused_when_it_is_set(process: Process) -> None:
