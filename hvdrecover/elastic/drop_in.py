@@ -109,9 +109,9 @@ def from_root(state: states.State, bcast_object: Broadcast) -> Broadcast:
     if "root_rank" not in inspect.signature(bcast_object).parameters:
         return bcast_object
 
-    def broadcast(value: Any, *args: Any, **kwargs: Any) -> Any:
-        if not args:
+    def broadcast(*args: Any, **kwargs: Any) -> Any:
+        if len(args) < 2:
             kwargs.setdefault("root_rank", state._recovery.root)
-        return bcast_object(value, *args, **kwargs)
+        return bcast_object(*args, **kwargs)
 
     return broadcast

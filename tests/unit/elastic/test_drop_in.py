@@ -244,7 +244,8 @@ def test_a_broadcast_that_is_told_a_root_keeps_it(process: Process) -> None:
     state = process.state()
     state._recovery.root = 2
     sends = drop_in.from_root(state, broadcast)
-    assert (sends(1), sends(1, 0), sends(1, root_rank=1, name="x")) == (
+    assert (sends(1), sends(value=1), sends(1, 0), sends(1, root_rank=1, name="x")) == (
+        (1, 2, None),
         (1, 2, None),
         (1, 0, None),
         (1, 1, "x"),
