@@ -110,14 +110,14 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._ended = False
 
     def set_model(self, model: keras.Model) -> None:
-        """Take the first place in Keras's list: whoever ends the training after this, means it."""
+        """Take the first place in Keras's list: a later callback that ends the training ends it for good."""
         super().set_model(model)
         if (found := callback_list.list_of(self)) is not None:
             callback_list.arrange(found, first=[self])
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Ask for the number of steps anew."""
-        self.steps_per_epoch = None
+        """Ask for the number of steps anew; a ``fit`` that a fault has ended leaves nothing behind."""
+        self.steps_per_epoch, self._ended = None, False
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Tell the other callbacks how many steps are left."""
@@ -136,14 +136,14 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_test_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """The epoch's batches are done."""
-        self._go_on()
+        self._continue()
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """The next epoch begins with its first batch."""
-        self._go_on()
+        self._continue()
         self.state.batch = 0
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         if self._ended:
             self.model.stop_training = self._ended = False
 
