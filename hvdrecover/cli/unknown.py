@@ -1,4 +1,4 @@
-"""Options that nobody knows are refused before anything starts, with the one that was meant, perhaps."""
+"""Refuse unknown options before anything starts, and suggest the one that was probably meant."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def refuse(parser: argparse.ArgumentParser, words: Sequence[str], *, with_horovo
 
     Args:
         parser: of the command.
-        words: what nobody knows, an option first.
+        words: unknown ones, an option first.
         with_horovodrun: whether the command takes the options of ``horovodrun``, too.
     """
     horovodrun = _horovodrun() if with_horovodrun else None

@@ -97,7 +97,7 @@ class Recovery:
         heartbeat.take_rank(context.world.rank())
         held = self._memory.newest
         election = self._elect(held)
-        self._own.meet(context.world, held, election.newest)
+        self._own.rendezvous(context.world, held, election.newest)
         leads = context.world.rank() == election.root
         agreement = self._lead(election) if leads else self._follow(election, held)
         self.root = election.root

@@ -144,7 +144,7 @@ class Reduction:
         return tf.convert_to_tensor(gradient) if sparse and self.sparse_as_dense else gradient
 
     def _alone(self, gradient: Gradient) -> Gradient:
-        """What a rank makes of a local variable's gradient."""
+        """Return what this rank applies to a local variable: its gradient, scaled if that is asked for."""
         if gradient is None or not self.scale_local_gradients:
             return gradient
         return _divided(gradient)

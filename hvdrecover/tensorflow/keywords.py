@@ -1,4 +1,4 @@
-"""What functions of Horovod's take, for ours in their place."""
+"""The arguments of Horovod's functions, for ours in their place."""
 
 from __future__ import annotations
 

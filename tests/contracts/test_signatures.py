@@ -1,4 +1,4 @@
-"""What stands in for Horovod's takes what Horovod's takes: every public name, every method, every keyword.
+"""Our modules in the place of Horovod's take what those take: every public name, every method, every keyword.
 
 A module that stands in for one of Horovod's is a line of `MODULES`. Each name of Horovod's is either its very
 object, or a module of `MODULES`, or ours, whose signatures are compared. What is not the same on purpose is

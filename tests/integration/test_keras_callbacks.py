@@ -36,7 +36,7 @@ class Run:
         return Job(command, self.folder / "log.txt", {"FAULTS": "\n".join(faults), **events})
 
     def traces(self) -> Counter[str]:
-        """How often each process has traced its training step."""
+        """The number of times that each process has traced its training step."""
         return Counter((self.folder / "traces").read_text().split())
 
     def outcome(self) -> dict[str, Any]:

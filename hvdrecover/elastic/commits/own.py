@@ -1,7 +1,7 @@
 """The states that each rank has of its own, and all ranks know of all: `PerRank` values and random streams.
 
-They are exchanged before a commit is made. So whoever holds a commit holds the states of all ranks at that
-very commit, and a rank that has lost its memory gets its own back from any other.
+They are exchanged before a commit is made. So a rank that holds a commit holds the states of all ranks at
+that very commit, and a rank that has lost its memory gets its own back from any other.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Own:
             for rank, row in enumerate(rows):
                 self._learn(rank, world.size(), row)
 
-    def meet(self, world: World, held: Snapshot | None, newest: CommitId | None) -> None:
+    def rendezvous(self, world: World, held: Snapshot | None, newest: CommitId | None) -> None:
         """At a rendezvous: learn the present states of those that hold the elected commit.
 
         Others have none of it: they get theirs from what the commit holds. So does a loader that was made

@@ -84,7 +84,7 @@ def script(bug: str, folder: Path, shuffle: random.Random) -> Callable[[Process]
 
 
 def drilled(bug: str, folder: Path) -> list[Finding]:
-    """What is found: all ranks are killed, and start again."""
+    """Return what is found when all ranks are killed and start again."""
     shuffle = random.Random(1)
 
     def start(name: str, *faults: Any) -> None:

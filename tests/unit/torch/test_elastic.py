@@ -1,4 +1,4 @@
-"""What a script for ``horovod.torch.elastic`` finds when only its import line names us."""
+"""Scripts for ``horovod.torch.elastic`` of which only the import line names us."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ URL = "fake://root"
 
 
 class Counter:
-    """What a script has a handler for."""
+    """A value that a script has a handler for."""
 
     def __init__(self) -> None:
         self.count = 0
