@@ -30,7 +30,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
     def __init__(self, fused: bool = False, **options: Any) -> None:
         if fused is not False:
             raise ConfigError("fused", "statistics of all ranks need the plain one; leave it out")
-        super().__init__(**{"name": "sync_batch_normalization", **options})
+        super().__init__(**options)
 
     def _moments(self, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
         mean, variance = super()._moments(inputs, mask)
