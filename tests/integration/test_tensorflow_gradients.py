@@ -14,13 +14,15 @@ from hvdrecover.launch.job import Job
 
 SCRIPT = Path(__file__).with_name("scripts") / "tensorflow_gradients.py"
 OPTIMIZERS = ["sgd", "adam", "clipped", "loss_scale"]
-OPTIONS = ["default", "fp16", "sum", "factors", "sparse_as_dense"]
+OPTIONS = ["default", "fp16", "sum", "predivided", "sparse_as_dense"]
 BOTH_WAYS = {
     "tape_and_plain_optimizer": OPTIMIZERS,
     "optimizer_of_a_loop": OPTIMIZERS,
     "option_of_tape": OPTIONS,
     "option_of_optimizer": OPTIONS,
     "groups_of_variables": ["tape", "optimizer"],
+    "sync_batch_norm": ["float32", "float64"],
+    "broadcast_of_variables": ["copied", "in_place", "broadcast_"],
     "several_passes": OPTIMIZERS,
     "several_passes_of": ["sparse"],
     "variables_of_all_kinds": ["tape", "reduction"],

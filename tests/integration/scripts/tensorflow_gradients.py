@@ -243,6 +243,109 @@ def groups_of_variables(found: Findings, what: str, graph: bool) -> None:
         found.same_everywhere("weight", variables)
 
 
+def normalized(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What batch normalization makes of a batch, before it is scaled; the batch's mean; its variance."""
+    mean, variance = z.mean(axis=0), z.var(axis=0)
+    return (z - mean) / np.sqrt(variance + EPSILON), mean, variance
+
+
+def before_normalization(gradient: np.ndarray, unit: np.ndarray, variance: np.ndarray) -> np.ndarray:
+    """The gradient of what was normalized, from that of what came of it (Ioffe, Szegedy 2015, section 3)."""
+    common = gradient.mean(axis=0) + unit * (gradient * unit).mean(axis=0)
+    return (gradient - common) / np.sqrt(variance + EPSILON)
+
+
+EPSILON, MOMENTUM, RATE = 0.01, 0.9, 0.25  # Keras keeps a rate in float32
+
+
+def two_normalizations_by_hand(kernel: np.ndarray, steps: int) -> list[np.ndarray]:
+    """What `sync_batch_norm` trains, in float64 and without a framework.
+
+    Returns:
+        Kernel, then gamma, beta, moving mean and moving variance of each layer.
+    """
+    kernel = kernel.astype(np.float64)
+    layers = [[np.ones(4), np.zeros(4), np.zeros(4), np.ones(4)] for _ in range(2)]
+    for _ in range(steps):
+        first, *of_first = normalized(X @ kernel)
+        second, *of_second = normalized(layers[0][0] * first + layers[0][1])
+        out = layers[1][0] * second + layers[1][1]
+        gradient = 2 * (out - TARGET) / out.size
+        for (gamma, beta, *moving), unit, moments in reversed(
+            list(zip(layers, (first, second), (of_first, of_second), strict=True))
+        ):
+            below = before_normalization(gradient * gamma, unit, moments[1])
+            gamma -= RATE * (gradient * unit).sum(axis=0)
+            beta -= RATE * gradient.sum(axis=0)
+            for average, moment in zip(moving, moments, strict=True):
+                average += (1 - MOMENTUM) * (moment - average)
+            gradient = below
+        kernel = kernel - RATE * X.T.astype(np.float64) @ gradient
+    return [kernel, *layers[0], *layers[1]]
+
+
+TARGET = GENERATOR.normal(size=(16, 4))
+
+
+@check_each(dtype=["float32", "float64"])
+def sync_batch_norm(found: Findings, dtype: str, graph: bool) -> None:
+    """Two layers of one model, without names; as by hand with the whole batch."""
+    kernel = np.linspace(-1, 2, 12).reshape(3, 4)
+    dense = keras.layers.Dense(4, use_bias=False, dtype=dtype)
+    layers = [
+        recover.SyncBatchNormalization(epsilon=EPSILON, momentum=MOMENTUM, dtype=dtype) for _ in range(2)
+    ]
+    model = keras.Sequential([dense, *layers])
+    model.build((None, 3))
+    dense.kernel.assign(kernel)
+    optimizer = keras.optimizers.SGD(RATE)
+    x, target = tf.constant(half(X), dtype), tf.constant(half(TARGET), dtype)
+
+    def step() -> None:
+        with recover.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_mean(tf.square(model(x, training=True) - target))
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+    run = tf.function(step) if graph else step
+    for _ in range(3):
+        run()
+    expected = two_normalizations_by_hand(kernel, 3)
+    found.close("variable", model.variables, expected, CLOSE if dtype == "float32" else 1e-12)
+    found.same_everywhere("variable", model.variables)
+
+
+@check_each(how=["copied", "in_place", "broadcast_"])
+def broadcast_of_variables(found: Findings, how: str, graph: bool) -> None:
+    """TensorFlow's and Keras's, of two dtypes; and no others."""
+    mine, roots = np.random.default_rng(hvd.rank()), np.random.default_rng(1)
+    kinds = [
+        (keras.Variable, "float32", (3, 4)),
+        (tf.Variable, "float64", (2,)),
+        (keras.Variable, "float64", ()),
+    ]
+    variables = [kind(mine.normal(size=shape), dtype=dtype) for kind, dtype, shape in kinds]
+    expected = [roots.normal(size=shape).astype(dtype) for _, dtype, shape in kinds]
+    model = a_model()
+    if hvd.rank() == 0:
+        model.set_weights([0 * each for each in model.get_weights()])
+    another = keras.Variable(float(hvd.rank() + 1))
+
+    def send() -> None:
+        if how == "broadcast_":
+            recover.broadcast_(variables, 1)
+            recover.broadcast_(model.variables, 1, "models")
+        else:
+            recover.broadcast_variables([*variables, *model.variables], 1, inplace=how == "in_place")
+
+    (tf.function(send) if graph else send)()
+    found.expect(
+        all(np.array_equal(*pair) for pair in zip(arrays(variables), expected, strict=True)),
+        f"{arrays(variables)} instead of {expected}",
+    )
+    found.close("weight", model.variables, a_model().variables, 0.0)
+    found.expect(float(another) == hvd.rank() + 1, "one that was not to be sent has changed")
+
+
 @check_each(kind=OPTIMIZERS)
 def several_passes(found: Findings, kind: str, graph: bool) -> None:
     """Two passes on each rank: as a single process on all four quarters."""
@@ -368,7 +471,9 @@ def traced_again(found: Findings) -> None:
         for guarded in (False, True):
             model, optimizer, passes = a_model(), OPTIMIZERS["sgd"](), 2 if way == "passes" else 1
             if way != "tape":
-                optimizer = recover.DistributedOptimizer(optimizer, backward_passes_per_step=passes)
+                optimizer = recover.DistributedOptimizer(
+                    optimizer, backward_passes_per_step=passes, average_aggregated_gradients=True
+                )
             optimizer.build(model.trainable_variables)
             traces: list[bool] = []
             step = choosing_step(way, model, optimizer, traces)
