@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)*)?")
+_ISOLATED = re.compile(r"-[^-WX]*[EIS].*")  # no environment variables, or no site
 _FLAGS = re.compile(r"-[^-WXcm]*(?P<last>[WXcm])(?P<value>.*)")  # several in a word; these take what follows
 
 
@@ -26,6 +27,11 @@ class PythonCommand:
     module: bool
     program: str
     arguments: tuple[str, ...]
+
+    @property
+    def customizes(self) -> bool:
+        """Return whether the interpreter reads ``PYTHONPATH`` and runs the `sitecustomize` that it finds there."""
+        return not any(_ISOLATED.fullmatch(word) for word in self.interpreter[1:])
 
 
 def parse(command: Sequence[str]) -> PythonCommand | None:

@@ -21,7 +21,8 @@ def environment(command: Sequence[str], environ: Mapping[str, str]) -> dict[str,
         command: the training command.
         environ: its environment.
     """
-    if parse(command) is None:
+    program = parse(command)
+    if program is None or not program.customizes:
         return {}
     path = environ.get("PYTHONPATH")
     return {"PYTHONPATH": os.pathsep.join([str(FOLDER), *([path] if path else [])])}

@@ -120,3 +120,14 @@ def test_a_script_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest
     write(tmp_path, "")
     for command in (["python", "train.py"], ["python", "-m", "gone"], ["sh", "gone"]):
         early.check(command)
+
+
+@pytest.mark.parametrize("flags", [["-I"], ["-E"], ["-S"], ["-bE", "-u"], ["-X", "dev", "-I"]])
+def test_an_interpreter_that_would_not_read_it_gets_no_path(flags: list[str]) -> None:
+    assert early.environment([sys.executable, *flags, "train.py"], {}) == {}
+
+
+@pytest.mark.parametrize("flags", [[], ["-u"], ["-X", "faulthandler"], ["-WError::I"]])
+def test_any_other_interpreter_gets_it(flags: list[str]) -> None:
+    found = early.environment([sys.executable, *flags, "train.py"], {"PYTHONPATH": "mine"})
+    assert found["PYTHONPATH"].split(":") == [str(early.FOLDER), "mine"]
