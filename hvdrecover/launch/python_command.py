@@ -30,7 +30,7 @@ class PythonCommand:
 
     @property
     def customizes(self) -> bool:
-        """Return whether the interpreter reads ``PYTHONPATH`` and runs the `sitecustomize` that it finds there."""
+        """Return whether the interpreter runs the `sitecustomize` that it finds by ``PYTHONPATH``."""
         return not any(_ISOLATED.fullmatch(word) for word in self.interpreter[1:])
 
 
