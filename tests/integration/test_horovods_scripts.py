@@ -6,6 +6,7 @@ started again.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -39,7 +40,9 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 
     def start(name: str, launcher: Sequence[str] = (), **environ: str) -> Job:
         log, command = tmp_path / f"log-{len(jobs)}", [*(launcher or supervised()), sys.executable]
-        settings = {"FOLDER": str(tmp_path), **environ}
+        # As in an activated environment: horovodrun looks for mpirun on the path.
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        settings = {"FOLDER": str(tmp_path), "PATH": path, **environ}
         jobs.append(Job([*command, str(SCRIPTS / name)], log, settings))
         return jobs[-1]
 
