@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from hvdrecover import config
 from hvdrecover.elastic.interfaces import World
-from hvdrecover.errors import RemovedError, RendezvousError
+from hvdrecover.errors import ConfigError, RemovedError, RendezvousError
 
 Fault = Literal["peers", "hosts", "numbers"]
 
@@ -41,14 +41,19 @@ def fault_of(error: BaseException, world: World) -> Fault | None:
         ``peers`` if a collective failed because ranks were lost, ``hosts`` if hosts have come or gone without
         a loss, None if it is an error of the user's own.
     """
-    if _NO_ADASUM in str(error):
-        error.add_note("Adasum on CPUs needs MPI: start the job by mpirun, or by horovodrun --mpi")
-        return None
     from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
     if isinstance(error, HostsUpdatedInterrupt):
         return "hosts"
     return "peers" if isinstance(error, HorovodInternalError) or world.lost(error) else None
+
+
+def mistake_of(error: BaseException) -> ConfigError | None:
+    """Return what is wrong with a script, if Horovod says so by an error that looks like a lost rank."""
+    if _NO_ADASUM not in str(error):
+        return None
+    remedy = "Adasum on CPUs needs MPI: start the job by mpirun, or by horovodrun --mpi"
+    return ConfigError("op", remedy).with_traceback(error.__traceback__)
 
 
 def hosts_updated() -> Exception:

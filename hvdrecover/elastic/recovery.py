@@ -19,7 +19,7 @@ from hvdrecover.elastic.assembly import Rank
 from hvdrecover.elastic.companions import Moment, Observer
 from hvdrecover.elastic.durable.durability import FINISH_ATTEMPTS
 from hvdrecover.elastic.guard.judge import RolledBack
-from hvdrecover.elastic.horovod import fault_of, hosts_updated
+from hvdrecover.elastic.horovod import fault_of, hosts_updated, mistake_of
 from hvdrecover.elastic.lifecycle import leaving, stalls
 from hvdrecover.elastic.lifecycle.leaving import Departure
 from hvdrecover.errors import RecoveryError
@@ -262,8 +262,9 @@ class Recovery:
             order.leave_out(done, batch.batch_size)
 
     def cause(self, error: BaseException) -> BaseException:
-        """Return the error that ended the training function, as it was before a framework changed it."""
-        return self._context.framework.original(error) or self._companions.cause(error)
+        """Return the error that ended the training function, as it was before a framework or Horovod changed it."""
+        error = self._context.framework.original(error) or self._companions.cause(error)
+        return mistake_of(error) or error
 
     # -- ends ------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import pytest
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
 from hvdrecover.elastic import horovod
-from hvdrecover.errors import RecoveryError, RemovedError, RendezvousError
+from hvdrecover.errors import ConfigError, RecoveryError, RemovedError, RendezvousError
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,11 @@ def test_the_version_is_that_of_the_installed_package() -> None:
     assert horovod.version().startswith("0.")
 
 
-def test_adasum_without_mpi_is_not_a_lost_rank() -> None:
-    error = HorovodInternalError(RuntimeError("No Adasum operation enabled"))
-    assert horovod.fault_of(error, SimpleNamespace(lost=lambda error: False)) is None
-    assert "needs MPI" in error.__notes__[0]
+def test_adasum_without_mpi_is_a_mistake_and_not_a_lost_rank() -> None:
+    try:
+        raise HorovodInternalError(RuntimeError("No Adasum operation enabled"))
+    except HorovodInternalError as error:
+        mistake = horovod.mistake_of(error)
+        assert isinstance(mistake, ConfigError)
+        assert mistake.__traceback__ is error.__traceback__
+    assert horovod.mistake_of(HorovodInternalError("Horovod has been shut down")) is None
