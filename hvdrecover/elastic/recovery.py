@@ -262,7 +262,7 @@ class Recovery:
             order.leave_out(done, batch.batch_size)
 
     def cause(self, error: BaseException) -> BaseException:
-        """Return the error that ended the training function, as it was before a framework or Horovod changed it."""
+        """Return the error that ended the training function, before a framework or Horovod changed it."""
         error = self._context.framework.original(error) or self._companions.cause(error)
         return mistake_of(error) or error
 
