@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +30,10 @@ class Letters(torch.utils.data.IterableDataset[int]):
 def make(workers: int, kind: str, rng: Randomness) -> recover.TorchState:
     data: Any = Letters() if kind == "iterable" else list(range(12))
     loader = StatefulDataLoader(data, batch_size=2, shuffle=kind == "shuffled", num_workers=workers)
+    return having(loader, rng)
+
+
+def having(loader: Any, rng: Randomness) -> recover.TorchState:
     model = torch.nn.Linear(1, 1)
     state = recover.TorchState(
         model, None, rng=rng, checkpoint=URL, loader=recover.PerRank(loader), seen=recover.PerRank([]), step=0
@@ -102,3 +108,46 @@ def test_an_iterable_data_set_of_hugging_face_resumes_where_it_was() -> None:
     state.restore()
     assert train(state) == 2 * list(range(18))
     assert train(make()) == 2 * list(range(18))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("before", [3, 6, 8])  # in mid-epoch, at the last batch of one, and in the next one
+def test_a_streaming_loader_of_mosaicml_resumes_to_the_last_bit(
+    before: int, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # its locks stay where they are made
+    streaming = pytest.importorskip("streaming", reason="streaming wants older packages; see docs/data.md")
+
+    class Loader(streaming.StreamingDataLoader):  # type: ignore[name-defined,misc]
+        """As docs/data.md has it."""
+
+        def load_state_dict(self, obj: dict[str, Any]) -> None:
+            self.dataset.next_epoch = self.num_samples_yielded = 0
+            super().load_state_dict(obj)
+
+    def make() -> recover.TorchState:
+        data = streaming.StreamingDataset(local=str(tmp_path / "data"), batch_size=2, shuffle=True)
+        seeds = torch.Generator()  # else it draws from the global one
+        loader = Loader(data, 2, num_workers=workers, collate_fn=numbers, generator=seeds)
+        return having(loader, "reseed")
+
+    with streaming.MDSWriter(out=str(tmp_path / "data"), columns={"x": "int"}, size_limit=200) as writer:
+        for number in range(12):
+            writer.write({"x": number})
+    torch.manual_seed(3)
+    state = make()
+    expected = train(state, before)
+    for epoch in range(2):
+        seen = sorted(sample for batch in expected[1][6 * epoch : 6 * epoch + 6] for sample in batch)
+        assert seen == list(range(12))
+    for _ in range(2):
+        state.restore()
+        state.sync()  # asks it for its state before it is iterated over
+        assert train(state) == expected
+
+    torch.manual_seed(99)
+    assert train(make()) == expected
+
+
+def numbers(samples: list[dict[str, int]]) -> torch.Tensor:
+    return torch.tensor([sample["x"] for sample in samples])
