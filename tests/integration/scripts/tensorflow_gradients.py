@@ -244,7 +244,7 @@ def groups_of_variables(found: Findings, what: str, graph: bool) -> None:
 
 
 def normalized(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What batch normalization makes of a batch, before it is scaled; the batch's mean; its variance."""
+    """A batch after batch normalization, before it is scaled; the batch's mean; its variance."""
     mean, variance = z.mean(axis=0), z.var(axis=0)
     return (z - mean) / np.sqrt(variance + EPSILON), mean, variance
 
@@ -259,7 +259,7 @@ EPSILON, MOMENTUM, RATE = 0.01, 0.9, 0.25  # Keras keeps a rate in float32
 
 
 def two_normalizations_by_hand(kernel: np.ndarray, steps: int) -> list[np.ndarray]:
-    """What `sync_batch_norm` trains, in float64 and without a framework.
+    """The reference of `sync_batch_norm`, in float64 and without a framework.
 
     Returns:
         Kernel, then gamma, beta, moving mean and moving variance of each layer.
