@@ -184,7 +184,7 @@ def _ended_at_first(attempt: Attempt, fault: Fault, ranks: int) -> Outcome:
     """Show the error of one rank, with a count of those that failed alike and of those that did not."""
     failed = first_errors(attempt)
     alike = sum(each["detail"] == fault["detail"] for each in failed)
-    how = ends.FIRST_ERROR.how
+    how = FIRST_ERROR.how
     count = f"{alike} of {max(ranks, len(failed))} ranks ended like this"
     if others := len(failed) - alike:
         count += f", {others} in another way"
