@@ -137,7 +137,7 @@ def test_a_rank_lost_at_any_collective_gets_its_very_own_back(
 ) -> None:
     expected = undisturbed(rng)
     replacement: Replacement = "none" if action == "cut" else "in_place"
-    for nth in range(1, visits(rng) + (action == "kill")):  # an error after the last visit has no effect to test
+    for nth in range(1, visits(rng) + (action == "kill")):  # an error at the last visit shows nowhere
         fault = fail_at(rank, "", nth, action=action, replacement=replacement)
         assert FakeJob(Script(rng=rng), 2, [fault]).results() == expected, nth
 
