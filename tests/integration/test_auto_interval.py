@@ -11,12 +11,7 @@ import pytest
 from hvdrecover.elastic.durable.interval import Costs, best
 from hvdrecover.examples.digits_run import DigitsRun, static
 from tests.integration.conftest import ONE_OPTIMIZER, Start
-from tests.integration.test_kill_and_resume import (
-    SLOW,
-    assert_each_sample_once,
-    assert_same_weights,
-    kill_in_epoch,
-)
+from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once, assert_same_weights
 
 SCRIPT = Path(__file__).with_name("scripts") / "auto_interval.py"
 DAY = 86400.0
@@ -36,7 +31,9 @@ def test_it_decides_says_so_and_resumes_bitwise_equal(
 ) -> None:
     optimizer, clean = undisturbed
     run = DigitsRun(tmp_path, clean.epochs, "--optimizer", optimizer, *SLOW, program=[str(SCRIPT)])
-    kill_in_epoch(run, start(run, static(2)), epoch=1, commits=3)
+    job = start(run, static(2))
+    run.wait_for(job, lambda batch: batch.epoch == 1 and batch.commit >= 12)  # in mid-epoch
+    job.kill()
     before = len(events(run, "interval"))
     run.finish(start(run, static(2)))
     assert_same_weights(run, clean)

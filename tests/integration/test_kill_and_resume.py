@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.examples.digits_run import TRAINING_SAMPLES, DigitsRun, elastic, static
 from hvdrecover.launch.job import Job
 from tests.integration.conftest import LIGHT, ONE_OPTIMIZER, Start
@@ -36,10 +37,16 @@ def assert_each_sample_once(run: DigitsRun, *, padding: int) -> None:
 
 
 def kill_in_epoch(run: DigitsRun, job: Job, epoch: int, commits: int) -> None:
-    """Kill all of a job a few commits after an epoch has begun."""
+    """Kill all of a job a few commits after an epoch has begun, once a commit of that epoch is durable."""
     first = run.wait_for(job, lambda batch: batch.epoch == epoch)
-    run.wait_for(job, lambda batch: batch.epoch == epoch and batch.commit >= first.commit + commits)
+    run.wait_for(job, lambda batch: batch.commit >= first.commit + commits and durable(run.root) > first.commit)
     job.kill()
+
+
+def durable(root: Path) -> int:
+    """Return the number of the newest durable commit."""
+    names = (path.parent.name for path in root.glob("g*/MANIFEST.json"))
+    return max((found.commit for name in names if (found := CommitId.parse(name))), default=0)
 
 
 def test_resumed_in_mid_epoch_it_is_bitwise_equal(
