@@ -39,7 +39,9 @@ def assert_each_sample_once(run: DigitsRun, *, padding: int) -> None:
 def kill_in_epoch(run: DigitsRun, job: Job, epoch: int, commits: int) -> None:
     """Kill all of a job a few commits after an epoch has begun, once a commit of that epoch is durable."""
     first = run.wait_for(job, lambda batch: batch.epoch == epoch)
-    run.wait_for(job, lambda batch: batch.commit >= first.commit + commits and durable(run.root) > first.commit)
+    run.wait_for(
+        job, lambda batch: batch.commit >= first.commit + commits and durable(run.root) > first.commit
+    )
     job.kill()
 
 
