@@ -6,7 +6,8 @@
     ├── ConfigError                 a setting, option or environment variable has no usable value
     ├── StateError                  something handed to a State cannot be part of a commit
     │   ├── UnsupportedValueError   a plain object that JSON can't hold
-    │   └── UnsupportedTensorError  a tensor whose kind or dtype safetensors can't hold
+    │   ├── UnsupportedTensorError  a tensor whose kind or dtype safetensors can't hold
+    │   └── StepError               a loop over the steps of virtual ranks is not gone through as it must be
     ├── CheckpointError             everything about durable commits
     │   ├── StorageError            the storage refused, failed or is away
     │   │   ├── DurableAgeError     commits could not be made durable for longer than the job allows
@@ -95,6 +96,10 @@ class UnsupportedValueError(StateError, TypeError):
 
 class UnsupportedTensorError(StateError, TypeError):
     """A tensor whose kind or dtype safetensors can't hold."""
+
+
+class StepError(StateError):
+    """A loop over the steps of virtual ranks is not gone through as it must be."""
 
 
 class CheckpointError(HvdrecoverError):

@@ -110,6 +110,7 @@ class SampleOrder:
         begun: a number that is higher the later the last iteration was begun; 0 before the first.
         on_iterate: called when an iteration begins, after what the data loader itself draws from generators.
         on_record: called with this order and how many samples every rank has done, before they count.
+        dealt_to: where samples are dealt out to virtual ranks, returns the place of the first of this process.
 
     Raises:
         ConfigError: a negative length, a seed that is not an integer, or an unknown ``tail``.
@@ -132,13 +133,14 @@ class SampleOrder:
         self.begun = 0
         self.on_iterate: Callable[[], None] | None = None
         self.on_record: Callable[[SampleOrder, int], None] | None = None
+        self.dealt_to: Callable[[], tuple[int, int]] | None = None
         self._iterated = False
         self._start = 0
         self.rank, self.size = 0, 1
 
     def place(self, rank: int, size: int) -> None:
-        """Take a place among the ranks; what is left is dealt out anew."""
-        self.rank, self.size = rank, size
+        """Take a place among the ranks; what is left is dealt out anew. Virtual ranks have places of their own."""
+        self.rank, self.size = (rank, size) if self.dealt_to is None else self.dealt_to()
         self._begin()
 
     def set_epoch(self, epoch: int) -> None:
@@ -224,7 +226,11 @@ class SampleOrder:
         self._iterated = True
         self.begun = next(_iterations)
         self._start = self.done
-        return share(self._order(), self.done, self.rank, self.size, self.tail, self.gaps)
+        return self.share_of(self.rank)
+
+    def share_of(self, rank: int) -> Indices:
+        """Return a rank's samples from the cursor on: int64."""
+        return share(self._order(), self.done, rank, self.size, self.tail, self.gaps)
 
     def runs(self) -> list[tuple[int, int]]:
         """Return what all ranks are dealt in this pass, as runs of positions: from where, and how many."""

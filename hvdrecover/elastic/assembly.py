@@ -77,18 +77,21 @@ def assemble(
         ConfigError: a setting has no usable value.
     """
     own = Own(context.framework, context.contents.per_rank, Generators(context.framework, rng))
+    virtual = () if context.virtual is None else (context.virtual,)
+    for each in virtual:
+        each.join(context, own)
     pacing = Pacing(context.clock, on=settings is not None and settings.every == "auto")
     timings = Timings(context.clock, context.events, pacing)
     hosts = HostChanges(context.config)
     scalars = () if tensorboard is None else (Scalars(tensorboard, context),)
-    kept = (*scalars, pacing, *others.kept)
+    kept = (*scalars, pacing, *virtual, *others.kept)
     dataset = guard.data.as_json() if guard is not None and guard.data is not None else None
     versions = {**context.framework.versions(), "hvdrecover": __version__}
     memory = Memory(context.contents, own, kept, context.place, versions, dataset)
     durable = DurableSide(settings, context, pacing, memory)
     judge = Judge(guard, context)
-    for each in scalars:
-        each.durable_age = lambda: durable.age
+    for scalar in scalars:
+        scalar.durable_age = lambda: durable.age
     companions = Companions(
         observers=(
             Liveness(context.world),
@@ -108,6 +111,7 @@ def assemble(
             Stragglers(scalars),
             Leaving(context.config),
             hosts,
+            *virtual,
             *others.voters,
         ),
     )

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from typing import TYPE_CHECKING
+
 from hvdrecover.clock import Clock
 from hvdrecover.config import Config
+from hvdrecover.elastic.commits.carried import Carried
 from hvdrecover.elastic.commits.contents import Contents
 from hvdrecover.elastic.interfaces import Framework, World
 from hvdrecover.events import Events
+
+if TYPE_CHECKING:
+    from hvdrecover.elastic.virtual.ranks import VirtualRanks
 
 
 class Place:
@@ -16,13 +22,15 @@ class Place:
 
     Args:
         world: the ranks.
+        virtual: the virtual ranks; None if the job has none.
 
     Attributes:
         job: identity of the job; empty before the first agreement.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, virtual: VirtualRanks | None = None) -> None:
         self._world = world
+        self._virtual = virtual
         self.job = ""
 
     @property
@@ -40,6 +48,22 @@ class Place:
         """The number of ranks; 1 while this one is alone."""
         return self._world.size() if self.joined else 1
 
+    @property
+    def carried(self) -> Carried:
+        """The ranks whose own states this process has: itself, or its virtual ranks."""
+        return Carried((self.rank,), self.size) if self._virtual is None else self._virtual.carried
+
+    @property
+    def among_all(self) -> Carried:
+        """The same once this rank has agreed with the others."""
+        alone = self._virtual is None
+        return Carried((self._world.rank(),), self._world.size()) if alone else self.carried
+
+    @property
+    def stream(self) -> int:
+        """The rank whose random streams this process has; all have one outside of a virtual rank's part."""
+        return self.rank if self._virtual is None else self._virtual.size
+
 
 @dataclass(frozen=True)
 class Context:
@@ -53,6 +77,7 @@ class Context:
         events: of this process.
         clock: where times come from.
         place: this rank's place in the job.
+        virtual: the virtual ranks; None if the job has none.
     """
 
     framework: Framework
@@ -62,3 +87,4 @@ class Context:
     events: Events
     clock: Clock
     place: Place
+    virtual: VirtualRanks | None = None

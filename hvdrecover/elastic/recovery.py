@@ -97,7 +97,7 @@ class Recovery:
         heartbeat.take_rank(context.world.rank())
         held = self._memory.newest
         election = self._elect(held)
-        self._own.rendezvous(context.world, held, election.newest)
+        self._own.rendezvous(context.world, context.place.among_all, held, election.newest)
         leads = context.world.rank() == election.root
         agreement = self._lead(election) if leads else self._follow(election, held)
         self.root = election.root
@@ -209,7 +209,7 @@ class Recovery:
         tables = self._companions.exchange(world, moment)[1:]
         verdict = self._companions.verdict(moment, tables)
         if moment.kind == "check" and verdict is not None and self._keeps_all(verdict):
-            self._rank.own.gather(world)  # while all are there; a commit follows
+            self._rank.own.gather(world, self._context.place.carried)  # while all are there; a commit follows
         return verdict
 
     def _keeps_all(self, verdict: BaseException) -> bool:

@@ -21,6 +21,7 @@ from hvdrecover.elastic.lifecycle import stalls
 from hvdrecover.elastic.lifecycle.leaving import Departure
 from hvdrecover.elastic.recovery import Recovery
 from hvdrecover.elastic.scalars.observed import observed
+from hvdrecover.elastic.virtual.ranks import VirtualRanks
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.events import Events
 
@@ -46,6 +47,7 @@ class State(Attributes):
         clock: where times come from.
         companions: the adapter's own.
         hidden: attributes that the adapter adds, by names that begin with an underscore.
+        virtual: the virtual ranks; None if the job has none.
         attributes: what to track.
 
     Raises:
@@ -78,6 +80,7 @@ class State(Attributes):
         clock: Clock = SYSTEM_CLOCK,
         companions: Companions | None = None,
         hidden: Mapping[str, HiddenAttribute] | None = None,
+        virtual: VirtualRanks | None = None,
         attributes: dict[str, Any],
     ) -> None:
         config = config or configs.read()
@@ -86,17 +89,10 @@ class State(Attributes):
         attributes = {**attributes, **others}
         reserved = self._begin(attributes, State)
         self._contents = Contents(
-            framework, attributes, reserved, lambda: self._recovery.iteration_begins(), hidden
+            framework, attributes, reserved, lambda: self._recovery.iteration_begins(), hidden, virtual
         )
-        self._context = Context(
-            framework,
-            world,
-            self._contents,
-            config,
-            Events(config.events, config.host, clock),
-            clock,
-            Place(world),
-        )
+        events, place = Events(config.events, config.host, clock), Place(world, virtual)
+        self._context = Context(framework, world, self._contents, config, events, clock, place, virtual)
         rank = assemble(
             self._context,
             settings=settings_of(keywords["checkpoint"], config),
@@ -162,8 +158,8 @@ class State(Attributes):
             NumericsError: parameters are not finite, and the state's guard is to raise it.
         """
         self._companions.notify(Observer.begins)
-        self._own.gather(self._context.world)
         objection = self._companions.objection(committing=True)
+        self._own.gather(self._context.world, self._context.place.carried)
         if objection is None:
             self._around("save", lambda: self._save(None))
         else:
@@ -232,7 +228,7 @@ class State(Attributes):
         self._companions.notify(Observer.closing)
         if self._durable.wanted:
             if not self._memory.finished:
-                self._own.gather(self._context.world)
+                self._own.gather(self._context.world, self._context.place.carried)
                 self._around("save", self._keep)
             self._recovery.finish()
 

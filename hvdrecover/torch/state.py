@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.elastic.commits.randomness import Randomness
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.state import State
+from hvdrecover.elastic.virtual.ranks import VirtualRanks
+from hvdrecover.elastic.virtual.shares import Policy
+from hvdrecover.elastic.virtual.steps import Step, steps
+from hvdrecover.errors import ConfigError
 from hvdrecover.torch.framework import TorchFramework
 from hvdrecover.torch.scalars import require_tensorboard
+from hvdrecover.torch.virtual.carrier import TorchCarrier
+from hvdrecover.torch.virtual.feeds import feed
 from hvdrecover.torch.world import TorchWorld
 
 
@@ -24,6 +31,9 @@ class TorchState(State):
         rng: ``"reseed"``, the default, or ``"store"``; see `hvdrecover.elastic.commits.randomness`.
         guard: what is watched about the ranks, such as ``Guard()``; None watches nothing.
         tensorboard: path or URL of a folder for TensorBoard's runs, one for each rank; None writes none.
+        virtual_ranks: number of virtual ranks, whose work any number of processes carry out with one and the
+            same result; None has none. Train by `steps`.
+        shares: how they are dealt out: ``"equal"``, the default, or ``"by-speed"``.
         attributes: more modules, optimizers, samplers and anything else to track, by name.
 
     Raises:
@@ -41,10 +51,16 @@ class TorchState(State):
         rng: Randomness | None = None,
         guard: Guard | None = None,
         tensorboard: str | None = None,
+        virtual_ranks: int | None = None,
+        shares: Policy | None = None,
         **attributes: Any,
     ) -> None:
         if tensorboard is not None:
             require_tensorboard()
+        attributes = {"model": model, "optimizer": optimizer, **attributes}
+        virtual = None
+        if virtual_ranks is not None:
+            virtual = VirtualRanks(virtual_ranks, shares, TorchCarrier(attributes, virtual_ranks))
         super().__init__(
             TorchFramework(),
             TorchWorld(),
@@ -52,5 +68,33 @@ class TorchState(State):
             rng=rng,
             guard=guard,
             tensorboard=tensorboard,
-            attributes={"model": model, "optimizer": optimizer, **attributes},
+            virtual=virtual,
+            attributes=attributes,
         )
+
+    def steps(self, loader: Any) -> Iterator[Step]:
+        """Go through what is left of a pass over the data, step by step of all virtual ranks.
+
+        ::
+
+            for step in state.steps(loader):
+                for images, labels in step:       # one batch for each virtual rank of this process
+                    loss(model(images), labels).backward()
+                optimizer.step()                  # the gradients are those of the whole job by now
+                state.commit()
+
+        Samples are counted as done; don't call ``record_batch``. A sampler's ``set_epoch`` is the script's.
+
+        Args:
+            loader: a ``DataLoader`` whose sampler is an `ElasticSampler` of this state, which deals samples
+                out to the virtual ranks; or a `PerRank` of this state, with a loader for each of them.
+
+        Raises:
+            ConfigError: it is something else, or the state has no virtual ranks.
+            StepError: a step was left before its end, or passed over.
+        """
+        context = self._context
+        if context.virtual is None:
+            raise ConfigError("state.steps()", "the state has no virtual ranks; make it with virtual_ranks=")
+        data = feed(loader, self._contents.values, context.framework)
+        return steps(context.virtual, data, context.clock)

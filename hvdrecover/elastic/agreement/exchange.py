@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from hvdrecover.elastic.interfaces import World
+
+Bytes = npt.NDArray[np.uint8]
+
+_ALIGNMENT = 64  # bytes; of files, so that tensors can be made over them
 
 
 def gather_json(world: World, value: Any, name: str) -> list[Any]:
@@ -16,4 +24,50 @@ def gather_json(world: World, value: Any, name: str) -> list[Any]:
         value: this rank's, of what JSON can hold.
         name: of the collective.
     """
-    return [json.loads(text) for text in world.gather(json.dumps(value).encode(), name)]
+    return [json.loads(text) for text in world.gather(encoded(value), name)]
+
+
+def gather_packed(
+    world: World, value: Any, files: Sequence[Bytes], name: str
+) -> list[tuple[Any, list[Bytes]]]:
+    """Return each rank's value and files, by rank; in one collective.
+
+    Args:
+        world: the ranks, all of which call this.
+        value: this rank's, of what JSON can hold.
+        files: this rank's, uint8 of shape ``[n]`` each.
+        name: of the collective.
+    """
+    pieces = [encoded([value, [len(file) for file in files]]), *(file.tobytes() for file in files)]
+    rows = world.gather(b"".join(_padded(piece) for piece in (_length(pieces[0]), *pieces)), name)
+    return [_unpacked(row) for row in rows]
+
+
+def encoded(value: Any) -> bytes:
+    """Return a value as JSON."""
+    return json.dumps(value).encode()
+
+
+def _length(head: bytes) -> bytes:
+    return len(head).to_bytes(8, "little")
+
+
+def _padded(piece: bytes) -> bytes:
+    return piece.ljust(_end(len(piece)), b"\0")
+
+
+def _end(length: int) -> int:
+    return -(-length // _ALIGNMENT) * _ALIGNMENT
+
+
+def _unpacked(row: bytes) -> tuple[Any, list[Bytes]]:
+    whole = np.frombuffer(bytearray(row), dtype=np.uint8)  # may be written to, as torch wants memory to be
+    size = int.from_bytes(whole[:8].tobytes(), "little")
+    value, lengths = json.loads(whole[_ALIGNMENT : _ALIGNMENT + size].tobytes())
+    return value, list(_files(whole[_ALIGNMENT + _end(size) :], lengths))
+
+
+def _files(rest: Bytes, lengths: Sequence[int]) -> Iterator[Bytes]:
+    for length in lengths:
+        yield rest[:length]
+        rest = rest[_end(length) :]

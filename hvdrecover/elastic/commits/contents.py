@@ -6,16 +6,19 @@ import copy
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.data.order import SampleOrder
 from hvdrecover.elastic.commits.copier import Copier, Part, rebuild
-from hvdrecover.elastic.commits.own import Shares
+from hvdrecover.elastic.commits.own import Shares, Value
 from hvdrecover.elastic.commits.per_rank import PerRank
 from hvdrecover.elastic.interfaces import Framework, HiddenAttribute
 from hvdrecover.errors import ConfigError, CorruptCheckpointError, MismatchError
+
+if TYPE_CHECKING:
+    from hvdrecover.elastic.virtual.ranks import VirtualRanks
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -54,6 +57,7 @@ class Contents:
         reserved: names that an attribute can't have.
         on_iterate: called when an iteration of a sampler begins; see `hvdrecover.data.order.SampleOrder`.
         hidden: what an adapter adds, by names that begin with an underscore, as no attribute's does.
+        virtual: the virtual ranks; None if the job has none.
 
     Attributes:
         values: attribute name to value.
@@ -71,13 +75,15 @@ class Contents:
         reserved: set[str],
         on_iterate: Callable[[], None] | None = None,
         hidden: Mapping[str, HiddenAttribute] | None = None,
+        virtual: VirtualRanks | None = None,
     ) -> None:
         self._framework = framework
         self._copier = Copier(framework)
         self._on_iterate = on_iterate
         self.on_record: Callable[[SampleOrder, int], None] | None = None
         self.values: dict[str, Any] = {}
-        self.per_rank: dict[str, PerRank] = {}
+        self._virtual = virtual
+        self.per_rank: dict[str, Value] = {} if virtual is None else dict(virtual.carrier.values)
         self._hidden: dict[str, HiddenAttribute] = dict(hidden or {})
         for name, value in values.items():
             if name in reserved or name.startswith("_") or not _NAME.fullmatch(name):
@@ -99,7 +105,10 @@ class Contents:
         if isinstance(value, PerRank):
             self.per_rank[name] = value
             value.on_iterate = self._on_iterate
+            if self._virtual is not None:
+                value.become_virtual(self._virtual.size, self._virtual.rank)
         if is_sampler(value):
+            value.order.dealt_to = self._virtual.place if self._virtual is not None else None
             value.order.on_iterate = self._on_iterate
             value.order.on_record = self._recorded
 
@@ -202,7 +211,8 @@ class Contents:
         hidden = {name: trees.pop(name, None) for name in self._hidden}
         fitting, misfits = self._fit_trees(trees)
         places, misplaced = self._fit_cursors(cursors)
-        missing = self._missing({*structures, *cursors} - self._hidden.keys())
+        visible = {name for name in (*structures, *cursors) if not name.startswith("_")}
+        missing = self._missing(visible)
         differences = sorted([*missing, *self._misowned(structures, ranks), *misfits, *misplaced])
         if strict and differences:
             raise MismatchError(where, differences)

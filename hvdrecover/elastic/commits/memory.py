@@ -86,7 +86,7 @@ class Memory:
             self._random.number += 1
         snapshot = self.capture(commit, present, unchanged=unchanged)
         if self._place.joined:
-            self._random.committed(snapshot.state["random"], commit.commit, self._place.rank)
+            self._random.committed(snapshot.state["random"], commit.commit, self._place.stream)
         return snapshot
 
     def pass_over(self) -> None:
@@ -171,21 +171,21 @@ class Memory:
         Raises:
             PerRankError: the commit's are of other ranks.
         """
-        self._own.resume(snapshot, self._place.rank, self._place.size, load=load)
+        self._own.resume(snapshot, self._place.carried, load=load)
         if self._place.joined:
             self.resume_streams(snapshot)
         self._mark()
 
     def resume_streams(self, snapshot: Snapshot) -> None:
         """Go to the random streams that began at a commit."""
-        self._random.resume(snapshot.state["random"], snapshot.id.commit, self._place.rank)
+        self._random.resume(snapshot.state["random"], snapshot.id.commit, self._place.stream)
 
     def is_at_commit(self) -> bool:
         """Return whether no sampler has moved since the newest commit."""
         return self.newest is not None and self._contents.positions() == self._positions
 
     def _present(self) -> Present:
-        return self._contents.take_apart(self._own.capture(self._place.rank, self._place.size))
+        return self._contents.take_apart(self._own.capture(self._place.carried))
 
     def _mark(self) -> None:
         """Note where the samplers are at the newest commit."""

@@ -1,34 +1,56 @@
 """The states that each rank has of its own, and all ranks know of all: `PerRank` values and random streams.
 
-They are exchanged before a commit is made. So a rank that holds a commit holds the states of all ranks at
-that very commit, and a rank that has lost its memory gets its own back from any other.
+They are exchanged before a commit is made. So a process that holds a commit holds the states of all ranks at
+that very commit, and one that has lost its memory gets its own back from any other. With virtual ranks, each
+process has the states of those that it carries out; whoever carries them out next finds them in the commit.
 """
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
+from typing import Any, Protocol
 
 from hvdrecover.checkpoint import layout
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.checkpoint.values import Json
-from hvdrecover.elastic.agreement.exchange import gather_json
+from hvdrecover.elastic.agreement import exchange
+from hvdrecover.elastic.agreement.exchange import Bytes
+from hvdrecover.elastic.commits.carried import Carried
 from hvdrecover.elastic.commits.copier import Copier, rebuild
-from hvdrecover.elastic.commits.per_rank import PerRank
 from hvdrecover.elastic.commits.randomness import Generators
 from hvdrecover.elastic.interfaces import Framework, Tree, World
 from hvdrecover.errors import CorruptCheckpointError, HvdrecoverError, UnsupportedValueError
 
 RANDOM = "_random"  # no attribute has this name
 
-_LARGEST = 1 << 24  # bytes that a rank sends with each commit
+_LARGEST = 1 << 26  # bytes that a process sends with each commit
+
+
+class Value(Protocol):
+    """A value of each rank's own.
+
+    Attributes:
+        taken: how many items have been taken from it.
+    """
+
+    taken: int
+
+    def states(self, carried: Carried) -> dict[int, Tree]:
+        """Return what a commit is to hold of these ranks."""
+
+    def made_anew(self, carried: Carried) -> list[int]:
+        """Return those of the ranks whose value was made since a state was loaded into the last."""
+
+    def gathered(self, states: Mapping[int, Tree]) -> None:
+        """The states of all ranks, which the commit that is about to be made will hold."""
+
+    def resume(self, name: str, states: Mapping[int, Tree], size: int, carried: Carried) -> None:
+        """Go to the states of ranks at a commit, made by ``size`` of them. ``name`` is for errors."""
+
+    def keep(self, carried: Carried) -> None:
+        """Note that the values are of these ranks."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +67,7 @@ class Shares:
 
 
 class Own:
-    """The states of one rank's own.
+    """The states of the ranks that one process carries out.
 
     Args:
         framework: whose tensors they may hold.
@@ -53,13 +75,13 @@ class Own:
         random: the random streams.
     """
 
-    def __init__(self, framework: Framework, values: Mapping[str, PerRank], random: Generators) -> None:
+    def __init__(self, framework: Framework, values: Mapping[str, Value], random: Generators) -> None:
         self._framework = framework
         self._copier = Copier(framework)
         self._values = values
         self.random = random
         self._known: dict[str, Shares] = {}
-        self._place = (0, 1)  # for which the present states are
+        self._carried = Carried((0,), 1)  # for which the present states are
 
     @property
     def exists(self) -> bool:
@@ -68,19 +90,27 @@ class Own:
 
     # -- exchange --------------------------------------------------------------------------------------
 
-    def gather(self, world: World) -> None:
+    def gather(self, world: World, carried: Carried) -> None:
         """Before a commit of all ranks: learn the states of all.
 
         Raises:
-            UnsupportedValueError: this rank's take more bytes than can be exchanged at each commit.
+            UnsupportedValueError: this process's take more bytes than can be exchanged at each commit.
         """
-        if self.exists and world.size() > 1:
-            rows = gather_json(world, self._packed(self._present()), "hvdrecover.own")
-            self._known, self._place = {}, (world.rank(), world.size())
-            for rank, row in enumerate(rows):
-                self._learn(rank, world.size(), row)
+        if not self.exists:
+            return
+        if world.size() > 1:
+            mine = self._packed(carried, self._present(carried))
+            self._known, self._carried = {}, carried
+            for head, files in exchange.gather_packed(world, *mine, "hvdrecover.own"):
+                self._learn(head, files)
+        else:
+            self._known = self.capture(carried)
+        for name, each in self._values.items():
+            each.gathered(self._known[name].states)
 
-    def rendezvous(self, world: World, held: Snapshot | None, newest: CommitId | None) -> None:
+    def rendezvous(
+        self, world: World, carried: Carried, held: Snapshot | None, newest: CommitId | None
+    ) -> None:
         """At a rendezvous: learn the present states of those that hold the elected commit.
 
         Others have none of it: they get theirs from what the commit holds. So does a loader that was made
@@ -88,88 +118,105 @@ class Own:
 
         Args:
             world: the ranks, all of which call this.
+            carried: the ranks that this process carries out from now on.
             held: the newest commit in this rank's memory.
             newest: the elected one; None if no memory holds any, and all begin with what they have.
         """
         if not self.exists:
             return
-        self._known, row = {}, None
+        self._known = {}
+        mine: tuple[Any, list[Bytes]] = (None, [])
         if newest is None:
-            row = [world.rank(), world.size(), self._packed(self._present())]
+            mine = self._packed(carried, self._present(carried))
         elif held is not None and held.id == newest:
             self._known = self._stored(held)
-            row = [*self._place, self._packed({**self._present(), **self._of_new()})]
-        rows = gather_json(world, row, "hvdrecover.own") if world.size() > 1 else [row]
-        for each in rows:
-            if each is not None:
-                self._learn(*each)
+            present = self._present(self._carried)
+            for name, states in self._of_new().items():
+                present[name] |= states
+            mine = self._packed(self._carried, present)
+        rows = [mine] if world.size() == 1 else exchange.gather_packed(world, *mine, "hvdrecover.own")
+        for head, files in rows:
+            if head is not None:
+                self._learn(head, files)
 
     def forget(self) -> None:
         """Training continues, so what is known of the other ranks' states is over."""
         self._known = {}
 
-    def _of_new(self) -> dict[str, Tree]:
-        """Return what the commit holds of this rank for loaders that were made anew since."""
-        rank, size = self._place
-        known = {name: each for name, each in self._known.items() if each.ranks == size}
-        new = [name for name, each in self._values.items() if each.is_new and name in known]
-        return {name: known[name].states[rank] for name in new if rank in known[name].states}
+    def _of_new(self) -> dict[str, dict[int, Tree]]:
+        """Return what the commit holds of this process for loaders that were made anew since."""
+        known = {name: each for name, each in self._known.items() if each.ranks == self._carried.size}
+        return {
+            name: {
+                rank: known[name].states[rank]
+                for rank in each.made_anew(self._carried)
+                if rank in known[name].states
+            }
+            for name, each in self._values.items()
+            if name in known
+        }
 
-    def _packed(self, states: Mapping[str, Any]) -> dict[str, Json]:
-        """This rank's states as JSON; with the tensors in them as a safetensors file, in base64."""
-        parts = self._copier.take_apart({name: states[name] for name in self._values})
+    def _packed(self, carried: Carried, present: Mapping[str, Any]) -> tuple[Any, list[Bytes]]:
+        """These states as JSON; and for each value that holds tensors, a safetensors file."""
+        parts = self._copier.take_apart({name: present[name] for name in self._values})
         arenas = self._copier.copy(parts, {})
-        row: dict[str, Json] = {}
-        for name, part in parts.items():
-            file = base64.b64encode(arenas[name].buffer.data).decode() if name in arenas else None
-            row[name] = [part.outline.structure, file]
-        if RANDOM in states:
-            row[RANDOM] = states[RANDOM]
-        if (size := len(json.dumps(row))) > _LARGEST:
-            largest = max(row, key=lambda name: len(json.dumps(row[name])))
+        values = {name: [part.outline.structure, name in arenas] for name, part in parts.items()}
+        random = {str(rank): each for rank, each in present.get(RANDOM, {}).items()}
+        head = {"ranks": carried.ranks, "size": carried.size, "values": values, RANDOM: random}
+        files: list[Bytes] = [arenas[name].buffer for name in values if name in arenas]
+        if (size := sum(map(len, files)) + len(exchange.encoded(head))) > _LARGEST:
+            largest = max(
+                values,
+                key=lambda name: (
+                    len(exchange.encoded(values[name])) + (len(arenas[name].buffer) if name in arenas else 0)
+                ),
+            )
             raise UnsupportedValueError(
                 f"state.{largest}",
                 f"the ranks exchange their own states at each commit, and this rank's take {size} bytes of "
                 f"{_LARGEST} that they may. Keep less in it",
             )
-        return row
+        return head, files
 
-    def _learn(self, rank: int, ranks: int, row: Mapping[str, Json]) -> None:
-        """Add what a rank has sent to what is known of a commit of so many ranks."""
-        for name in self._names():
-            shares = self._known.get(name, Shares(ranks))
-            if shares.ranks == ranks:  # else they have been made of these by `PerRank.on_resize`
-                state = row[name] if name == RANDOM else self._unpacked(*row[name])
-                self._known[name] = Shares(ranks, {**shares.states, rank: state})
+    def _learn(self, head: Mapping[str, Any], files: list[Bytes]) -> None:
+        """Add what a process has sent to what is known."""
+        ranks, left = int(head["size"]), iter(files)
+        for name in self._values:
+            structure, has_file = head["values"][name]
+            self._add(name, ranks, self._unpacked(structure, next(left) if has_file else None))
+        if self.random.stored:
+            self._add(RANDOM, ranks, {int(rank): each for rank, each in head[RANDOM].items()})
 
-    def _unpacked(self, structure: Json, file: str | None) -> Tree:
+    def _add(self, name: str, ranks: int, states: Mapping[int, Any]) -> None:
+        shares = self._known.get(name, Shares(ranks))
+        if shares.ranks == ranks:  # else they have been made of these by `PerRank.on_resize`
+            self._known[name] = Shares(ranks, {**shares.states, **states})
+
+    def _unpacked(self, structure: Any, file: Bytes | None) -> Any:
         if file is None:
             return rebuild(self._framework, structure, None, own=False)
-        buffer = np.frombuffer(bytearray(base64.b64decode(file)), dtype=np.uint8)
-        header = buffer[: layout.header_size(buffer[:8].tobytes(), len(buffer))].tobytes()
-        arena = Arena(layout.parse(header, len(buffer)), buffer)
-        return rebuild(self._framework, structure, arena, own=True)
+        header = file[: layout.header_size(file[:8].tobytes(), len(file))].tobytes()
+        return rebuild(self._framework, structure, Arena(layout.parse(header, len(file)), file), own=True)
 
     # -- commits ---------------------------------------------------------------------------------------
 
-    def capture(self, rank: int, size: int) -> dict[str, Shares]:
-        """Return what a commit holds: the states of all ranks if they are known, else this rank's."""
+    def capture(self, carried: Carried) -> dict[str, Shares]:
+        """Return what a commit holds: the states of all ranks if they are known, else this process's."""
         if self._known:
             return self._known
-        self._place = (rank, size)
-        return {name: Shares(size, {rank: state}) for name, state in self._present().items()}
+        self._carried = carried
+        return {name: Shares(carried.size, states) for name, states in self._present(carried).items()}
 
     def keep(self, snapshot: Snapshot) -> None:
         """The next commit holds the states of this one."""
         self._known |= self._stored(snapshot)
 
-    def resume(self, snapshot: Snapshot, rank: int, size: int, *, load: bool) -> None:
-        """Go to this rank's states of a commit, all but the random streams.
+    def resume(self, snapshot: Snapshot, carried: Carried, *, load: bool) -> None:
+        """Go to the states of a commit that are these ranks' own, all but the random streams.
 
         Args:
             snapshot: the commit.
-            rank: this rank.
-            size: the number of ranks.
+            carried: the ranks.
             load: whether values are loaded; if not, they are at the commit already.
 
         Raises:
@@ -177,15 +224,14 @@ class Own:
             CorruptCheckpointError: the commit holds nonsense.
         """
         self.forget()
-        self._place = (rank, size)
+        self._carried = carried
         try:
             stored = self._stored(snapshot)
             for name, each in self._values.items():
                 shares = stored.get(name)
-                if not load or shares is None or (snapshot.finished and shares.ranks != size):
-                    each.keep((rank, size))
-                else:
-                    each.resume(f"state.{name}", shares.states, shares.ranks, (rank, size))
+                if load and shares is not None and not (snapshot.finished and shares.ranks != carried.size):
+                    each.resume(f"state.{name}", shares.states, shares.ranks, carried)
+                each.keep(carried)
         except HvdrecoverError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -193,15 +239,26 @@ class Own:
                 f"commit {snapshot.id}", f"the ranks' own states can't be read: {error!r}"
             ) from error
 
-    def _present(self) -> dict[str, Any]:
-        """This rank's states: of values as trees, of random streams as JSON."""
+    def move(self, carried: Carried) -> None:
+        """Right after a commit of all: carry out other virtual ranks, from the states that were exchanged."""
+        before, self._carried = self._carried, carried
+        new = Carried(tuple(rank for rank in carried.ranks if rank not in before.ranks), carried.size)
+        for name, each in self._values.items():
+            each.resume(f"state.{name}", self._known[name].states, self._known[name].ranks, new)
+            each.keep(carried)
+
+    def _present(self, carried: Carried) -> dict[str, dict[int, Any]]:
+        """The states of ranks: of values as trees, of random streams as JSON."""
         if not self.exists:
             return {}
         streams = self.random.states()
-        present = {name: each.state() for name, each in self._values.items()}
+        present: dict[str, dict[int, Any]] = {
+            name: each.states(carried) for name, each in self._values.items()
+        }
         if present and self.random.states() != streams:
             self.random.put(streams)  # a loader that has just been loaded draws when it is asked
-        return {**present, RANDOM: streams} if self.random.stored else present
+        random = {rank: streams for rank in carried.ranks}
+        return {**present, RANDOM: random} if self.random.stored else present
 
     def _names(self) -> list[str]:
         return [*self._values, *([RANDOM] if self.random.stored else [])]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hvdrecover.data.order import SampleOrder
+from hvdrecover.elastic.commits.carried import Carried
 from hvdrecover.elastic.interfaces import Tree
 from hvdrecover.errors import ConfigError, PerRankError
 
 OnResize = Callable[[list[Any], int, int], Any]
+Current = Callable[[], int]
+"""Returns the virtual rank that is being carried out."""
 
 
 class PerRank:
@@ -20,9 +24,13 @@ class PerRank:
     place, and from a durable commit. Read and assign ``state.name.value``; iterate over ``state.name``, which
     leaves the random streams as they are in an undisturbed run.
 
+    In a state with virtual ranks, each of these has its own, whichever process carries it out, and ``value``
+    is that of the virtual rank that is being carried out.
+
     Args:
         value: has ``state_dict`` and ``load_state_dict``, as a loader that knows its place has; or is a plain
-            value.
+            value. With virtual ranks, in the place of the first a function of a virtual rank and their number
+            that makes it.
         on_resize: called when the ranks are not those of the commit: with the states of all its ranks by
             rank, this rank and the number of ranks. Returns the state that this rank resumes from. Of a value
             with ``state_dict``, None leaves it as it is. It must return the same whenever it is called.
@@ -45,82 +53,150 @@ class PerRank:
         self.on_resize = on_resize
         self.taken = 0
         self.on_iterate: Callable[[], None] | None = None
-        self.value = value
+        self._current: Current | None = None
+        self._given = value
+        self._one = self._made(value)
+        self._each: dict[int, _One] = {}
 
     @property
     def value(self) -> Any:
         """The value itself."""
-        return self._value
+        return self.of(self._current() if self._current is not None else 0)
 
     @value.setter
     def value(self, value: Any) -> None:
-        self._stateful = self.stateful(value)
-        self._value = value
-        self._place: tuple[int, int] | None = None  # made for the place that this rank has, whichever that is
-
-    @property
-    def is_new(self) -> bool:
-        """Return whether the value takes a state, and was made since one was loaded into the last."""
-        return self._stateful is not None and self._place is None
+        if self._current is None:
+            self._one = self._made(value)
+        else:
+            self._each[self._current()] = self._made(value)
 
     def __iter__(self) -> Iterator[Any]:
-        iterator = iter(self._value)
+        iterator = iter(self.value)
         if self.on_iterate is not None:
             self.on_iterate()
         for item in iterator:
             self.taken += 1
             yield item
 
-    def state(self) -> Tree:
-        """Return this rank's part of a commit."""
-        return self._value if self._stateful is None else self._stateful.state_dict()
-
     def stateful(self, value: Any) -> Any:
         """Return what has ``state_dict`` and ``load_state_dict`` for a value; None for a plain one."""
         verbs = [getattr(value, verb, None) for verb in ("state_dict", "load_state_dict")]
         return value if all(map(callable, verbs)) and not isinstance(value, type) else None
 
-    def resume(self, name: str, states: Mapping[int, Tree], ranks: int, place: tuple[int, int]) -> None:
-        """Go to this rank's state of a commit.
+    def of(self, rank: int) -> Any:
+        """Return the value of a virtual rank."""
+        return self._of(rank).value
+
+    # -- called by the state -----------------------------------------------------------------------------
+
+    def become_virtual(self, size: int, current: Current) -> None:
+        """Have a value for each virtual rank from now on.
+
+        Args:
+            size: their number.
+            current: says which is being carried out.
+
+        Raises:
+            ConfigError: it was given one value with a state, which can't be that of several virtual ranks.
+        """
+        if self._one.stateful is not None:
+            raise ConfigError(
+                "PerRank",
+                f"each virtual rank has its own {type(self._given).__name__}: pass a function that makes it, "
+                "PerRank(lambda rank, size: ...)",
+            )
+        self._current, self._size = current, size
+
+    def states(self, carried: Carried) -> dict[int, Tree]:
+        """Return what a commit is to hold of these ranks."""
+        return {rank: self._of(rank).state() for rank in carried.ranks}
+
+    def made_anew(self, carried: Carried) -> list[int]:
+        """Return those of the ranks whose value was made since a state was loaded into the last."""
+        ones = {rank: self._of(rank) for rank in carried.ranks}
+        return [rank for rank, one in ones.items() if one.stateful is not None and one.place is None]
+
+    def gathered(self, states: Mapping[int, Tree]) -> None:
+        """The states of all ranks, which the commit that is about to be made will hold."""
+
+    def resume(self, name: str, states: Mapping[int, Tree], size: int, carried: Carried) -> None:
+        """Go to the states of ranks at a commit.
 
         Args:
             name: what to call it in an error.
             states: those that the commit holds, by rank.
-            ranks: how many ranks made the commit.
-            place: this rank, and the number of ranks.
+            size: how many ranks made the commit.
+            carried: the ranks to go to the states of.
 
         Raises:
-            PerRankError: the ranks are others, and there is no `on_resize`; or this rank's state is lost.
+            PerRankError: the ranks are others, and there is no `on_resize`; or a rank's state is lost.
         """
-        rank, size = place
-        if ranks == size and (self._place in (None, place) or self._stateful is None):
+        for rank in carried.ranks:
+            self._resume(name, states, size, rank, carried.size)
+            self._of(rank).place = (rank, carried.size)
+
+    def keep(self, carried: Carried) -> None:
+        """Note that the values are of these ranks; those of others are let go."""
+        for rank in carried.ranks:
+            self._of(rank).place = (rank, carried.size)
+        self._each = {rank: one for rank, one in self._each.items() if rank in carried.ranks}
+
+    def _resume(self, name: str, states: Mapping[int, Tree], ranks: int, rank: int, size: int) -> None:
+        one = self._of(rank)
+        if ranks == size and (one.place in (None, (rank, size)) or one.stateful is None):
             if rank not in states:
                 raise PerRankError(
                     name,
                     f"the commit has no state of rank {rank}; state.save() knows this rank's only, so make "
                     "commits by state.commit()",
                 )
-            self._load(states[rank])
+            one.load(states[rank])
         elif self.on_resize is None or len(states) < ranks:
             now = f"this one is rank {rank} of {size}"
-            before = f"{ranks} ranks made the commit" if ranks != size else f"its value was of {self._place}"
+            before = f"{ranks} ranks made the commit" if ranks != size else f"its value was of {one.place}"
             raise PerRankError(
                 name,
                 f"{before}, and {now}. Start {ranks} ranks, or say what they resume from by "
                 "PerRank(value, on_resize=lambda states, rank, size: ...)",
             )
         elif (state := self.on_resize([states[each] for each in range(ranks)], rank, size)) is not None or (
-            self._stateful is None
+            one.stateful is None
         ):
-            self._load(state)
-        self.keep(place)
+            one.load(state)
 
-    def keep(self, place: tuple[int, int]) -> None:
-        """Note that the value is of this place among the ranks."""
-        self._place = place
+    def _made(self, value: Any) -> _One:
+        return _One(value, self.stateful(value))
 
-    def _load(self, state: Tree) -> None:
-        if self._stateful is None:
-            self._value = state
+    def _of(self, rank: int) -> _One:
+        if self._current is None:
+            return self._one
+        if rank not in self._each:
+            given = self._given
+            self._each[rank] = self._made(given(rank, self._size) if callable(given) else copy.deepcopy(given))
+        return self._each[rank]
+
+
+class _One:
+    """The value of one rank.
+
+    Args:
+        value: the value.
+        stateful: what has ``state_dict`` and ``load_state_dict`` for it; None for a plain one.
+
+    Attributes:
+        place: the rank, and of how many, that it was made for; None if that is whichever it is now.
+    """
+
+    def __init__(self, value: Any, stateful: Any) -> None:
+        self.value = value
+        self.stateful = stateful
+        self.place: tuple[int, int] | None = None
+
+    def state(self) -> Tree:
+        return self.value if self.stateful is None else self.stateful.state_dict()
+
+    def load(self, state: Tree) -> None:
+        if self.stateful is None:
+            self.value = state
         else:
-            self._stateful.load_state_dict(state)
+            self.stateful.load_state_dict(state)

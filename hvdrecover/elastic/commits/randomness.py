@@ -10,6 +10,7 @@ through commits; each rank's states are part of a commit, and a rank whose state
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Mapping
 from typing import Literal
@@ -22,18 +23,18 @@ from hvdrecover.errors import ConfigError, CorruptCheckpointError
 Randomness = Literal["reseed", "store"]
 
 
-def stream(run_seed: int, number: int, rank: int) -> Callable[[str], int]:
+def stream(run_seed: int, number: int | str, rank: int) -> Callable[[str], int]:
     """The seeds of one rank's generators after one commit.
 
     Returns:
-        A function from a generator's name to a number below 2**63.
+        A function from a generator's name to a number below 2**63; other processes can be sent it.
     """
+    return functools.partial(_derive, f"{run_seed}/{number}/{rank}")
 
-    def derive(generator: str) -> int:
-        key = f"{run_seed}/{number}/{rank}/{generator}".encode()
-        return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
 
-    return derive
+def _derive(stream: str, generator: str) -> int:
+    digest = hashlib.blake2b(f"{stream}/{generator}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
 
 
 class Generators:

@@ -1,0 +1,244 @@
+"""The virtual ranks of a job: which of them this process carries out, and how far their steps are."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, get_args
+
+from hvdrecover.checkpoint.values import Json
+from hvdrecover.elastic.commits.carried import Carried
+from hvdrecover.elastic.commits.randomness import stream
+from hvdrecover.elastic.companions import Kept, Moment, Table, Voter
+from hvdrecover.elastic.virtual import shares
+from hvdrecover.errors import ConfigError, HvdrecoverError, MismatchError, StepError
+
+if TYPE_CHECKING:
+    from hvdrecover.elastic.commits.own import Own, Value
+    from hvdrecover.elastic.context import Context
+
+_ENOUGH = 3  # measured parts
+_REMEMBERED = 32  # of the last parts' times
+_FORGETS = 0.9  # what is left at each commit of the time of a process that has nothing to do: so it is tried again
+
+
+class Carrier(Protocol):
+    """What a framework does to carry virtual ranks out, one after the other.
+
+    Attributes:
+        values: what each virtual rank has of its own besides the user's `PerRank`, by a name that begins
+            with an underscore.
+    """
+
+    values: Mapping[str, Value]
+
+    def begin(self, counts: shares.Counts, process: int) -> None:
+        """A step begins, with these shares."""
+
+    def part_begins(self, rank: int, *, last: bool) -> None:
+        """The part of a virtual rank begins; whether it is this process's last one of the step."""
+
+    def part_ends(self, rank: int) -> None:
+        """The part of a virtual rank has ended: its gradients are there."""
+
+    def finish(self) -> None:
+        """Sum the gradients of all virtual ranks, on all processes."""
+
+    def abandon(self) -> None:
+        """Forget the step that is under way, if any."""
+
+
+class VirtualRanks(Kept, Voter):
+    """The virtual ranks, as one process sees them.
+
+    Args:
+        size: how many there are.
+        policy: how they are dealt out.
+        carrier: what the framework does.
+
+    Attributes:
+        size: how many there are.
+        counts: how many each process carries out.
+        dealt: how often they were dealt out.
+        steps: how many steps the run has done.
+        current: the one that is being carried out; None between parts.
+        carrier: what the framework does.
+
+    Raises:
+        ConfigError: there is no such number, or no such policy.
+    """
+
+    key = "virtual"
+
+    def __init__(self, size: int, policy: shares.Policy | None, carrier: Carrier) -> None:
+        policy = policy or "equal"
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ConfigError("virtual_ranks", f"{size!r} is not a number of virtual ranks; use 1 or more")
+        if policy not in get_args(shares.Policy):
+            raise ConfigError(
+                "shares", f"{policy!r} is not a way to deal virtual ranks out; use 'equal' or 'by-speed'"
+            )
+        self.size = size
+        self.carrier = carrier
+        self.counts: shares.Counts = (size,)
+        self.dealt = 0
+        self.steps = 0
+        self.current: int | None = None
+        self._policy = policy
+        self._open = False
+        self._times: deque[float] = deque(maxlen=_REMEMBERED)
+        self._seconds: float | None = None
+
+    def join(self, context: Context, own: Own) -> None:
+        """Take a place in a state; called once."""
+        self._context = context
+        self._own = own
+
+    @property
+    def carried(self) -> Carried:
+        """Those that this process carries out."""
+        if not self._context.place.joined and not self.dealt:
+            return Carried(tuple(range(self.size)), self.size)
+        return Carried(tuple(shares.run_of(self.counts, self._context.world.rank())), self.size)
+
+    def place(self) -> tuple[int, int]:
+        """Return the place of the first of them among all, for samplers."""
+        return next(iter(self.carried.ranks), 0), self.size
+
+    # -- steps -----------------------------------------------------------------------------------------
+
+    def rank(self) -> int:
+        """The virtual rank that is being carried out.
+
+        Raises:
+            StepError: none is.
+        """
+        if self.current is None:
+            raise StepError("virtual_rank", "no virtual rank is being carried out; call it in a step's inner loop")
+        return self.current
+
+    def step_begins(self) -> None:
+        """A step begins.
+
+        Raises:
+            StepError: the last one has not ended.
+        """
+        self.refuse_open("the next step was begun")
+        self._open = True
+        self.carrier.begin(self.counts, self._context.world.rank())
+
+    def part_begins(self, rank: int) -> None:
+        """The part of a virtual rank begins: its buffers, its random streams."""
+        self.carrier.part_begins(rank, last=rank == self.carried.ranks[-1])
+        self.current = rank
+        self._context.framework.seed(self.seeds(self.steps, rank))
+
+    def part_ends(self, rank: int, seconds: float) -> None:
+        """The part of a virtual rank has ended, after this time."""
+        self.current = None
+        self.carrier.part_ends(rank)
+        self._times.append(seconds)
+
+    def step_ends(self) -> None:
+        """All parts of this process have ended: sum the gradients of all."""
+        self.carrier.finish()
+        self._context.framework.seed(self.seeds(self.steps, self.size))
+        self.steps += 1
+        self._open = False
+
+    def seeds(self, step: int, rank: int) -> Callable[[str], int]:
+        """Return the seeds of a virtual rank's generators in a step; see `randomness.stream`."""
+        return stream(self._own.random.seed, f"step {step}", rank)
+
+    def any_has_more(self, mine: bool) -> bool:
+        """Return whether there is data for another step; spares, which have none, ask the others."""
+        if 0 not in self.counts:
+            return mine
+        return bool(self._context.world.allgather([mine], "hvdrecover.steps.more").any())
+
+    def refuse_open(self, what: str) -> None:
+        """Refuse what must not be done within a step.
+
+        Raises:
+            StepError: a step is under way.
+        """
+        if self._open:
+            raise StepError(
+                "state.steps()",
+                f"{what} before the parts of step {self.steps} had ended; have its inner loop run to its end "
+                "first, without a break",
+            )
+
+    # -- a part of each commit ----------------------------------------------------------------------------
+
+    def capture(self) -> Json:
+        """Return the number of virtual ranks, and of steps that are done."""
+        return {"size": self.size, "steps": self.steps}
+
+    def load(self, value: Json | None) -> None:
+        """Go to the step of a commit; what was under way is over.
+
+        Raises:
+            MismatchError: the commit is of another number of virtual ranks.
+        """
+        found = value if isinstance(value, dict) else {}
+        if (size := found.get("size", self.size)) != self.size:
+            raise MismatchError(
+                "virtual ranks",
+                [f"virtual_ranks: {size} in the commit, {self.size} in this state; it is part of the result"],
+            )
+        self.steps = int(found.get("steps", 0))
+        self._open, self.current = False, None
+        self.carrier.abandon()
+
+    # -- dealing -----------------------------------------------------------------------------------------
+
+    def objection(self, *, committing: bool) -> HvdrecoverError | None:
+        """Have no objection, but to a commit in the middle of a step.
+
+        Raises:
+            StepError: a step is under way.
+        """
+        self.refuse_open("a commit was made")
+        return None
+
+    def numbers(self, moment: Moment) -> Sequence[int]:
+        """Send the time of a part on this process, in microseconds; 0 if it is unknown."""
+        if moment.kind == "commit":
+            self._measure()
+        return [0 if self._seconds is None else max(1, round(self._seconds * 1e6))]
+
+    def verdict(self, moment: Moment, table: Table) -> BaseException | None:
+        """Deal the virtual ranks out: anew at a rendezvous, and at a commit if that makes steps faster."""
+        seconds = [int(each) / 1e6 or None for each in table[:, 0]]
+        if moment.kind == "rendezvous":
+            known = self._policy == "by-speed"
+            counts = shares.by_speed(self.size, seconds) if known else shares.equal(self.size, len(seconds))
+            self._deal(counts, seconds)
+        elif moment.kind == "commit" and self._policy == "by-speed":
+            counts = shares.reconsider(self.counts, seconds)
+            if counts != self.counts:
+                self._deal(counts, seconds)
+                self._own.move(self.carried)
+                self._context.contents.place(*self.place())
+        return None
+
+    def _deal(self, counts: shares.Counts, seconds: Sequence[float | None]) -> None:
+        before, self.counts = self.counts, counts
+        self.dealt += 1
+        self._times.clear()
+        if counts != before or self.dealt == 1:
+            words = shares.in_words(counts)
+            spare = f"; {counts.count(0)} processes are spares" if 0 in counts else ""
+            message = f"{self.size} virtual ranks on {len(counts)} processes: {words}{spare}"
+            shown = message if self._context.world.rank() == 0 else None
+            facts: dict[str, Any] = {"virtual": self.size, "counts": list(counts), "seconds": list(seconds)}
+            self._context.events.emit("shares", shown, **facts)
+
+    def _measure(self) -> None:
+        """Bring the time of a part up to date."""
+        if len(self._times) >= _ENOUGH:
+            self._seconds = statistics.median(self._times)
+        elif self._seconds is not None and not self.carried.ranks:
+            self._seconds *= _FORGETS

@@ -1,0 +1,89 @@
+"""Steps of a job of virtual ranks: an outer loop over steps, and an inner one over a process's parts of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hvdrecover.clock import Clock
+from hvdrecover.elastic.virtual.ranks import VirtualRanks
+from hvdrecover.errors import StepError
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of one step.
+
+    Attributes:
+        fetch: returns that of a virtual rank; called for those that the process carries out, in order.
+        done: notes that the step is done.
+    """
+
+    fetch: Callable[[int], Any]
+    done: Callable[[], None]
+
+
+class Feed(Protocol):
+    """Where batches come from."""
+
+    def begin(self, ranks: VirtualRanks) -> Iterator[Batches]:
+        """Yield the batches of each step that is left; the same number of steps on all processes."""
+
+
+class Step:
+    """One step of all virtual ranks. Iterate over it, once: over the batches of those of this process.
+
+    When its loop has ended, the gradients are those of the whole job.
+
+    Args:
+        ranks: the virtual ranks.
+        batches: of the step.
+        clock: where times come from.
+    """
+
+    def __init__(self, ranks: VirtualRanks, batches: Batches, clock: Clock) -> None:
+        self._ranks = ranks
+        self._batches = batches
+        self._clock = clock
+        self._begun = False
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._begun:
+            raise StepError("state.steps()", "a step can't be gone through twice; its samples are done")
+        self._begun = True
+        ranks = self._ranks
+        ranks.step_begins()
+        for rank in ranks.carried.ranks:
+            started = self._clock.monotonic()
+            batch = self._batches.fetch(rank)
+            ranks.part_begins(rank)
+            yield batch
+            ranks.part_ends(rank, self._clock.monotonic() - started)
+        ranks.step_ends()
+        self._batches.done()
+
+    def require_done(self) -> None:
+        """Refuse to go on if nobody went through it.
+
+        Raises:
+            StepError: so it is.
+        """
+        self._ranks.refuse_open("the next step was asked for")
+        if not self._begun:
+            raise StepError(
+                "state.steps()", "a step was passed over; go through it by an inner loop: for batch in step: ..."
+            )
+
+
+def steps(ranks: VirtualRanks, feed: Feed, clock: Clock) -> Iterator[Step]:
+    """Yield steps until the data ends; when shares change, data is dealt out anew from there."""
+    dealt = -1
+    while dealt != ranks.dealt:
+        dealt = ranks.dealt
+        for batches in feed.begin(ranks):
+            step = Step(ranks, batches, clock)
+            yield step
+            step.require_done()
+            if dealt != ranks.dealt:
+                break

@@ -1,0 +1,133 @@
+"""The buffers of modules, such as batch norm's statistics, of which each virtual rank has its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from hvdrecover.elastic.commits.carried import Carried
+from hvdrecover.elastic.interfaces import Tree
+from hvdrecover.errors import MismatchError, PerRankError
+
+_Tensors = dict[str, torch.Tensor]
+_Slot = tuple[dict[str, Any], str]
+"""A module's dict of buffers, and a name in it."""
+
+
+class Buffers:
+    """The buffers of all modules of a state, swapped in for the part of each virtual rank.
+
+    Only what a part has changed is kept for its virtual rank: masks and tables, which no step writes to, are
+    left where they are. All else is as it was when the ranks last agreed on a state.
+
+    Args:
+        modules: by attribute name.
+
+    Attributes:
+        taken: always 0; see `hvdrecover.elastic.commits.own.Value`.
+    """
+
+    def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
+        self._slots = dict(_slots(modules))
+        self._common: _Tensors = {}
+        self._own: dict[int, _Tensors] = {}
+        self._present: int | None = None  # the virtual rank whose buffers the modules have
+        self.taken = 0
+        self._remember()
+
+    @property
+    def exist(self) -> bool:
+        """Return whether there are any."""
+        return bool(self._slots)
+
+    def swap_in(self, rank: int) -> None:
+        """Give the modules the buffers of a virtual rank."""
+        mine = self._own.setdefault(rank, {})
+        if self._present != rank or self._versions != self._seen():
+            self._put(mine)
+            self._present, self._versions = rank, self._seen()
+
+    def swap_out(self, rank: int) -> None:
+        """Keep what the part of a virtual rank has changed."""
+        mine = self._own[rank]
+        for name, tensor in self._tensors():
+            if tensor._version != self._versions.get(name):
+                mine[name] = tensor.detach().clone()
+        self._versions = self._seen()
+
+    # -- as a value of each virtual rank's own ---------------------------------------------------------------
+
+    def states(self, carried: Carried) -> dict[int, Tree]:
+        """Return what has changed of these virtual ranks' buffers, by name."""
+        return {rank: dict(self._own.get(rank, {})) for rank in carried.ranks}
+
+    def made_anew(self, carried: Carried) -> list[int]:
+        """None of them: buffers are there as long as their modules."""
+        return []
+
+    def gathered(self, states: Mapping[int, Tree]) -> None:
+        """Give the modules virtual rank 0's, so that these are what a commit's model has, on all processes.
+
+        What any virtual rank has changed is then part of all states.
+        """
+        changed = {name for own in states.values() for name in own}
+        for own in states.values():
+            own.update({name: self._common[name] for name in changed - own.keys()})
+        if self._present != 0:
+            self._put(states.get(0, {}))
+            self._present = None
+
+    def resume(self, name: str, states: Mapping[int, Tree], size: int, carried: Carried) -> None:
+        """Go to the buffers of virtual ranks at a commit.
+
+        Raises:
+            PerRankError: the commit does not have them.
+            MismatchError: the modules have no such buffers.
+        """
+        for rank in carried.ranks:
+            if rank not in states:
+                raise PerRankError(
+                    "buffers",
+                    f"the commit has none of virtual rank {rank}; state.save() knows this process's only, so "
+                    "make commits by state.commit()",
+                )
+            if unknown := sorted(states[rank].keys() - self._slots.keys()):
+                raise MismatchError("buffers", [f"{each}: in the commit, but not in a module" for each in unknown])
+            self._own[rank] = dict(states[rank])
+
+    def keep(self, carried: Carried) -> None:
+        """Note which virtual ranks are carried out; the modules have what all have in common now."""
+        self._own = {rank: each for rank, each in self._own.items() if rank in carried.ranks}
+        self._remember()
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _remember(self) -> None:
+        self._common = {name: tensor.detach().clone() for name, tensor in self._tensors()}
+        self._versions: dict[str, int] = {}
+        self._present = None
+
+    def _seen(self) -> dict[str, int]:
+        """Return the buffers' versions, which tell whether any was written to."""
+        return {name: tensor._version for name, tensor in self._tensors()}
+
+    def _put(self, own: _Tensors) -> None:
+        """Give the modules some buffers; of those that are not among them, what all have in common."""
+        with torch.no_grad():
+            for name, tensor in self._tensors():
+                tensor.copy_(own.get(name, self._common[name]))
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, (buffers, key) in self._slots.items():
+            tensor = buffers[key]
+            if tensor is not None:
+                yield name, tensor
+
+
+def _slots(modules: Mapping[str, torch.nn.Module]) -> Iterator[tuple[str, _Slot]]:
+    for attribute, module in modules.items():
+        for prefix, each in module.named_modules():
+            for key in each._buffers:
+                yield ".".join(filter(None, (attribute, prefix, key))), (each._buffers, key)
