@@ -172,7 +172,9 @@ class PerRank:
             return self._one
         if rank not in self._each:
             given = self._given
-            self._each[rank] = self._made(given(rank, self._size) if callable(given) else copy.deepcopy(given))
+            self._each[rank] = self._made(
+                given(rank, self._size) if callable(given) else copy.deepcopy(given)
+            )
         return self._each[rank]
 
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from hvdrecover.elastic.commits.own import Own, Value
     from hvdrecover.elastic.context import Context
 
-_ENOUGH = 3  # measured parts
+_ENOUGH = 8  # measured parts
 _REMEMBERED = 32  # of the last parts' times
-_FORGETS = 0.9  # what is left at each commit of the time of a process that has nothing to do: so it is tried again
+_HALF_LIFE = 600.0  # seconds; of the time of a process that has nothing to do, so that it is tried again
 
 
 class Carrier(Protocol):
@@ -89,6 +89,7 @@ class VirtualRanks(Kept, Voter):
         self._open = False
         self._times: deque[float] = deque(maxlen=_REMEMBERED)
         self._seconds: float | None = None
+        self._measured = 0.0  # when
 
     def join(self, context: Context, own: Own) -> None:
         """Take a place in a state; called once."""
@@ -115,7 +116,9 @@ class VirtualRanks(Kept, Voter):
             StepError: none is.
         """
         if self.current is None:
-            raise StepError("virtual_rank", "no virtual rank is being carried out; call it in a step's inner loop")
+            raise StepError(
+                "virtual_rank", "no virtual rank is being carried out; call it in a step's inner loop"
+            )
         return self.current
 
     def step_begins(self) -> None:
@@ -238,7 +241,9 @@ class VirtualRanks(Kept, Voter):
 
     def _measure(self) -> None:
         """Bring the time of a part up to date."""
+        now = self._context.clock.monotonic()
         if len(self._times) >= _ENOUGH:
             self._seconds = statistics.median(self._times)
         elif self._seconds is not None and not self.carried.ranks:
-            self._seconds *= _FORGETS
+            self._seconds *= 0.5 ** ((now - self._measured) / _HALF_LIFE)
+        self._measured = now

@@ -72,7 +72,8 @@ class Step:
         self._ranks.refuse_open("the next step was asked for")
         if not self._begun:
             raise StepError(
-                "state.steps()", "a step was passed over; go through it by an inner loop: for batch in step: ..."
+                "state.steps()",
+                "a step was passed over; go through it by an inner loop: for batch in step: ...",
             )
 
 

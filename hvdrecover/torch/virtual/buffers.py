@@ -19,11 +19,10 @@ _Slot = tuple[dict[str, Any], str]
 class Buffers:
     """The buffers of all modules of a state, swapped in for the part of each virtual rank.
 
-    Only what a part has changed is kept for its virtual rank: masks and tables, which no step writes to, are
-    left where they are. All else is as it was when the ranks last agreed on a state.
+    A commit holds what has been changed for any of them: not masks and tables, which no step writes to.
 
     Args:
-        modules: by attribute name.
+        modules: by attribute name; they keep their tensors.
 
     Attributes:
         taken: always 0; see `hvdrecover.elastic.commits.own.Value`.
@@ -31,7 +30,6 @@ class Buffers:
 
     def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
         self._slots = dict(_slots(modules))
-        self._common: _Tensors = {}
         self._own: dict[int, _Tensors] = {}
         self._present: int | None = None  # the virtual rank whose buffers the modules have
         self.taken = 0
@@ -44,24 +42,32 @@ class Buffers:
 
     def swap_in(self, rank: int) -> None:
         """Give the modules the buffers of a virtual rank."""
-        mine = self._own.setdefault(rank, {})
-        if self._present != rank or self._versions != self._seen():
-            self._put(mine)
-            self._present, self._versions = rank, self._seen()
+        if self._present != rank:
+            self._put(self._own.setdefault(rank, {}))
+            self._present = rank
 
     def swap_out(self, rank: int) -> None:
-        """Keep what the part of a virtual rank has changed."""
+        """Keep the buffers of a virtual rank after its part."""
         mine = self._own[rank]
-        for name, tensor in self._tensors():
-            if tensor._version != self._versions.get(name):
-                mine[name] = tensor.detach().clone()
-        self._versions = self._seen()
+        with torch.no_grad():
+            for name, tensor in self._tensors():
+                if name in mine:
+                    mine[name].copy_(tensor)
+                else:
+                    mine[name] = tensor.detach().clone()
 
     # -- as a value of each virtual rank's own ---------------------------------------------------------------
 
     def states(self, carried: Carried) -> dict[int, Tree]:
         """Return what has changed of these virtual ranks' buffers, by name."""
-        return {rank: dict(self._own.get(rank, {})) for rank in carried.ranks}
+        own = {rank: self._own.get(rank, {}) for rank in carried.ranks}
+        # Compared rather than told by the tensors' versions, which batch norm does not count up.
+        return {
+            rank: {
+                name: each for name, each in own[rank].items() if not torch.equal(each, self._common[name])
+            }
+            for rank in carried.ranks
+        }
 
     def made_anew(self, carried: Carried) -> list[int]:
         """None of them: buffers are there as long as their modules."""
@@ -94,7 +100,9 @@ class Buffers:
                     "make commits by state.commit()",
                 )
             if unknown := sorted(states[rank].keys() - self._slots.keys()):
-                raise MismatchError("buffers", [f"{each}: in the commit, but not in a module" for each in unknown])
+                raise MismatchError(
+                    "buffers", [f"{each}: in the commit, but not in a module" for each in unknown]
+                )
             self._own[rank] = dict(states[rank])
 
     def keep(self, carried: Carried) -> None:
@@ -105,13 +113,8 @@ class Buffers:
     # -- inside --------------------------------------------------------------------------------------------
 
     def _remember(self) -> None:
-        self._common = {name: tensor.detach().clone() for name, tensor in self._tensors()}
-        self._versions: dict[str, int] = {}
+        self._common: _Tensors = {name: tensor.detach().clone() for name, tensor in self._tensors()}
         self._present = None
-
-    def _seen(self) -> dict[str, int]:
-        """Return the buffers' versions, which tell whether any was written to."""
-        return {name: tensor._version for name, tensor in self._tensors()}
 
     def _put(self, own: _Tensors) -> None:
         """Give the modules some buffers; of those that are not among them, what all have in common."""

@@ -42,7 +42,9 @@ def feed(loader: Any, tracked: Mapping[str, Any], framework: Framework) -> Feed:
             "an ElasticSampler, is in the state, or a PerRank of the state",
         )
     if not isinstance(loader, DataLoader) or type(loader.batch_sampler) is not BatchSampler:
-        raise ConfigError("state.steps()", "make the DataLoader with batch_size=, and without a batch_sampler")
+        raise ConfigError(
+            "state.steps()", "make the DataLoader with batch_size=, and without a batch_sampler"
+        )
     return Dealt(loader, framework)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.elastic.commits import loading, own
+from hvdrecover.elastic.commits.carried import Carried
 from hvdrecover.elastic.commits.per_rank import OnResize, PerRank
 from hvdrecover.elastic.commits.randomness import Randomness
 from hvdrecover.elastic.guard.settings import Guard
@@ -310,17 +311,17 @@ def test_reset_callbacks_may_change_what_a_resized_commit_was_loaded_into() -> N
 
 def test_a_loader_made_for_another_rank_is_not_loaded_into() -> None:
     shard = PerRank(FakeSchedule())
-    shard.keep((2, 4))
+    shard.keep(Carried((2,), 4))
     states = {rank: {"steps": rank} for rank in range(4)}
     with pytest.raises(PerRankError, match=r"its value was of \(2, 4\), and this one is rank 0 of 4"):
-        shard.resume("state.data", states, 4, (0, 4))
+        shard.resume("state.data", states, 4, Carried((0,), 4))
     shard.value = FakeSchedule()  # made anew, as by a reset callback
-    shard.resume("state.data", states, 4, (0, 4))
+    shard.resume("state.data", states, 4, Carried((0,), 4))
     assert shard.value.steps == 0
-    shard.resume("state.data", states, 4, (0, 4))
+    shard.resume("state.data", states, 4, Carried((0,), 4))
     counter = PerRank(7)
-    counter.keep((2, 4))
-    counter.resume("state.losses", {0: "rank 0's"}, 4, (0, 4))
+    counter.keep(Carried((2,), 4))
+    counter.resume("state.losses", {0: "rank 0's"}, 4, Carried((0,), 4))
     assert counter.value == "rank 0's"
 
 
@@ -365,9 +366,9 @@ def test_on_resize_may_leave_a_loader_as_it_is() -> None:
 
     schedule = PerRank(FakeSchedule(), on_resize)
     schedule.value.steps = 5
-    schedule.resume("state.data", {0: {"steps": 1}}, 1, (1, 2))
+    schedule.resume("state.data", {0: {"steps": 1}}, 1, Carried((1,), 2))
     plain = PerRank("mine", on_resize)
-    plain.resume("state.losses", {0: "theirs"}, 1, (1, 2))
+    plain.resume("state.losses", {0: "theirs"}, 1, Carried((1,), 2))
     assert (schedule.value.steps, plain.value, calls) == (5, None, [1, 1])
 
 
