@@ -1,0 +1,1 @@
+"""Virtual ranks for torch."""
