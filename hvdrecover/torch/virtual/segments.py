@@ -1,0 +1,250 @@
+"""The exchange of any number of partial sums, in the order of the tree.
+
+All entries one after the other are cut into segments, and each of these into a part for each process. By
+``alltoall`` a process gets its part of all partial sums, adds them up, and by ``allgather`` all get the result:
+with one subtree for each process as many bytes as a ring allreduce sends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+from hvdrecover.elastic.virtual.tree import Node, RunningSum
+from hvdrecover.torch.virtual.exchange import NOTHING, Entry, Handle, forget
+
+SEGMENT = 16 << 20  # bytes; of 4, 8, 16 and 32 MiB about the fastest with 2, 3 and 4 processes
+_ALIGNMENT = 64  # bytes, as torch aligns memory of its own
+_SENT_AS_THEY_ARE = (torch.float16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Elements of an entry that are in a segment.
+
+    Attributes:
+        place: the number of the entry.
+        start: the first of the elements, as they are in memory.
+        stop: one more than the last.
+        offset: where they begin in the segment.
+    """
+
+    place: int
+    start: int
+    stop: int
+    offset: int
+
+
+@dataclass
+class Segment:
+    """What is sent at once.
+
+    Attributes:
+        number: of the segment.
+        parts: what it is made of; of one dtype, on one device.
+        length: its elements.
+    """
+
+    number: int
+    parts: list[Part] = field(default_factory=list)
+    length: int = 0
+
+
+def cut(entries: Sequence[Entry], nbytes: int = SEGMENT) -> list[Segment]:
+    """Return the segments of some entries; entries come in reverse, as gradients do.
+
+    Args:
+        entries: what is summed.
+        nbytes: the most that a segment holds.
+    """
+    segments: list[Segment] = []
+    last: dict[tuple[torch.dtype, torch.device], Segment] = {}
+    for place in reversed(range(len(entries))):
+        entry = entries[place]
+        kind = entry.wire, entry.parameter.device
+        most, step = nbytes // entry.wire.itemsize, _ALIGNMENT // entry.wire.itemsize
+        count = entry.parameter.numel()
+        for start in range(0, count, most):
+            stop = min(start + most, count)
+            segment = last.get(kind)
+            if segment is None or segment.length + stop - start > most:
+                segment = last[kind] = Segment(len(segments))
+                segments.append(segment)
+            segment.parts.append(Part(place, start, stop, segment.length))
+            segment.length += -(-(stop - start) // step) * step
+    return segments
+
+
+class Segments:
+    """See `Exchange`.
+
+    Args:
+        entries: what is summed.
+        segments: of the entries.
+        pieces: the subtrees of each process.
+        rank: this process.
+        prefix: of the names of collectives.
+    """
+
+    def __init__(
+        self,
+        entries: Sequence[Entry],
+        segments: Sequence[Segment],
+        pieces: Sequence[Sequence[Node]],
+        rank: int,
+        prefix: str,
+    ) -> None:
+        self._entries = entries
+        self._segments = segments
+        self._pieces = pieces
+        self._rank = rank
+        self._prefix = prefix
+        self._rounds = max(map(len, pieces))
+        mine = len(pieces[rank])
+        # By round and entry, and how many of these a segment still waits for.
+        self._values: list[dict[int, torch.Tensor | None]] = [{} for _ in range(mine)]
+        self._lacking = [[len({part.place for part in each.parts}) for each in segments] for _ in range(mine)]
+        self._of: dict[int, list[Segment]] = {}
+        for segment in segments:
+            for place in {part.place for part in segment.parts}:
+                self._of.setdefault(place, []).append(segment)
+        self._scattering: list[list[Handle | None]] = [[None] * self._rounds for _ in segments]
+        self._scattered = 0  # in order, so far as they are asked for
+        self._gathering: deque[tuple[Segment, Handle]] = deque()
+        for number in range(mine, self._rounds):
+            for segment in segments:
+                self._scatter(segment, number, None)
+
+    def give(self, piece: int, place: int, value: torch.Tensor | None) -> None:
+        """See `Exchange`."""
+        self._values[piece][place] = value
+        for segment in self._of.get(place, ()):
+            self._lacking[piece][segment.number] -= 1
+            if not self._lacking[piece][segment.number]:
+                self._scatter(segment, piece, self._packed(segment, self._values[piece]))
+                self._advance(wait=False)
+                for part in segment.parts:
+                    if len(self._of[part.place]) == 1:
+                        del self._values[piece][part.place]
+
+    def finish(self) -> None:
+        """See `Exchange`."""
+        self._advance(wait=True)
+        whole: dict[int, torch.Tensor] = {}
+        while self._gathering:
+            segment, handle = self._gathering.popleft()
+            total = self._received(segment, hvd.synchronize(handle))
+            for part in segment.parts:
+                self._unpack(part, total, whole)
+        for place, value in whole.items():
+            self._entries[place].deliver(value, divided=self._entries[place].is_wide)
+        for entry in self._entries:
+            if not entry.parameter.numel():
+                entry.deliver(entry.nothing())
+
+    def abandon(self) -> None:
+        """See `Exchange`."""
+        forget(handle for handles in self._scattering for handle in handles)
+        forget(handle for _, handle in self._gathering)
+        self._gathering.clear()
+
+    def _packed(self, segment: Segment, values: dict[int, torch.Tensor | None]) -> torch.Tensor:
+        """A segment of this process's own partial sums."""
+        first = self._entries[segment.parts[0].place]
+        if len(segment.parts) == 1:  # nothing to bring together
+            part = segment.parts[0]
+            value = values[part.place]
+            if value is not None and part.stop - part.start == segment.length:
+                return _flat(value)[part.start : part.stop]
+        packed = torch.empty(segment.length, dtype=first.wire, device=first.parameter.device)
+        for part in segment.parts:
+            value = values[part.place]
+            there = packed[part.offset : part.offset + part.stop - part.start]
+            there.fill_(NOTHING) if value is None else there.copy_(_flat(value)[part.start : part.stop])
+        return packed
+
+    def _scatter(self, segment: Segment, number: int, packed: torch.Tensor | None) -> None:
+        """Send a partial sum, or none; every process has to take part in every round."""
+        entry = self._entries[segment.parts[0].place]
+        counts = self._counts(segment)
+        if packed is None:
+            packed = torch.empty(0, dtype=entry.wire, device=entry.parameter.device)
+            counts = [0] * len(counts)
+        sent, factor = _as_sent(packed)
+        self._scattering[segment.number][number] = hvd.alltoall_async(
+            sent,
+            splits=torch.tensor([factor * each for each in counts], dtype=torch.int32),
+            name=f"{self._prefix}.scatter.{segment.number}.{number}",
+        )
+
+    def _advance(self, *, wait: bool) -> None:
+        """Add up the segments that have come, and send the sums."""
+        while self._scattered < len(self._segments):
+            handles = self._scattering[self._scattered]
+            if not wait and not all(each is not None and hvd.poll(each) for each in handles):
+                return
+            segment = self._segments[self._scattered]
+            total = self._total(segment, [hvd.synchronize(each)[0] for each in handles])
+            self._scattered += 1
+            sent, _ = _as_sent(total)
+            self._gathering.append(
+                (segment, hvd.allgather_async(sent, name=f"{self._prefix}.gather.{segment.number}"))
+            )
+
+    def _total(self, segment: Segment, received: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The sum of all partial sums of this process's part of a segment."""
+        count = self._counts(segment)[self._rank]
+        rounds = [iter(self._received(segment, each).split(count) if count else ()) for each in received]
+        running = RunningSum[torch.Tensor](sum(len(node) for each in self._pieces for node in each), add)
+        if not count:
+            return self._received(segment, received[0])
+        for nodes in self._pieces:
+            for node, rows in zip(nodes, rounds, strict=False):
+                running.push(node, next(rows))
+        entry = self._entries[segment.parts[0].place]
+        return running.values[0].div_(entry.divisor) if entry.is_wide else running.values[0]
+
+    def _unpack(self, part: Part, total: torch.Tensor, whole: dict[int, torch.Tensor]) -> None:
+        entry = self._entries[part.place]
+        piece = total[part.offset : part.offset + part.stop - part.start]
+        if part.stop - part.start == entry.parameter.numel():
+            like = torch.empty_like(entry.parameter, device="meta")
+            whole[part.place] = piece.as_strided(like.shape, like.stride())
+        else:
+            value = whole.get(part.place)
+            if value is None:
+                value = whole[part.place] = torch.empty_like(
+                    entry.parameter, dtype=entry.wire, requires_grad=False
+                )
+            _flat(value)[part.start : part.stop].copy_(piece)
+
+    def _received(self, segment: Segment, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.view(self._entries[segment.parts[0].place].wire)
+
+    def _counts(self, segment: Segment) -> list[int]:
+        """How many elements of a segment each process adds up."""
+        processes = len(self._pieces)
+        share = -(-segment.length // processes)
+        return [max(0, min(share, segment.length - share * each)) for each in range(processes)]
+
+
+def add(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Return the sum of two partial sums, in the place of the left one."""
+    return left.add_(right)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """A dense tensor's elements as they are in memory."""
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def _as_sent(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """A tensor as Horovod can send it, and the elements of that for each of its own."""
+    if tensor.dtype in _SENT_AS_THEY_ARE:
+        return tensor, 1
+    return tensor.view(torch.uint8), tensor.dtype.itemsize
