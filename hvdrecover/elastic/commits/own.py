@@ -257,7 +257,7 @@ class Own:
         }
         if present and self.random.states() != streams:
             self.random.put(streams)  # a loader that has just been loaded draws when it is asked
-        random = {rank: streams for rank in carried.ranks}
+        random = dict.fromkeys(carried.ranks, streams)
         return {**present, RANDOM: random} if self.random.stored else present
 
     def _names(self) -> list[str]:

@@ -36,8 +36,8 @@ class Carrier(Protocol):
     def begin(self, counts: shares.Counts, process: int) -> None:
         """A step begins, with these shares."""
 
-    def part_begins(self, rank: int, *, last: bool) -> None:
-        """The part of a virtual rank begins; whether it is this process's last one of the step."""
+    def part_begins(self, rank: int) -> None:
+        """The part of a virtual rank begins."""
 
     def part_ends(self, rank: int) -> None:
         """The part of a virtual rank has ended: its gradients are there."""
@@ -133,7 +133,7 @@ class VirtualRanks(Kept, Voter):
 
     def part_begins(self, rank: int) -> None:
         """The part of a virtual rank begins: its buffers, its random streams."""
-        self.carrier.part_begins(rank, last=rank == self.carried.ranks[-1])
+        self.carrier.part_begins(rank)
         self.current = rank
         self._context.framework.seed(self.seeds(self.steps, rank))
 

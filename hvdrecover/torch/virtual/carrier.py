@@ -30,9 +30,9 @@ class TorchCarrier:
     def __init__(self, components: Mapping[str, Any], size: int) -> None:
         modules = {name: each for name, each in components.items() if isinstance(each, torch.nn.Module)}
         self._buffers = Buffers(modules)
-        self.values: dict[str, Value] = {"_buffers": self._buffers} if self._buffers.exist else {}
+        self.values: Mapping[str, Value] = {"_buffers": self._buffers} if self._buffers.exist else {}
         self._gradients = [
-            Gradients(each, size, name)
+            Gradients(name, each, size)
             for name, each in components.items()
             if isinstance(each, torch.optim.Optimizer)
         ]
@@ -42,11 +42,11 @@ class TorchCarrier:
         for each in self._gradients:
             each.begin(counts, process)
 
-    def part_begins(self, rank: int, *, last: bool) -> None:
+    def part_begins(self, rank: int) -> None:
         """Swap the buffers of a virtual rank in."""
         self._buffers.swap_in(rank)
         for each in self._gradients:
-            each.part_begins(last=last)
+            each.part_begins()
 
     def part_ends(self, rank: int) -> None:
         """Take the gradients of a virtual rank, and keep its buffers."""
