@@ -110,7 +110,7 @@ class SampleOrder:
         begun: a number that is higher the later the last iteration was begun; 0 before the first.
         on_iterate: called when an iteration begins, after what the data loader itself draws from generators.
         on_record: called with this order and how many samples every rank has done, before they count.
-        dealt_to: where samples are dealt out to virtual ranks, returns the place of the first of this process.
+        dealt_to: if samples are dealt out to virtual ranks, returns the place of this process's first one.
 
     Raises:
         ConfigError: a negative length, a seed that is not an integer, or an unknown ``tail``.
@@ -139,7 +139,7 @@ class SampleOrder:
         self.rank, self.size = 0, 1
 
     def place(self, rank: int, size: int) -> None:
-        """Take a place among the ranks; what is left is dealt out anew. Virtual ranks have places of their own."""
+        """Take a place among the ranks, unless virtual ranks have theirs; what is left is dealt out anew."""
         self.rank, self.size = (rank, size) if self.dealt_to is None else self.dealt_to()
         self._begin()
 

@@ -28,6 +28,7 @@ from hvdrecover.elastic.lifecycle.hosts import HostChanges
 from hvdrecover.elastic.lifecycle.leaving import Leaving
 from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.elastic.scalars.stragglers import Stragglers
+from hvdrecover.errors import ConfigError
 from hvdrecover.version import __version__
 
 
@@ -76,8 +77,10 @@ def assemble(
     Raises:
         ConfigError: a setting has no usable value.
     """
-    own = Own(context.framework, context.contents.per_rank, Generators(context.framework, rng))
     virtual = () if context.virtual is None else (context.virtual,)
+    if virtual and rng == "store":
+        raise ConfigError("rng", "virtual ranks have random streams of their own; leave out rng='store'")
+    own = Own(context.framework, context.contents.per_rank, Generators(context.framework, rng))
     for each in virtual:
         each.join(context, own)
     pacing = Pacing(context.clock, on=settings is not None and settings.every == "auto")

@@ -96,7 +96,7 @@ class State(Attributes):
         rank = assemble(
             self._context,
             settings=settings_of(keywords["checkpoint"], config),
-            rng=keywords["rng"] or type(self)._rng,
+            rng=keywords["rng"] or (type(self)._rng if virtual is None else "reseed"),
             guard=keywords["guard"],
             tensorboard=keywords["tensorboard"] if config.drill is None else None,
             others=companions or Companions(),

@@ -10,7 +10,8 @@ from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.lifecycle.stalls import paused
 from hvdrecover.elastic.lifecycle.startup import join as _join
 from hvdrecover.elastic.run import run
-from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError, PerRankError
+from hvdrecover.elastic.virtual.ranks import virtual_rank, virtual_size
+from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError, PerRankError, StepError
 from hvdrecover.heartbeat import heartbeat
 from hvdrecover.stand_in import standing_in as _standing_in
 from hvdrecover.torch import elastic as elastic
@@ -33,6 +34,7 @@ __all__ = [
     "OutOfStepError",
     "PerRank",
     "PerRankError",
+    "StepError",
     "TorchState",
     "check_shards",
     "fingerprint",
@@ -40,6 +42,8 @@ __all__ = [
     "load",
     "paused",
     "run",
+    "virtual_rank",
+    "virtual_size",
 ]
 
 __getattr__, __dir__ = _standing_in(_hvd, globals())

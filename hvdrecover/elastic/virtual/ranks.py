@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hvdrecover.elastic.commits.own import Own, Value
     from hvdrecover.elastic.context import Context
 
+_latest: deque[VirtualRanks] = deque(maxlen=1)
 _ENOUGH = 8  # measured parts
 _REMEMBERED = 32  # of the last parts' times
 _HALF_LIFE = 600.0  # seconds; of the time of a process that has nothing to do, so that it is tried again
@@ -95,6 +96,7 @@ class VirtualRanks(Kept, Voter):
         """Take a place in a state; called once."""
         self._context = context
         self._own = own
+        _latest.append(self)
 
     @property
     def carried(self) -> Carried:
@@ -208,6 +210,8 @@ class VirtualRanks(Kept, Voter):
 
     def numbers(self, moment: Moment) -> Sequence[int]:
         """Send the time of a part on this process, in microseconds; 0 if it is unknown."""
+        if moment.kind != "rendezvous":
+            self.refuse_open("hosts were looked for")
         if moment.kind == "commit":
             self._measure()
         return [0 if self._seconds is None else max(1, round(self._seconds * 1e6))]
@@ -232,9 +236,7 @@ class VirtualRanks(Kept, Voter):
         self.dealt += 1
         self._times.clear()
         if counts != before or self.dealt == 1:
-            words = shares.in_words(counts)
-            spare = f"; {counts.count(0)} processes are spares" if 0 in counts else ""
-            message = f"{self.size} virtual ranks on {len(counts)} processes: {words}{spare}"
+            message = shares.in_words(counts)
             shown = message if self._context.world.rank() == 0 else None
             facts: dict[str, Any] = {"virtual": self.size, "counts": list(counts), "seconds": list(seconds)}
             self._context.events.emit("shares", shown, **facts)
@@ -247,3 +249,27 @@ class VirtualRanks(Kept, Voter):
         elif self._seconds is not None and not self.carried.ranks:
             self._seconds *= 0.5 ** ((now - self._measured) / _HALF_LIFE)
         self._measured = now
+
+
+def virtual_size() -> int:
+    """Number of virtual ranks, where a script without them has ``hvd.size()``.
+
+    Raises:
+        StepError: no state with virtual ranks has been made yet.
+    """
+    return _of_latest_state().size
+
+
+def virtual_rank() -> int:
+    """The virtual rank that is being carried out, where a script without them has ``hvd.rank()``.
+
+    Raises:
+        StepError: none is, as outside of a step's inner loop; or there is no state with virtual ranks.
+    """
+    return _of_latest_state().rank()
+
+
+def _of_latest_state() -> VirtualRanks:
+    if not _latest:
+        raise StepError("virtual ranks", "no state with virtual_ranks= has been made yet")
+    return _latest[0]

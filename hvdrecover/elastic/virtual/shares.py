@@ -71,7 +71,9 @@ def run_of(counts: Counts, process: int) -> range:
 
 
 def in_words(counts: Counts) -> str:
-    """Return shares as text, such as ``8 + 2``; of many, as ``4 to 5``."""
-    if len(counts) <= 8:
-        return " + ".join(map(str, counts))
-    return f"{min(counts)} to {max(counts)}"
+    """Return a line that says who carries out how many."""
+    processes = f"{len(counts)} process{'es' if len(counts) > 1 else ''}"
+    each = " + ".join(map(str, counts)) if len(counts) <= 8 else f"{min(counts)} to {max(counts)} each"
+    spares = counts.count(0)
+    also = f", {spares} of them spare" if spares else ""
+    return f"{sum(counts)} virtual ranks on {processes}{also}: {each}"

@@ -1,4 +1,4 @@
-"""Steps of a job of virtual ranks: an outer loop over steps, and an inner one over a process's parts of each."""
+"""Steps of a job of virtual ranks: a loop over steps, and in it one over the parts of this process."""
 
 from __future__ import annotations
 

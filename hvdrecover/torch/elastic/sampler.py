@@ -10,7 +10,7 @@ import horovod.torch.elastic.sampler as _hvd
 import torch.utils.data
 
 from hvdrecover.data.order import SampleOrder, Tail
-from hvdrecover.errors import ConfigError
+from hvdrecover.errors import ConfigError, StepError
 from hvdrecover.stand_in import standing_in
 
 _PIECE = 4096  # indices turned into Python ints at a time
@@ -52,6 +52,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
             self.reset()
 
     def __iter__(self) -> Iterator[int]:
+        self._refuse_virtual("iterate over state.steps(loader)")
         # A generator, so that this runs when the first index is asked for: after a data loader has drawn its
         # own seed from the global generator.
         indices = self.order.begin()
@@ -69,7 +70,11 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         Args:
             batch_idx: not used; Horovod's sampler takes it too.
             batch_size: samples in one rank's batch.
+
+        Raises:
+            StepError: the state has virtual ranks, and counts samples by itself.
         """
+        self._refuse_virtual("remove record_batch(): state.steps() counts samples")
         self.order.record(batch_size)
 
     def set_epoch(self, epoch: int) -> None:
@@ -89,6 +94,10 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.order.load_state_dict(state_dict)
         if hvd.is_initialized():
             self.reset()
+
+    def _refuse_virtual(self, remedy: str) -> None:
+        if self.order.dealt_to is not None:
+            raise StepError("sampler", f"its samples are dealt out to virtual ranks; {remedy}")
 
     @property
     def epoch(self) -> int:

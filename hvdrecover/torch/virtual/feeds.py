@@ -1,4 +1,4 @@
-"""Batches for virtual ranks: of a data loader over an elastic sampler, or of a loader for each virtual rank."""
+"""Batches for virtual ranks: of a loader over an elastic sampler, or of a loader for each of them."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def feed(loader: Any, tracked: Mapping[str, Any], framework: Framework) -> Feed:
     ):
         raise ConfigError(
             "state.steps()",
-            f"a {type(loader).__name__} can't be dealt out to virtual ranks; pass a DataLoader whose sampler, "
-            "an ElasticSampler, is in the state, or a PerRank of the state",
+            f"a {type(loader).__name__} can't be dealt out to virtual ranks; pass a DataLoader whose "
+            "sampler, an ElasticSampler, is in the state, or a PerRank of the state",
         )
     if not isinstance(loader, DataLoader) or type(loader.batch_sampler) is not BatchSampler:
         raise ConfigError(
@@ -167,8 +167,8 @@ class Streams:
             elif 0 < len(ended) < len(found):
                 raise StepError(
                     "state.steps()",
-                    f"the loader of virtual rank {ended[0]} has ended, and others have not: they must have the "
-                    "same number of batches",
+                    f"the loader of virtual rank {ended[0]} has ended, and others have not: they must have "
+                    "the same number of batches",
                 )
             else:
                 return

@@ -13,6 +13,7 @@ from hvdrecover.elastic.companions import Companions
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.interfaces import HiddenAttribute
 from hvdrecover.elastic.state import State
+from hvdrecover.elastic.virtual.ranks import VirtualRanks
 from tests.fakes.clock import SharedClock
 from tests.fakes.framework import FakeFramework
 from tests.fakes.world import FakeJob, FakeWorld, Fault
@@ -58,6 +59,7 @@ class Process:
         config: Config | None = None,
         companions: Companions | None = None,
         hidden: Mapping[str, HiddenAttribute] | None = None,
+        virtual: VirtualRanks | None = None,
         **attributes: Any,
     ) -> State:
         state = State(
@@ -71,6 +73,7 @@ class Process:
             clock=self.clock,
             companions=companions,
             hidden=hidden,
+            virtual=virtual,
             attributes=attributes,
         )
         self.world.told.append(state.on_hosts_updated)

@@ -1,0 +1,271 @@
+"""Jobs of virtual ranks end with the same bits, whoever carries them out and whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hvdrecover.elastic.commits.per_rank import PerRank
+from hvdrecover.elastic.run import run
+from hvdrecover.elastic.state import State
+from hvdrecover.elastic.virtual.ranks import VirtualRanks, virtual_rank, virtual_size
+from hvdrecover.elastic.virtual.shares import Counts, Policy
+from hvdrecover.elastic.virtual.steps import Batches, Step, steps
+from hvdrecover.elastic.virtual.tree import RunningSum
+from hvdrecover.errors import ConfigError, HvdrecoverError, MismatchError, StepError
+from tests.fakes.framework import FakeModel, FakeSampler
+from tests.fakes.world import Action, FakeJob, FakeWorld, Fault, Replacement, change_at, fail_at
+from tests.unit.elastic.jobs import Process, initialised, on_ranks
+
+SIZE = 4
+BATCH = 2
+SAMPLES = 27  # an uneven tail
+
+
+class Carrier:
+    """Sums what the script adds in the order of the tree."""
+
+    def __init__(self, world: FakeWorld) -> None:
+        self.values: dict[str, Any] = {}
+        self._world = world
+        self._leaves = np.zeros((SIZE, 2))
+        self._rank = 0
+        self.gradient = np.zeros(2)
+
+    def begin(self, counts: Counts, process: int) -> None:
+        self._leaves = np.zeros((SIZE, 2))
+
+    def part_begins(self, rank: int) -> None:
+        self._rank = rank
+
+    def add(self, gradient: np.ndarray[Any, Any]) -> None:
+        self._leaves[self._rank] += gradient
+
+    def part_ends(self, rank: int) -> None:
+        pass
+
+    def finish(self) -> None:
+        leaves = self._world.allreduce(self._leaves)  # others send zeros, so nothing is rounded
+        total = RunningSum(SIZE, np.add)
+        for rank, leaf in enumerate(leaves):
+            total.push(range(rank, rank + 1), leaf)
+        (self.gradient,) = total.values
+
+    def abandon(self) -> None:
+        pass
+
+
+class Feed:
+    """Samples of an elastic sampler."""
+
+    def __init__(self, sampler: FakeSampler) -> None:
+        self._order = sampler.order
+
+    def begin(self, ranks: VirtualRanks) -> Iterator[Batches]:
+        self._order.begin()
+        samples = self._order.rounds
+        mine = {rank: self._order.share_of(rank) for rank in ranks.carried.ranks}
+        for start in range(0, samples, BATCH):
+            parts = {rank: share[start : start + BATCH] for rank, share in mine.items()}
+            count = min(BATCH, samples - start)
+            yield Batches(parts.__getitem__, lambda count=count: self._order.record(count))  # type: ignore[misc]
+
+
+class Script:
+    """Two epochs with noise, a count for each virtual rank, and a commit every second step."""
+
+    def __init__(self, checkpoint: str | None = None, policy: Policy = "equal", size: int = SIZE) -> None:
+        self.checkpoint, self.policy, self.size = checkpoint, policy, size
+        self.samples: list[int] = []
+
+    def __call__(self, world: FakeWorld) -> Any:
+        return initialised(self._script)(world)
+
+    def _script(self, process: Process) -> Any:
+        carrier = Carrier(process.world)
+        ranks = VirtualRanks(self.size, self.policy, carrier)
+        state = process.state(
+            self.checkpoint,
+            virtual=ranks,
+            model=FakeModel(w=[0.0, 0.0]),
+            sampler=FakeSampler(SAMPLES, seed=3),
+            seen=PerRank([]),
+            epoch=0,
+            step=0,
+        )
+        run(lambda state: self._train(process, state, ranks, carrier))(state)
+        seen = {rank: tuple(state.seen.of(rank)) for rank in ranks.carried.ranks}
+        return state.model.weights["w"].tobytes(), state.step, seen
+
+    def _train(self, process: Process, state: State, ranks: VirtualRanks, carrier: Carrier) -> None:
+        while state.epoch < 2:
+            state.sampler.order.set_epoch(state.epoch)
+            for step in steps(ranks, Feed(state.sampler), process.clock):
+                for batch in step:
+                    noise = process.generator.uniform()
+                    process.clock.advance(0.1 * (1 + 3 * process.world.rank()))
+                    carrier.add(np.array([np.sin(batch).sum() * noise, noise / 3]))
+                    state.seen.value.extend(batch.tolist())
+                state.model.weights["w"] += np.tanh(carrier.gradient + process.generator.uniform())
+                state.step += 1
+                if state.step % 2 == 0:
+                    state.commit()
+            state.epoch += 1
+
+
+def results(
+    size: int, faults: list[Fault] | None = None, **options: Any
+) -> tuple[bytes, int, dict[int, Any]]:
+    """Return what all processes of a job have come to, which must be the same."""
+    ended = [
+        each for each in FakeJob(Script(**options), size, faults or []).run() if each.status == "returned"
+    ]
+    assert len({each.result[:2] for each in ended}) == 1
+    weights, steps, _ = ended[0].result
+    return weights, steps, {rank: seen for each in ended for rank, seen in each.result[2].items()}
+
+
+@pytest.fixture(scope="module")
+def expected() -> tuple[bytes, int, dict[int, Any]]:
+    return results(SIZE)
+
+
+def test_it_trains_on_each_sample(expected: tuple[bytes, int, dict[int, Any]]) -> None:
+    _, steps, seen = expected
+    assert steps == 8
+    assert sorted({sample for each in seen.values() for sample in each}) == list(range(SAMPLES))
+    assert len({tuple(each) for each in seen.values()}) == SIZE
+
+
+@pytest.mark.parametrize("policy", ["equal", "by-speed"])
+@pytest.mark.parametrize("processes", [1, 2, 3, 4, 5])
+def test_the_number_of_processes_and_their_shares_do_not_matter(
+    processes: int, policy: Policy, expected: tuple[bytes, int, dict[int, Any]]
+) -> None:
+    assert results(processes, policy=policy) == expected
+
+
+@pytest.mark.parametrize("replacement", ["none", "in_place"])
+@pytest.mark.parametrize("action", ["kill", "kill_after"])
+@pytest.mark.parametrize("processes", [2, 3])
+def test_a_process_lost_at_any_collective(
+    processes: int, action: Action, replacement: Replacement, expected: tuple[bytes, int, dict[int, Any]]
+) -> None:
+    for nth in range(1, 23, 2):
+        fault = fail_at(nth % processes, "", nth, action=action, replacement=replacement)
+        assert results(processes, [fault]) == expected, nth
+
+
+def test_hosts_come_and_go(expected: tuple[bytes, int, dict[int, Any]]) -> None:
+    faults = [change_at("hvdrecover.updates", 1, add=2), change_at("hvdrecover.updates", 3, remove=[0, 2])]
+    assert results(2, faults) == expected
+
+
+@pytest.mark.parametrize("then", [1, 3, 4])
+def test_a_whole_job_killed_and_started_with_other_processes(
+    then: int, expected: tuple[bytes, int, dict[int, Any]]
+) -> None:
+    url = f"fake://virtual-{then}"
+    FakeJob(Script(url), 2, [fail_at(1, "hvdrecover.updates", 3, action="kill_all")]).run()
+    assert results(then, checkpoint=url) == expected
+
+
+# -- what is refused ----------------------------------------------------------------------------------------
+
+
+def test_a_commit_of_another_number_of_virtual_ranks_is_refused() -> None:
+    results(1, checkpoint="fake://of-four")
+    (outcome,) = FakeJob(Script("fake://of-four", size=2), 1).run()
+    assert isinstance(outcome.error, MismatchError)
+    assert "virtual_ranks: 4 in the commit, 2 in this state" in str(outcome.error)
+
+
+def loop(process: Process, body: Any) -> None:
+    """Run a body on a state with virtual ranks, and an endless loop of steps."""
+    carrier = Carrier(process.world)
+    ranks = VirtualRanks(SIZE, "equal", carrier)
+    state = process.state(virtual=ranks, model=FakeModel(w=[0.0]), sampler=FakeSampler(SAMPLES))
+    run(lambda state: body(state, steps(ranks, Feed(state.sampler), process.clock)))(state)
+
+
+def commits_within(state: State, steps: Iterator[Step]) -> None:
+    for step in steps:
+        for _ in step:
+            state.commit()
+
+
+def looks_within(state: State, steps: Iterator[Step]) -> None:
+    for step in steps:
+        for _ in step:
+            state.check_host_updates()
+
+
+def breaks(state: State, steps: Iterator[Step]) -> None:
+    for step in steps:
+        for _ in step:
+            break
+
+
+def passes_over(state: State, steps: Iterator[Step]) -> None:
+    for _ in steps:
+        pass
+
+
+def repeats(state: State, steps: Iterator[Step]) -> None:
+    for step in steps:
+        list(step)
+        list(step)
+
+
+def asks_outside(state: State, steps: Iterator[Step]) -> None:
+    assert virtual_size() == SIZE
+    for step in steps:
+        assert [virtual_rank() for _ in step] == list(range(SIZE))
+        virtual_rank()
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (commits_within, "a commit was made before the parts of step 0 had ended"),
+        (looks_within, "hosts were looked for before the parts of step 0 had ended"),
+        (breaks, "the next step was asked for before the parts of step 0 had ended"),
+        (passes_over, "a step was passed over"),
+        (repeats, "a step can't be gone through twice"),
+        (asks_outside, "no virtual rank is being carried out"),
+    ],
+)
+def test_loops_that_are_not_gone_through_as_they_must_be(body: Any, problem: str) -> None:
+    with pytest.raises(StepError, match=problem):
+        on_ranks(1, lambda process: loop(process, body))
+
+
+@pytest.mark.parametrize("size", [0, -1, True, 1.5, "4"])
+def test_impossible_numbers(size: Any) -> None:
+    with pytest.raises(ConfigError, match="virtual_ranks"):
+        VirtualRanks(size, "equal", None)  # type: ignore[arg-type]
+
+
+def test_an_unknown_policy() -> None:
+    with pytest.raises(ConfigError, match="shares"):
+        VirtualRanks(4, "fast", None)  # type: ignore[arg-type]
+
+
+def test_streams_of_a_script_are_refused() -> None:
+    def body(process: Process) -> None:
+        process.state(rng="store", virtual=VirtualRanks(SIZE, None, Carrier(process.world)), epoch=0)
+
+    with pytest.raises(HvdrecoverError, match="rng: virtual ranks have random streams of their own"):
+        on_ranks(1, body)
+
+
+def test_one_loader_is_not_that_of_several_virtual_ranks() -> None:
+    def body(process: Process) -> None:
+        virtual = VirtualRanks(SIZE, None, Carrier(process.world))
+        process.state(virtual=virtual, loader=PerRank(FakeModel(w=[0.0])))
+
+    with pytest.raises(ConfigError, match="pass a function that makes it"):
+        on_ranks(1, body)
