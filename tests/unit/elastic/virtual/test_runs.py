@@ -160,7 +160,7 @@ def test_a_process_lost_at_any_collective(
 
 
 def test_hosts_come_and_go(expected: tuple[bytes, int, dict[int, Any]]) -> None:
-    faults = [change_at("hvdrecover.updates", 1, add=2), change_at("hvdrecover.updates", 3, remove=[0, 2])]
+    faults = [change_at(1, "gradient", 2, add=2), change_at(1, "gradient", 4, remove=[0, 2])]
     assert results(2, faults) == expected
 
 

@@ -1,0 +1,113 @@
+"""Buffers of modules, one set for each virtual rank."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hvdrecover.elastic.commits.carried import Carried
+from hvdrecover.errors import MismatchError, PerRankError
+from hvdrecover.torch.virtual.buffers import Buffers
+
+ALL = Carried((0, 1), 2)
+
+
+class Masked(torch.nn.Module):
+    """Batch norm and a table that no step writes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(3)
+        self.register_buffer("table", torch.arange(12.0).view(4, 3))
+        self.register_buffer("nothing", None)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = self.norm(inputs + self.table)
+        return normed
+
+
+def part(buffers: Buffers, module: Masked, rank: int, value: float) -> None:
+    """One virtual rank's forward pass."""
+    buffers.swap_in(rank)
+    module(value * torch.arange(12.0).view(4, 3))
+    buffers.swap_out(rank)
+
+
+def alone(values: list[float]) -> dict[str, torch.Tensor]:
+    """The buffers of a module that has only had these passes."""
+    module = Masked()
+    for value in values:
+        module(value * torch.arange(12.0).view(4, 3))
+    return {name: each.clone() for name, each in module.named_buffers()}
+
+
+def assert_equal(module: Masked, expected: dict[str, torch.Tensor]) -> None:
+    for name, each in module.named_buffers():
+        assert torch.equal(each, expected[name]), name
+
+
+def test_each_virtual_rank_has_its_own() -> None:
+    module = Masked()
+    tensors = dict(module.named_buffers())
+    buffers = Buffers({"model": module})
+    for value in (1.0, 2.0):
+        part(buffers, module, 0, value)
+        part(buffers, module, 1, -3 * value)
+    assert_equal(module, alone([-3.0, -6.0]))
+    buffers.swap_in(0)
+    assert_equal(module, alone([1.0, 2.0]))
+    assert all(module.get_buffer(name) is each for name, each in tensors.items())
+
+
+def test_a_commit_has_what_changes_and_its_model_virtual_rank_0s() -> None:
+    module = Masked()
+    buffers = Buffers({"model": module})
+    part(buffers, module, 0, 1.0)
+    part(buffers, module, 1, 5.0)
+    states = buffers.states(ALL)
+    names = {f"model.norm.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
+    assert {rank: set(own) for rank, own in states.items()} == {0: names, 1: names}
+    buffers.gathered(states)
+    assert_equal(module, alone([1.0]))
+
+
+def test_what_one_has_changed_is_in_the_states_of_all() -> None:
+    module = Masked()
+    buffers = Buffers({"model": module})
+    buffers.swap_in(0)
+    module.table.add_(1.0)
+    buffers.swap_out(0)
+    states = buffers.states(ALL)
+    assert set(states[1]) == set()
+    buffers.gathered(states)
+    assert torch.equal(states[1]["model.table"], torch.arange(12.0).view(4, 3))
+
+
+def test_they_resume_from_a_commit() -> None:
+    module = Masked()
+    buffers = Buffers({"model": module})
+    part(buffers, module, 0, 1.0)
+    part(buffers, module, 1, 5.0)
+    states = {
+        rank: {name: each.clone() for name, each in own.items()} for rank, own in buffers.states(ALL).items()
+    }
+
+    other = Masked()
+    resumed = Buffers({"model": other})
+    resumed.resume("state._buffers", states, 2, Carried((1,), 2))
+    resumed.keep(Carried((1,), 2))
+    part(resumed, other, 1, 2.0)
+    assert_equal(other, alone([5.0, 2.0]))
+
+
+def test_what_a_commit_lacks() -> None:
+    buffers = Buffers({"model": Masked()})
+    with pytest.raises(PerRankError, match="the commit has none of virtual rank 1"):
+        buffers.resume("state._buffers", {0: {}}, 2, ALL)
+    with pytest.raises(MismatchError, match=r"model\.other: in the commit, but not in a module"):
+        buffers.resume("state._buffers", {0: {"model.other": torch.zeros(1)}, 1: {}}, 2, ALL)
+
+
+def test_modules_without_buffers() -> None:
+    assert not Buffers({"model": torch.nn.Linear(2, 2)}).exist
+    assert Buffers({"model": Masked()}).exist

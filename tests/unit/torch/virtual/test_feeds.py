@@ -1,0 +1,150 @@
+"""Batches dealt out to virtual ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset
+
+from hvdrecover.elastic.commits.carried import Carried
+from hvdrecover.elastic.commits.per_rank import PerRank
+from hvdrecover.elastic.commits.randomness import stream
+from hvdrecover.errors import ConfigError, StepError
+from hvdrecover.torch.elastic.sampler import ElasticSampler
+from hvdrecover.torch.framework import TorchFramework
+from hvdrecover.torch.virtual.feeds import feed
+
+SIZE = 4
+
+
+class Noisy(Dataset[Any]):
+    """Sample numbers with noise."""
+
+    def __len__(self) -> int:
+        return 27
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return index + 0.5 * torch.rand(())
+
+
+class Ranks:
+    """The facts about virtual ranks that a feed asks for."""
+
+    def __init__(self, *carried: int) -> None:
+        self.carried = Carried(carried, SIZE)
+        self.steps = 0
+
+    def seeds(self, step: int, rank: int) -> Callable[[str], int]:
+        return stream(7, f"step {step}", rank)
+
+    def any_has_more(self, mine: bool) -> bool:
+        return mine
+
+
+def sampler_of(dataset: Any) -> ElasticSampler:
+    sampler = ElasticSampler(dataset, seed=3)
+    sampler.order.dealt_to = lambda: (0, SIZE)
+    sampler.order.place(0, 1)
+    return sampler
+
+
+def batches(
+    *carried: int, workers: int = 0, drop_last: bool = False, skip: int = 0
+) -> list[dict[int, list[float]]]:
+    """Go through an epoch; return each step's batches by virtual rank."""
+    sampler = sampler_of(Noisy())
+    sampler.order.record(2 * skip)
+    loader = DataLoader(Noisy(), batch_size=2, sampler=sampler, num_workers=workers, drop_last=drop_last)
+    ranks: Any = Ranks(*carried)
+    ranks.steps = skip
+    found = []
+    for step in feed(loader, {"sampler": sampler}, TorchFramework()).begin(ranks):
+        found.append({rank: step.fetch(rank).tolist() for rank in carried})
+        step.done()
+        ranks.steps += 1
+    return found
+
+
+def test_each_sample_comes_once_and_the_tail_is_short() -> None:
+    steps = batches(0, 1, 2, 3)
+    numbers = [int(number) for step in steps for batch in step.values() for number in batch]
+    assert [len(batch) for step in steps for batch in step.values()] == [2] * 12 + [1] * 4
+    assert sorted(set(numbers)) == list(range(27))
+
+
+def test_a_tail_can_be_dropped() -> None:
+    assert len(batches(0, drop_last=True)) == 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_who_reads_them_does_not_matter(workers: int) -> None:
+    """Not for which samples they are, and not for the noise."""
+    expected = batches(0, 1, 2, 3)
+    found = [
+        {**one, **other} for one, other in zip(batches(0, workers=workers), batches(1, 2, 3), strict=True)
+    ]
+    assert found == expected
+    assert batches(1, 3, skip=2) == [{rank: each[rank] for rank in (1, 3)} for each in expected[2:]]
+
+
+def test_spares_count_steps() -> None:
+    assert batches() == [{}] * 4
+
+
+def test_loaders_of_the_virtual_ranks_own() -> None:
+    loaders = PerRank(lambda rank, size: [torch.tensor(rank + size * each) for each in range(3)])
+    loaders.become_virtual(SIZE, lambda: 0)
+    ranks: Any = Ranks(1, 2)
+    steps = [
+        [int(step.fetch(rank)) for rank in (1, 2)]
+        for step in feed(loaders, {"loaders": loaders}, TorchFramework()).begin(ranks)
+    ]
+    assert steps == [[1, 2], [5, 6], [9, 10]]
+    assert loaders.taken == 3
+
+
+def test_loaders_of_different_lengths() -> None:
+    loaders = PerRank(lambda rank, size: [torch.tensor(0)] * rank)
+    loaders.become_virtual(SIZE, lambda: 0)
+    ranks: Any = Ranks(1, 2)
+    with pytest.raises(StepError, match="the loader of virtual rank 1 has ended"):
+        list(feed(loaders, {"loaders": loaders}, TorchFramework()).begin(ranks))
+
+
+def other_sampler(sampler: ElasticSampler) -> Any:
+    return DataLoader(Noisy(), sampler=sampler_of(Noisy()))
+
+
+def own_batches(sampler: ElasticSampler) -> Any:
+    class Own(BatchSampler):
+        pass
+
+    loader = DataLoader(Noisy(), batch_sampler=Own(sampler, 2, drop_last=False))
+    vars(loader)["sampler"] = sampler
+    return loader
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda sampler: [1, 2], "a list can't be dealt out to virtual ranks"),
+        (lambda sampler: PerRank([1]), "a PerRank can't be dealt out"),
+        (other_sampler, "a DataLoader can't be dealt out"),
+        (own_batches, "without a batch_sampler"),
+    ],
+)
+def test_what_cannot_be_dealt_out(make: Callable[[ElasticSampler], Any], problem: str) -> None:
+    sampler = sampler_of(Noisy())
+    with pytest.raises(ConfigError, match=problem):
+        feed(make(sampler), {"sampler": sampler}, TorchFramework())
+
+
+def test_a_sampler_of_virtual_ranks_is_not_gone_through_without_steps() -> None:
+    sampler = sampler_of(Noisy())
+    with pytest.raises(StepError, match=r"iterate over state.steps\(loader\)"):
+        next(iter(sampler))
+    with pytest.raises(StepError, match=r"remove record_batch\(\)"):
+        sampler.record_batch(0, 2)
