@@ -1,1 +1,1 @@
-"""Virtual ranks: shares of the work of a job whose results do not depend on which process carries them out."""
+"""Virtual ranks: parts of a job's work whose results do not depend on which process carries them out."""
