@@ -30,6 +30,7 @@ TOPICS = {
     "sync": STATES,
     "tensorflow": STATES,
     "guard": ("large", "digits", "digits-tensorflow"),
+    "virtual": ("torch",),
     "recovery": ("torch", "tensorflow"),
     "scale": ("stubs",),
     "machine": ("large",),

@@ -21,7 +21,8 @@ ROOT = Path(__file__).parents[2]
 SMALL = {state: shape.title.split(",")[0] for state, shape in SHAPES["small"].items()}  # sizes
 FRAMEWORKS = ("torch", "tensorflow")
 DIGITS = {"digits": "digits example", "digits-tensorflow": "TensorFlow digits example"}
-STATES = {**SMALL, **{framework: framework for framework in FRAMEWORKS}, **DIGITS, "": ""}
+VIRTUAL = {"compute": "compute-bound", "sent": "100 MB"}
+STATES = {**SMALL, **{framework: framework for framework in FRAMEWORKS}, **DIGITS, **VIRTUAL, "": ""}
 MEASURED = r"≤ [\d.]+ s"  # half of a cold restart
 
 # By topic: what is measured, against what, and for which states a goal is set.
@@ -66,6 +67,11 @@ GOALS = {
     ],
     "guard": [
         ("a training step with a guard", "the same without", ("large", *DIGITS), "≤ +1.0%", "≤ +1.0%"),
+    ],
+    "virtual": [
+        ("a step of two virtual ranks", "hvd.DistributedOptimizer", ("compute",), "≤ 1.05", "≤ 1.02"),
+        ("a step of four virtual ranks", "four passes by hand", ("compute",), "≤ 1.05", "≤ 1.02"),
+        ("reduction of virtual ranks", "hvd.grouped_allreduce", ("sent",), "≤ 1.60", "≤ 1.20"),
     ],
 }
 RECOVERY_GOALS = [

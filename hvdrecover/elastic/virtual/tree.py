@@ -1,8 +1,8 @@
 """The order in which what virtual ranks have computed is added up: a fixed binary tree.
 
-Its leaves are the virtual ranks. A node of n leaves splits at the largest power of two below n, so it holds the
-leaves from ``k * 2**level`` on, up to ``2**level`` of them. Rounding then depends on the number of leaves alone,
-and not on which process adds what.
+Its leaves are the virtual ranks. A node of n leaves splits at the largest power of two below n, so it holds
+the leaves from ``k * 2**level`` on, up to ``2**level`` of them. Rounding then depends on the number of leaves
+alone, and not on which process adds what.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class RunningSum(Generic[Value]):
         add: returns the sum of two values, the left one first; may change them.
 
     Attributes:
-        nodes: the nodes that there are sums of, from left to right: of leaves that begin with the first one, at
-            most one more than ``log2(size)``.
+        nodes: the nodes that there are sums of, from left to right; at most ``log2(size) + 1`` if the first
+            leaf is among them.
         values: their sums.
     """
 

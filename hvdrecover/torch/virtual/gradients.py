@@ -21,9 +21,9 @@ _Sum = RunningSum[torch.Tensor | None]
 class Gradients:
     """Takes the gradients of one optimizer from each backward pass, and gives it those of the whole job.
 
-    In a step, `begin`; for each virtual rank of this process `part_begins`, backward passes, `part_ends`; then
-    `finish`. Gradients are taken in backward passes, and those of the last part sent off in it. What has no
-    gradient on some virtual ranks counts as zeros there.
+    In a step, `begin`; for each virtual rank of this process `part_begins`, backward passes, `part_ends`;
+    then `finish`. Backward passes add gradients up, and send each sum off as soon as it is there.
+    A parameter without a gradient on some virtual ranks has zeros there.
 
     Args:
         name: the optimizer's attribute of the state.

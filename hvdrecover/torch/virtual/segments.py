@@ -1,8 +1,8 @@
 """The exchange of any number of partial sums, in the order of the tree.
 
-All entries one after the other are cut into segments, and each of these into a part for each process. By
-``alltoall`` a process gets its part of all partial sums, adds them up, and by ``allgather`` all get the result:
-with one subtree for each process as many bytes as a ring allreduce sends.
+All entries one after the other are cut into segments, and each of these into a share for each process. By
+``alltoall`` a process gets its share of all partial sums; it adds them up, and by ``allgather`` all get the
+result. With one subtree for each process, as many bytes are sent as by a ring allreduce.
 """
 
 from __future__ import annotations
@@ -198,10 +198,10 @@ class Segments:
     def _total(self, segment: Segment, received: Sequence[torch.Tensor]) -> torch.Tensor:
         """The sum of all partial sums of this process's part of a segment."""
         count = self._counts(segment)[self._rank]
-        rounds = [iter(self._received(segment, each).split(count) if count else ()) for each in received]
-        running = RunningSum[torch.Tensor](sum(len(node) for each in self._pieces for node in each), add)
         if not count:
             return self._received(segment, received[0])
+        rounds = [iter(self._received(segment, each).view(-1, count)) for each in received]
+        running = RunningSum[torch.Tensor](sum(len(node) for each in self._pieces for node in each), add)
         for nodes in self._pieces:
             for node, rows in zip(nodes, rounds, strict=False):
                 running.push(node, next(rows))

@@ -1,0 +1,77 @@
+"""What it costs that a result does not depend on the number of processes: virtual ranks."""
+
+from __future__ import annotations
+
+import json
+
+import horovod.torch as hvd
+import torch
+
+from benchmarks import workers
+from benchmarks.jobs.virtual_ranks import RESULT, Steps
+from benchmarks.measure import by_turns, stopwatch
+from benchmarks.rows import Goal, Row
+from benchmarks.states import Setting
+
+_PATIENCE = 600.0  # seconds
+_STEP = Goal(1.05, 1.02)
+_UNEVEN = {"1-3": "shares of 1 and 3", "3-3": "shares of 3"}
+
+
+def measure(setting: Setting) -> list[Row]:
+    """Steps and reductions of two workers over loopback, and steps of one process, beside their peers."""
+    workers.run("benchmarks.jobs.virtual_ranks", setting, _PATIENCE)
+    found = {
+        name: [[1e3 * each for each in values] for values in both]
+        for name, both in json.loads((setting.folder / RESULT).read_text()).items()
+    }
+    alone = _alone(setting)
+    grouped = "hvd.grouped_allreduce"
+    return [
+        Row(
+            "virtual",
+            "a step of two virtual ranks on two processes",
+            "compute-bound",
+            "ms",
+            found["step"][0],
+            "hvd.DistributedOptimizer",
+            found["step"][1],
+            _STEP,
+            True,
+        ),
+        Row(
+            "virtual",
+            "a step of four virtual ranks on one process",
+            "compute-bound",
+            "ms",
+            alone[0],
+            "four passes by hand",
+            alone[1],
+            _STEP,
+            True,
+        ),
+        Row(
+            "virtual",
+            "reduction of virtual ranks, two processes",
+            "100 MB",
+            "ms",
+            found["1-1"][0],
+            grouped,
+            found["1-1"][1],
+            Goal(1.6, 1.2),
+            True,
+        ),
+        *(
+            Row("virtual", f"the same, {what}", "100 MB", "ms", *(found[name][0], grouped, found[name][1]))
+            for name, what in _UNEVEN.items()
+        ),
+    ]
+
+
+def _alone(setting: Setting) -> list[list[float]]:
+    """Milliseconds of steps in this process, which has all virtual ranks."""
+    hvd.init()
+    torch.set_num_threads(1)
+    steps = [Steps(setting.size, [4]).step, Steps(setting.size, None, passes=4).step]
+    takes = [lambda step=step: 1e3 * stopwatch(step) for step in steps]  # type: ignore[misc]
+    return by_turns(setting.rounds(20), takes, warmups=2)

@@ -1,0 +1,296 @@
+"""One process that has all virtual ranks; what several do together is in tests/integration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import horovod.torch as hvd
+import pytest
+import torch
+
+from hvdrecover.errors import ConfigError
+from hvdrecover.torch.virtual.gradients import Gradients
+from hvdrecover.torch.virtual.segments import cut
+from tests.unit.torch.jobs import network
+
+
+@pytest.fixture
+def elastic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Horovod's optimizer has its hooks, as with several processes."""
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+
+
+class Own(hvd.Compression.none):  # type: ignore[misc]
+    """A way to compress of a user's."""
+
+
+def wrapped(model: torch.nn.Module, **options: Any) -> Any:
+    bare = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return hvd.DistributedOptimizer(bare, named_parameters=model.named_parameters(), **options)
+
+
+def loss(model: torch.nn.Module, virtual_rank: int) -> torch.Tensor:
+    return model(torch.linspace(-1, 1, 15).view(5, 3) * (virtual_rank + 1)).square().sum()
+
+
+def step(gradients: Gradients, model: torch.nn.Module, size: int) -> None:
+    gradients.begin([size], 0)
+    for virtual_rank in range(size):
+        gradients.part_begins()
+        loss(model, virtual_rank).backward()  # type: ignore[no-untyped-call]
+        gradients.part_ends()
+    gradients.finish()
+
+
+def leaves(model: torch.nn.Module, size: int) -> list[list[torch.Tensor]]:
+    """The gradients of each virtual rank."""
+    return [list(torch.autograd.grad(loss(model, each), list(model.parameters()))) for each in range(size)]
+
+
+def bracketed(values: list[torch.Tensor]) -> torch.Tensor:
+    if len(values) == 1:
+        return values[0]
+    half = 1 << (len(values) - 1).bit_length() - 1
+    return bracketed(values[:half]) + bracketed(values[half:])
+
+
+@pytest.mark.usefixtures("elastic")
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+def test_gradients_are_those_of_the_tree(size: int, op: Any) -> None:
+    model = network()
+    gradients = Gradients("optimizer", wrapped(model, op=op), size)
+    expected = map(bracketed, map(list, zip(*leaves(model, size), strict=True)))
+    step(gradients, model, size)
+    for each, total in zip(model.parameters(), expected, strict=True):
+        assert each.grad is not None
+        assert torch.equal(each.grad, total / size if op == hvd.Average else total)
+
+
+@pytest.mark.usefixtures("elastic")
+@pytest.mark.parametrize("clips", [False, True])
+def test_the_optimizer_steps_once_with_what_was_summed(clips: bool) -> None:
+    model, plain = network(), network()
+    bare = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    optimizer = wrapped(model)
+    gradients = Gradients("optimizer", optimizer, 2)
+    for _ in range(3):
+        step(gradients, model, 2)
+        for each, totals in zip(plain.parameters(), zip(*leaves(plain, 2), strict=True), strict=True):
+            each.grad = bracketed(list(totals)) / 2
+        if clips:
+            optimizer.synchronize()
+            for some in (model, plain):
+                torch.nn.utils.clip_grad_norm_(some.parameters(), 1e-3)
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        else:
+            optimizer.step()
+        optimizer.zero_grad()
+        bare.step()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.usefixtures("elastic")
+def test_horovods_hooks_are_gone() -> None:
+    model = network()
+    optimizer = wrapped(model)
+    Gradients("optimizer", optimizer, 2)
+    loss(model, 0).backward()  # type: ignore[no-untyped-call]
+    assert optimizer._handles == {}
+
+
+@pytest.mark.usefixtures("elastic")
+def test_a_loss_that_keeps_horovods_hooks_is_told_of() -> None:
+    model = network()
+    optimizer = wrapped(model)
+    kept = loss(model, 0)
+    Gradients("optimizer", optimizer, 2)
+    with pytest.raises(ConfigError, match="loss from before"):
+        kept.backward()  # type: ignore[no-untyped-call]
+
+
+def test_a_gradient_that_some_virtual_ranks_lack() -> None:
+    model = network()
+    other = torch.nn.Parameter(torch.ones(3))
+    nowhere = torch.nn.Parameter(torch.ones(2))
+    bare = torch.optim.SGD([*model.parameters(), other, nowhere], lr=0.1)
+    gradients = Gradients("optimizer", hvd.DistributedOptimizer(bare), 4)
+    gradients.begin([4], 0)
+    for virtual_rank in range(4):
+        gradients.part_begins()
+        if virtual_rank == 2:
+            (other * 6).sum().backward()  # type: ignore[no-untyped-call]
+        gradients.part_ends()
+    gradients.finish()
+    assert other.grad is not None and nowhere.grad is not None
+    assert torch.equal(other.grad, torch.full((3,), 1.5))
+    assert torch.equal(nowhere.grad, torch.zeros(2))
+
+
+def test_passes_within_a_virtual_rank_are_added_up_first() -> None:
+    model = network()
+    gradients = Gradients("optimizer", wrapped(model, backward_passes_per_step=2), 2)
+    first = next(model.parameters())
+    own = [each[0] for each in leaves(model, 3)]
+    gradients.begin([2], 0)
+    for virtual_ranks in ([0, 1], [2]):  # the other part has but one
+        gradients.part_begins()
+        for virtual_rank in virtual_ranks:
+            loss(model, virtual_rank).backward()  # type: ignore[no-untyped-call]
+        gradients.part_ends()
+    gradients.finish()
+    assert first.grad is not None
+    assert torch.equal(first.grad, ((own[0] + own[1]) + own[2]) / 2)
+
+
+def test_each_own_gradient_is_shown_once_and_hooks_of_others_see_it_too() -> None:
+    model = network()
+    first = next(model.parameters())
+    seen: list[torch.Tensor] = []
+    shown: list[torch.Tensor] = []
+
+    def look(parameter: torch.Tensor) -> None:
+        if parameter is first:
+            assert parameter.grad is not None
+            shown.append(parameter.grad.clone())
+
+    gradients = Gradients("optimizer", wrapped(model), 3, looks=look)
+    first.register_post_accumulate_grad_hook(lambda each: seen.append(each.grad.clone()))  # type: ignore[no-untyped-call]
+    step(gradients, model, 3)
+    own = [each[0] for each in leaves(model, 3)]
+    for found in (seen, shown):
+        assert len(found) == 3
+        assert all(map(torch.equal, found, own))
+
+
+def test_a_step_after_one_that_was_cut_short_is_that_of_an_undisturbed_run() -> None:
+    model, undisturbed = network(), network()
+    gradients = Gradients("optimizer", wrapped(model), 3)
+    gradients.begin([3], 0)
+    gradients.part_begins()
+    loss(model, 7).backward()  # type: ignore[no-untyped-call]
+    gradients.part_ends()
+    gradients.part_begins()
+    loss(model, 7).backward()  # type: ignore[no-untyped-call]
+    gradients.abandon()
+    step(gradients, model, 3)
+    step(Gradients("optimizer", wrapped(undisturbed), 3), undisturbed, 3)
+    for ours, theirs in zip(model.parameters(), undisturbed.parameters(), strict=True):
+        assert ours.grad is not None and theirs.grad is not None
+        assert torch.equal(ours.grad, theirs.grad)
+
+
+def test_a_gradient_in_another_layout_gets_that_of_its_parameter() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last))
+    gradients = Gradients("optimizer", hvd.DistributedOptimizer(torch.optim.SGD([parameter])), 1)
+    gradients.begin([1], 0)
+    gradients.part_begins()
+    values = torch.arange(120.0).view(2, 3, 4, 5)
+    parameter.grad = values.clone()
+    gradients.part_ends()
+    gradients.finish()
+    assert parameter.grad is not None
+    assert parameter.grad.stride() == parameter.stride() and torch.equal(parameter.grad, values)
+
+
+def test_parameters_are_cut_and_brought_together() -> None:
+    shapes = [(10,), (100, 3), (), (0,), (5,)]
+    parameters = [torch.nn.Parameter(torch.zeros(each)) for each in shapes]
+    parameters.append(torch.nn.Parameter(torch.zeros(7, dtype=torch.float64)))
+    gradients = Gradients("optimizer", hvd.DistributedOptimizer(torch.optim.SGD(parameters)), 2)
+    segments = cut(gradients._entries, 512)
+    for place, parameter in enumerate(parameters):
+        spans = sorted(
+            (part.start, part.stop) for each in segments for part in each.parts if part.place == place
+        )
+        covered = [element for start, stop in spans for element in range(start, stop)]
+        assert covered == list(range(parameter.numel()))
+    for segment in segments:
+        assert len({parameters[part.place].dtype for part in segment.parts}) == 1
+        assert segment.length * parameters[segment.parts[0].place].element_size() <= 512
+        used = [part.offset + each for part in segment.parts for each in range(part.stop - part.start)]
+        assert len(set(used)) == len(used) and max(used) < segment.length
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda model: torch.optim.SGD(model.parameters()), "wrap it in DistributedOptimizer"),
+        (lambda model: wrapped(model, gradient_predivide_factor=2.0), "gradient_predivide_factor"),
+        (lambda model: wrapped(model, op=hvd.Min), "op=Average or op=Sum"),
+        (lambda model: wrapped(model, compression=Own), "Compression.fp16"),
+    ],
+)
+def test_what_can_not_be_summed_is_refused(make: Callable[[torch.nn.Module], Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as caught:
+        Gradients("optimizer", make(network()), 2)
+    assert caught.value.name == "state.optimizer"
+
+
+def test_adasum_is_refused() -> None:
+    optimizer = wrapped(network())
+    optimizer._starting_models = {}  # with one process, Horovod makes another optimizer
+    with pytest.raises(ConfigError, match="Adasum"):
+        Gradients("optimizer", optimizer, 2)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_sparse_gradients_are_refused_unless_made_dense(dense: bool) -> None:
+    layer = torch.nn.Embedding(4, 2, sparse=True)
+    gradients = Gradients("optimizer", wrapped(layer, sparse_as_dense=dense), 1)
+    gradients.begin([1], 0)
+    gradients.part_begins()
+    total = layer(torch.tensor([1])).sum()
+    if not dense:
+        with pytest.raises(ConfigError, match="sparse_as_dense=True"):
+            total.backward()
+        return
+    total.backward()
+    gradients.part_ends()
+    gradients.finish()
+    assert layer.weight.grad is not None
+    assert torch.equal(layer.weight.grad, torch.tensor([[0.0, 0], [1, 1], [0, 0], [0, 0]]))
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_more_backward_passes_than_were_told_are_an_error(passes: int) -> None:
+    model = network()
+    gradients = Gradients("optimizer", wrapped(model, backward_passes_per_step=passes), 2)
+    gradients.begin([2], 0)
+    gradients.part_begins()
+    for _ in range(passes):
+        loss(model, 0).backward()  # type: ignore[no-untyped-call]
+    with pytest.raises(ConfigError, match=rf"more than {passes} backward passes .*backward_passes_per_step"):
+        loss(model, 0).backward()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("skips", [False, True])
+def test_no_step_without_gradients_of_a_whole_step(begun: bool, skips: bool) -> None:
+    model = network()
+    optimizer = wrapped(model)
+    gradients = Gradients("optimizer", optimizer, 2)
+    before = [each.detach().clone() for each in model.parameters()]
+    if begun:
+        step(gradients, model, 2)
+        gradients.begin([2], 0)
+    with pytest.raises(ConfigError, match="after the inner loop"):
+        if skips:
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        else:
+            loss(model, 0).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_state_of_an_optimizer_that_has_not_stepped_is_broadcast() -> None:
+    """Horovod steps it, with gradients of zeros, to have its state made."""
+    model = network()
+    optimizer = wrapped(model)
+    Gradients("optimizer", optimizer, 2)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert optimizer.state_dict()["state"]
