@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -94,6 +94,18 @@ def _are_gaps(value: Any, length: int) -> bool:
     return flat == sorted(flat) and all(first < end <= length for first, end in value)
 
 
+class DealtTo(Protocol):
+    """The ranks of this process, and of how many."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Which they are."""
+
+    @property
+    def size(self) -> int:
+        """Of how many."""
+
+
 class SampleOrder:
     """The sample order and cursor of one data set, as one rank sees it.
 
@@ -110,7 +122,7 @@ class SampleOrder:
         begun: a number that is higher the later the last iteration was begun; 0 before the first.
         on_iterate: called when an iteration begins, after what the data loader itself draws from generators.
         on_record: called with this order and how many samples every rank has done, before they count.
-        dealt_to: if samples are dealt out to virtual ranks, returns the place of this process's first one.
+        dealt_to: if samples are dealt out to virtual ranks, returns which of them this process carries out.
 
     Raises:
         ConfigError: a negative length, a seed that is not an integer, or an unknown ``tail``.
@@ -133,14 +145,17 @@ class SampleOrder:
         self.begun = 0
         self.on_iterate: Callable[[], None] | None = None
         self.on_record: Callable[[SampleOrder, int], None] | None = None
-        self.dealt_to: Callable[[], tuple[int, int]] | None = None
+        self.dealt_to: Callable[[], DealtTo] | None = None
         self._iterated = False
         self._start = 0
-        self.rank, self.size = 0, 1
+        self._ranks: tuple[int, ...] = (0,)
+        self.size = 1
 
     def place(self, rank: int, size: int) -> None:
         """Take a place among the ranks, unless virtual ranks have theirs; what is left is dealt out anew."""
-        self.rank, self.size = (rank, size) if self.dealt_to is None else self.dealt_to()
+        self._ranks, self.size = (rank,), size
+        if self.dealt_to is not None:
+            self._ranks, self.size = self.dealt_to().ranks, self.dealt_to().size
         self._begin()
 
     def set_epoch(self, epoch: int) -> None:
@@ -182,9 +197,13 @@ class SampleOrder:
         self._begin()
 
     def present(self, count: int) -> list[int]:
-        """This rank's next ``count`` samples, which are being done; if that is unknown, one."""
-        mine = share(self._order(), self.done, self.rank, self.size, self.tail, self.gaps)
-        return list(map(int, mine[: count or 1]))
+        """This process's next ``count`` samples of each rank, which are being done; if that is unknown, one."""
+        return [int(each) for rank in self._ranks for each in self.share_of(rank)[: count or 1]]
+
+    @property
+    def rank(self) -> int:
+        """The rank that samples are dealt out to; of virtual ranks the first of this process."""
+        return next(iter(self._ranks), 0)
 
     @property
     def left(self) -> int:

@@ -108,7 +108,8 @@ class Contents:
             if self._virtual is not None:
                 value.become_virtual(self._virtual.size, self._virtual.rank)
         if is_sampler(value):
-            value.order.dealt_to = self._virtual.place if self._virtual is not None else None
+            if (virtual := self._virtual) is not None:
+                value.order.dealt_to = lambda: virtual.carried
             value.order.on_iterate = self._on_iterate
             value.order.on_record = self._recorded
 

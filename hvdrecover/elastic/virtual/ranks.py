@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 from hvdrecover.checkpoint.values import Json
+from hvdrecover.elastic.attributes import nothing
 from hvdrecover.elastic.commits.carried import Carried
 from hvdrecover.elastic.commits.randomness import stream
 from hvdrecover.elastic.companions import Kept, Moment, Table, Voter
@@ -88,6 +89,7 @@ class VirtualRanks(Kept, Voter):
         self.current: int | None = None
         self._policy = policy
         self._open = False
+        self._done: Callable[[], None] = nothing
         self._times: deque[float] = deque(maxlen=_REMEMBERED)
         self._seconds: float | None = None
         self._measured = 0.0  # when
@@ -104,10 +106,6 @@ class VirtualRanks(Kept, Voter):
         if not self._context.place.joined and not self.dealt:
             return Carried(tuple(range(self.size)), self.size)
         return Carried(tuple(shares.run_of(self.counts, self._context.world.rank())), self.size)
-
-    def place(self) -> tuple[int, int]:
-        """Return the place of the first of them among all, for samplers."""
-        return next(iter(self.carried.ranks), 0), self.size
 
     # -- steps -----------------------------------------------------------------------------------------
 
@@ -145,12 +143,22 @@ class VirtualRanks(Kept, Voter):
         self.carrier.part_ends(rank)
         self._times.append(seconds)
 
-    def step_ends(self) -> None:
-        """All parts of this process have ended: sum the gradients of all."""
+    def step_ends(self, done: Callable[[], None]) -> None:
+        """All parts of this process have ended: sum the gradients of all.
+
+        Args:
+            done: notes that the step's samples are done; called once the script has applied the gradients.
+        """
         self.carrier.finish()
         self._context.framework.seed(self.seeds(self.steps, self.size))
         self.steps += 1
         self._open = False
+        self._done = done
+
+    def settle(self) -> None:
+        """The gradients of the last step are applied: a commit is made, or the next step asked for."""
+        done, self._done = self._done, nothing
+        done()
 
     def seeds(self, step: int, rank: int) -> Callable[[str], int]:
         """Return the seeds of a virtual rank's generators in a step; see `randomness.stream`."""
@@ -194,7 +202,7 @@ class VirtualRanks(Kept, Voter):
                 [f"virtual_ranks: {size} in the commit, {self.size} in this state; it is part of the result"],
             )
         self.steps = int(found.get("steps", 0))
-        self._open, self.current = False, None
+        self._open, self.current, self._done = False, None, nothing
         self.carrier.abandon()
 
     # -- dealing -----------------------------------------------------------------------------------------
@@ -206,6 +214,7 @@ class VirtualRanks(Kept, Voter):
             StepError: a step is under way.
         """
         self.refuse_open("a commit was made")
+        self.settle()
         return None
 
     def numbers(self, moment: Moment) -> Sequence[int]:
@@ -228,7 +237,7 @@ class VirtualRanks(Kept, Voter):
             if counts != self.counts:
                 self._deal(counts, seconds)
                 self._own.move(self.carried)
-                self._context.contents.place(*self.place())
+                self._context.contents.place(self._context.world.rank(), self._context.world.size())
         return None
 
     def _deal(self, counts: shares.Counts, seconds: Sequence[float | None]) -> None:

@@ -60,8 +60,7 @@ class Step:
             ranks.part_begins(rank)
             yield batch
             ranks.part_ends(rank, self._clock.monotonic() - started)
-        ranks.step_ends()
-        self._batches.done()
+        ranks.step_ends(self._batches.done)
 
     def require_done(self) -> None:
         """Refuse to go on if nobody went through it.
@@ -84,7 +83,10 @@ def steps(ranks: VirtualRanks, feed: Feed, clock: Clock) -> Iterator[Step]:
         dealt = ranks.dealt
         for batches in feed.begin(ranks):
             step = Step(ranks, batches, clock)
-            yield step
+            try:
+                yield step
+            finally:  # the script may break
+                ranks.settle()
             step.require_done()
             if dealt != ranks.dealt:
                 break
