@@ -9,6 +9,7 @@ import torch
 
 from benchmarks import workers
 from benchmarks.jobs.virtual_ranks import RESULT, Steps
+from benchmarks.jobs.virtual_shares import RESULT as SHARES
 from benchmarks.measure import by_turns, stopwatch
 from benchmarks.rows import Goal, Row
 from benchmarks.states import Setting
@@ -25,6 +26,8 @@ def measure(setting: Setting) -> list[Row]:
         name: [[1e3 * each for each in values] for values in both]
         for name, both in json.loads((setting.folder / RESULT).read_text()).items()
     }
+    workers.run("benchmarks.jobs.virtual_shares", setting, _PATIENCE)
+    shared = json.loads((setting.folder / SHARES).read_text())
     alone = _alone(setting)
     grouped = "hvd.grouped_allreduce"
     return [
@@ -60,6 +63,17 @@ def measure(setting: Setting) -> list[Row]:
             found["1-1"][1],
             Goal(1.6, 1.2),
             True,
+        ),
+        Row(
+            "virtual",
+            "a step of ten virtual ranks, shares by speed",
+            "one of two processes four times slower",
+            "ms",
+            shared[0],
+            "equal shares",
+            shared[1],
+            Goal(0.5, 0.435),
+            False,
         ),
         *(
             Row("virtual", f"the same, {what}", "100 MB", "ms", *(found[name][0], grouped, found[name][1]))

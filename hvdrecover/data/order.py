@@ -197,7 +197,7 @@ class SampleOrder:
         self._begin()
 
     def present(self, count: int) -> list[int]:
-        """This process's next ``count`` samples of each rank, which are being done; if that is unknown, one."""
+        """The next ``count`` samples of each rank of this process, which are being done; one if unknown."""
         return [int(each) for rank in self._ranks for each in self.share_of(rank)[: count or 1]]
 
     @property
