@@ -12,7 +12,7 @@ import torch
 from hvdrecover.elastic.virtual.tree import Node, RunningSum, pieces
 from hvdrecover.errors import ConfigError
 from hvdrecover.torch.virtual.exchange import SUMMED_BY_HOROVOD, Allreduced, Alone, Entry, Exchange
-from hvdrecover.torch.virtual.segments import Segments, cut
+from hvdrecover.torch.virtual.segments import Buffers, Segments, cut
 from hvdrecover.torch.virtual.takeover import take_over
 
 _Sum = RunningSum[torch.Tensor | None]
@@ -59,6 +59,7 @@ class Gradients:
             for inner, parameter in take_over(name, optimizer)
         ]
         self._segments = cut(self._entries)
+        self._buffers = Buffers()
         self._watched = False
         self._exchange: Exchange | None = None
         self._finished = False
@@ -131,7 +132,8 @@ class Gradients:
             return Alone(self._entries)
         if sum(map(len, layout)) <= 2 and all(each.wire in SUMMED_BY_HOROVOD for each in self._entries):
             return Allreduced(self._entries)
-        return Segments(self._entries, self._segments, layout, rank, f"virtual.{self._name}")
+        prefix = f"virtual.{self._name}"
+        return Segments(self._entries, self._segments, layout, rank, prefix, self._buffers)
 
     def _new_sums(self) -> None:
         self._sums = [_Sum(self._size, _add) for _ in self._entries]

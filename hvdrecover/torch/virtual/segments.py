@@ -17,7 +17,9 @@ import torch
 from hvdrecover.elastic.virtual.tree import Node, RunningSum
 from hvdrecover.torch.virtual.exchange import NOTHING, Entry, Handle, forget
 
-SEGMENT = 16 << 20  # bytes; of 4, 8, 16 and 32 MiB about the fastest with 2, 3 and 4 processes
+SEGMENT = (
+    16 << 20
+)  # bytes; of 4, 8, 16 and 32 MiB the fastest with three processes, and as fast as 8 with four
 _ALIGNMENT = 64  # bytes, as torch aligns memory of its own
 _SENT_AS_THEY_ARE = (torch.float16, torch.float32, torch.float64)
 
@@ -79,6 +81,30 @@ def cut(entries: Sequence[Entry], nbytes: int = SEGMENT) -> list[Segment]:
     return segments
 
 
+class Buffers:
+    """Memory for segments, kept from step to step: new pages cost as much as sending."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int | str, ...], torch.Tensor] = {}
+
+    def take(self, key: tuple[int | str, ...], count: int, like: torch.Tensor) -> torch.Tensor:
+        """Return some elements, whatever is in them.
+
+        Args:
+            key: says what they are for; those of the step before are given up.
+            count: how many.
+            like: has their dtype and device.
+        """
+        found = self._kept.get(key)
+        if found is None or found.dtype != like.dtype or found.numel() != count:
+            found = self._kept[key] = torch.empty(count, dtype=like.dtype, device=like.device)
+        return found
+
+    def forget(self) -> None:
+        """Give up all, as Horovod may still write into some."""
+        self._kept.clear()
+
+
 class Segments:
     """See `Exchange`.
 
@@ -88,6 +114,7 @@ class Segments:
         pieces: the subtrees of each process.
         rank: this process.
         prefix: of the names of collectives.
+        buffers: kept between steps; parameters' gradients are in them until the next.
     """
 
     def __init__(
@@ -97,12 +124,14 @@ class Segments:
         pieces: Sequence[Sequence[Node]],
         rank: int,
         prefix: str,
+        buffers: Buffers,
     ) -> None:
         self._entries = entries
         self._segments = segments
         self._pieces = pieces
         self._rank = rank
         self._prefix = prefix
+        self._buffers = buffers
         self._rounds = max(map(len, pieces))
         mine = len(pieces[rank])
         # By round and entry, and how many of these a segment still waits for.
@@ -125,7 +154,7 @@ class Segments:
         for segment in self._of.get(place, ()):
             self._lacking[piece][segment.number] -= 1
             if not self._lacking[piece][segment.number]:
-                self._scatter(segment, piece, self._packed(segment, self._values[piece]))
+                self._scatter(segment, piece, self._packed(segment, piece))
                 self._advance(wait=False)
                 for part in segment.parts:
                     if len(self._of[part.place]) == 1:
@@ -151,16 +180,17 @@ class Segments:
         forget(handle for handles in self._scattering for handle in handles)
         forget(handle for _, handle in self._gathering)
         self._gathering.clear()
+        self._buffers.forget()
 
-    def _packed(self, segment: Segment, values: dict[int, torch.Tensor | None]) -> torch.Tensor:
+    def _packed(self, segment: Segment, number: int) -> torch.Tensor:
         """A segment of this process's own partial sums."""
-        first = self._entries[segment.parts[0].place]
+        values = self._values[number]
         if len(segment.parts) == 1:  # nothing to bring together
             part = segment.parts[0]
             value = values[part.place]
             if value is not None and part.stop - part.start == segment.length:
                 return _flat(value)[part.start : part.stop]
-        packed = torch.empty(segment.length, dtype=first.wire, device=first.parameter.device)
+        packed = self._buffers.take(("packed", segment.number, number), segment.length, self._like(segment))
         for part in segment.parts:
             value = values[part.place]
             there = packed[part.offset : part.offset + part.stop - part.start]
@@ -169,16 +199,22 @@ class Segments:
 
     def _scatter(self, segment: Segment, number: int, packed: torch.Tensor | None) -> None:
         """Send a partial sum, or none; every process has to take part in every round."""
-        entry = self._entries[segment.parts[0].place]
-        counts = self._counts(segment)
+        counts, like = self._counts(segment), self._like(segment)
+        senders = sum(len(nodes) > number for nodes in self._pieces)
+        received = self._buffers.take(
+            ("received", segment.number, number), senders * counts[self._rank], like
+        )
         if packed is None:
-            packed = torch.empty(0, dtype=entry.wire, device=entry.parameter.device)
-            counts = [0] * len(counts)
+            packed, counts = like, [0] * len(counts)
         sent, factor = _as_sent(packed)
-        self._scattering[segment.number][number] = hvd.alltoall_async(
+        splits = torch.tensor([factor * each for each in counts], dtype=torch.int32)
+        self._scattering[segment.number][number] = hvd.mpi_ops._alltoall_async(
             sent,
-            splits=torch.tensor([factor * each for each in counts], dtype=torch.int32),
-            name=f"{self._prefix}.scatter.{segment.number}.{number}",
+            splits,
+            _as_sent(received)[0],
+            splits.new_empty(len(counts)),
+            f"{self._prefix}.scatter.{segment.number}.{number}",
+            hvd.global_process_set,
         )
 
     def _advance(self, *, wait: bool) -> None:
@@ -190,10 +226,14 @@ class Segments:
             segment = self._segments[self._scattered]
             total = self._total(segment, [hvd.synchronize(each)[0] for each in handles])
             self._scattered += 1
-            sent, _ = _as_sent(total)
-            self._gathering.append(
-                (segment, hvd.allgather_async(sent, name=f"{self._prefix}.gather.{segment.number}"))
+            gathered = self._buffers.take(("gathered", segment.number), segment.length, total)
+            handle = hvd.mpi_ops._allgather_async(
+                _as_sent(total)[0],
+                _as_sent(gathered)[0],
+                f"{self._prefix}.gather.{segment.number}",
+                hvd.global_process_set,
             )
+            self._gathering.append((segment, handle))
 
     def _total(self, segment: Segment, received: Sequence[torch.Tensor]) -> torch.Tensor:
         """The sum of all partial sums of this process's part of a segment."""
@@ -224,6 +264,11 @@ class Segments:
 
     def _received(self, segment: Segment, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.view(self._entries[segment.parts[0].place].wire)
+
+    def _like(self, segment: Segment) -> torch.Tensor:
+        """No elements of a segment."""
+        entry = self._entries[segment.parts[0].place]
+        return torch.empty(0, dtype=entry.wire, device=entry.parameter.device)
 
     def _counts(self, segment: Segment) -> list[int]:
         """How many elements of a segment each process adds up."""

@@ -23,7 +23,8 @@ from hvdrecover.torch.virtual.gradients import Gradients
 from hvdrecover.torch.virtual.segments import cut
 
 SHAPES = [(40, 33), (7,), (), (3, 5, 2), (1000,), (6, 1, 1), (129,)]
-MISSING = {1: range(3), 2: range(8), 4: (2, 5)}  # parameters, and the virtual ranks that don't have them
+# Parameters, and the virtual ranks that lack them.
+MISSING = {1: range(3), 2: range(8), 4: (2, 5), 5: (3,)}
 CASES: dict[str, dict[str, Any]] = {
     "average": {},
     "a_sum_in_groups": {"op": hvd.Sum, "groups": 2},
@@ -49,12 +50,12 @@ def layouts(size: int, processes: int) -> Iterator[list[int]]:
 
 def leaf(virtual_rank: int, place: int, number: int, parameter: torch.Tensor) -> torch.Tensor:
     """A gradient, of elements of very different size."""
+    if place == 5:
+        return torch.full_like(parameter, -0.0, requires_grad=False)  # a sum with a single 0.0 is 0.0
     random = torch.Generator().manual_seed(100 * virtual_rank + 10 * place + number)
     values = torch.randn(parameter.shape, generator=random)
     exponents = torch.randint(-4, 4, parameter.shape, generator=random)
-    return (values * 10.0**exponents * (0.0 if place == 5 else 1.0)).to(
-        parameter.dtype
-    )  # zeros of both signs
+    return (values * 10.0**exponents).to(parameter.dtype)
 
 
 def step(case: str, sums: Gradients, parameters: list[torch.Tensor], shares: list[int]) -> None:
