@@ -20,11 +20,20 @@ TENSORFLOW_IF_LONG = ["torch", pytest.param("tensorflow", marks=LONG)]
 ONE_OPTIMIZER = pytest.mark.parametrize("undisturbed", ["adamw"], indirect=True)
 EPOCHS = 6  # of runs with many faults, and of the one that they are compared with
 
-# Of a `DigitsRun` for which it makes no difference that torch's compiler is not imported.
-LIGHT = (str(Path(__file__).with_name("scripts") / "light_digits.py"),)
+# Variables of a job in which frameworks are imported as a user's job does, with all that they bring along.
+WHOLE = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 
 Start = Callable[..., Job]
 Finished = Callable[..., DigitsRun]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def light() -> Iterator[None]:
+    """What processes import takes most of what they compute; see ``light/sitecustomize.py``."""
+    folder = str(Path(__file__).with_name("light"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", folder, prepend=os.pathsep)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +77,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         with Path(f"{folder}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (folder / "finished").exists():
-                run.finish(run.start(static(2), {"OMP_NUM_THREADS": "1"}))
+                run.finish(run.start(static(2), {"OMP_NUM_THREADS": "1", **WHOLE}))
                 (folder / "finished").touch()
         return run
 
