@@ -14,7 +14,8 @@ from hvdrecover.launch.job import Job
 from tests.integration.browser import CHROMIUM, Browser, browser
 
 # What takes minutes and differs little from what runs always.
-LONG = pytest.mark.skipif(os.environ.get("LONG") != "1", reason="takes minutes; LONG=1 scripts/test runs it")
+IS_LONG = os.environ.get("LONG") == "1"
+LONG = pytest.mark.skipif(not IS_LONG, reason="takes minutes; LONG=1 scripts/test runs it")
 TENSORFLOW_IF_LONG = ["torch", pytest.param("tensorflow", marks=LONG)]
 # Of `undisturbed`, where it makes no difference which.
 ONE_OPTIMIZER = pytest.mark.parametrize("undisturbed", ["adamw"], indirect=True)

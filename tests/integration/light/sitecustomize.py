@@ -25,8 +25,9 @@ class Finder:
 sys.meta_path.insert(0, Finder)
 for module in ("matplotlib", "sklearn"):  # as if they were not installed
     sys.modules[module] = None
-for module in ("torch._dynamo", "torch.export"):
+for module in ("torch._dynamo", "torch.export", "tensorboard.compat.notf"):
     sys.modules[module] = types.ModuleType(module)
+# By the last, TensorBoard's writer for torch does without TensorFlow.
 # All that an optimizer asks of the compiler is to keep away from its methods.
 sys.modules["torch._dynamo"].disable = lambda function, *arguments, **keywords: function
 sys.modules["torch._dynamo"].graph_break = lambda: None
