@@ -14,17 +14,27 @@ from hvdrecover.launch.job import Job
 from tests.integration.browser import CHROMIUM, Browser, browser
 
 # What takes minutes and differs little from what runs always.
-LONG = pytest.mark.skipif(os.environ.get("LONG") != "1", reason="takes minutes; LONG=1 scripts/test runs it")
+IS_LONG = os.environ.get("LONG") == "1"
+LONG = pytest.mark.skipif(not IS_LONG, reason="takes minutes; LONG=1 scripts/test runs it")
 TENSORFLOW_IF_LONG = ["torch", pytest.param("tensorflow", marks=LONG)]
 # Of `undisturbed`, where it makes no difference which.
 ONE_OPTIMIZER = pytest.mark.parametrize("undisturbed", ["adamw"], indirect=True)
 EPOCHS = 6  # of runs with many faults, and of the one that they are compared with
 
-# Of a `DigitsRun` for which it makes no difference that torch's compiler is not imported.
-LIGHT = (str(Path(__file__).with_name("scripts") / "light_digits.py"),)
+# Variables of a job in which frameworks are imported as a user's job does, with all that they bring along.
+WHOLE = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 
 Start = Callable[..., Job]
 Finished = Callable[..., DigitsRun]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def light() -> Iterator[None]:
+    """What processes import takes most of what they compute; see ``light/sitecustomize.py``."""
+    folder = str(Path(__file__).with_name("light"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", folder, prepend=os.pathsep)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +78,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         with Path(f"{folder}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (folder / "finished").exists():
-                run.finish(run.start(static(2), {"OMP_NUM_THREADS": "1"}))
+                run.finish(run.start(static(2), {"OMP_NUM_THREADS": "1", **WHOLE}))
                 (folder / "finished").touch()
         return run
 

@@ -15,7 +15,7 @@ from benchmarks.__main__ import TOPICS
 from benchmarks.report import PLOT
 from benchmarks.states import SHAPES
 from hvdrecover.launch.processes import marked
-from tests.integration.conftest import LONG
+from tests.integration.conftest import LONG, WHOLE
 
 ROOT = Path(__file__).parents[2]
 SMALL = {state: shape.title.split(",")[0] for state, shape in SHAPES["small"].items()}  # sizes
@@ -112,7 +112,7 @@ def measured(tmp_path: Path, *topics: str) -> list[list[str]]:
     command = [sys.executable, "-m", "benchmarks", "--size", "small", "--page", os.fspath(page)]
     folder = tmp_path / "disk"
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
-    environ["BENCHMARKED_BY"] = os.fspath(tmp_path)
+    environ |= {**WHOLE, "BENCHMARKED_BY": os.fspath(tmp_path)}
     ran = subprocess.run(
         [*command, "--folder", os.fspath(folder), *(f"--only={topic}" for topic in topics)],
         cwd=ROOT,

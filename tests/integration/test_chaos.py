@@ -18,21 +18,15 @@ from hvdrecover.config import PREEMPTED
 from hvdrecover.examples.digits_run import TRAINING_SAMPLES
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
-from tests.integration.conftest import TENSORFLOW_IF_LONG, Start
+from tests.integration.conftest import IS_LONG, TENSORFLOW_IF_LONG, Start
 from tests.integration.faults import FaultyRun, wait_until_all_train
 from tests.integration.test_endings import running, wait_until
 
 ENDLESS = 10_000  # epochs; the run ends when the faults have
-# How many of each; TensorFlow traces its functions anew after each, for seconds.
-FAULTS = {
-    "kill rank 0": (2, 1),
-    "kill both": (2, 1),
-    "stop a worker": (2, 1),
-    "kill a guardian": (1, 1),
-    "kill horovodrun": (1, 1),
-    "preempt": (1, 1),
-}
-KILLS_OF_RANK_1 = (7, 3)  # likewise
+FAULTS = ("kill rank 0", "kill both", "stop a worker", "kill a guardian", "kill horovodrun", "preempt")
+# How many of each, for torch; TensorFlow traces its functions anew after each, for seconds.
+TIMES = 2 if IS_LONG else 1
+KILLS_OF_RANK_1 = {"torch": 7 if IS_LONG else 5, "tensorflow": 3}
 
 
 class Watch:
@@ -142,11 +136,11 @@ def test_random_faults(framework: str, start: Start, tmp_path: Path) -> None:
     watch = Watch(run.root)
     # First what the supervisor, the guardians and rank 0 all live through, then what they don't.
     sizes = [chaos.sizes()]
-    for _ in range(KILLS_OF_RANK_1[framework == "tensorflow"]):
+    for _ in range(KILLS_OF_RANK_1[framework]):
         chaos.strike("kill rank 1")
         sizes.append(chaos.sizes())
     assert_nothing_grows(sizes)
-    faults = [kind for kind, counts in FAULTS.items() for _ in range(counts[framework == "tensorflow"])]
+    faults = [*FAULTS] * (TIMES if framework == "torch" else 1)
     chaos.random.shuffle(faults)
     for kind in faults:
         chaos.strike(kind)

@@ -15,15 +15,16 @@ from hvdrecover.drill.checks import rules
 from hvdrecover.drill.checks.rules import Rule
 from hvdrecover.drill.faults import FAULTS
 from tests.integration.browser import CUT, PHONE, Browser
-from tests.integration.conftest import LIGHT, LONG
+from tests.integration.conftest import LONG
 
+TORCH = ("-m", "hvdrecover.examples.torch_digits")
 BUGGY = Path(__file__).with_name("scripts") / "buggy_digits.py"
 RESHUFFLING = BUGGY.with_name("reshuffling_tensorflow.py")
 BATCH_NORM = BUGGY.with_name("batch_norm_digits.py")
 SHRINKING = BUGGY.with_name("shrinking_digits.py")
 QUICK = ("--epochs", "2", "--step-seconds", "0.02", "--commit-every", "2")
 # TensorFlow traces its functions anew after each recovery, for seconds.
-TENSORFLOWS = "kill,kill-all,preemption"
+TENSORFLOWS = "kill-all,preemption"
 KILL_ALL = ("--faults", "kill-all", "--no-standby", "--")
 NEEDS_MORE = {"data-changed", "host-cut-off", "host-powered-off"}
 
@@ -50,7 +51,7 @@ def of_torch(tmp_path_factory: pytest.TempPathFactory) -> Drilled:
     """All faults, each once."""
     slo = tmp_path_factory.mktemp("slo") / "slo.toml"
     slo.write_text("samples_lost = 0\n")
-    words = ["--seed", "1", "--slo", str(slo), "--", sys.executable, *LIGHT]
+    words = ["--seed", "1", "--slo", str(slo), "--no-standby", "--", sys.executable, *TORCH]
     return drill(tmp_path_factory.mktemp("torch"), *words, *QUICK)
 
 
@@ -83,10 +84,9 @@ def test_a_schedule_is_replayed_and_what_is_missed_is_named(of_torch: Drilled, t
         str(tmp_path / "schedule.json"),
         "--slo",
         str(tmp_path / "slo.toml"),
-        "--no-standby",
         "--",
     ]
-    again = drill(tmp_path / "again", *words, sys.executable, *LIGHT, *QUICK)
+    again = drill(tmp_path / "again", *words, sys.executable, *TORCH, *QUICK)
     (run,) = again.found["runs"]
     (strike,) = run["struck"]
     assert [{key: strike[key] for key in ("fault", "rank", "commit")}] == schedule["runs"][0]

@@ -14,6 +14,7 @@ import pytest
 from hvdrecover.examples.digits_run import PATIENCE, elastic, static
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
+from tests.integration.conftest import WHOLE
 
 SCRIPT = Path(__file__).with_name("scripts") / "horovod_elastic.py"
 
@@ -33,7 +34,8 @@ def report(job: Job) -> dict[str, object]:
 
 @pytest.mark.parametrize("module", ["horovod.torch.elastic", "hvdrecover.torch"])
 def test_undisturbed_it_does_what_horovods_does(module: str, jobs: list[Job], tmp_path: Path) -> None:
-    jobs.append(Job([*static(2), sys.executable, str(SCRIPT)], tmp_path / "log", {"ELASTIC": module}))
+    environ = {"ELASTIC": module, **WHOLE}
+    jobs.append(Job([*static(2), sys.executable, str(SCRIPT)], tmp_path / "log", environ))
     expected = {"result": "trained", "seen": 3 * 240, "resets": [], "rate": pytest.approx(2), "epoch": 2}
     assert report(jobs[0]) == expected
 

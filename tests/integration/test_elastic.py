@@ -8,13 +8,13 @@ import pytest
 
 from hvdrecover.examples.digits_run import DigitsRun, elastic
 from hvdrecover.launch.processes import kill
-from tests.integration.conftest import LIGHT, Start
+from tests.integration.conftest import WHOLE, Start
 from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once
 
 
 def kill_one_rank(run: DigitsRun, rank: int, start: Start, hosts: Path) -> None:
     """Kill a rank of two; the other one resumes from memory, and no sample is lost or done twice."""
-    job = start(run, elastic(hosts))
+    job = start(run, elastic(hosts), None if rank else WHOLE)
     batch = run.wait_for(job, lambda batch: batch.epoch == 1 and batch.size == 2 and batch.commit >= 12)
     survivor = run.process_of(1 - rank)
     kill(run.process_of(rank))
@@ -32,8 +32,7 @@ def kill_one_rank(run: DigitsRun, rank: int, start: Start, hosts: Path) -> None:
 def test_the_other_rank_goes_on_when_one_is_killed(
     rank: int, start: Start, hosts: Path, tmp_path: Path
 ) -> None:
-    program = LIGHT if rank == 1 else ()
-    kill_one_rank(DigitsRun(tmp_path / "run", 3, *SLOW, program=program), rank, start, hosts)
+    kill_one_rank(DigitsRun(tmp_path / "run", 3, *SLOW), rank, start, hosts)
 
 
 def change_hosts(run: DigitsRun, start: Start, hosts: Path) -> None:
@@ -55,14 +54,14 @@ def change_hosts(run: DigitsRun, start: Start, hosts: Path) -> None:
 def test_a_host_that_joins_and_one_that_leaves_cost_no_step(
     start: Start, hosts: Path, tmp_path: Path
 ) -> None:
-    change_hosts(DigitsRun(tmp_path / "run", 5, "--step-seconds", "0.05", program=LIGHT), start, hosts)
+    change_hosts(DigitsRun(tmp_path / "run", 5, "--step-seconds", "0.05"), start, hosts)
 
 
 def test_all_hosts_replaced_at_once_the_durable_commit_carries_the_job_over(
     start: Start, hosts: Path, tmp_path: Path
 ) -> None:
     hosts.write_text("localhost:1\n")
-    run = DigitsRun(tmp_path / "run", 3, *SLOW, program=LIGHT)
+    run = DigitsRun(tmp_path / "run", 3, *SLOW)
     job = start(run, elastic(hosts, workers=1))
     run.wait_for(job, lambda batch: batch.commit >= 8)
     hosts.write_text("127.0.0.1:1\n")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from hvdrecover.examples.digits_run import PATIENCE, DigitsRun, static
-from tests.integration.conftest import LIGHT, Start
+from tests.integration.conftest import Start
 
 
 def test_a_foreign_root_stops_all_ranks_with_one_clear_error(start: Start, tmp_path: Path) -> None:
-    run = DigitsRun(tmp_path, 1, program=LIGHT)
+    run = DigitsRun(tmp_path, 1)
     run.root.mkdir()
     (run.root / "thesis.tex").write_text("irreplaceable")
     job = start(run, static(2))
@@ -21,11 +21,11 @@ def test_a_foreign_root_stops_all_ranks_with_one_clear_error(start: Start, tmp_p
 
 
 def test_a_broken_commit_is_walked_back_over_and_said_so(start: Start, tmp_path: Path) -> None:
-    first = DigitsRun(tmp_path, 1, program=LIGHT)
+    first = DigitsRun(tmp_path, 1)
     first.finish(start(first))
     (manifest,) = sorted(first.root.glob("g*/MANIFEST.json"))[-1:]
     manifest.parent.joinpath("model.safetensors").write_bytes(b"")  # the newest is broken: walk back over it
-    other = DigitsRun(tmp_path, 2, program=LIGHT)
+    other = DigitsRun(tmp_path, 2)
     other.finish(start(other))
     assert "skipping" in other.log and "has 0 bytes" in other.log
     assert "resumed from commit" in other.log

@@ -12,7 +12,7 @@ import pytest
 from hvdrecover.examples.digits_run import DigitsRun, elastic, supervised
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
-from tests.integration.conftest import Start
+from tests.integration.conftest import WHOLE, Start
 from tests.integration.faults import SLOW
 from tests.integration.test_endings import a_run, running, wait_until
 from tests.integration.test_kill_and_resume import assert_each_sample_once
@@ -102,8 +102,8 @@ def test_sigquit_has_all_ranks_say_where_they_are_and_train_on(
 
 
 def test_a_waiting_standby_holds_neither_sockets_nor_loops_that_wake(start: Start, tmp_path: Path) -> None:
-    run = DigitsRun(tmp_path / "run", 10_000, *SLOW)  # with all that torch imports
-    job = start(run, supervised())
+    run = DigitsRun(tmp_path / "run", 10_000, *SLOW)
+    job = start(run, supervised(), WHOLE)
 
     def waiting() -> list[int]:
         standbys = running(job, "hvdrecover.launch.standby")

@@ -18,7 +18,7 @@ import pytest
 from hvdrecover.examples.digits_run import PATIENCE, ROOT_MAY_USE_MPI, mpi, supervised
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
-from tests.integration.conftest import LONG
+from tests.integration.conftest import LONG, WHOLE
 
 SCRIPTS = Path(__file__).with_name("scripts") / "horovods"
 # How far the metric may be from that of the undisturbed run. The first draws other dropout masks, and repeats
@@ -42,7 +42,7 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
         log, command = tmp_path / f"log-{len(jobs)}", [*(launcher or supervised()), sys.executable]
         # As in an activated environment: horovodrun looks for mpirun on the path.
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        settings = {"FOLDER": str(tmp_path), "PATH": path, **environ}
+        settings = {"FOLDER": str(tmp_path), "PATH": path, **WHOLE, **environ}
         jobs.append(Job([*command, str(SCRIPTS / name)], log, settings))
         return jobs[-1]
 

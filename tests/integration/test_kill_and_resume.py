@@ -13,7 +13,7 @@ import torch
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.examples.digits_run import TRAINING_SAMPLES, DigitsRun, elastic, static
 from hvdrecover.launch.job import Job
-from tests.integration.conftest import LIGHT, ONE_OPTIMIZER, Start
+from tests.integration.conftest import ONE_OPTIMIZER, Start
 
 SLOW = ("--step-seconds", "0.04")  # so that a kill comes where the test wants it
 
@@ -71,7 +71,7 @@ def test_resumed_twice_with_prefetching_loaders_it_is_bitwise_equal(
 ) -> None:
     optimizer, clean = undisturbed
     options = ("--optimizer", optimizer, "--loader-workers", "1", *SLOW)
-    run = DigitsRun(tmp_path, clean.epochs, *options, program=LIGHT)
+    run = DigitsRun(tmp_path, clean.epochs, *options)
     kill_in_epoch(run, start(run, static(2)), epoch=0, commits=2)
     kill_in_epoch(run, start(run, static(2)), epoch=2, commits=1)
     run.finish(start(run, static(2)))
@@ -98,7 +98,7 @@ def test_a_finished_run_returns_at_once(
 def test_ctrl_c_leaves_nothing_that_a_later_start_trips_over(
     start: Start, hosts: Path, tmp_path: Path
 ) -> None:
-    run = DigitsRun(tmp_path / "run", 3, *SLOW, program=LIGHT)
+    run = DigitsRun(tmp_path / "run", 3, *SLOW)
     job = start(run, elastic(hosts))
     run.wait_for(job, lambda batch: batch.commit >= 4)
     for process in job.processes():  # a terminal sends SIGINT to all of the foreground

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from hvdrecover.examples.digits_run import DigitsRun, elastic, mpi, mpirun, static
-from tests.integration.conftest import LIGHT, Start
+from tests.integration.conftest import Start
 from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once
 
 
 def test_each_launcher_goes_on_from_where_the_one_before_was_killed(
     start: Start, hosts: Path, tmp_path: Path
 ) -> None:
-    run = DigitsRun(tmp_path / "run", 4, *SLOW, program=LIGHT)
+    run = DigitsRun(tmp_path / "run", 4, *SLOW)
     launchers = [
         ("plain", [], 1),
         ("mpirun", mpirun(2), 2),
@@ -34,6 +34,6 @@ def test_each_launcher_goes_on_from_where_the_one_before_was_killed(
 
 
 def test_a_single_process_needs_no_launcher_and_no_variables(start: Start, tmp_path: Path) -> None:
-    run = DigitsRun(tmp_path / "run", 1, program=LIGHT)
+    run = DigitsRun(tmp_path / "run", 1)
     run.finish(start(run))
     assert_each_sample_once(run, padding=0)

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hvdrecover.examples.digits_run import PATIENCE
 from hvdrecover.launch.processes import kill
-from tests.integration.conftest import Start
+from tests.integration.conftest import WHOLE, Start
 from tests.integration.faults import FaultyRun, wait_until_all_train
 
 _CODES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -80,8 +80,8 @@ def test_a_run_is_followed_through_a_fault_to_its_end(start: Start, tmp_path: Pa
     metrics = tmp_path / "run.prom"
     with watching(tmp_path / "events", "--prometheus", metrics) as watch:
         watch.wait_for("waiting for")
-        # Here, and only here, a standby that has imported torch's compiler is woken.
-        job = run.begin(start, standby=True, environ={"COMPILER": "1"})
+        # Here, and only here, a standby that has imported torch's compiler and exporter is woken.
+        job = run.begin(start, standby=True, environ=WHOLE)
         watch.wait_for(r"state +starting")
         watch.wait_for(r"state +training")
         run.wait_for(job, lambda batch: batch.commit >= 6)

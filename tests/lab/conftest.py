@@ -9,9 +9,9 @@ import pytest
 
 from hvdrecover.drill.lab import needs
 from hvdrecover.drill.lab.lab import Lab
-from tests.integration.conftest import a_users_shell, one_thread, start
+from tests.integration.conftest import a_users_shell, light, one_thread, start
 
-__all__ = ["a_users_shell", "lab", "one_thread", "start"]
+__all__ = ["a_users_shell", "lab", "light", "one_thread", "start"]
 
 
 def pytest_runtest_setup() -> None:

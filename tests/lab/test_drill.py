@@ -12,11 +12,10 @@ import psutil
 import pytest
 
 from hvdrecover.drill.lab.network import traces
-from tests.integration.conftest import LIGHT
 from tests.integration.test_endings import wait_until
 
 FAULTS = {"host-cut-off", "host-powered-off", "kill"}
-SCRIPT = [sys.executable, *LIGHT]
+SCRIPT = [sys.executable, "-m", "hvdrecover.examples.torch_digits"]
 JANITOR = "hvdrecover.drill.lab.janitor"
 EPOCHS = ("--epochs", "4", "--step-seconds", "0.04", "--commit-every", "2")
 

@@ -19,7 +19,7 @@ from hvdrecover.drill.lab.hosts import INTERFACE, Host
 from hvdrecover.drill.lab.lab import Lab
 from hvdrecover.drill.lab.network import PATIENCE, program, traces
 from hvdrecover.examples.digits_run import DigitsRun
-from tests.integration.conftest import LIGHT, Start
+from tests.integration.conftest import Start
 
 OWNER = """
 from hvdrecover.drill.lab.lab import Lab
@@ -279,7 +279,7 @@ def settings(folder: Path) -> dict[str, str]:
 
 
 def test_horovodrun_trains_over_the_three_hosts(lab: Lab, start: Start, tmp_path: Path) -> None:
-    run = DigitsRun(tmp_path / "run", 2, "--step-seconds", "0.02", program=LIGHT)
+    run = DigitsRun(tmp_path / "run", 2, "--step-seconds", "0.02")
     job = start(run, horovodrun(lab, tmp_path), settings(tmp_path))
     run.wait_for(job, lambda batch: batch.size == 3 and batch.commit >= 3)
     ranks = {run.process_of(rank) for rank in range(3)}

@@ -2,8 +2,6 @@
 
 import argparse
 
-import without_dynamo  # noqa: F401
-
 import hvdrecover.torch as recover
 from hvdrecover.examples import torch_digits
 

@@ -7,7 +7,6 @@ import time
 
 import horovod.torch as hvd
 import torch
-import without_dynamo  # noqa: F401
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import hvdrecover.torch as recover

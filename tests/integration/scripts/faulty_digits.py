@@ -111,6 +111,4 @@ before(transfer, "_anybody_lacks", "agree")
 
 framework = sys.argv.pop(1)
 strike("start", -1, 0)
-if framework == "torch" and "COMPILER" not in os.environ:
-    importlib.import_module("without_dynamo")
 importlib.import_module(f"hvdrecover.examples.{framework}_digits").main()

@@ -9,7 +9,6 @@ import time
 
 import horovod.torch as hvd
 import torch
-import without_dynamo  # noqa: F401
 
 import hvdrecover.torch as recover
 

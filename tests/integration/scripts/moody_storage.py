@@ -8,7 +8,6 @@ from pathlib import Path
 import fsspec
 import horovod.torch as hvd
 import torch
-import without_dynamo  # noqa: F401
 from fsspec.implementations.local import LocalFileSystem
 
 import hvdrecover.torch as recover

@@ -23,7 +23,7 @@ import hvdrecover.torch as recover
 
 SAMPLES, BATCH, EPOCHS, COMMIT_EVERY = 96, 4, 2, 2
 BAD_SAMPLE = 37
-LARGE = 83_333_333  # float32 numbers, with both of Adam's slots 1.0 GB
+LARGE = 17_000_000  # float32 numbers, more than float32 can count
 AT_STEP = 6  # right before a commit
 
 
@@ -96,7 +96,7 @@ class Script:
         layers = [torch.nn.Linear(8, 16), Gate(), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 1)]
         if self.has("layer"):
             del layers[3]
-        if self.fault == "flip_in_a_gigabyte":
+        if self.fault == "flip_in_many":
             layers.append(Ballast())
         if self.fault.startswith("missing"):
             layers.insert(1, Part(called=not self.odd))
