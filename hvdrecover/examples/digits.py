@@ -52,7 +52,7 @@ def options(framework: str, description: str | None, arguments: list[str] | None
         "--checkpoint", metavar="URL", help="checkpoint root; default: HVDRECOVER_CHECKPOINT, or none"
     )
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=16, help="samples in one worker's batch")
+    parser.add_argument("--batch-size", type=int, default=16, help="samples in one rank's batch")
     parser.add_argument("--commit-every", type=int, default=5, metavar="BATCHES")
     adam = "adamw" if framework == "torch" else "adam"
     parser.add_argument("--optimizer", choices=(adam, "sgd"), default=adam)
@@ -66,6 +66,12 @@ def options(framework: str, description: str | None, arguments: list[str] | None
     if framework == "torch":
         parser.add_argument(
             "--loader-workers", type=int, default=0, help="processes that load data, per worker"
+        )
+        parser.add_argument(
+            "--virtual-ranks",
+            type=int,
+            metavar="N",
+            help="have the work of N virtual ranks done, by however many workers there are",
         )
     else:
         parser.add_argument("--fit", action="store_true", help="train by model.fit, not in a loop of its own")

@@ -27,8 +27,8 @@ class Batch:
     Attributes:
         time: when it was done, in seconds since the Unix epoch.
         pid: the process that did it.
-        rank: its rank.
-        size: number of ranks.
+        rank: its rank, or the virtual rank that it carried out.
+        size: number of ranks, or of virtual ranks.
         generation: of the commit that it came after.
         commit: the commit that it came after.
         epoch: the epoch.

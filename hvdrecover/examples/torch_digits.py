@@ -68,22 +68,32 @@ def main(arguments: list[str] | None = None) -> None:
         dataset, batch_size=chosen.batch_size, sampler=sampler, num_workers=chosen.loader_workers
     )
     state = recover.TorchState(
-        model=model, optimizer=optimizer, sampler=sampler, epoch=0, batch=0, checkpoint=chosen.checkpoint
+        model=model,
+        optimizer=optimizer,
+        sampler=sampler,
+        epoch=0,
+        batch=0,
+        checkpoint=chosen.checkpoint,
+        virtual_ranks=chosen.virtual_ranks,
     )
     ledger = Ledger(chosen.ledger, state)
+    virtual = chosen.virtual_ranks is not None
+    rank, size = (recover.virtual_rank, recover.virtual_size) if virtual else (hvd.rank, hvd.size)
 
     @recover.run
     def train(state: recover.TorchState) -> None:
         while state.epoch < chosen.epochs:
             sampler.set_epoch(state.epoch)
-            for images, labels, indices in loader:
-                # Before the step: a worker that is killed after it may be part of a commit of the others.
-                ledger.batch(hvd.rank(), hvd.size(), indices.tolist())
+            for step in state.steps(loader) if virtual else ([batch] for batch in loader):
                 optimizer.zero_grad()
-                loss = torch.nn.functional.cross_entropy(model(images), labels)
-                loss.backward()  # type: ignore[no-untyped-call]
+                for images, labels, indices in step:
+                    # Before the step: a worker that is killed after it may be part of a commit of the others.
+                    ledger.batch(rank(), size(), indices.tolist())
+                    loss = torch.nn.functional.cross_entropy(model(images), labels)
+                    loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
-                sampler.record_batch(state.batch, len(labels))
+                if not virtual:
+                    sampler.record_batch(state.batch, len(labels))
                 state.batch += 1
                 if state.batch % chosen.commit_every == 0:
                     state.commit()
