@@ -148,7 +148,7 @@ class Gradients:
         if part.passes[place] > declared:
             raise ConfigError(
                 f"state.{self._name}",
-                f"{self._entries[place].name.removeprefix(f'virtual.{self._name}.')} has had more than "
+                f"{self._of_user(self._entries[place])} has had more than "
                 f"{declared} backward passes in one virtual rank's part of a step; "
                 "tell DistributedOptimizer(backward_passes_per_step=…) how many there are",
             )
@@ -176,7 +176,7 @@ class Gradients:
             if not self._optimizer.sparse_as_dense:
                 raise ConfigError(
                     f"state.{self._name}",
-                    f"{entry.name} has a sparse gradient, which virtual ranks can't sum up; pass "
+                    f"{self._of_user(entry)} has a sparse gradient, which virtual ranks can't sum up; pass "
                     "DistributedOptimizer(sparse_as_dense=True), or make its layer with sparse=False",
                 )
             gradient = gradient.to_dense()
@@ -184,6 +184,10 @@ class Gradients:
             # The same in memory, whoever had it.
             gradient = torch.empty_like(parameter, dtype=gradient.dtype, requires_grad=False).copy_(gradient)
         return gradient.to(entry.wire)
+
+    def _of_user(self, entry: Entry) -> str:
+        """A parameter's name as it was given to Horovod."""
+        return entry.name.removeprefix(f"virtual.{self._name}.")
 
     def _synchronized(self) -> None:
         """In the place of Horovod's: called by ``step``, or by a script that clips gradients."""

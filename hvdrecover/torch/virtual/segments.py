@@ -17,9 +17,8 @@ import torch
 from hvdrecover.elastic.virtual.tree import Node, RunningSum
 from hvdrecover.torch.virtual.exchange import NOTHING, Entry, Handle, forget
 
-SEGMENT = (
-    16 << 20
-)  # bytes; of 4, 8, 16 and 32 MiB the fastest with three processes, and as fast as 8 with four
+# Bytes; of 4, 8, 16 and 32 MiB the fastest with three processes, and as fast as 8 with four.
+SEGMENT = 16 << 20
 _ALIGNMENT = 64  # bytes, as torch aligns memory of its own
 _SENT_AS_THEY_ARE = (torch.float16, torch.float32, torch.float64)
 
