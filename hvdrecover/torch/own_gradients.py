@@ -45,6 +45,8 @@ class Outgoing:
         self._send_group: Callable[[tuple[torch.Tensor, ...]], _Handle] = (
             optimizer._grouped_allreduce_grad_async
         )
+        if (virtual := getattr(optimizer, "virtual_gradients", None)) is not None:
+            virtual.looks = self._look_at_part
         optimizer._allreduce_grad_async = self._complete
         optimizer._grouped_allreduce_grad_async = self._group_complete
 
@@ -77,6 +79,11 @@ class Outgoing:
         elif self._bad:
             self._bad.discard(id(parameter))  # of a step that loss scaling has left out
         return self._send(parameter)
+
+    def _look_at_part(self, parameter: torch.Tensor) -> None:
+        """Look at the gradient of one virtual rank, of which this process has several."""
+        if not (finite := look(parameter.grad)):
+            self._look_closer(parameter, finite)
 
     def _group_complete(self, parameters: tuple[torch.Tensor, ...]) -> _Handle:
         for each in parameters:

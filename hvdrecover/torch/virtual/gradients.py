@@ -29,6 +29,8 @@ class Gradients:
         name: the optimizer's attribute of the state.
         optimizer: wrapped by ``hvd.DistributedOptimizer``; no longer averages gradients by itself.
         size: the number of virtual ranks.
+
+    Attributes:
         looks: is given each parameter whose ``grad`` is that of one virtual rank, before it is summed up.
 
     Raises:
@@ -40,12 +42,11 @@ class Gradients:
         name: str,
         optimizer: Any,
         size: int,
-        looks: Callable[[torch.Tensor], object] = lambda parameter: None,
     ) -> None:
         self._name = name
         self._optimizer = optimizer
         self._size = size
-        self._looks = looks
+        self.looks: Callable[[torch.Tensor], object] = lambda parameter: None
         halves = (
             optimizer._compression is hvd.Compression.fp16 if hasattr(optimizer, "_compression") else False
         )
@@ -62,12 +63,13 @@ class Gradients:
         self._buffers = Buffers()
         self._watched = False
         self._exchange: Exchange | None = None
+        self._wait: Callable[[], None] | None = None  # for the job's gradients
         self._finished = False
         self._part: _Part | None = None
         self._own: list[Node] = []
         self._next = 0  # virtual rank
         self._sums: list[_Sum] = []
-        optimizer.synchronize = self._synchronized
+        optimizer.synchronize, optimizer.virtual_gradients = self._synchronized, self
         optimizer.register_step_pre_hook(self._stepping)
 
     def begin(self, shares: Sequence[int], rank: int) -> None:
@@ -78,6 +80,7 @@ class Gradients:
             rank: this process.
         """
         self.abandon()
+        self._optimizer._should_synchronize = True
         if not self._watched:  # only now, so that hooks of others come first and see the gradients
             self._watched = True
             for place, entry in enumerate(self._entries):
@@ -115,15 +118,15 @@ class Gradients:
             HorovodInternalError: a process was lost.
         """
         assert self._exchange is not None
-        self._exchange.finish()
-        self._exchange = None
-        self._finished = True
+        self._wait, self._exchange = self._exchange.finish, None
+        self._optimizer.synchronize()  # with what companions have put around it
+        self._optimizer._should_synchronize = False
 
     def abandon(self) -> None:
         """Forget a step that is under way, as after a fault."""
         if self._exchange is not None:
             self._exchange.abandon()
-        self._exchange = self._part = None
+        self._exchange = self._part = self._wait = None
         self._finished = False
         self._sums = []
 
@@ -158,7 +161,7 @@ class Gradients:
     def _take(self, place: int, part: _Part) -> None:
         entry, running = self._entries[place], self._sums[place]
         if entry.parameter.grad is not None:
-            self._looks(entry.parameter)
+            self.looks(entry.parameter)
         running.push(part.leaf, self._leaf(entry))
         if part.piece is not None:
             assert self._exchange is not None
@@ -190,18 +193,25 @@ class Gradients:
         return entry.name.removeprefix(f"virtual.{self._name}.")
 
     def _synchronized(self) -> None:
-        """In the place of Horovod's: called by ``step``, or by a script that clips gradients."""
+        """In the place of Horovod's: called by `finish`; by a script that clips gradients, to no effect."""
+        if self._wait is not None:
+            self._wait()
+            self._wait, self._finished = None, True
+        self._require_finished()
+        self._optimizer._synchronized = True
+
+    def _stepping(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
+        if not optimizer._should_synchronize:  # or else Horovod's `step` synchronizes
+            self._require_finished()
+
+    def _require_finished(self) -> None:
+        """Refuse a step without gradients of the job."""
         if not self._finished:
             raise ConfigError(
                 f"state.{self._name}",
                 "stepped, or synchronized, without gradients of a whole step of all virtual ranks; do so "
                 "after the inner loop: for step in state.steps(loader): for part in step: …",
             )
-        self._optimizer._synchronized = True
-
-    def _stepping(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
-        if not optimizer._should_synchronize:  # or else Horovod's `step` synchronizes
-            self._synchronized()
 
 
 class _Part:

@@ -157,7 +157,8 @@ def test_each_own_gradient_is_shown_once_and_hooks_of_others_see_it_too() -> Non
             assert parameter.grad is not None
             shown.append(parameter.grad.clone())
 
-    gradients = Gradients("optimizer", wrapped(model), 3, looks=look)
+    gradients = Gradients("optimizer", wrapped(model), 3)
+    gradients.looks = look
     first.register_post_accumulate_grad_hook(lambda each: seen.append(each.grad.clone()))  # type: ignore[no-untyped-call]
     step(gradients, model, 3)
     own = [each[0] for each in leaves(model, 3)]
