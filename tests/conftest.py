@@ -18,19 +18,22 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Files of tests that take long, the longest first: one that came last would leave the other processes idle.
 LONGEST = [
     "test_drill",
-    "test_second_faults",
-    "test_faults",
-    "test_out_of_step",
-    "test_tensorflow",
-    "test_chaos",
     "test_endings",
-    "test_doctor",
+    "test_faults",
+    "test_tensorflow_failures",
+    "test_out_of_step",
+    "test_keras_callbacks",
+    "test_second_faults",
     "test_jobs",
     "test_kill_and_resume",
-    "test_tensorflow_failures",
-    "test_keras_callbacks",
-    "test_scalars",
+    "test_tensorflow",
+    "test_horovods_scripts",
     "test_ends",
+    "test_doctor",
+    "test_scalars",
+    "test_chaos",
+    "test_elastic",
+    "test_guardians",
 ]
 
 

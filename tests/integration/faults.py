@@ -63,6 +63,11 @@ class FaultyRun(DigitsRun):
         return {event["generation"]: event["source"] for event in self.events("sync")}
 
 
+def wait_for_durable(run: DigitsRun, job: Job, commit: int) -> None:
+    """Wait until some commits are made, and one of them is durable: on a busy machine writes lag behind."""
+    run.wait_for(job, lambda batch: batch.commit >= commit and test_kill_and_resume.durable(run.root) > 0)
+
+
 def wait_until_all_train(run: DigitsRun, job: Job, after: int, size: int = 2) -> Batch:
     """Wait until a number of ranks have all trained after a generation; the first batch of that.
 

@@ -9,7 +9,7 @@ import pytest
 from hvdrecover.examples.digits_run import DigitsRun, elastic
 from hvdrecover.launch.processes import kill
 from tests.integration.conftest import WHOLE, Start
-from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once
+from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once, durable
 
 
 def kill_one_rank(run: DigitsRun, rank: int, start: Start, hosts: Path) -> None:
@@ -63,7 +63,7 @@ def test_all_hosts_replaced_at_once_the_durable_commit_carries_the_job_over(
     hosts.write_text("localhost:1\n")
     run = DigitsRun(tmp_path / "run", 3, *SLOW)
     job = start(run, elastic(hosts, workers=1))
-    run.wait_for(job, lambda batch: batch.commit >= 8)
+    run.wait_for(job, lambda batch: batch.commit >= 8 and durable(run.root) >= 8)
     hosts.write_text("127.0.0.1:1\n")
     job.wait(timeout=90)  # Horovod gives up
     job.kill()

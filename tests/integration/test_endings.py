@@ -16,7 +16,7 @@ from hvdrecover.examples.digits_run import DigitsRun, supervised
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
 from tests.integration.conftest import LONG, TENSORFLOW_IF_LONG, Start
-from tests.integration.faults import FaultyRun, assert_same_weights
+from tests.integration.faults import FaultyRun, assert_same_weights, wait_for_durable
 from tests.integration.test_kill_and_resume import assert_each_sample_once
 
 
@@ -123,7 +123,7 @@ def test_no_process_outlives_its_launcher_and_the_next_start_resumes(
 ) -> None:
     run = a_run(tmp_path, framework=framework)
     job = run.begin(start, standby=True)
-    run.wait_for(job, lambda batch: batch.commit >= 4)
+    wait_for_durable(run, job, 4)
     workers = job.processes()
     if victim == "supervisor":
         kill(job.pid)
@@ -226,7 +226,7 @@ def test_two_starts_that_give_up_restart_the_job(start: Start, tmp_path: Path) -
 def test_a_launcher_that_does_not_answer_costs_a_start_and_no_commit(start: Start, tmp_path: Path) -> None:
     run = a_run(tmp_path)
     job = run.begin(start, "--startup-timeout", "20")
-    run.wait_for(job, lambda batch: batch.commit >= 4)
+    wait_for_durable(run, job, 4)
     (launcher,) = running(job, "hvdrecover.launch.run_horovodrun")
     os.kill(launcher, signal.SIGSTOP)
     kill(run.process_of(1))

@@ -13,7 +13,7 @@ from hvdrecover.examples.digits_run import DigitsRun, elastic, supervised
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
 from tests.integration.conftest import WHOLE, Start
-from tests.integration.faults import SLOW
+from tests.integration.faults import SLOW, wait_for_durable
 from tests.integration.test_endings import a_run, running, wait_until
 from tests.integration.test_kill_and_resume import assert_each_sample_once
 
@@ -62,7 +62,7 @@ def test_a_guardian_works_without_a_supervisor(start: Start, tmp_path: Path) -> 
 def test_without_a_supervisor_guardians_watch_horovods_driver(start: Start, tmp_path: Path) -> None:
     run = a_run(tmp_path)
     job = start(run, by_hand(tmp_path), run.faults)
-    run.wait_for(job, lambda batch: batch.commit >= 4)
+    wait_for_durable(run, job, 4)
     kill(job.pid)
     wait_until(lambda: job.processes() == [])
     run.finish(start(run, by_hand(tmp_path), run.faults))
@@ -74,7 +74,7 @@ def test_with_mpi_a_lost_rank_restarts_the_job(start: Start, tmp_path: Path) -> 
     run = a_run(tmp_path)
     faults = {**run.faults, "AWS_SECRET_ACCESS_KEY": SECRET}
     job = start(run, supervised("--mpi", "--mpi-args=--oversubscribe"), faults)
-    run.wait_for(job, lambda batch: batch.commit >= 4)
+    wait_for_durable(run, job, 4)
     assert_private(job)
     kill(run.process_of(1))
     assert job.wait(400) == 0, job.tail()

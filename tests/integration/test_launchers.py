@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hvdrecover.examples.digits_run import DigitsRun, elastic, mpi, mpirun, static
 from tests.integration.conftest import Start
-from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once
+from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once, durable
 
 
 def test_each_launcher_goes_on_from_where_the_one_before_was_killed(
@@ -24,7 +24,10 @@ def test_each_launcher_goes_on_from_where_the_one_before_was_killed(
         begun = max((batch.time for batch in run.batches()), default=0.0)
         first = run.wait_for(job, lambda batch, begun=begun: batch.time > begun)
         assert first.size == workers
-        run.wait_for(job, lambda batch, first=first: batch.commit >= first.commit + 3)
+        run.wait_for(
+            job,
+            lambda batch, first=first: batch.commit >= first.commit + 3 and durable(run.root) > first.commit,
+        )
         job.kill()
     run.finish(start(run, mpi(2)))
     starts = [commit for _, commit in sorted(run.generations().items())]

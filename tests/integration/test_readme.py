@@ -13,6 +13,7 @@ import pytest
 
 from hvdrecover.examples.digits_run import PATIENCE, ROOT_MAY_USE_MPI
 from hvdrecover.launch.job import Job
+from tests.integration.conftest import WHOLE
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -53,6 +54,7 @@ def run(command: str, folder: Path, stop_at: int) -> int:
         "STOP_AT": str(stop_at),
         "PATH": os.pathsep.join([os.fspath(Path(sys.executable).parent), os.environ["PATH"]]),
         **ROOT_MAY_USE_MPI,
+        **WHOLE,
     }
     # sh finds the programs on the path that is set here, as the reader's shell would.
     job = Job(["sh", "-c", f"cd {shlex.quote(str(folder))} && {command}"], folder / "log", settings)

@@ -149,7 +149,7 @@ def mistake(where):
     report(result=result)
 
 
-def join():
+def join(folder):
     """Ranks that join late have all that the others have."""
     keras.utils.set_random_seed(os.getpid())
     layers = [keras.layers.Dense(8, name="one"), keras.layers.Dropout(0.5), keras.layers.Dense(2, name="two")]
@@ -158,7 +158,7 @@ def join():
     optimizer = keras.optimizers.Adam(0.01)
     import hvdrecover.tensorflow as recover
 
-    data = recover.elastic_dataset((np.ones((5000, 3), np.float32),), 4)
+    data = recover.elastic_dataset((np.ones((50_000, 3), np.float32),), 4)
     state = TensorFlowKerasState(model, optimizer, data=data, batch=0, epoch=0)
 
     @tf.function(reduce_retracing=True)
@@ -183,6 +183,7 @@ def join():
             state.data.record_batch()
             state.batch += 1
             state.commit()
+            Path(folder, "trained").touch()
             if together == 3:
                 report(after=digest([*model.trainable_variables, *optimizer.variables]))
                 return
