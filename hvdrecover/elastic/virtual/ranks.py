@@ -88,7 +88,7 @@ class VirtualRanks(Kept, Voter):
         self.steps = 0
         self.current: int | None = None
         self._policy = policy
-        self._open = False
+        self._open: object = None
         self._done: Callable[[], None] = nothing
         self._times: deque[float] = deque(maxlen=_REMEMBERED)
         self._seconds: float | None = None
@@ -121,14 +121,22 @@ class VirtualRanks(Kept, Voter):
             )
         return self.current
 
-    def step_begins(self) -> None:
-        """A step begins.
+    def offer(self, step: object) -> None:
+        """A step is given to the script.
 
         Raises:
             StepError: the last one has not ended.
         """
-        self.refuse_open("the next step was begun")
-        self._open = True
+        self.refuse_open("the next step was asked for")
+        self._open = step
+
+    def withdraw(self, step: object) -> None:
+        """The script has left a step that it had not begun."""
+        if self._open is step:
+            self._open = None
+
+    def step_begins(self) -> None:
+        """A step begins."""
         self.carrier.begin(self.counts, self._context.world.rank())
 
     def part_begins(self, rank: int) -> None:
@@ -152,7 +160,7 @@ class VirtualRanks(Kept, Voter):
         self.carrier.finish()
         self._context.framework.seed(self.seeds(self.steps, self.size))
         self.steps += 1
-        self._open = False
+        self._open = None
         self._done = done
 
     def settle(self) -> None:
@@ -176,7 +184,7 @@ class VirtualRanks(Kept, Voter):
         Raises:
             StepError: a step is under way.
         """
-        if self._open:
+        if self._open is not None:
             raise StepError(
                 "state.steps()",
                 f"{what} before the parts of step {self.steps} had ended; have its inner loop run to its end "
@@ -202,7 +210,7 @@ class VirtualRanks(Kept, Voter):
                 [f"virtual_ranks: {size} in the commit, {self.size} in this state; it is part of the result"],
             )
         self.steps = int(found.get("steps", 0))
-        self._open, self.current, self._done = False, None, nothing
+        self._open, self.current, self._done = None, None, nothing
         self.carrier.abandon()
 
     # -- dealing -----------------------------------------------------------------------------------------

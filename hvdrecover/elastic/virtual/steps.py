@@ -40,18 +40,21 @@ class Step:
         ranks: the virtual ranks.
         batches: of the step.
         clock: where times come from.
+
+    Attributes:
+        begun: whether it has been iterated over.
     """
 
     def __init__(self, ranks: VirtualRanks, batches: Batches, clock: Clock) -> None:
         self._ranks = ranks
         self._batches = batches
         self._clock = clock
-        self._begun = False
+        self.begun = False
 
     def __iter__(self) -> Iterator[Any]:
-        if self._begun:
+        if self.begun:
             raise StepError("state.steps()", "a step can't be gone through twice; its samples are done")
-        self._begun = True
+        self.begun = True
         ranks = self._ranks
         ranks.step_begins()
         for rank in ranks.carried.ranks:
@@ -62,14 +65,13 @@ class Step:
             ranks.part_ends(rank, self._clock.monotonic() - started)
         ranks.step_ends(self._batches.done)
 
-    def require_done(self) -> None:
+    def require_begun(self) -> None:
         """Refuse to go on if nobody went through it.
 
         Raises:
             StepError: so it is.
         """
-        self._ranks.refuse_open("the next step was asked for")
-        if not self._begun:
+        if not self.begun:
             raise StepError(
                 "state.steps()",
                 "a step was passed over; go through it by an inner loop: for batch in step: ...",
@@ -83,10 +85,13 @@ def steps(ranks: VirtualRanks, feed: Feed, clock: Clock) -> Iterator[Step]:
         dealt = ranks.dealt
         for batches in feed.begin(ranks):
             step = Step(ranks, batches, clock)
+            ranks.offer(step)
             try:
                 yield step
             finally:  # the script may break
                 ranks.settle()
-            step.require_done()
+                if not step.begun:
+                    ranks.withdraw(step)
+            step.require_begun()
             if dealt != ranks.dealt:
                 break

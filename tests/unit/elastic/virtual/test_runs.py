@@ -197,6 +197,12 @@ def commits_within(state: State, steps: Iterator[Step]) -> None:
             state.commit()
 
 
+def commits_before(state: State, steps: Iterator[Step]) -> None:
+    for step in steps:
+        state.commit()
+        list(step)
+
+
 def looks_within(state: State, steps: Iterator[Step]) -> None:
     for step in steps:
         for _ in step:
@@ -231,6 +237,7 @@ def asks_outside(state: State, steps: Iterator[Step]) -> None:
     ("body", "problem"),
     [
         (commits_within, "a commit was made before the parts of step 0 had ended"),
+        (commits_before, "a commit was made before the parts of step 0 had ended"),
         (looks_within, "hosts were looked for before the parts of step 0 had ended"),
         (breaks, "the next step was asked for before the parts of step 0 had ended"),
         (passes_over, "a step was passed over"),
@@ -241,6 +248,17 @@ def asks_outside(state: State, steps: Iterator[Step]) -> None:
 def test_loops_that_are_not_gone_through_as_they_must_be(body: Any, problem: str) -> None:
     with pytest.raises(StepError, match=problem):
         on_ranks(1, lambda process: loop(process, body))
+
+
+def test_a_step_that_is_left_before_it_has_begun_is_none() -> None:
+    def body(state: State, steps: Iterator[Step]) -> None:
+        list(next(steps))
+        for _ in steps:
+            break
+        steps.close()  # type: ignore[attr-defined]
+        state.commit()
+
+    on_ranks(1, lambda process: loop(process, body))
 
 
 @pytest.mark.parametrize("size", [0, -1, True, 1.5, "4"])
