@@ -180,7 +180,7 @@ class SampleOrder:
             raise ConfigError("batch_size", f"{count} samples can't have been done")
         if self.on_record is not None:
             self.on_record(self, int(count))
-        self.done = self._after(self.done, int(count))
+        self.done = self.position(self.done, int(count))
         heartbeat.recorded()
 
     def leave_out(self, start: int, count: int) -> None:
@@ -190,7 +190,7 @@ class SampleOrder:
             start: where the cursor was when the batch was begun; not before where it is now.
             count: how many samples of it each rank had.
         """
-        end = self._after(start, count)
+        end = self.position(start, count)
         if end > start:
             self.gaps = sorted([*self.gaps, (start, end)])
         self.done = int(past(np.array(self.done), self.done, self.gaps))
@@ -204,6 +204,10 @@ class SampleOrder:
     def rank(self) -> int:
         """The rank that samples are dealt out to; of virtual ranks the first of this process."""
         return next(iter(self._ranks), 0)
+
+    def position(self, start: int, count: int) -> int:
+        """Return where the cursor comes to from ``start`` when every rank has done ``count`` more samples."""
+        return min(self.length, int(past(np.array(start + count * self.size), start, self.gaps)))
 
     @property
     def left(self) -> int:
@@ -308,10 +312,6 @@ class SampleOrder:
     def _given(self) -> int:
         """Return how many samples were left when the iteration, or its place, was last begun."""
         return count_left(self.length, self._start, self.gaps)
-
-    def _after(self, start: int, count: int) -> int:
-        """Return where the cursor comes to from ``start`` when every rank has done ``count`` more samples."""
-        return min(self.length, int(past(np.array(start + count * self.size), start, self.gaps)))
 
     def _begin(self) -> None:
         self._start = self.done

@@ -6,6 +6,7 @@ Horovod is imported when a function is called, so that importing this module cos
 from __future__ import annotations
 
 import ctypes
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
@@ -157,7 +158,9 @@ def notifications(state: Any) -> Iterator[None]:
     """Have Horovod's driver tell a state when hosts come or go, by ``state.on_hosts_updated``."""
     from horovod.common.elastic import notification_manager
 
-    notification_manager.init()
+    drawn = random.getstate()
+    notification_manager.init()  # draws ports from the generator that the run's seed may come from
+    random.setstate(drawn)
     notification_manager.register_listener(state)
     try:
         yield

@@ -9,6 +9,7 @@ from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.lifecycle.stalls import paused
 from hvdrecover.elastic.lifecycle.startup import join as _join
 from hvdrecover.elastic.run import run
+from hvdrecover.elastic.virtual.ranks import virtual_rank, virtual_size
 from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError, PerRankError
 from hvdrecover.heartbeat import heartbeat
 from hvdrecover.stand_in import standing_in as _standing_in
@@ -58,6 +59,8 @@ __all__ = [
     "load",
     "paused",
     "run",
+    "virtual_rank",
+    "virtual_size",
 ]
 
 __getattr__, __dir__ = _standing_in(_hvd, globals())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -14,7 +15,8 @@ import tensorflow as tf
 from hvdrecover import config
 from hvdrecover.data.order import SampleOrder, Tail, rounds
 from hvdrecover.elastic.commits.contents import Contents
-from hvdrecover.errors import ConfigError
+from hvdrecover.errors import ConfigError, StepError
+from hvdrecover.tensorflow.dealing import Dealing, draws, takes_seed
 from hvdrecover.tensorflow.dealt import Dealt
 from hvdrecover.tensorflow.steps import Steps
 
@@ -40,7 +42,9 @@ def elastic_dataset(
         shuffle: whether each epoch has an order of its own.
         seed: seed of the shuffling; the same on all ranks.
         tail: ``"pad"`` repeats samples so that the last round is full on all ranks, ``"drop"`` leaves it out.
-        transform: applied to each batch, by ``tf.data.Dataset.map``.
+        transform: applied to each batch, by ``tf.data.Dataset.map``. If it has a keyword-only parameter
+            ``seed``, that is int32 of shape ``[2]``, for ``tf.random.stateless_*``: each batch's own, and the
+            same however often, or by which process, the batch is made.
 
     Raises:
         ConfigError: data of no common or no known length, a data set that is to be shuffled, a batch size
@@ -51,15 +55,14 @@ def elastic_dataset(
     order = SampleOrder(_length(data, shuffle), shuffle=shuffle, seed=seed, tail=tail)
     if hvd.is_initialized():
         order.place(hvd.rank(), hvd.size())
-    batches = _of_dataset if isinstance(data, tf.data.Dataset) else _of_arrays
-    pipeline = batches(data, order, batch_size)
-    if transform is not None:
-        pipeline = pipeline.map(transform, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    dealing = Dealing(order, batch_size)
+    pipeline = (_of_dataset if isinstance(data, tf.data.Dataset) else _of_arrays)(data, dealing)
+    transformed = _transformed(pipeline, transform)
     dealt = Dealt() if config.read().drill is not None else None
-    if dealt is not None:
-        pipeline = dealt.follow(pipeline)
-    made = ElasticDataset(pipeline.prefetch(tf.data.AUTOTUNE).with_options(_untuned()), order, batch_size)
+    pipeline = transformed if dealt is None else dealt.follow(transformed)
+    made = ElasticDataset(pipeline.prefetch(tf.data.AUTOTUNE).with_options(_untuned()), dealing)
     made.dealt = dealt
+    made.draws = functools.partial(draws, transformed)
     return made
 
 
@@ -75,18 +78,31 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
         order: the sample order and the cursor.
         batch_size: samples in one rank's batch; the last one of an epoch may have fewer.
         dealt: what it has dealt; None outside of drills.
+        draws: returns an operation of its transform that draws from a random stream of its own, if one does.
     """
 
     dealt: Dealt | None = None
+    draws: Callable[[], str | None]
 
-    def __init__(self, pipeline: tf.data.Dataset, order: SampleOrder, batch_size: int) -> None:
+    def __init__(self, pipeline: tf.data.Dataset, dealing: Dealing) -> None:
         self._pipeline = pipeline
-        self.order = order
-        self.batch_size = batch_size
+        self._dealing = dealing
+        self.order = dealing.order
+        self.batch_size = dealing.batch_size
         super().__init__(pipeline._variant_tensor)
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over what is left of the epoch."""
+        """Iterate over what is left of the epoch.
+
+        Raises:
+            StepError: samples are dealt out to virtual ranks.
+        """
+        self._refuse_virtual("iterate over state.steps(dataset)")
+        return self.batches(None)
+
+    def batches(self, ranks: Sequence[int] | None) -> Iterator[Any]:
+        """Return what is left of the epoch, of some virtual ranks in turn; None: of this rank."""
+        self._dealing.ranks = ranks
         iterator: Iterator[Any] = super().__iter__()
         steps = self.__dict__.get("_steps")
         return steps.timed(iterator) if steps is not None and tf.executing_eagerly() else iterator
@@ -119,12 +135,21 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
         return rounds(order.left, order.size, order.tail) == 0
 
     def record_batch(self, batches: int = 1) -> None:
-        """Note that every rank has done so many batches."""
+        """Note that every rank has done so many batches.
+
+        Raises:
+            StepError: the state has virtual ranks, and counts samples by itself.
+        """
+        self._refuse_virtual("remove record_batch(): state.steps() counts samples")
         self.order.record(batches * self.batch_size)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to an epoch. Naming the epoch under way changes nothing, so that a resumed one continues."""
         self.order.set_epoch(epoch)
+
+    def _refuse_virtual(self, remedy: str) -> None:
+        if self.order.dealt_to is not None:
+            raise StepError("dataset", f"its samples are dealt out to virtual ranks; {remedy}")
 
 
 def _untuned() -> tf.data.Options:
@@ -139,36 +164,57 @@ def _untuned() -> tf.data.Options:
     return options
 
 
-def _of_arrays(data: Any, order: SampleOrder, batch_size: int) -> tf.data.Dataset:
+def _of_arrays(data: Any, dealing: Dealing) -> tf.data.Dataset:
     tensors = tf.nest.map_structure(tf.convert_to_tensor, data)
 
-    def batches() -> Iterator[Indices]:
-        indices = order.begin()
-        for start in range(0, len(indices), batch_size):
-            yield indices[start : start + batch_size]
+    def look_up(indices: tf.Tensor, seed: tf.Tensor) -> Any:
+        return tf.nest.map_structure(lambda tensor: tf.gather(tensor, indices), tensors), seed
 
-    numbers = tf.data.Dataset.from_generator(batches, output_signature=tf.TensorSpec([None], tf.int64))
-
-    def look_up(indices: tf.Tensor) -> Any:
-        return tf.nest.map_structure(lambda tensor: tf.gather(tensor, indices), tensors)
-
-    return numbers.map(look_up)
+    return _generated(dealing.batches, tf.TensorSpec([None], tf.int64), _SEED).map(look_up)
 
 
-def _of_dataset(data: tf.data.Dataset, order: SampleOrder, batch_size: int) -> tf.data.Dataset:
-    def place() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        order.begin()
-        runs = np.array(order.runs(), dtype=np.int64).reshape(-1, 2)
-        return runs, np.array([order.rank, order.size], dtype=np.int64)
+def _of_dataset(data: tf.data.Dataset, dealing: Dealing) -> tf.data.Dataset:
+    def place() -> tuple[Indices, Indices, Indices]:
+        dealing.order.begin()
+        runs = np.array(dealing.order.runs(), dtype=np.int64).reshape(-1, 2)
+        return runs, np.array(dealing.of, dtype=np.int64), np.array(dealing.order.size, dtype=np.int64)
 
     def samples(_: tf.Tensor) -> tf.data.Dataset:
-        runs, mine = tf.numpy_function(place, [], (tf.int64, tf.int64))
+        runs, ranks, size = tf.numpy_function(place, [], (tf.int64, tf.int64, tf.int64))
         runs.set_shape([None, 2])
-        mine.set_shape([2])
+        ranks.set_shape([None])
+        size.set_shape([])
         pieces = tf.data.Dataset.from_tensor_slices(runs)
-        return pieces.flat_map(lambda run: data.skip(run[0]).take(run[1])).shard(mine[1], mine[0])
+        dealt = pieces.flat_map(lambda run: data.skip(run[0]).take(run[1]))
+        # Each rank's batches in turn; the data is read once for each of them.
+        return tf.data.Dataset.from_tensor_slices(ranks).interleave(
+            lambda rank: dealt.shard(size, rank).batch(dealing.batch_size),
+            cycle_length=tf.size(ranks, tf.int64),
+            block_length=1,
+        )
 
-    return tf.data.Dataset.from_tensors(0).flat_map(samples).batch(batch_size)
+    batches = tf.data.Dataset.from_tensors(0).flat_map(samples)
+    return tf.data.Dataset.zip((batches, _generated(dealing.seeds, _SEED)))
+
+
+_SEED = tf.TensorSpec([2], tf.int32)
+
+
+def _generated(generate: Callable[[], Iterator[Any]], *spec: tf.TensorSpec) -> tf.data.Dataset:
+    return tf.data.Dataset.from_generator(generate, output_signature=spec if len(spec) > 1 else spec[0])
+
+
+def _transformed(pipeline: tf.data.Dataset, transform: Callable[..., Any] | None) -> tf.data.Dataset:
+    """Batches without their seeds, as they are or as a function makes them."""
+    if transform is None:
+        return pipeline.map(lambda batch, seed: batch)
+    seeded = takes_seed(transform)
+
+    def apply(batch: Any, seed: tf.Tensor) -> Any:
+        given = batch if isinstance(batch, tuple) else (batch,)
+        return transform(*given, seed=seed) if seeded else transform(*given)
+
+    return pipeline.map(apply, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
 def _length(data: Any, shuffle: bool) -> int:

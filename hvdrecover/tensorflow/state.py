@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import horovod.tensorflow as hvd
 import keras
 
 from hvdrecover.checkpoint.settings import Checkpoint
@@ -12,12 +13,18 @@ from hvdrecover.elastic.commits.randomness import Randomness
 from hvdrecover.elastic.companions import Companions
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.state import State
+from hvdrecover.elastic.virtual.ranks import VirtualRanks
+from hvdrecover.elastic.virtual.shares import Policy
+from hvdrecover.elastic.virtual.steps import steps
+from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow.blank_gradients import ForgetSent
 from hvdrecover.tensorflow.building import build_optimizer, refuse_unbuilt
 from hvdrecover.tensorflow.dataset import ElasticDataset, datasets
 from hvdrecover.tensorflow.framework import TensorFlowFramework
 from hvdrecover.tensorflow.kept_callbacks import NAME, KeptCallbacks
 from hvdrecover.tensorflow.variables import Variable
+from hvdrecover.tensorflow.virtual.carrier import Step, TensorFlowCarrier
+from hvdrecover.tensorflow.virtual.feeds import feed
 from hvdrecover.tensorflow.world import TensorFlowWorld
 
 
@@ -32,6 +39,9 @@ class TensorFlowState(State):
         guard: what is watched about the ranks, such as ``Guard()``; None watches nothing.
         tensorboard: path or URL of a folder for TensorBoard's runs, one for each rank; None writes none. Make
             the state before functions are traced.
+        virtual_ranks: number of virtual ranks, whose work any number of processes carry out with one and the
+            same result; None has none. Train by `steps`.
+        shares: how they are dealt out: ``"equal"``, the default, or ``"by-speed"``.
         attributes: models, optimizers, data sets made by `elastic_dataset` and anything else to track, by
             name.
 
@@ -50,6 +60,8 @@ class TensorFlowState(State):
         rng: Randomness | None = None,
         guard: Guard | None = None,
         tensorboard: str | None = None,
+        virtual_ranks: int | None = None,
+        shares: Policy | None = None,
         **attributes: Any,
     ) -> None:
         if variables is not None:
@@ -58,6 +70,10 @@ class TensorFlowState(State):
             refuse_unbuilt(f"state.{name}", value)
         self._framework, self._world = TensorFlowFramework(), TensorFlowWorld()
         self._callbacks = KeptCallbacks()
+        virtual = None
+        if virtual_ranks is not None:
+            self._carrier = TensorFlowCarrier(attributes, virtual_ranks)
+            virtual = VirtualRanks(virtual_ranks, shares, self._carrier)
         super().__init__(
             self._framework,
             self._world,
@@ -67,8 +83,54 @@ class TensorFlowState(State):
             tensorboard=tensorboard,
             companions=Companions(observers=(ForgetSent(),)),
             hidden={NAME: self._callbacks},
+            virtual=virtual,
             attributes=attributes,
         )
+
+    def steps(
+        self,
+        data: Any,
+        variables: Sequence[Variable] | None = None,
+        *,
+        op: Any = hvd.Average,
+        compression: Any = hvd.Compression.none,
+    ) -> Iterator[Step]:
+        """Go through what is left of a pass over the data, step by step of all virtual ranks.
+
+        ::
+
+            for step in state.steps(dataset):
+                for images, labels in step:                    # one batch for each virtual rank of this process
+                    step.add(gradients_of(images, labels))     # what a plain tf.GradientTape gives
+                optimizer.apply(step.gradients(), model.trainable_variables)    # those of the whole job
+                state.commit()
+
+        Samples are counted as done; don't call ``record_batch``. A data set's ``set_epoch`` is the script's.
+
+        Args:
+            data: an `elastic_dataset` of this state, whose samples are dealt out to the virtual ranks; or a
+                `PerRank` of this state, with an iterator for each of them.
+            variables: what there are gradients of; None for all that ``state.model`` trains.
+            op: ``hvd.Average`` or ``hvd.Sum``.
+            compression: ``hvd.Compression.fp16`` adds up and sends float16.
+
+        Raises:
+            ConfigError: it is something else, or the state has no virtual ranks.
+            StepError: a step was left before its end, or passed over.
+        """
+        context = self._context
+        if context.virtual is None:
+            raise ConfigError("state.steps()", "the state has no virtual ranks; make it with virtual_ranks=")
+        if variables is None:
+            model = self._contents.values.get("model")
+            if not isinstance(model, keras.layers.Layer):
+                raise ConfigError(
+                    "state.steps()", "there is no state.model; pass what you train as variables="
+                )
+            variables = model.trainable_variables
+        source = feed(data, self._contents.values, context.framework)
+        self._carrier.gradients.of(variables, op, compression)
+        return steps(context.virtual, source, context.clock, Step)
 
     @property
     def _datasets(self) -> list[ElasticDataset]:
@@ -87,6 +149,8 @@ class TensorFlowKerasState(TensorFlowState):
         rng: see `TensorFlowState`.
         guard: see `TensorFlowState`.
         tensorboard: see `TensorFlowState`.
+        virtual_ranks: see `TensorFlowState`.
+        shares: see `TensorFlowState`.
         attributes: see `TensorFlowState`.
 
     Raises:
@@ -104,6 +168,8 @@ class TensorFlowKerasState(TensorFlowState):
         rng: Randomness | None = None,
         guard: Guard | None = None,
         tensorboard: str | None = None,
+        virtual_ranks: int | None = None,
+        shares: Policy | None = None,
         **attributes: Any,
     ) -> None:
         refuse_unbuilt("state.model", model)
@@ -115,6 +181,8 @@ class TensorFlowKerasState(TensorFlowState):
             rng=rng,
             guard=guard,
             tensorboard=tensorboard,
+            virtual_ranks=virtual_ranks,
+            shares=shares,
             model=model,
             optimizer=optimizer,
             **attributes,

@@ -97,4 +97,4 @@ class TorchState(State):
         if context.virtual is None:
             raise ConfigError("state.steps()", "the state has no virtual ranks; make it with virtual_ranks=")
         data = feed(loader, self._contents.values, context.framework)
-        return steps(context.virtual, data, context.clock)
+        return steps(context.virtual, data, context.clock, Step)

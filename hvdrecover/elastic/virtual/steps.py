@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from hvdrecover.clock import Clock
 from hvdrecover.elastic.virtual.ranks import VirtualRanks
@@ -78,13 +78,25 @@ class Step:
             )
 
 
-def steps(ranks: VirtualRanks, feed: Feed, clock: Clock) -> Iterator[Step]:
-    """Yield steps until the data ends; when shares change, data is dealt out anew from there."""
+Made = TypeVar("Made", bound=Step)
+
+
+def steps(
+    ranks: VirtualRanks, feed: Feed, clock: Clock, kind: Callable[[VirtualRanks, Batches, Clock], Made]
+) -> Iterator[Made]:
+    """Yield steps until the data ends; when shares change, data is dealt out anew from there.
+
+    Args:
+        ranks: the virtual ranks.
+        feed: where batches come from.
+        clock: where times come from.
+        kind: makes a step: `Step`, or an adapter's.
+    """
     dealt = -1
     while dealt != ranks.dealt:
         dealt = ranks.dealt
         for batches in feed.begin(ranks):
-            step = Step(ranks, batches, clock)
+            step = kind(ranks, batches, clock)
             ranks.offer(step)
             try:
                 yield step

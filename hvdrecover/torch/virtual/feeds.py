@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader
@@ -12,11 +11,10 @@ from torch.utils.data import BatchSampler, DataLoader
 from hvdrecover.data.order import SampleOrder
 from hvdrecover.elastic.commits.per_rank import PerRank
 from hvdrecover.elastic.interfaces import Framework
+from hvdrecover.elastic.virtual.feeds import Part, Streams, deal
 from hvdrecover.elastic.virtual.ranks import VirtualRanks
 from hvdrecover.elastic.virtual.steps import Batches, Feed
-from hvdrecover.errors import ConfigError, StepError
-
-_END = object()
+from hvdrecover.errors import ConfigError
 
 
 def feed(loader: Any, tracked: Mapping[str, Any], framework: Framework) -> Feed:
@@ -66,24 +64,14 @@ class Dealt:
 
     def begin(self, ranks: VirtualRanks) -> Iterator[Batches]:
         """Yield the batches of each step from the cursor on."""
-        order, loader = self._order, self._loader
+        loader = self._loader
         size: int = loader.batch_size  # type: ignore[assignment]
-        order.begin()
-        if order.on_iterate is not None:
-            order.on_iterate()
-        samples, first = order.rounds, ranks.steps
-        starts = range(0, samples - (size - 1 if loader.drop_last else 0), size)
-        mine = {rank: order.share_of(rank) for rank in ranks.carried.ranks}
 
-        def parts() -> Iterator[_Part]:
-            for step, start in enumerate(starts, first):
-                for rank, share in mine.items():
-                    yield _Part(share[start : start + size].tolist(), ranks.seeds(step, rank))
+        def read(parts: Iterable[Part]) -> Iterator[Any]:
+            seeded = (_Part(part.samples.tolist(), ranks.seeds(part.step, part.rank)) for part in parts)
+            return iter(self._reading(seeded))
 
-        batches = iter(self._reading(parts()) if mine else ())
-        for start in starts:
-            count = min(size, samples - start)
-            yield Batches(lambda _: next(batches), functools.partial(order.record, count))
+        return deal(self._order, size, ranks, read, drop_last=loader.drop_last)
 
     def _reading(self, parts: Iterator[_Part]) -> DataLoader[Any]:
         """Return the loader, reading these parts."""
@@ -129,50 +117,3 @@ class _Seeded:
             found: list[Any] = self._dataset.__getitems__(part)
             return found
         return [self._dataset[sample] for sample in part]
-
-
-class Streams:
-    """Batches of loaders that know their place, one for each virtual rank; see `PerRank`.
-
-    Args:
-        loaders: the loaders.
-        framework: seeds generators.
-    """
-
-    def __init__(self, loaders: PerRank, framework: Framework) -> None:
-        self._loaders = loaders
-        self._framework = framework
-
-    def begin(self, ranks: VirtualRanks) -> Iterator[Batches]:
-        """Yield the batches of each step, until the loaders end.
-
-        Raises:
-            StepError: the loader of one virtual rank ends before that of another.
-        """
-        loaders, iterators = self._loaders, {}
-        for rank in ranks.carried.ranks:
-            self._framework.seed(ranks.seeds(ranks.steps, rank))
-            iterators[rank] = iter(loaders.of(rank))
-        if loaders.on_iterate is not None:
-            loaders.on_iterate()
-        while True:
-            found = {}
-            for rank, iterator in iterators.items():
-                self._framework.seed(ranks.seeds(ranks.steps, rank))
-                found[rank] = next(iterator, _END)
-            ended = [rank for rank, batch in found.items() if batch is _END]
-            if ranks.any_has_more(len(ended) < len(found)) and not ended:
-                loaders.taken += 1
-                yield Batches(found.__getitem__, _nothing)
-            elif 0 < len(ended) < len(found):
-                raise StepError(
-                    "state.steps()",
-                    f"the loader of virtual rank {ended[0]} has ended, and others have not: they must have "
-                    "the same number of batches",
-                )
-            else:
-                return
-
-
-def _nothing() -> None:
-    """There is nothing to note: loaders know their place."""

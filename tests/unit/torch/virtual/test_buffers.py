@@ -104,7 +104,7 @@ def test_what_a_commit_lacks() -> None:
     buffers = Buffers({"model": Masked()})
     with pytest.raises(PerRankError, match="the commit has none of virtual rank 1"):
         buffers.resume("state._buffers", {0: {}}, 2, ALL)
-    with pytest.raises(MismatchError, match=r"model\.other: in the commit, but not in a module"):
+    with pytest.raises(MismatchError, match=r"model\.other: in the commit, but not in a model"):
         buffers.resume("state._buffers", {0: {"model.other": torch.zeros(1)}, 1: {}}, 2, ALL)
 
 

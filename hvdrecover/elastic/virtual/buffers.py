@@ -1,0 +1,132 @@
+"""What models change besides their parameters, such as batch norm's statistics: one of each virtual rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hvdrecover.elastic.commits.carried import Carried
+from hvdrecover.elastic.interfaces import Tensor, Tree
+from hvdrecover.errors import MismatchError, PerRankError
+
+Tensors = dict[str, Tensor]
+
+
+class Buffers:
+    """The buffers of all models of a state, swapped in for the part of each virtual rank.
+
+    A commit holds what has been changed for any of them: not masks and tables, which no step writes to. An
+    adapter says how one of them is read and written.
+
+    Attributes:
+        taken: always 0; see `hvdrecover.elastic.commits.own.Value`.
+    """
+
+    def __init__(self) -> None:
+        self._own: dict[int, Tensors] = {}
+        self._present: int | None = None  # the virtual rank whose buffers the models have
+        self.taken = 0
+        self._remember()
+
+    # -- said by an adapter ----------------------------------------------------------------------------------
+
+    def names(self) -> Iterable[str]:
+        """Return the names of the buffers that hold something."""
+        raise NotImplementedError
+
+    def knows(self, name: str) -> bool:
+        """Return whether the models have such a buffer."""
+        raise NotImplementedError
+
+    def read(self, name: str, memory: Tensor | None = None) -> Tensor:
+        """Return a copy of a buffer; it may be made in the memory of an earlier one."""
+        raise NotImplementedError
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        """Copy a tensor into a buffer."""
+        raise NotImplementedError
+
+    def same(self, one: Tensor, other: Tensor) -> bool:
+        """Return whether two copies of a buffer are equal."""
+        raise NotImplementedError
+
+    # -- steps -----------------------------------------------------------------------------------------------
+
+    @property
+    def exist(self) -> bool:
+        """Return whether there are any."""
+        return any(True for _ in self.names())
+
+    def swap_in(self, rank: int) -> None:
+        """Give the models the buffers of a virtual rank."""
+        if self._present != rank:
+            self._put(self._own.setdefault(rank, {}))
+            self._present = rank
+
+    def swap_out(self, rank: int) -> None:
+        """Keep the buffers of a virtual rank after its part."""
+        mine = self._own[rank]
+        for name in self.names():
+            mine[name] = self.read(name, mine.get(name))
+
+    # -- as a value of each virtual rank's own ---------------------------------------------------------------
+
+    def states(self, carried: Carried) -> dict[int, Tree]:
+        """Return what has changed of these virtual ranks' buffers, by name."""
+        own = {rank: self._own.get(rank, {}) for rank in carried.ranks}
+        return {
+            rank: {name: each for name, each in own[rank].items() if not self.same(each, self._common[name])}
+            for rank in carried.ranks
+        }
+
+    def made_anew(self, carried: Carried) -> list[int]:
+        """None of them: buffers are there as long as their models."""
+        return []
+
+    def gathered(self, states: Mapping[int, Tree]) -> None:
+        """Give the models virtual rank 0's, so that these are what a commit's model has, on all processes.
+
+        What any virtual rank has changed is then part of all states.
+        """
+        changed = {name for own in states.values() for name in own}
+        for own in states.values():
+            own.update({name: self._common[name] for name in changed - own.keys()})
+        if self._present != 0:
+            self._put(states.get(0, {}))
+            self._present = None
+
+    def resume(self, name: str, states: Mapping[int, Tree], size: int, carried: Carried) -> None:
+        """Go to the buffers of virtual ranks at a commit.
+
+        Raises:
+            PerRankError: the commit does not have them.
+            MismatchError: the models have no such buffers.
+        """
+        for rank in carried.ranks:
+            if rank not in states:
+                raise PerRankError(
+                    "buffers",
+                    f"the commit has none of virtual rank {rank}; state.save() knows this process's only, so "
+                    "make commits by state.commit()",
+                )
+            if unknown := sorted(each for each in states[rank] if not self.knows(each)):
+                raise MismatchError(
+                    "buffers", [f"{each}: in the commit, but not in a model" for each in unknown]
+                )
+            self._own[rank] = dict(states[rank])
+
+    def keep(self, carried: Carried) -> None:
+        """Note which virtual ranks are carried out; the models have what all have in common now."""
+        self._own = {rank: each for rank, each in self._own.items() if rank in carried.ranks}
+        self._remember()
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _remember(self) -> None:
+        self._common: Tensors = {name: self.read(name) for name in self.names()}
+        self._present = None
+
+    def _put(self, own: Mapping[str, Any]) -> None:
+        """Give the models some buffers; of those that are not among them, what all have in common."""
+        for name in self.names():
+            self.write(name, own.get(name, self._common[name]))

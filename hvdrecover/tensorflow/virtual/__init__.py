@@ -1,0 +1,1 @@
+"""Virtual ranks in loops of one's own in TensorFlow."""
