@@ -41,7 +41,9 @@ def reports(folder: Path, launcher: Sequence[str], **environ: str) -> list[Any]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob("report-*"))]
 
 
-@pytest.mark.parametrize("processes", [pytest.param(1, marks=LONG), 2, pytest.param(3, marks=LONG), pytest.param(4, marks=LONG)])
+@pytest.mark.parametrize(
+    "processes", [pytest.param(1, marks=LONG), 2, pytest.param(3, marks=LONG), pytest.param(4, marks=LONG)]
+)
 def test_the_number_of_processes_makes_no_difference(
     alone: tuple[str, Any], processes: int, tmp_path: Path
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
@@ -48,7 +48,9 @@ class Exchange:
             given = mine[0] if mine else tf.fill([length], tf.constant(NOTHING, dtype))
             return hvd.allreduce(given, op=hvd.Sum)
         if dtype == tf.bfloat16:  # which Horovod can't send
-            return tf.bitcast(self._by_parts([tf.bitcast(each, tf.uint16) for each in mine], dtype, length), dtype)
+            return tf.bitcast(
+                self._by_parts([tf.bitcast(each, tf.uint16) for each in mine], dtype, length), dtype
+            )
         return self._by_parts(mine, dtype, length)
 
     def _by_parts(self, mine: Sequence[tf.Tensor], dtype: tf.DType, length: int) -> tf.Tensor:

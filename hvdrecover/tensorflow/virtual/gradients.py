@@ -128,7 +128,9 @@ class Gradients:
             ConfigError: virtual ranks can't do that.
         """
         if op not in (hvd.Average, hvd.Sum):
-            raise ConfigError("op", "virtual ranks average gradients or sum them up; pass op=Average or op=Sum")
+            raise ConfigError(
+                "op", "virtual ranks average gradients or sum them up; pass op=Average or op=Sum"
+            )
         if not variables:
             raise ConfigError("variables", "there is nothing to train; pass variables=[...]")
         self._divisor = self._size if op == hvd.Average else 1

@@ -103,7 +103,7 @@ class Script:
     def _train(self, process: Process, state: State, ranks: VirtualRanks, carrier: Carrier) -> None:
         while state.epoch < 2:
             state.sampler.order.set_epoch(state.epoch)
-            for step in steps(ranks, Feed(state.sampler), process.clock):
+            for step in steps(ranks, Feed(state.sampler), process.clock, Step):
                 for batch in step:
                     noise = process.generator.uniform()
                     process.clock.advance(0.1 * (1 + 3 * process.world.rank()))
@@ -188,7 +188,7 @@ def loop(process: Process, body: Any) -> None:
     carrier = Carrier(process.world)
     ranks = VirtualRanks(SIZE, "equal", carrier)
     state = process.state(virtual=ranks, model=FakeModel(w=[0.0]), sampler=FakeSampler(SAMPLES))
-    run(lambda state: body(state, steps(ranks, Feed(state.sampler), process.clock)))(state)
+    run(lambda state: body(state, steps(ranks, Feed(state.sampler), process.clock, Step)))(state)
 
 
 def commits_within(state: State, steps: Iterator[Step]) -> None:
