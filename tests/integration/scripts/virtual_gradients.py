@@ -15,7 +15,6 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).parent))
 import horovod.torch as hvd
 import torch
-import without_dynamo  # noqa: F401
 
 import hvdrecover.torch  # noqa: F401  (chooses Horovod's controller)
 from hvdrecover.torch.virtual import gradients
