@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 import safetensors.numpy
 
-from hvdrecover.examples.digits_run import PATIENCE, DigitsRun, elastic, static, supervised
+from hvdrecover.examples.digits_run import DigitsRun, elastic, static
 from hvdrecover.launch.job import Job
 from tests.integration.conftest import LONG, Start
 from tests.integration.test_endings import wait_until
@@ -21,9 +20,8 @@ from tests.integration.test_kill_and_resume import durable
 SCRIPT = Path(__file__).with_name("scripts") / "virtual_digits.py"
 EPOCHS = 6  # of 6 steps
 NEVER = 99  # processes
-# All of them are names of this host, and Horovod takes each for a host of its own. It gives up one on which a
-# process was killed.
-HOSTS = ("localhost:1", "127.0.0.1:1", "127.1:1", "127.0.1:1", "0x7f.1:1", "0x7f.0.1:1", "0177.1:1", "0177.0.1:1")
+# Names of this host, each of which is another to Horovod; it gives up one on which a process was killed.
+HOSTS = ("localhost", "127.0.0.1", "127.1", "127.0.1", "0x7f.1", "0x7f.0.1", "0177.1", "0177.0.1")
 
 
 class VirtualRun(DigitsRun):
@@ -78,13 +76,15 @@ class VirtualRun(DigitsRun):
         manifest = json.loads(last.read_text())
         assert manifest["finished"]
         files = {path.stem: safetensors.numpy.load_file(path) for path in last.parent.glob("*.safetensors")}
-        tensors = {f"{file}.{name}": each.tobytes() for file, own in files.items() for name, each in own.items()}
+        tensors = {
+            f"{file}.{name}": each.tobytes() for file, own in files.items() for name, each in own.items()
+        }
         return tensors, {key: each for key, each in manifest["state"].items() if key != "random"}
 
 
 def on(*numbers: int) -> str:
     """Return the lines of a host file that names some of the hosts."""
-    return "".join(f"{HOSTS[number]}\n" for number in numbers)
+    return "".join(f"{HOSTS[number]}:1\n" for number in numbers)
 
 
 def assert_same(run: VirtualRun, clean: VirtualRun) -> None:

@@ -191,7 +191,7 @@ class Gradients:
             raise ConfigError(
                 f"state.{self._name}",
                 "stepped, or synchronized, without gradients of a whole step of all virtual ranks; do so "
-                "after the inner loop has run to its end: for step in state.steps(loader): for part in step: …",
+                "after the inner loop ran to its end: for step in state.steps(loader): for part in step: …",
             )
         self._optimizer._synchronized = True
 

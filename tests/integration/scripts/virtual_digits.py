@@ -13,7 +13,6 @@ from pathlib import Path
 
 import horovod.torch as hvd
 import torch
-import without_dynamo  # noqa: F401
 from torch.utils.data import DataLoader, TensorDataset
 
 import hvdrecover.torch as recover
