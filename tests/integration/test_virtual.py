@@ -20,18 +20,8 @@ from tests.integration.test_kill_and_resume import durable
 SCRIPT = Path(__file__).with_name("scripts") / "virtual_digits.py"
 EPOCHS = 6  # of 6 steps
 NEVER = 99  # processes
-# All of them are names of this host, and Horovod takes each for a host of its own. It gives up one on which a
-# process was killed.
-HOSTS = (
-    "localhost:1",
-    "127.0.0.1:1",
-    "127.1:1",
-    "127.0.1:1",
-    "0x7f.1:1",
-    "0x7f.0.1:1",
-    "0177.1:1",
-    "0177.0.1:1",
-)
+# Names of this host, each of which is another to Horovod; it gives up one on which a process was killed.
+HOSTS = ("localhost", "127.0.0.1", "127.1", "127.0.1", "0x7f.1", "0x7f.0.1", "0177.1", "0177.0.1")
 
 
 class VirtualRun(DigitsRun):
@@ -94,7 +84,7 @@ class VirtualRun(DigitsRun):
 
 def on(*numbers: int) -> str:
     """Return the lines of a host file that names some of the hosts."""
-    return "".join(f"{HOSTS[number]}\n" for number in numbers)
+    return "".join(f"{HOSTS[number]}:1\n" for number in numbers)
 
 
 def assert_same(run: VirtualRun, clean: VirtualRun) -> None:
