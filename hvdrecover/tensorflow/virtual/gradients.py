@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
+import numpy as np
 import tensorflow as tf
 
 from hvdrecover.elastic.virtual.shares import Counts
 from hvdrecover.elastic.virtual.tree import Node, RunningSum, pieces
 from hvdrecover.errors import ConfigError, StepError
-from hvdrecover.tensorflow.own_gradients import Gradient
+from hvdrecover.tensorflow.finite import each_finite
+from hvdrecover.tensorflow.own_gradients import Gradient, own
 from hvdrecover.tensorflow.variables import Variable, name_of, raw
 from hvdrecover.tensorflow.virtual.exchange import NOTHING, Exchange
 
@@ -167,6 +169,10 @@ class Gradients:
                 f"{len(given)} gradients of {len(self._layout.variables)} variables; pass one for each of "
                 "state.steps(..., variables=...), which are the model's trainable ones if it does not say",
             )
+        if own.wanted:
+            there = [place for place, each in enumerate(given) if each is not None]
+            good = each_finite([given[place] for place in there]).numpy()
+            self._finite[there] &= good
         flat = self._layout.packed(given)
         self._part = flat if self._part is None else _added(self._part, flat)
 
@@ -183,8 +189,6 @@ class Gradients:
                 f"virtual rank {rank} has no gradients in this step; hand them over in the inner loop: "
                 "step.add(gradients)",
             )
-        if rank not in self._own[len(self._sums)]:
-            raise AssertionError(f"virtual rank {rank} is not in {self._own}")
         self._running.push(range(rank, rank + 1), self._layout.sent(part))
         if rank == self._own[len(self._sums)][-1]:
             self._sums.append(self._running.values[0])
@@ -198,6 +202,8 @@ class Gradients:
             for number, (dtype, length) in enumerate(self._layout.kinds)
         ]
         self._sums = []
+        if own.wanted:
+            own.found(tf.constant(self._finite), self._layout.variables)
         self._result = self._layout.average(totals, self._divisor)
 
     def abandon(self) -> None:
@@ -208,6 +214,7 @@ class Gradients:
         self._sums: list[_Flat] = []
         self._running = _Running(self._size, _added)
         self._result = None
+        self._finite = np.ones(0 if self._layout is None else len(self._layout.variables), bool)
 
     def result(self) -> list[Gradient]:
         """Return the gradients of the whole job, one for each variable; None of what no virtual rank has one.
