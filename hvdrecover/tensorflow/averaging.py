@@ -117,7 +117,7 @@ class Reduction:
             raise ConfigError(
                 "gradients",
                 "they would be averaged over processes, and the job has virtual ranks; take them by a plain "
-                "tf.GradientTape, and hand them over by step.add(gradients) in the inner loop of state.steps()",
+                "tf.GradientTape, and hand them over by step.add(gradients) in a loop over state.steps()",
             )
         given = [self._dense(gradient) for gradient in gradients]
         shared = [place for place, variable in enumerate(variables) if not self.is_local(variable)]

@@ -48,8 +48,8 @@ def callbacks(
     if state._context.virtual is not None:
         raise ConfigError(
             "model.fit",
-            "it does a step for each batch, and a step of virtual ranks has one batch for each of them; train "
-            "by a loop over state.steps(dataset)",
+            "it does a step for each batch, and a step of virtual ranks has one for each of them; train by a "
+            "loop over state.steps(dataset)",
         )
     if commit_every_batches is not None and commit_every_batches < 1:
         raise ConfigError("commit_every_batches", f"{commit_every_batches!r} is not a number from 1 on")

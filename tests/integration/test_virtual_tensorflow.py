@@ -1,4 +1,4 @@
-"""Virtual ranks in TensorFlow end with the same bits on any number of processes, whatever happens to these."""
+"""Virtual ranks in TensorFlow end with the same bits on any number of processes, whatever happens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script of virtual ranks in TensorFlow; a process may kill itself once, at a step and in a virtual rank's part."""
+"""A script of virtual ranks in TensorFlow; a process may kill itself once, in a virtual rank's part."""
 
 import hashlib
 import json
