@@ -52,7 +52,10 @@ def options(framework: str, description: str | None, arguments: list[str] | None
         "--checkpoint", metavar="URL", help="checkpoint root; default: HVDRECOVER_CHECKPOINT, or none"
     )
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=16, help="samples in one rank's batch")
+    parser.add_argument("--batch-size", type=int, default=16, help="samples in one worker's batch")
+    parser.add_argument(
+        "--virtual-ranks", type=int, default=None, metavar="V", help="end the same on any number of workers"
+    )
     parser.add_argument("--commit-every", type=int, default=5, metavar="BATCHES")
     adam = "adamw" if framework == "torch" else "adam"
     parser.add_argument("--optimizer", choices=(adam, "sgd"), default=adam)

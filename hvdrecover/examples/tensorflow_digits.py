@@ -30,6 +30,8 @@ from hvdrecover.examples.ledger import Ledger  # noqa: E402
 
 Step = Callable[[tf.Tensor, tf.Tensor], None]
 """Trains on images and labels."""
+Gradients = Callable[[tf.Tensor, tf.Tensor], list[tf.Tensor]]
+"""Returns gradients by images and labels."""
 
 
 class Network(keras.Sequential):  # type: ignore[misc]
@@ -93,12 +95,21 @@ def main(arguments: list[str] | None = None) -> None:
         model.compile(recover.DistributedOptimizer(optimizer), loss)
     data = recover.elastic_dataset(tuple(samples), chosen.batch_size, shuffle=True, seed=0)
     state = recover.TensorFlowKerasState(
-        model, optimizer, data=data, epoch=0, batch=0, checkpoint=chosen.checkpoint
+        model,
+        optimizer,
+        data=data,
+        epoch=0,
+        batch=0,
+        checkpoint=chosen.checkpoint,
+        virtual_ranks=chosen.virtual_ranks,
     )
     ledger = Ledger(chosen.ledger, state)
     model.ledger = ledger
-    train = by_fit if chosen.fit else by_steps
-    recover.run(train)(state, ledger, step_of(model, optimizer, loss), chosen)
+    if chosen.virtual_ranks is not None and not chosen.fit:
+        recover.run(by_virtual_ranks)(state, ledger, gradients_of(model, loss), chosen)
+    else:
+        train = by_fit if chosen.fit else by_steps
+        recover.run(train)(state, ledger, step_of(model, optimizer, loss), chosen)
     if hvd.rank() == 0:
         right = accuracy(model, test)
         print(f"test accuracy {right:.4f} after {state.epoch} epochs", flush=True)
@@ -134,6 +145,39 @@ def by_steps(
             ledger.batch(hvd.rank(), hvd.size(), indices.numpy().tolist())
             step(images, labels)
             state.data.record_batch()
+            state.batch += 1
+            if state.batch % chosen.commit_every == 0:
+                state.commit()
+            time.sleep(chosen.step_seconds)
+        state.epoch += 1
+        state.batch = 0
+
+
+def gradients_of(model: keras.Model, loss: keras.losses.Loss) -> Gradients:
+    """The gradients of one virtual rank's batch; made once, as a step is."""
+
+    @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
+    def gradients(images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            value = loss(labels, model(images, training=True))
+        found: list[tf.Tensor] = tape.gradient(value, model.trainable_variables)
+        return found
+
+    made: Gradients = gradients
+    return made
+
+
+def by_virtual_ranks(
+    state: recover.TensorFlowKerasState, ledger: Ledger, gradients: Gradients, chosen: argparse.Namespace
+) -> None:
+    """Train in a loop of our own, with one result on any number of workers."""
+    while state.epoch < chosen.epochs:
+        state.data.set_epoch(state.epoch)
+        for step in state.steps(state.data):
+            for images, labels, indices in step:
+                ledger.batch(hvd.rank(), hvd.size(), indices.numpy().tolist())
+                step.add(gradients(images, labels))
+            state.optimizer.apply(step.gradients(), state.model.trainable_variables)
             state.batch += 1
             if state.batch % chosen.commit_every == 0:
                 state.commit()

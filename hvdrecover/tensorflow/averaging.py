@@ -13,6 +13,7 @@ import tensorflow as tf
 from horovod.common.util import split_list
 
 from hvdrecover import config
+from hvdrecover.elastic.virtual import ranks
 from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow import steps, xla
 from hvdrecover.tensorflow.blank_gradients import Blank, sent
@@ -107,10 +108,17 @@ class Reduction:
 
         Raises:
             ConfigError: sparse gradients, and an ``op`` other than the average or the sum; or it is part of
-                what XLA is to compile, or runs under a strategy of ``tf.distribute``.
+                what XLA is to compile, or runs under a strategy of ``tf.distribute``; or the job has virtual
+                ranks.
             MissingGradientError: a gradient is None on some of the ranks only; out of a graph it comes as an
                 error of TensorFlow's.
         """
+        if ranks.exist():
+            raise ConfigError(
+                "gradients",
+                "they would be averaged over processes, and the job has virtual ranks; take them by a plain "
+                "tf.GradientTape, and hand them over by step.add(gradients) in a loop over state.steps()",
+            )
         given = [self._dense(gradient) for gradient in gradients]
         shared = [place for place, variable in enumerate(variables) if not self.is_local(variable)]
         result = [self._alone(gradient) for gradient in given] if self.local else given

@@ -42,9 +42,15 @@ def callbacks(
             `hvdrecover.checkpoint.values`, are part of each commit, too.
 
     Raises:
-        ConfigError: the state lacks ``epoch`` or ``batch``, a number makes no sense, or TensorBoard is not
-            installed.
+        ConfigError: the state lacks ``epoch`` or ``batch``, or has virtual ranks, a number makes no sense, or
+            TensorBoard is not installed.
     """
+    if state._context.virtual is not None:
+        raise ConfigError(
+            "model.fit",
+            "it does a step for each batch, and a step of virtual ranks has one for each of them; train by a "
+            "loop over state.steps(dataset)",
+        )
     if commit_every_batches is not None and commit_every_batches < 1:
         raise ConfigError("commit_every_batches", f"{commit_every_batches!r} is not a number from 1 on")
     found: list[keras.callbacks.Callback] = []

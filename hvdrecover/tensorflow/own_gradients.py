@@ -40,6 +40,10 @@ class Own:
         else:
             self._eager = noted
 
+    def found(self, finite: tf.Tensor, variables: Sequence[Variable]) -> None:
+        """Remember which gradients of variables were finite, outside of graphs: bool, one for each."""
+        self._eager = _Noted([id(raw(variable)) for variable in variables], finite)
+
     def of(self, variables: Sequence[Variable]) -> tf.Tensor | None:
         """Bool of shape ``[len(variables)]``; None if these were not averaged last."""
         noted = self._eager

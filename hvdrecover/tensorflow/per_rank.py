@@ -18,7 +18,8 @@ class PerRank(per_rank.PerRank):
     """A value of this rank's own; see `hvdrecover.elastic.commits.per_rank.PerRank`.
 
     It may be an iterator of a ``tf.data`` data set: a commit holds what ``tf.train.Checkpoint`` writes of it,
-    with the content of its shuffle buffers. At the end of an epoch, assign a new iterator to ``value``.
+    with the content of its shuffle buffers. At the end of an epoch, assign a new iterator to ``value``; with
+    virtual ranks, the function that makes iterators is called again.
 
     Raises:
         ConfigError: a data set, which has no place of its own.
@@ -29,6 +30,13 @@ class PerRank(per_rank.PerRank):
         if isinstance(value, tf.data.Dataset):
             raise ConfigError("PerRank", "a data set has no place of its own; pass iter(dataset)")
         return _State(value) if isinstance(value, tf.data.Iterator) else super().stateful(value)
+
+    def ended(self, rank: int) -> None:
+        """The iterator of a virtual rank has ended: make it a new one."""
+        one = self._each.get(rank)
+        if one is not None and isinstance(one.value, tf.data.Iterator):
+            del self._each[rank]
+            self._of(rank).place = one.place
 
 
 class _State:

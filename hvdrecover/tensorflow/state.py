@@ -100,9 +100,9 @@ class TensorFlowState(State):
         ::
 
             for step in state.steps(dataset):
-                for images, labels in step:                    # one batch for each virtual rank of this process
-                    step.add(gradients_of(images, labels))     # what a plain tf.GradientTape gives
-                optimizer.apply(step.gradients(), model.trainable_variables)    # those of the whole job
+                for images, labels in step:                 # one batch for each virtual rank of this process
+                    step.add(gradients_of(images, labels))  # by a plain tf.GradientTape
+                optimizer.apply(step.gradients(), model.trainable_variables)  # those of the whole job
                 state.commit()
 
         Samples are counted as done; don't call ``record_batch``. A data set's ``set_epoch`` is the script's.

@@ -87,6 +87,9 @@ class PerRank:
         """Return the value of a virtual rank."""
         return self._of(rank).value
 
+    def ended(self, rank: int) -> None:
+        """The value of a virtual rank has been gone through to its end; what is iterable begins anew."""
+
     # -- called by the state -----------------------------------------------------------------------------
 
     def become_virtual(self, size: int, current: Current) -> None:

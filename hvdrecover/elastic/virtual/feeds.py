@@ -106,6 +106,8 @@ class Streams:
                     "the same number of batches",
                 )
             else:
+                for rank in ended:
+                    loaders.ended(rank)
                 return
 
 

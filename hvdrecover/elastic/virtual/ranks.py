@@ -268,6 +268,11 @@ class VirtualRanks(Kept, Voter):
         self._measured = now
 
 
+def exist() -> bool:
+    """Return whether a state with virtual ranks has been made in this process."""
+    return bool(_latest)
+
+
 def virtual_size() -> int:
     """Number of virtual ranks, where a script without them has ``hvd.size()``.
 

@@ -1,4 +1,4 @@
-"""What models hold besides what is trained, such as batch norm's statistics: each virtual rank has its own."""
+"""What models hold besides what they train, such as batch norm's statistics, of each virtual rank."""
 
 from __future__ import annotations
 

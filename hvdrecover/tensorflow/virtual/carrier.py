@@ -37,7 +37,7 @@ class TensorFlowCarrier:
             if isinstance(each, Distributed):
                 raise ConfigError(
                     f"state.{name}",
-                    "it averages gradients over processes, which state.steps() does over virtual ranks; leave "
+                    "it averages gradients over processes, and state.steps() does over virtual ranks; leave "
                     "out DistributedOptimizer",
                 )
         layers = {name: each for name, each in components.items() if isinstance(each, keras.layers.Layer)}

@@ -47,30 +47,24 @@ class Exchange:
         if sum(map(len, self._layout)) <= 2 and dtype in _SUMMED_BY_HOROVOD:
             given = mine[0] if mine else tf.fill([length], tf.constant(NOTHING, dtype))
             return hvd.allreduce(given, op=hvd.Sum)
-        if dtype == tf.bfloat16:  # which Horovod can't send
-            return tf.bitcast(
-                self._by_parts([tf.bitcast(each, tf.uint16) for each in mine], dtype, length), dtype
-            )
         return self._by_parts(mine, dtype, length)
 
     def _by_parts(self, mine: Sequence[tf.Tensor], dtype: tf.DType, length: int) -> tf.Tensor:
-        """The same, added up by parts; sent, and returned, in a dtype that Horovod can send."""
         processes = len(self._layout)
         bounds = [min(length, -(-length // processes) * each) for each in range(processes + 1)]
         counts = [stop - start for start, stop in pairwise(bounds)]
         pieces = [piece[start:stop] for start, stop in pairwise(bounds) for piece in mine]
-        sent = tf.concat(pieces, 0) if pieces else tf.zeros([0], _sent_as(dtype))
+        sent = tf.concat(pieces, 0) if pieces else tf.zeros([0], dtype)
         splits = tf.constant([count * len(mine) for count in counts], tf.int32)
-        received, _ = hvd.alltoall(sent, splits=splits)
-        count = counts[self._process]
+        received = tf.bitcast(hvd.alltoall(_as_sent(sent), splits=splits)[0], dtype)
         nodes = [node for each in self._layout for node in each]
+        rows = tf.split(received, [counts[self._process]] * len(nodes))
         running = RunningSum[tf.Tensor](nodes[-1].stop, tf.add)
-        for place, node in enumerate(nodes):
-            row = received[place * count : (place + 1) * count]
-            running.push(node, tf.bitcast(row, dtype) if row.dtype != dtype else row)
-        (total,) = running.values
-        return hvd.allgather(tf.bitcast(total, sent.dtype) if sent.dtype != dtype else total)
+        for node, row in zip(nodes, rows, strict=True):
+            running.push(node, row)
+        return tf.bitcast(hvd.allgather(_as_sent(running.values[0])), dtype)
 
 
-def _sent_as(dtype: tf.DType) -> tf.DType:
-    return tf.uint16 if dtype == tf.bfloat16 else dtype
+def _as_sent(tensor: tf.Tensor) -> tf.Tensor:
+    """A tensor of a dtype that Horovod can send."""
+    return tf.bitcast(tensor, tf.uint16) if tensor.dtype == tf.bfloat16 else tensor

@@ -48,9 +48,9 @@ class Dealt:
         if (operation := data.draws()) is not None:
             raise ConfigError(
                 "transform",
-                f"it draws random numbers ({operation}) in the order in which a process makes batches, so they "
-                "would depend on the number of processes; give it a keyword-only parameter seed, and draw by "
-                "tf.random.stateless_*(..., seed=seed)",
+                f"it draws random numbers ({operation}) in the order in which a process makes batches, so "
+                "they would depend on the number of processes; give it a keyword-only parameter seed, and "
+                "draw by tf.random.stateless_*(..., seed=seed)",
             )
         self._data = data
 

@@ -1,0 +1,220 @@
+"""Steps of virtual ranks in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvdrecover.tensorflow as recover
+from hvdrecover.elastic.virtual import ranks
+from hvdrecover.errors import ConfigError, StepError
+from tests.unit.tensorflow.jobs import content, network
+
+X = np.random.default_rng(0).normal(size=(19, 3)).astype(np.float32)
+Y = np.random.default_rng(1).normal(size=(19, 2)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def no_virtual_ranks_afterwards() -> Iterator[None]:
+    yield
+    ranks._latest.clear()
+
+
+class Training:
+    """A network, its state with virtual ranks, and what gives its gradients.
+
+    Args:
+        size: number of virtual ranks.
+        attributes: more of the state.
+    """
+
+    def __init__(self, size: int = 3, **attributes: Any) -> None:
+        self.model = network()
+        self.optimizer = keras.optimizers.Adam(0.1)
+        self.data = recover.elastic_dataset((X, Y), 2, seed=3)
+        self.state = recover.TensorFlowKerasState(
+            self.model, self.optimizer, data=self.data, virtual_ranks=size, **attributes
+        )
+        self.state.sync()
+        self.traces = 0
+        self.gradients = tf.function(self._gradients, reduce_retracing=True)
+
+    def _gradients(self, x: tf.Tensor, y: tf.Tensor) -> Any:
+        self.traces += 1
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.model(x, training=True) - y) ** 2)
+        return tape.gradient(loss, self.model.trainable_variables)
+
+    def epoch(self) -> None:
+        """Train for an epoch."""
+        for step in self.state.steps(self.data):
+            for x, y in step:
+                step.add(self.gradients(x, y))
+            self.optimizer.apply(step.gradients(), self.model.trainable_variables)
+
+    def first(self, **options: Any) -> Any:
+        """Return the first step of an epoch."""
+        return next(iter(self.state.steps(self.data, **options)))
+
+
+def test_gradients_are_averages_of_batches_that_are_traced_once() -> None:
+    training = Training()
+    for number, step in enumerate(training.state.steps(training.data)):
+        mine = []
+        for x, y in step:
+            assert len(x) == (2 if number < 3 else 1)
+            mine.append(training.gradients(x, y))
+            step.add(mine[-1])
+        assert len(mine) == 3
+        for each, parts in zip(step.gradients(), zip(*mine, strict=True), strict=True):
+            np.testing.assert_allclose(each, sum(parts) / 3, rtol=1e-5, atol=1e-7)
+        training.optimizer.apply(step.gradients(), training.model.trainable_variables)
+    assert number == 3
+    assert training.traces == 2  # one of them for the shorter batches
+
+
+def test_each_virtual_rank_has_its_own_statistics() -> None:
+    training = Training()
+    norm = training.model.layers[1]
+    means: dict[int, list[bytes]] = {0: [], 1: [], 2: []}
+    for step in training.state.steps(training.data):
+        for x, y in step:
+            rank = recover.virtual_rank()
+            assert [norm.moving_mean.numpy().tobytes()] == means[rank][-1:] or not means[rank]
+            step.add(training.gradients(x, y))
+            means[rank].append(norm.moving_mean.numpy().tobytes())
+    assert len({each[-1] for each in means.values()}) == 3
+    training.state.commit()
+    assert norm.moving_mean.numpy().tobytes() == means[0][-1]
+    assert norm.moving_variance.numpy().min() < 1
+
+
+def test_a_rolled_back_epoch_is_gone_through_the_same() -> None:
+    training = Training(seen=recover.PerRank([]))
+    training.epoch()
+    training.state.commit()
+    found = []
+    for _ in range(2):
+        training.data.set_epoch(1)
+        for step in training.state.steps(training.data):
+            for x, y in step:
+                training.state.seen.value.append(float(x[0, 0]))
+                step.add(training.gradients(x, y))
+            training.optimizer.apply(step.gradients(), training.model.trainable_variables)
+        seen = [list(training.state.seen.of(rank)) for rank in range(3)]
+        found.append((content(training.model), content(training.optimizer), seen))
+        training.state.restore()
+    assert found[0] == found[1]
+    assert [len(each) for each in found[0][2]] == [4, 4, 4]
+
+
+def test_missing_and_sparse_gradients_and_several_of_one_part() -> None:
+    training = Training(2)
+    table, unused = tf.Variable(np.zeros((4, 2), np.float32)), tf.Variable(1.0)
+    slices = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([1, 1]), tf.constant([4, 2]))
+    step = training.first(variables=[table, unused])
+    for number, _ in enumerate(step):
+        step.add([slices, None])
+        if number:
+            step.add([None, None])
+            step.add([slices, None])
+    dense, none = step.gradients()
+    assert none is None
+    assert dense.numpy().tolist() == [[0, 0], [3, 3], [0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_sums_halves_and_several_dtypes(dtype: str) -> None:
+    training = Training(3)
+    variables = [tf.Variable(tf.zeros([3], dtype)), tf.Variable(1.0)]
+    for compression in (hvd.Compression.none, hvd.Compression.fp16):
+        step = training.first(variables=variables, op=hvd.Sum, compression=compression)
+        for _ in step:
+            step.add([tf.constant([1, 2, -4], dtype), tf.constant(0.5)])
+        first, second = step.gradients()
+        assert (first.dtype, first.numpy().tolist()) == (tf.as_dtype(dtype), [3, 6, -12])
+        assert float(second) == 1.5
+
+
+def leave_out_gradients(step: Any) -> None:
+    for _ in step:
+        pass
+
+
+def ask_too_early(step: Any) -> None:
+    for _ in step:
+        step.gradients()
+
+
+def hand_over_too_few(step: Any) -> None:
+    for _ in step:
+        step.add([None])
+
+
+def hand_over_too_late(step: Any) -> None:
+    step.add([None])
+
+
+@pytest.mark.parametrize(
+    ("use", "problem"),
+    [
+        (leave_out_gradients, "virtual rank 0 has no gradients in this step"),
+        (ask_too_early, "they are there when the inner loop has ended"),
+        (hand_over_too_few, "1 gradients of 6 variables"),
+        (hand_over_too_late, "call it in the inner loop"),
+    ],
+)
+def test_loops_that_are_wrong(use: Callable[[Any], None], problem: str) -> None:
+    with pytest.raises(StepError, match=problem):
+        use(Training().first())
+
+
+def average_by_a_tape(training: Training) -> None:
+    with recover.DistributedGradientTape(tf.GradientTape()) as tape:
+        loss = tf.reduce_sum(training.model(X))
+    tape.gradient(loss, training.model.trainable_variables)
+
+
+@pytest.mark.parametrize(
+    ("use", "problem"),
+    [
+        (average_by_a_tape, "by a plain tf.GradientTape"),
+        (lambda training: recover.callbacks(training.state), r"model\.fit"),
+        (lambda training: training.state.steps(recover.elastic_dataset(X, 2)), "that is in the state"),
+        (lambda training: training.state.steps([X]), "a list can't be dealt out"),
+        (lambda training: training.first(op=hvd.Max), "pass op=Average or op=Sum"),
+        (lambda training: training.first(compression=hvd.Compression), "would depend on the number"),
+        (lambda training: training.first(variables=[]), "nothing to train"),
+        (lambda training: training.first(variables=[tf.Variable(1)]), "is int32, which has no gradient"),
+    ],
+)
+def test_what_virtual_ranks_cannot_do(use: Callable[[Training], Any], problem: str) -> None:
+    training = Training(epoch=0, batch=0)
+    with pytest.raises(ConfigError, match=problem):
+        use(training)
+
+
+def test_states_without_virtual_ranks_or_with_an_optimizer_that_averages() -> None:
+    model, data = network(), recover.elastic_dataset(X, 2)
+    with pytest.raises(ConfigError, match="make it with virtual_ranks="):
+        recover.TensorFlowKerasState(model, data=data).steps(data)
+    optimizer = recover.DistributedOptimizer(keras.optimizers.Adam())
+    with pytest.raises(ConfigError, match="leave out DistributedOptimizer"):
+        recover.TensorFlowKerasState(model, optimizer, data=data, virtual_ranks=2)
+    state = recover.TensorFlowState([tf.Variable(1.0)], data=data, virtual_ranks=2)
+    with pytest.raises(ConfigError, match="pass what you train as variables="):
+        state.steps(data)
+
+
+def test_a_data_set_of_virtual_ranks_is_not_gone_through_without_steps() -> None:
+    training = Training()
+    with pytest.raises(StepError, match=r"iterate over state.steps\(dataset\)"):
+        iter(training.data)
+    with pytest.raises(StepError, match=r"remove record_batch\(\)"):
+        training.data.record_batch()
