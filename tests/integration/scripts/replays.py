@@ -4,8 +4,8 @@
 
     horovodrun -np 2 python replays.py REPORTS EPOCHS 'GUARD-AS-JSON' ...
 
-Each process writes ``REPORTS/NUMBER-RANK.json`` for each guard. Of a guard with ``"flips": N`` one random bit of
-one gradient is flipped in each of the first N steps, in a computation that is compared.
+Each process writes ``REPORTS/NUMBER-RANK.json`` for each guard. With ``"flips": N`` in it, one random bit of
+one gradient is flipped in each of the first N steps, in a computation that is compared. An epoch is 51 steps.
 """
 
 from __future__ import annotations
