@@ -31,7 +31,7 @@
     │   └── StoppedError            another rank has had an error that stops this one, too
     ├── OutOfStepError              the ranks don't do the same any more
     │   ├── StructureError          their models, optimizers, data sets or scripts differ
-    │   ├── DivergedError           their parameters differ
+    │   ├── DivergedError           their parameters differ, or gradients from the same inputs
     │   ├── MissingGradientError    a parameter has a gradient on some of them only
     │   └── ShardsError             their shares of the training data don't fit together
     ├── NumericsError               NaN or infinity in the loss, in a gradient or in a parameter
@@ -278,7 +278,7 @@ class StructureError(OutOfStepError):
 
 
 class DivergedError(OutOfStepError):
-    """The ranks' parameters differ."""
+    """The ranks' parameters differ, or gradients that they have computed from the same inputs."""
 
 
 class MissingGradientError(OutOfStepError):

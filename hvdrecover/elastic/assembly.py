@@ -28,6 +28,7 @@ from hvdrecover.elastic.lifecycle.hosts import HostChanges
 from hvdrecover.elastic.lifecycle.leaving import Leaving
 from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.elastic.scalars.stragglers import Stragglers
+from hvdrecover.elastic.virtual.replay import Replay
 from hvdrecover.errors import ConfigError
 from hvdrecover.version import __version__
 
@@ -80,9 +81,13 @@ def assemble(
     virtual = () if context.virtual is None else (context.virtual,)
     if virtual and rng == "store":
         raise ConfigError("rng", "virtual ranks have random streams of their own; leave out rng='store'")
+    if guard is not None and guard.replay and not virtual:
+        raise ConfigError("replay", "only parts of virtual ranks are replayed, and the state has none")
     own = Own(context.framework, context.contents.per_rank, Generators(context.framework, rng))
     for each in virtual:
         each.join(context, own)
+        if guard is not None and guard.replay:
+            each.replay = Replay(guard, context, own, each)
     pacing = Pacing(context.clock, on=settings is not None and settings.every == "auto")
     timings = Timings(context.clock, context.events, pacing)
     hosts = HostChanges(context.config)

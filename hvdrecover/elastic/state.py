@@ -137,6 +137,8 @@ class State(Attributes):
         Raises:
             ConfigError: a value is not a number.
         """
+        if self._context.virtual is not None and self._context.virtual.replaying:
+            return  # its process reports it
         values = observed(self._context.framework, {"loss": loss, **others})
         self._companions.notify(Observer.observed, values)
 

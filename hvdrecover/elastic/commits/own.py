@@ -7,7 +7,7 @@ process has the states of those that it carries out; whoever carries them out ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -51,6 +51,9 @@ class Value(Protocol):
 
     def keep(self, carried: Carried) -> None:
         """Note that the values are of these ranks."""
+
+    def stand_in(self, rank: int, state: Tree) -> Callable[[], None]:
+        """Have a virtual rank begin with a state, for a while; return what puts everything back."""
 
 
 @dataclass(frozen=True)
@@ -246,6 +249,29 @@ class Own:
         for name, each in self._values.items():
             each.resume(f"state.{name}", self._known[name].states, self._known[name].ranks, new)
             each.keep(carried)
+
+    def share_of(self, rank: int) -> dict[str, Tree]:
+        """Return the states of a virtual rank of this process, by name."""
+        carried = Carried((rank,), self._carried.size)
+        return {name: each.states(carried)[rank] for name, each in self._values.items()}
+
+    def stand_in(self, rank: int, states: Mapping[str, Tree]) -> Callable[[], None]:
+        """Compute a virtual rank's part in the place of its process, or once more on this one.
+
+        Args:
+            rank: the virtual rank.
+            states: that it begins with; see `share_of`.
+
+        Returns:
+            What puts everything back.
+        """
+        undo = [each.stand_in(rank, states[name]) for name, each in self._values.items()]
+
+        def put_back() -> None:
+            for each in undo:
+                each()
+
+        return put_back
 
     def _present(self, carried: Carried) -> dict[str, dict[int, Any]]:
         """The states of ranks: of values as trees, of random streams as JSON."""

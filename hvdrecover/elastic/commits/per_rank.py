@@ -57,6 +57,7 @@ class PerRank:
         self._given = value
         self._one = self._made(value)
         self._each: dict[int, _One] = {}
+        self._sent: dict[int, Tree] = {}
 
     @property
     def value(self) -> Any:
@@ -143,6 +144,24 @@ class PerRank:
         for rank in carried.ranks:
             self._of(rank).place = (rank, carried.size)
         self._each = {rank: one for rank, one in self._each.items() if rank in carried.ranks}
+        self._sent.clear()
+
+    def stand_in(self, rank: int, state: Tree) -> Callable[[], None]:
+        """Have a virtual rank begin with a state, for a while; its value is made when it is asked for.
+
+        Returns:
+            What puts its own value back.
+        """
+        own = self._each.pop(rank, None)
+        self._sent[rank] = state
+
+        def put_back() -> None:
+            self._sent.clear()
+            self._each.pop(rank, None)
+            if own is not None:
+                self._each[rank] = own
+
+        return put_back
 
     def _resume(self, name: str, states: Mapping[int, Tree], ranks: int, rank: int, size: int) -> None:
         one = self._of(rank)
@@ -178,6 +197,8 @@ class PerRank:
             self._each[rank] = self._made(
                 given(rank, self._size) if callable(given) else copy.deepcopy(given)
             )
+            if rank in self._sent:
+                self._each[rank].load(self._sent[rank])
         return self._each[rank]
 
 

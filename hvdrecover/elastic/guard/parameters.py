@@ -17,7 +17,9 @@ from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.elastic.guard.distance import apart
 from hvdrecover.elastic.interfaces import World
 
-_PIECE = 1 << 26  # bytes in one broadcast; a multiple of every dtype's size
+PIECE = 1 << 26
+"""Bytes in one broadcast; a multiple of every dtype's size."""
+_LISTED = 10  # differences in a message; events have more
 
 Shared = Mapping[str, Collection[str]]
 """Names of the tensors that all ranks must hold alike, by attribute."""
@@ -63,6 +65,13 @@ class Difference:
     def __str__(self) -> str:
         numbers = f"{self.count} of {self.total} numbers, by {self.largest:.3g} at most"
         return f"{self.tensor}, {self.kind}: {numbers}, on rank {self.rank} on {self.host}"
+
+
+def listed(differences: Sequence[Difference]) -> list[str]:
+    """Return a line for each difference, the first ones only."""
+    lines = [str(each) for each in differences[:_LISTED]]
+    hidden = len(differences) - _LISTED
+    return [*lines, f"and {hidden} more"] if hidden > 0 else lines
 
 
 def tensors_of(snapshot: Snapshot, shared: Shared) -> list[Tensor]:
@@ -135,9 +144,9 @@ def compare(world: World, tensors: Sequence[Tensor], root: int, host: str, *, he
 def _measure(world: World, tensor: Tensor, root: int, *, heal: bool) -> tuple[int, float]:
     """Return how far this rank's tensor is from the root's, piece by piece."""
     count, largest = 0, 0.0
-    scratch = allocate(min(_PIECE, tensor.spec.nbytes))
-    for start in range(0, tensor.spec.nbytes, _PIECE):
-        piece = tensor.data[start : start + _PIECE]
+    scratch = allocate(min(PIECE, tensor.spec.nbytes))
+    for start in range(0, tensor.spec.nbytes, PIECE):
+        piece = tensor.data[start : start + PIECE]
         roots = scratch[: len(piece)]
         if world.rank() == root:
             roots[:] = piece

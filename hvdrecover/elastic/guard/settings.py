@@ -42,6 +42,9 @@ class Guard:
         data_changed: when a job resumes from a durable commit of other data: ``"error"`` raises a
             `DataChangedError`, ``"warn"`` continues where the old data were left, and ``"restart_epoch"``
             begins the epoch anew, with the weights of the commit.
+        replay: the share of steps, from 0 to 1, in which a second process computes one virtual rank's part,
+            too, and the gradients are compared to the last bit before they are applied; what follows from a
+            difference is `on_divergence`. It needs virtual ranks.
 
     Raises:
         ConfigError: a value that can't be.
@@ -53,6 +56,7 @@ class Guard:
     numerics_budget: int = 10
     data: Fingerprint | None = field(default=None, repr=False)  # it may be long
     data_changed: DataChanged = "error"
+    replay: float = 0.0
 
     def __post_init__(self) -> None:
         every = self.parameters_every_commits
@@ -63,6 +67,12 @@ class Guard:
                 raise ConfigError(name, f"{value!r} is not one of {', '.join(map(repr, choices))}")
         if not _is_count(self.numerics_budget, 0):
             raise ConfigError("numerics_budget", f"{self.numerics_budget!r} is not a number from 0 on")
+        if (
+            isinstance(self.replay, bool)
+            or not isinstance(self.replay, (int, float))
+            or not 0 <= self.replay <= 1
+        ):
+            raise ConfigError("replay", f"{self.replay!r} is not a share of steps, from 0 to 1")
         if self.data is not None and not isinstance(self.data, Fingerprint):
             kind = type(self.data).__name__
             raise ConfigError("data", f"{kind} is not a fingerprint; pass recover.fingerprint(...) of it")

@@ -22,7 +22,6 @@ from hvdrecover.elastic.guard.votes import Vote, named, vote
 from hvdrecover.elastic.interfaces import Entry
 from hvdrecover.errors import DataChangedError, DivergedError, StructureError
 
-_LISTED = 10  # tensors in a message; events have more
 _ABSENT = [0, 0, -1]  # the ballot of a rank that has made no commit
 
 
@@ -176,7 +175,7 @@ class Watch(Voter):
             self._world, [dataclasses.asdict(each) for each in found], "hvdrecover.guard.found"
         )
         differences = [Difference(**each) for row in rows for each in row]
-        lines = _lines(differences)
+        lines = parameters.listed(differences)
         follows = {"raise": "stopping", "warn": "going on", "heal": f"healed from rank {result.right[0]}"}
         self._say_diverged(result, snapshot.id, lines, follows[policy], differences)
         if wrong and not result.tied:
@@ -284,9 +283,3 @@ def _problem(result: Vote, commit: CommitId) -> str:
     sides = "and nobody can tell which are right" if result.tied else "which more ranks agree on"
     wrong, right = named(result.wrong), named(result.right)
     return f"the parameters of {wrong} are not those of {right} at commit {commit}, {sides}"
-
-
-def _lines(differences: Sequence[Difference]) -> list[str]:
-    lines = [str(each) for each in differences[:_LISTED]]
-    hidden = len(differences) - _LISTED
-    return [*lines, f"and {hidden} more"] if hidden > 0 else lines

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hvdrecover.elastic.commits.carried import Carried
@@ -119,6 +119,18 @@ class Buffers:
         """Note which virtual ranks are carried out; the models have what all have in common now."""
         self._own = {rank: each for rank, each in self._own.items() if rank in carried.ranks}
         self._remember()
+
+    def stand_in(self, rank: int, state: Tree) -> Callable[[], None]:
+        """Give the models the buffers that a virtual rank begins with; return what puts all back."""
+        before = {name: self.read(name) for name in self.names()}
+        present, self._present = self._present, None
+        self._put(state)
+
+        def put_back() -> None:
+            self._put(before)
+            self._present = present
+
+        return put_back
 
     # -- inside ----------------------------------------------------------------------------------------------
 

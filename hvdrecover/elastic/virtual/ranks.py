@@ -18,6 +18,7 @@ from hvdrecover.errors import ConfigError, HvdrecoverError, MismatchError, StepE
 if TYPE_CHECKING:
     from hvdrecover.elastic.commits.own import Own, Value
     from hvdrecover.elastic.context import Context
+    from hvdrecover.elastic.virtual.replay import Replay
 
 _latest: deque[VirtualRanks] = deque(maxlen=1)
 _ENOUGH = 8  # measured parts
@@ -66,6 +67,8 @@ class VirtualRanks(Kept, Voter):
         steps: how many steps the run has done.
         current: the one that is being carried out; None between parts.
         carrier: what the framework does.
+        replay: has parts computed by a second process; None if nobody wants that.
+        replaying: whether the current one is carried out for comparison only.
 
     Raises:
         ConfigError: there is no such number, or no such policy.
@@ -87,6 +90,8 @@ class VirtualRanks(Kept, Voter):
         self.dealt = 0
         self.steps = 0
         self.current: int | None = None
+        self.replay: Replay | None = None
+        self.replaying = False
         self._policy = policy
         self._open: object = None
         self._done: Callable[[], None] = nothing
@@ -211,6 +216,7 @@ class VirtualRanks(Kept, Voter):
             )
         self.steps = int(found.get("steps", 0))
         self._open, self.current, self._done = None, None, nothing
+        self.replaying = False
         self.carrier.abandon()
 
     # -- dealing -----------------------------------------------------------------------------------------
@@ -237,6 +243,8 @@ class VirtualRanks(Kept, Voter):
         """Deal the virtual ranks out: anew at a rendezvous, and at a commit if that makes steps faster."""
         seconds = [int(each) / 1e6 or None for each in table[:, 0]]
         if moment.kind == "rendezvous":
+            if self.replay is not None:
+                self.replay.anew()
             known = self._policy == "by-speed"
             counts = shares.by_speed(self.size, seconds) if known else shares.equal(self.size, len(seconds))
             self._deal(counts, seconds)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from hvdrecover.clock import Clock
+from hvdrecover.elastic.attributes import nothing
 from hvdrecover.elastic.virtual.ranks import VirtualRanks
 from hvdrecover.errors import StepError
 
@@ -34,7 +35,8 @@ class Feed(Protocol):
 class Step:
     """One step of all virtual ranks. Iterate over it, once: over the batches of those of this process.
 
-    When its loop has ended, the gradients are those of the whole job.
+    When its loop has ended, the gradients are those of the whole job. With ``Guard(replay=…)`` the loop of
+    some steps has one batch more, whose gradients are only compared.
 
     Args:
         ranks: the virtual ranks.
@@ -57,13 +59,28 @@ class Step:
         self.begun = True
         ranks = self._ranks
         ranks.step_begins()
+        fetch = self._batches.fetch
+        replayed = ranks.replay.begin(fetch) if ranks.replay is not None else None
+        if replayed is not None:
+            fetch = replayed.fetch
+            yield from replayed.before()
         for rank in ranks.carried.ranks:
             started = self._clock.monotonic()
-            batch = self._batches.fetch(rank)
+            batch = fetch(rank)
             ranks.part_begins(rank)
             yield batch
             ranks.part_ends(rank, self._clock.monotonic() - started)
+        if replayed is not None:
+            yield from replayed.after()
+            if replayed.error is not None:
+                ranks.step_ends(nothing)
+                raise replayed.error
         ranks.step_ends(self._batches.done)
+
+    @property
+    def replaying(self) -> bool:
+        """Whether the present batch is another process's, to check that; nothing about it counts twice."""
+        return self._ranks.replaying
 
     def require_begun(self) -> None:
         """Refuse to go on if nobody went through it.

@@ -7,10 +7,13 @@ from typing import Any
 
 import torch
 
+from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.elastic.commits.own import Value
 from hvdrecover.elastic.virtual.shares import Counts
+from hvdrecover.torch.framework import TorchFramework
 from hvdrecover.torch.virtual.buffers import Buffers
 from hvdrecover.torch.virtual.gradients import Gradients
+from hvdrecover.torch.virtual.replaying import TorchLeaves, packed, unpacked
 
 
 class TorchCarrier:
@@ -53,6 +56,52 @@ class TorchCarrier:
         for each in self._gradients:
             each.part_ends()
         self._buffers.swap_out(rank)
+
+    # -- replays; see `hvdrecover.elastic.virtual.replay.Replaying` ------------------------------------------
+
+    def gradients(self) -> list[TensorSpec]:
+        """Return the gradients of a part."""
+        return [
+            TorchFramework().spec(
+                torch.empty((), dtype=entry.wire).expand(entry.parameter.shape),
+                entry.name.split(".", 2)[2],
+            )
+            for each in self._gradients
+            for entry in each.entries
+        ]
+
+    def hold(self, rank: int) -> None:
+        """Keep the gradients of a virtual rank until `release`."""
+        for each in self._gradients:
+            each.hold(rank)
+
+    def held(self) -> TorchLeaves:
+        """Return them."""
+        return TorchLeaves([(each.entries, each.held) for each in self._gradients])
+
+    def release(self) -> None:
+        """Let them take their way."""
+        for each in self._gradients:
+            each.release()
+
+    def replay_begins(self) -> None:
+        """A part begins whose gradients are only looked at."""
+        for each in self._gradients:
+            each.replay_begins()
+
+    def replay_ends(self) -> TorchLeaves:
+        """The part has ended."""
+        return TorchLeaves([(each.entries, each.replay_ends()) for each in self._gradients])
+
+    def packed(self, value: Any) -> bytes:
+        """Return a batch as bytes for other processes."""
+        return packed(value)
+
+    def unpacked(self, data: bytes) -> Any:
+        """Return what was packed."""
+        return unpacked(data)
+
+    # -- the end of a step -----------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Sum the gradients of all virtual ranks."""

@@ -68,6 +68,8 @@ class Gradients:
         self._part: _Part | None = None
         self._own: list[Node] = []
         self._next = 0  # virtual rank
+        self._hold: int | None = None  # a virtual rank
+        self._held: _Part | None = None
         self._sums: list[_Sum] = []
         optimizer.synchronize, optimizer.virtual_gradients = self._synchronized, self
         optimizer.register_step_pre_hook(self._stepping)
@@ -99,6 +101,9 @@ class Gradients:
         leaf = self._next
         piece = next((number for number, node in enumerate(self._own) if node[-1] == leaf), None)
         self._part = _Part(range(leaf, leaf + 1), piece, [0] * len(self._entries))
+        if leaf == self._hold:
+            self._held = self._part
+            self._part.kept = [None] * len(self._entries)
         self._next += 1
 
     def part_ends(self) -> None:
@@ -107,7 +112,7 @@ class Gradients:
         for place, passes in enumerate(self._part.passes):
             if passes < self._optimizer.backward_passes_per_step:
                 self._take(place, self._part)
-        if self._part.piece is not None:
+        if self._part.piece is not None and self._part.kept is None:
             self._new_sums()
         self._part = None
 
@@ -127,8 +132,48 @@ class Gradients:
         if self._exchange is not None:
             self._exchange.abandon()
         self._exchange = self._part = self._wait = None
+        self._held = self._hold = None
         self._finished = False
         self._sums = []
+
+    # -- replays -----------------------------------------------------------------------------------------
+
+    @property
+    def entries(self) -> Sequence[Entry]:
+        """What is summed."""
+        return self._entries
+
+    def hold(self, rank: int) -> None:
+        """Keep the gradients of this process's last virtual rank in this step until `release`."""
+        self._hold = rank
+
+    @property
+    def held(self) -> list[torch.Tensor | None]:
+        """Those gradients, by entry; they may be replaced."""
+        assert self._held is not None and self._held.kept is not None
+        return self._held.kept
+
+    def release(self) -> None:
+        """Add up what was held."""
+        part, gradients = self._held, self.held
+        assert part is not None
+        for place, gradient in enumerate(gradients):
+            self._add_up(place, part, gradient)
+        self._held = self._hold = None
+
+    def replay_begins(self) -> None:
+        """Begin backward passes whose gradients are only looked at."""
+        self._part = _Part(range(0), None, [0] * len(self._entries))
+        self._part.kept = [None] * len(self._entries)
+
+    def replay_ends(self) -> list[torch.Tensor | None]:
+        """Return their gradients, by entry."""
+        part = self._part
+        assert part is not None and part.kept is not None
+        self.part_ends()
+        return part.kept
+
+    # -- inside ------------------------------------------------------------------------------------------
 
     def _way(self, layout: Sequence[Sequence[Node]], rank: int) -> Exchange:
         if len(layout) == 1:
@@ -159,10 +204,18 @@ class Gradients:
             self._take(place, part)
 
     def _take(self, place: int, part: _Part) -> None:
-        entry, running = self._entries[place], self._sums[place]
-        if entry.parameter.grad is not None:
+        entry = self._entries[place]
+        if entry.parameter.grad is not None and part.leaf:
             self.looks(entry.parameter)
-        running.push(part.leaf, self._leaf(entry))
+        gradient = self._leaf(entry)
+        if part.kept is None:
+            self._add_up(place, part, gradient)
+        elif gradient is not None:
+            part.kept[place] = gradient
+
+    def _add_up(self, place: int, part: _Part, gradient: torch.Tensor | None) -> None:
+        running = self._sums[place]
+        running.push(part.leaf, gradient)
         if part.piece is not None:
             assert self._exchange is not None
             self._exchange.give(part.piece, place, running.values[0])
@@ -218,15 +271,19 @@ class _Part:
     """The backward passes of one virtual rank.
 
     Args:
-        leaf: the virtual rank.
+        leaf: the virtual rank; none if it is replayed.
         piece: the number of this process's subtree that ends with it, if one does.
         passes: that each entry has had.
+
+    Attributes:
+        kept: the gradients, by entry, if they are kept; None if they are summed up.
     """
 
     def __init__(self, leaf: Node, piece: int | None, passes: list[int]) -> None:
         self.leaf = leaf
         self.piece = piece
         self.passes = passes
+        self.kept: list[torch.Tensor | None] | None = None
 
 
 def _add(left: torch.Tensor | None, right: torch.Tensor | None) -> torch.Tensor | None:

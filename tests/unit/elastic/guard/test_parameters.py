@@ -257,7 +257,7 @@ def test_every_bit_of_what_is_shared_counts_and_no_other() -> None:
 
 
 def test_large_tensors_are_compared_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parameters, "_PIECE", 16)
+    monkeypatch.setattr(parameters, "PIECE", 16)
 
     def body(process: Process) -> Any:
         state = build(process, guard("heal"))

@@ -1,0 +1,98 @@
+"""Bits of gradients that flip in mid-job are found, the process is named, and the right ones are used."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdrecover.examples.digits_run import PATIENCE, static
+from hvdrecover.launch.job import Job
+from tests.integration.conftest import LONG
+
+SCRIPT = Path(__file__).with_name("scripts") / "replays.py"
+OF_EPOCH = 51  # steps
+GUARDS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "undisturbed": {"replay": 1.0},
+    "heal": {"replay": 1.0, "on_divergence": "heal"},
+    "raise": {"replay": 1.0, "flips": 1},
+}
+FLIPS = [(2, 40), pytest.param((2, 200), marks=LONG), pytest.param((3, 200), marks=LONG)]
+"""Numbers of processes, and of flips."""
+
+Outcomes = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module", params=FLIPS)
+def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcomes, Path]:
+    """What came of each guard, by process; and the folder of events."""
+    folder = tmp_path_factory.mktemp("replays")
+    processes, flips = request.param
+    guards = {**GUARDS, "heal": {**GUARDS["heal"], "flips": flips}}
+    words = [str(folder), str(flips // OF_EPOCH + 1), *(json.dumps(each) for each in guards.values())]
+    environ = {"OMP_NUM_THREADS": "1", "HVDRECOVER_EVENTS": str(folder / "events")}
+    job = Job([*static(processes), sys.executable, str(SCRIPT), *words], folder / "log", environ)
+    try:
+        assert job.wait(3 * PATIENCE) == 0, job.tail()
+    finally:
+        job.kill()
+    outcomes = {
+        name: [json.loads((folder / f"{number}-{rank}.json").read_text()) for rank in range(processes)]
+        for number, name in enumerate(GUARDS)
+    }
+    return outcomes, folder / "events"
+
+
+def digest(outcomes: list[dict[str, Any]]) -> str:
+    """What all processes hold at the end of a run that was not stopped."""
+    assert [each["error"] for each in outcomes] == [None] * len(outcomes)
+    ((steps, found),) = {(each["steps"], each["digest"]) for each in outcomes}
+    assert steps % OF_EPOCH == 0
+    return str(found)
+
+
+def test_replays_change_nothing(job: tuple[Outcomes, Path]) -> None:
+    outcomes, _ = job
+    assert digest(outcomes["undisturbed"]) == digest(outcomes["none"])
+    assert [each["seen"] for each in outcomes["undisturbed"]] == [each["seen"] for each in outcomes["none"]]
+
+
+def test_each_flipped_bit_is_found_named_and_healed(job: tuple[Outcomes, Path]) -> None:
+    outcomes, events = job
+    assert digest(outcomes["heal"]) == digest(outcomes["none"])
+    made = sorted(flip for each in outcomes["heal"] for flip in each["made"])
+    assert [step for step, *_ in made] == list(range(40 if outcomes["none"][0]["steps"] == OF_EPOCH else 200))
+    assert len({process for _, process, *_ in made}) == len(outcomes["heal"])
+    for rank in range(len(outcomes["heal"])):
+        found = [
+            line for line in of_rank(events, rank) if line["kind"] == "replay" and line["action"] == "heal"
+        ]
+        assert [[each["step"], *each["ranks"]] for each in found] == [flip[:2] for flip in made]
+        assert not any(each["tied"] for each in found)
+        for each, (_, process, tensor, virtual) in zip(found, made, strict=True):
+            (line,) = each["tensors"]
+            assert line.startswith(f"gradient of {tensor}, F32")
+            assert f": 1 of {line.split(' of ')[2].split()[0]} numbers, by" in line
+            assert f", on rank {process} on " in line
+            assert each["virtual"] == virtual
+
+
+def test_a_flipped_bit_stops_the_job_before_it_is_applied(job: tuple[Outcomes, Path]) -> None:
+    outcomes, _ = job
+    ((_, process, tensor, virtual),) = [flip for each in outcomes["raise"] for flip in each["made"]]
+    for each in outcomes["raise"]:
+        assert (each["error"], each["steps"]) == ("DivergedError", 1)
+        assert (
+            f"the gradients of virtual rank {virtual} in step 0 are wrong on rank {process}: " in each["text"]
+        )
+        assert f"gradient of {tensor}, F32" in each["text"]
+
+
+def of_rank(folder: Path, rank: int) -> list[dict[str, Any]]:
+    """A process's events, in their order."""
+    lines = [json.loads(line) for file in folder.glob("*.jsonl") for line in file.read_text().splitlines()]
+    return [line for line in lines if line["rank"] == rank]

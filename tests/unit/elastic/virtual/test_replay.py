@@ -1,0 +1,325 @@
+"""Parts that two processes compute: wrong gradients are found, and nothing else changes."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hvdrecover.checkpoint.layout import TensorSpec
+from hvdrecover.elastic.commits.per_rank import PerRank
+from hvdrecover.elastic.guard.settings import Guard
+from hvdrecover.elastic.run import run
+from hvdrecover.elastic.virtual.plans import Run, judged, plan
+from hvdrecover.elastic.virtual.ranks import VirtualRanks
+from hvdrecover.elastic.virtual.shares import run_of
+from hvdrecover.errors import ConfigError, DivergedError
+from tests.fakes.framework import FakeModel, FakeSampler
+from tests.fakes.world import FakeJob, FakeWorld, fail_at
+from tests.unit.elastic.jobs import Process, initialised, on_ranks
+from tests.unit.elastic.virtual import test_runs
+from tests.unit.elastic.virtual.test_runs import SAMPLES, SIZE, results
+
+# -- decisions ----------------------------------------------------------------------------------------------
+
+
+def test_a_share_of_the_steps_is_replayed() -> None:
+    replayed = [step for step in range(20_000) if plan(7, step, (2, 2), 0.01, calibrate=False)]
+    assert 150 < len(replayed) < 250
+    assert all(plan(7, step, (2, 2), 1.0, calibrate=False) for step in range(100))
+    assert not any(plan(7, step, (2, 2), 0.0, calibrate=False) for step in range(100))
+    assert replayed != [step for step in range(20_000) if plan(8, step, (2, 2), 0.01, calibrate=False)]
+
+
+@pytest.mark.parametrize("counts", [(2, 2), (3, 0, 2), (1, 1, 1, 1), (0, 5), (4, 1, 0, 0)])
+def test_processes_are_checked_by_their_last_part_and_by_others(counts: tuple[int, ...]) -> None:
+    owners: Counter[int] = Counter()
+    spares = {process for process, count in enumerate(counts) if not count}
+    for step in range(3000):
+        found = plan(1, step, counts, 1.0, calibrate=False)
+        assert found is not None
+        assert found.rank == run_of(counts, found.owner)[-1]
+        (other,) = found.others
+        assert other != found.owner
+        assert other in spares or not spares - {found.owner}
+        assert not {found.owner, other} & set(found.judges) or len(counts) == 2
+        owners[found.owner] += 1
+    for process, count in enumerate(counts):  # as often as they have work to do
+        assert owners[process] == pytest.approx(3000 * count / sum(counts), rel=0.15)
+
+
+def test_who_computes_it_again() -> None:
+    found = plan(1, 5, (2, 2), 1.0, calibrate=False)
+    assert found is not None
+    assert found.judges == (0, 1)
+    alone = plan(1, 5, (4,), 1.0, calibrate=False)
+    assert alone is not None
+    assert (alone.owner, alone.others, alone.judges) == (0, (0,), (0,))
+    first = plan(1, 5, (2, 1, 1), 0.0, calibrate=True)
+    assert first is not None
+    assert {first.owner, *first.others} == {0, 1, 2} == set(first.judges)
+
+
+def runs(*digests: tuple[int, str]) -> list[Run]:
+    numbers: Counter[int] = Counter()
+    found = []
+    for process, digest in digests:
+        found.append(Run(process, numbers[process], (digest, "same")))
+        numbers[process] += 1
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ballots", "right", "wrong", "tied"),
+    [
+        ([(0, "a"), (1, "b"), (2, "a")], {0, 2}, {1}, False),
+        ([(0, "a"), (1, "b"), (2, "b")], {1, 2}, {0}, False),
+        ([(0, "a"), (0, "b"), (1, "b"), (1, "b")], {0, 1}, {0}, False),
+        ([(0, "a"), (0, "a"), (1, "b"), (1, "b")], {0}, {1}, True),
+        ([(0, "a"), (0, "b"), (0, "b")], {0}, {0}, False),
+    ],
+)
+def test_computations_vote(
+    ballots: list[tuple[int, str]], right: set[int], wrong: set[int], tied: bool
+) -> None:
+    finding = judged(runs(*ballots), calibrates=False)
+    assert finding is not None
+    assert {each.process for each in finding.right} == right
+    assert {each.process for each in finding.wrong} == wrong
+    assert (finding.tied, finding.unlike) == (tied, False)
+
+
+def test_no_fault() -> None:
+    assert judged(runs((0, "a"), (1, "a")), calibrates=False) is None
+    every_time_another = judged(runs((0, "a"), (1, "b"), (2, "c")), calibrates=False)
+    other_kinds = judged(runs((0, "a"), (0, "a"), (1, "b"), (1, "b")), calibrates=True)
+    once = judged(runs((0, "a"), (0, "b"), (1, "b"), (1, "b")), calibrates=True)
+    assert every_time_another is not None
+    assert every_time_another.unlike
+    assert other_kinds is not None
+    assert other_kinds.unlike
+    assert once is not None
+    assert not once.unlike
+
+
+# -- jobs ---------------------------------------------------------------------------------------------------
+
+
+class Leaves:
+    """Gradients of one computation."""
+
+    def __init__(self, numbers: np.ndarray[Any, Any]) -> None:
+        self.numbers = numbers
+
+    def bytes_of(self, place: int) -> Any:
+        return self.numbers[place : place + 1].view(np.uint8)
+
+    def put(self, place: int, data: Any) -> None:
+        self.numbers[place : place + 1] = data.view(np.float64)
+
+
+Fault = Callable[[FakeWorld, VirtualRanks], bool]
+"""Whether this computation goes wrong."""
+
+
+class Carrier(test_runs.Carrier):
+    """One that replays; and makes mistakes."""
+
+    def __init__(self, world: FakeWorld, fault: Fault) -> None:
+        super().__init__(world)
+        self._fault = fault
+        self.ranks: Any = None
+        self._hold: int | None = None
+        self._held = Leaves(np.zeros(2))
+        self._aside: np.ndarray[Any, Any] | None = None
+
+    def begin(self, counts: Any, process: int) -> None:
+        super().begin(counts, process)
+        self._hold = self._aside = None
+
+    def add(self, gradient: np.ndarray[Any, Any]) -> None:
+        if self._fault(self._world, self.ranks):
+            gradient = gradient * 2
+        if self._aside is None:
+            super().add(gradient)
+        else:
+            self._aside += gradient
+
+    def part_ends(self, rank: int) -> None:
+        if rank == self._hold:
+            self._held = Leaves(self._leaves[rank].copy())
+            self._leaves[rank] = np.nan  # nobody has it yet
+
+    def gradients(self) -> list[TensorSpec]:
+        return [TensorSpec("x", "F64", (1,)), TensorSpec("y", "F64", (1,))]
+
+    def hold(self, rank: int) -> None:
+        self._hold = rank
+
+    def held(self) -> Leaves:
+        return self._held
+
+    def release(self) -> None:
+        self._leaves[self._hold] = self._held.numbers
+
+    def replay_begins(self) -> None:
+        self._aside = np.zeros(2)
+
+    def replay_ends(self) -> Leaves:
+        assert self._aside is not None
+        found, self._aside = Leaves(self._aside), None
+        return found
+
+    def packed(self, value: Any) -> bytes:
+        return pickle.dumps(value)
+
+    def unpacked(self, data: bytes) -> Any:
+        return pickle.loads(data)
+
+
+class Script(test_runs.Script):
+    """The same training with a guard."""
+
+    def __init__(self, fault: Fault = lambda world, ranks: False, **guard: Any) -> None:
+        super().__init__()
+        self.fault = fault
+        self.guard = Guard(**{"replay": 1.0, **guard})
+
+    def _script(self, process: Process) -> Any:
+        carrier = Carrier(process.world, self.fault)
+        ranks = carrier.ranks = VirtualRanks(SIZE, "equal", carrier)
+        state = process.state(
+            virtual=ranks,
+            guard=self.guard,
+            model=FakeModel(w=[0.0, 0.0]),
+            sampler=FakeSampler(SAMPLES, seed=3),
+            seen=PerRank([]),
+            epoch=0,
+            step=0,
+        )
+        run(lambda state: self._train(process, state, ranks, carrier))(state)
+        assert ranks.replay is not None
+        seen = {rank: tuple(state.seen.of(rank)) for rank in ranks.carried.ranks}
+        return state.model.weights["w"].tobytes(), state.step, seen, ranks.replay.is_on
+
+
+def trained(size: int, faults: Any = (), **options: Any) -> Any:
+    """Return what came of a job, as `results` does; and whether replays were on at its end."""
+    ended = FakeJob(initialised(Script(**options)._script), size, faults).run()
+    for each in ended:
+        if each.error is not None and each.status != "killed":
+            raise each.error
+    left = [each.result for each in ended if each.status == "returned"]
+    assert len({(weights, steps, is_on) for weights, steps, _, is_on in left}) == 1
+    weights, steps, _, is_on = left[0]
+    return (weights, steps, {rank: each for row in left for rank, each in row[2].items()}), is_on
+
+
+@pytest.fixture(scope="module")
+def expected() -> Any:
+    return results(SIZE)
+
+
+def at(step: int, process: int, *, replaying: bool) -> Fault:
+    """One mistake, in the step's part that is compared."""
+    made = []
+
+    def fault(world: FakeWorld, ranks: VirtualRanks) -> bool:
+        checked = plan(ranks._own.random.seed, step, ranks.counts, 1.0, calibrate=False)
+        assert checked is not None
+        now = (ranks.steps, world.rank(), ranks.rank(), ranks.replaying)
+        if made or now != (step, process, checked.rank, replaying):
+            return False
+        made.append(now)
+        return True
+
+    return fault
+
+
+def pair(step: int, size: int) -> tuple[int, int]:
+    """The process whose part is replayed in a step, and who replays it."""
+    seeds: list[int] = []
+
+    def note(world: FakeWorld, ranks: VirtualRanks) -> bool:
+        seeds.append(ranks._own.random.seed)
+        return False
+
+    trained(size, fault=note)
+    counts = tuple(SIZE // size + (process < SIZE % size) for process in range(size))
+    found = plan(seeds[0], step, counts, 1.0, calibrate=False)
+    assert found is not None
+    return found.owner, found.others[0]
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 4, 5])
+def test_nothing_else_changes(processes: int, expected: Any) -> None:
+    assert trained(processes) == (expected, True)
+
+
+@pytest.mark.parametrize("replaying", [False, True])
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_a_wrong_gradient_is_healed(processes: int, replaying: bool, expected: Any) -> None:
+    owner, other = pair(5, processes)
+    fault = at(5, other if replaying else owner, replaying=replaying)
+    assert trained(processes, fault=fault, on_divergence="heal") == (expected, True)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_a_wrong_gradient_that_is_only_told_of_is_applied(processes: int, expected: Any) -> None:
+    owner, _ = pair(5, processes)
+    fault = at(5, owner, replaying=False)
+    found, is_on = trained(processes, fault=fault, on_divergence="warn")
+    assert found[0] != expected[0]
+    assert found[1:] == expected[1:]
+    assert is_on
+
+
+@pytest.mark.parametrize("replaying", [False, True])
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_the_process_that_was_wrong_is_named(processes: int, replaying: bool) -> None:
+    owner, other = pair(5, processes)
+    wrong = other if replaying else owner
+    with pytest.raises(DivergedError, match=f"in step 5 are wrong on rank {wrong}: ") as caught:
+        trained(processes, fault=at(5, wrong, replaying=replaying))
+    lines = caught.value.differences
+    assert [line.split(":")[0] for line in lines] == ["gradient of x, F64[1]", "gradient of y, F64[1]"]
+    assert all(line.endswith(f"on rank {wrong} on host") for line in lines)
+
+
+def test_processes_of_other_kinds_turn_it_off(expected: Any) -> None:
+    found, is_on = trained(2, fault=lambda world, ranks: world.rank() == 1, on_divergence="raise")
+    assert not is_on
+    assert found[0] != expected[0]
+
+
+def test_a_mistake_at_the_calibration_is_found() -> None:
+    owner, _ = pair(0, 2)
+    with pytest.raises(DivergedError, match=f"in step 0 are wrong on rank {owner}"):
+        trained(2, fault=at(0, owner, replaying=False))
+
+
+def test_a_process_lost_at_any_collective(expected: Any) -> None:
+    for nth in range(1, 40, 2):
+        fault = fail_at(nth % 3, "", nth, action="kill", replacement="in_place")
+        assert trained(3, [fault]) == (expected, True), nth
+
+
+# -- what is refused ----------------------------------------------------------------------------------------
+
+
+def test_jobs_without_virtual_ranks_are_refused() -> None:
+    with pytest.raises(ConfigError, match="replay: only parts of virtual ranks are replayed"):
+        on_ranks(1, lambda process: process.state(guard=Guard(replay=0.1), epoch=0))
+
+
+def test_frameworks_that_can_not_are_refused() -> None:
+    def body(process: Process) -> None:
+        virtual = VirtualRanks(SIZE, None, test_runs.Carrier(process.world))
+        process.state(guard=Guard(replay=0.1), virtual=virtual, epoch=0)
+
+    with pytest.raises(ConfigError, match=r"replay: .* can't replay"):
+        on_ranks(1, body)
