@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -160,6 +161,11 @@ class DigitsRun:
     def process_of(self, rank: int) -> int:
         """The process that was a rank's when the rank last did a batch."""
         return next(batch.pid for batch in reversed(self.batches()) if batch.rank == rank)
+
+    def digest(self) -> str:
+        """The digest of the final weights, as the last commit's manifest has it."""
+        manifest = json.loads(max(self.root.glob("g*/MANIFEST.json")).read_text())
+        return next(str(file["digest"]) for file in manifest["files"] if file["name"] == "model.safetensors")
 
     def accuracy(self) -> float:
         """The final test accuracy that it printed."""
