@@ -51,6 +51,12 @@ def add_drill(commands: argparse._SubParsersAction[Any]) -> None:
         "-np are spare; faults of hosts can strike then (needs root; default: on this host)",
     )
     faults = drill.add_argument_group("faults")
+    faults.add_argument(
+        "--resize",
+        action="store_true",
+        help="change the number of ranks between 1 and -np: hosts leave and come, and ranks are killed; a "
+        "script with virtual ranks must end with the same, bit by bit",
+    )
     faults.add_argument("--faults", metavar="NAME,...", help="which strike (default: all that can)")
     faults.add_argument(
         "--seed", type=options.number, default=0, metavar="N", help="of all that is random (default: 0)"
@@ -140,12 +146,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _drill(arguments: argparse.Namespace, script: list[str], folder: Path) -> Outcome:
     from hvdrecover.drill.drill import Drill
-    from hvdrecover.drill.faults import FAULTS, find
+    from hvdrecover.drill.faults import FAULTS, RESIZING, find
     from hvdrecover.drill.runs import Command
 
-    faults = find(arguments.faults.split(",")) if arguments.faults is not None else list(FAULTS.values())
+    usual = RESIZING if arguments.resize else FAULTS
+    faults = find(arguments.faults.split(",") if arguments.faults is not None else usual)
     replayed = _replayed(arguments)
-    command = Command(tuple(script), arguments.processes, tuple(arguments.others))
+    command = Command(tuple(script), arguments.processes, tuple(arguments.others), arguments.resize)
     with _lab(arguments) as lab:
         drill = Drill(folder, command, duration=arguments.duration, data=arguments.data, lab=lab)
         possible, skipped = drill.available(faults)

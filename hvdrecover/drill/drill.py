@@ -68,7 +68,7 @@ class Drill:
         """Run the script undisturbed; how many commits it makes.
 
         Raises:
-            DrillError: it fails even so, or makes no commits.
+            DrillError: it fails even so, makes no commits, or should have virtual ranks and has none.
         """
         run = self._clean
         try:
@@ -85,6 +85,12 @@ class Drill:
             raise DrillError(
                 "the script",
                 "it makes no commits, so nothing can be recovered: call state.commit() in its training loop",
+            )
+        if run.resizes and not run.testimony().virtual:
+            raise DrillError(
+                "the script",
+                "its result depends on the number of ranks: make its state with virtual_ranks=, or leave out "
+                "--resize",
             )
         least = LEAST_TIMEOUT if self._lab is None else _LEAST_OF_HOSTS
         self._command = _with_hang_timeout(self._command, run.testimony(), least)

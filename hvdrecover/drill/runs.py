@@ -43,11 +43,13 @@ class Command:
         script: the training command.
         processes: number of ranks.
         options: more options of ``hvdrecover run``.
+        resizes: whether a fault may change the number of ranks.
     """
 
     script: tuple[str, ...]
     processes: int
     options: tuple[str, ...] = ()
+    resizes: bool = False
 
 
 class Run:
@@ -66,6 +68,7 @@ class Run:
         hosts: its hosts that a drill can switch: all of the lab but the first, where the supervisor is.
         slots: the lines ``host:slots`` that name all of its hosts.
         names_hosts: whether the user has said where it runs, or how that is found out.
+        resizes: whether its number of ranks may change.
         codes: the exit codes of its starts that have ended.
         leaving: how many seconds it took to leave, each time it was started again.
         ended: when its last start had ended, in seconds since the Unix epoch.
@@ -83,6 +86,7 @@ class Run:
             [f"{host.address}:1" for host in lab.hosts] if lab else [f"localhost:{self.size}"]
         )
         self.names_hosts = bool(_of(command.options, _NAMING_HOSTS))
+        self.resizes = command.resizes
         self.codes: list[int] = []
         self.leaving: list[float] = []
         self.ended = math.inf

@@ -90,6 +90,7 @@ class Made(Line):
         values: attribute to what it is apart from tensors.
         buffers: attribute of a model or the like to names of tensors that each rank has its own of.
         samplers: attribute to cursor; empty on ranks other than 0.
+        virtual: number of virtual ranks; None if the script has none.
     """
 
     made: int
@@ -100,6 +101,7 @@ class Made(Line):
     values: Mapping[str, Json] = field(default_factory=dict)
     buffers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     samplers: Mapping[str, Json] = field(default_factory=dict)
+    virtual: int | None = None
 
 
 L = TypeVar("L", bound=Line)
@@ -167,6 +169,11 @@ class Testimony:
             tuple(line for line in lines if isinstance(line, Batch)),
             tuple(line for line in lines if isinstance(line, Made)),
         )
+
+    @property
+    def virtual(self) -> bool:
+        """Return whether the script has virtual ranks, and so one result on any number of ranks."""
+        return any(line.virtual is not None for line in self.commits)
 
     @cached_property
     def rendezvouses(self) -> list[list[Agreed]]:

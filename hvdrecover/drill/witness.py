@@ -15,7 +15,8 @@ the monotonic clock, which all processes of a host share), ``rank``, ``size``, a
 ``commit``  ``made``: its number; ``steps``, ``batches`` since the last one; ``loss``: mean of those that
             this rank was told since then, or null; ``tensors`` (attribute to name to digest), ``values``
             (attribute to what it is apart from tensors), ``buffers`` (attribute of a model or the like to
-            names of tensors that each rank has its own of); on rank 0 ``samplers``
+            names of tensors that each rank has its own of), ``virtual``: number of virtual ranks, or null;
+            on rank 0 ``samplers``
 =========== =============================================================================================
 """
 
@@ -129,6 +130,7 @@ class Witness(Observer):
             "tensors": {name: _digests(arena) for name, arena in snapshot.arenas.items()},
             "values": snapshot.state["attributes"],
             "buffers": {name: sorted(names) for name, names in self._contents.rank_local().items()},
+            "virtual": None if self._context.virtual is None else self._context.virtual.size,
         }
         if self._world.rank() == 0:
             facts["samplers"] = snapshot.state["samplers"]

@@ -26,7 +26,7 @@ QUICK = ("--epochs", "2", "--step-seconds", "0.02", "--commit-every", "2")
 # TensorFlow traces its functions anew after each recovery, for seconds.
 TENSORFLOWS = "kill-all,preemption"
 KILL_ALL = ("--faults", "kill-all", "--no-standby", "--")
-NEEDS_MORE = {"data-changed", "host-cut-off", "host-powered-off"}
+NEEDS_MORE = {"data-changed", "host-cut-off", "host-powered-off", "resize"}
 
 
 @dataclass(frozen=True)

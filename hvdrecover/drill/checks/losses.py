@@ -31,7 +31,7 @@ def compare(clean: Testimony, drilled: Testimony) -> list[Finding]:
         drilled: a run with faults that came to its end.
     """
     expected, found = _last(clean), _last(drilled)
-    if _size(clean) == _size(drilled) or min(len(expected), len(found)) < _FEWEST:
+    if clean.virtual or _size(clean) == _size(drilled) or min(len(expected), len(found)) < _FEWEST:
         return []
     means = statistics.fmean(expected), statistics.fmean(found)
     error = statistics.stdev(expected) * math.sqrt(1 / len(expected) + 1 / len(found))
@@ -54,7 +54,7 @@ def unproven(clean: Testimony, drilled: Testimony, *, ended: bool) -> str:
         drilled: a run with faults.
         ended: whether both came to their end.
     """
-    if not drilled.commits or _size(clean) == _size(drilled):
+    if clean.virtual or not drilled.commits or _size(clean) == _size(drilled):
         return ""
     if not ended:
         why = "a drill that ends at a time can't compare losses; leave out --duration"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from hvdrecover.drill.faults import clock, commits, data, discovery, hosts, processes, storage
+from hvdrecover.drill.faults import clock, commits, data, discovery, hosts, processes, resize, storage
 from hvdrecover.drill.faults.fault import Drilled, Fault, Switchable
 from hvdrecover.errors import ConfigError
 
-__all__ = ["FAULTS", "Drilled", "Fault", "Switchable", "find"]
+__all__ = ["FAULTS", "RESIZING", "Drilled", "Fault", "Switchable", "find"]
 
 _ALL: tuple[Fault, ...] = (
     processes.Kill(),
@@ -33,8 +33,11 @@ _ALL: tuple[Fault, ...] = (
     data.DataChanged(),
     hosts.HostCutOff(),
     hosts.HostPoweredOff(),
+    resize.Resize(),
 )
 FAULTS: dict[str, Fault] = {fault.name: fault for fault in _ALL}
+RESIZING = ("resize", "kill", "resize", "kill-rank-0", "resize", "kill-all", "resize")
+"""Those of a drill that changes the number of ranks."""
 
 
 def find(names: Iterable[str]) -> list[Fault]:

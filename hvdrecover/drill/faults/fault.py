@@ -48,6 +48,7 @@ class Drilled(Protocol):
         hosts: its hosts that the drill can switch; none if it runs on this one alone.
         slots: the lines ``host:slots`` by which a program of the drill names all of its hosts.
         names_hosts: whether the user has said where it runs, or how that is found out.
+        resizes: whether its number of ranks may change.
     """
 
     folder: Path
@@ -57,6 +58,7 @@ class Drilled(Protocol):
     hosts: Sequence[Switchable]
     slots: Sequence[str]
     names_hosts: bool
+    resizes: bool
 
     def ranks(self) -> list[int]:
         """The ranks that train now, in order."""
