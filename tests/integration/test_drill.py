@@ -102,6 +102,15 @@ def test_the_tensorflow_example_recovers(tmp_path: Path) -> None:
     assert drilled.found["numbers"]["samples_lost"] == 0
 
 
+@LONG
+def test_virtual_ranks_are_the_same_on_any_number_of_ranks(tmp_path: Path) -> None:
+    words = ["--resize", "--no-standby", "--", sys.executable, "-m", "hvdrecover.examples.torch_digits"]
+    drilled = drill(tmp_path / "drill", *words, *QUICK, "--virtual-ranks", "2")
+    assert drilled.found["findings"] == [], drilled.words
+    assert (drilled.code, set(drilled.found["kinds"])) == (0, {"resize", "kill", "kill-rank-0", "kill-all"})
+    assert all(run["commits_compared"] > 40 for run in drilled.found["runs"])
+
+
 # All but the last are caught in a fake job, too: see tests/unit/elastic/test_buggy_scripts.py.
 @pytest.mark.parametrize(
     ("bug", "rule"),

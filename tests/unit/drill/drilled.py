@@ -39,6 +39,7 @@ class Counting:
         self.slots: Sequence[str] = [f"localhost:{ranks}"]
         self.well = True
         self.names_hosts = False
+        self.resizes = False
         self.size = ranks
         self.orders: list[tuple[int, str]] = []
         self.starts = 0

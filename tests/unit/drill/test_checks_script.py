@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hvdrecover.drill.checks import rules, script
+from hvdrecover.drill.checks import losses, rules, script
+from hvdrecover.drill.checks.rules import Rule
 from tests.unit.drill.lines import Story
 
 
@@ -145,6 +146,20 @@ def test_runs_are_compared_up_to_another_number_of_ranks() -> None:
     expected, mine = clean().told, story.told
     assert script.batches(expected, mine) == script.weights(expected, mine, explained=False) == []
     assert script.compared(expected, mine) == 3
+
+
+@pytest.mark.parametrize(("weights", "broken"), [("3", []), ("other", [rules.WEIGHTS])])
+def test_with_virtual_ranks_commits_are_compared_on_any_number_of_ranks(
+    weights: str, broken: list[Rule]
+) -> None:
+    told = Story().meet(1, 0).step().commit(virtual=4).step().commit(virtual=4).step().commit(virtual=4).told
+    resized = Story().meet(1, 0).step().commit(virtual=4).meet(2, 1, size=1).step("another share")
+    resized = resized.commit(virtual=4).meet(3, 2, 1, size=1).step().commit(weights, virtual=4)
+    assert script.compared(told, resized.told) == 3
+    assert [finding.rule for finding in script.weights(told, resized.told, explained=False)] == broken
+    assert script.batches(told, resized.told) == []
+    assert losses.compare(told, resized.told) == []
+    assert losses.unproven(told, resized.told, ended=True) == ""
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from hvdrecover.drill import faults, storage
-from hvdrecover.drill.faults import FAULTS, Fault, find
+from hvdrecover.drill.faults import FAULTS, RESIZING, Fault, find
 from hvdrecover.errors import ConfigError
 from tests.unit.drill.drilled import Counting
 
@@ -53,6 +53,10 @@ def test_a_fault_that_is_not_going_on_can_be_ended(
     assert run.alive() == list(run.children)
 
 
+def test_those_that_change_the_number_of_ranks_are_faults() -> None:
+    assert {fault.name for fault in find(RESIZING)} == {"resize", "kill", "kill-rank-0", "kill-all"}
+
+
 def test_faults_are_found_in_the_order_of_their_names() -> None:
     assert [fault.name for fault in find(["storage-away", "kill", "kill"])] == [
         "storage-away",
@@ -74,10 +78,11 @@ def test_an_unknown_fault_is_an_error_that_names_the_nearest(name: str, near: st
 def test_what_is_lacking_is_said_with_the_remedy(run: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(run.folder))  # no compiler there
     lacking = {name: why for name, fault in FAULTS.items() if (why := fault.lacks(run))}
-    assert set(lacking) == {"data-changed", "clock-jump", "host-cut-off", "host-powered-off"}
+    assert set(lacking) == {"data-changed", "clock-jump", "host-cut-off", "host-powered-off", "resize"}
     assert "--data" in lacking["data-changed"]
     assert "apt-get install gcc" in lacking["clock-jump"]
     assert "--lab" in lacking["host-cut-off"]
+    assert "--resize" in lacking["resize"]
 
 
 def test_a_file_system_that_fsspec_does_not_know_is_said_to_be_missing(
