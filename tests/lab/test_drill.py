@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from hvdrecover.drill.lab.network import traces
+from tests.integration.conftest import LONG
 from tests.integration.test_endings import wait_until
 
 FAULTS = {"host-cut-off", "host-powered-off", "kill"}
@@ -39,9 +40,10 @@ def left(folder: Path) -> list[str]:
     return [line for line in lines if str(folder) in line]
 
 
-def test_the_torch_example_recovers_from_the_loss_of_hosts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), pytest.param(("--virtual-ranks", "4"), marks=LONG)])
+def test_the_torch_example_recovers_from_the_loss_of_hosts(options: tuple[str, ...], tmp_path: Path) -> None:
     folder = tmp_path / "drill"
-    words = ["--seed", "1", "--faults", ",".join(sorted(FAULTS)), "--json", "--", *SCRIPT, *EPOCHS]
+    words = ["--seed", "1", "--faults", ",".join(sorted(FAULTS)), "--json", "--", *SCRIPT, *EPOCHS, *options]
     done = subprocess.run(command(folder, *words), capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
@@ -53,7 +55,8 @@ def test_the_torch_example_recovers_from_the_loss_of_hosts(tmp_path: Path) -> No
     events = [json.loads(line) for file in folder.glob("faults-*/events/*.jsonl") for line in file.open()]
     assert sum(event.get("fault") == "lost_host" for event in events) == 2
 
-    # A spare host takes the place of a lost one, so that commits can be compared up to the end.
+    # A spare host takes the place of a lost one, so that commits can be compared up to the end; with virtual
+    # ranks they can while there is none, too.
     newest = max(int(path.name.rpartition("c")[2]) for path in (folder / "clean/checkpoint").glob("g*"))
     assert [run["commits_compared"] for run in found["runs"]] == [newest] * len(found["runs"])
     assert found["numbers"]["samples_lost"] == 0
