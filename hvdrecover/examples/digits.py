@@ -54,7 +54,10 @@ def options(framework: str, description: str | None, arguments: list[str] | None
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=16, help="samples in one worker's batch")
     parser.add_argument(
-        "--virtual-ranks", type=int, default=None, metavar="V", help="end the same on any number of workers"
+        "--virtual-ranks",
+        type=int,
+        metavar="N",
+        help="have the work of N virtual ranks done, by however many workers there are",
     )
     parser.add_argument("--commit-every", type=int, default=5, metavar="BATCHES")
     adam = "adamw" if framework == "torch" else "adam"
@@ -69,12 +72,6 @@ def options(framework: str, description: str | None, arguments: list[str] | None
     if framework == "torch":
         parser.add_argument(
             "--loader-workers", type=int, default=0, help="processes that load data, per worker"
-        )
-        parser.add_argument(
-            "--virtual-ranks",
-            type=int,
-            metavar="N",
-            help="have the work of N virtual ranks done, by however many workers there are",
         )
     else:
         parser.add_argument("--fit", action="store_true", help="train by model.fit, not in a loop of its own")

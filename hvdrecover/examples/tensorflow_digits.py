@@ -175,7 +175,7 @@ def by_virtual_ranks(
         state.data.set_epoch(state.epoch)
         for step in state.steps(state.data):
             for images, labels, indices in step:
-                ledger.batch(hvd.rank(), hvd.size(), indices.numpy().tolist())
+                ledger.batch(recover.virtual_rank(), recover.virtual_size(), indices.numpy().tolist())
                 step.add(gradients(images, labels))
             state.optimizer.apply(step.gradients(), state.model.trainable_variables)
             state.batch += 1

@@ -51,7 +51,7 @@ def batches(
 ) -> list[dict[int, list[float]]]:
     """Go through an epoch; return each step's batches by virtual rank."""
     data = make()
-    data.order.dealt_to = lambda: (0, SIZE)
+    data.order.dealt_to = lambda: Carried(carried, SIZE)
     data.order.place(0, 1)
     data.order.record(2 * skip)
     ranks: Any = Ranks(*carried)
