@@ -138,6 +138,9 @@ class Own:
         for head, files in rows:
             if head is not None:
                 self._learn(head, files)
+        for name, shares in self._known.items():
+            if name in self._values:
+                self._values[name].gathered(shares.states)
 
     def forget(self) -> None:
         """Training continues, so what is known of the other ranks' states is over."""
@@ -205,7 +208,10 @@ class Own:
         if self._known:
             return self._known
         self._carried = carried
-        return {name: Shares(carried.size, states) for name, states in self._present(carried).items()}
+        present = self._present(carried)
+        for name, each in self._values.items():
+            each.gathered(present[name])
+        return {name: Shares(carried.size, states) for name, states in present.items()}
 
     def keep(self, snapshot: Snapshot) -> None:
         """The next commit holds the states of this one."""
