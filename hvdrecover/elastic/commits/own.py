@@ -247,10 +247,10 @@ class Own:
 
     def move(self, carried: Carried) -> None:
         """Right after a commit of all: carry out other virtual ranks, from the states that were exchanged."""
-        before, self._carried = self._carried, carried
-        new = Carried(tuple(rank for rank in carried.ranks if rank not in before.ranks), carried.size)
+        self._carried = carried
         for name, each in self._values.items():
-            each.resume(f"state.{name}", self._known[name].states, self._known[name].ranks, new)
+            # Those that stay as well: their loaders are iterated over anew, which would begin at the start.
+            each.resume(f"state.{name}", self._known[name].states, self._known[name].ranks, carried)
             each.keep(carried)
 
     def _present(self, carried: Carried) -> dict[str, dict[int, Any]]:
