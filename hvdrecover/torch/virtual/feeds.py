@@ -99,11 +99,18 @@ class _Seeded:
     """A data set whose samples are fetched part by part, each under its own seeds."""
 
     def __init__(self, dataset: Any, framework: Framework) -> None:
-        self._dataset = dataset
         self._framework = framework
+        self._dataset = dataset
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A worker_init_fn may open a file, and leave it here.
+        setattr(self._dataset, name, value) if "_dataset" in vars(self) else super().__setattr__(name, value)
+
+    def __reduce__(self) -> Any:
+        return _Seeded, (self._dataset, self._framework)  # workers may be sent it
 
     def __len__(self) -> int:
         return len(self._dataset)
