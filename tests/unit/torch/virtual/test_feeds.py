@@ -41,8 +41,8 @@ class Ranks:
         self.carried = Carried(carried, SIZE)
         self.steps = 0
 
-    def seeds(self, step: int, rank: int) -> Callable[[str], int]:
-        return stream(7, f"step {step}", rank)
+    def sample_seeds(self, step: int, rank: int) -> Callable[[str], int]:
+        return stream(7, f"samples {step}", rank)
 
     def any_has_more(self, mine: bool) -> bool:
         return mine
@@ -177,3 +177,18 @@ def test_workers_may_be_sent_the_data_set_and_leave_something_in_it() -> None:
     sent = pickle.loads(pickle.dumps(dataset))
     assert len(sent) == 27
     assert sent._dataset.file == "open"
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("carried", [(0,), (1, 2)])
+def test_what_is_drawn_between_parts_does_not_depend_on_who_reads(own: bool, carried: tuple[int, ...]) -> None:
+    sampler, ranks = sampler_of(Noisy()), Ranks(*carried)
+    loaders = PerRank(lambda rank, size: DataLoader(Noisy(), batch_size=2))
+    loaders.become_virtual(SIZE, lambda: 0)
+    loader: Any = loaders if own else DataLoader(Noisy(), batch_size=2, sampler=sampler)
+    torch.manual_seed(1)
+    expected = torch.rand(2).tolist()
+    torch.manual_seed(1)
+    steps = feed(loader, {"sampler": sampler, "loaders": loaders}, TorchFramework()).begin(ranks)  # type: ignore[arg-type]
+    found = [torch.rand(()).item() for _, _ in zip(range(2), steps, strict=False)]
+    assert found == expected
