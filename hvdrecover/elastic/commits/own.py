@@ -141,6 +141,9 @@ class Own:
         for head, files in rows:
             if head is not None:
                 self._learn(head, files)
+        for name, shares in self._known.items():
+            if name in self._values:
+                self._values[name].gathered(shares.states)
 
     def forget(self) -> None:
         """Training continues, so what is known of the other ranks' states is over."""
@@ -208,7 +211,10 @@ class Own:
         if self._known:
             return self._known
         self._carried = carried
-        return {name: Shares(carried.size, states) for name, states in self._present(carried).items()}
+        present = self._present(carried)
+        for name, each in self._values.items():
+            each.gathered(present[name])
+        return {name: Shares(carried.size, states) for name, states in present.items()}
 
     def keep(self, snapshot: Snapshot) -> None:
         """The next commit holds the states of this one."""
@@ -244,10 +250,10 @@ class Own:
 
     def move(self, carried: Carried) -> None:
         """Right after a commit of all: carry out other virtual ranks, from the states that were exchanged."""
-        before, self._carried = self._carried, carried
-        new = Carried(tuple(rank for rank in carried.ranks if rank not in before.ranks), carried.size)
+        self._carried = carried
         for name, each in self._values.items():
-            each.resume(f"state.{name}", self._known[name].states, self._known[name].ranks, new)
+            # Those that stay as well: their loaders are iterated over anew, which would begin at the start.
+            each.resume(f"state.{name}", self._known[name].states, self._known[name].ranks, carried)
             each.keep(carried)
 
     def share_of(self, rank: int) -> dict[str, Tree]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hvdrecover.elastic.commits.carried import Carried
 from hvdrecover.elastic.interfaces import Tensor, Tree
-from hvdrecover.errors import MismatchError, PerRankError
+from hvdrecover.errors import ConfigError, MismatchError, PerRankError
 
 Tensors = dict[str, Tensor]
 
@@ -50,12 +50,29 @@ class Buffers:
         """Return whether two copies of a buffer are equal."""
         raise NotImplementedError
 
+    def holds(self, name: str, tensor: Tensor) -> bool:
+        """Return whether a buffer is equal to what was last written to it, or read from it."""
+        return self.same(self.read(name), tensor)
+
     # -- steps -----------------------------------------------------------------------------------------------
 
     @property
     def exist(self) -> bool:
         """Return whether there are any."""
         return any(True for _ in self.names())
+
+    def absorb(self) -> None:
+        """Take what the script has changed outside of parts, as a count of averages: all virtual ranks have it.
+
+        Raises:
+            ConfigError: a buffer was made since the state was.
+        """
+        changed = [name for name in self.names() if not self.holds(name, self._known(name, self._left))]
+        for name in changed:
+            self._common[name] = self.read(name)
+            for own in self._own.values():
+                own.pop(name, None)
+        self._left = {**self._left, **{name: self._common[name] for name in changed}}
 
     def swap_in(self, rank: int) -> None:
         """Give the models the buffers of a virtual rank."""
@@ -68,11 +85,15 @@ class Buffers:
         mine = self._own[rank]
         for name in self.names():
             mine[name] = self.read(name, mine.get(name))
+            if mine[name].shape != self._known(name, self._common).shape:
+                raise _unsteady(name)
+        self._left = mine
 
     # -- as a value of each virtual rank's own ---------------------------------------------------------------
 
     def states(self, carried: Carried) -> dict[int, Tree]:
         """Return what has changed of these virtual ranks' buffers, by name."""
+        self.absorb()
         own = {rank: self._own.get(rank, {}) for rank in carried.ranks}
         return {
             rank: {name: each for name, each in own[rank].items() if not self.same(each, self._common[name])}
@@ -136,9 +157,24 @@ class Buffers:
 
     def _remember(self) -> None:
         self._common: Tensors = {name: self.read(name) for name in self.names()}
+        self._left: Mapping[str, Any] = self._common  # what the models have, but for changes by the script
         self._present = None
 
     def _put(self, own: Mapping[str, Any]) -> None:
         """Give the models some buffers; of those that are not among them, what all have in common."""
-        for name in self.names():
-            self.write(name, own.get(name, self._common[name]))
+        self._left = {name: own.get(name, self._known(name, self._common)) for name in self.names()}
+        for name, each in self._left.items():
+            self.write(name, each)
+
+    def _known(self, name: str, tensors: Mapping[str, Any]) -> Any:
+        if name not in tensors:
+            raise _unsteady(name)
+        return tensors[name]
+
+
+def _unsteady(name: str) -> ConfigError:
+    return ConfigError(
+        "buffers",
+        f"{name} was made, or has got another shape, since the state was made; each virtual rank has its own, "
+        "so make it before the state, and keep its shape",
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -66,6 +67,18 @@ def deal(
         yield Batches(lambda _: next(batches), functools.partial(order.record, count))
 
 
+@contextlib.contextmanager
+def aside(framework: Framework) -> Iterator[None]:
+    """Leave the random streams as they were; what is drawn from them depends on the process.
+
+    Args:
+        framework: knows the generators.
+    """
+    states = framework.generators()
+    yield
+    framework.set_generators(states)
+
+
 class Streams:
     """Batches of loaders that know their place, one for each virtual rank; see `PerRank`.
 
@@ -85,16 +98,18 @@ class Streams:
             StepError: the loader of one virtual rank ends before that of another.
         """
         loaders, iterators = self._loaders, {}
-        for rank in ranks.carried.ranks:
-            self._framework.seed(ranks.seeds(ranks.steps, rank))
-            iterators[rank] = iter(loaders.of(rank))
+        with aside(self._framework):
+            for rank in ranks.carried.ranks:
+                self._framework.seed(ranks.sample_seeds(ranks.steps, rank))
+                iterators[rank] = iter(loaders.of(rank))
         if loaders.on_iterate is not None:
             loaders.on_iterate()
         while True:
             found = {}
-            for rank, iterator in iterators.items():
-                self._framework.seed(ranks.seeds(ranks.steps, rank))
-                found[rank] = next(iterator, _END)
+            with aside(self._framework):
+                for rank, iterator in iterators.items():
+                    self._framework.seed(ranks.sample_seeds(ranks.steps, rank))
+                    found[rank] = next(iterator, _END)
             ended = [rank for rank, batch in found.items() if batch is _END]
             if ranks.any_has_more(len(ended) < len(found)) and not ended:
                 loaders.taken += 1

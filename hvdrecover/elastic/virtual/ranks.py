@@ -177,6 +177,10 @@ class VirtualRanks(Kept, Voter):
         """Return the seeds of a virtual rank's generators in a step; see `randomness.stream`."""
         return stream(self._own.random.seed, f"step {step}", rank)
 
+    def sample_seeds(self, step: int, rank: int) -> Callable[[str], int]:
+        """Return those for its samples of a step, which must not have the very numbers that its part has."""
+        return stream(self._own.random.seed, f"samples {step}", rank)
+
     def any_has_more(self, mine: bool) -> bool:
         """Return whether there is data for another step; spares, which have none, ask the others."""
         if 0 not in self.counts:

@@ -22,6 +22,7 @@ class Buffers(buffers.Buffers):
 
     def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
         self._slots = dict(_slots(modules))
+        self._seen: dict[str, tuple[torch.Tensor, int]] = {}  # when last read or written, at this version
         super().__init__()
 
     def names(self) -> Iterator[str]:
@@ -35,17 +36,31 @@ class Buffers(buffers.Buffers):
     def read(self, name: str, memory: torch.Tensor | None = None) -> torch.Tensor:
         """Return a copy of a buffer, in the memory of an earlier one if there is one."""
         tensor = self._tensor(name).detach()
-        return tensor.clone() if memory is None else memory.copy_(tensor)
+        self._see(name)
+        if memory is None or memory.shape != tensor.shape:
+            return tensor.clone()
+        return memory.copy_(tensor)
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
         """Copy a tensor into a buffer."""
         with torch.no_grad():
             self._tensor(name).copy_(tensor)
+        self._see(name)
+
+    def holds(self, name: str, tensor: torch.Tensor) -> bool:
+        """See the base class; without a wait for a device, unless the script has touched it."""
+        present = self._tensor(name)
+        seen, version = self._seen[name]
+        return (present is seen and present._version == version) or torch.equal(present, tensor)
 
     def same(self, one: torch.Tensor, other: torch.Tensor) -> bool:
         """Return whether two copies of a buffer are equal."""
         # Compared rather than told by the tensors' versions, which batch norm does not count up.
         return torch.equal(one, other)
+
+    def _see(self, name: str) -> None:
+        tensor = self._tensor(name)
+        self._seen[name] = tensor, tensor._version
 
     def _tensor(self, name: str) -> torch.Tensor:
         module, key = self._slots[name]

@@ -42,6 +42,7 @@ class TorchCarrier:
 
     def begin(self, counts: Counts, process: int) -> None:
         """A step begins."""
+        self._buffers.absorb()
         for each in self._gradients:
             each.begin(counts, process)
 

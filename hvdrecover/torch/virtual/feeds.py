@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from hvdrecover.data.order import SampleOrder
 from hvdrecover.elastic.commits.per_rank import PerRank
 from hvdrecover.elastic.interfaces import Framework
-from hvdrecover.elastic.virtual.feeds import Part, Streams, deal
+from hvdrecover.elastic.virtual.feeds import Part, Streams, aside, deal
 from hvdrecover.elastic.virtual.ranks import VirtualRanks
 from hvdrecover.elastic.virtual.steps import Batches, Feed
 from hvdrecover.errors import ConfigError
@@ -68,8 +68,11 @@ class Dealt:
         size: int = loader.batch_size  # type: ignore[assignment]
 
         def read(parts: Iterable[Part]) -> Iterator[Any]:
-            seeded = (_Part(part.samples.tolist(), ranks.seeds(part.step, part.rank)) for part in parts)
-            return iter(self._reading(seeded))
+            seeded = (
+                _Part(part.samples.tolist(), ranks.sample_seeds(part.step, part.rank)) for part in parts
+            )
+            with aside(self._framework):  # a loader draws, too
+                return iter(self._reading(seeded))
 
         return deal(self._order, size, ranks, read, drop_last=loader.drop_last)
 
@@ -99,11 +102,18 @@ class _Seeded:
     """A data set whose samples are fetched part by part, each under its own seeds."""
 
     def __init__(self, dataset: Any, framework: Framework) -> None:
-        self._dataset = dataset
         self._framework = framework
+        self._dataset = dataset
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A worker_init_fn may open a file, and leave it here.
+        setattr(self._dataset, name, value) if "_dataset" in vars(self) else super().__setattr__(name, value)
+
+    def __reduce__(self) -> Any:
+        return _Seeded, (self._dataset, self._framework)  # workers may be sent it
 
     def __len__(self) -> int:
         return len(self._dataset)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hvdrecover.elastic.commits.carried import Carried
-from hvdrecover.errors import MismatchError, PerRankError
+from hvdrecover.errors import ConfigError, MismatchError, PerRankError
 from hvdrecover.torch.virtual.buffers import Buffers
 
 ALL = Carried((0, 1), 2)
@@ -111,3 +111,46 @@ def test_what_a_commit_lacks() -> None:
 def test_modules_without_buffers() -> None:
     assert not Buffers({"model": torch.nn.Linear(2, 2)}).exist
     assert Buffers({"model": Masked()}).exist
+
+
+def averages(ranks: int) -> torch.Tensor:
+    """The average of 1, 2, 3 over the steps of a process with so many virtual ranks."""
+    model, carried = Masked(), Carried(tuple(range(ranks)), ranks)
+    model.register_parameter("weight", torch.nn.Parameter(torch.zeros(1)))
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    buffers = Buffers({"model": model, "averaged": averaged})
+    for value in (1.0, 2.0, 3.0):
+        buffers.absorb()
+        for rank in range(ranks):
+            part(buffers, model, rank, value)
+        model.weight.data.fill_(value)
+        averaged.update_parameters(model)
+        buffers.gathered(buffers.states(carried))
+        assert averaged.n_averaged == value
+    assert "averaged.n_averaged" not in buffers.states(carried)[0]
+    average: torch.Tensor = averaged.module.weight
+    return average
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_what_the_script_changes_outside_of_parts_stays(ranks: int) -> None:
+    assert averages(ranks).item() == pytest.approx(2.0)
+
+
+def test_a_buffer_that_is_made_in_a_part() -> None:
+    module = Masked()
+    buffers = Buffers({"model": module})
+    buffers.swap_in(0)
+    module.nothing = torch.zeros(3)
+    with pytest.raises(ConfigError, match=r"model\.nothing was made.* since the state was made"):
+        buffers.swap_out(0)
+
+
+def test_a_buffer_that_grows() -> None:
+    module = Masked()
+    buffers = Buffers({"model": module})
+    part(buffers, module, 0, 1.0)
+    buffers.swap_in(0)
+    module.table = torch.zeros(5, 3)
+    with pytest.raises(ConfigError, match=r"model\.table .* another shape"):
+        buffers.swap_out(0)

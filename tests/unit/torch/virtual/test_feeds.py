@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from hvdrecover.elastic.commits.carried import Carried
+from hvdrecover.elastic.commits.own import Own
 from hvdrecover.elastic.commits.per_rank import PerRank
-from hvdrecover.elastic.commits.randomness import stream
+from hvdrecover.elastic.commits.randomness import Generators, stream
 from hvdrecover.errors import ConfigError, StepError
 from hvdrecover.torch.elastic.sampler import ElasticSampler
 from hvdrecover.torch.framework import TorchFramework
-from hvdrecover.torch.virtual.feeds import feed
+from hvdrecover.torch.virtual.feeds import _Seeded, feed
 
 SIZE = 4
 
@@ -37,8 +41,8 @@ class Ranks:
         self.carried = Carried(carried, SIZE)
         self.steps = 0
 
-    def seeds(self, step: int, rank: int) -> Callable[[str], int]:
-        return stream(7, f"step {step}", rank)
+    def sample_seeds(self, step: int, rank: int) -> Callable[[str], int]:
+        return stream(7, f"samples {step}", rank)
 
     def any_has_more(self, mine: bool) -> bool:
         return mine
@@ -148,3 +152,43 @@ def test_a_sampler_of_virtual_ranks_is_not_gone_through_without_steps() -> None:
         next(iter(sampler))
     with pytest.raises(StepError, match=r"remove record_batch\(\)"):
         sampler.record_batch(0, 2)
+
+
+def test_loaders_that_know_their_place_go_on_when_shares_change() -> None:
+    loaders = PerRank(lambda rank, size: StatefulDataLoader(range(4), batch_size=None))
+    loaders.become_virtual(SIZE, lambda: 0)
+    own = Own(TorchFramework(), {"loaders": loaders}, Generators(TorchFramework(), "reseed"))
+    world: Any = SimpleNamespace(size=lambda: 1)
+    ranks: Any = Ranks(1, 2)
+    found = []
+    for step in feed(loaders, {"loaders": loaders}, TorchFramework()).begin(ranks):
+        found.append(int(step.fetch(1)))
+        break
+    own.gather(world, ranks.carried)
+    own.move(Carried((1,), SIZE))
+    ranks.carried = Carried((1,), SIZE)
+    steps = feed(loaders, {"loaders": loaders}, TorchFramework()).begin(ranks)
+    assert found + [int(step.fetch(1)) for step in steps] == [0, 1, 2, 3]
+
+
+def test_workers_may_be_sent_the_data_set_and_leave_something_in_it() -> None:
+    dataset = _Seeded(Noisy(), TorchFramework())
+    dataset.file = "open"
+    sent = pickle.loads(pickle.dumps(dataset))
+    assert len(sent) == 27
+    assert sent._dataset.file == "open"
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("carried", [(0,), (1, 2)])
+def test_what_is_drawn_between_parts_does_not_depend_on_who_reads(own: bool, carried: tuple[int, ...]) -> None:
+    sampler, ranks = sampler_of(Noisy()), Ranks(*carried)
+    loaders = PerRank(lambda rank, size: DataLoader(Noisy(), batch_size=2))
+    loaders.become_virtual(SIZE, lambda: 0)
+    loader: Any = loaders if own else DataLoader(Noisy(), batch_size=2, sampler=sampler)
+    torch.manual_seed(1)
+    expected = torch.rand(2).tolist()
+    torch.manual_seed(1)
+    steps = feed(loader, {"sampler": sampler, "loaders": loaders}, TorchFramework()).begin(ranks)  # type: ignore[arg-type]
+    found = [torch.rand(()).item() for _, _ in zip(range(2), steps, strict=False)]
+    assert found == expected
