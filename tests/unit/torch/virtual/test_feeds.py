@@ -192,3 +192,13 @@ def test_what_is_drawn_between_parts_does_not_depend_on_who_reads(own: bool, car
     steps = feed(loader, {"sampler": sampler, "loaders": loaders}, TorchFramework()).begin(ranks)  # type: ignore[arg-type]
     found = [torch.rand(()).item() for _, _ in zip(range(2), steps, strict=False)]
     assert found == expected
+
+
+def test_a_step_is_not_counted_in_the_next_epoch() -> None:
+    sampler = sampler_of(Noisy())
+    ranks: Any = Ranks(0)
+    loader = DataLoader(Noisy(), batch_size=2, sampler=sampler)
+    step = next(feed(loader, {"sampler": sampler}, TorchFramework()).begin(ranks))
+    sampler.set_epoch(1)
+    step.done()
+    assert sampler.processed_num == 0
