@@ -62,7 +62,7 @@ class Buffers:
         return any(True for _ in self.names())
 
     def absorb(self) -> None:
-        """Take what the script has changed outside of parts, as a count of averages: all virtual ranks have it.
+        """Take what the script has changed outside of parts, as a count of averages: all ranks have it.
 
         Raises:
             ConfigError: a buffer was made since the state was.
@@ -175,6 +175,6 @@ class Buffers:
 def _unsteady(name: str) -> ConfigError:
     return ConfigError(
         "buffers",
-        f"{name} was made, or has got another shape, since the state was made; each virtual rank has its own, "
-        "so make it before the state, and keep its shape",
+        f"{name} was made, or has got another shape, since the state was made; each virtual rank has its "
+        "own, so make it before the state, and keep its shape",
     )

@@ -125,6 +125,6 @@ def _require_apart(optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
             if owners.setdefault(each, name) != name:
                 raise ConfigError(
                     f"state.{name}",
-                    f"it has a parameter that {owners[each]} has, too, and virtual ranks give a gradient to one "
-                    "optimizer; leave it to one of them",
+                    f"it has a parameter that {owners[each]} has, too, and virtual ranks give a gradient "
+                    "to one optimizer; leave it to one of them",
                 )

@@ -181,7 +181,7 @@ def test_workers_may_be_sent_the_data_set_and_leave_something_in_it() -> None:
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("carried", [(0,), (1, 2)])
-def test_what_is_drawn_between_parts_does_not_depend_on_who_reads(own: bool, carried: tuple[int, ...]) -> None:
+def test_who_reads_does_not_matter_to_what_is_drawn_next(own: bool, carried: tuple[int, ...]) -> None:
     sampler, ranks = sampler_of(Noisy()), Ranks(*carried)
     loaders = PerRank(lambda rank, size: DataLoader(Noisy(), batch_size=2))
     loaders.become_virtual(SIZE, lambda: 0)

@@ -318,6 +318,9 @@ def test_parameters_may_be_frozen_later() -> None:
     first = next(model.parameters()).requires_grad_(False)
     step(gradients, model, 2)
     assert first.grad is not None and not first.grad.any()
+    first.requires_grad_()
+    step(gradients, model, 2)
+    assert first.grad.any()
 
 
 def test_an_optimizer_of_two_states_is_refused() -> None:
@@ -329,5 +332,5 @@ def test_an_optimizer_of_two_states_is_refused() -> None:
 
 def test_optimizers_with_a_parameter_in_common_are_refused() -> None:
     model = network()
-    with pytest.raises(ConfigError, match="state.other: it has a parameter that optimizer has, too"):
+    with pytest.raises(ConfigError, match=r"state\.other: it has a parameter that optimizer has, too"):
         TorchCarrier({"model": model, "optimizer": wrapped(model), "other": wrapped(model)}, 2)
