@@ -24,6 +24,7 @@ class Buffers:
 
     def __init__(self) -> None:
         self._own: dict[int, Tensors] = {}
+        self._left: Mapping[str, Any] = {}  # what the models have, but for changes by the script
         self._present: int | None = None  # the virtual rank whose buffers the models have
         self.taken = 0
         self._remember()
@@ -157,7 +158,7 @@ class Buffers:
 
     def _remember(self) -> None:
         self._common: Tensors = {name: self.read(name) for name in self.names()}
-        self._left: Mapping[str, Any] = self._common  # what the models have, but for changes by the script
+        self._left = self._common
         self._present = None
 
     def _put(self, own: Mapping[str, Any]) -> None:
