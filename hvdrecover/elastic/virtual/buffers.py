@@ -24,6 +24,7 @@ class Buffers:
 
     def __init__(self) -> None:
         self._own: dict[int, Tensors] = {}
+        self._left: Mapping[str, Any] = {}  # what the models have, but for changes by the script
         self._present: int | None = None  # the virtual rank whose buffers the models have
         self.taken = 0
         self._remember()
@@ -62,7 +63,7 @@ class Buffers:
         return any(True for _ in self.names())
 
     def absorb(self) -> None:
-        """Take what the script has changed outside of parts, as a count of averages: all virtual ranks have it.
+        """Take what the script has changed outside of parts, as a count of averages: all ranks have it.
 
         Raises:
             ConfigError: a buffer was made since the state was.
@@ -157,7 +158,7 @@ class Buffers:
 
     def _remember(self) -> None:
         self._common: Tensors = {name: self.read(name) for name in self.names()}
-        self._left: Mapping[str, Any] = self._common  # what the models have, but for changes by the script
+        self._left = self._common
         self._present = None
 
     def _put(self, own: Mapping[str, Any]) -> None:
@@ -175,6 +176,6 @@ class Buffers:
 def _unsteady(name: str) -> ConfigError:
     return ConfigError(
         "buffers",
-        f"{name} was made, or has got another shape, since the state was made; each virtual rank has its own, "
-        "so make it before the state, and keep its shape",
+        f"{name} was made, or has got another shape, since the state was made; each virtual rank has its "
+        "own, so make it before the state, and keep its shape",
     )

@@ -53,7 +53,7 @@ def deal(
     order.begin()
     if order.on_iterate is not None:
         order.on_iterate()
-    samples, first = order.rounds, ranks.steps
+    samples, first, epoch = order.rounds, ranks.steps, order.epoch
     starts = range(0, samples - (size - 1 if drop_last else 0), size)
     mine = {rank: order.share_of(rank) for rank in ranks.carried.ranks}
     parts = (
@@ -61,10 +61,15 @@ def deal(
         for step, start in enumerate(starts, first)
         for rank, share in mine.items()
     )
+
+    def done(count: int) -> None:
+        if order.epoch == epoch:  # the script may have left the loop, and gone to the next one
+            order.record(count)
+
     batches = read(parts) if mine and starts else iter(())
     for start in starts:
         count = min(size, samples - start)
-        yield Batches(lambda _: next(batches), functools.partial(order.record, count))
+        yield Batches(lambda _: next(batches), functools.partial(done, count))
 
 
 @contextlib.contextmanager

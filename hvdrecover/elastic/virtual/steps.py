@@ -109,6 +109,7 @@ def steps(
         clock: where times come from.
         kind: makes a step: `Step`, or an adapter's.
     """
+    ranks.settle()
     dealt = -1
     while dealt != ranks.dealt:
         dealt = ranks.dealt
@@ -118,9 +119,10 @@ def steps(
             try:
                 yield step
             finally:  # the script may break
-                ranks.settle()
                 if not step.begun:
                     ranks.withdraw(step)
+            # Not if an error ends the script's loop: a bad step's samples are not done, but to be left out.
+            ranks.settle()
             step.require_begun()
             if dealt != ranks.dealt:
                 break

@@ -10,7 +10,9 @@ import torch
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.elastic.commits.own import Value
 from hvdrecover.elastic.virtual.shares import Counts
+from hvdrecover.errors import ConfigError
 from hvdrecover.torch.framework import TorchFramework
+from hvdrecover.torch.names import parameters_of
 from hvdrecover.torch.virtual.buffers import Buffers
 from hvdrecover.torch.virtual.gradients import Gradients
 from hvdrecover.torch.virtual.replaying import TorchLeaves, packed, unpacked
@@ -34,11 +36,11 @@ class TorchCarrier:
         modules = {name: each for name, each in components.items() if isinstance(each, torch.nn.Module)}
         self._buffers = Buffers(modules)
         self.values: Mapping[str, Value] = {"_buffers": self._buffers} if self._buffers.exist else {}
-        self._gradients = [
-            Gradients(name, each, size)
-            for name, each in components.items()
-            if isinstance(each, torch.optim.Optimizer)
-        ]
+        optimizers = {
+            name: each for name, each in components.items() if isinstance(each, torch.optim.Optimizer)
+        }
+        _require_apart(optimizers)
+        self._gradients = [Gradients(name, each, size) for name, each in optimizers.items()]
 
     def begin(self, counts: Counts, process: int) -> None:
         """A step begins."""
@@ -113,3 +115,16 @@ class TorchCarrier:
         """Forget what is under way."""
         for each in self._gradients:
             each.abandon()
+
+
+def _require_apart(optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
+    """Refuse a parameter of two optimizers, as only one of them would be given its gradient."""
+    owners: dict[torch.Tensor, str] = {}
+    for name, optimizer in optimizers.items():
+        for each in parameters_of(optimizer):
+            if owners.setdefault(each, name) != name:
+                raise ConfigError(
+                    f"state.{name}",
+                    f"it has a parameter that {owners[each]} has, too, and virtual ranks give a gradient "
+                    "to one optimizer; leave it to one of them",
+                )

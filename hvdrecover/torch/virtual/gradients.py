@@ -59,6 +59,7 @@ class Gradients:
             )
             for inner, parameter in take_over(name, optimizer)
         ]
+        self._known = {each.parameter for each in self._entries}
         self._segments = cut(self._entries)
         self._buffers = Buffers()
         self._watched = False
@@ -82,12 +83,15 @@ class Gradients:
             rank: this process.
         """
         self.abandon()
+        self._require_known()
         self._optimizer._should_synchronize = True
         if not self._watched:  # only now, so that hooks of others come first and see the gradients
             self._watched = True
             for place, entry in enumerate(self._entries):
-                hook = partial(self._arrived, place)
+                hook, frozen = partial(self._arrived, place), not entry.parameter.requires_grad
+                entry.parameter.requires_grad_()  # or else there can't be a hook
                 entry.parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                entry.parameter.requires_grad_(not frozen)
         for entry in self._entries:
             entry.parameter.grad = None
         layout = pieces(shares)
@@ -174,6 +178,18 @@ class Gradients:
         return part.kept
 
     # -- inside ------------------------------------------------------------------------------------------
+
+    def _require_known(self) -> None:
+        """Refuse parameters that came after the optimizer was wrapped: nobody sums their gradients up."""
+        for group in self._optimizer.param_groups:
+            for each in group["params"]:
+                if each.requires_grad and each not in self._known:
+                    raise ConfigError(
+                        f"state.{self._name}",
+                        f"a parameter of shape {tuple(each.shape)} was added, or has begun to require "
+                        "gradients, since the state was made. Have all of them require gradients until then; "
+                        "they may be frozen afterwards",
+                    )
 
     def _way(self, layout: Sequence[Sequence[Node]], rank: int) -> Exchange:
         if len(layout) == 1:

@@ -20,7 +20,9 @@ def check(name: str, optimizer: Any) -> None:
     Raises:
         ConfigError: they can't; the message says why, and what to do.
     """
-    if hasattr(optimizer, "_starting_models"):
+    if hasattr(optimizer, "virtual_gradients"):
+        problem = "another state with virtual ranks has it; make a new DistributedOptimizer for this one"
+    elif hasattr(optimizer, "_starting_models"):
         problem = "Adasum combines updates of processes, not gradients; pass op=Average or op=Sum"
     elif not hasattr(optimizer, "_allreduce_grad_async"):
         problem = "virtual ranks need its gradients; wrap it in DistributedOptimizer"

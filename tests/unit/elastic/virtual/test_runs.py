@@ -261,6 +261,36 @@ def test_a_step_that_is_left_before_it_has_begun_is_none() -> None:
     on_ranks(1, lambda process: loop(process, body))
 
 
+def test_samples_of_a_step_that_ends_in_an_error_are_not_done() -> None:
+    """A guard then leaves them out, from where the cursor is."""
+
+    def body(state: State, steps: Iterator[Step]) -> None:
+        with pytest.raises(ValueError, match="bad"):
+            apply(steps)
+        assert state.sampler.order.done == 0
+
+    def apply(steps: Iterator[Step]) -> None:
+        for step in steps:
+            list(step)
+            raise ValueError("bad")
+
+    on_ranks(1, lambda process: loop(process, body))
+
+
+def test_a_loop_that_is_left_counts_its_last_step_before_the_next_begins() -> None:
+    def body(state: State, steps_once: Iterator[Step]) -> None:
+        list(next(steps_once))
+        virtual = state._context.virtual
+        assert virtual is not None
+        again = steps(virtual, Feed(state.sampler), state._context.clock, Step)
+        first = next(iter(next(again)))
+        order = state.sampler.order
+        assert order.done == SIZE * BATCH
+        assert first.tolist() == order.share_of(0)[:BATCH].tolist()
+
+    on_ranks(1, lambda process: loop(process, body))
+
+
 @pytest.mark.parametrize("size", [0, -1, True, 1.5, "4"])
 def test_impossible_numbers(size: Any) -> None:
     with pytest.raises(ConfigError, match="virtual_ranks"):

@@ -181,7 +181,7 @@ def test_workers_may_be_sent_the_data_set_and_leave_something_in_it() -> None:
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("carried", [(0,), (1, 2)])
-def test_what_is_drawn_between_parts_does_not_depend_on_who_reads(own: bool, carried: tuple[int, ...]) -> None:
+def test_who_reads_does_not_matter_to_what_is_drawn_next(own: bool, carried: tuple[int, ...]) -> None:
     sampler, ranks = sampler_of(Noisy()), Ranks(*carried)
     loaders = PerRank(lambda rank, size: DataLoader(Noisy(), batch_size=2))
     loaders.become_virtual(SIZE, lambda: 0)
@@ -192,3 +192,13 @@ def test_what_is_drawn_between_parts_does_not_depend_on_who_reads(own: bool, car
     steps = feed(loader, {"sampler": sampler, "loaders": loaders}, TorchFramework()).begin(ranks)  # type: ignore[arg-type]
     found = [torch.rand(()).item() for _, _ in zip(range(2), steps, strict=False)]
     assert found == expected
+
+
+def test_a_step_is_not_counted_in_the_next_epoch() -> None:
+    sampler = sampler_of(Noisy())
+    ranks: Any = Ranks(0)
+    loader = DataLoader(Noisy(), batch_size=2, sampler=sampler)
+    step = next(feed(loader, {"sampler": sampler}, TorchFramework()).begin(ranks))
+    sampler.set_epoch(1)
+    step.done()
+    assert sampler.processed_num == 0

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hvdrecover.errors import ConfigError
+from hvdrecover.torch.virtual.carrier import TorchCarrier
 from hvdrecover.torch.virtual.gradients import Gradients
 from hvdrecover.torch.virtual.segments import cut
 from tests.unit.torch.jobs import network
@@ -295,3 +296,41 @@ def test_state_of_an_optimizer_that_has_not_stepped_is_broadcast() -> None:
     Gradients("optimizer", optimizer, 2)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     assert optimizer.state_dict()["state"]
+
+
+@pytest.mark.parametrize("change", ["added", "unfrozen"])
+def test_parameters_that_come_later_are_refused(change: str) -> None:
+    model, later = network(), torch.nn.Parameter(torch.zeros(7), requires_grad=False)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([*model.parameters(), later], lr=0.1))
+    gradients = Gradients("optimizer", optimizer, 2)
+    step(gradients, model, 2)
+    if change == "added":
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(7))]})
+    else:
+        later.requires_grad_()
+    with pytest.raises(ConfigError, match=r"a parameter of shape \(7,\) was added, or has begun to require"):
+        step(gradients, model, 2)
+
+
+def test_parameters_may_be_frozen_later() -> None:
+    model = network()
+    gradients = Gradients("optimizer", wrapped(model), 2)
+    first = next(model.parameters()).requires_grad_(False)
+    step(gradients, model, 2)
+    assert first.grad is not None and not first.grad.any()
+    first.requires_grad_()
+    step(gradients, model, 2)
+    assert first.grad.any()
+
+
+def test_an_optimizer_of_two_states_is_refused() -> None:
+    optimizer = wrapped(network())
+    Gradients("optimizer", optimizer, 2)
+    with pytest.raises(ConfigError, match="another state with virtual ranks has it"):
+        Gradients("optimizer", optimizer, 2)
+
+
+def test_optimizers_with_a_parameter_in_common_are_refused() -> None:
+    model = network()
+    with pytest.raises(ConfigError, match=r"state\.other: it has a parameter that optimizer has, too"):
+        TorchCarrier({"model": model, "optimizer": wrapped(model), "other": wrapped(model)}, 2)
