@@ -47,6 +47,7 @@ class TensorFlowCarrier:
 
     def begin(self, counts: Counts, process: int) -> None:
         """A step begins."""
+        self._buffers.absorb()
         self.gradients.begin(counts, process)
 
     def part_begins(self, rank: int) -> None:
