@@ -30,6 +30,9 @@ class Ranks:
     def seeds(self, step: int, rank: int) -> Callable[[str], int]:
         return stream(7, f"step {step}", rank)
 
+    def sample_seeds(self, step: int, rank: int) -> Callable[[str], int]:
+        return stream(7, f"samples {step}", rank)
+
     def any_has_more(self, mine: bool) -> bool:
         return mine
 
