@@ -51,6 +51,10 @@ class Buffers:
         """Return whether two copies of a buffer are equal."""
         raise NotImplementedError
 
+    def copied(self, tensor: Tensor) -> Tensor:
+        """Return a copy of a copy, for an adapter whose `read` writes over earlier ones."""
+        return tensor
+
     def holds(self, name: str, tensor: Tensor) -> bool:
         """Return whether a buffer is equal to what was last written to it, or read from it."""
         return self.same(self.read(name), tensor)
@@ -135,7 +139,8 @@ class Buffers:
                 raise MismatchError(
                     "buffers", [f"{each}: in the commit, but not in a model" for each in unknown]
                 )
-            self._own[rank] = dict(states[rank])
+            # Several may have been given one copy of what all have in common.
+            self._own[rank] = {name: self.copied(each) for name, each in states[rank].items()}
 
     def keep(self, carried: Carried) -> None:
         """Note which virtual ranks are carried out; the models have what all have in common now."""

@@ -47,6 +47,10 @@ class Buffers(buffers.Buffers):
             self._tensor(name).copy_(tensor)
         self._see(name)
 
+    def copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a copy, as `read` writes over it."""
+        return tensor.clone()
+
     def holds(self, name: str, tensor: torch.Tensor) -> bool:
         """See the base class; without a wait for a device, unless the script has touched it."""
         present = self._tensor(name)
