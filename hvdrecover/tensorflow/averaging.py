@@ -108,16 +108,16 @@ class Reduction:
 
         Raises:
             ConfigError: sparse gradients, and an ``op`` other than the average or the sum; or it is part of
-                what XLA is to compile, or runs under a strategy of ``tf.distribute``; or the job has virtual
-                ranks.
+                what XLA is to compile, or runs under a strategy of ``tf.distribute``; or a virtual rank is
+                being carried out.
             MissingGradientError: a gradient is None on some of the ranks only; out of a graph it comes as an
                 error of TensorFlow's.
         """
-        if ranks.exist():
+        if ranks.are_carried_out():
             raise ConfigError(
                 "gradients",
-                "they would be averaged over processes, and the job has virtual ranks; take them by a plain "
-                "tf.GradientTape, and hand them over by step.add(gradients) in a loop over state.steps()",
+                "they would be averaged over processes, and are those of a virtual rank; take them by a "
+                "plain tf.GradientTape, and hand them over by step.add(gradients)",
             )
         given = [self._dense(gradient) for gradient in gradients]
         shared = [place for place, variable in enumerate(variables) if not self.is_local(variable)]

@@ -280,9 +280,9 @@ class VirtualRanks(Kept, Voter):
         self._measured = now
 
 
-def exist() -> bool:
-    """Return whether a state with virtual ranks has been made in this process."""
-    return bool(_latest)
+def are_carried_out() -> bool:
+    """Return whether a virtual rank is being carried out, in the inner loop of a step."""
+    return bool(_latest) and _latest[0].current is not None
 
 
 def virtual_size() -> int:

@@ -68,7 +68,10 @@ class Step:
             started = self._clock.monotonic()
             batch = fetch(rank)
             ranks.part_begins(rank)
-            yield batch
+            try:
+                yield batch
+            finally:
+                ranks.current = None  # also if the script leaves
             ranks.part_ends(rank, self._clock.monotonic() - started)
         if replayed is not None:
             yield from replayed.after()
