@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hvdrecover.examples.digits_run import PATIENCE, static
 from hvdrecover.launch.job import Job
+from tests.integration.conftest import WHOLE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tensorflow.md").read_text()
 STOP = """
@@ -40,7 +41,7 @@ def test_its_script_goes_on_inside_the_epoch_with_another_number_of_ranks(tmp_pa
 
 def run(launcher: list[str], folder: Path, *options: str) -> int:
     script = ["sh", "-c", 'cd "$0" && exec "$@"', str(folder), sys.executable, "train.py", *options]
-    job = Job([*launcher, *script], folder / "log")
+    job = Job([*launcher, *script], folder / "log", WHOLE)
     try:
         return job.wait(PATIENCE)
     finally:
