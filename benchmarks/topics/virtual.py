@@ -1,4 +1,4 @@
-"""What it costs that a result does not depend on the number of processes: virtual ranks."""
+"""The cost of a result that does not depend on the number of processes: virtual ranks."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _DRAWING = (
 
 
 class Dealing:
-    """What an iteration over a data set is to give.
+    """The order for an iteration over a data set.
 
     Args:
         order: the sample order.

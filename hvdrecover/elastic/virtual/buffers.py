@@ -1,4 +1,4 @@
-"""What models change besides their parameters, such as batch norm's statistics: one of each virtual rank."""
+"""The buffers of models, such as batch norm's statistics, of which each virtual rank has its own."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ Digests = tuple[str | None, ...]
 
 @dataclass(frozen=True)
 class Plan:
-    """Who computes a part once more in a step.
+    """The processes that compute a part once more in a step.
 
     Attributes:
         rank: the virtual rank whose part it is; the last one of its process.

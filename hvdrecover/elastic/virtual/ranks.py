@@ -27,7 +27,7 @@ _HALF_LIFE = 600.0  # seconds; of the time of a process that has nothing to do, 
 
 
 class Carrier(Protocol):
-    """What a framework does to carry virtual ranks out, one after the other.
+    """The framework's side of carrying virtual ranks out, one after the other.
 
     Attributes:
         values: what each virtual rank has of its own besides the user's `PerRank`, by a name that begins

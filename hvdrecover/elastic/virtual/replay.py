@@ -153,7 +153,7 @@ class Replay:
         self.context.events.emit("replay", shown, level=logging.WARNING, action=action, **facts)
 
     def _packed(self, batch: Any, rank: int) -> bytes:
-        """What a virtual rank's part is computed from; or the reason why that can't be sent."""
+        """The inputs of a virtual rank's part; or the reason why they can't be sent."""
         try:
             return _SENT + self.carrier.packed((batch, self.own.share_of(rank)))
         except Exception as error:  # each kind of batch has its own

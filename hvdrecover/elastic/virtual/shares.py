@@ -1,4 +1,4 @@
-"""How many virtual ranks each process carries out: pure decisions, which all processes take alike.
+"""The number of virtual ranks of each process: pure decisions, which all processes take alike.
 
 A process carries out a run of virtual ranks: the first one the first run, and so on.
 """
@@ -48,7 +48,7 @@ def by_speed(size: int, seconds: Sequence[float | None]) -> Counts:
 
 
 def reconsider(present: Counts, seconds: Sequence[float | None]) -> Counts:
-    """Return the shares to go on with: others than the present ones only if they save a tenth of a step.
+    """Return the shares to go on with: the present ones, unless others save a tenth of a step.
 
     Args:
         present: the present shares.

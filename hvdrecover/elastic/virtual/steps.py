@@ -26,7 +26,7 @@ class Batches:
 
 
 class Feed(Protocol):
-    """Where batches come from."""
+    """The source of batches."""
 
     def begin(self, ranks: VirtualRanks) -> Iterator[Batches]:
         """Yield the batches of each step that is left; the same number of steps on all processes."""
@@ -82,11 +82,11 @@ class Step:
 
     @property
     def replaying(self) -> bool:
-        """Whether the present batch is another process's, to check that; nothing about it counts twice."""
+        """Return whether the present batch is another process's, to be compared only."""
         return self._ranks.replaying
 
     def require_begun(self) -> None:
-        """Refuse to go on if nobody went through it.
+        """Refuse the next step if the script has passed this one over.
 
         Raises:
             StepError: so it is.

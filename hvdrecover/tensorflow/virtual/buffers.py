@@ -1,4 +1,4 @@
-"""What models hold besides what they train, such as batch norm's statistics, of each virtual rank."""
+"""The variables of models besides those they train, such as batch norm's statistics, of each virtual rank."""
 
 from __future__ import annotations
 

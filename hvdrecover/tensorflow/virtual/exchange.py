@@ -17,7 +17,7 @@ _SUMMED_BY_HOROVOD = (tf.float32, tf.float64)
 
 
 class Exchange:
-    """How the partial sums of one step go between processes.
+    """The way of the partial sums of one step between processes.
 
     Two are added up by Horovod's own allreduce, as x + y is y + x. Of more, a process gets its part by
     ``alltoall``, adds that up, and by ``allgather`` all get the result.

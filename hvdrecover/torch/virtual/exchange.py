@@ -34,7 +34,7 @@ class Entry:
 
     @property
     def is_wide(self) -> bool:
-        """Whether gradients are added up in the parameter's own dtype, and may be divided in it."""
+        """Return whether gradients are added up in the parameter's own dtype, and may be divided in it."""
         return self.wire == self.parameter.dtype
 
     def nothing(self) -> torch.Tensor:
