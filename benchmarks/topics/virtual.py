@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import horovod.torch as hvd
 import torch
@@ -14,6 +15,8 @@ from benchmarks.jobs.virtual_shares import RESULT as SHARES
 from benchmarks.measure import by_turns, stopwatch
 from benchmarks.rows import Goal, Row
 from benchmarks.states import Setting
+from hvdrecover.examples.digits_run import DigitsRun, elastic
+from hvdrecover.launch.processes import kill
 
 _PATIENCE = 600.0  # seconds
 _STEP = Goal(1.05, 1.02)
@@ -89,11 +92,42 @@ def measure(setting: Setting) -> list[Row]:
             Goal(0.01, 0.003, slowdown=True, digits=4),
             True,
         ),
+        Row(
+            "virtual",
+            "from SIGKILL of one of two processes to the end of the next step",
+            "digits, four virtual ranks",
+            "ms",
+            _recoveries(setting),
+            goal=Goal(500.0, 200.0, digits=0),
+        ),
         *(
             Row("virtual", f"the same, {what}", "100 MB", "ms", *(found[name][0], grouped, found[name][1]))
             for name, what in _UNEVEN.items()
         ),
     ]
+
+
+def _recoveries(setting: Setting) -> list[float]:
+    """Milliseconds from a kill to the end of the survivor's next step, in jobs without standbys."""
+    found = []
+    for number in range(setting.rounds(5)):
+        folder = setting.folder / f"killed-{number}"
+        folder.mkdir()
+        hosts = folder / "hosts"
+        hosts.write_text("localhost:1\n127.0.0.1:1\n")  # Horovod gives up a host on which a worker died
+        run = DigitsRun(folder, 15, "--virtual-ranks", "4", "--step-seconds", "0.01")
+        job = run.start(elastic(hosts), {"OMP_NUM_THREADS": "1"})
+        try:
+            run.wait_for(job, lambda batch: batch.epoch == 2)
+            struck = time.time()
+            kill(run.process_of(rank=3))
+            first = run.wait_for(job, lambda batch: batch.generation > 1, after=struck)
+            # A part is written down before it is computed: that of the next step tells that this one is done.
+            following = run.wait_for(job, lambda batch: batch.rank == 0, after=first.time)
+        finally:
+            job.kill()
+        found.append(1e3 * (following.time - struck))
+    return found
 
 
 def _alone(setting: Setting) -> list[list[float]]:
