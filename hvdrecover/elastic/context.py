@@ -10,6 +10,7 @@ from hvdrecover.config import Config
 from hvdrecover.elastic.commits.carried import Carried
 from hvdrecover.elastic.commits.contents import Contents
 from hvdrecover.elastic.interfaces import Framework, World
+from hvdrecover.errors import ConfigError
 from hvdrecover.events import Events
 
 if TYPE_CHECKING:
@@ -87,3 +88,13 @@ class Context:
     clock: Clock
     place: Place
     virtual: VirtualRanks | None = None
+
+    def virtual_ranks(self) -> VirtualRanks:
+        """Return the virtual ranks.
+
+        Raises:
+            ConfigError: the job has none.
+        """
+        if self.virtual is None:
+            raise ConfigError("state.steps()", "the state has no virtual ranks; make it with virtual_ranks=")
+        return self.virtual

@@ -119,8 +119,7 @@ class TensorFlowState(State):
             StepError: a step was left before its end, or passed over.
         """
         context = self._context
-        if context.virtual is None:
-            raise ConfigError("state.steps()", "the state has no virtual ranks; make it with virtual_ranks=")
+        virtual = context.virtual_ranks()
         if variables is None:
             model = self._contents.values.get("model")
             if not isinstance(model, keras.layers.Layer):
@@ -130,7 +129,7 @@ class TensorFlowState(State):
             variables = model.trainable_variables
         source = feed(data, self._contents.values, context.framework)
         self._carrier.gradients.of(variables, op, compression)
-        return steps(context.virtual, source, context.clock, Step)
+        return steps(virtual, source, context.clock, Step)
 
     @property
     def _datasets(self) -> list[ElasticDataset]:

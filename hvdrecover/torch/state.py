@@ -12,7 +12,6 @@ from hvdrecover.elastic.state import State
 from hvdrecover.elastic.virtual.ranks import VirtualRanks
 from hvdrecover.elastic.virtual.shares import Policy
 from hvdrecover.elastic.virtual.steps import Step, steps
-from hvdrecover.errors import ConfigError
 from hvdrecover.torch.framework import TorchFramework
 from hvdrecover.torch.scalars import require_tensorboard
 from hvdrecover.torch.virtual.carrier import TorchCarrier
@@ -94,7 +93,6 @@ class TorchState(State):
             StepError: a step was left before its end, or passed over.
         """
         context = self._context
-        if context.virtual is None:
-            raise ConfigError("state.steps()", "the state has no virtual ranks; make it with virtual_ranks=")
+        virtual = context.virtual_ranks()
         data = feed(loader, self._contents.values, context.framework)
-        return steps(context.virtual, data, context.clock, Step)
+        return steps(virtual, data, context.clock, Step)

@@ -144,7 +144,7 @@ class Gradients:
 
     @property
     def entries(self) -> Sequence[Entry]:
-        """What is summed."""
+        """The gradients that are summed."""
         return self._entries
 
     def hold(self, rank: int) -> None:

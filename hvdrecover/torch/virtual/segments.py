@@ -42,7 +42,7 @@ class Part:
 
 @dataclass
 class Segment:
-    """What is sent at once.
+    """A piece of the gradients, sent at once.
 
     Attributes:
         number: of the segment.
@@ -270,7 +270,7 @@ class Segments:
         return torch.empty(0, dtype=entry.wire, device=entry.parameter.device)
 
     def _counts(self, segment: Segment) -> list[int]:
-        """How many elements of a segment each process adds up."""
+        """Return the number of elements of a segment that each process adds up."""
         processes = len(self._pieces)
         share = -(-segment.length // processes)
         return [max(0, min(share, segment.length - share * each)) for each in range(processes)]
