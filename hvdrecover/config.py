@@ -8,6 +8,8 @@ This is the only module that reads environment variables; a test holds the other
 ``HVDRECOVER_LOG``             ``debug``, ``info`` (default), ``warning`` or ``error``
 ``HVDRECOVER_MAX_DURABLE_AGE`` for how many seconds commits that are due may fail to become durable
                                before the job is stopped; without it, training continues
+``HVDRECOVER_NEAR``            the near tier of states whose script leaves it open: ``auto`` (default),
+                               ``off``, or a folder on each host
 ``HVDRECOVER_STOP_SIGNALS``    which signals announce a preemption: names, separated by commas
                                (``SIGTERM,SIGUSR1``)
 ``HVDRECOVER_SSH_OPTIONS``     what `hvdrecover run` adds to ssh's command line, so that lost hosts are
@@ -101,6 +103,7 @@ class Config:
         suspects: durable commits that this start of the job is to pass over: names of the first and the last
             of each range.
         again: whether the job has made commits before, in this start or in an earlier one.
+        near: the near tier where the script leaves it open: ``auto``, ``off`` or a folder.
         job: identity of the job, the same for all its starts and restarts; None if no launcher gave one.
     """
 
@@ -128,6 +131,7 @@ class Config:
     suspects: tuple[tuple[str, str], ...] = ()
     again: bool = False
     job: str | None = None
+    near: str = "auto"
 
     @property
     def instruments(self) -> str | None:
@@ -173,6 +177,7 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         suspects=_suspects(env.get("HVDRECOVER_SUSPECT", "")),
         again=env.get("HVDRECOVER_AGAIN") == "1",
         job=_job(env),
+        near=env.get("HVDRECOVER_NEAR") or "auto",
     )
 
 

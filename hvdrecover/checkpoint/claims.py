@@ -195,6 +195,33 @@ class Claims:
             generation = max([generation, *claimed]) + 1
             self._create(generation, generation, claimed)
 
+    def unreplaced(self) -> dict[str, int]:
+        """Return the starts that no other job has replaced but this one, which has just taken the root.
+
+        They are all starts of this job, and of the one that had the root before it.
+
+        Returns:
+            Start to the generation under which it took the root.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        found = [self.read(generation) for generation in self.generations()]
+        jobs = {self._job}
+        starts: dict[str, int] = {}
+        for claim in sorted(found, key=lambda claim: (claim.first, claim.generation), reverse=True):
+            if claim.job not in jobs:
+                if len(jobs) > 1 or not claim.job:
+                    break
+                jobs.add(claim.job)
+            if claim.start != self._start:
+                starts[claim.start] = claim.first
+        return starts
+
+    def first_of(self, generation: int) -> int:
+        """Return the generation under which the start took the root that wrote this one."""
+        return self.read(generation).first if generation in self.generations() else generation
+
     def take(self, generation: int) -> None:
         """Claim a generation that this job has reached by a recovery.
 

@@ -100,6 +100,9 @@ class Checkpoint:
         keep: how many of the newest durable commits to keep, at least 1; or a `Keep` with more rules.
         strict: whether a commit must fit the training state exactly. If not, what fits is loaded, and the
             rest is listed in the log.
+        near: the near tier, which keeps commits in each host's memory when processes die: ``"auto"`` for the
+            host's shared memory under ``hvdrecover run`` if there is room, a folder on a disk of the host, or
+            None for no such tier. See docs/near.md.
         every: ``"auto"`` measures what durable commits cost, counts how often the job is lost, and chooses
             the time between durable commits by that. Not with ``every_commits`` or ``every_seconds``.
 
@@ -115,6 +118,7 @@ class Checkpoint:
     keep: int | Keep = 3
     strict: bool = True
     every: Literal["auto"] | None = None
+    near: str | None = "auto"
 
     def __post_init__(self) -> None:
         if not isinstance(self.url, str | os.PathLike) or not isinstance(os.fspath(self.url), str):
@@ -131,6 +135,10 @@ class Checkpoint:
             raise ConfigError("every", f"{self.every!r} is not 'auto'; {reason}")
         if self.every is not None and (self.every_commits is not None or self.every_seconds is not None):
             raise ConfigError("every", "'auto' decides alone; leave out every_commits and every_seconds")
+        if self.near is not None:
+            if not isinstance(self.near, str | os.PathLike) or not os.fspath(self.near).strip():
+                raise ConfigError("near", f"{self.near!r} is neither 'auto', nor a folder, nor None")
+            object.__setattr__(self, "near", os.fspath(self.near))
         Keep.of(self.keep)
         if type(self.strict) is not bool:
             raise ConfigError("strict", f"{self.strict!r} is neither True nor False")

@@ -86,6 +86,18 @@ class Store:
         self._collector.tidy(generation)
         return generation
 
+    def newest(self, suspects: Callable[[CommitId], bool]) -> CommitId | None:
+        """Return the newest commit that is complete, whether or not it verifies; None if there is none.
+
+        Args:
+            suspects: whether a commit is not to be resumed from.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        commits = (each for each in root.commits(self.storage) if not suspects(each))
+        return next((each for each in commits if root.is_complete(self.storage, each)), None)
+
     def write(self, snapshot: Snapshot, rank: int, durable: Callable[[], None] = lambda: None) -> None:
         """Make a commit durable, then delete what retention no longer keeps.
 

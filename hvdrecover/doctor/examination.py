@@ -13,10 +13,10 @@ from hvdrecover.doctor import host_memory, network, ring, roots, versions
 from hvdrecover.doctor.agents import Agents, handed_on
 from hvdrecover.doctor.facts import HostFacts
 from hvdrecover.doctor.findings import Finding, checked, refused, skipped
-from hvdrecover.doctor.host_memory import Available
 from hvdrecover.doctor.network import Reached, Reading
 from hvdrecover.doctor.ring import Launched
 from hvdrecover.errors import ConfigError, LaunchError
+from hvdrecover.host_memory import Available
 from hvdrecover.install.process import ended_by_exception
 from hvdrecover.launch.horovodrun import Options
 

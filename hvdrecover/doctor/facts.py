@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from hvdrecover.doctor import host_memory
+from hvdrecover import host_memory
 from hvdrecover.install.edits import EDITS, Edit
 from hvdrecover.install.environment import version_of
 from hvdrecover.version import __version__

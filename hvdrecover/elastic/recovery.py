@@ -10,10 +10,13 @@ from typing import Any, NoReturn
 
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.digest import digest_numbers
+from hvdrecover.checkpoint.near.recall import Recalled
 from hvdrecover.checkpoint.retrying import ATTEMPTS
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.elastic.agreement import reports
-from hvdrecover.elastic.agreement.election import Election, elect
+from hvdrecover.elastic.agreement.election import Election, Published, elect
+from hvdrecover.elastic.agreement.revival import Claimed, revived
 from hvdrecover.elastic.agreement.transfer import Agreement, Source, receive, send, send_failure
 from hvdrecover.elastic.assembly import Rank
 from hvdrecover.elastic.companions import Moment, Observer
@@ -95,60 +98,101 @@ class Recovery:
         context, started = self._context, self._context.clock.monotonic()
         context.events.rank = context.world.rank()
         heartbeat.take_rank(context.world.rank())
-        held = self._memory.newest
-        election = self._elect(held)
-        self._own.rendezvous(context.world, context.place.among_all, held, election.newest)
-        leads = context.world.rank() == election.root
-        agreement = self._lead(election) if leads else self._follow(election, held)
-        self.root = election.root
+        recalled = None if context.place.joined else self._durable.near.recall()
+        election = self._elect(recalled)
+        self._own.rendezvous(context.world, context.place.among_all, self._memory.newest, election.newest)
+        claimed = self._revive(recalled) if election.revives else None
+        self.root = election.root if claimed is None or claimed.root is None else claimed.root
+        if context.world.rank() == self.root:
+            agreement = self._lead(election, recalled, claimed)
+        else:
+            agreement = self._follow(election, recalled, claimed)
         self._adopt(agreement)
-        self._report(agreement, started, reached)
+        self._report(agreement, started, reached, claimed)
         self._companions.notify(Observer.agreed, agreement)
         return agreement.source
 
-    def _elect(self, held: Snapshot | None) -> Election:
-        moment, own = Moment("rendezvous", held), self._memory.last
-        published, *tables = self._companions.exchange(
-            self._context.world, moment, [own.generation, own.commit]
+    def _elect(self, recalled: Recalled | None) -> Election:
+        moment, own, job = (
+            Moment("rendezvous", self._memory.newest),
+            self._memory.last,
+            self._context.place.job,
         )
-        commits = [CommitId(*row) for row in published.tolist()]
-        election = elect(commits, lambda holders: self._companions.prefer(holders, tables))
+        if recalled is not None:
+            own, job = recalled.snapshot.id, recalled.job
+        row = [own.generation, own.commit, recalled is not None, digest_numbers(job.encode())[0]]
+        published, *tables = self._companions.exchange(self._context.world, moment, row)
+        words = [Published(CommitId(*row[:2]), bool(row[2]), row[3]) for row in published.tolist()]
+        election = elect(words, lambda holders: self._companions.prefer(holders, tables))
         verdict = self._companions.verdict(dataclasses.replace(moment, elected=election), tables)
         if verdict is not None:
             raise verdict
         return election
 
-    def _follow(self, election: Election, held: Snapshot | None) -> Agreement:
+    def _revive(self, recalled: Recalled | None) -> Claimed:
+        """All processes have just started: let rank 0 take the root, and ask which near commit counts."""
+        claim = None
+        if self._context.world.rank() == 0:
+            claim = lambda: (self._claim(), self._context.place.job, self._durable.standing())  # noqa: E731
+        return revived(self._context, recalled, claim, self._durable.near.pass_over)
+
+    def _follow(self, election: Election, recalled: Recalled | None, claimed: Claimed | None) -> Agreement:
         """Receive what the elected rank sends, and load it."""
-        same = held if held is not None and held.id == election.newest else None
-        agreement = receive(self._context.world, election.root, same)
+        held = self._memory.newest if recalled is None else recalled.snapshot
+        newest = election.newest if claimed is None else claimed.commit
+        agreement = receive(
+            self._context.world, self.root, held if held is not None and held.id == newest else None
+        )
         self._context.place.job = agreement.job
         if agreement.loaded:  # whichever rank fails next, its guardian knows from which commit
             heartbeat.tell(loaded=agreement.loaded)
         self._load(agreement.snapshot, strict=True)
         return agreement
 
-    def _lead(self, election: Election) -> Agreement:
+    def _lead(self, election: Election, recalled: Recalled | None, claimed: Claimed | None) -> Agreement:
         """Decide what all resume from, and send it; on the elected rank."""
         try:
-            agreement = self._choose(election)
+            if election.newest is not None:
+                agreement = self._from_memory(election.newest, recalled)
+            elif recalled is not None and claimed is not None and claimed.root is not None:
+                agreement = self._from_near(recalled, claimed)
+            else:
+                agreement = self._from_root(self._claim() if claimed is None else claimed.generation)
         except Exception as error:
-            send_failure(self._context.world, election.root, error)
+            send_failure(self._context.world, self.root, error)
             raise
-        send(self._context.world, election.root, agreement)
+        send(self._context.world, self.root, agreement)
         return agreement
 
-    def _choose(self, election: Election) -> Agreement:
-        place, memory = self._context.place, self._memory
-        if election.newest is not None:
-            # A new generation: a rank left behind may hold, or be writing, another commit of this number.
-            newest = CommitId(election.newest.generation + 1, election.newest.commit)
-            return Agreement(memory.capture(newest, finished=memory.finished), "memory", place.job)
+    def _from_memory(self, elected: CommitId, recalled: Recalled | None) -> Agreement:
+        # A new generation: a rank left behind may hold, or be writing, another commit of this number.
+        newest = CommitId(elected.generation + 1, elected.commit)
+        if recalled is None:
+            snapshot = self._memory.capture(newest, finished=self._memory.finished)
+            return Agreement(snapshot, "memory", self._context.place.job)
+        self._load(recalled.snapshot, strict=True)
+        return Agreement(dataclasses.replace(recalled.snapshot, id=newest), "memory", recalled.job)
+
+    def _from_near(self, recalled: Recalled, claimed: Claimed) -> Agreement:
+        self._context.place.job = claimed.job
+        name = recalled.snapshot.id.name
+        heartbeat.tell(loaded=name)
+        with self._rank.timings.of("load"):
+            snapshot = self._resumed(recalled.snapshot, claimed.generation, f"near commit {name}")
+        return Agreement(snapshot, "near", claimed.job, name)
+
+    def _claim(self) -> int:
+        """Take the root for a new start of the job."""
         start, job = uuid.uuid4().hex, self._context.config.job
-        place.job = f"{job}/{start}" if job else start
+        self._context.place.job = f"{job}/{start}" if job else start
         self._durable.retire()  # its claim is of an earlier attempt at this, and so of another job
         with self._rank.timings.of("load"):
-            generation, stored = self._durable.claim()
+            return self._durable.claim()
+
+    def _from_root(self, generation: int) -> Agreement:
+        place, memory = self._context.place, self._memory
+        with self._rank.timings.of("load"):
+            stored = self._durable.load()
         if stored is None and memory.newest is None:
             raise RecoveryError(
                 "no commit is left: the last one was interrupted on all ranks, and none is durable"
@@ -157,11 +201,11 @@ class Recovery:
             self._own.random.draw_seed()
             return Agreement(memory.capture(CommitId(generation, 0)), "initial", place.job)
         heartbeat.tell(loaded=stored.id.name)
-        return Agreement(self._resumed(stored, generation), "durable", place.job, stored.id.name)
-
-    def _resumed(self, stored: Snapshot, generation: int) -> Snapshot:
-        """Load a durable commit under this job's generation; return it as all ranks get it."""
         where = f"{self._durable.root}/{stored.id}"
+        return Agreement(self._resumed(stored, generation, where), "durable", place.job, stored.id.name)
+
+    def _resumed(self, stored: Snapshot, generation: int, where: str) -> Snapshot:
+        """Load a commit of an earlier start under this one's generation; return it as all ranks get it."""
         self._companions.resuming(stored, where)
         resumed = {each.key: each.resumed(stored.state.get(each.key)) for each in self._companions.kept}
         state = {**stored.state, **{key: value for key, value in resumed.items() if value is not None}}
@@ -181,7 +225,7 @@ class Recovery:
         self._place_samplers()
         self._durable.agreed()
         resized = snapshot.world_size != self._context.world.size()
-        if agreement.source == "durable" and resized and self.reset_callbacks:
+        if agreement.source in ("near", "durable") and resized and self.reset_callbacks:
             self.reset()
             self._own.keep(snapshot)
             self._memory.capture(snapshot.id, finished=snapshot.finished)
@@ -314,11 +358,14 @@ class Recovery:
         commit = self._memory.last
         self._announce("finished", message, generation=commit.generation, commit=commit.commit)
 
-    def _report(self, agreement: Agreement, started: float, reached: tuple[int, int]) -> None:
+    def _report(
+        self, agreement: Agreement, started: float, reached: tuple[int, int], claimed: Claimed | None
+    ) -> None:
         """Report the end of a recovery."""
         seconds, size = self._context.clock.monotonic() - started, self._context.world.size()
         commit = agreement.snapshot.id
-        message = reports.agreed(agreement, size, self._durable.root, seconds, reached)
+        near = "" if claimed is None else claimed.describe()
+        message = reports.agreed(agreement, size, self._durable.root, seconds, reached, near=near)
         facts: dict[str, Any] = {"generation": commit.generation, "commit": commit.commit}
         self._announce("sync", message, source=agreement.source, **facts, size=size, seconds=seconds)
         self._rank.timings.add("sync", seconds - self._rank.timings.spent("load"))

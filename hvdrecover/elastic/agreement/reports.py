@@ -8,7 +8,12 @@ from hvdrecover.errors import NoProgressError, StoppedError
 
 
 def agreed(
-    agreement: Agreement, size: int, root: str, seconds: float, reached: tuple[int, int] = (0, 0)
+    agreement: Agreement,
+    size: int,
+    root: str,
+    seconds: float,
+    reached: tuple[int, int] = (0, 0),
+    near: str = "",
 ) -> str:
     """Return what the ranks resume from, and what is done once more.
 
@@ -19,6 +24,7 @@ def agreed(
         seconds: how long it took.
         reached: how far the job had come, as far as is known: commits at which the state had changed, and
             steps since.
+        near: of a near commit, where it was, and how much newer than the durable one it is.
     """
     commit, before = agreement.snapshot.id.commit, agreement.snapshot.world_size
     ranks = f"{size} rank{'s' if size > 1 else ''}"
@@ -26,6 +32,7 @@ def agreed(
     line = {
         "initial": f"starting from the beginning on {ranks}",
         "durable": f"resumed from commit {commit} at {root} on {ranks} ({change})",
+        "near": f"resumed from commit {commit} {near}, on {ranks} ({change})",
         "memory": f"resuming from commit {commit} in memory on {ranks}",
     }[agreement.source]
     changed = agreement.snapshot.state["random"]["stream"]

@@ -18,7 +18,7 @@ from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.elastic.interfaces import World
 from hvdrecover.errors import StoppedError
 
-Source = Literal["memory", "durable", "initial"]
+Source = Literal["memory", "near", "durable", "initial"]
 
 _PIECE = 1 << 26  # bytes in one broadcast
 
@@ -46,7 +46,7 @@ def send(world: World, root: int, agreement: Agreement) -> None:
     Those that turn out to hold the very bytes keep what they have; if all do, only its description is sent.
     """
     snapshot = agreement.snapshot
-    held = _digests(snapshot) if agreement.source == "memory" and world.size() > 1 else {}
+    held = _digests(snapshot) if agreement.source in ("memory", "near") and world.size() > 1 else {}
     header = {
         "id": [snapshot.id.generation, snapshot.id.commit],
         "source": agreement.source,
@@ -70,8 +70,18 @@ def send(world: World, root: int, agreement: Agreement) -> None:
 
 def send_failure(world: World, root: int, error: BaseException) -> None:
     """Tell the other ranks that the root has nothing to send."""
+    _broadcast_json(world, root, failure(error))
+
+
+def failure(error: BaseException) -> dict[str, Any]:
+    """Return an error as the other ranks get it."""
     kind = error_kinds.kinds(error)[:1] or [type(error).__name__]
-    _broadcast_json(world, root, {"error": f"{type(error).__name__}: {error}", "kind": kind[0]})
+    return {"error": f"{type(error).__name__}: {error}", "kind": kind[0]}
+
+
+def stopped(root: int, failure: dict[str, Any]) -> StoppedError:
+    """Return the error of the ranks that the root has sent its `failure`."""
+    return StoppedError(f"rank {root} has no state to resume from. {failure['error']}", failure["kind"])
 
 
 def receive(world: World, root: int, held: Snapshot | None = None) -> Agreement:
@@ -89,7 +99,7 @@ def receive(world: World, root: int, held: Snapshot | None = None) -> Agreement:
     mine = _digests(held) if held is not None else {}  # while the root makes its own
     header = _broadcast_json(world, root, None)
     if "error" in header:
-        raise StoppedError(f"rank {root} has no state to resume from. {header['error']}", header["kind"])
+        raise stopped(root, header)
     lacking = held is None or mine != header["digests"]
     arenas = {} if held is None or lacking else held.arenas
     if _anybody_lacks(world, lacking):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.layout import Layout
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.data.order import SampleOrder
 from hvdrecover.elastic.commits.copier import Copier, Part, rebuild
@@ -36,6 +37,10 @@ class Present:
     parts: Mapping[str, Part]
     cursors: dict[str, Json]
     own: Mapping[str, Shares]
+
+    def layouts(self) -> dict[str, Layout]:
+        """Return where the tensors lie in a commit's files, by attribute name."""
+        return {name: part.layout for name, part in self.parts.items() if part.layout is not None}
 
     def state(self) -> dict[str, Json]:
         """A commit's ``attributes`` and ``samplers``, and of how many ranks it has what is their ``own``."""

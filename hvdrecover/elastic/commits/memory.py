@@ -115,7 +115,7 @@ class Memory:
         if unchanged and self.newest is not None:
             arenas = dict(self.newest.arenas)
         else:
-            reuse = self.arenas.acquire(self.in_flight())
+            reuse = self.arenas.acquire(self.in_flight(), present.layouts())
             self.newest = None  # an interrupted copy must not pass for a commit
             arenas = self._contents.copy(present, reuse)
             self.arenas.hold(arenas)

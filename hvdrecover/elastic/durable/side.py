@@ -12,10 +12,12 @@ from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import redact
 from hvdrecover.elastic.agreement import reports
+from hvdrecover.elastic.agreement.election import Standing
 from hvdrecover.elastic.commits.memory import Memory
 from hvdrecover.elastic.companions import Moment, Table, Voter
 from hvdrecover.elastic.context import Context
 from hvdrecover.elastic.durable.durability import Durability
+from hvdrecover.elastic.durable.near import NearSide
 from hvdrecover.elastic.durable.pacing import Pacing
 from hvdrecover.elastic.lifecycle import stalls
 from hvdrecover.errors import HvdrecoverError
@@ -34,6 +36,9 @@ class DurableSide(Voter):
         context: the surroundings.
         pacing: decides how often commits become durable, if the settings leave it open.
         memory: holds the commits.
+
+    Attributes:
+        near: the near tier.
     """
 
     def __init__(self, settings: Checkpoint | None, context: Context, pacing: Pacing, memory: Memory) -> None:
@@ -43,6 +48,7 @@ class DurableSide(Voter):
         self._memory = memory
         self._writing: Durability | None = None
         self._failure: HvdrecoverError | None = None
+        self.near = NearSide(settings, context, memory)
         memory.in_flight = self._in_flight
 
     # -- facts -----------------------------------------------------------------------------------------
@@ -75,11 +81,12 @@ class DurableSide(Voter):
     # -- commits ---------------------------------------------------------------------------------------
 
     def offer(self, *, ask: bool) -> None:
-        """Have the newest commit in memory written in the background if it is due.
+        """Have the newest commit in memory sealed near by, and written in the background if it is due.
 
         Args:
             ask: have it written in any case; an attempt that is under way is waited for first.
         """
+        self.near.offer()
         if self._memory.newest is not None and (writing := self.writing()) is not None:
             writing.offer(self._memory.newest, ask=ask)
 
@@ -123,26 +130,46 @@ class DurableSide(Voter):
             raise failure
         if failed := int(table.max()):
             raise reports.stopped(error_kinds.name(failed), "could not make the last commit durable")
+        self.near.remove()
 
     # -- recoveries ------------------------------------------------------------------------------------
 
-    def claim(self) -> tuple[int, Snapshot | None]:
-        """Take the root for this job, on the rank that starts it.
-
-        Returns:
-            The generation that the job may write, and the newest durable commit, if there is one.
+    def claim(self) -> int:
+        """Take the root for this job, on the rank that starts it; return the generation that it may write.
 
         Raises:
             CheckpointError: the root can't be used.
         """
         retry = retrying(self._context.clock)
         if (writing := retry(self.writing)) is None:
-            return 1, None
-        generation = retry(writing.store.claim_next, again=self._context.config.again)
-        return generation, load_newest(writing.store, self._context.config.suspects)
+            return 1
+        return retry(writing.store.claim_next, again=self._context.config.again)
+
+    def load(self) -> Snapshot | None:
+        """Read the newest durable commit of the root that was claimed; None if there is none.
+
+        Raises:
+            CheckpointError: the root can't be used.
+        """
+        writing = self.writing()
+        return None if writing is None else load_newest(writing.store, self._context.config.suspects)
+
+    def standing(self) -> Standing:
+        """Return what decides between near commits and durable ones, of the root that was claimed.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        retry, writing = retrying(self._context.clock), self.writing()
+        if writing is None:
+            return Standing({}, None, 0)
+        claims, newest = writing.store.claims, retry(writing.store.newest, self.near.is_suspect)
+        since = 0 if newest is None else retry(claims.first_of, newest.generation)
+        return Standing(retry(claims.unreplaced), newest, since)
 
     def agreed(self) -> None:
-        """The ranks have agreed on a commit: only rank 0 writes from now on."""
+        """The ranks have agreed on a commit: only rank 0 writes to the root from now on."""
+        self.near.agreed()
         if self._context.world.rank() != 0:
             self.retire()
         elif self._writing is not None:

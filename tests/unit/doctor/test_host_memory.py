@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.doctor.host_memory import Available, available, judge
+from hvdrecover.doctor.host_memory import judge
+from hvdrecover.host_memory import Available, available
 
 GB = 10**9
 

@@ -1,0 +1,75 @@
+"""The decision whether a host has room for a near tier; pure but for what the kernel is asked."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvdrecover.host_memory import available
+
+SLOTS = 3  # commits of which a near root has memory, at most
+
+
+@dataclass(frozen=True)
+class Room:
+    """The room on a host.
+
+    Attributes:
+        total: size of the file system in bytes.
+        free: what is free there.
+        memory: what this process's cgroups and the host have left; None if the files are not in memory.
+    """
+
+    total: int
+    free: int
+    memory: int | None
+
+
+def look(folder: Path) -> Room:
+    """Return the room in a folder's file system.
+
+    Raises:
+        OSError: the folder, or ``/proc``, can't be read.
+    """
+    status = os.statvfs(folder)
+    in_memory = "tmpfs" in _kind(folder)
+    left = available().nbytes if in_memory else None
+    return Room(status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize, left)
+
+
+def refusal(room: Room, nbytes: int, held: int = 0) -> str | None:
+    """Return why a near tier would not fit; None if it does.
+
+    It fits if memory for `SLOTS` commits leaves a quarter of the file system free, and a quarter of the
+    memory that is left: training needs some, and a cgroup kills for what goes beyond.
+
+    Args:
+        room: of the host.
+        nbytes: size of a commit.
+        held: bytes of the near root that are there already.
+    """
+    need = max(0, SLOTS * nbytes - held)
+    if need > room.free - room.total // 4:
+        return (
+            f"{SLOTS} commits of {_size(nbytes)} would leave less than a quarter of its {_size(room.total)}, "
+            f"of which {_size(room.free)} are free"
+        )
+    if room.memory is not None and need > room.memory * 3 // 4:
+        return f"{SLOTS} commits of {_size(nbytes)} are too much for the {_size(room.memory)} of memory left"
+    return None
+
+
+def _kind(folder: Path) -> str:
+    """Return the type of the file system that a folder lies in."""
+    device = folder.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields, _, rest = line.partition(" - ")
+        if fields.split()[2] == number:
+            return rest.split()[0]
+    return ""
+
+
+def _size(nbytes: float) -> str:
+    return f"{nbytes / 1e9:.3g} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:.3g} MB"

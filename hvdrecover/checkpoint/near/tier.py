@@ -1,0 +1,246 @@
+"""The near tier of one host, as the process sees it that keeps it."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from hvdrecover.checkpoint import manifest as manifests
+from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.digest import Digest
+from hvdrecover.checkpoint.layout import Layout
+from hvdrecover.checkpoint.manifest import FileEntry, Manifest
+from hvdrecover.checkpoint.near import room
+from hvdrecover.checkpoint.near.place import Keeper
+from hvdrecover.checkpoint.near.slots import Slot
+from hvdrecover.checkpoint.root import TENSORS
+from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.clock import Clock
+
+NICENESS = 5  # of the tier's thread: behind training, but not by so much that steps overtake it
+_FIRST = 2  # slots: the newest sealed commit lies in one, the next commit goes to the other
+_PIECE = 1 << 24  # bytes between two looks at whether a digest is still wanted
+
+Layouts = Mapping[str, Layout]
+Decided = Callable[[str | None, int], None]
+"""Told why there is no memory for commits of so many bytes; None if there is."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Commit:
+    """A commit to be sealed, and the slot that it lies in."""
+
+    snapshot: Snapshot
+    slot: Slot
+
+
+class NearTier:
+    """Memory for commits at a near root, and the thread that seals them.
+
+    A commit is sealed after it was copied, beside training: its digests are computed, and its manifest is
+    written. If the next commit needs its memory before that, it is not sealed. So what is sealed may be a
+    commit or two behind, and is always a whole one.
+
+    Args:
+        keeper: the right to change the near root.
+        writer: who writes, for manifests.
+        clock: where times come from.
+        decided: called on the tier's thread whenever memory was asked for.
+    """
+
+    def __init__(self, keeper: Keeper, writer: dict[str, Any], clock: Clock, decided: Decided) -> None:
+        self.keeper = keeper
+        self._writer = writer
+        self._clock = clock
+        self._decided = decided
+        self._lock = threading.Lock()  # over what follows
+        self._slots: list[Slot] = []
+        self._sealed: list[Slot] = []  # those with a commit, oldest first
+        self._sealing: _Commit | None = None  # what the thread is at; None takes it away from it
+        self._waiting: _Commit | None = None
+        self._asked: tuple[Layouts, int] | None = None  # for how many commits memory was asked for last
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def take_over(self, slots: Sequence[Slot]) -> None:
+        """Take over what a process before this one has left: commits, oldest first, and memory."""
+        with self._lock:
+            self._slots += slots
+            self._sealed += [slot for slot in slots if slot.commit is not None]
+
+    def owns(self, arenas: Mapping[str, Arena]) -> bool:
+        """Return whether arenas lie in the near root."""
+        with self._lock:
+            return self._slot_of(arenas) is not None
+
+    def acquire(self, layouts: Layouts, pinned: Collection[Arena]) -> Mapping[str, Arena] | None:
+        """Return memory that the next commit may be copied into; None if it has to go elsewhere this time.
+
+        Args:
+            layouts: of the commit's files, by attribute name.
+            pinned: arenas that are being read, and must not change.
+        """
+        with self._lock:
+            fitting = [slot for slot in self._slots if slot.fits(layouts)]
+            slot, is_short = self._choose([slot for slot in fitting if not slot.shares(pinned)])
+            if slot is not None:
+                self._take(slot)
+        if is_short:
+            self._ask(layouts, room.SLOTS if fitting else _FIRST)
+        return None if slot is None else slot.arenas
+
+    def seal(self, snapshot: Snapshot) -> None:
+        """Have a commit sealed that was copied into memory from `acquire`; others are passed over."""
+        with self._lock:
+            slot = self._slot_of(snapshot.arenas)
+            if slot is None:
+                return
+            self._waiting = _Commit(snapshot, slot)
+        self._do(self._seal_waiting)
+
+    def stop(self) -> None:
+        """End the thread, and let another process keep the near root. What is sealed stays."""
+        self._end_thread()
+        self.keeper.release()
+
+    def remove(self) -> None:
+        """End the thread, and delete the near root."""
+        self._end_thread()
+        self.keeper.remove()
+
+    # -- on the training thread ------------------------------------------------------------------------
+
+    def _choose(self, free: Sequence[Slot]) -> tuple[Slot | None, bool]:
+        """Return the slot for the next commit; and whether one more slot would have been better."""
+        sealing = None if self._sealing is None else self._sealing.slot
+        waiting = None if self._waiting is None else self._waiting.slot
+        newest = self._sealed[-1] if self._sealed else None
+        idle = [slot for slot in free if slot not in (sealing, waiting, newest)]
+        for slot in sorted(idle, key=lambda slot: slot in self._sealed):  # memory without a commit first
+            return slot, False
+        # Otherwise the newest commit is not sealed. Rather that than to be without any.
+        for slot in (waiting, sealing):
+            if slot in free and slot is not newest:
+                return slot, True
+        return None, True
+
+    def _take(self, slot: Slot) -> None:
+        if self._waiting is not None and self._waiting.slot is slot:
+            self._waiting = None
+        if self._sealing is not None and self._sealing.slot is slot:
+            self._sealing = None
+        if slot in self._sealed:
+            self._sealed.remove(slot)
+        slot.open()
+
+    def _ask(self, layouts: Layouts, count: int) -> None:
+        if self._asked is None or self._asked[0] != layouts or self._asked[1] < count:
+            self._asked = (layouts, count)
+            self._do(lambda: self._prepare(layouts, count))
+
+    def _slot_of(self, arenas: Mapping[str, Arena]) -> Slot | None:
+        return next((slot for slot in self._slots if slot.holds(arenas)), None)
+
+    def _do(self, work: Callable[[], None]) -> None:
+        self._work.put(work)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="hvdrecover-near", daemon=True)
+            self._thread.start()
+
+    def _end_thread(self) -> None:
+        with self._lock:
+            self._sealing = self._waiting = None
+        if self._thread is not None:
+            self._work.put(None)
+            self._thread.join()
+            self._thread = None
+
+    # -- on the tier's thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        with suppress(OSError):  # on Linux, niceness is a thread's own
+            thread = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
+        while (work := self._work.get()) is not None:
+            try:
+                work()
+            except Exception as error:  # training never fails by it
+                self._decided(f"{self.keeper.path} can't be used: {error!r}", 0)
+
+    def _prepare(self, layouts: Layouts, count: int) -> None:
+        """Get memory for commits of these layouts; that for others goes."""
+        nbytes = sum(layout.nbytes for layout in layouts.values())
+        with self._lock:
+            stale = [slot for slot in self._slots if not slot.fits(layouts) and slot not in self._sealed[-1:]]
+            self._drop(stale)
+            fitting = len([slot for slot in self._slots if slot.fits(layouts)])
+        refused = room.refusal(room.look(self.keeper.path), nbytes, fitting * nbytes)
+        while refused is None and fitting < count:
+            try:
+                slot = Slot.make(self.keeper.path, layouts)
+            except OSError as error:
+                refused = f"no memory for a commit: {error}"
+                break
+            fitting += 1
+            with self._lock:
+                self._slots.append(slot)
+        if count == _FIRST:
+            self._decided(refused, nbytes)
+
+    def _seal_waiting(self) -> None:
+        with self._lock:
+            order, self._waiting = self._waiting, None
+            self._sealing = order
+        if order is not None and (files := self._files(order)) is not None:
+            text = manifests.dumps(self._manifest(order.snapshot, files))
+            with self._lock:
+                if self._sealing is order:
+                    self._seal(order.slot, order.snapshot, text)
+        with self._lock:
+            if self._sealing is order:
+                self._sealing = None
+
+    def _files(self, order: _Commit) -> tuple[FileEntry, ...] | None:
+        """Compute the digests; None if the commit was overwritten meanwhile."""
+        entries = []
+        for name, arena in order.slot.arenas.items():
+            digest = Digest()
+            for start in range(0, len(arena.buffer), _PIECE):
+                if self._sealing is not order:
+                    return None
+                digest.update(arena.buffer[start : start + _PIECE])
+            entries.append(FileEntry(f"{name}{TENSORS}", arena.layout.nbytes, digest.hex()))
+        return tuple(entries)
+
+    def _manifest(self, snapshot: Snapshot, files: tuple[FileEntry, ...]) -> Manifest:
+        return Manifest(
+            generation=snapshot.id.generation,
+            commit=snapshot.id.commit,
+            time=self._clock.now(),
+            writer={**self._writer, "pid": os.getpid()},
+            world_size=snapshot.world_size,
+            versions=snapshot.versions,
+            files=files,
+            state=snapshot.state,
+            dataset=snapshot.dataset,
+            finished=snapshot.finished,
+        )
+
+    def _seal(self, slot: Slot, snapshot: Snapshot, text: bytes) -> None:
+        if slot in self._sealed:
+            self._sealed.remove(slot)
+        slot.seal(snapshot.id, text)
+        self._sealed.append(slot)
+        layouts = {name: arena.layout for name, arena in slot.arenas.items()}
+        self._drop([each for each in self._slots if not each.fits(layouts)])
+
+    def _drop(self, slots: Sequence[Slot]) -> None:
+        for slot in slots:
+            self._take(slot)
+            self._slots.remove(slot)
+            slot.delete()

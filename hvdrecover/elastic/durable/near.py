@@ -1,0 +1,159 @@
+"""The near tier, as one rank sees it: one process per host keeps it, and all of them recall from it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.near import place, recall
+from hvdrecover.checkpoint.near.place import Keeper
+from hvdrecover.checkpoint.near.recall import Recalled
+from hvdrecover.checkpoint.near.room import SLOTS
+from hvdrecover.checkpoint.near.slots import Slot
+from hvdrecover.checkpoint.near.tier import NearTier
+from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.elastic.commits.memory import Memory
+from hvdrecover.elastic.context import Context
+from hvdrecover.errors import StorageError
+
+
+class NearSide:
+    """The near tier. Where it is off, all of it does nothing; where it fails, training continues without.
+
+    Args:
+        settings: the user's wishes; None without a checkpoint root.
+        context: the surroundings.
+        memory: holds the commits.
+    """
+
+    def __init__(self, settings: Checkpoint | None, context: Context, memory: Memory) -> None:
+        self._context = context
+        self._memory = memory
+        self._url = place.named(settings.url) if settings is not None else ""
+        self._path = _folder(settings, context, self._url)
+        self._keeper: Keeper | None = None
+        self._left: list[Slot] = []  # what was found, until the ranks have agreed
+        self._said: str | None = None
+
+    def recall(self) -> Recalled | None:
+        """Return the newest commit that a process before this one has left here; for one that starts anew."""
+        if self._path is None or self._tier is not None or not self._path.is_dir():
+            return None
+        try:
+            place.check_private(self._path)
+            if self._keeper is None and self._keeps:
+                self._keeper = Keeper.take(self._path)
+            if self._keeper is None:
+                return recall.by_copy(self._path, self._is_usable, self._passed_over)
+            found, self._left = recall.in_place(self._path, self._is_usable, self._passed_over)
+            return found
+        except (OSError, StorageError) as error:
+            self._refuse(str(error))
+            return None
+
+    def pass_over(self, commit: CommitId, reason: str) -> None:
+        """Report a commit that is not resumed from."""
+        self._passed_over(commit.name, reason)
+
+    def is_suspect(self, commit: CommitId) -> bool:
+        """Return whether the job has failed right after it had loaded a commit, more than once."""
+        suspects = self._context.config.suspects
+        return any(first <= commit.name <= last for first, last in suspects)
+
+    def agreed(self) -> None:
+        """The ranks have agreed on a commit: from now on, this process may keep the host's near tier."""
+        if self._path is None or not self._keeps:
+            return
+        if self._tier is None:
+            self._begin(self._path)
+        self.offer()
+
+    def offer(self) -> None:
+        """Have the newest commit in memory sealed, if it lies in the near root."""
+        newest = self._memory.newest
+        if self._tier is not None and newest is not None and not newest.finished:
+            self._tier.seal(newest)
+
+    def remove(self) -> None:
+        """Delete the near root: this process leaves, and the commit is durable or others have it."""
+        if self._tier is not None:
+            self._tier.remove()
+            self._memory.arenas.near = None
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    @property
+    def _tier(self) -> NearTier | None:
+        return self._memory.arenas.near
+
+    @property
+    def _keeps(self) -> bool:
+        """Return whether this process is the one of its host that keeps the tier."""
+        return self._context.config.local_rank in (None, 0)
+
+    def _begin(self, path: Path) -> None:
+        try:
+            place.make(path, self._url)
+            self._keeper = self._keeper or Keeper.take(path)
+            if self._keeper is None:
+                return self._refuse(f"{path} is in use by another process")
+            if not self._left:
+                _, self._left = recall.in_place(path, lambda commit: False, self._passed_over)
+            for slot in self._left:
+                if not slot.holds(self._memory.newest.arenas if self._memory.newest is not None else {}):
+                    slot.open()  # of a start that is over, perhaps under a later generation
+        except (OSError, StorageError) as error:
+            return self._refuse(str(error))
+        context = self._context
+        writer = {
+            "host": context.config.host,
+            "rank": context.place.rank,
+            "job": context.place.job,
+        }
+        tier = NearTier(self._keeper, writer, context.clock, self._decided)
+        tier.take_over(self._left)
+        self._left = []
+        self._memory.arenas.near = tier
+
+    def _is_usable(self, commit: CommitId) -> bool:
+        return not self.is_suspect(commit)
+
+    def _passed_over(self, name: str, reason: str) -> None:
+        message = f"near tier: passing over {name}: {reason}"
+        self._context.events.emit("near_skipped", message, level=logging.WARNING, commit=name, reason=reason)
+
+    def _decided(self, refusal: str | None, nbytes: int) -> None:
+        if refusal is not None:
+            self._refuse(refusal)
+        elif self._path is not None and self._said is None:
+            self._said = ""
+            size = f"{nbytes / 1e6:.3g} MB" if nbytes < 1e8 else f"{nbytes / 1e9:.3g} GB"
+            message = (
+                f"near tier: on: commits of {size} outlive their processes in {self._path}, which has memory "
+                f"for {SLOTS} of them at most"
+            )
+            self._announce(message, on=True, reason="", bytes=nbytes)
+
+    def _refuse(self, reason: str) -> None:
+        if reason != self._said:
+            self._said = reason
+            message = f"near tier: off on {self._context.config.host}: {reason}"
+            self._announce(message, on=False, reason=reason, bytes=0)
+
+    def _announce(self, message: str, *, on: bool, reason: str, bytes: int) -> None:
+        """Emit an event on each host, with a line on the terminal from rank 0."""
+        shown = message if self._context.world.rank() == 0 else None
+        level = logging.INFO if on else logging.WARNING
+        path = str(self._path)
+        self._context.events.emit("near", shown, level=level, on=on, reason=reason, bytes=bytes, path=path)
+
+
+def _folder(settings: Checkpoint | None, context: Context, url: str) -> Path | None:
+    """Return the near root's folder; None where the tier is off."""
+    if settings is None or settings.near is None:
+        return None
+    near = context.config.near if settings.near == "auto" else settings.near
+    if near == "off" or (near == "auto" and context.config.supervisor is None):
+        return None
+    return place.folder(near, url)

@@ -1,0 +1,64 @@
+"""The memory that the processes of a host, or of a cgroup, can still have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Available:
+    """The memory that processes can still have.
+
+    Attributes:
+        nbytes: how much.
+        limited: whether a cgroup limits it, and not the host.
+    """
+
+    nbytes: int
+    limited: bool
+
+
+def available(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Available:
+    """Return what the processes of this process's cgroup can still have.
+
+    That is the kernel's ``MemAvailable``, or less if this cgroup, or one above it, has a limit: then the
+    limit, less what is used, but for cached files that were not in use lately.
+    """
+    words = (proc / "meminfo").read_text().split()
+    host = int(words[words.index("MemAvailable:") + 1]) * 1024
+    left = [room for folder in _folders(proc, cgroups) if (room := _room(folder)) is not None]
+    return Available(min([host, *left]), min([host, *left]) < host)
+
+
+def _folders(proc: Path, cgroups: Path) -> list[Path]:
+    """The memory cgroups that this process is in, from its own to the topmost, of version 1 or 2."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found: list[Path] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            own = (cgroups / "memory" if controllers else cgroups) / path.lstrip("/")
+            found += [own, *(above for above in own.parents if above.is_relative_to(cgroups))]
+    return found
+
+
+def _room(folder: Path) -> int | None:
+    """Return what a cgroup leaves; None if it has no limit."""
+    for limit, used, unused in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            text = (folder / limit).read_text().strip()
+            if not text.isdigit():  # "max"
+                return None
+            words = (folder / "memory.stat").read_text().split()
+            cached = int(words[words.index(unused) + 1]) if unused in words else 0
+            return max(0, int(text) - int((folder / used).read_text()) + cached)
+        except OSError:
+            continue
+    return None
