@@ -27,6 +27,7 @@ LAYERS = {
     "data": 1,
     "install": 1,
     "reporting": 1,
+    "host_memory": 0,
     "elastic": 2,
     "guard": 2,
     "torch": 3,

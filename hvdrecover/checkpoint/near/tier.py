@@ -121,12 +121,12 @@ class NearTier:
         waiting = None if self._waiting is None else self._waiting.slot
         newest = self._sealed[-1] if self._sealed else None
         idle = [slot for slot in free if slot not in (sealing, waiting, newest)]
-        for slot in sorted(idle, key=lambda slot: slot in self._sealed):  # memory without a commit first
-            return slot, False
+        if idle:
+            return min(idle, key=lambda slot: slot in self._sealed), False  # memory without a commit first
         # Otherwise the newest commit is not sealed. Rather that than to be without any.
-        for slot in (waiting, sealing):
-            if slot in free and slot is not newest:
-                return slot, True
+        for busy in (waiting, sealing):
+            if busy in free and busy is not newest:
+                return busy, True
         return None, True
 
     def _take(self, slot: Slot) -> None:
