@@ -32,7 +32,7 @@ class Election:
     Attributes:
         root: the rank that sends; rank 0 if no commit is held.
         newest: the newest commit that is held, or None.
-        holders: the ranks that hold it.
+        holders: the ranks that hold it, in their memory if any does.
         revives: whether all processes have just started, and some of their hosts have commits of before. Then
             `newest` is None until the checkpoint root has been asked which of them count.
     """
@@ -61,9 +61,9 @@ def elect(published: Sequence[Published], prefer: Preference = lambda holders: h
         rank: each.commit for rank, each in enumerate(published) if not each.is_near or each.start == start
     }
     newest = max(counting.values())
-    holders = tuple(rank for rank, commit in counting.items() if commit == newest)
-    in_memory = tuple(rank for rank in holders if not published[rank].is_near)
-    return Election(min(prefer(in_memory or holders)), newest, holders)
+    all_holders = tuple(rank for rank, commit in counting.items() if commit == newest)
+    holders = tuple(rank for rank in all_holders if not published[rank].is_near) or all_holders
+    return Election(min(prefer(holders)), newest, holders)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import TensorSpec, plan
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.elastic.agreement import transfer
-from hvdrecover.elastic.agreement.election import Election, elect
+from hvdrecover.elastic.agreement.election import Election, Left, Published, Standing, elect, revive
 from hvdrecover.elastic.agreement.exchange import gather_json
 from hvdrecover.elastic.agreement.transfer import Agreement
 from hvdrecover.elastic.companions import Companions, Moment
@@ -42,7 +42,7 @@ def snapshot_of(*weights: float) -> Snapshot:
     return Snapshot(CommitId(2, 5), {"model": arena}, state, 4, {"fake": "1.0"}, finished=True)
 
 
-NONE = CommitId(0, 0)
+NONE, C3, C4 = CommitId(0, 0), CommitId(2, 3), CommitId(2, 4)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,45 @@ NONE = CommitId(0, 0)
     ],
 )
 def test_the_newest_commit_wins_whoever_holds_it(published: list[CommitId], expected: Election) -> None:
+    assert elect([Published(commit, start=7) for commit in published]) == expected
+
+
+@pytest.mark.parametrize(
+    ("published", "expected"),
+    [
+        # As long as any rank has a memory, near commits of its start count as much.
+        ([Published(C3, start=7), Published(C3, True, 7)], Election(0, C3, (0,))),
+        ([Published(C3, True, 7), Published(C3, start=7)], Election(1, C3, (1,))),
+        ([Published(C3, start=7), Published(C4, True, 7)], Election(1, C4, (1,))),
+        ([Published(C3, start=7), Published(C4, True, 8)], Election(0, C3, (0,))),
+        ([Published(NONE), Published(C3, start=7), Published(C3, True, 7)], Election(1, C3, (1,))),
+        # Where none has, the checkpoint root decides.
+        ([Published(NONE), Published(C3, True, 7)], Election(0, None, revives=True)),
+    ],
+)
+def test_near_commits_are_elected_as_memories_are(published: list[Published], expected: Election) -> None:
     assert elect(published) == expected
+
+
+@pytest.mark.parametrize(
+    ("left", "durable", "expected"),
+    [
+        ([None, Left(C4, "job/a")], (C3, 2), 1),
+        ([Left(C4, "job/a"), Left(C4, "job/a")], (C3, 2), 0),
+        ([Left(C3, "job/a"), None], (C3, 2), 0),  # the same commit: near by is nearer
+        ([Left(C3, "job/a"), None], (C4, 2), None),
+        ([Left(C4, "job/a"), None], (None, 0), 0),
+        ([Left(C4, "job/b"), None], (C3, 2), None),  # another job has taken the root since
+        # Once it trains, each start counts its generations by itself: the later start goes first.
+        ([Left(CommitId(9, 1), "job/a"), Left(CommitId(5, 4), "job/c")], (C3, 2), 1),
+        ([Left(CommitId(9, 1), "job/a"), None], (CommitId(5, 2), 5), None),
+        ([Left(C4, ""), None], (None, 0), None),
+    ],
+)
+def test_a_near_commit_counts_if_nothing_newer_is_durable(
+    left: list[Left | None], durable: tuple[CommitId | None, int], expected: int | None
+) -> None:
+    assert revive(left, Standing({"a": 2, "c": 5}, *durable)) == expected
 
 
 def test_all_ranks_learn_the_longest_silence_of_any(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,5 +243,5 @@ def test_memories_that_differ_are_outvoted(commits: list[int], ballots: str, roo
     def prefer(holders: Sequence[int]) -> list[int]:
         return [holders[place] for place in vote([ballots[rank] for rank in holders]).right]
 
-    election = elect([CommitId(1, commit) for commit in commits], prefer)
+    election = elect([Published(CommitId(1, commit)) for commit in commits], prefer)
     assert (election.root, election.newest) == (root, CommitId(1, 2))

@@ -10,7 +10,6 @@ from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.elastic.agreement.election import Election
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import MismatchError, NoUsableCommitError, RecoveryError
 from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
@@ -175,12 +174,9 @@ def test_a_straggler_with_a_higher_number_of_an_older_generation_loses() -> None
         if not straggler:
             # What an agreement that the straggler missed did to the others.
             recovery = state._recovery
-            recovery._adopt(recovery._choose(recovery_without_the_straggler(state)))
+            recovery._adopt(recovery._from_memory(state.last_commit, None))
         state.sync()
         return facts(state)
-
-    def recovery_without_the_straggler(state: State) -> Any:
-        return Election(0, state.last_commit)
 
     results = on_ranks(2, body)
     assert results[0]["history"] == [0.0, 1]
