@@ -41,8 +41,8 @@ def look(folder: Path) -> Room:
 def refusal(room: Room, nbytes: int, held: int = 0) -> str | None:
     """Return why a near tier would not fit; None if it does.
 
-    It fits if there is room for `SLOTS` commits. In memory, they must leave a quarter of the file system free,
-    and a quarter of the memory that is left: training needs some, and a cgroup kills for what goes beyond.
+    It fits if there is room for `SLOTS` commits. In memory, they must leave a quarter of the file system,
+    and a quarter of the memory that is left: training needs some, and a cgroup kills for what is beyond.
 
     Args:
         room: of the host.

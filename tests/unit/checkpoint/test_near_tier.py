@@ -182,10 +182,10 @@ def test_what_is_torn_is_never_used_and_never_fatal(process: Process, damage: Ca
     assert recalled(process.path) is None
     successor = Process(process.path)
     assert successor.recalled is None
-    successor.commit(5)  # has memory made where none was left
-    successor.settle()
-    successor.commit(6)
-    assert (found := recalled(process.path)) is not None and values(found.snapshot) == {6.0}
+    for number in (5, 6, 7):  # memory is made where it is not left
+        successor.commit(number)
+        successor.settle()
+    assert (found := recalled(process.path)) is not None and values(found.snapshot) == {7.0}
     successor.tier.stop()
 
 
