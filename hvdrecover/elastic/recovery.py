@@ -324,6 +324,8 @@ class Recovery:
             raise hosts_updated()
         if whole and self._durable.wanted:
             self._durable.make_durable(ATTEMPTS)
+        if not whole:
+            self._durable.near.remove()  # the others have the commit, and continue
         scope = "job" if whole else "host"
         heartbeat.tell(left=scope)
         heartbeat.enter(heartbeat.Phase.LEFT)
@@ -345,6 +347,7 @@ class Recovery:
 
     def say_finished(self) -> None:
         """Report that there is nothing left to do."""
+        self._durable.near.remove()
         self._say_finished(reports.finished_before(self._memory.last))
 
     # -- reports ---------------------------------------------------------------------------------------

@@ -41,8 +41,8 @@ def look(folder: Path) -> Room:
 def refusal(room: Room, nbytes: int, held: int = 0) -> str | None:
     """Return why a near tier would not fit; None if it does.
 
-    It fits if memory for `SLOTS` commits leaves a quarter of the file system free, and a quarter of the
-    memory that is left: training needs some, and a cgroup kills for what goes beyond.
+    It fits if there is room for `SLOTS` commits. In memory, they must leave a quarter of the file system,
+    and a quarter of the memory that is left: training needs some, and a cgroup kills for what is beyond.
 
     Args:
         room: of the host.
@@ -50,7 +50,9 @@ def refusal(room: Room, nbytes: int, held: int = 0) -> str | None:
         held: bytes of the near root that are there already.
     """
     need = max(0, SLOTS * nbytes - held)
-    if need > room.free - room.total // 4:
+    if need > room.free:
+        return f"{SLOTS} commits of {_size(nbytes)} don't fit into the {_size(room.free)} that are free"
+    if room.memory is not None and need > room.free - room.total // 4:
         return (
             f"{SLOTS} commits of {_size(nbytes)} would leave less than a quarter of its {_size(room.total)}, "
             f"of which {_size(room.free)} are free"

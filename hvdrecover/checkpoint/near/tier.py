@@ -103,6 +103,16 @@ class NearTier:
             self._waiting = _Commit(snapshot, slot)
         self._do(self._seal_waiting)
 
+    def wait(self, timeout: float) -> bool:
+        """Wait until all that was asked for is done; return whether that is so.
+
+        Args:
+            timeout: seconds.
+        """
+        done = threading.Event()
+        self._do(done.set)
+        return self._clock.wait(done, timeout)
+
     def stop(self) -> None:
         """End the thread, and let another process keep the near root. What is sealed stays."""
         self._end_thread()

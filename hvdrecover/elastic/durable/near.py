@@ -75,6 +75,11 @@ class NearSide:
         if self._tier is not None and newest is not None and not newest.finished:
             self._tier.seal(newest)
 
+    def settle(self, seconds: float) -> None:
+        """Give the commit that is being sealed so many seconds to be."""
+        if self._tier is not None:
+            self._tier.wait(seconds)
+
     def remove(self) -> None:
         """Delete the near root: this process leaves, and the commit is durable or others have it."""
         if self._tier is not None:

@@ -184,7 +184,8 @@ class DurableSide(Voter):
             self._writing = None
 
     def settle(self) -> None:
-        """Let the write in flight come to an end, and deletions after it; when a training function ends."""
+        """Let what is under way come to an end, near by and at the root; when a training function ends."""
+        self.near.settle(SETTLE_SECONDS)
         if self._writing is not None:
             self._writing.settle(SETTLE_SECONDS)
 

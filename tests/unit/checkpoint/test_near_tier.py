@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.layout import Layout, TensorSpec, plan
+from hvdrecover.checkpoint.near import place, recall
+from hvdrecover.checkpoint.near.place import Keeper
+from hvdrecover.checkpoint.near.recall import Recalled
+from hvdrecover.checkpoint.near.slots import Slot
+from hvdrecover.checkpoint.near.tier import NearTier
+from hvdrecover.checkpoint.reader import read_commit
+from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.storage import LocalStorage
+from hvdrecover.clock import SYSTEM_CLOCK
+
+SIZE = 3000
+
+
+def layout(size: int = SIZE) -> Layout:
+    return plan([TensorSpec("w", "F64", (size,))])
+
+
+class Process:
+    """A process that makes commits of one tensor; the next one takes over what it leaves."""
+
+    def __init__(self, path: Path) -> None:
+        place.make(path, "file:///root")
+        keeper = Keeper.take(path)
+        assert keeper is not None
+        self.path = path
+        self.passed_over: list[str] = []
+        self.recalled, slots = recall.in_place(path, lambda commit: True, self.note)
+        self.decisions: list[str | None] = []
+        self.tier = NearTier(keeper, {"host": "h1", "rank": 0, "job": "job/start"}, SYSTEM_CLOCK, self.decide)
+        self.tier.take_over(slots)
+
+    def note(self, name: str, reason: str) -> None:
+        self.passed_over.append(f"{name}: {reason}")
+
+    def decide(self, refusal: str | None, nbytes: int) -> None:
+        self.decisions.append(refusal)
+
+    def commit(
+        self, number: int, size: int = SIZE, pinned: tuple[Arena, ...] = (), seal: bool = True
+    ) -> Snapshot | None:
+        """Make a commit whose tensor is full of its number, if there is memory for it."""
+        arenas = self.tier.acquire({"model": layout(size)}, pinned)
+        if arenas is None:
+            return None
+        arenas["model"].bytes_of("w").view(np.float64)[...] = number
+        state = {"attributes": {"step": number}, "samplers": {}}
+        snapshot = Snapshot(CommitId(2, number), dict(arenas), state, 2, {"fake": "1"})
+        if seal:
+            self.tier.seal(snapshot)
+            self.settle()
+        return snapshot
+
+    def settle(self) -> None:
+        assert self.tier.wait(30)
+
+    def names(self) -> list[str]:
+        return [name for name in LocalStorage(self.path).names() if CommitId.parse(name)]
+
+    def dies(self) -> None:
+        self.settle()
+        self.tier.stop()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    yield place.folder(str(tmp_path), "file:///root")
+
+
+@pytest.fixture
+def process(path: Path) -> Iterator[Process]:
+    process = Process(path)
+    assert process.commit(0) is None  # memory is asked for by the first commit
+    process.settle()
+    yield process
+    process.tier.stop()
+
+
+def values(snapshot: Snapshot) -> set[float]:
+    return set(snapshot.arenas["model"].bytes_of("w").view(np.float64).tolist())
+
+
+def recalled(path: Path) -> Recalled | None:
+    return recall.by_copy(path, lambda commit: True, lambda name, reason: None)
+
+
+def test_what_was_sealed_is_a_commit_of_the_usual_format(process: Process) -> None:
+    process.commit(1)
+    process.commit(2)
+    assert process.decisions == [None]
+    assert process.names() == ["g0002-c00000001", "g0002-c00000002"]
+    snapshot = read_commit(LocalStorage(process.path), CommitId(2, 2))
+    assert values(snapshot) == {2.0} and snapshot.state["attributes"] == {"step": 2}
+
+
+def test_the_next_process_takes_the_newest_over_without_a_copy(process: Process) -> None:
+    process.commit(1)
+    process.commit(2)
+    process.dies()
+    successor = Process(process.path)
+    assert successor.recalled is not None and successor.recalled.job == "job/start"
+    assert successor.recalled.snapshot.id == CommitId(2, 2) and values(successor.recalled.snapshot) == {2.0}
+    assert successor.tier.owns(successor.recalled.snapshot.arenas)
+    assert successor.commit(3) is not None and successor.decisions == []  # no new memory
+    assert successor.names() == ["g0002-c00000002", "g0002-c00000003"]
+    successor.tier.stop()
+
+
+def test_a_commit_that_is_being_copied_is_none(process: Process) -> None:
+    process.commit(1)
+    process.commit(2)
+    process.commit(3, seal=False)  # killed right then
+    assert process.names() == ["g0002-c00000002"]
+    assert (found := recalled(process.path)) is not None and found.snapshot.id == CommitId(2, 2)
+
+
+def test_the_newest_sealed_commit_is_never_overwritten(process: Process) -> None:
+    process.commit(1)
+    for number in range(2, 30):
+        process.commit(number, seal=number % 3 == 0)
+        assert (found := recalled(process.path)) is not None
+        assert values(found.snapshot) == {float(found.snapshot.id.commit)}
+        assert found.snapshot.id.commit >= number - 2
+
+
+def test_what_is_being_written_elsewhere_is_not_overwritten_and_gets_a_third(process: Process) -> None:
+    first = process.commit(1)
+    assert first is not None
+    pinned = tuple(first.arenas.values())
+    for number in range(2, 12):
+        process.commit(number, pinned=pinned)
+        process.settle()
+    assert values(first) == {1.0}
+    assert (found := recalled(process.path)) is not None and found.snapshot.id.commit >= 10
+    assert len(list(place.leftovers(process.path))) <= 4  # three slots, and the leases of readers
+
+
+def test_a_broken_commit_is_passed_over_for_the_one_before(process: Process) -> None:
+    process.commit(1)
+    process.commit(2)
+    process.dies()
+    file = process.path / "g0002-c00000002" / "model.safetensors"
+    with file.open("r+b") as opened:
+        opened.seek(-5, os.SEEK_END)
+        opened.write(b"x")
+    assert (found := recalled(process.path)) is not None and found.snapshot.id == CommitId(2, 1)
+    successor = Process(process.path)
+    assert successor.recalled is not None and successor.recalled.snapshot.id == CommitId(2, 1)
+    assert "does not match the manifest's digest" in successor.passed_over[0]
+    assert successor.names() == ["g0002-c00000001"]  # and the memory of the other is used again
+    successor.tier.stop()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda commit: (commit / "MANIFEST.json").unlink(),
+        lambda commit: (commit / "MANIFEST.json").write_text("{"),
+        lambda commit: (commit / "model.safetensors").unlink(),
+        lambda commit: os.truncate(commit / "model.safetensors", 100),
+        lambda commit: (commit / "model.safetensors").write_bytes(b""),
+        lambda commit: (commit / "model.safetensors").write_bytes(b"\0" * 64),
+    ],
+    ids=["no manifest", "half a manifest", "no file", "half a file", "empty", "nonsense"],
+)
+def test_what_is_torn_is_never_used_and_never_fatal(process: Process, damage: Callable[[Path], None]) -> None:
+    process.commit(1)
+    process.dies()
+    damage(process.path / "g0002-c00000001")
+    assert recalled(process.path) is None
+    successor = Process(process.path)
+    assert successor.recalled is None
+    for number in (5, 6, 7):  # memory is made where it is not left
+        successor.commit(number)
+        successor.settle()
+    assert (found := recalled(process.path)) is not None and values(found.snapshot) == {7.0}
+    successor.tier.stop()
+
+
+def test_a_state_of_another_size_gets_new_memory_and_the_last_commit_stays(
+    process: Process,
+) -> None:
+    process.commit(1)
+    assert process.commit(2, size=SIZE * 2) is None
+    process.settle()
+    assert process.names() == ["g0002-c00000001"]
+    process.commit(3, size=SIZE * 2)
+    assert process.names() == ["g0002-c00000003"]
+    assert (found := recalled(process.path)) is not None and values(found.snapshot) == {3.0}
+
+
+def test_a_commit_with_the_same_tensors_takes_the_place_of_the_one_before(process: Process) -> None:
+    snapshot = process.commit(1)
+    assert snapshot is not None
+    process.tier.seal(Snapshot(CommitId(3, 2), snapshot.arenas, {"attributes": {}}, 2, {}))
+    process.settle()
+    assert process.names() == ["g0003-c00000002"]
+
+
+def test_one_process_keeps_a_near_root(process: Process) -> None:
+    assert Keeper.take(process.path) is None
+    assert [each.in_use for each in place.roots(str(process.path.parent.parent))] == [True]
+    process.tier.remove()
+    assert not process.path.exists() and not process.path.parent.exists()
+
+
+def test_a_slot_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
+    with suppress(OSError):
+        Slot.make(tmp_path, {"model": plan([TensorSpec("w", "F64", (1 << 46,))])})
+    assert list(tmp_path.iterdir()) == []

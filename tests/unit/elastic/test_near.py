@@ -1,0 +1,137 @@
+"""The near tier in jobs whose ranks are threads: what a process recalls that starts anew."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.near import place
+from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.elastic.guard.settings import Guard
+from hvdrecover.elastic.state import State
+from tests.fakes.framework import FakeModel
+from tests.unit.elastic.jobs import CONFIG, URL, Process, on_ranks
+
+JOB, OTHER = "a" * 32, "b" * 32
+
+
+@pytest.fixture
+def near(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def made(process: Process, near: Path, *, job: str = JOB, guard: Guard | None = None) -> State:
+    local_rank = process.world.rank()
+    config = dataclasses.replace(CONFIG, job=job, local_rank=local_rank)
+    settings = Checkpoint(URL, every_commits=1000, near=str(near))
+    return process.state(settings, config=config, guard=guard, model=FakeModel(w=[1.0, 2.0]), step=0)
+
+
+def train(state: State, steps: int) -> None:
+    for _ in range(steps):
+        state.step += 1
+        state.model.weights["w"][:] = [state.step, -state.step]
+        state.commit()
+        state._durable.near.settle(30)
+
+
+def dies(state: State) -> None:
+    """Leave what a killed process leaves: its lock is gone, its commits are there."""
+    state._durable.near.settle(30)
+    state._durable.retire()
+    if state._memory.arenas.near is not None:
+        state._memory.arenas.near.stop()
+
+
+def job(near: Path, steps: int, **settings: Any) -> list[tuple[Any, CommitId, list[float]]]:
+    """Run a job of two ranks that is killed after so many steps; return what it began with."""
+
+    def body(process: Process) -> Any:
+        state = made(process, near, **settings)
+        state.sync()
+        began = (state.step, state.last_commit, state.model.weights["w"].tolist())
+        train(state, steps)
+        dies(state)
+        return began
+
+    return on_ranks(2, body)
+
+
+@pytest.mark.parametrize("guard", [None, Guard(parameters_every_commits=1)])
+def test_a_job_whose_processes_all_died_resumes_from_the_newest_near_commit(
+    near: Path, guard: Guard | None
+) -> None:
+    job(near, 5, guard=guard)
+    assert job(near, 3, guard=guard) == [(5, CommitId(2, 5), [5.0, -5.0])] * 2
+    assert job(near, 0, guard=guard) == [(8, CommitId(3, 8), [8.0, -8.0])] * 2
+
+
+def test_another_job_at_the_root_resumes_from_there_too(near: Path) -> None:
+    job(near, 5)
+    assert job(near, 0, job=OTHER) == [(5, CommitId(2, 5), [5.0, -5.0])] * 2
+
+
+def test_a_job_that_was_replaced_does_not_come_back_through_its_near_root(near: Path, tmp_path: Path) -> None:
+    job(near, 5)
+    elsewhere = tmp_path / "other host"
+    assert [began[0] for began in job(elsewhere, 3, job=OTHER)] == [0, 0]  # the first commit is durable
+    assert [began[0] for began in job(near, 0, job="c" * 32)] == [0, 0]
+    assert [each.path.parent.parent for each in place.roots(str(near))] == [near]
+
+
+def test_a_process_restarted_beside_others_takes_part_in_the_election(near: Path) -> None:
+    def body(process: Process) -> Any:
+        state = made(process, near)
+        state.sync()
+        train(state, 4)
+        if process.world.rank() == 0:  # its process is lost, and another one comes
+            dies(state)
+            process.world.shutdown()
+            process.world.init()
+            state = made(process, near)
+        else:
+            process.world.shutdown()
+            process.world.init()
+        state.sync()
+        train(state, 1)
+        began = (state.step, state.last_commit, state.model.weights["w"].tolist())
+        dies(state)
+        return began
+
+    assert on_ranks(2, body) == [(5, CommitId(2, 5), [5.0, -5.0])] * 2
+
+
+def test_a_finished_job_leaves_nothing(near: Path) -> None:
+    def body(process: Process) -> Any:
+        state = made(process, near)
+        state.sync()
+        train(state, 2)
+        state.finish()
+        return None
+
+    on_ranks(2, body)
+    assert list(near.iterdir()) == []
+
+
+def test_commits_with_bad_numbers_are_not_sealed(near: Path) -> None:
+    def body(process: Process) -> Any:
+        state = made(process, near, guard=Guard(numerics="skip"))
+        state.sync()
+        train(state, 2)
+        state.step += 1
+        state.model.weights["w"][0] = float("nan")
+        try:
+            state.commit()
+        except Exception as error:
+            raised: type[Exception] | None = type(error)
+        else:
+            raised = None
+        dies(state)
+        return raised
+
+    on_ranks(2, body)
+    assert [began[0] for began in job(near, 0)] == [2, 2]
