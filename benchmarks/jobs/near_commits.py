@@ -140,7 +140,7 @@ def _steps(tier: Tier, setting: Setting) -> list[list[float]]:
     without: list[float] = []
     for _ in range(setting.rounds(30)):
         tier.commit()
-        block = []
+        block: list[float] = []
         while not tier.sealed() or not block:
             block.append(1e3 * stopwatch(work))
         time.sleep(_REST)

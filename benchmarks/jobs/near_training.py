@@ -24,7 +24,8 @@ def train(size: str, steps: Path, checkpoint: Path) -> None:
         checkpoint: folder for durable commits.
     """
     hvd.init()
-    training, done = Training(SHAPES[size]["large"], trained=False), Steps(steps)
+    shape = SHAPES[size]["large"]
+    training, done, batch = Training(shape, trained=False), Steps(steps), torch.ones(1, shape.width)
     last = list(training.model[-1].parameters())
     state = recover.TorchState(
         model=training.model,
@@ -41,7 +42,7 @@ def train(size: str, steps: Path, checkpoint: Path) -> None:
         for parameter in last:
             parameter.requires_grad_(True)
         while True:
-            training.model(torch.ones(1, training.model[0].in_features)).sum().backward()
+            training.model(batch).sum().backward()
             gradients = [parameter.grad for parameter in last]
             hvd.synchronize(hvd.grouped_allreduce_async_(gradients, name="gradients"))
             training.optimizer.step()

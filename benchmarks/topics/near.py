@@ -16,8 +16,9 @@ from benchmarks.jobs.launchers import WORKERS, Launcher
 from benchmarks.jobs.near_commits import RESULT, SMALL
 from benchmarks.jobs.near_training import EVERY_SECONDS
 from benchmarks.jobs.running import Running
-from benchmarks.rows import Goal, Row
+from benchmarks.rows import Fact, Goal, Row
 from benchmarks.states import Setting
+from benchmarks.topics import near_peers
 from hvdrecover.checkpoint.near import place
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.examples.digits_run import ROOT_MAY_USE_MPI, supervised
@@ -31,16 +32,18 @@ _OTHERS_SHARE = 1.0  # commits in the memory of a process that does not keep the
 
 @dataclass
 class _Faults:
-    """What faults have cost: seconds until the next step, and steps that were lost."""
+    """What faults have cost: seconds until the next step of all, and steps that were lost."""
 
-    one: list[float] = field(default_factory=list)
+    keeper: list[float] = field(default_factory=list)
+    other: list[float] = field(default_factory=list)
     all: list[float] = field(default_factory=list)
     lost: list[float] = field(default_factory=list)
 
 
-def measure(setting: Setting) -> list[Row]:
+def measure(setting: Setting) -> list[Row | Fact]:
     """Jobs of two workers that are killed, by turns with the tier and without; then commits of both kinds."""
-    return [*_recoveries(setting), *_commits(setting)]
+    found = [*_recoveries(setting), *_commits(setting)]
+    return [*found, *near_peers.measure(setting)] if setting.size == "full" else found
 
 
 def _recoveries(setting: Setting) -> list[Row]:
@@ -48,17 +51,18 @@ def _recoveries(setting: Setting) -> list[Row]:
     for turn in range(3 if setting.size == "full" else 1):
         for near, faults in (("auto", on), ("off", off)):
             _strike(setting, setting.folder / f"{turn}-{near}", near, faults)
-    title = setting.shape.title
+    title, faster = setting.shape.title, Goal(0.6, 0.4)
     lost = f"steps lost when all processes are killed, durable every {EVERY_SECONDS:.0f} s"
+    one = [faults.keeper + faults.other for faults in (on, off)]
+    what = "to the next step of all"
     return [
         Row("near", lost, title, "steps", on.lost, goal=Goal(2.0, 0.0, digits=0)),
         Row("near", f"the same, {_OFF}", title, "steps", off.lost),
-        Row("near", "SIGKILL of all processes to the next step", title, "s", on.all, _OFF, off.all, _FASTER),
-        Row("near", "SIGKILL of one worker to the next step", title, "s", on.one, _OFF, off.one, _FASTER),
+        Row("near", f"SIGKILL of all processes {what}", title, "s", on.all, _OFF, off.all, faster),
+        Row("near", f"SIGKILL of one worker {what}", title, "s", one[0], _OFF, one[1], faster),
+        Row("near", "the same, rank 0, which keeps the tier", title, "s", on.keeper, _OFF, off.keeper),
+        Row("near", "the same, rank 1", title, "s", on.other, _OFF, off.other),
     ]
-
-
-_FASTER = Goal(0.6, 0.4)
 
 
 def _strike(setting: Setting, folder: Path, near: str, faults: _Faults) -> None:
@@ -71,12 +75,12 @@ def _strike(setting: Setting, folder: Path, near: str, faults: _Faults) -> None:
         settings={"HVDRECOVER_NEAR": near},
     )
     with _tidied(folder / "checkpoint"), Running(launcher, "near", folder) as job:
-        for rank in range(WORKERS):
+        for rank, seconds in enumerate((faults.keeper, faults.other)):
             job.settle()
-            faults.one.append(job.strike(rank))
+            seconds.append(job.strike(rank))
         job.settle()
-        seconds, lost = job.strike_all()
-        faults.all.append(seconds)
+        recovered, lost = job.strike_all()
+        faults.all.append(recovered)
         faults.lost.append(float(lost))
 
 
@@ -88,7 +92,6 @@ def _commits(setting: Setting) -> list[Row]:
     what = "a step while a commit goes to the tier, all cores computing"
     share = Goal(_TIER_SHARE, _TIER_SHARE, digits=1)
     spare = Goal(_OTHERS_SHARE, _OTHERS_SHARE, digits=1)
-    peak = "extra memory at its peak"
     return [
         Row("near", "stall of a commit", title, "ms", stall[0], _OFF, stall[1], Goal(1.1, 1.0)),
         Row("near", "stall of a commit right after another one", title, "ms", again[0], _OFF, again[1]),
@@ -105,9 +108,20 @@ def _commits(setting: Setting) -> list[Row]:
         Row("near", "commit() of two aligned ranks", eight, "ms", commit[0], goal=Goal(2.0, 1.3)),
         Row("near", f"the same, {_OFF}", eight, "ms", commit[1]),
         *(
-            Row("near", f"{peak}: {whose}{when}", title, "states", [found["memory"][name]], goal=goal)
-            for whose, found, goal in (("the tier's keeper", keeper, share), ("another rank", other, spare))
-            for name, when in (("burst", ", commits beside a write"), ("start", ", first commits"))
+            Row(
+                "near",
+                f"extra memory of {whose}, {when} (peak)",
+                title,
+                "states",
+                [found["memory"][name]],
+                goal=goal,
+            )
+            for whose, found, limit in (("the tier's keeper", keeper, share), ("another rank", other, spare))
+            for name, when, goal in (
+                ("burst", "commits beside a write", limit),
+                ("start", "first commits", None),
+                ("idle", "idle", limit),
+            )
         ),
         Row("near", "the near root in tmpfs", title, "states", [keeper["memory"]["tmpfs"]], goal=share),
     ]
