@@ -35,12 +35,19 @@ class Loop:
         self._stalls = (folder / f"{os.getpid()}.stalls").open("a", buffering=1)
         self._training = training
 
-    def run(self, number: int, average: Callable[[], object], keep: Callable[[int], object]) -> None:
+    def run(
+        self,
+        number: int,
+        average: Callable[[], object],
+        align: Callable[[], object],
+        keep: Callable[[int], object],
+    ) -> None:
         """Train without an end.
 
         Args:
             number: of the last step that was done.
             average: averages the gradients.
+            align: waits for the other ranks, which is not to count for what follows.
             keep: keeps the state after a step.
         """
         while True:
@@ -52,6 +59,7 @@ class Loop:
             time.sleep(max(0.0, until - time.monotonic()))
             number += 1
             self._steps.done(self._rank, number)
+            align()
             started = time.perf_counter()
             keep(number)
             self._stalls.write(f"{1e3 * (time.perf_counter() - started)}\n")
@@ -83,13 +91,14 @@ def by_hvdrecover(steps: Path, checkpoint: Path) -> None:
             state.step = number
             state.commit()
 
-        loop.run(state.step, average, keep)
+        loop.run(state.step, average, hvd.barrier, keep)
 
     train(state)
 
 
 def by_dlrover(steps: Path, checkpoint: Path) -> None:
     """By dlrover's flash checkpoint, in the shared memory of its agent."""
+    import torch.distributed as dist
     from dlrover.trainer.torch.flash_checkpoint.checkpointer import StorageType
     from dlrover.trainer.torch.flash_checkpoint.ddp import DdpCheckpointer
 
@@ -106,7 +115,7 @@ def by_dlrover(steps: Path, checkpoint: Path) -> None:
         tree = {**training.tree(), "step": number}
         checkpointer.save_checkpoint(number, tree, storage_type=StorageType.MEMORY)
 
-    Loop(rank, steps, training).run(number, lambda: _average(training), keep)
+    Loop(rank, steps, training).run(number, lambda: _average(training), dist.barrier, keep)
 
 
 def by_lm_resiliency(steps: Path, checkpoint: Path) -> None:
@@ -134,7 +143,8 @@ def by_lm_resiliency(steps: Path, checkpoint: Path) -> None:
         nccl_group=group,
         device=torch.device("cpu"),
     )
-    Loop(rank, steps, training).run(session.step_count, lambda: _average(training), lambda number: None)
+    loop = Loop(rank, steps, training)
+    loop.run(session.step_count, lambda: _average(training), dist.barrier, lambda number: None)
 
 
 def _distributed() -> tuple[Training, int]:

@@ -82,7 +82,7 @@ def _rows(ours: _Found, title: str, theirs: _Found) -> list[Row | Fact]:
         Row("near", f"{lost}: {title}", state, "steps", theirs.lost),
     ]
     if theirs.stalls:
-        what = "stall of a commit, of a save to memory"
+        what = "stall of a commit, of a save to memory; ranks aligned"
         rows.append(Row("near", what, state, "ms", ours.stalls, title, theirs.stalls, _BETTER))
     return rows
 
