@@ -41,9 +41,11 @@ class Claimed:
         """Return where the near commit was, and how much newer than the durable one it is."""
         if self.commit is None:
             return ""
-        newer = self.commit.commit - (0 if self.durable is None else self.durable.commit)
-        than = "newer than the durable one" if self.durable is not None else "and none was durable"
-        return f"in the memory of {self.host}, {newer} commit{'' if newer == 1 else 's'} {than}"
+        if self.durable is None:
+            return f"in the memory of {self.host}, as no commit was durable"
+        newer = self.commit.commit - self.durable.commit
+        count = f"{newer} commit{'' if newer == 1 else 's'}"
+        return f"in the memory of {self.host}, {count} newer than the durable one"
 
 
 def revived(context: Context, recalled: Recalled | None, claim: Claim | None, pass_over: PassOver) -> Claimed:

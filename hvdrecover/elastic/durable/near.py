@@ -126,7 +126,8 @@ class NearSide:
 
     def _passed_over(self, name: str, reason: str) -> None:
         message = f"near tier: passing over {name}: {reason}"
-        self._context.events.emit("near_skipped", message, level=logging.WARNING, commit=name, reason=reason)
+        shown = message if self._keeps else None  # one line a host is enough
+        self._context.events.emit("near_skipped", shown, level=logging.WARNING, commit=name, reason=reason)
 
     def _decided(self, refusal: str | None, nbytes: int) -> None:
         if refusal is not None:

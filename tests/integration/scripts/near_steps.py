@@ -1,0 +1,44 @@
+"""Trains a small torch model, with a commit each step and hardly a durable one; writes its digest at the end.
+
+Arguments: checkpoint root, number of steps, seconds a step, file for the digest.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+from hvdrecover.checkpoint.digest import digest
+from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.torch.elastic import TorchState, run
+
+root, steps, seconds, result = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), Path(sys.argv[4])
+hvd.init()
+torch.manual_seed(1)
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.2), torch.nn.Linear(64, 1))
+optimizer = hvd.DistributedOptimizer(torch.optim.AdamW(model.parameters()), model.named_parameters())
+state = TorchState(
+    model=model, optimizer=optimizer, step=0, checkpoint=Checkpoint(root, every_commits=1_000_000)
+)
+
+
+@run
+def train(state: TorchState) -> None:
+    while state.step < steps:
+        optimizer.zero_grad()
+        model(torch.randn(8, 64)).square().mean().backward()
+        optimizer.step()
+        state.step += 1
+        state.commit()
+        time.sleep(seconds)
+
+
+train(state)
+if hvd.rank() == 0:
+    weights = [parameter.detach().numpy().ravel() for parameter in model.parameters()]
+    result.write_text(digest(np.concatenate(weights)))

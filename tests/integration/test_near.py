@@ -1,0 +1,165 @@
+"""The near tier under real kills: what all processes of a job lose, their host's memory still has."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.near import place
+from hvdrecover.examples.digits_run import DigitsRun, supervised
+from hvdrecover.launch.job import Job
+from tests.integration.conftest import Start
+from tests.integration.faults import FaultyRun, assert_same_weights
+
+SCRIPT = Path(__file__).with_name("scripts") / "near_steps.py"
+RESUMED = re.compile(r"resumed from commit (\d+) in the memory of \S+, as no commit was durable")
+STEPS = 150
+
+
+class NearRun:
+    """A job of ``scripts/near_steps.py`` in a folder of its own, through any number of starts."""
+
+    def __init__(self, folder: Path, near: str = "auto") -> None:
+        folder.mkdir()
+        self.folder = folder
+        self.root = folder / "root"
+        self.digest = folder / "digest"
+        self.environ = {"HVDRECOVER_NEAR": near}
+        self.near = place.folder(near, place.named(str(self.root)))
+        self.jobs: list[Job] = []
+
+    def start(self, steps: int = STEPS, seconds: float = 0.05) -> Job:
+        command = [*supervised()[:-1], "--no-standby", "--", sys.executable, str(SCRIPT)]
+        command += [str(self.root), str(steps), str(seconds), str(self.digest)]
+        self.jobs.append(Job(command, self.folder / "log.txt", self.environ))
+        return self.jobs[-1]
+
+    def log(self) -> str:
+        return (self.folder / "log.txt").read_text(errors="replace")
+
+    def finish(self, job: Job) -> None:
+        assert job.wait(120) == 0, job.tail()
+
+    def wait_for(self, job: Job, commit: int) -> None:
+        """Wait until a commit of this number, or a later one, is sealed."""
+        deadline = time.monotonic() + 120
+        while not self.sealed() or self.sealed()[-1].commit < commit:
+            assert job.running and time.monotonic() < deadline, job.tail()
+            time.sleep(0.02)
+
+    def sealed(self) -> list[CommitId]:
+        found = (CommitId.parse(path.parent.name) for path in self.near.glob("g*/MANIFEST.json"))
+        return sorted(each for each in found if each is not None)
+
+    def trainings(self, job: Job) -> list[int]:
+        """The processes of a job that train."""
+        found = []
+        for process in job.processes():
+            words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+            if words[1:2] == [os.fsencode(SCRIPT)]:
+                found.append(process)
+        return found
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[list[NearRun]]:
+    runs: list[NearRun] = []
+    yield runs
+    for run in runs:
+        for job in run.jobs:
+            job.kill()
+        if run.near.exists():
+            place.remove(run.near)
+
+
+def a_run(runs: list[NearRun], folder: Path, near: str = "auto") -> NearRun:
+    runs.append(NearRun(folder, near))
+    return runs[-1]
+
+
+def test_whatever_is_killed_the_job_resumes_from_memory_and_ends_bitwise_equal(
+    runs: list[NearRun], tmp_path: Path
+) -> None:
+    clean = a_run(runs, tmp_path / "clean", "off")
+    beside = clean.start(seconds=0.0)
+    run = a_run(runs, tmp_path / "run")
+    job = run.start()
+    run.wait_for(job, 20)
+    for process in run.trainings(job):  # the guardians live, and restart them in place
+        os.kill(process, 9)
+    run.wait_for(job, 50)
+    job.kill()  # and now the supervisor, horovodrun, guardians and all
+    older, newest = run.sealed()[-2:]
+    damaged = run.near / newest.name / "model.safetensors"
+    with damaged.open("r+b") as file:
+        file.seek(-3, os.SEEK_END)
+        file.write(b"?")
+    run.finish(run.start(seconds=0.0))
+    first, second = (int(commit) for commit in RESUMED.findall(run.log()))
+    assert 20 <= first < 50 and second == older.commit
+    assert run.log().count(f"passing over {newest.name}") == 1
+    assert not run.near.exists()
+    clean.finish(beside)
+    assert run.digest.read_text() == clean.digest.read_text()
+
+
+def test_two_jobs_of_one_user_on_one_host_do_not_disturb_each_other(
+    runs: list[NearRun], tmp_path: Path
+) -> None:
+    one, other = (a_run(runs, tmp_path / name) for name in ("one", "other"))
+    job, second = one.start(), other.start(steps=60)
+    one.wait_for(job, 10)
+    job.kill()
+    other.finish(second)
+    left = one.sealed()
+    assert left and not other.near.exists()
+    one.finish(one.start(steps=40, seconds=0.0))
+    assert f"resumed from commit {left[-1].commit} in the memory" in one.log()
+    assert not one.near.exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to give a folder to another user")
+def test_a_folder_that_another_user_has_made_first_is_not_trusted(
+    runs: list[NearRun], tmp_path: Path
+) -> None:
+    run = a_run(runs, tmp_path / "run", str(tmp_path / "near"))
+    run.near.parent.mkdir(parents=True)
+    os.chown(run.near.parent, 12345, 12345)
+    run.finish(run.start(steps=5))
+    assert "near tier: off" in run.log() and "belongs to somebody else" in run.log()
+    assert list(run.near.parent.iterdir()) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to mount a file system")
+def test_without_room_for_it_the_tier_is_off_and_says_why(runs: list[NearRun], tmp_path: Path) -> None:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(folder)], check=True)
+    try:
+        run = a_run(runs, tmp_path / "run", str(folder))
+        run.finish(run.start(steps=8))
+        assert re.search(r"near tier: off on \S+: 3 commits of .* MB", run.log()), run.log()
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("framework", ["tensorflow"], indirect=True)
+def test_a_tensorflow_job_resumes_from_memory_too(
+    framework: str, undisturbed_run: DigitsRun, start: Start, tmp_path: Path
+) -> None:
+    run = FaultyRun(tmp_path / "run", framework)
+    job = run.begin(start)
+    run.wait_for(job, lambda batch: batch.commit >= 4)
+    for rank in (0, 1):
+        os.kill(run.process_of(rank), 9)
+    run.finish(job)
+    assert "near" in run.sources().values()
+    assert_same_weights(framework, run, undisturbed_run)
