@@ -42,7 +42,7 @@ class _Faults:
 
 def measure(setting: Setting) -> list[Row | Fact]:
     """Jobs of two workers that are killed, by turns with the tier and without; then commits of both kinds."""
-    found = [*_recoveries(setting), *_commits(setting)]
+    found: list[Row | Fact] = [*_recoveries(setting), *_commits(setting)]
     return [*found, *near_peers.measure(setting)] if setting.size == "full" else found
 
 

@@ -139,7 +139,7 @@ def _environment() -> Path:
         subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", folder], check=True)
         site = folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
         (site / "beside.pth").write_text(f"{here}\n")
-        pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps"]
+        pip = [sys.executable, "-m", "pip", "--python", os.fspath(python), "install", "--quiet", "--no-deps"]
         wanted = [*_PACKAGES, *_NEEDED]
         subprocess.run([*pip, *wanted], check=True, timeout=_INSTALL_SECONDS)
         ready.write_text(asked)
