@@ -6,20 +6,18 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.jobs.launchers import WORKERS, Launcher
 from benchmarks.jobs.near_commits import RESULT, SMALL
+from benchmarks.jobs.near_roots import tidied
 from benchmarks.jobs.near_training import EVERY_SECONDS
 from benchmarks.jobs.running import Running
 from benchmarks.rows import Fact, Goal, Row
 from benchmarks.states import Setting
 from benchmarks.topics import near_peers
-from hvdrecover.checkpoint.near import place
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.examples.digits_run import ROOT_MAY_USE_MPI, supervised
 from hvdrecover.launch.job import Job
@@ -74,7 +72,7 @@ def _strike(setting: Setting, folder: Path, near: str, faults: _Faults) -> None:
         standbys=WORKERS,
         settings={"HVDRECOVER_NEAR": near},
     )
-    with _tidied(folder / "checkpoint"), Running(launcher, "near", folder) as job:
+    with tidied(folder / "checkpoint"), Running(launcher, "near", folder) as job:
         for rank, seconds in enumerate((faults.keeper, faults.other)):
             job.settle()
             seconds.append(job.strike(rank))
@@ -143,7 +141,7 @@ def _in_a_job(setting: Setting) -> list[dict[str, Any]]:
     }
     results = [setting.folder / RESULT.format(rank=rank) for rank in range(WORKERS)]
     roots = [setting.folder / name for name in ("on", "small-on")]
-    with _tidied(*roots):
+    with tidied(*roots):
         command = [*supervised("--no-standby", workers=WORKERS), sys.executable, *module]
         job = Job(command, setting.folder / "log.txt", environ)
         try:
@@ -155,15 +153,3 @@ def _in_a_job(setting: Setting) -> list[dict[str, Any]]:
         finally:
             job.kill()
     return [json.loads(result.read_text()) for result in results]
-
-
-@contextmanager
-def _tidied(*roots: Path) -> Iterator[None]:
-    """Delete the near roots of jobs that are killed within this."""
-    try:
-        yield
-    finally:
-        for root in roots:
-            near = place.folder("auto", place.named(os.fspath(root)))
-            if near.is_dir():
-                place.remove(near)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from benchmarks.jobs.launchers import WORKERS, Launcher
 from benchmarks.jobs.near_peers_training import SHAPE, STEP_SECONDS
+from benchmarks.jobs.near_roots import tidied
 from benchmarks.jobs.running import Running
 from benchmarks.rows import Fact, Goal, Row
 from benchmarks.states import Setting
 from hvdrecover import config
-from hvdrecover.checkpoint.near import place
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.examples.digits_run import supervised
 
@@ -89,20 +89,15 @@ def _rows(ours: _Found, title: str, theirs: _Found) -> list[Row | Fact]:
 
 def _strike(launcher: Launcher, folder: Path) -> _Found:
     found = _Found()
-    try:
-        with Running(launcher, "near_peers", folder) as job:
-            for number in range(_FAULTS):
-                job.settle()
-                found.one.append(job.strike(number % WORKERS))
-                job.settle()
-                seconds, lost = job.strike_all()
-                found.all.append(seconds)
-                found.lost.append(float(lost))
-            found.stalls += _stalls(folder, {step.pid for step in job.steps() if step.rank == 0})
-    finally:
-        near = place.folder("auto", place.named(os.fspath(folder / "checkpoint")))
-        if near.is_dir():
-            place.remove(near)
+    with tidied(folder / "checkpoint"), Running(launcher, "near_peers", folder) as job:
+        for number in range(_FAULTS):
+            job.settle()
+            found.one.append(job.strike(number % WORKERS))
+            job.settle()
+            seconds, lost = job.strike_all()
+            found.all.append(seconds)
+            found.lost.append(float(lost))
+        found.stalls += _stalls(folder, {step.pid for step in job.steps() if step.rank == 0})
     return found
 
 
