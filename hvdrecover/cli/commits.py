@@ -59,8 +59,8 @@ def _add_prune(commands: argparse._SubParsersAction[Any]) -> None:
         "delete the commits that no rule keeps",
         "A commit that any of the rules asks for is kept. What killed processes have left is deleted, too, "
         "when it is certain that nobody is writing it. Broken commits are left alone, and so is a commit "
-        "that somebody reads. No commit is deleted unless one that is kept is intact. With --near, what crashed "
-        "jobs have left in this host's memory is deleted instead: of one checkpoint root, or without URL of all.",
+        "that somebody reads. No commit is deleted unless one that is kept is intact. With --near, "
+        "what crashed jobs have left in this host's memory is deleted instead: of URL, or of all roots.",
         needs_url=False,
     )
     rule = prune.add_mutually_exclusive_group(required=True)
@@ -140,9 +140,7 @@ def _command(
     description = f"{help[0].upper()}{help[1:]}. {more}"
     parser: argparse.ArgumentParser = commands.add_parser(name, help=help, description=description)
     count = None if needs_url else "?"
-    parser.add_argument(
-        "url", metavar="URL", nargs=count, help="the checkpoint root: a path or an fsspec URL"
-    )
+    parser.add_argument("url", metavar="URL", nargs=count, help="the root: a path or an fsspec URL")
     parser.add_argument("--json", action="store_true", help="write JSON (docs/commands.md)")
     parser.set_defaults(run=run)
     return parser
