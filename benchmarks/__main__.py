@@ -32,6 +32,7 @@ TOPICS = {
     "guard": ("large", "digits", "digits-tensorflow"),
     "virtual": ("torch",),
     "recovery": ("torch", "tensorflow"),
+    "near": ("large",),
     "scale": ("stubs",),
     "machine": ("large",),
 }

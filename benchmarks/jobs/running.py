@@ -34,7 +34,7 @@ class Running:
 
     Args:
         launcher: what starts it.
-        framework: ``torch`` or ``tensorflow``.
+        framework: ``torch`` or ``tensorflow``; or ``near``, for the training with a large state.
         folder: a new folder for all that it writes.
         durable: whether its commits are written.
     """
@@ -69,6 +69,24 @@ class Running:
         struck = time.monotonic()
         kill(last.pid)
         return self._time_to_recover(struck)
+
+    def strike_all(self) -> tuple[float, int]:
+        """SIGKILL the processes of all ranks at once.
+
+        Returns:
+            Seconds until all ranks have done a step together again, and how many steps were lost.
+        """
+        before = self.steps()
+        newest = {step.rank: step for step in before}
+        struck = time.monotonic()
+        for step in newest.values():
+            kill(step.pid)
+        seconds = self._time_to_recover(struck)
+        killed = {step.pid for step in newest.values()}
+        done = self.steps()
+        last = max(step.number for step in done if step.pid in killed)
+        first = min(step.number for step in done if step.time > struck and step.pid not in killed)
+        return seconds, last + 1 - first
 
     def start_cold(self) -> float:
         """Kill all of it and start it again; seconds until all ranks have done a step together again."""

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.__main__ import TOPICS
+from benchmarks.jobs.near_commits import SMALL as NEAR_SMALL
 from benchmarks.report import PLOT
 from benchmarks.states import SHAPES
+from hvdrecover.checkpoint.near import place
 from hvdrecover.launch.processes import marked
 from tests.integration.conftest import LONG, WHOLE
 
@@ -22,7 +24,8 @@ SMALL = {state: shape.title.split(",")[0] for state, shape in SHAPES["small"].it
 FRAMEWORKS = ("torch", "tensorflow")
 DIGITS = {"digits": "digits example", "digits-tensorflow": "TensorFlow digits example"}
 VIRTUAL = {"compute": "compute-bound", "sent": "100 MB"}
-STATES = {**SMALL, **{framework: framework for framework in FRAMEWORKS}, **DIGITS, **VIRTUAL, "": ""}
+TINY = {"tiny": NEAR_SMALL["small"].title.split(",")[0]}
+STATES = {**SMALL, **TINY, **{framework: framework for framework in FRAMEWORKS}, **DIGITS, **VIRTUAL, "": ""}
 MEASURED = r"≤ [\d.]+ s"  # half of a cold restart
 
 # By topic: what is measured, against what, and for which states a goal is set.
@@ -79,6 +82,20 @@ RECOVERY_GOALS = [
     ("a training step with guardian", "plain elastic horovodrun", FRAMEWORKS, "≤ +1.0%", "≤ +1.0%"),
     ("heartbeat()", "", ("",), "≤ 1000 ns", "≤ 1000 ns"),
 ]
+OFF = "the near tier off"
+NEAR_GOALS = [
+    ("steps lost when all processes are killed", "", ("large",), "≤ 2 steps", "≤ 0 steps"),
+    ("SIGKILL of all processes", OFF, ("large",), "≤ 0.60", "≤ 0.40"),
+    ("SIGKILL of one worker", OFF, ("large",), "≤ 0.60", "≤ 0.40"),
+    ("stall of a commit", OFF, ("large",), "≤ 1.10", "≤ 1.00"),
+    ("a step while a commit goes to the tier", "the same without", ("large",), "≤ +5.0%", "≤ +2.0%"),
+    ("commit() of two aligned ranks", "", ("tiny",), "≤ 2.00 ms", "≤ 1.30 ms"),
+    ("extra memory of the tier's keeper, commits", "", ("large",), "≤ 3.0 states", "≤ 3.0 states"),
+    ("extra memory of the tier's keeper, idle", "", ("large",), "≤ 3.0 states", "≤ 3.0 states"),
+    ("extra memory of another rank, commits", "", ("large",), "≤ 1.0 states", "≤ 1.0 states"),
+    ("extra memory of another rank, idle", "", ("large",), "≤ 1.0 states", "≤ 1.0 states"),
+    ("the near root in tmpfs", "", ("large",), "≤ 3.0 states", "≤ 3.0 states"),
+]
 RIVALS = (
     "hvdrecover run --no-standby",
     "plain elastic horovodrun with spare hosts",
@@ -93,7 +110,7 @@ def test_stalls_are_measured_and_nothing_is_left_behind(tmp_path: Path) -> None:
 
 @LONG
 def test_every_row_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> None:
-    rows = measured(tmp_path, *(topic for topic in TOPICS if topic != "recovery"))
+    rows = measured(tmp_path, *(topic for topic in TOPICS if topic not in ("recovery", "near")))
     check(rows, [goal for goals in GOALS.values() for goal in goals])
 
 
@@ -103,6 +120,14 @@ def test_jobs_are_killed_under_each_launcher_and_none_is_left_behind(tmp_path: P
     check(rows, RECOVERY_GOALS)
     for rival in RIVALS:
         assert any(row[0].startswith("SIGKILL of a worker") and row[3].startswith(rival) for row in rows)
+
+
+@LONG
+def test_jobs_are_killed_with_the_near_tier_and_without_and_no_near_root_is_left(tmp_path: Path) -> None:
+    rows = measured(tmp_path, "near")
+    check(rows, NEAR_GOALS)
+    roots = [root.url for root in place.roots()]
+    assert not [url for url in roots if os.fspath(tmp_path) in url]
 
 
 def measured(tmp_path: Path, *topics: str) -> list[list[str]]:
@@ -144,7 +169,7 @@ def check(rows: list[list[str]], goals: Sequence[tuple[str, str, tuple[str, ...]
     assert sum(bool(row[8]) for row in rows) == sum(len(states) for _, _, states, _, _ in goals)
     for row in rows:
         assert all(math.isfinite(number) for number in numbers(" ".join([row[2], row[4], row[5]])))
-        assert min(numbers(row[2])) > 0
+        assert min(numbers(row[2])) > 0 or row[0].startswith("steps lost")
 
 
 def table(text: str) -> list[list[str]]:
