@@ -59,10 +59,16 @@ def _add_prune(commands: argparse._SubParsersAction[Any]) -> None:
         "delete the commits that no rule keeps",
         "A commit that any of the rules asks for is kept. What killed processes have left is deleted, too, "
         "when it is certain that nobody is writing it. Broken commits are left alone, and so is a commit "
-        "that somebody reads. No commit is deleted unless one that is kept is intact.",
+        "that somebody reads. No commit is deleted unless one that is kept is intact. With --near, "
+        "what crashed jobs have left in this host's memory is deleted instead: of URL, or of all roots.",
+        needs_url=False,
     )
-    prune.add_argument(
-        "--keep", type=options.count, metavar="N", required=True, help="keep the newest N commits"
+    rule = prune.add_mutually_exclusive_group(required=True)
+    rule.add_argument("--keep", type=options.count, metavar="N", help="keep the newest N commits")
+    rule.add_argument(
+        "--near",
+        action="store_true",
+        help="delete this user's near roots that no process keeps, on this host",
     )
     prune.add_argument(
         "--keep-every",
@@ -83,6 +89,7 @@ def _add_prune(commands: argparse._SubParsersAction[Any]) -> None:
         help="keep the best N (1) by an attribute of the state that is a number, such as val_loss:min",
     )
     prune.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
+    prune.set_defaults(refuse=prune.error)
 
 
 def _add_export(commands: argparse._SubParsersAction[Any]) -> None:
@@ -127,10 +134,13 @@ def _command(
     run: Callable[[argparse.Namespace], int],
     help: str,
     more: str = "",
+    *,
+    needs_url: bool = True,
 ) -> argparse.ArgumentParser:
     description = f"{help[0].upper()}{help[1:]}. {more}"
     parser: argparse.ArgumentParser = commands.add_parser(name, help=help, description=description)
-    parser.add_argument("url", metavar="URL", help="the checkpoint root: a path or an fsspec URL")
+    count = None if needs_url else "?"
+    parser.add_argument("url", metavar="URL", nargs=count, help="the root: a path or an fsspec URL")
     parser.add_argument("--json", action="store_true", help="write JSON (docs/commands.md)")
     parser.set_defaults(run=run)
     return parser
@@ -233,6 +243,10 @@ def _prune(arguments: argparse.Namespace) -> int:
     from hvdrecover.checkpoint.settings import Keep
     from hvdrecover.cli import documents, progress_bar, tables
 
+    if arguments.near:
+        return _prune_near(arguments)
+    if arguments.url is None:
+        arguments.refuse("--keep needs the URL of a checkpoint root")
     storage = _open(arguments)
     keep = Keep(arguments.keep, arguments.keep_every, arguments.keep_younger, arguments.keep_best)
     plan = prune.plan(storage, keep, SYSTEM_CLOCK)
@@ -244,6 +258,23 @@ def _prune(arguments: argparse.Namespace) -> int:
         arguments,
         lambda: documents.pruned(storage.url, plan, deleted),
         lambda: tables.pruned(storage.url, plan, deleted),
+    )
+    return 0
+
+
+def _prune_near(arguments: argparse.Namespace) -> int:
+    from hvdrecover.checkpoint.near import place
+    from hvdrecover.cli import documents, tables
+
+    told = config.read().near
+    near = "auto" if told == "off" else told
+    named = None if arguments.url is None else place.folder(near, place.named(arguments.url))
+    found = [each for each in place.roots(near) if named is None or each.path == named]
+    gone = [(each, not each.in_use and (arguments.dry_run or place.remove(each.path))) for each in found]
+    _put(
+        arguments,
+        lambda: documents.pruned_near(gone, dry_run=arguments.dry_run),
+        lambda: tables.pruned_near(gone, SYSTEM_CLOCK.now(), dry_run=arguments.dry_run),
     )
     return 0
 

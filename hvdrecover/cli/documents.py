@@ -17,6 +17,7 @@ from hvdrecover.checkpoint.inspection.prune import Plan
 from hvdrecover.checkpoint.inspection.verify import Verdict
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.checkpoint.leftovers import Leftovers
+from hvdrecover.checkpoint.near.place import NearRoot
 
 Document = dict[str, Any]
 
@@ -101,6 +102,20 @@ def pruned(url: str, plan: Plan, deleted: Sequence[tuple[Entry, bool]] | None) -
         "bytes_freed": sum(entry.nbytes for entry, done in gone if done)
         + sum(file.nbytes for file in plan.aside),
     }
+
+
+def pruned_near(gone: Sequence[tuple[NearRoot, bool]], *, dry_run: bool) -> Document:
+    """Return what ``prune --near`` has done, or would do."""
+    return {
+        "dry_run": dry_run,
+        "deleted": [_near(root) for root, done in gone if done],
+        "in_use": [_near(root) for root, done in gone if not done],
+        "bytes_freed": sum(root.nbytes for root, done in gone if done),
+    }
+
+
+def _near(root: NearRoot) -> Document:
+    return {"path": str(root.path), "root": root.url, "bytes": root.nbytes, "used": root.used}
 
 
 def exported(url: str, id: CommitId, attributes: Sequence[str], file: Path) -> Document:

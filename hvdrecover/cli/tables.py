@@ -23,6 +23,7 @@ from hvdrecover.checkpoint.inspection.verify import Verdict
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.checkpoint.leftovers import Leftovers
 from hvdrecover.checkpoint.manifest import Manifest
+from hvdrecover.checkpoint.near.place import NearRoot
 from hvdrecover.checkpoint.storage import Temporary
 from hvdrecover.discovery.selection import Answer
 
@@ -184,6 +185,20 @@ def pruned(url: str, plan: Plan, deleted: Sequence[tuple[Entry, bool]] | None) -
     count = _count(sum(done for _, done in gone), "commit")
     lines += [plain(f"kept: {kept}"), plain(f"{verb} {count}, {size(freed)}")]
     return Group(*lines)
+
+
+def pruned_near(gone: Sequence[tuple[NearRoot, bool]], now: float, *, dry_run: bool) -> RenderableType:
+    """Return what ``prune --near`` has done, or would do."""
+    verb = "would delete" if dry_run else "deleted"
+    lines = [
+        plain(
+            f"{verb if done else 'left, as a process keeps it,'} {root.path}: {size(root.nbytes)} of "
+            f"{root.url or 'an unknown root'}, last used {age(now - root.used)} ago"
+        )
+        for root, done in gone
+    ]
+    freed = sum(root.nbytes for root, done in gone if done)
+    return Group(*lines, plain(f"{verb} {_count(sum(done for _, done in gone), 'near root')}, {size(freed)}"))
 
 
 def exported(url: str, id: CommitId, attributes: Sequence[str], file: Path) -> RenderableType:

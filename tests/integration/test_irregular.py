@@ -1,8 +1,9 @@
-"""Training that is healthy but irregular is left alone."""
+"""Training that is healthy but irregular is left alone; ranks that wait leave the processors to others."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -25,5 +26,7 @@ def test_slow_ranks_long_evaluations_and_long_phases_are_no_hangs(tmp_path: Path
         job.kill()
     events = "".join(path.read_text() for path in (tmp_path / "events").glob("*.jsonl"))
     assert '"kind": "commit"' in events
+    shares = re.findall(r"computed for (\d+)%", (tmp_path / "log").read_text())
+    assert len(shares) == 2 and all(int(share) < 25 for share in shares), shares  # they wait nearly always
     for kind in ("fault", "reset", "restart", "structure", "diverged", "numerics", "missing_gradients"):
         assert f'"kind": "{kind}"' not in events, job.tail(80)

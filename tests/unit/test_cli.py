@@ -15,6 +15,7 @@ import pytest
 from hvdrecover import cli
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import FILE_NAME
+from hvdrecover.checkpoint.near import place
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.cli import options, tables
@@ -244,6 +245,31 @@ def test_prune_refuses_to_delete_the_only_intact_commit(run, root, dry):
     assert (code, output) == (1, "")
     assert "nothing was deleted" in errors
     assert content(LocalStorage(root)) == before
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_prune_deletes_near_roots_that_no_process_keeps(run, document, tmp_path, monkeypatch, named):
+    monkeypatch.setenv("HVDRECOVER_NEAR", str(tmp_path / "near"))
+    one, other = (place.folder(str(tmp_path / "near"), place.named(f"/roots/{name}")) for name in "ab")
+    for path, name in ((one, "a"), (other, "b")):
+        place.make(path, f"file:///roots/{name}")
+        (path / "g0001-c00000001").mkdir()
+        (path / "g0001-c00000001" / "model.safetensors").write_bytes(b"x" * 4096)
+    keeper = place.Keeper.take(other)
+    which = ["/roots/a"] if named else []
+    _, planned = document("prune", *which, "--near", "--dry-run")
+    assert [(each["path"], each["root"]) for each in planned["deleted"]] == [(str(one), "file:///roots/a")]
+    code, output, _ = run("prune", *which, "--near")
+    assert code == 0 and "deleted 1 near root, " in output
+    assert ("left, as a process keeps it" in output) != named
+    assert not one.exists() and other.exists()
+    keeper.release()
+
+
+def test_prune_asks_for_a_rule(run, root):
+    assert run("prune", root)[0] == 2
+    assert run("prune", "--keep", "1")[0] == 2
+    assert run("prune", root, "--keep", "1", "--near")[0] == 2
 
 
 def test_prune_says_what_it_leaves_alone(run, root):

@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from hvdrecover.checkpoint.storage import redact
 from hvdrecover.errors import StorageError
 
 SHARED_MEMORY = Path("/dev/shm")
+LIFETIME = 7 * 86400.0  # seconds without use after which another job may take the memory back
 SLOT = ".hvdrecover-slot-"
 _OWNER = "root.json"
 _LOCK = "lock"
@@ -169,6 +170,16 @@ def roots(near: str = "auto") -> list[NearRoot]:
         return []
     check_private(top / "x")
     return [_seen(path) for path in sorted(top.iterdir()) if path.is_dir() and not path.is_symlink()]
+
+
+def expired(found: Sequence[NearRoot], now: float) -> list[NearRoot]:
+    """Return the near roots that nobody keeps, and nobody has come back to for `LIFETIME`. A pure function.
+
+    Args:
+        found: near roots of this user.
+        now: seconds since the Unix epoch.
+    """
+    return [each for each in found if not each.in_use and now - each.used > LIFETIME]
 
 
 def remove(path: Path) -> bool:

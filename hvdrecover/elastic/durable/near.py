@@ -111,6 +111,10 @@ class NearSide:
         except (OSError, StorageError) as error:
             return self._refuse(str(error))
         context = self._context
+        for old in place.expired(place.roots(str(path.parent.parent)), context.clock.now()):
+            if place.remove(old.path):
+                message = f"near tier: deleted {old.path} of {old.url}, which was not used for days"
+                context.events.emit("near_expired", message, path=str(old.path), bytes=old.nbytes)
         writer = {
             "host": context.config.host,
             "rank": context.place.rank,

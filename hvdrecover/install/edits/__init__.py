@@ -14,10 +14,11 @@ from hvdrecover.errors import EditError
 from hvdrecover.install.edits.edit import Edit
 from hvdrecover.install.edits.launcher import LAUNCHER
 from hvdrecover.install.edits.native import NATIVE
+from hvdrecover.install.edits.torch_wait import TORCH_WAIT
 
 __all__ = ["EDITS", "Edit", "apply", "digest"]
 
-EDITS = (*NATIVE, *LAUNCHER)
+EDITS = (*NATIVE, *TORCH_WAIT, *LAUNCHER)
 
 
 def digest(edits: Iterable[Edit]) -> str:
