@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from hvdrecover.checkpoint.near.room import Room
 from hvdrecover.doctor.findings import Finding, ok, skipped, warning
 
 NEAR = "near tier"
+_SHOWN = 3  # near roots of a host; programs are told of all
 
 
 def look(checkpoint: str | None) -> dict[str, Any] | None:
@@ -59,7 +60,7 @@ def judge(found: Mapping[str, Mapping[str, Any] | None], state: int | None, now:
     on = {host: each for host, each in found.items() if each is not None}
     if not on:
         return skipped(NEAR, "HVDRECOVER_NEAR is off")
-    there = [_described(host, root, now) for host, each in on.items() for root in each["roots"]]
+    there = [each for host, one in on.items() for each in _described(host, one["roots"], now)]
     facts = {"hosts": dict(found), "state_bytes": state}
     if state is None:
         rooms = ", ".join(f"{_size(_largest(each))} on {host}" for host, each in on.items())
@@ -83,12 +84,23 @@ def _largest(each: Mapping[str, Any]) -> int:
     return room.largest(Room(**each["room"]), each["held"])
 
 
-def _described(host: str, root: Mapping[str, Any], now: float) -> str:
-    whose = root["url"] or "an unknown root"
+def _described(host: str, roots: Sequence[Mapping[str, Any]], now: float) -> list[str]:
+    """Return a few words on each near root of a host; on the largest ones, if there are many."""
+    largest = sorted(roots, key=lambda root: -root["bytes"])
+    lines = [_line(host, root, now) for root in largest[:_SHOWN]]
+    rest = largest[_SHOWN:]
+    if rest:
+        kept = sum(root["in_use"] for root in rest)
+        nbytes = _size(sum(root["bytes"] for root in rest))
+        lines.append(f"{host}: {len(rest)} more, {nbytes}, {kept} of them in use")
+    return lines
+
+
+def _line(host: str, root: Mapping[str, Any], now: float) -> str:
+    about = f"{host}: {root['path']} of {root['url'] or 'an unknown root'}, {_size(root['bytes'])}"
     if root["in_use"]:
-        return f"{host}: {root['path']} of {whose}, {_size(root['bytes'])}, in use"
-    age = f"{max(0.0, now - root['used']) / 3600:.1f} h"
-    return f"{host}: {root['path']} of {whose}, {_size(root['bytes'])}, left over for {age}"
+        return f"{about}, in use"
+    return f"{about}, left over for {max(0.0, now - root['used']) / 3600:.1f} h"
 
 
 def _size(nbytes: float) -> str:

@@ -59,3 +59,13 @@ def test_a_state_that_does_not_fit_is_a_warning():
 
 def test_without_a_size_the_room_is_told():
     assert judge({"h1": host()}, None, 0.0).what == "there is room for states of 10 GB on h1"
+
+
+def test_of_many_roots_the_largest_are_shown():
+    many = [
+        {"path": f"/p{n}", "url": "file:///r", "bytes": n * 10**6, "used": 0.0, "in_use": n == 1}
+        for n in range(1, 6)
+    ]
+    what = judge({"h1": host(roots=many)}, None, 3600.0).what
+    assert "/p5" in what and "/p3" in what and "/p2" not in what
+    assert what.endswith("h1: 2 more, 3 MB, 1 of them in use")
