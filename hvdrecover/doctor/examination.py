@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdrecover.clock import Clock
-from hvdrecover.doctor import host_memory, network, ring, roots, versions
+from hvdrecover.doctor import host_memory, near, network, ring, roots, versions
 from hvdrecover.doctor.agents import Agents, handed_on
 from hvdrecover.doctor.facts import HostFacts
 from hvdrecover.doctor.findings import Finding, checked, refused, skipped
@@ -130,6 +130,7 @@ class _Examination:
         self._tell("checkpoint root")
         yield from checked(roots.ROOT, self._root)
         yield from checked("host memory", self._memory)
+        yield from checked(near.NEAR, self._near)
 
     # -- hosts -----------------------------------------------------------------------------------------
 
@@ -213,6 +214,13 @@ class _Examination:
             return _unreached("host memory")
         free = {host: Available(facts.memory, facts.limited) for host, facts in self._facts.items()}
         return host_memory.judge(free, self._ranks, self._settings.state)
+
+    def _near(self) -> Finding:
+        if not self._facts:
+            return _unreached(near.NEAR)
+        asked = dict.fromkeys(self._facts, (self._settings.checkpoint,))
+        found = _answers(self._agents.ask(asked, "near", _QUESTION))
+        return near.judge(found, self._settings.state, self._clock.now())
 
     # -- allreduce -------------------------------------------------------------------------------------
 

@@ -61,6 +61,12 @@ class Host:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             return dict(zip(peers, pool.map(_problem, peers.values()), strict=True))
 
+    def near(self, checkpoint: str | None) -> dict[str, Any] | None:
+        """Return what near roots there are here, and how much room."""
+        from hvdrecover.doctor import near
+
+        return near.look(checkpoint)
+
     def root(self, url: str) -> dict[str, Any]:
         """Open a checkpoint root to try it out, and say what it holds and where it will be written to."""
         from hvdrecover.doctor.probing import Probe

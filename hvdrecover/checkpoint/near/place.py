@@ -17,6 +17,7 @@ import json
 import os
 import shutil
 import stat
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ LIFETIME = 7 * 86400.0  # seconds without use after which another job may take t
 SLOT = ".hvdrecover-slot-"
 _OWNER = "root.json"
 _LOCK = "lock"
+_FLOCK = "hhqqi0q"  # struct flock of Linux, 64 bits
 _kept: set[Path] = set()  # by this process: a lock of its own would not keep it out
 
 
@@ -169,7 +171,12 @@ def roots(near: str = "auto") -> list[NearRoot]:
     if not top.is_dir():
         return []
     check_private(top / "x")
-    return [_seen(path) for path in sorted(top.iterdir()) if path.is_dir() and not path.is_symlink()]
+    found = []
+    for path in sorted(top.iterdir()):
+        with suppress(FileNotFoundError):  # its job has ended just now, and has deleted it
+            if path.is_dir() and not path.is_symlink():
+                found.append(_seen(path))
+    return found
 
 
 def expired(found: Sequence[NearRoot], now: float) -> list[NearRoot]:
@@ -220,11 +227,11 @@ def _is_kept(path: Path) -> bool:
     with suppress(OSError):
         descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
         try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
+            # Asked, not tried: a job that begins at this moment would find the lock taken.
+            answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, 0, 0, 0, 0))
         finally:
             os.close(descriptor)
+        return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
     return False
 
 

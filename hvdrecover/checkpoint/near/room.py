@@ -62,6 +62,14 @@ def refusal(room: Room, nbytes: int, held: int = 0) -> str | None:
     return None
 
 
+def largest(room: Room, held: int = 0) -> int:
+    """Return the size of the largest commits for which a near tier fits; see `refusal`."""
+    need = room.free
+    if room.memory is not None:
+        need = min(room.free - room.total // 4, room.memory * 3 // 4)
+    return max(0, need + held) // SLOTS
+
+
 def _kind(folder: Path) -> str:
     """Return the type of the file system that a folder lies in."""
     device = folder.stat().st_dev

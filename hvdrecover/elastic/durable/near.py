@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 
 from hvdrecover.checkpoint.commit_id import CommitId
@@ -110,11 +111,8 @@ class NearSide:
                     slot.open()  # of a start that is over, perhaps under a later generation
         except (OSError, StorageError) as error:
             return self._refuse(str(error))
+        self._delete_expired(path)
         context = self._context
-        for old in place.expired(place.roots(str(path.parent.parent)), context.clock.now()):
-            if place.remove(old.path):
-                message = f"near tier: deleted {old.path} of {old.url}, which was not used for days"
-                context.events.emit("near_expired", message, path=str(old.path), bytes=old.nbytes)
         writer = {
             "host": context.config.host,
             "rank": context.place.rank,
@@ -124,6 +122,18 @@ class NearSide:
         tier.take_over(self._left)
         self._left = []
         self._memory.arenas.near = tier
+
+    def _delete_expired(self, path: Path) -> None:
+        """Delete the near roots of this user that nobody has come back to; those beside our own."""
+        context = self._context
+        with suppress(OSError, StorageError):  # of other jobs: no trouble of ours
+            for old in place.expired(place.roots(str(path.parent.parent)), context.clock.now()):
+                if place.remove(old.path):
+                    days = (context.clock.now() - old.used) / 86400
+                    message = (
+                        f"near tier: deleted {old.path} of {old.url}, which was not used for {days:.0f} days"
+                    )
+                    context.events.emit("near_expired", message, path=str(old.path), bytes=old.nbytes)
 
     def _is_usable(self, commit: CommitId) -> bool:
         return not self.is_suspect(commit)

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.checkpoint.near import place
+from hvdrecover.checkpoint.near.place import LIFETIME, Keeper, NearRoot
+from hvdrecover.errors import StorageError
+
+KEEP = "import sys, pathlib; from hvdrecover.checkpoint.near.place import Keeper; "
+KEEP += "k = Keeper.take(pathlib.Path(sys.argv[1])); print(k is not None, flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    found = place.folder(str(tmp_path), "file:///root")
+    place.make(found, "file:///root")
+    (found / "data").write_bytes(b"x" * 5000)
+    return found
+
+
+def test_a_near_root_is_private_and_says_whose_it_is(tmp_path, path):
+    assert path.stat().st_mode & 0o777 == path.parent.stat().st_mode & 0o777 == 0o700
+    (seen,) = place.roots(str(tmp_path))
+    assert (seen.path, seen.url, seen.in_use) == (path, "file:///root", False)
+    assert seen.nbytes >= 5000
+
+
+def test_each_root_has_a_folder_of_its_own(tmp_path):
+    assert place.folder(str(tmp_path), "file:///a") != place.folder(str(tmp_path), "file:///b")
+    assert place.named("/a/") == place.named("file:///a")
+
+
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path, path):
+    path.parent.chmod(0o777)
+    with pytest.raises(StorageError, match="others can read or write"):
+        place.make(path, "file:///root")
+    with pytest.raises(StorageError):
+        place.roots(str(tmp_path))
+
+
+def test_what_another_process_keeps_is_in_use_until_that_ends(tmp_path, path):
+    command = [sys.executable, "-c", KEEP, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"True\n"
+        assert place.roots(str(tmp_path))[0].in_use
+        assert Keeper.take(path) is None and not place.remove(path)
+        assert path.is_dir()
+        other.kill()
+    assert not place.roots(str(tmp_path))[0].in_use
+    assert place.remove(path)
+    assert not path.parent.exists()
+
+
+def test_looking_does_not_lose_this_processs_own_lock(tmp_path, path):
+    keeper = Keeper.take(path)
+    assert keeper is not None and place.roots(str(tmp_path))[0].in_use
+    command = [sys.executable, "-c", KEEP, str(path)]
+    assert subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).stdout == b"False\n"
+    keeper.release()
+    assert Keeper.take(path) is not None
+    place._kept.discard(path)
+
+
+def test_only_what_nobody_keeps_and_nobody_came_back_to_expires():
+    old, kept, young = (
+        NearRoot(Path(name), "", 1, used, in_use)
+        for name, used, in_use in (("old", 0.0, False), ("kept", 0.0, True), ("young", 1.0, False))
+    )
+    assert place.expired([old, kept, young], LIFETIME + 0.5) == [old]
+
+
+def test_a_root_whose_owner_is_unreadable_is_still_listed(tmp_path, path):
+    (path / "root.json").write_text("[1")
+    assert place.roots(str(tmp_path))[0].url == ""
