@@ -50,6 +50,7 @@ def test_a_fault_that_is_not_going_on_can_be_ended(
     monkeypatch.setattr(run, "data", run.folder / "0")
     fault.prepare(run)
     fault.end(run)
+    fault.clean_up(run)
     assert run.alive() == list(run.children)
 
 
