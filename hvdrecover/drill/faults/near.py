@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import time
 from contextlib import suppress
@@ -20,6 +22,7 @@ from hvdrecover.errors import DrillError
 
 _A_COMMIT = 60.0  # seconds until a run must have sealed a near commit
 _LOOK = 0.01
+_SYS_ADMIN = 21  # linux/capability.h
 _ROOM = "50%"  # of the machine's memory; only what is written takes any
 
 
@@ -74,7 +77,9 @@ class TmpfsFull(Plain):
 
     def lacks(self, run: Drilled) -> str:
         """Return whether this user may mount a file system."""
-        return "" if os.geteuid() == 0 else "only root may mount a file system of the drill's own; use sudo"
+        if shutil.which("mount") is None or not _may_mount():
+            return "only root may mount a file system of the drill's own; use sudo, a container --privileged"
+        return ""
 
     def prepare(self, run: Drilled) -> dict[str, str]:
         """Mount a file system of the run's own, and have the near tier there.
@@ -141,6 +146,11 @@ def _roots(run: Drilled) -> list[Path]:
     bases = [os.environ.get("HVDRECOVER_NEAR") or "auto", os.fspath(_mount(run))]
     found = [each for base in bases if base != "off" for each in place.roots(base)]
     return [each.path for each in found if each.url.endswith(f"://{run.root}")]
+
+
+def _may_mount() -> bool:
+    (effective,) = re.findall(r"^CapEff:\s*(\w+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return bool(int(effective, 16) >> _SYS_ADMIN & 1)
 
 
 def _mount(run: Drilled) -> Path:
