@@ -79,6 +79,7 @@ class Drill:
             run.leave()
         finally:
             run.kill()
+            near.forget(run)
         if run.codes[-1] not in (0, PREEMPTED):
             raise run.failure(f"the script fails even undisturbed, with exit code {run.codes[-1]}")
         if not (commits := run.testimony().newest):
