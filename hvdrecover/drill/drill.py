@@ -13,7 +13,7 @@ from hvdrecover.drill import history
 from hvdrecover.drill.checks import losses, machine, script, temporary
 from hvdrecover.drill.checks.rules import Finding
 from hvdrecover.drill.disturbance import Disturbance
-from hvdrecover.drill.faults import FAULTS
+from hvdrecover.drill.faults import FAULTS, near
 from hvdrecover.drill.faults.commits import damaged
 from hvdrecover.drill.faults.fault import Fault
 from hvdrecover.drill.lab.lab import Lab
@@ -79,6 +79,7 @@ class Drill:
             run.leave()
         finally:
             run.kill()
+            near.forget(run)
         if run.codes[-1] not in (0, PREEMPTED):
             raise run.failure(f"the script fails even undisturbed, with exit code {run.codes[-1]}")
         if not (commits := run.testimony().newest):
@@ -155,6 +156,9 @@ class Drill:
             # One that lasts may not have been ended, and hosts and data are those of all runs.
             for each in disturbance.struck:
                 FAULTS[each.strike.fault].end(run)
+            near.forget(run)
+            for name in {strike.fault for strike in strikes}:
+                FAULTS[name].clean_up(run)
         clean, told, log = self._clean.testimony(), run.testimony(), history.read(run)
         return Result(
             run=run,

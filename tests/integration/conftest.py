@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hvdrecover.checkpoint.near import place
 from hvdrecover.examples.digits_run import DigitsRun, static
 from hvdrecover.launch.job import Job
 from tests.integration.browser import CHROMIUM, Browser, browser
@@ -54,16 +55,20 @@ def a_users_shell(monkeypatch: pytest.MonkeyPatch) -> None:
 def start() -> Iterator[Start]:
     """Starts a `DigitsRun`, and ends what is left of it after the test."""
     jobs: list[Job] = []
+    roots: set[Path] = set()
 
     def start_run(
         run: DigitsRun, launcher: Sequence[str] = (), environ: Mapping[str, str] | None = None
     ) -> Job:
+        roots.add(place.folder("auto", place.named(str(run.root))))
         jobs.append(run.start(launcher, environ))
         return jobs[-1]
 
     yield start_run
     for job in jobs:
         job.kill()
+    for root in filter(Path.exists, roots):  # what a killed job leaves in the host's memory
+        place.remove(root)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ QUICK = ("--epochs", "2", "--step-seconds", "0.02", "--commit-every", "2")
 TENSORFLOWS = "kill-all,preemption"
 KILL_ALL = ("--faults", "kill-all", "--no-standby", "--")
 NEEDS_MORE = {"data-changed", "host-cut-off", "host-powered-off", "resize"}
+if os.geteuid() != 0:
+    NEEDS_MORE.add("tmpfs-full")
 
 
 @dataclass(frozen=True)

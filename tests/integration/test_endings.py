@@ -137,7 +137,7 @@ def test_no_process_outlives_its_launcher_and_the_next_start_resumes(
         assert "launcher_lost" in {event["fault"] for event in run.events("fault")}
         assert_each_sample_once(run, padding=1)
     assert len(run.events("start")) == 2
-    assert run.sources()[2] == "durable"
+    assert run.sources()[2] == "near"
 
 
 def test_the_same_error_at_the_same_place_ends_the_job_with_the_scripts_code(
@@ -234,7 +234,7 @@ def test_a_launcher_that_does_not_answer_costs_a_start_and_no_commit(start: Star
     assert "the ranks have not come together" in run.log
     assert len(run.events("start")) == 2
     assert [event["fault"] for event in run.events("fault")][:2] == ["crash", "hang"]
-    assert run.sources() == {1: "initial", 2: "durable"}
+    assert run.sources() == {1: "initial", 2: "near"}
     assert_each_sample_once(run, padding=1)
     assert job.processes() == []
 

@@ -79,7 +79,7 @@ def test_with_mpi_a_lost_rank_restarts_the_job(start: Start, tmp_path: Path) -> 
     kill(run.process_of(1))
     assert job.wait(400) == 0, job.tail()
     assert len(run.events("start")) == 2
-    assert run.sources() == {1: "initial", 2: "durable"}
+    assert run.sources() == {1: "initial", 2: "near"}
     assert_each_sample_once(run, padding=1)
     assert job.processes() == []
 

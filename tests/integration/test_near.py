@@ -18,9 +18,13 @@ from hvdrecover.examples.digits_run import DigitsRun, supervised
 from hvdrecover.launch.job import Job
 from tests.integration.conftest import Start
 from tests.integration.faults import FaultyRun, assert_same_weights
+from tests.integration.test_kill_and_resume import durable
 
 SCRIPT = Path(__file__).with_name("scripts") / "near_steps.py"
-RESUMED = re.compile(r"resumed from commit (\d+) in the memory of \S+, as no commit was durable")
+RESUMED = re.compile(
+    r"resumed from commit (\d+) in the memory of \S+, (\d+) commits? newer than the durable one"
+)
+EVERY = 15  # steps between durable commits
 STEPS = 150
 
 
@@ -33,13 +37,14 @@ class NearRun:
         self.root = folder / "root"
         self.digest = folder / "digest"
         self.environ = {"HVDRECOVER_NEAR": near}
-        self.near = place.folder(near, place.named(str(self.root)))
+        self.near = place.folder("auto" if near == "off" else near, place.named(str(self.root)))
         self.jobs: list[Job] = []
 
-    def start(self, steps: int = STEPS, seconds: float = 0.05) -> Job:
+    def start(self, steps: int = STEPS, seconds: float = 0.05, near: str | None = None) -> Job:
         command = [*supervised()[:-1], "--no-standby", "--", sys.executable, str(SCRIPT)]
-        command += [str(self.root), str(steps), str(seconds), str(self.digest)]
-        self.jobs.append(Job(command, self.folder / "log.txt", self.environ))
+        command += [str(self.root), str(steps), str(seconds), str(self.digest), str(EVERY)]
+        environ = self.environ if near is None else {"HVDRECOVER_NEAR": near}
+        self.jobs.append(Job(command, self.folder / "log.txt", environ))
         return self.jobs[-1]
 
     def log(self) -> str:
@@ -103,26 +108,35 @@ def test_whatever_is_killed_the_job_resumes_from_memory_and_ends_bitwise_equal(
         file.seek(-3, os.SEEK_END)
         file.write(b"?")
     run.finish(run.start(seconds=0.0))
-    first, second = (int(commit) for commit in RESUMED.findall(run.log()))
+    (first, lead), (second, _) = [(int(commit), int(lead)) for commit, lead in RESUMED.findall(run.log())]
     assert 20 <= first < 50 and second == older.commit
+    assert 0 < lead < 2 * EVERY  # a durable commit that is being written is none yet
     assert run.log().count(f"passing over {newest.name}") == 1
     assert not run.near.exists()
     clean.finish(beside)
     assert run.digest.read_text() == clean.digest.read_text()
 
 
-def test_two_jobs_of_one_user_on_one_host_do_not_disturb_each_other(
+def test_of_two_jobs_on_a_host_one_is_replaced_and_does_not_come_back_through_its_near_root(
     runs: list[NearRun], tmp_path: Path
 ) -> None:
     one, other = (a_run(runs, tmp_path / name) for name in ("one", "other"))
     job, second = one.start(), other.start(steps=60)
-    one.wait_for(job, 10)
+    one.wait_for(job, EVERY + 5)
     job.kill()
     other.finish(second)
-    left = one.sealed()
+    left, before = one.sealed(), durable(one.root)
     assert left and not other.near.exists()
-    one.finish(one.start(steps=40, seconds=0.0))
-    assert f"resumed from commit {left[-1].commit} in the memory" in one.log()
+    replacing = one.start(near="off")  # as one on other hosts, with a memory of their own
+    while durable(one.root) == before:
+        assert replacing.running, replacing.tail()
+        time.sleep(0.02)
+    replacing.kill()
+    assert one.sealed() == left
+    newest = durable(one.root)
+    one.finish(one.start(steps=newest + 5, seconds=0.0))
+    assert f"passing over {left[-1].name}: another job has taken the checkpoint root since" in one.log()
+    assert RESUMED.findall(one.log()) == []
     assert not one.near.exists()
 
 

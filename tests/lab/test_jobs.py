@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.near import place
 from hvdrecover.config import PREEMPTED
 from hvdrecover.drill.lab.hosts import INTERFACE, Host
 from hvdrecover.drill.lab.lab import Lab
@@ -19,7 +21,7 @@ from hvdrecover.examples.digits_run import TRAINING_SAMPLES
 from hvdrecover.examples.ledger import Batch
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
-from tests.integration.conftest import TENSORFLOW_IF_LONG, Start
+from tests.integration.conftest import LONG, TENSORFLOW_IF_LONG, Start
 from tests.integration.faults import FaultyRun, wait_until_all_train
 from tests.integration.test_endings import running, wait_until
 from tests.integration.test_guardians import SECRET, assert_private
@@ -41,6 +43,7 @@ class JobInLab:
         self.lab = lab
         self.run = FaultyRun(folder / "run", framework, (), EPOCHS, "--step-seconds", "0.04")
         self._listing = folder / "hosts"
+        self._near = folder / "near"
         self._start = start
         self.list(*lab.hosts)
         self.job = self.begin()
@@ -57,6 +60,7 @@ class JobInLab:
         command += ["--discover", f"file {self._listing}", "--network-interface", INTERFACE]
         command += ["-i", os.fspath(self.lab.key), "--blacklist-cooldown-range", "1", "60", "--"]
         environ = {"OMP_NUM_THREADS": "1", "AWS_SECRET_ACCESS_KEY": SECRET, **self.run.faults}
+        environ["FAULTS_NEAR"] = os.fspath(self._near)
         self.job = self._start(self.run, self.lab.hosts[0].command(command), environ)
         return self.job
 
@@ -68,6 +72,12 @@ class JobInLab:
         """The guardian on a host."""
         (guardian,) = set(running(self.job, "hvdrecover", "worker")) & set(host.processes())
         return guardian
+
+    def sealed_on(self, host: Host) -> CommitId:
+        """The newest near commit of a host."""
+        place_of = place.folder(os.fspath(self._near / host.address), place.named(os.fspath(self.run.root)))
+        found = (CommitId.parse(path.parent.name) for path in place_of.glob("g*/MANIFEST.json"))
+        return max(commit for commit in found if commit is not None)
 
     def generation(self) -> int:
         """The newest generation that trains."""
@@ -163,4 +173,26 @@ def test_launchers_are_lost_and_nothing_is_left_on_any_host(job: JobInLab) -> No
     os.kill(running(job.job, "hvdrecover", "run")[0], signal.SIGTERM)
     assert job.job.wait(60) == PREEMPTED
     wait_until(lambda: [len(host.processes()) for host in job.lab.hosts] == [1, 1, 1])  # their ssh servers
+    job.assert_each_sample_once()
+
+
+@LONG
+@pytest.mark.parametrize("job", ["torch"], indirect=True)
+def test_the_old_commits_of_a_host_that_was_cut_off_are_not_what_the_job_resumes_from(job: JobInLab) -> None:
+    first, _, third = job.lab.hosts
+    lose(job, third.cut_off)
+    trained = job.run.batches()[-1]
+    job.run.wait_for(job.job, lambda batch: batch.commit >= trained.commit + 4)
+    job.job.kill()
+    wait_until(lambda: not set(running(job.job, "hvdrecover", "worker")) & set(third.processes()))
+    old, new = job.sealed_on(third), job.sealed_on(first)
+    assert old < new
+    after = job.generation()
+    third.join()
+    job.begin()
+    job.wait_for(3, after)
+    assert job.run.sources()[min(each for each in job.run.sources() if each > after)] == "near"
+    resumed = [line for line in job.run.log.splitlines() if "resumed from commit" in line]
+    assert f"resumed from commit {new.commit} in the memory of" in resumed[-1]
+    wait_until(lambda: job.sealed_on(third) > new)  # and it keeps up with the others
     job.assert_each_sample_once()

@@ -102,8 +102,12 @@ class Slot:
         self._path.rename(target)
         self._path = target
         temporary = target / f"{TEMPORARY}{uuid.uuid4().hex}"
-        temporary.write_bytes(manifest)
-        temporary.replace(target / manifests.FILE_NAME)
+        try:
+            temporary.write_bytes(manifest)
+            temporary.replace(target / manifests.FILE_NAME)
+        except OSError:  # no space; there would be one more of them with each commit
+            temporary.unlink(missing_ok=True)
+            raise
         self.commit = commit
 
     def open(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from hvdrecover.drill.faults import clock, commits, data, discovery, hosts, processes, resize, storage
+from hvdrecover.drill.faults import clock, commits, data, discovery, hosts, near, processes, resize, storage
 from hvdrecover.drill.faults.fault import Drilled, Fault, Switchable
 from hvdrecover.errors import ConfigError
 
@@ -27,6 +27,8 @@ _ALL: tuple[Fault, ...] = (
     storage.StorageFlaky(),
     storage.DiskFull(),
     commits.CorruptCommit(),
+    near.CorruptNear(),
+    near.TmpfsFull(),
     discovery.DiscoveryFails(),
     discovery.DiscoveryHangs(),
     clock.ClockJump(),
@@ -49,8 +51,8 @@ def find(names: Iterable[str]) -> list[Fault]:
     found = []
     for name in names:
         if name not in FAULTS:
-            near = difflib.get_close_matches(name, FAULTS, n=1, cutoff=0.0)[0]
-            problem = f"there is no fault '{name}'; did you mean '{near}'? There are {', '.join(FAULTS)}"
+            alike = difflib.get_close_matches(name, FAULTS, n=1, cutoff=0.0)[0]
+            problem = f"there is no fault '{name}'; did you mean '{alike}'? There are {', '.join(FAULTS)}"
             raise ConfigError("--faults", problem)
         found.append(FAULTS[name])
     return found

@@ -41,7 +41,7 @@ class CorruptCommit(Plain):
             DrillError: two durable commits, of which one can be damaged, have not come in time.
         """
         _await_commits(run)
-        _stop_all(run)
+        stop_all(run)
         spoil_newest(run)
         kill_all(run)
 
@@ -59,13 +59,18 @@ def spoil_newest(run: Drilled) -> CommitId:
     newest = complete(run)[0]
     with _notes(run).open("a") as notes:
         notes.write(f"{newest.name}\n")
-    files = sorted((run.root / newest.name).glob(f"*{roots.TENSORS}"), key=lambda path: path.stat().st_size)
+    spoil(run.root / newest.name)
+    return newest
+
+
+def spoil(commit: Path) -> None:
+    """Change bytes in the middle of the largest file of the commit in a folder."""
+    files = sorted(commit.glob(f"*{roots.TENSORS}"), key=lambda path: path.stat().st_size)
     with files[-1].open("r+b") as file:
         file.seek((files[-1].stat().st_size - _SPOILT) // 2)
         before = file.read(_SPOILT)
         file.seek(-_SPOILT, os.SEEK_CUR)
         file.write(bytes(byte ^ 0xFF for byte in before))
-    return newest
 
 
 def complete(run: Drilled) -> list[CommitId]:
@@ -92,7 +97,7 @@ def _await_commits(run: Drilled) -> None:
         time.sleep(_LOOK)
 
 
-def _stop_all(run: Drilled) -> None:
+def stop_all(run: Drilled) -> None:
     """SIGSTOP all training processes, and wait until they are; those that have ended don't matter."""
     deadline = time.monotonic() + _STOPPED
     for process in [run.process_of(rank) for rank in run.ranks()]:

@@ -145,6 +145,10 @@ class Fault(Protocol):
         """Let it be over; without effect if it is not under way."""
         ...
 
+    def clean_up(self, run: Drilled) -> None:
+        """After a run: take away what `prepare` has made outside of its folder."""
+        ...
+
 
 class Plain:
     """The common part of most faults: they need nothing, and are over at once."""
@@ -173,6 +177,9 @@ class Plain:
         return []
 
     def end(self, run: Drilled) -> None:
+        """Do nothing."""
+
+    def clean_up(self, run: Drilled) -> None:
         """Do nothing."""
 
 

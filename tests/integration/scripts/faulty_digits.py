@@ -1,7 +1,8 @@
 """The digits example with faults in it: the lines of FAULTS, one after the other, each once in all processes.
 
 A line is ``WHAT PLACE RANK COMMIT``: what happens, where, to which rank (-1 is any), at which commit or after
-it. The folder FAULTS_STRUCK remembers which have struck.
+it. The folder FAULTS_STRUCK remembers which have struck. Under the folder
+FAULTS_NEAR, if there is one, each host has a near tier of its own.
 """
 
 import functools
@@ -20,6 +21,8 @@ from hvdrecover.examples.ledger import Ledger
 
 FAULTS = [line.split() for line in os.environ["FAULTS"].splitlines()]
 STRUCK = Path(os.environ["FAULTS_STRUCK"])
+if "FAULTS_NEAR" in os.environ:  # the hosts of a lab share their files
+    os.environ["HVDRECOVER_NEAR"] = os.environ["FAULTS_NEAR"] + "/" + os.environ["HOROVOD_HOSTNAME"]
 
 
 def hang_in_a_loop():

@@ -1,6 +1,7 @@
-"""Trains a small torch model, with a commit each step and hardly a durable one; writes its digest at the end.
+"""Trains a small torch model, with a commit each step and few durable ones; writes its digest at the end.
 
-Arguments: checkpoint root, number of steps, seconds a step, file for the digest.
+Arguments: checkpoint root, number of steps, seconds a step, file for the digest, steps between durable
+commits.
 """
 
 from __future__ import annotations
@@ -18,13 +19,12 @@ from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.torch.elastic import TorchState, run
 
 root, steps, seconds, result = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), Path(sys.argv[4])
+every = int(sys.argv[5])
 hvd.init()
 torch.manual_seed(1)
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.2), torch.nn.Linear(64, 1))
 optimizer = hvd.DistributedOptimizer(torch.optim.AdamW(model.parameters()), model.named_parameters())
-state = TorchState(
-    model=model, optimizer=optimizer, step=0, checkpoint=Checkpoint(root, every_commits=1_000_000)
-)
+state = TorchState(model=model, optimizer=optimizer, step=0, checkpoint=Checkpoint(root, every_commits=every))
 
 
 @run

@@ -50,6 +50,7 @@ def test_a_fault_that_is_not_going_on_can_be_ended(
     monkeypatch.setattr(run, "data", run.folder / "0")
     fault.prepare(run)
     fault.end(run)
+    fault.clean_up(run)
     assert run.alive() == list(run.children)
 
 
@@ -78,10 +79,18 @@ def test_an_unknown_fault_is_an_error_that_names_the_nearest(name: str, near: st
 def test_what_is_lacking_is_said_with_the_remedy(run: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(run.folder))  # no compiler there
     lacking = {name: why for name, fault in FAULTS.items() if (why := fault.lacks(run))}
-    assert set(lacking) == {"data-changed", "clock-jump", "host-cut-off", "host-powered-off", "resize"}
+    assert set(lacking) == {
+        "data-changed",
+        "clock-jump",
+        "host-cut-off",
+        "host-powered-off",
+        "resize",
+        "tmpfs-full",
+    }
     assert "--data" in lacking["data-changed"]
     assert "apt-get install gcc" in lacking["clock-jump"]
     assert "--lab" in lacking["host-cut-off"]
+    assert "root" in lacking["tmpfs-full"]
     assert "--resize" in lacking["resize"]
 
 

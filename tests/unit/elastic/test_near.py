@@ -135,3 +135,25 @@ def test_commits_with_bad_numbers_are_not_sealed(near: Path) -> None:
 
     on_ranks(2, body)
     assert [began[0] for began in job(near, 0)] == [2, 2]
+
+
+def test_two_states_of_one_process_have_near_roots_of_their_own(near: Path) -> None:
+    urls = [f"{URL}-one", f"{URL}-other"]
+
+    def body(process: Process) -> Any:
+        config = dataclasses.replace(CONFIG, job=JOB, local_rank=process.world.rank())
+        states = []
+        for url in urls:
+            settings = Checkpoint(url, every_commits=1000, near=str(near))
+            states.append(process.state(settings, config=config, model=FakeModel(w=[1.0, 2.0]), step=0))
+            states[-1].sync()
+        began = [state.step for state in states]
+        for number, state in enumerate(states):
+            train(state, 3 + number)
+        for state in states:
+            dies(state)
+        return began
+
+    assert on_ranks(2, body) == [[0, 0]] * 2
+    assert {each.url for each in place.roots(str(near))} == set(urls)
+    assert on_ranks(2, body) == [[3, 4]] * 2
