@@ -98,7 +98,7 @@ class Recovery:
         context, started = self._context, self._context.clock.monotonic()
         context.events.rank = context.world.rank()
         heartbeat.take_rank(context.world.rank())
-        recalled = None if context.place.joined else self._durable.near.recall()
+        recalled = self._durable.near.recall() if self._memory.last.generation == 0 else None
         election = self._elect(recalled)
         self._own.rendezvous(context.world, context.place.among_all, self._memory.newest, election.newest)
         claimed = self._revive(recalled) if election.revives else None

@@ -77,9 +77,11 @@ class Slot:
         return sum(arena.layout.nbytes for arena in self.arenas.values())
 
     def holds(self, arenas: Mapping[str, Arena]) -> bool:
-        """Return whether these are its arenas."""
-        return self.arenas.keys() == arenas.keys() and all(
-            self.arenas[name] is arena for name, arena in arenas.items()
+        """Return whether these are its arenas; a slot without any holds nothing."""
+        return (
+            bool(arenas)
+            and self.arenas.keys() == arenas.keys()
+            and all(self.arenas[name] is arena for name, arena in arenas.items())
         )
 
     def shares(self, arenas: Collection[Arena]) -> bool:
@@ -99,15 +101,15 @@ class Slot:
         target = self._path.with_name(commit.name)
         if target != self._path and target.exists():
             shutil.rmtree(target)  # of a process before this one
+        temporary = f"{TEMPORARY}{uuid.uuid4().hex}"
+        try:
+            (self._path / temporary).write_bytes(manifest)
+        except OSError:  # no space; there would be one more of them with each commit
+            (self._path / temporary).unlink(missing_ok=True)
+            raise
         self._path.rename(target)
         self._path = target
-        temporary = target / f"{TEMPORARY}{uuid.uuid4().hex}"
-        try:
-            temporary.write_bytes(manifest)
-            temporary.replace(target / manifests.FILE_NAME)
-        except OSError:  # no space; there would be one more of them with each commit
-            temporary.unlink(missing_ok=True)
-            raise
+        (target / temporary).replace(target / manifests.FILE_NAME)
         self.commit = commit
 
     def open(self) -> None:
@@ -142,7 +144,8 @@ def _opened(path: Path) -> Arena:
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         size = os.fstat(file).st_size
-        os.posix_fallocate(file, 0, max(size, 1))  # whatever has made holes in it
+        if os.fstat(file).st_blocks * 512 < size:
+            os.posix_fallocate(file, 0, size)  # whatever has made holes in it
         buffer = _mapped(file, size)
     finally:
         os.close(file)

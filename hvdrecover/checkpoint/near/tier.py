@@ -24,6 +24,7 @@ from hvdrecover.clock import Clock
 
 NICENESS = 5  # of the tier's thread: behind training, but not by so much that steps overtake it
 _FIRST = 2  # slots: the newest sealed commit lies in one, the next commit goes to the other
+_PATIENCE = 10  # commits in a row with other tensors each, after which no memory is made for the next
 _PIECE = 1 << 24  # bytes between two looks at whether a digest is still wanted
 
 Layouts = Mapping[str, Layout]
@@ -37,6 +38,7 @@ class _Commit:
 
     snapshot: Snapshot
     slot: Slot
+    writer: dict[str, Any]
 
 
 class NearTier:
@@ -48,12 +50,14 @@ class NearTier:
 
     Args:
         keeper: the right to change the near root.
-        writer: who writes, for manifests.
+        writer: returns who writes, for manifests; called on the training thread.
         clock: where times come from.
         decided: called on the tier's thread whenever memory was asked for.
     """
 
-    def __init__(self, keeper: Keeper, writer: dict[str, Any], clock: Clock, decided: Decided) -> None:
+    def __init__(
+        self, keeper: Keeper, writer: Callable[[], dict[str, Any]], clock: Clock, decided: Decided
+    ) -> None:
         self.keeper = keeper
         self._writer = writer
         self._clock = clock
@@ -63,7 +67,10 @@ class NearTier:
         self._sealed: list[Slot] = []  # those with a commit, oldest first
         self._sealing: _Commit | None = None  # what the thread is at; None takes it away from it
         self._waiting: _Commit | None = None
+        self._newest: _Commit | None = None  # the last one that was sealed, while it is
+        self._given_up: list[Slot] = []  # to be deleted once another commit is sealed
         self._asked: tuple[Layouts, int] | None = None  # for how many commits memory was asked for last
+        self._misses = 0  # times in a row that memory was asked for and did not fit the next commit
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -85,22 +92,48 @@ class NearTier:
             layouts: of the commit's files, by attribute name.
             pinned: arenas that are being read, and must not change.
         """
+        if not layouts:
+            return None  # a state without tensors is not worth a file
         with self._lock:
             fitting = [slot for slot in self._slots if slot.fits(layouts)]
             slot, is_short = self._choose([slot for slot in fitting if not slot.shares(pinned)])
             if slot is not None:
+                self._misses = 0
                 self._take(slot)
         if is_short:
             self._ask(layouts, room.SLOTS if fitting else _FIRST)
         return None if slot is None else slot.arenas
 
+    def want(self, layouts: Layouts) -> None:
+        """Have memory made for commits of these layouts, if there is none."""
+        with self._lock:
+            has_some = not layouts or any(slot.fits(layouts) for slot in self._slots)
+        if not has_some:
+            self._ask(layouts, _FIRST)
+
+    def newest(self) -> tuple[Snapshot, str] | None:
+        """Return the newest commit that this process has sealed, and the job that it was made in."""
+        with self._lock:
+            newest = self._newest
+        return None if newest is None else (newest.snapshot, str(newest.writer["job"]))
+
+    def give_up(self, arenas: Mapping[str, Arena]) -> None:
+        """Never hand this memory out again: somebody may read it for ever."""
+        with self._lock:
+            slot = self._slot_of(arenas)
+            if slot is not None:
+                self._slots.remove(slot)
+                self._given_up.append(slot)
+                self._asked = None
+
     def seal(self, snapshot: Snapshot) -> None:
         """Have a commit sealed that was copied into memory from `acquire`; others are passed over."""
+        writer = self._writer()
         with self._lock:
             slot = self._slot_of(snapshot.arenas)
             if slot is None:
                 return
-            self._waiting = _Commit(snapshot, slot)
+            self._waiting = _Commit(snapshot, slot, writer)
         self._do(self._seal_waiting)
 
     def wait(self, timeout: float) -> bool:
@@ -146,10 +179,17 @@ class NearTier:
             self._sealing = None
         if slot in self._sealed:
             self._sealed.remove(slot)
+        if self._newest is not None and self._newest.slot is slot:
+            self._newest = None
         slot.open()
 
     def _ask(self, layouts: Layouts, count: int) -> None:
-        if self._asked is None or self._asked[0] != layouts or self._asked[1] < count:
+        differs = self._asked is None or self._asked[0] != layouts
+        self._misses += differs
+        if self._misses == _PATIENCE:
+            reason = f"the tensors were others at {_PATIENCE} commits in a row"
+            self._do(lambda: self._decided(reason, 0))
+        if self._misses < _PATIENCE and (differs or self._asked is None or self._asked[1] < count):
             self._asked = (layouts, count)
             self._do(lambda: self._prepare(layouts, count))
 
@@ -180,7 +220,8 @@ class NearTier:
             try:
                 work()
             except Exception as error:  # training never fails by it
-                self._decided(f"{self.keeper.path} can't be used: {error!r}", 0)
+                with suppress(Exception):
+                    self._decided(f"{self.keeper.path} can't be used: {error!r}", 0)
 
     def _prepare(self, layouts: Layouts, count: int) -> None:
         """Get memory for commits of these layouts; that for others goes."""
@@ -188,7 +229,12 @@ class NearTier:
         with self._lock:
             stale = [slot for slot in self._slots if not slot.fits(layouts) and slot not in self._sealed[-1:]]
             self._drop(stale)
+            asked = self._asked is not None and self._asked[0] == layouts
             fitting = len([slot for slot in self._slots if slot.fits(layouts)])
+        for slot in stale:
+            slot.delete()
+        if not asked:
+            return  # the next commit will be of other layouts
         refused = room.refusal(room.look(self.keeper.path), nbytes, fitting * nbytes)
         while refused is None and fitting < count:
             try:
@@ -206,14 +252,19 @@ class NearTier:
         with self._lock:
             order, self._waiting = self._waiting, None
             self._sealing = order
-        if order is not None and (files := self._files(order)) is not None:
-            text = manifests.dumps(self._manifest(order.snapshot, files))
+        stale: list[Slot] = []
+        try:
+            if order is not None and (files := self._files(order)) is not None:
+                text = manifests.dumps(self._manifest(order, files))
+                with self._lock:
+                    if self._sealing is order:
+                        stale = self._seal(order, text)
+        finally:
             with self._lock:
                 if self._sealing is order:
-                    self._seal(order.slot, order.snapshot, text)
-        with self._lock:
-            if self._sealing is order:
-                self._sealing = None
+                    self._sealing = None
+        for slot in stale:
+            slot.delete()
 
     def _files(self, order: _Commit) -> tuple[FileEntry, ...] | None:
         """Compute the digests; None if the commit was overwritten meanwhile."""
@@ -227,12 +278,13 @@ class NearTier:
             entries.append(FileEntry(f"{name}{TENSORS}", arena.layout.nbytes, digest.hex()))
         return tuple(entries)
 
-    def _manifest(self, snapshot: Snapshot, files: tuple[FileEntry, ...]) -> Manifest:
+    def _manifest(self, order: _Commit, files: tuple[FileEntry, ...]) -> Manifest:
+        snapshot = order.snapshot
         return Manifest(
             generation=snapshot.id.generation,
             commit=snapshot.id.commit,
             time=self._clock.now(),
-            writer={**self._writer, "pid": os.getpid()},
+            writer={**order.writer, "pid": os.getpid()},
             world_size=snapshot.world_size,
             versions=snapshot.versions,
             files=files,
@@ -241,16 +293,22 @@ class NearTier:
             finished=snapshot.finished,
         )
 
-    def _seal(self, slot: Slot, snapshot: Snapshot, text: bytes) -> None:
+    def _seal(self, order: _Commit, text: bytes) -> list[Slot]:
+        """Seal a commit; return the slots that are of no use any more, to be deleted."""
+        slot = order.slot
         if slot in self._sealed:
             self._sealed.remove(slot)
-        slot.seal(snapshot.id, text)
+        slot.seal(order.snapshot.id, text)
         self._sealed.append(slot)
+        self._newest = order
         layouts = {name: arena.layout for name, arena in slot.arenas.items()}
-        self._drop([each for each in self._slots if not each.fits(layouts)])
+        stale = [each for each in self._slots if not each.fits(layouts)]
+        self._drop(stale)
+        given_up, self._given_up = self._given_up, []
+        self._sealed = [each for each in self._sealed if each not in given_up]
+        return stale + given_up
 
     def _drop(self, slots: Sequence[Slot]) -> None:
         for slot in slots:
             self._take(slot)
             self._slots.remove(slot)
-            slot.delete()

@@ -80,6 +80,8 @@ class Arenas:
     def abandon(self, snapshot: Snapshot) -> None:
         """Never overwrite a snapshot: a writer that was given up may still be reading it."""
         self._abandoned.update(snapshot.arenas.values())
+        if self.near is not None:
+            self.near.give_up(snapshot.arenas)
 
     def _is_near(self, arenas: Mapping[str, Arena]) -> bool:
         return self.near is not None and self.near.owns(arenas)

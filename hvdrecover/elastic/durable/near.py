@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.near import place, recall
@@ -36,10 +37,18 @@ class NearSide:
         self._keeper: Keeper | None = None
         self._left: list[Slot] = []  # what was found, until the ranks have agreed
         self._said: str | None = None
+        self._is_first = False  # whether this is rank 0; as of the last rendezvous, for the tier's thread
+        self._awaits_lock = False
 
     def recall(self) -> Recalled | None:
         """Return the newest commit that a process before this one has left here; for one that starts anew."""
-        if self._path is None or self._tier is not None or not self._path.is_dir():
+        if self._path is None:
+            return None
+        self._is_first = self._context.world.rank() == 0
+        if self._tier is not None:  # this process has lost its memory of what it had sealed
+            newest = self._tier.newest()
+            return None if newest is None else Recalled(*newest)
+        if not self._path.is_dir():
             return None
         try:
             place.check_private(self._path)
@@ -66,13 +75,18 @@ class NearSide:
         """The ranks have agreed on a commit: from now on, this process may keep the host's near tier."""
         if self._path is None or not self._keeps:
             return
+        self._is_first = self._context.world.rank() == 0
         if self._tier is None:
             self._begin(self._path)
+        if self._tier is not None and self._memory.newest is not None:
+            self._tier.want({name: each.layout for name, each in self._memory.newest.arenas.items()})
         self.offer()
 
     def offer(self) -> None:
         """Have the newest commit in memory sealed, if it lies in the near root."""
         newest = self._memory.newest
+        if self._awaits_lock and self._path is not None:
+            self._begin(self._path)  # a process that was killed may keep it for a while
         if self._tier is not None and newest is not None and not newest.finished:
             self._tier.seal(newest)
 
@@ -85,7 +99,10 @@ class NearSide:
         """Delete the near root: this process leaves, and the commit is durable or others have it."""
         if self._tier is not None:
             self._tier.remove()
-            self._memory.arenas.near = None
+        elif self._keeper is not None:
+            self._keeper.remove()
+        self._memory.arenas.near = self._keeper = None
+        self._left, self._awaits_lock = [], False
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -102,8 +119,9 @@ class NearSide:
         try:
             place.make(path, self._url)
             self._keeper = self._keeper or Keeper.take(path)
+            self._awaits_lock = self._keeper is None
             if self._keeper is None:
-                return self._refuse(f"{path} is in use by another process")
+                return self._refuse(f"{path} is in use by another process, or by another state of this one")
             if not self._left:
                 _, self._left = recall.in_place(path, lambda commit: False, self._passed_over)
             for slot in self._left:
@@ -112,16 +130,14 @@ class NearSide:
         except (OSError, StorageError) as error:
             return self._refuse(str(error))
         self._delete_expired(path)
-        context = self._context
-        writer = {
-            "host": context.config.host,
-            "rank": context.place.rank,
-            "job": context.place.job,
-        }
-        tier = NearTier(self._keeper, writer, context.clock, self._decided)
+        tier = NearTier(self._keeper, self._writer, self._context.clock, self._decided)
         tier.take_over(self._left)
         self._left = []
         self._memory.arenas.near = tier
+
+    def _writer(self) -> dict[str, Any]:
+        place = self._context.place
+        return {"host": self._context.config.host, "rank": place.rank, "job": place.job}
 
     def _delete_expired(self, path: Path) -> None:
         """Delete the near roots of this user that nobody has come back to; those beside our own."""
@@ -163,7 +179,7 @@ class NearSide:
 
     def _announce(self, message: str, *, on: bool, reason: str, bytes: int) -> None:
         """Emit an event on each host, with a line on the terminal from rank 0."""
-        shown = message if self._context.world.rank() == 0 else None
+        shown = message if self._is_first else None
         level = logging.INFO if on else logging.WARNING
         path = str(self._path)
         self._context.events.emit("near", shown, level=level, on=on, reason=reason, bytes=bytes, path=path)

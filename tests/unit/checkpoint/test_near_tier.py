@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,8 +40,11 @@ class Process:
         self.passed_over: list[str] = []
         self.recalled, slots = recall.in_place(path, lambda commit: True, self.note)
         self.decisions: list[str | None] = []
-        self.tier = NearTier(keeper, {"host": "h1", "rank": 0, "job": "job/start"}, SYSTEM_CLOCK, self.decide)
+        self.tier = NearTier(keeper, self.writer, SYSTEM_CLOCK, self.decide)
         self.tier.take_over(slots)
+
+    def writer(self) -> dict[str, Any]:
+        return {"host": "h1", "rank": 0, "job": "job/start"}
 
     def note(self, name: str, reason: str) -> None:
         self.passed_over.append(f"{name}: {reason}")
@@ -220,3 +224,39 @@ def test_a_slot_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
     with suppress(OSError):
         Slot.make(tmp_path, {"model": plan([TensorSpec("w", "F64", (1 << 46,))])})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_that_a_writer_may_read_for_ever_is_given_up_and_replaced(process: Process) -> None:
+    for number in range(1, 20, 3):
+        snapshot = process.commit(number)
+        assert snapshot is not None
+        process.tier.give_up(snapshot.arenas)
+        for more in (1, 2):
+            process.commit(number + more)
+            process.settle()
+        assert values(snapshot) == {float(number)}
+        assert (found := recalled(process.path)) is not None
+        assert found.snapshot.id.commit >= number
+    assert len(list(process.path.glob("*/*.safetensors"))) <= 4
+
+
+def test_a_state_that_grows_with_each_commit_ends_the_allocations_and_says_so(process: Process) -> None:
+    for number in range(30):
+        process.commit(number, size=SIZE + number)
+        process.settle()
+    assert process.decisions[-1] == "the tensors were others at 10 commits in a row"
+    assert len(process.decisions) < 15
+
+
+def test_an_error_of_who_is_told_does_not_end_the_thread(path: Path) -> None:
+    process = Process(path)
+
+    def fails(refusal: str | None, nbytes: int) -> None:
+        raise RuntimeError("nobody listens")
+
+    process.tier._decided = fails
+    process.commit(1)
+    process.settle()
+    process.commit(2)
+    assert process.names() == ["g0002-c00000002"]
+    process.tier.stop()

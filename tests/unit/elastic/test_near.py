@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.near import place
@@ -157,3 +158,44 @@ def test_two_states_of_one_process_have_near_roots_of_their_own(near: Path) -> N
     assert on_ranks(2, body) == [[0, 0]] * 2
     assert {each.url for each in place.roots(str(near))} == set(urls)
     assert on_ranks(2, body) == [[3, 4]] * 2
+
+
+@pytest.mark.parametrize("lost", ["hvdrecover.near", "hvdrecover.header"])
+def test_a_rank_that_is_lost_during_the_agreement_costs_nothing_of_it(near: Path, lost: str) -> None:
+    job(near, 5)
+
+    def body(process: Process) -> Any:
+        state = made(process, near)
+        sent = process.world.gather if lost == "hvdrecover.near" else process.world.broadcast
+        failed = False
+
+        def fails_once(*arguments: Any) -> Any:
+            nonlocal failed
+            if not failed and lost in arguments[-1]:
+                failed = True
+                raise HorovodInternalError("a rank was lost")
+            return sent(*arguments)
+
+        setattr(process.world, sent.__name__, fails_once)
+        with pytest.raises(HorovodInternalError):
+            state.sync()
+        state.sync()
+        began = (state.step, state.model.weights["w"].tolist())
+        dies(state)
+        return began
+
+    assert on_ranks(1, body) == [(5, [5.0, -5.0])]
+
+
+def test_a_state_that_trains_again_after_its_end_locks_its_near_root_anew(near: Path) -> None:
+    def body(process: Process) -> Any:
+        state = made(process, near)
+        state.sync()
+        state.finish()
+        state.sync()
+        train(state, 1)
+        in_use = [each.in_use for each in place.roots(str(near))]
+        dies(state)
+        return in_use
+
+    assert on_ranks(1, body) == [[True]]
