@@ -62,15 +62,7 @@ def read_commit(
             for name, entry in entries.items()
             if only is None or name in only
         }
-    return Snapshot(
-        id=commit,
-        arenas=arenas,
-        state=manifest.state,
-        world_size=manifest.world_size,
-        versions=manifest.versions,
-        finished=manifest.finished,
-        dataset=manifest.dataset,
-    )
+    return Snapshot.of(manifest, arenas)
 
 
 def read_newest(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.manifest import FileEntry, Manifest
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,40 @@ class Snapshot:
     versions: dict[str, str]
     finished: bool = False
     dataset: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, manifest: Manifest, arenas: dict[str, Arena]) -> Snapshot:
+        """Return the commit that a manifest describes, with the files that were read."""
+        return cls(
+            id=manifest.id,
+            arenas=arenas,
+            state=manifest.state,
+            world_size=manifest.world_size,
+            versions=manifest.versions,
+            finished=manifest.finished,
+            dataset=manifest.dataset,
+        )
+
+    def manifest(self, files: Sequence[FileEntry], writer: dict[str, Any], time: float) -> Manifest:
+        """Return the manifest of the commit.
+
+        Args:
+            files: its data files.
+            writer: who has written them.
+            time: when, in seconds since the Unix epoch.
+        """
+        return Manifest(
+            generation=self.id.generation,
+            commit=self.id.commit,
+            time=time,
+            writer=writer,
+            world_size=self.world_size,
+            versions=self.versions,
+            files=tuple(files),
+            state=self.state,
+            dataset=self.dataset,
+            finished=self.finished,
+        )
 
     @property
     def nbytes(self) -> int:

@@ -138,18 +138,8 @@ class Store:
             file = f"{name}{root.TENSORS}"
             digest = self.storage.write(f"{snapshot.id.name}/{file}", arena.buffer)
             files.append(FileEntry(file, arena.layout.nbytes, digest))
-        manifest = Manifest(
-            generation=snapshot.id.generation,
-            commit=snapshot.id.commit,
-            time=self.clock.now(),
-            writer={"host": self._host, "pid": os.getpid(), "rank": rank},
-            world_size=snapshot.world_size,
-            versions=snapshot.versions,
-            files=tuple(files),
-            state=snapshot.state,
-            dataset=snapshot.dataset,
-            finished=snapshot.finished,
-        )
+        writer = {"host": self._host, "pid": os.getpid(), "rank": rank}
+        manifest = snapshot.manifest(files, writer, self.clock.now())
         text = manifests.dumps(manifest)
         self.claims.check(snapshot.id.generation)
         self.storage.publish(path, text)

@@ -122,6 +122,9 @@ class Keeper:
         except OSError:
             os.close(descriptor)
             return None
+        if not os.fstat(descriptor).st_nlink:  # who kept it has just deleted it all
+            os.close(descriptor)
+            return None
         _kept.add(path)
         return cls(path, descriptor)
 

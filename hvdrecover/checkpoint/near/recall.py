@@ -110,16 +110,7 @@ def _verified(
     except CheckpointError as error:
         passed_over(commit.name, str(error))
         return None
-    snapshot = Snapshot(
-        id=commit,
-        arenas=slot.arenas,
-        state=manifest.state,
-        world_size=manifest.world_size,
-        versions=manifest.versions,
-        finished=manifest.finished,
-        dataset=manifest.dataset,
-    )
-    return Recalled(snapshot, _job(manifest))
+    return Recalled(Snapshot.of(manifest, slot.arenas), _job(manifest))
 
 
 def _check(path: Path, slot: Slot, manifest: Manifest) -> None:

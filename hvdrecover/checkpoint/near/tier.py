@@ -14,7 +14,7 @@ from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.digest import Digest
 from hvdrecover.checkpoint.layout import Layout
-from hvdrecover.checkpoint.manifest import FileEntry, Manifest
+from hvdrecover.checkpoint.manifest import FileEntry
 from hvdrecover.checkpoint.near import room
 from hvdrecover.checkpoint.near.place import Keeper
 from hvdrecover.checkpoint.near.slots import Slot
@@ -255,7 +255,8 @@ class NearTier:
         stale: list[Slot] = []
         try:
             if order is not None and (files := self._files(order)) is not None:
-                text = manifests.dumps(self._manifest(order, files))
+                writer = {**order.writer, "pid": os.getpid()}
+                text = manifests.dumps(order.snapshot.manifest(files, writer, self._clock.now()))
                 with self._lock:
                     if self._sealing is order:
                         stale = self._seal(order, text)
@@ -277,21 +278,6 @@ class NearTier:
                 digest.update(arena.buffer[start : start + _PIECE])
             entries.append(FileEntry(f"{name}{TENSORS}", arena.layout.nbytes, digest.hex()))
         return tuple(entries)
-
-    def _manifest(self, order: _Commit, files: tuple[FileEntry, ...]) -> Manifest:
-        snapshot = order.snapshot
-        return Manifest(
-            generation=snapshot.id.generation,
-            commit=snapshot.id.commit,
-            time=self._clock.now(),
-            writer={**order.writer, "pid": os.getpid()},
-            world_size=snapshot.world_size,
-            versions=snapshot.versions,
-            files=files,
-            state=snapshot.state,
-            dataset=snapshot.dataset,
-            finished=snapshot.finished,
-        )
 
     def _seal(self, order: _Commit, text: bytes) -> list[Slot]:
         """Seal a commit; return the slots that are of no use any more, to be deleted."""
