@@ -30,7 +30,7 @@ _OTHERS_SHARE = 1.0  # commits in the memory of a process that does not keep the
 
 @dataclass
 class _Faults:
-    """What faults have cost: seconds until the next step of all, and steps that were lost."""
+    """The cost of faults: seconds until the next step of all, and steps that were lost."""
 
     keeper: list[float] = field(default_factory=list)
     other: list[float] = field(default_factory=list)
@@ -126,12 +126,12 @@ def _commits(setting: Setting) -> list[Row]:
 
 
 def _slower(first: list[list[float]], second: list[list[float]]) -> list[list[float]]:
-    """What training waits for: of both ranks the slower one, each time."""
+    """The time that training waits: of both ranks the slower one, each time."""
     return [list(map(max, mine, others)) for mine, others in zip(first, second, strict=True)]
 
 
 def _in_a_job(setting: Setting) -> list[dict[str, Any]]:
-    """What the ranks have found, the one that keeps the tier first."""
+    """The findings of the ranks, the one that keeps the tier first."""
     module = ["-m", "benchmarks.jobs.near_commits", setting.size, setting.state, str(setting.folder)]
     environ = {
         "PATH": os.pathsep.join([os.fspath(Path(sys.executable).parent), os.environ["PATH"]]),

@@ -34,7 +34,7 @@ _OURS = "hvdrecover run"
 
 @dataclass
 class _Found:
-    """What faults have cost, and what it costs to be prepared: seconds, steps and milliseconds."""
+    """The cost of faults, and of being prepared: seconds, steps and milliseconds."""
 
     one: list[float] = field(default_factory=list)
     all: list[float] = field(default_factory=list)

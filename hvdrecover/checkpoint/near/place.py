@@ -64,7 +64,7 @@ def folder(near: str, url: str) -> Path:
 
 
 def check_private(path: Path) -> None:
-    """Make sure that nobody but this user can have put something there.
+    """Make sure that only this user can write to a near root.
 
     Raises:
         StorageError: the user's folder is another's, or others may write to it.
@@ -183,7 +183,7 @@ def roots(near: str = "auto") -> list[NearRoot]:
 
 
 def expired(found: Sequence[NearRoot], now: float) -> list[NearRoot]:
-    """Return the near roots that nobody keeps, and nobody has come back to for `LIFETIME`. A pure function.
+    """Return the near roots that are not in use, and were not for longer than `LIFETIME`. A pure function.
 
     Args:
         found: near roots of this user.
@@ -212,7 +212,7 @@ def _seen(path: Path) -> NearRoot:
         url = str(json.loads((path / _OWNER).read_text())["url"])
     except (OSError, ValueError, KeyError, TypeError):
         url = ""
-    # Slots are mapped, and their files' times do not tell of it; folders' do, as commits are renamed.
+    # Writing through a mapping changes no file's time; renaming a commit changes its folder's.
     used = max((status.st_mtime for status in [*statuses, path.stat()]), default=0.0)
     nbytes = sum(status.st_blocks * 512 for status in files)
     return NearRoot(path, url, nbytes, used, _is_kept(path))

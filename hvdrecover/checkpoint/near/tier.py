@@ -29,7 +29,7 @@ _PIECE = 1 << 24  # bytes between two looks at whether a digest is still wanted
 
 Layouts = Mapping[str, Layout]
 Decided = Callable[[str | None, int], None]
-"""Told why there is no memory for commits of so many bytes; None if there is."""
+"""Called with the reason why commits of so many bytes get no memory, or with None if they do."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -86,7 +86,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Standing:
-    """What a checkpoint root says to a job that has just taken it.
+    """The answer of a checkpoint root to a job that has just taken it.
 
     Attributes:
         starts: start to the generation under which it took the root; only starts that nobody has replaced.

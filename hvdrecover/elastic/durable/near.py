@@ -140,7 +140,7 @@ class NearSide:
         return {"host": self._context.config.host, "rank": place.rank, "job": place.job}
 
     def _delete_expired(self, path: Path) -> None:
-        """Delete the near roots of this user that nobody has come back to; those beside our own."""
+        """Delete this user's near roots, beside our own, that were not used for days."""
         context = self._context
         with suppress(OSError, StorageError):  # of other jobs: no trouble of ours
             for old in place.expired(place.roots(str(path.parent.parent)), context.clock.now()):
