@@ -6,6 +6,7 @@ device, so it holds no memory of an accelerator.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
@@ -118,6 +119,7 @@ def _silence() -> Iterator[None]:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        ctypes.CDLL(None).fflush(None)  # of C code, which has a buffer of its own
         for target, descriptor in zip((1, 2), kept, strict=True):
             os.dup2(descriptor, target)
             os.close(descriptor)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from hvdrecover import config
 from hvdrecover.checkpoint import root as roots
 from hvdrecover.checkpoint.near import place
 from hvdrecover.checkpoint.storage import LocalStorage
@@ -143,7 +144,7 @@ def forget(run: Drilled) -> None:
 
 def _roots(run: Drilled) -> list[Path]:
     """Those of the run's checkpoint root, by whichever URL it is named."""
-    bases = [os.environ.get("HVDRECOVER_NEAR") or "auto", os.fspath(_mount(run))]
+    bases = [config.read().near, os.fspath(_mount(run))]
     found = [each for base in bases if base != "off" for each in place.roots(base)]
     return [each.path for each in found if each.url.endswith(f"://{run.root}")]
 
