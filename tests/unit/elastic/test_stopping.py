@@ -109,7 +109,8 @@ def test_which_signals_ask_is_the_users_to_say() -> None:
 
 
 def test_a_handler_of_the_users_own_is_left_alone() -> None:
-    before = "import os; signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'mine\\n'))"  # print would interrupt one
+    # print would fail where it interrupts another print.
+    before = "import os; signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'mine\\n'))"
     with child(TRAIN.format(before=before)) as process:
         assert line(process) == "trains"
         process.send_signal(signal.SIGTERM)
