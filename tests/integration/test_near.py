@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -101,6 +102,10 @@ def test_whatever_is_killed_the_job_resumes_from_memory_and_ends_bitwise_equal(
     for process in run.trainings(job):  # the guardians live, and restart them in place
         os.kill(process, 9)
     run.wait_for(job, 50)
+    while not 2 <= run.sealed()[-1].commit - durable(run.root) <= 10:
+        time.sleep(0.01)  # or what is older than the newest is older than the durable one, too
+    for process in run.trainings(job):
+        os.kill(process, signal.SIGSTOP)  # so that none becomes durable meanwhile
     job.kill()  # and now the supervisor, horovodrun, guardians and all
     older, newest = run.sealed()[-2:]
     damaged = run.near / newest.name / "model.safetensors"
