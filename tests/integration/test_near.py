@@ -65,6 +65,20 @@ class NearRun:
         found = (CommitId.parse(path.parent.name) for path in self.near.glob("g*/MANIFEST.json"))
         return sorted(each for each in found if each is not None)
 
+    def stop_between_durable_commits(self, job: Job) -> None:
+        """Stop what trains where two commits are sealed that are newer than the durable one."""
+        deadline = time.monotonic() + 120
+        while True:
+            for process in self.trainings(job):
+                os.kill(process, signal.SIGSTOP)
+            newer = [each for each in self.sealed() if each.commit > durable(self.root)]
+            if len(newer) >= 2:
+                return
+            assert time.monotonic() < deadline, job.tail()
+            for process in self.trainings(job):
+                os.kill(process, signal.SIGCONT)
+            time.sleep(0.03)
+
     def trainings(self, job: Job) -> list[int]:
         """The processes of a job that train."""
         found = []
@@ -102,10 +116,7 @@ def test_whatever_is_killed_the_job_resumes_from_memory_and_ends_bitwise_equal(
     for process in run.trainings(job):  # the guardians live, and restart them in place
         os.kill(process, 9)
     run.wait_for(job, 50)
-    while not 2 <= run.sealed()[-1].commit - durable(run.root) <= 10:
-        time.sleep(0.01)  # or what is older than the newest is older than the durable one, too
-    for process in run.trainings(job):
-        os.kill(process, signal.SIGSTOP)  # so that none becomes durable meanwhile
+    run.stop_between_durable_commits(job)
     job.kill()  # and now the supervisor, horovodrun, guardians and all
     older, newest = run.sealed()[-2:]
     damaged = run.near / newest.name / "model.safetensors"
