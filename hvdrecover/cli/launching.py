@@ -58,7 +58,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
         type=options.count,
         metavar="N",
         dest="least",
-        help="go on with so few processes (default: 1)",
+        help="resume with so few processes when hosts are lost (default: as -np; the job waits for hosts)",
     )
     job.add_argument("--max-np", "--max-num-proc", type=options.count, metavar="N", dest="most")
     hosts = add_hosts(job)
@@ -158,6 +158,8 @@ def run(arguments: argparse.Namespace) -> int:
     from hvdrecover.launch import horovodrun
     from hvdrecover.launch.supervisor import Settings, Supervisor
 
+    if (arguments.least or 1) > arguments.processes:
+        arguments.refuse(f"--min-np {arguments.least} is more than -np {arguments.processes}")
     read = config.read()
     events.show_on_terminal(read)
     command: list[str] = arguments.command

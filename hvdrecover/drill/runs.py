@@ -135,7 +135,8 @@ class Run:
             return []
         listing = self.folder / "hosts.txt"
         listing.write_text("".join(f"{line}\n" for line in self.slots))
-        words = ["--network-interface", INTERFACE, "-i", os.fspath(self._lab.key), "--max-np", str(self.size)]
+        words = ["--network-interface", INTERFACE, "-i", os.fspath(self._lab.key)]
+        words += ["--min-np", "1", "--max-np", str(self.size)]
         if "--discover" not in self._options:
             words += [
                 "--discover",

@@ -22,6 +22,7 @@ from hvdrecover.launch import deaths, horovodrun, private, processes, restarts, 
 from hvdrecover.launch.guardians import Guardian, Guardians
 from hvdrecover.launch.messages import Message
 from hvdrecover.launch.restarts import Attempt, Outcome
+from hvdrecover.launch.shortage import Shortage
 from hvdrecover.launch.stalls import Stall
 from hvdrecover.launch.waking import Waking
 
@@ -142,6 +143,7 @@ class Supervisor:
         attempt = Attempt(len(self._attempts) + 1)
         self._attempts.append(attempt)
         self._events.emit("start", attempt=attempt.number, command=self._command)
+        shortage = Shortage(self._settings.options, self._clock)
         name, _, value = self._mark.partition("=")
         how = "mpi" if self._settings.options.mpi else "gloo"
         self._driver = driver = processes.start(
@@ -163,6 +165,7 @@ class Supervisor:
         try:
             while driver.poll() is None and not self._is_over() and not self._lingers(attempt):
                 self._serve(_TICK)
+                self._tell_shortage(shortage, attempt)
                 if self._kill_at is not None and self._clock.monotonic() > self._kill_at:
                     break
             attempt.code = 1 if restarts.ending(self._attempts) else driver.poll() or 0
@@ -176,6 +179,11 @@ class Supervisor:
             driver.ends()
             if left:
                 self._say_left(left)
+
+    def _tell_shortage(self, shortage: Shortage, attempt: Attempt) -> None:
+        ends = self._kill_at is not None or {"finished", "preempted"} & set(attempt.ends)
+        if message := "" if ends else shortage.message(len(self._guardians)):
+            logger.warning(message)
 
     def _hurries(self) -> bool:
         return self._leaving or self._stopped is not None

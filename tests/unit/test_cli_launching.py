@@ -246,6 +246,7 @@ def test_a_command_without_the_dashes_is_an_error(jobs: Noted, capsys: pytest.Ca
         (["-np", "0"], "'0' is not a number from 1 on"),
         (["-np", "two"], "'two' is not a number from 1 on"),
         (["-np", "2", "--min-np", "-1"], "--min-np"),
+        (["-np", "2", "--min-np", "3"], "--min-np 3 is more than -np 2"),
         (["-np", "2", "--hang-timeout", "4.9"], "4.9 is less than 5 seconds"),
         (["-np", "2", "--hang-timeout", "0"], "'0' is not a duration"),
         (["-np", "2", "--hang-timeout", "soon"], "'soon' is not a duration"),
