@@ -6,8 +6,8 @@ This is the only module that reads environment variables; a test holds the other
 ``HVDRECOVER_CHECKPOINT``      checkpoint root of states that are made without ``checkpoint=``
 ``HVDRECOVER_EVENTS``          folder for event files, one per process; created when missing
 ``HVDRECOVER_LOG``             ``debug``, ``info`` (default), ``warning`` or ``error``
-``HVDRECOVER_MAX_DURABLE_AGE`` for how many seconds commits that are due may fail to become durable
-                               before the job is stopped; without it, training continues
+``HVDRECOVER_MAX_DURABLE_AGE`` for how long commits that are due may fail to become durable before the
+                               job is stopped, such as ``30m``; without it, training continues
 ``HVDRECOVER_NEAR``            the near tier of states whose script leaves it open: ``auto`` (default),
                                ``off``, or a folder on each host
 ``HVDRECOVER_STOP_SIGNALS``    which signals announce a preemption: names, separated by commas
@@ -25,7 +25,6 @@ Our own processes set ``HVDRECOVER_SLOT``, ``HVDRECOVER_REJOIN``, ``HVDRECOVER_S
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import signal
 import socket
@@ -35,6 +34,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvdrecover import durations
 from hvdrecover.errors import ConfigError
 
 PREEMPTED = 75  # exit code of what left after a preemption: EX_TEMPFAIL, to be started again
@@ -243,12 +243,9 @@ def _seconds(env: Mapping[str, str], name: str) -> float | None:
     if not text:
         return None
     try:
-        seconds = float(text)
+        return durations.parse(text)
     except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise ConfigError(name, f"'{text}' is not a number of seconds above 0")
-    return seconds
+        raise ConfigError(name, f"'{text}' is not a duration such as {durations.EXAMPLES}") from None
 
 
 def choose_controller(config: Config) -> None:

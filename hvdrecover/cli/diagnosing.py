@@ -29,7 +29,7 @@ _PLURALS = {"failure": "failures", "warning": "warnings"}
 
 def add_doctor(commands: argparse._SubParsersAction[Any]) -> None:
     """Add the command to the command line."""
-    help = "check hosts, network, Horovod and checkpoint root before a job"
+    help = "check hosts, network, Horovod and storage before a job"
     parser: argparse.ArgumentParser = commands.add_parser(
         "doctor",
         help=help,

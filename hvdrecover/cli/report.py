@@ -23,7 +23,7 @@ _WIDE = 120  # columns; narrower terminals have no room for the phases of recove
 
 def add_report(commands: argparse._SubParsersAction[Any]) -> None:
     """Add the command to the command line."""
-    help = "show a run's faults, the time to recover from them, and its goodput"
+    help = "show a run's faults, times to recover, and goodput"
     parser: argparse.ArgumentParser = commands.add_parser(
         "report",
         help=help,

@@ -40,6 +40,6 @@ class Shortage:
             return ""
         self._tells = False
         return (
-            f"{present} of {self._wanted} processes are left; the job waits until {self._wanted} can run again, "
+            f"{present} of {self._wanted} processes are left; the job waits until {self._wanted} run again, "
             f"up to Horovod's --elastic-timeout. With --min-np {present} it would resume with what is left"
         )

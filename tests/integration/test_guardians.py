@@ -94,7 +94,7 @@ def test_a_job_waits_for_a_lost_host_unless_it_may_shrink(start: Start, tmp_path
     lost = processes.parent(run.process_of(1))
     kill(lost)
     run.finish(job)
-    assert "1 of 2 processes are left; the job waits until 2 can run again" in run.log
+    assert "1 of 2 processes are left; the job waits until 2 run again" in run.log
     assert "With --min-np 1 it would resume with what is left" in run.log
     assert {batch.size for batch in run.batches()} == {2}
     assert len(run.events("start")) == 1

@@ -390,12 +390,6 @@ def test_the_help_says_how_to_use_them(
     assert [word for word in words if word not in shown] == []
 
 
-def test_both_are_listed() -> None:
-    shown = subprocess.check_output([sys.executable, "-m", "hvdrecover", "--help"], text=True, timeout=60)
-    assert "start a job by horovodrun and keep it going" in shown
-    assert "watch over one training process" in shown
-
-
 def test_neither_horovod_nor_a_framework_is_imported_to_guard(tmp_path: Path) -> None:
     code = """
 import sys

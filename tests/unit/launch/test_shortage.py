@@ -20,7 +20,7 @@ def told(options: Options, *counts: int) -> list[str]:
 
 def test_a_job_that_waits_for_lost_processes_says_so_once_and_how_not_to() -> None:
     (message,) = told(Options(16), 0, 8, 16, 8, 8, 8, 8, 8, 16, 8, 8, 8, 8, 8)
-    assert message.startswith("8 of 16 processes are left; the job waits until 16 can run again")
+    assert message.startswith("8 of 16 processes are left; the job waits until 16 run again")
     assert "With --min-np 8 it would resume" in message
 
 
