@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from hvdrecover import config
-from hvdrecover.cli import commits, launching, unknown
+from hvdrecover.cli import commits, launching, running, unknown
 from hvdrecover.cli.diagnosing import add_doctor
 from hvdrecover.cli.discovering import add_discover
 from hvdrecover.cli.drilling import add_drill
@@ -36,7 +36,7 @@ def _install_horovod(arguments: argparse.Namespace) -> int:
 
 
 GROUPS = {
-    "jobs": ("run", "report", "drill", "doctor", "discover", "install-horovod"),
+    "jobs": ("run", "status", "stop", "report", "drill", "doctor", "discover", "install-horovod"),
     "checkpoint roots": ("ls", "show", "verify", "diff", "prune", "export"),
 }
 
@@ -67,6 +67,7 @@ def build() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPars
         prog="hvdrecover", metavar="COMMAND", required=True, help=argparse.SUPPRESS
     )
     launching.add_commands(subcommands)
+    running.add_commands(subcommands)
     add_doctor(subcommands)
     add_discover(subcommands)
     commits.add_commands(subcommands)

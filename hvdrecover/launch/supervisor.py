@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hvdrecover.checkpoint import endings
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.discovery import cooldown
@@ -21,6 +22,7 @@ from hvdrecover.events import Events
 from hvdrecover.launch import deaths, horovodrun, private, processes, restarts, ssh
 from hvdrecover.launch.guardians import Guardian, Guardians
 from hvdrecover.launch.messages import Message
+from hvdrecover.launch.presence import Announcement, Supervised
 from hvdrecover.launch.restarts import Attempt, Outcome
 from hvdrecover.launch.shortage import Shortage
 from hvdrecover.launch.stalls import Stall
@@ -104,7 +106,10 @@ class Supervisor:
         heeded = (*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
         path = ssh.kept_alive(self._config, self._settings.folder)
         processes.allow_open_files()  # a connection for each slot, and what horovodrun needs
-        with Waking((*heeded, signal.SIGCHLD)) as self._waking:
+        with (
+            Waking((*heeded, signal.SIGCHLD)) as self._waking,
+            Announcement(self._settings.folder, self._supervised()) as self._announcement,
+        ):
             self._guardians = Guardians(self._waking.selector, self._hear, self._lost, self._greeting)
             try:
                 outcome = self._keep_going(arguments, path)
@@ -112,6 +117,20 @@ class Supervisor:
                 self._guardians.close()
         self._say_end(outcome)
         return outcome.code
+
+    def _supervised(self) -> Supervised:
+        options, signals = self._settings.options, self._config.stop_signals
+        return Supervised(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            process=endings.identity(),
+            began=self._clock.now(),
+            command=tuple(self._command),
+            processes=options.processes,
+            least=options.least or options.processes,
+            stop_signal=signals[0].name if signals else "",
+            grace=self._settings.grace,
+        )
 
     def _keep_going(self, arguments: Sequence[str], path: str) -> Outcome:
         outcome = Outcome("restart", 1, "")
@@ -242,6 +261,7 @@ class Supervisor:
             self._guardians.order(order="stacks")
         elif number in self._config.stop_signals and not self._leaving:
             self._leaving = True
+            self._announcement.leaves()
             name, grace = signal.Signals(number).name, self._settings.grace
             message = f"{name}: the job leaves at its next commit, within {grace:g} s"
             self._events.emit("fault", message, level=logging.WARNING, fault="preemption", detail=name)
