@@ -24,7 +24,9 @@ from tests.unit.terminal import on_a_terminal, plain_lines
 
 DOCS = Path(__file__).parents[2] / "docs" / "commands.md"
 HELP = DOCS.with_name("help.md")
-SHOWN = re.findall(r"^\$ hvdrecover ((?!report|status|stop).*)$", DOCS.read_text(), re.MULTILINE)  # of roots, not of runs
+SHOWN = re.findall(
+    r"^\$ hvdrecover ((?!report|status|stop).*)$", DOCS.read_text(), re.MULTILINE
+)  # of roots, not of runs
 NEEDS_A_FRAMEWORK = re.compile(r"\.(pt|keras)\b")  # those are run by the framework's tests
 
 

@@ -20,6 +20,7 @@ LAYERS = {
     "clock": 0,
     "durations": 0,
     "heartbeat": 0,
+    "renamed": 0,
     "uncaught": 0,
     "stand_in": 0,
     "version": 0,
