@@ -10,6 +10,7 @@ This is the only module that reads environment variables; a test holds the other
                                job is stopped, such as ``30m``; without it, training continues
 ``HVDRECOVER_NEAR``            the near tier of states whose script leaves it open: ``auto`` (default),
                                ``off``, or a folder on each host
+``HVDRECOVER_REOPEN``          ``1`` has a run that was finished continue, instead of returning at once
 ``HVDRECOVER_STOP_SIGNALS``    which signals announce a preemption: names, separated by commas
                                (``SIGTERM,SIGUSR1``)
 ``HVDRECOVER_SSH_OPTIONS``     what `hvdrecover run` adds to ssh's command line, so that lost hosts are
@@ -104,6 +105,7 @@ class Config:
             of each range.
         again: whether the job has made commits before, in this start or in an earlier one.
         near: the near tier where the script leaves it open: ``auto``, ``off`` or a folder.
+        reopen: whether a run that was finished is to continue.
         job: identity of the job, the same for all its starts and restarts; None if no launcher gave one.
     """
 
@@ -130,6 +132,7 @@ class Config:
     drill: Path | None = None
     suspects: tuple[tuple[str, str], ...] = ()
     again: bool = False
+    reopen: bool = False
     job: str | None = None
     near: str = "auto"
 
@@ -176,6 +179,7 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         drill=Path(drill) if (drill := env.get("HVDRECOVER_DRILL")) else None,
         suspects=_suspects(env.get("HVDRECOVER_SUSPECT", "")),
         again=env.get("HVDRECOVER_AGAIN") == "1",
+        reopen=env.get("HVDRECOVER_REOPEN") == "1",
         job=_job(env),
         near=env.get("HVDRECOVER_NEAR") or "auto",
     )

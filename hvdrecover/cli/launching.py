@@ -31,6 +31,11 @@ def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
     _add_guardian(job)
     job.add_argument("--checkpoint", metavar="URL", help="checkpoint root (default: HVDRECOVER_CHECKPOINT)")
     job.add_argument(
+        "--reopen",
+        action="store_true",
+        help="continue a run that was finished, for more epochs say (default: it returns at once)",
+    )
+    job.add_argument(
         "--max-restarts",
         type=options.number,
         default=10,
@@ -195,6 +200,8 @@ def run(arguments: argparse.Namespace) -> int:
     environ["HVDRECOVER_EVENTS"] = str(folder)
     if arguments.checkpoint:
         environ["HVDRECOVER_CHECKPOINT"] = arguments.checkpoint
+    if arguments.reopen:
+        environ["HVDRECOVER_REOPEN"] = "1"
     settings = Settings(
         options=_options(arguments),
         worker=_guardian_command(arguments),

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.examples.digits_run import TRAINING_SAMPLES, DigitsRun, elastic, static
+from hvdrecover.examples.digits_run import TRAINING_SAMPLES, DigitsRun, elastic, static, supervised
 from hvdrecover.launch.job import Job
-from tests.integration.conftest import ONE_OPTIMIZER, Start
+from tests.integration.conftest import LONG, ONE_OPTIMIZER, Start
 
 SLOW = ("--step-seconds", "0.04")  # so that a kill comes where the test wants it
 
@@ -49,6 +49,23 @@ def durable(root: Path) -> int:
     """Return the number of the newest durable commit."""
     names = (path.parent.name for path in root.glob("g*/MANIFEST.json"))
     return max((found.commit for name in names if (found := CommitId.parse(name))), default=0)
+
+
+@LONG
+def test_a_finished_run_that_is_reopened_for_more_epochs_is_bitwise_equal(
+    undisturbed: tuple[str, DigitsRun], start: Start, tmp_path: Path
+) -> None:
+    optimizer, clean = undisturbed
+    options = ("--optimizer", optimizer)
+    run = DigitsRun(tmp_path, clean.epochs - 1, *options)
+    run.finish(start(run, static(2)))
+    longer = DigitsRun(tmp_path, clean.epochs, *options)
+    longer.finish(start(longer, static(2)))
+    assert len(longer.batches()) == len(run.batches())  # it was finished, and says how to continue it
+    assert "start it by `hvdrecover run --reopen`" in longer.log
+    longer.finish(start(longer, supervised("--no-standby", "--reopen")))
+    assert_same_weights(longer, clean)
+    assert_each_sample_once(longer, padding=1)
 
 
 def test_resumed_in_mid_epoch_it_is_bitwise_equal(

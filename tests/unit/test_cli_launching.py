@@ -91,8 +91,12 @@ def test_a_job_with_nothing_but_its_size(jobs: Noted, tmp_path: Path) -> None:
     assert config.events is not None
     assert config.events.parent == tmp_path / "hvdrecover-runs"
     assert settings.environ["HVDRECOVER_EVENTS"] == str(config.events)
-    assert "HVDRECOVER_CHECKPOINT" not in settings.environ
+    assert not {"HVDRECOVER_CHECKPOINT", "HVDRECOVER_REOPEN"} & set(settings.environ)
     assert settings.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "10"
+
+
+def test_a_finished_run_is_reopened_on_demand(jobs: Noted) -> None:
+    assert job(jobs, "-np", "2", "--reopen", *TRAIN)[1].environ["HVDRECOVER_REOPEN"] == "1"
 
 
 def test_all_options_of_a_job(jobs: Noted) -> None:

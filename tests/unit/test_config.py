@@ -45,6 +45,7 @@ def test_what_a_launcher_and_our_own_processes_say_is_read():
         {
             "HVDRECOVER_SLOT": "5,6,17",
             "HVDRECOVER_REJOIN": "1",
+            "HVDRECOVER_REOPEN": "1",
             "HVDRECOVER_SUPERVISOR": "driver.example/4711:abc:def",
             "HVDRECOVER_STOP_SIGNALS": "sigterm, USR2,",
             "HVDRECOVER_SSH_OPTIONS": "-o ConnectTimeout=9",
@@ -56,7 +57,7 @@ def test_what_a_launcher_and_our_own_processes_say_is_read():
         }
     )
     assert found.slot == (5, 6, 17)
-    assert found.rejoins
+    assert found.rejoins and found.reopen
     assert found.supervisor == ("10.0.0.1", 4711, "abc:def")  # where Horovod's driver was found
     assert found.stop_signals == (signal.SIGTERM, signal.SIGUSR2)
     assert found.ssh_options == "-o ConnectTimeout=9"
