@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hvdrecover import config
-from hvdrecover.cli import launching, options
+from hvdrecover.cli import discovering, launching, options
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.errors import ConfigError, DiscoveryError
 
@@ -82,8 +82,11 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     from hvdrecover.launch import horovodrun
 
     ranks = arguments.processes or _HERE
-    named = horovodrun.Options(ranks, hosts=arguments.hosts, hostfile=arguments.hostfile)
-    hosts = horovodrun.hosts(named)
+    if arguments.discover is not None:
+        hosts = _discovered(arguments)
+    else:
+        named = horovodrun.Options(ranks, hosts=arguments.hosts, hostfile=arguments.hostfile)
+        hosts = horovodrun.hosts(named)
     settings = Settings(
         hosts=hosts,
         processes=arguments.processes or sum(hosts.values()),
@@ -95,6 +98,15 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     )
     settings.ranks()
     return settings
+
+
+def _discovered(arguments: argparse.Namespace) -> dict[str, int]:
+    """Return the hosts that a source names, those included whose ssh servers don't answer."""
+    words = ["--no-ssh-check", *(["--identity", arguments.identity] if arguments.identity else [])]
+    found = discovering.find(discovering.request(arguments.discover, words))
+    if not found:
+        raise ConfigError("--discover", f"'{arguments.discover}' names no host")
+    return {host.name: host.slots for host in found}
 
 
 @contextmanager

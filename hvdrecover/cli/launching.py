@@ -89,11 +89,6 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
         dest="discovery",
         help="find hosts by a program that writes a line host:slots for each",
     )
-    hosts.add_argument(
-        "--discover",
-        metavar="SOURCE",
-        help='find hosts as `hvdrecover discover SOURCE` does: slurm, or "file hosts --exclude gpu7"',
-    )
     job.add_argument(  # horovodrun's own, which would be taken for -p with a port
         "-prefix-timestamp",
         action="append_const",
@@ -113,6 +108,11 @@ def add_hosts(job: argparse._ArgumentGroup) -> argparse._MutuallyExclusiveGroup:
     hosts.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts (default: this one)")
     hosts.add_argument(
         "-hostfile", "--hostfile", type=Path, metavar="FILE", help="a line host slots=N for each host"
+    )
+    hosts.add_argument(
+        "--discover",
+        metavar="SOURCE",
+        help='find hosts as `hvdrecover discover SOURCE` does: slurm, or "file hosts --exclude gpu7"',
     )
     job.add_argument(
         "--network-interface",
