@@ -126,7 +126,7 @@ def _is_ready(pod: Pod) -> bool:
     if pod["metadata"].get("deletionTimestamp") or pod["status"].get("phase") != "Running":
         return False
     conditions = {each["type"]: each["status"] for each in pod["status"].get("conditions") or []}
-    # Who preempts or evicts a pod marks it before it is deleted; a node that shuts down deletes none of its pods.
+    # A pod is marked before it is preempted or evicted; a node that shuts down does not even delete its pods.
     return conditions.get("Ready") == "True" and conditions.get("DisruptionTarget") != "True"
 
 
