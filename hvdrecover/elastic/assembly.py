@@ -28,6 +28,7 @@ from hvdrecover.elastic.lifecycle.hosts import HostChanges
 from hvdrecover.elastic.lifecycle.leaving import Leaving
 from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.elastic.scalars.stragglers import Stragglers
+from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.elastic.virtual.replay import Replay
 from hvdrecover.errors import ConfigError
 from hvdrecover.version import __version__
@@ -63,6 +64,7 @@ def assemble(
     rng: Randomness,
     guard: Guard | None,
     tensorboard: str | None,
+    tracker: Tracker | None,
     others: Companions,
 ) -> Rank:
     """Make all parts of one rank's state.
@@ -73,6 +75,7 @@ def assemble(
         rng: how random generators are treated.
         guard: what is compared between the ranks; None for nothing.
         tensorboard: path or URL of the folder for TensorBoard's runs; None writes none.
+        tracker: the experiment tracker to which rank 0 reports; None reports to none.
         others: the adapter's companions.
 
     Raises:
@@ -91,7 +94,8 @@ def assemble(
     pacing = Pacing(context.clock, on=settings is not None and settings.interval == "auto")
     timings = Timings(context.clock, context.events, pacing)
     hosts = HostChanges(context.config)
-    scalars = () if tensorboard is None else (Scalars(tensorboard, context),)
+    wanted = tensorboard is not None or tracker is not None
+    scalars = (Scalars(tensorboard, context, tracker),) if wanted else ()
     kept = (*scalars, pacing, *virtual, *others.kept)
     dataset = guard.data.as_json() if guard is not None and guard.data is not None else None
     versions = {**context.framework.versions(), "hvdrecover": __version__}

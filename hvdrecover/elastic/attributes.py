@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal, TypeVar
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.elastic.commits.contents import Contents
 from hvdrecover.elastic.guard.settings import Guard
+from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.errors import ConfigError
 
 Result = TypeVar("Result")
@@ -36,6 +37,7 @@ _TAKES: dict[str, tuple[type, ...]] = {
     "rng": (str,),
     "guard": (Guard,),
     "tensorboard": (str,),
+    "tracker": (Tracker,),
 }
 
 

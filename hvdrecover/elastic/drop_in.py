@@ -13,6 +13,7 @@ from hvdrecover.elastic import state as states
 from hvdrecover.elastic.commits.randomness import Randomness
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.interfaces import Framework, World
+from hvdrecover.elastic.scalars.trackers import Tracker
 
 Broadcast = Callable[..., Any]
 
@@ -31,6 +32,7 @@ class ObjectState(states.State):
         rng: how random generators are treated.
         guard: what is compared between the ranks.
         tensorboard: the folder for TensorBoard's runs.
+        tracker: the experiment tracker.
         attributes: what to track, by name.
 
     Raises:
@@ -50,6 +52,7 @@ class ObjectState(states.State):
         rng: Randomness | None = None,
         guard: Guard | None = None,
         tensorboard: str | None = None,
+        tracker: Tracker | None = None,
         **attributes: Any,
     ) -> None:
         super().__init__(
@@ -58,6 +61,7 @@ class ObjectState(states.State):
             rng=rng,
             guard=guard,
             tensorboard=tensorboard,
+            tracker=tracker,
             attributes=attributes,
         )
         self._bcast_object, self._rank = from_root(self, bcast_object), get_rank

@@ -22,6 +22,7 @@ from hvdrecover.elastic.lifecycle import stalls
 from hvdrecover.elastic.lifecycle.leaving import Departure
 from hvdrecover.elastic.recovery import Recovery
 from hvdrecover.elastic.scalars.observed import observed
+from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.elastic.virtual.ranks import VirtualRanks
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.events import Events
@@ -44,6 +45,7 @@ class State(Attributes):
             class's default.
         guard: what is compared between the ranks; None compares nothing.
         tensorboard: path or URL of the folder for TensorBoard's runs, one for each rank; None writes none.
+        tracker: an experiment tracker, to which rank 0 reports; None reports to none.
         config: the process's settings.
         clock: where times come from.
         companions: the adapter's own.
@@ -77,6 +79,7 @@ class State(Attributes):
         rng: Randomness | None = None,
         guard: Guard | None = None,
         tensorboard: str | None = None,
+        tracker: Tracker | None = None,
         config: configs.Config | None = None,
         clock: Clock = SYSTEM_CLOCK,
         companions: Companions | None = None,
@@ -85,8 +88,15 @@ class State(Attributes):
         attributes: dict[str, Any],
     ) -> None:
         config = config or configs.read()
-        given = {"checkpoint": checkpoint, "rng": rng, "guard": guard, "tensorboard": tensorboard}
-        keywords, others = divide(given)
+        keywords, others = divide(
+            {
+                "checkpoint": checkpoint,
+                "rng": rng,
+                "guard": guard,
+                "tensorboard": tensorboard,
+                "tracker": tracker,
+            }
+        )
         attributes = {**attributes, **others}
         reserved = self._begin(attributes, State)
         self._contents = Contents(
@@ -100,6 +110,7 @@ class State(Attributes):
             rng=keywords["rng"] or (type(self)._rng if virtual is None else "reseed"),
             guard=keywords["guard"],
             tensorboard=keywords["tensorboard"] if config.drill is None else None,
+            tracker=keywords["tracker"] if config.drill is None else None,
             others=companions or Companions(),
         )
         self._memory, self._durable, self._own = rank.memory, rank.durable, rank.own

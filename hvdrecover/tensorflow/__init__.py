@@ -9,6 +9,7 @@ from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.lifecycle.stalls import paused
 from hvdrecover.elastic.lifecycle.startup import join as _join
 from hvdrecover.elastic.run import run
+from hvdrecover.elastic.scalars.trackers import MLflow, Tracker, WandB
 from hvdrecover.elastic.virtual.ranks import virtual_rank, virtual_size
 from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError, PerRankError
 from hvdrecover.heartbeat import heartbeat
@@ -41,6 +42,7 @@ __all__ = [
     "Guard",
     "Keep",
     "Loaded",
+    "MLflow",
     "NumericsError",
     "OutOfStepError",
     "PartialDistributedGradientTape",
@@ -49,6 +51,8 @@ __all__ = [
     "SyncBatchNormalization",
     "TensorFlowKerasState",
     "TensorFlowState",
+    "Tracker",
+    "WandB",
     "broadcast_",
     "broadcast_variables",
     "callbacks",

@@ -12,6 +12,7 @@ from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.elastic.commits.randomness import Randomness
 from hvdrecover.elastic.companions import Companions
 from hvdrecover.elastic.guard.settings import Guard
+from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.elastic.state import State
 from hvdrecover.elastic.virtual.ranks import VirtualRanks
 from hvdrecover.elastic.virtual.shares import Policy
@@ -39,6 +40,8 @@ class TensorFlowState(State):
         guard: what is watched about the ranks, such as ``Guard()``; None watches nothing.
         tensorboard: path or URL of a folder for TensorBoard's runs, one for each rank; None writes none. Make
             the state before functions are traced.
+        tracker: an experiment tracker, such as ``WandB()`` or ``MLflow()``; None reports to none. Make the state
+            before functions are traced.
         virtual_ranks: number of virtual ranks, whose work any number of processes carry out with one and the
             same result; None has none. Train by `steps`.
         shares: how they are dealt out: ``"equal"``, the default, or ``"by-speed"``.
@@ -60,6 +63,7 @@ class TensorFlowState(State):
         rng: Randomness | None = None,
         guard: Guard | None = None,
         tensorboard: str | None = None,
+        tracker: Tracker | None = None,
         virtual_ranks: int | None = None,
         shares: Policy | None = None,
         **attributes: Any,
@@ -81,6 +85,7 @@ class TensorFlowState(State):
             rng=rng,
             guard=guard,
             tensorboard=tensorboard,
+            tracker=tracker,
             companions=Companions(observers=(ForgetSent(),)),
             hidden={NAME: self._callbacks},
             virtual=virtual,
@@ -148,6 +153,7 @@ class TensorFlowKerasState(TensorFlowState):
         rng: see `TensorFlowState`.
         guard: see `TensorFlowState`.
         tensorboard: see `TensorFlowState`.
+        tracker: see `TensorFlowState`.
         virtual_ranks: see `TensorFlowState`.
         shares: see `TensorFlowState`.
         attributes: see `TensorFlowState`.
@@ -167,6 +173,7 @@ class TensorFlowKerasState(TensorFlowState):
         rng: Randomness | None = None,
         guard: Guard | None = None,
         tensorboard: str | None = None,
+        tracker: Tracker | None = None,
         virtual_ranks: int | None = None,
         shares: Policy | None = None,
         **attributes: Any,
@@ -180,6 +187,7 @@ class TensorFlowKerasState(TensorFlowState):
             rng=rng,
             guard=guard,
             tensorboard=tensorboard,
+            tracker=tracker,
             virtual_ranks=virtual_ranks,
             shares=shares,
             model=model,

@@ -10,6 +10,7 @@ from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.lifecycle.stalls import paused
 from hvdrecover.elastic.lifecycle.startup import join as _join
 from hvdrecover.elastic.run import run
+from hvdrecover.elastic.scalars.trackers import MLflow, Tracker, WandB
 from hvdrecover.elastic.virtual.ranks import virtual_rank, virtual_size
 from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError, PerRankError, StepError
 from hvdrecover.heartbeat import heartbeat
@@ -30,12 +31,15 @@ __all__ = [
     "Guard",
     "Keep",
     "Loaded",
+    "MLflow",
     "NumericsError",
     "OutOfStepError",
     "PerRank",
     "PerRankError",
     "StepError",
     "TorchState",
+    "Tracker",
+    "WandB",
     "check_shards",
     "fingerprint",
     "heartbeat",

@@ -8,6 +8,7 @@ from typing import Any
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.elastic.commits.randomness import Randomness
 from hvdrecover.elastic.guard.settings import Guard
+from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.elastic.state import State
 from hvdrecover.elastic.virtual.ranks import VirtualRanks
 from hvdrecover.elastic.virtual.shares import Policy
@@ -30,6 +31,7 @@ class TorchState(State):
         rng: ``"reseed"``, the default, or ``"store"``; see `hvdrecover.elastic.commits.randomness`.
         guard: what is watched about the ranks, such as ``Guard()``; None watches nothing.
         tensorboard: path or URL of a folder for TensorBoard's runs, one for each rank; None writes none.
+        tracker: an experiment tracker, such as ``WandB()`` or ``MLflow()``; None reports to none.
         virtual_ranks: number of virtual ranks, whose work any number of processes carry out with one and the
             same result; None has none. Train by `steps`.
         shares: how they are dealt out: ``"equal"``, the default, or ``"by-speed"``.
@@ -50,6 +52,7 @@ class TorchState(State):
         rng: Randomness | None = None,
         guard: Guard | None = None,
         tensorboard: str | None = None,
+        tracker: Tracker | None = None,
         virtual_ranks: int | None = None,
         shares: Policy | None = None,
         **attributes: Any,
@@ -67,6 +70,7 @@ class TorchState(State):
             rng=rng,
             guard=guard,
             tensorboard=tensorboard,
+            tracker=tracker,
             virtual=virtual,
             attributes=attributes,
         )

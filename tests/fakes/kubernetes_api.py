@@ -6,6 +6,7 @@ import json
 import re
 import ssl
 import threading
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,7 +27,7 @@ def pod(name: str, *, labels: dict[str, str] | None = None, **changes: Any) -> d
         name: its name.
         labels: its labels, else ``app=train``.
         changes: ``phase``, ``ready``, ``ip`` or ``ips``, ``hostname``, ``subdomain``, ``containers`` (the
-            resources of each), ``created``, ``deleted``, ``annotations``.
+            resources of each), ``created``, ``deleted``, ``disrupted``, ``annotations``.
     """
     metadata = {
         "name": name,
@@ -52,6 +53,8 @@ def pod(name: str, *, labels: dict[str, str] | None = None, **changes: Any) -> d
             {"type": "Ready", "status": "True" if changes.pop("ready", True) else "False"},
         ],
     }
+    if "disrupted" in changes:
+        status["conditions"].append({"type": "DisruptionTarget", "status": changes.pop("disrupted")})
     ips = changes.pop("ips", [changes.pop("ip", "10.0.0.1")])
     if ips:
         status |= {"podIP": ips[0], "podIPs": [{"ip": ip} for ip in ips]}
@@ -71,6 +74,7 @@ class KubernetesApi:
         gate: every answer waits for it.
         requests: paths and queries of all requests.
         most: pods in the longest answer.
+        lists: what pages are pages of, by version: pods as they were when the first page was asked for.
     """
 
     def __init__(self) -> None:
@@ -82,6 +86,8 @@ class KubernetesApi:
         self.gate.set()
         self.requests: list[str] = []
         self.most = 0
+        self.lists: dict[int, list[dict[str, Any]]] = {}
+        self._version = 0
         self.port = 0
         self.scheme = "http"
 
@@ -150,19 +156,32 @@ class KubernetesApi:
         wanted = [_LABEL.fullmatch(part) for part in query.get("labelSelector", "").split(",")]
         if None in wanted:
             return _refusal(400, "unable to parse requirement: found 'in', expected: ...")
-        # As in a cluster, a namespace that isn't there has no pods, and pods are in the order of their names.
-        pods = [
-            each
-            for _, each in sorted(self.pods.get(namespace, {}).items())
-            if all(_has(each["metadata"]["labels"], *match.groups()) for match in wanted if match)
-        ]
-        begin = int(query.get("continue", 0))
+        if "continue" in query:
+            version, begin = json.loads(b64decode(query["continue"]))
+            if version not in self.lists:
+                return _refusal(410, "the continue token is too old, the list it is of has been compacted")
+        else:
+            version, begin = self._list(namespace, [match for match in wanted if match]), 0
+        pods = self.lists[version]
         end = begin + int(query.get("limit", len(pods)))
-        metadata = {"resourceVersion": "1"} | ({"continue": str(end)} if end < len(pods) else {})
+        metadata = {"resourceVersion": str(version)}
+        if end < len(pods):
+            metadata["continue"] = b64encode(json.dumps([version, end]).encode()).decode()
         self.most = max(self.most, len(pods[begin:end]))
         return 200, json.dumps(
             {"kind": "PodList", "apiVersion": "v1", "metadata": metadata, "items": pods[begin:end]}
         ).encode()
+
+    def _list(self, namespace: str, wanted: list[re.Match[str]]) -> int:
+        """Keep the pods as they are now; the version of that."""
+        self._version += 1
+        # As in a cluster, a namespace that isn't there has no pods, and pods are in the order of their names.
+        self.lists[self._version] = [
+            each
+            for _, each in sorted(self.pods.get(namespace, {}).items())
+            if all(_has(each["metadata"]["labels"], *match.groups()) for match in wanted)
+        ]
+        return self._version
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         api = self

@@ -28,7 +28,7 @@ Pod = Mapping[str, Any]  # as the API has it
 
 @dataclass(frozen=True)
 class Kubernetes:
-    """Pods of a Kubernetes cluster: those with certain labels that are ready and not terminating."""
+    """Pods of a Kubernetes cluster: those with certain labels that are ready and are to stay."""
 
     # The official client takes a second or two of a core to import, each time.
     every: ClassVar[float] = 10.0
@@ -125,8 +125,9 @@ def _slots(ready: Sequence[Pod], resource: str, annotation: str) -> dict[str, in
 def _is_ready(pod: Pod) -> bool:
     if pod["metadata"].get("deletionTimestamp") or pod["status"].get("phase") != "Running":
         return False
-    conditions = pod["status"].get("conditions") or []
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    conditions = {each["type"]: each["status"] for each in pod["status"].get("conditions") or []}
+    # A pod is marked before it is preempted or evicted; a node that shuts down does not even delete its pods.
+    return conditions.get("Ready") == "True" and conditions.get("DisruptionTarget") != "True"
 
 
 def _name(pod: Pod) -> str:
@@ -230,6 +231,18 @@ class _Server:
 
     def pods(self, selector: str) -> list[Pod]:
         """All pods with these labels, in whatever state."""
+        try:
+            found = self._pages(selector)
+        except _RefusalError as error:
+            if error.status != 410:
+                raise
+            found = self._pages(selector)  # the server has forgotten the list that the next page is of
+        if not found:
+            self._check_namespace()
+        return found
+
+    def _pages(self, selector: str) -> list[Pod]:
+        """All pages of one list."""
         found: list[Pod] = []
         token = None
         while True:
@@ -243,10 +256,7 @@ class _Server:
                 problem = "what it answers is not a list of pods; is it the API server of Kubernetes?"
                 raise DiscoveryError(self._url, problem) from error
             if not token:
-                break
-        if not found:
-            self._check_namespace()
-        return found
+                return found
 
     def _check_namespace(self) -> None:
         """Tell a namespace that isn't there from one without such pods, which look the same in lists."""

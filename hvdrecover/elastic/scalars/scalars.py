@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.elastic.agreement.transfer import Agreement
 from hvdrecover.elastic.companions import Kept, Observer
@@ -14,6 +15,8 @@ from hvdrecover.elastic.scalars.log import Log
 from hvdrecover.elastic.scalars.observed import Number
 from hvdrecover.elastic.scalars.stragglers import shares
 from hvdrecover.elastic.scalars.times import Times
+from hvdrecover.elastic.scalars.tracked import Tracked
+from hvdrecover.elastic.scalars.trackers import Tracker
 
 
 class Scalars(Observer, Kept):
@@ -22,8 +25,9 @@ class Scalars(Observer, Kept):
     Steps are counted through the whole job: a commit holds the count, and the axis goes back with the job.
 
     Args:
-        folder: path or URL of the folder for the runs of all ranks.
+        folder: path or URL of the folder for the runs of all ranks; None writes none.
         context: the state's surroundings; parameters are measured at commits.
+        tracker: the experiment tracker to which rank 0 reports; None reports to none.
 
     Attributes:
         poll: called to find out whether steps have ended, before it matters.
@@ -32,14 +36,16 @@ class Scalars(Observer, Kept):
 
     key = "scalars"
 
-    def __init__(self, folder: str, context: Context) -> None:
+    def __init__(self, folder: str | None, context: Context, tracker: Tracker | None = None) -> None:
         self.poll: Callable[[], None] = lambda: None
         self.durable_age: Callable[[], float | None] = lambda: None
         self._context = context
         self._framework = context.framework
         self._contents = context.contents
         self._clock = context.clock
-        self._log = Log(folder, context.framework.writer, context.clock)
+        log = None if folder is None else Log(folder, context.framework.writer, context.clock)
+        self._tracked = None if tracker is None else Tracked(tracker, context.clock)
+        self._logs: list[Log | Tracked] = [each for each in (log, self._tracked) if each is not None]
         self._times = Times(context.clock)
         self._steps = 0
         self._coming: dict[str, Number] = {}
@@ -78,12 +84,11 @@ class Scalars(Observer, Kept):
         self._steps += steps
         took = self._times.stepped(steps)
         waits = {"seconds/data_wait": took.data_wait, "seconds/allreduce_wait": took.allreduce_wait}
-        row = self._log.row(self._steps)
-        row.update(self._coming)
-        row["seconds/step"] = took.whole
-        row.update({name: seconds for name, seconds in waits.items() if seconds is not None})
+        self._add({**self._coming, "seconds/step": took.whole})
+        self._add({name: seconds for name, seconds in waits.items() if seconds is not None})
         self._coming = {}
-        self._log.keep_up()
+        for log in self._logs:
+            log.keep_up()
 
     # -- an observer -----------------------------------------------------------------------------------
 
@@ -94,7 +99,10 @@ class Scalars(Observer, Kept):
     def observed(self, values: Mapping[str, Number]) -> None:
         """Take what the script reports of its step."""
         self.poll()
-        (self._coming if self._times.under_way else self._log.row(self._steps)).update(values)
+        if self._times.under_way:
+            self._coming.update(values)
+        else:
+            self._add(values)
 
     def begins(self) -> None:
         """A commit begins."""
@@ -109,39 +117,66 @@ class Scalars(Observer, Kept):
         """Take how long each rank has worked since the last commit."""
         self._shares = shares(busy)
 
+    def captured(self, snapshot: Snapshot) -> None:
+        """A commit holds the steps up to here."""
+        if self._tracked is not None:
+            self._tracked.captured(self._steps)
+
     def committed(self) -> None:
         """A commit has ended."""
-        row = self._log.row(self._steps)
         models = self._contents.components().values()
-        row["norm/parameters"] = math.hypot(*map(self._framework.norm, models))
+        self._add({"norm/parameters": math.hypot(*map(self._framework.norm, models))})
         stall = self._times.committed(self._commit_began)
-        row["seconds/commit_stall"] = row.get("seconds/commit_stall", 0.0) + stall
+        for log in self._logs:
+            row = log.row(self._steps)
+            row["seconds/commit_stall"] = row.get("seconds/commit_stall", 0.0) + stall
         if (age := self.durable_age()) is not None:
-            row["seconds/since_durable"] = age
+            self._add({"seconds/since_durable": age})
         if self._shares is not None:
-            row["straggler/share"] = self._shares[self._rank]
-            row["straggler/slowest_rank"] = self._shares.index(1.0)
+            share, slowest = self._shares[self._rank], self._shares.index(1.0)
+            self._add({"straggler/share": share, "straggler/slowest_rank": slowest})
+        if self._tracked is not None:
+            self._tracked.keep_up()
 
     def capture(self) -> Json | None:
-        """Return the count of steps."""
+        """Return the count of steps, and the id of the tracker's run."""
         self.poll()
-        return {"steps": self._steps}
+        return {"steps": self._steps, **({} if self._tracked is None else {"run": self._tracked.run})}
 
     def load(self, value: Json | None) -> None:
         """Return to the count of a commit."""
         self.poll()  # what has ended before is not to be counted afterwards
-        steps: Any = value.get("steps") if isinstance(value, dict) else 0
+        found: Any = value if isinstance(value, dict) else {}
+        steps, run = found.get("steps", 0), found.get("run")
+        if self._tracked is not None and isinstance(run, str):
+            self._tracked.run = run
         if isinstance(steps, int) and steps != self._steps:
             self._steps = steps
-            self._log.go_to(steps)
+            for log in self._logs:
+                log.go_to(steps)
+
+    def resumed(self, value: Json | None) -> Json | None:
+        """Give the run an id, if the commit is of a job that had no tracker."""
+        if self._tracked is None or not isinstance(value, dict | None):
+            return value
+        return {"run": self._tracked.run, **(value or {})}
 
     def agreed(self, agreement: Agreement) -> None:
         """Training resumes at a commit."""
         self._rank = self._context.world.rank()
         self._coming = {}
         self._times.begin()
-        self._log.begin(self._rank)
+        for log in self._logs:
+            log.begin(self._rank)
 
     def closing(self) -> None:
         """Training has ended, for now; write what there is."""
-        self._log.close()
+        if self._tracked is not None:
+            self._tracked.finish()
+        for log in self._logs:
+            log.close()
+
+    def _add(self, values: Mapping[str, Number]) -> None:
+        """Add scalars to the rows of the last step."""
+        for log in self._logs:
+            log.row(self._steps).update(values)

@@ -12,6 +12,7 @@ from hvdrecover.elastic.commits.randomness import Randomness
 from hvdrecover.elastic.companions import Companions
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.interfaces import HiddenAttribute
+from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.elastic.state import State
 from hvdrecover.elastic.virtual.ranks import VirtualRanks
 from tests.fakes.clock import SharedClock
@@ -56,6 +57,7 @@ class Process:
         rng: Randomness = "reseed",
         guard: Guard | None = None,
         tensorboard: str | None = None,
+        tracker: Tracker | None = None,
         config: Config | None = None,
         companions: Companions | None = None,
         hidden: Mapping[str, HiddenAttribute] | None = None,
@@ -69,6 +71,7 @@ class Process:
             rng=rng,
             guard=guard,
             tensorboard=tensorboard,
+            tracker=tracker,
             config=config or self.config,
             clock=self.clock,
             companions=companions,

@@ -95,6 +95,33 @@ def test_many_pods_are_asked_for_a_page_at_a_time(api, environ):
     assert api.most < 1200
 
 
+def test_pods_that_are_to_be_evicted_are_left_out_though_nobody_has_deleted_them_yet(api, environ):
+    api.add(pod("a", ip="10.0.0.1"), pod("b", ip="10.0.0.2", disrupted="True"))
+    assert names(environ) == ["10.0.0.1"]
+    api.add(pod("b", ip="10.0.0.2", disrupted="False"))  # nobody was evicted after all
+    assert names(environ) == ["10.0.0.1", "10.0.0.2"]
+
+
+def test_a_list_that_the_server_forgets_between_its_pages_is_asked_for_again(api, environ):
+    api.add(*(pod(f"worker-{number:03}", ip=f"10.0.{number // 250}.{number % 250}") for number in range(600)))
+
+    def forget_once(path):
+        if len(api.requests) == 2:
+            api.lists.clear()
+            del api.pods["default"]["worker-000"]  # a page of the old list was read before that
+
+    api.fault = forget_once
+    assert names(environ)[0] == "10.0.0.1"
+    assert [("continue=" in request) for request in api.requests] == [False, True, False, True]
+
+
+def test_a_server_that_forgets_every_list_is_told_of(api, environ):
+    api.add(*(pod(f"worker-{number}") for number in range(600)))
+    api.fault = lambda path: api.lists.clear()
+    assert "failed with status 410: the continue token is too old" in problem(environ)
+    assert len(api.requests) == 4
+
+
 def test_the_namespace_is_the_one_said_else_that_of_the_context_else_default(api, tmp_path):
     api.readable |= {"here", "there", "said"}
     for number, namespace in enumerate(["default", "here", "there", "said"]):

@@ -1,0 +1,171 @@
+"""Experiment trackers: where the scalars of a whole job go, as one run that outlives its processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hvdrecover.errors import ConfigError
+
+_AT_ONCE = 1000  # metrics that MLflow's servers take in one request
+
+
+@dataclass(frozen=True)
+class Row:
+    """The scalars of one step.
+
+    Attributes:
+        step: counted through the whole job.
+        time: when they were measured, in seconds since the Unix epoch.
+        values: the scalars by name.
+    """
+
+    step: int
+    time: float
+    values: Mapping[str, float]
+
+
+class Tracker:
+    """A tracker; derive from it for one of your own.
+
+    All but `check` is called by one process at a time, rank 0's, on a thread beside training. An exception is
+    a warning; training continues without the tracker.
+    """
+
+    def check(self) -> None:
+        """Raise `ConfigError` if it can't be used here; called on all ranks when the state is made."""
+
+    def open(self, run: str) -> int:
+        """Begin a run, or continue it.
+
+        Args:
+            run: its id, which is kept in the job's commits.
+
+        Returns:
+            The last step that it has; 0 if there is none. Steps up to that are not logged again.
+        """
+        raise NotImplementedError
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Log rows, in the order of their steps."""
+        raise NotImplementedError
+
+    def close(self, *, finished: bool) -> None:
+        """Send all that there is.
+
+        Args:
+            finished: whether the run has ended; if not, another process may continue it.
+        """
+        raise NotImplementedError
+
+
+class WandB(Tracker):
+    """Weights & Biases, online or offline.
+
+    An offline run is a folder for each process; ``wandb sync`` makes one run of those with the same id.
+
+    Args:
+        options: of ``wandb.init``, such as ``project`` and ``config``, or the ``id`` of a run of yours.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+
+    def check(self) -> None:
+        """Raise `ConfigError` without the package."""
+        _require("wandb", "WandB")
+
+    def open(self, run: str) -> int:
+        """Begin or continue the run."""
+        import wandb
+
+        self._run = wandb.init(**{"id": run, "resume": "allow", **self._options})
+        # Offline, wandb does not know what processes before this one have logged.
+        self._mark = Path(self._run.dir).parents[1] / f"hvdrecover-{self._run.id}"
+        known = self._run.starting_step - 1 if self._run.resumed else 0
+        return max(known, int(self._mark.read_text()) if self._mark.exists() else 0)
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Log a row a step."""
+        for row in rows:
+            self._run.log(dict(row.values), step=row.step)
+        fresh = self._mark.with_name(f"{self._mark.name}.new")
+        fresh.write_text(str(rows[-1].step))
+        fresh.replace(self._mark)
+
+    def close(self, *, finished: bool) -> None:
+        """Send what wandb still holds."""
+        self._run.finish()
+
+
+class MLflow(Tracker):
+    """MLflow.
+
+    Args:
+        experiment: the experiment's name; it is made if there is none.
+        run_name: the run's name.
+        params: parameters of a new run.
+        tracking_uri: the server or store; None takes ``MLFLOW_TRACKING_URI``.
+    """
+
+    _RUN, _STEP = "hvdrecover.run", "hvdrecover.step"  # tags: MLflow itself chooses the ids of runs
+
+    def __init__(
+        self,
+        experiment: str = "Default",
+        run_name: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        tracking_uri: str | None = None,
+    ) -> None:
+        self._experiment, self._name, self._params = experiment, run_name, dict(params or {})
+        self._uri = tracking_uri
+
+    def check(self) -> None:
+        """Raise `ConfigError` without the package."""
+        _require("mlflow", "MLflow")
+
+    def open(self, run: str) -> int:
+        """Begin or continue the run."""
+        from mlflow import MlflowClient
+
+        self._client = client = MlflowClient(self._uri)
+        known = client.get_experiment_by_name(self._experiment)
+        experiment = client.create_experiment(self._experiment) if known is None else known.experiment_id
+        found = client.search_runs([experiment], f"tags.`{self._RUN}` = '{run}'", max_results=1)
+        if found:
+            self._id: str = found[0].info.run_id
+            client.update_run(self._id, status="RUNNING")
+            return int(found[0].data.tags.get(self._STEP, 0))
+        self._id = client.create_run(experiment, tags={self._RUN: run}, run_name=self._name).info.run_id
+        for name, value in self._params.items():
+            client.log_param(self._id, name, value)
+        return 0
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Log a metric for each scalar, and then how far that goes."""
+        from mlflow.entities import Metric
+
+        metrics = [
+            Metric(name, value, int(row.time * 1000), row.step)
+            for row in rows
+            for name, value in row.values.items()
+        ]
+        for begin in range(0, len(metrics), _AT_ONCE):
+            self._client.log_batch(self._id, metrics[begin : begin + _AT_ONCE])
+        self._client.set_tag(self._id, self._STEP, str(rows[-1].step))
+
+    def close(self, *, finished: bool) -> None:
+        """Mark a run that has ended; one that may be continued still runs."""
+        if finished:
+            self._client.set_terminated(self._id)
+
+
+def _require(package: str, name: str) -> None:
+    if find_spec(package) is None:
+        raise ConfigError(
+            f"tracker={name}()",
+            f"the package {package} is not installed; pip install 'hvdrecover[{package}]'",
+        )

@@ -1,0 +1,307 @@
+"""The files of ``deploy/kubernetes`` fit Kubernetes, what they start, and each other."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from configparser import ConfigParser
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+
+from hvdrecover import cli
+from hvdrecover.cli import discovering, launching, unknown
+from hvdrecover.config import FENCED, PREEMPTED
+from hvdrecover.discovery.sources.kubernetes import Kubernetes
+from tests.fakes.kubernetes_api import TOKEN, KubernetesApi
+from tests.unit.deploy.manifests import FOLDER, JOBS, Document, Parts, document, documents, parts
+
+VERSIONS = ("1.31", "1.37")  # of Kubernetes: in the first, podFailurePolicy became stable
+GPU = "nvidia.com/gpu"
+each_job = pytest.mark.parametrize("job", [pytest.param(parts(name), id=name) for name in JOBS])
+
+# As in the MPI operator's API; it has no podFailurePolicy. Kubernetes' own schemas are for pod templates.
+_REPLICAS = {
+    "type": "object",
+    "required": ["replicas", "template"],
+    "properties": {
+        "replicas": {"type": "integer", "minimum": 1},
+        "restartPolicy": {"enum": ["Never", "OnFailure"]},
+        "template": {"type": "object"},
+    },
+    "additionalProperties": False,
+}
+MPIJOB = {
+    "type": "object",
+    "required": ["mpiReplicaSpecs"],
+    "properties": {
+        "slotsPerWorker": {"type": "integer", "minimum": 1},
+        "runLauncherAsWorker": {"type": "boolean"},
+        "sshAuthMountPath": {"type": "string"},
+        "launcherCreationPolicy": {"enum": ["AtStartup", "WaitForWorkersReady"]},
+        "mpiImplementation": {"enum": ["OpenMPI", "Intel", "MPICH"]},
+        "runPolicy": {
+            "type": "object",
+            "properties": {
+                "cleanPodPolicy": {"enum": ["None", "Running", "All"]},
+                "ttlSecondsAfterFinished": {"type": "integer"},
+                "activeDeadlineSeconds": {"type": "integer"},
+                "backoffLimit": {"type": "integer"},
+                "schedulingPolicy": {"type": "object"},
+                "suspend": {"type": "boolean"},
+                "managedBy": {"type": "string"},
+            },
+            "additionalProperties": False,
+        },
+        "mpiReplicaSpecs": {
+            "type": "object",
+            "required": ["Launcher"],
+            "properties": {"Launcher": _REPLICAS, "Worker": _REPLICAS},
+            "additionalProperties": False,
+        },
+    },
+    "additionalProperties": False,
+}
+
+
+def container(template: Document) -> Document:
+    (only,) = template["spec"]["containers"]
+    return only
+
+
+def command_line(job: Parts) -> argparse.Namespace:
+    """The launcher's command, as `hvdrecover` understands it."""
+    program, *words = container(job.launcher)["args"]
+    assert program == "hvdrecover"
+    words, command = launching.split(words)
+    arguments, others = cli._parser()[0].parse_known_args(words)
+    assert unknown.left_over(others) == []
+    assert command
+    return arguments
+
+
+def source(job: Parts) -> Kubernetes:
+    """What the launcher asks for hosts."""
+    request = discovering.request(command_line(job).discover, [])
+    found = discovering._source(request.kind, request.parsed())
+    assert isinstance(found, Kubernetes)
+    return found
+
+
+# Kubernetes.
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_documents_fit_the_schemas_of_kubernetes(version: str) -> None:
+    kinds = set()
+    for each in documents():
+        kinds.add(each["kind"])
+        if each["kind"] != "MPIJob":
+            kubernetes_validate.validate(each, version, strict=True)
+            continue
+        assert each["apiVersion"] == "kubeflow.org/v2beta1"
+        jsonschema.validate(each["spec"], MPIJOB)
+        for replicas in each["spec"]["mpiReplicaSpecs"].values():
+            template = {"apiVersion": "v1", "kind": "PodTemplate", "template": replicas["template"]}
+            kubernetes_validate.validate(template, version, strict=True)
+    assert kinds >= {"MPIJob", "Job", "StatefulSet", "Service", "Role", "PersistentVolumeClaim"}
+
+
+def test_a_slip_does_not_fit_them() -> None:
+    job = document("Job")
+    job["spec"]["podFailurePolicies"] = job["spec"].pop("podFailurePolicy")
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(job, VERSIONS[-1], strict=True)
+
+
+# Host discovery.
+
+
+@each_job
+def test_discovery_finds_the_workers_and_the_role_allows_just_that(job: Parts, tmp_path: Path) -> None:
+    config = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+        "users": [{"name": "u", "user": {"token": TOKEN}}],
+    }
+    with KubernetesApi().running() as api:
+        api.add(*job.pods)
+        config["clusters"] = [{"name": "c", "cluster": {"server": api.url}}]
+        (tmp_path / "config").write_text(json.dumps(config))
+        hosts = source(job).hosts({"KUBECONFIG": str(tmp_path / "config")}, 60.0)
+    assert [host.name for host in hosts] == job.names
+
+    asked = {re.fullmatch(r"/api/v1/namespaces/[^/]+/([^/?]+)\?.*", each) for each in api.requests}
+    verbs = {("", match[1], "list") for match in asked if match}
+    assert None not in asked
+    (rule,) = document("Role")["rules"]
+    assert {
+        (group, resource, verb)
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    } == verbs
+    account, binding = document("ServiceAccount")["metadata"]["name"], document("RoleBinding")
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account}]
+    assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == (
+        "Role",
+        document("Role")["metadata"]["name"],
+    )
+    assert job.launcher["spec"]["serviceAccountName"] == account
+
+    slots = int(container(job.worker)["resources"]["limits"][GPU])
+    assert [host.slots for host in hosts] == [slots] * len(hosts)
+    arguments = command_line(job)
+    assert arguments.processes == slots * len(hosts)
+    assert arguments.least == slots  # any one host will do
+    assert GPU not in container(job.launcher)["resources"]["limits"]
+
+
+def test_the_mpijob_s_slots_are_its_gpus() -> None:
+    job = document("MPIJob")
+    slots = container(job["spec"]["mpiReplicaSpecs"]["Worker"]["template"])["resources"]["limits"][GPU]
+    assert str(job["spec"]["slotsPerWorker"]) == slots
+
+
+# How pods end.
+
+
+@each_job
+def test_pods_are_given_the_time_that_processes_take_to_leave(job: Parts) -> None:
+    grace = command_line(job).grace
+    for template in (job.worker, job.launcher):
+        assert template["spec"]["terminationGracePeriodSeconds"] >= grace + 30
+    assert container(job.worker)["lifecycle"] == {"preStop": {"exec": {"command": ["leave-host"]}}}
+
+
+def test_exit_codes_mean_to_kubernetes_what_they_mean_to_us() -> None:
+    rules = document("Job")["spec"]["podFailurePolicy"]["rules"]
+    codes = {code: rule["action"] for rule in rules for code in rule.get("onExitCodes", {}).get("values", [])}
+    assert codes == {PREEMPTED: "Ignore", FENCED: "FailJob", 2: "FailJob"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give processes a process table of their own")
+def test_leave_host_ends_guardians_and_waits_for_them(tmp_path: Path) -> None:
+    """Under both names of the command, and only them: not the shell that sshd starts them by."""
+    for program in ("pkill", "unshare"):
+        if shutil.which(program) is None:
+            pytest.skip(f"there is no {program}")
+    hvdrecover = Path(sys.executable).with_name("hvdrecover")
+    options = "worker --grace 20 --no-standby -- sleep 1000"
+    script = f"""
+        ({sys.executable} -m hvdrecover {options}; echo module $? >> ended) &
+        sh -c '{sys.executable} {hvdrecover} {options}; echo script $? >> ended' &
+        while [ $(pgrep -c -x sleep) -lt 2 ]; do sleep 0.05; done
+        {FOLDER / "leave-host"} && pgrep -c -x sleep > left
+        wait"""
+    space = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", script]
+    environ = {**os.environ, "HVDRECOVER_EVENTS": "events"}
+    subprocess.run(space, cwd=tmp_path, check=True, timeout=120, env=environ)
+    assert (tmp_path / "left").read_text() == "0\n"
+    assert sorted((tmp_path / "ended").read_text().splitlines()) == [
+        f"module {PREEMPTED}",
+        f"script {PREEMPTED}",
+    ]
+
+
+# Files and memory.
+
+
+@each_job
+def test_volumes_are_there(job: Parts) -> None:
+    claim = document("PersistentVolumeClaim")
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    for template in (job.worker, job.launcher):
+        volumes = {each["name"]: each for each in template["spec"]["volumes"]}
+        mounts = {
+            each["mountPath"]: volumes.pop(each["name"]) for each in container(template)["volumeMounts"]
+        }
+        assert not volumes
+        assert mounts["/data"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    events = {each["name"]: each["value"] for each in container(job.launcher)["env"]}["HVDRECOVER_EVENTS"]
+    checkpoint = command_line(job).checkpoint
+    assert events.startswith("/data/")
+    assert checkpoint.startswith("file:///data/")
+    assert not events.startswith(f"{checkpoint.removeprefix('file://')}/")  # a root holds nothing else
+
+
+@each_job
+def test_host_memory_is_sized_for_the_near_tier(job: Parts) -> None:
+    (shm,) = (each for each in job.worker["spec"]["volumes"] if each["name"] == "shm")
+    assert {"name": "shm", "mountPath": "/dev/shm"} in container(job.worker)["volumeMounts"]
+    assert shm["emptyDir"]["medium"] == "Memory"
+    shared, whole = shm["emptyDir"]["sizeLimit"], container(job.worker)["resources"]["limits"]["memory"]
+    assert int(shared.removesuffix("Gi")) <= int(whole.removesuffix("Gi")) / 2
+
+
+def test_keys_are_where_ssh_looks_for_them() -> None:
+    name = re.search(r"create secret generic (\S+) --from-file=(id_\S+)", (FOLDER / "job.yaml").read_text())
+    assert name is not None
+    job = parts("job.yaml")
+    for template in (job.worker, job.launcher):
+        secrets = [each["secret"] for each in template["spec"]["volumes"] if "secret" in each]
+        assert secrets == [{"secretName": name[1], "defaultMode": 0o600}]
+        assert {"name": "ssh", "mountPath": "/root/.ssh"} in container(template)["volumeMounts"]
+
+
+# The image.
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The Dockerfile's instructions, and what follows each."""
+    lines = (line for line in (FOLDER / "Dockerfile").read_text().splitlines() if not line.startswith("#"))
+    text = "\n".join(lines).replace("\\\n", " ")
+    words: list[Any] = [line.split(maxsplit=1) for line in text.splitlines() if line]
+    return [(name, " ".join(rest.split())) for name, rest in words]
+
+
+def test_the_image_is_of_files_extras_and_programs_that_exist() -> None:
+    by_name: dict[str, list[str]] = {}
+    for name, rest in instructions():
+        by_name.setdefault(name, []).append(rest)
+    for paths in by_name["COPY"]:
+        assert all((FOLDER.parents[1] / path).exists() for path in paths.split()[:-1])
+    (extras,) = re.findall(r"/src\[([a-z0-9,]+)\]", " ".join(by_name["RUN"]))
+    setup = ConfigParser()
+    setup.read(FOLDER.parents[1] / "setup.cfg")
+    assert {*extras.split(",")} <= {*setup["options.extras_require"]}
+    assert "kubernetes" in extras.split(",")
+    assert by_name["ENTRYPOINT"] == ['["tini", "--"]']
+    installed = {
+        word for command in by_name["RUN"] if "apt-get install" in command for word in command.split()
+    }
+    assert {"openssh-server", "openssh-client", "tini", "procps"} <= installed
+    stages = [rest.rpartition(" AS ")[2] for rest in by_name["FROM"]]
+    assert stages == ["cpu", "cuda", "${DEVICE}"]
+
+
+def test_no_manifest_goes_past_the_image_s_init() -> None:
+    for job in map(parts, JOBS):
+        for template in (job.worker, job.launcher):
+            assert "command" not in container(template)
+        assert container(job.worker)["args"][0] == "/usr/sbin/sshd"
+        assert container(job.worker)["readinessProbe"]["tcpSocket"]["port"] == command_port(job)
+
+
+def command_port(job: Parts) -> int:
+    port: int | None = command_line(job).ssh_port
+    return 22 if port is None else port
+
+
+def test_sshd_understands_its_settings(tmp_path: Path) -> None:
+    sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
+    if sshd is None:
+        pytest.skip("there is no sshd")
+    subprocess.run(["ssh-keygen", "-q", "-N", "", "-f", tmp_path / "key"], check=True)
+    command = [sshd, "-t", "-f", FOLDER / "sshd.conf", "-h", tmp_path / "key"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "Bad configuration" not in done.stderr and "line" not in done.stderr, done.stderr
+    assert done.returncode == 0 or "privilege separation" in done.stderr, done.stderr
