@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def warn(old: str, new: str, *, frames: int) -> None:
@@ -15,3 +21,14 @@ def warn(old: str, new: str, *, frames: int) -> None:
     """
     message = f"{old} is called {new} now; the next version drops the old name"
     warnings.warn(message, DeprecationWarning, stacklevel=2 + frames)
+
+
+def method(old: str, new: str, function: Callable[P, R]) -> Callable[P, R]:
+    """Return a method under its old name, which says the new one when it is called."""
+
+    @functools.wraps(function)
+    def renamed(*positional: P.args, **named: P.kwargs) -> R:
+        warn(old, new, frames=1)
+        return function(*positional, **named)
+
+    return renamed

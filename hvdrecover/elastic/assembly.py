@@ -94,7 +94,7 @@ def assemble(
     pacing = Pacing(context.clock, on=settings is not None and settings.interval == "auto")
     timings = Timings(context.clock, context.events, pacing)
     hosts = HostChanges(context.config)
-    wanted = tensorboard is not None or tracker is not None
+    wanted = context.config.drill is None and (tensorboard is not None or tracker is not None)
     scalars = (Scalars(tensorboard, context, tracker),) if wanted else ()
     kept = (*scalars, pacing, *virtual, *others.kept)
     dataset = guard.data.as_json() if guard is not None and guard.data is not None else None

@@ -122,7 +122,7 @@ def _tracked(state: Attributes, name: str) -> Any:
     return state._contents.values[name]
 
 
-def divide(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def divide(**keywords: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Tell our keywords from attributes of a script that have their names, by the values.
 
     Args:
@@ -176,3 +176,14 @@ def refuse_private(kind: type, ours: type) -> None:
             raise ConfigError(
                 f"{base.__name__}.{min(both)}", "a state has this name for itself; choose another"
             )
+
+
+def kept_elsewhere(kind: type) -> str | None:
+    """Return a line on what durable commits of a class lack, if it keeps something by itself."""
+    own = [f"{verb}()" for verb in ("save", "restore") if not is_ours(getattr(kind, verb))]
+    if not own:
+        return None
+    return (
+        f"{kind.__name__} has its own {' and '.join(own)}: what it keeps there by itself is not "
+        "part of durable commits; pass that to the state's constructor by name"
+    )

@@ -11,7 +11,7 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.elastic.assembly import assemble, settings_of
-from hvdrecover.elastic.attributes import Attributes, Yielding, divide, is_ours
+from hvdrecover.elastic.attributes import Attributes, Yielding, divide, kept_elsewhere
 from hvdrecover.elastic.commits.contents import Contents
 from hvdrecover.elastic.commits.randomness import Randomness
 from hvdrecover.elastic.companions import Companions, Moment, Observer
@@ -89,13 +89,7 @@ class State(Attributes):
     ) -> None:
         config = config or configs.read()
         keywords, others = divide(
-            {
-                "checkpoint": checkpoint,
-                "rng": rng,
-                "guard": guard,
-                "tensorboard": tensorboard,
-                "tracker": tracker,
-            }
+            checkpoint=checkpoint, rng=rng, guard=guard, tensorboard=tensorboard, tracker=tracker
         )
         attributes = {**attributes, **others}
         reserved = self._begin(attributes, State)
@@ -109,8 +103,8 @@ class State(Attributes):
             settings=settings_of(keywords["checkpoint"], config),
             rng=keywords["rng"] or (type(self)._rng if virtual is None else "reseed"),
             guard=keywords["guard"],
-            tensorboard=keywords["tensorboard"] if config.drill is None else None,
-            tracker=keywords["tracker"] if config.drill is None else None,
+            tensorboard=keywords["tensorboard"],
+            tracker=keywords["tracker"],
             others=companions or Companions(),
         )
         self._memory, self._durable, self._own = rank.memory, rank.durable, rank.own
@@ -154,10 +148,7 @@ class State(Attributes):
         values = observed(self._context.framework, {"loss": loss, **others})
         self._companions.notify(Observer.observed, values)
 
-    def observe(self, loss: Any = None, **others: Any) -> None:
-        """`log_metrics`, by its old name."""
-        renamed.warn("state.observe", "state.log_metrics", frames=1)
-        self.log_metrics(loss, **others)
+    observe = renamed.method("state.observe", "state.log_metrics", log_metrics)
 
     # -- commits ---------------------------------------------------------------------------------------
 
@@ -284,13 +275,7 @@ class State(Attributes):
 
     def _not_durable(self) -> str | None:
         """Return a line on what durable commits lack, if a subclass keeps something by itself."""
-        own = [f"{verb}()" for verb in ("save", "restore") if not is_ours(getattr(type(self), verb))]
-        if not own or not self._durable.wanted:
-            return None
-        return (
-            f"{type(self).__name__} has its own {' and '.join(own)}: what it keeps there by itself is not "
-            "part of durable commits; pass that to the state's constructor by name"
-        )
+        return kept_elsewhere(type(self)) if self._durable.wanted else None
 
     def _save(self, objection: HvdrecoverError | None) -> None:
         """Make a commit in memory; an objection keeps it from becoming durable."""
@@ -299,8 +284,8 @@ class State(Attributes):
         self._memory.objection = objection
         stall = self._context.clock.monotonic() - started
         self._companions.notify(Observer.captured, snapshot)
-        commit = snapshot.id
-        self._context.events.emit("commit", generation=commit.generation, commit=commit.commit, stall=stall)
+        generation, number = snapshot.id.generation, snapshot.id.commit
+        self._context.events.emit("commit", generation=generation, commit=number, stall=stall)
 
     def _consult(self, moment: Moment) -> None:
         """Exchange with the other ranks what each knows, so that all of them do the same next."""

@@ -63,7 +63,7 @@ def test_what_is_not_a_value_for_a_keyword_is_an_attribute(process: Process) -> 
 
 def test_values_for_the_keywords_are_ours() -> None:
     given = {"checkpoint": "file:///x", "rng": "store", "guard": None, "tensorboard": "logs"}
-    assert divide(given) == (given, {})
+    assert divide(**given) == (given, {})
 
 
 def test_a_subclass_may_set_an_attribute_before_the_state_is_made(process: Process) -> None:
