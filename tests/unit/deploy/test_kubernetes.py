@@ -82,7 +82,7 @@ def command_line(job: Parts) -> argparse.Namespace:
     program, *words = container(job.launcher)["args"]
     assert program == "hvdrecover"
     words, command = launching.split(words)
-    arguments, others = cli._parser()[0].parse_known_args(words)
+    arguments, others = cli.build()[0].parse_known_args(words)
     assert unknown.left_over(others) == []
     assert command
     return arguments
