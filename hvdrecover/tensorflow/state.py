@@ -40,8 +40,8 @@ class TensorFlowState(State):
         guard: what is watched about the ranks, such as ``Guard()``; None watches nothing.
         tensorboard: path or URL of a folder for TensorBoard's runs, one for each rank; None writes none. Make
             the state before functions are traced.
-        tracker: an experiment tracker, such as ``WandB()`` or ``MLflow()``; None reports to none. Make the state
-            before functions are traced.
+        tracker: an experiment tracker, such as ``WandB()`` or ``MLflow()``; None reports to none. Make the
+            state before functions are traced.
         virtual_ranks: number of virtual ranks, whose work any number of processes carry out with one and the
             same result; None has none. Train by `steps`.
         shares: how they are dealt out: ``"equal"``, the default, or ``"by-speed"``.
