@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 _REWRITE = 15.0  # seconds after which a file of metrics is written anew, though nothing has changed
 _PROGRESS = 30.0  # seconds between two lines that tell of nothing but progress
 _SHOWN = 5  # faults
+_LAST_SCRAPE = 60.0  # seconds for which the end of a run is served to somebody who has not asked for it yet
+_LAST_ANSWER = 1.0  # seconds for an answer to get there
 
 
 class View(Protocol):
@@ -155,7 +158,7 @@ class MetricsFile:
 
 @contextmanager
 def endpoint(folder: Path, host: str, port: int) -> Iterator[View]:
-    """An HTTP endpoint with the metrics; stderr tells where it is.
+    """An HTTP endpoint with the metrics, which outlives the run until its end is scraped; stderr tells where.
 
     Raises:
         ConfigError: the address can't be listened at.
@@ -170,6 +173,8 @@ def endpoint(folder: Path, host: str, port: int) -> Iterator[View]:
     with prometheus.serving(exporter, host, port) as taken:
         sys.stderr.write(f"hvdrecover: metrics are served at {host}:{taken}\n")
         yield Endpoint()
+        exporter.wait_until_seen(_LAST_SCRAPE)
+        SYSTEM_CLOCK.wait(threading.Event(), _LAST_ANSWER)
 
 
 def _prometheus() -> ModuleType:

@@ -6,6 +6,7 @@ This module takes ``prometheus_client``, of the extra ``prometheus``.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -45,6 +46,7 @@ class Exporter:
         self._run = run
         self._clock = clock
         self._exported: _Exported | None = None
+        self._seen = threading.Event()
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
@@ -53,12 +55,19 @@ class Exporter:
 
         An event that comes late may take back what followed from others; a total stays where it was then.
         """
+        if (before := self._exported) is not None and before.status == status:
+            return
         totals = {each.name: each for each in metrics.totals(status)}
         count, seconds = metrics.recoveries(status)
-        if (before := self._exported) is not None:
+        if before is not None:
             totals = {name: _grown(each, before.totals[name]) for name, each in totals.items()}
             count, seconds = max(count, before.recoveries), max(seconds, before.recovery_seconds)
         self._exported = _Exported(status, totals, count, seconds)
+        self._seen.clear()
+
+    def wait_until_seen(self, timeout: float) -> None:
+        """Wait for a scrape of what was updated last, for so many seconds at most."""
+        self._seen.wait(timeout)
 
     def collect(self) -> Iterator[Metric]:
         """The metrics; called at each scrape, by another thread."""
@@ -75,6 +84,8 @@ class Exporter:
         help = "From a fault until all ranks were stepping again; one for each fault that was recovered from."
         count, seconds = exported.recoveries, exported.recovery_seconds
         yield SummaryMetricFamily(f"{_PREFIX}recovery_seconds", help, count_value=count, sum_value=seconds)
+        if exported is self._exported:
+            self._seen.set()
 
 
 def write(exporter: Exporter, file: Path) -> None:

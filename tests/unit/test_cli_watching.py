@@ -252,7 +252,12 @@ def test_metrics_are_served_while_a_run_is_watched():
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
             assert b"\nhvdrecover_ranks 2.0\n" in answer.read()
         run.finish(2, TWO, 1, 0)
-        _, errors = process.communicate(timeout=60)
+        assert any(line.endswith(" finished\n") for line in iter(process.stdout.readline, ""))
+        with urllib.request.urlopen(
+            f"http://{address}/metrics", timeout=60
+        ) as answer:  # the end is there to see
+            assert b'\nhvdrecover_activity{activity="finished"} 1.0\n' in answer.read()
+        _, errors = process.communicate(timeout=50)  # and nobody is waited for after that
     assert (process.returncode, errors) == (0, "")
 
 

@@ -20,17 +20,19 @@ class Run:
     Args:
         folder: where to.
         clocks: host to how many seconds its clock is ahead.
+        begin: when it began.
     """
 
-    def __init__(self, folder: Path, clocks: Mapping[str, float] | None = None) -> None:
+    def __init__(self, folder: Path, clocks: Mapping[str, float] | None = None, begin: float = BEGIN) -> None:
         self.folder = folder
+        self._begin = begin
         self._clocks = clocks or {}
         folder.mkdir(parents=True, exist_ok=True)
 
     def tell(
         self, time: float, kind: str, host: str = "node-1", pid: int = 1, rank: int = 0, **facts: Any
     ) -> None:
-        when = BEGIN + time + self._clocks.get(host, 0.0)
+        when = self._begin + time + self._clocks.get(host, 0.0)
         line = {"time": when, "kind": kind, "host": host, "pid": pid, "rank": rank, **facts}
         with (self.folder / f"{host}-{pid}.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")

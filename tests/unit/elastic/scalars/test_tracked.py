@@ -21,7 +21,7 @@ STEPS = 6
 
 
 class Server:
-    """Where runs are, by id: all rows, in the order of their logging, and how often each was closed."""
+    """Where runs are, by id, with all rows in the order in which they were logged."""
 
     def __init__(self) -> None:
         self.runs: dict[str, list[Row]] = {}
@@ -30,7 +30,7 @@ class Server:
         self.news = threading.Condition()
 
     def wait_for(self, step: int) -> None:
-        """Wait until a step is there: what a fake process handed over would arrive after its death, too."""
+        """Wait for a step: what a fake process has handed over would arrive even after its death."""
         with self.news:
             assert self.news.wait_for(
                 lambda: any(rows and rows[-1].step >= step for rows in self.runs.values()), 60.0
