@@ -6,10 +6,11 @@ This is the only module that reads environment variables; a test holds the other
 ``HVDRECOVER_CHECKPOINT``      checkpoint root of states that are made without ``checkpoint=``
 ``HVDRECOVER_EVENTS``          folder for event files, one per process; created when missing
 ``HVDRECOVER_LOG``             ``debug``, ``info`` (default), ``warning`` or ``error``
-``HVDRECOVER_MAX_DURABLE_AGE`` for how many seconds commits that are due may fail to become durable
-                               before the job is stopped; without it, training continues
+``HVDRECOVER_MAX_DURABLE_AGE`` for how long commits that are due may fail to become durable before the
+                               job is stopped, such as ``30m``; without it, training continues
 ``HVDRECOVER_NEAR``            the near tier of states whose script leaves it open: ``auto`` (default),
                                ``off``, or a folder on each host
+``HVDRECOVER_REOPEN``          ``1`` has a run that was finished continue, instead of returning at once
 ``HVDRECOVER_STOP_SIGNALS``    which signals announce a preemption: names, separated by commas
                                (``SIGTERM,SIGUSR1``)
 ``HVDRECOVER_SSH_OPTIONS``     what `hvdrecover run` adds to ssh's command line, so that lost hosts are
@@ -25,7 +26,6 @@ Our own processes set ``HVDRECOVER_SLOT``, ``HVDRECOVER_REJOIN``, ``HVDRECOVER_S
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import signal
 import socket
@@ -35,6 +35,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvdrecover import durations
 from hvdrecover.errors import ConfigError
 
 PREEMPTED = 75  # exit code of what left after a preemption: EX_TEMPFAIL, to be started again
@@ -104,6 +105,7 @@ class Config:
             of each range.
         again: whether the job has made commits before, in this start or in an earlier one.
         near: the near tier where the script leaves it open: ``auto``, ``off`` or a folder.
+        reopen: whether a run that was finished is to continue.
         job: identity of the job, the same for all its starts and restarts; None if no launcher gave one.
     """
 
@@ -130,6 +132,7 @@ class Config:
     drill: Path | None = None
     suspects: tuple[tuple[str, str], ...] = ()
     again: bool = False
+    reopen: bool = False
     job: str | None = None
     near: str = "auto"
 
@@ -176,6 +179,7 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         drill=Path(drill) if (drill := env.get("HVDRECOVER_DRILL")) else None,
         suspects=_suspects(env.get("HVDRECOVER_SUSPECT", "")),
         again=env.get("HVDRECOVER_AGAIN") == "1",
+        reopen=env.get("HVDRECOVER_REOPEN") == "1",
         job=_job(env),
         near=env.get("HVDRECOVER_NEAR") or "auto",
     )
@@ -243,12 +247,9 @@ def _seconds(env: Mapping[str, str], name: str) -> float | None:
     if not text:
         return None
     try:
-        seconds = float(text)
+        return durations.parse(text)
     except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise ConfigError(name, f"'{text}' is not a number of seconds above 0")
-    return seconds
+        raise ConfigError(name, f"'{text}' is not a duration such as {durations.EXAMPLES}") from None
 
 
 def choose_controller(config: Config) -> None:

@@ -349,7 +349,7 @@ class HostListError(DiscoveryError):
 
 
 class LaunchError(HvdrecoverError):
-    """A process of the job can't be started.
+    """A process of the job can't be started, or can't be reached.
 
     Attributes:
         program: the program, or the host on which it should be.

@@ -12,9 +12,9 @@ def is_due(settings: Checkpoint, commits_since: int, seconds_since: float, auto:
         settings: the user's wishes.
         commits_since: commits since the last durable one, this one included.
         seconds_since: seconds since the last durable one was begun; ``inf`` when there is none.
-        auto: with ``every="auto"``, how many seconds that takes now.
+        auto: with ``interval="auto"``, how many seconds that takes now.
     """
-    if settings.every == "auto":
+    if settings.interval == "auto":
         return seconds_since >= auto
     if settings.every_commits is None and settings.every_seconds is None:
         return True

@@ -61,7 +61,7 @@ class Pruner:
             StorageError: the root can't be listed.
         """
         self._look()
-        keep = replace(self._keep, newest=self._keep.newest + more)
+        keep = replace(self._keep, last=self._keep.last + more)
         return expired(self._facts.values(), keep, self._clock.now())
 
     def prune(

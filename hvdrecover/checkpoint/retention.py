@@ -43,11 +43,11 @@ def expired(commits: Iterable[Facts], keep: Keep, now: float) -> list[CommitId]:
         now: seconds since the Unix epoch.
     """
     good = sorted((facts for facts in commits if facts.good), key=lambda facts: facts.commit)
-    kept = {facts.commit for facts in good[-keep.newest :]}
-    if keep.every is not None:
-        kept |= _first_of_each_run(good, keep.every)
-    if keep.younger_than is not None:
-        kept |= {facts.commit for facts in good if now - facts.time < keep.younger_than}
+    kept = {facts.commit for facts in good[-keep.last :]}
+    if keep.period is not None:
+        kept |= _first_of_each_run(good, keep.period)
+    if keep.within is not None:
+        kept |= {facts.commit for facts in good if now - facts.time < keep.within}
     if keep.best is not None:
         kept |= _best(good, keep.best)
     return [facts.commit for facts in good if facts.commit not in kept]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass
+from typing import Any, Literal
 
+from hvdrecover import renamed
 from hvdrecover.errors import ConfigError
 
 
@@ -43,31 +45,39 @@ class Keep:
     """The durable commits to keep: those that any of these rules asks for.
 
     Attributes:
-        newest: the newest so many, at least 1.
-        every: the first durable one of each run of so many commit numbers; None for no such rule. Which
+        last: the newest so many, at least 1.
+        period: the first durable one of each run of so many commit numbers; None for no such rule. Which
             commits were made durable doesn't matter: with 1000, one is kept of 0 to 999, one of 1000 to
             1999, and so on.
-        younger_than: those written less than so many seconds ago; None for no such rule.
+        within: those written less than so many seconds ago; None for no such rule.
         best: the best ones by a number of the user's; None for no such rule.
+        newest: ``last``, by its old name.
+        every: ``period``, by its old name.
+        younger_than: ``within``, by its old name.
 
     Raises:
         ConfigError: a value that can't be.
     """
 
-    newest: int = 3
-    every: int | None = None
-    younger_than: float | None = None
+    last: int = 3
+    period: int | None = None
+    within: float | None = None
     best: Best | None = None
+    newest: InitVar[int | None] = None
+    every: InitVar[int | None] = None
+    younger_than: InitVar[float | None] = None
 
-    def __post_init__(self) -> None:
-        if not _is_count(self.newest):
+    def __post_init__(self, newest: int | None, every: int | None, younger_than: float | None) -> None:
+        _take(self, "Keep", {("newest", "last"): newest, ("every", "period"): every})
+        _take(self, "Keep", {("younger_than", "within"): younger_than})
+        if not _is_count(self.last):
             raise ConfigError(
-                "keep.newest", f"{self.newest!r} is not a number from 1 on; the newest commit is always kept"
+                "keep.last", f"{self.last!r} is not a number from 1 on; the newest commit is always kept"
             )
-        if self.every is not None and not _is_count(self.every):
-            raise ConfigError("keep.every", f"{self.every!r} is not a number of commits from 1 on")
-        if self.younger_than is not None and not (_is_number(self.younger_than) and self.younger_than > 0):
-            raise ConfigError("keep.younger_than", f"{self.younger_than!r} is not a number above 0")
+        if self.period is not None and not _is_count(self.period):
+            raise ConfigError("keep.period", f"{self.period!r} is not a number of commits from 1 on")
+        if self.within is not None and not (_is_number(self.within) and self.within > 0):
+            raise ConfigError("keep.within", f"{self.within!r} is not a number above 0")
         if self.best is not None and not isinstance(self.best, Best):
             raise ConfigError("keep.best", f"{self.best!r} is not a Best, such as Best('val_loss')")
 
@@ -85,7 +95,7 @@ class Keep:
                 "keep",
                 f"{keep!r} is neither a number from 1 on, as the newest commit is always kept, nor a Keep",
             )
-        return cls(newest=keep)
+        return cls(last=keep)
 
 
 @dataclass(frozen=True)
@@ -94,8 +104,8 @@ class Checkpoint:
 
     Attributes:
         url: checkpoint root: a path or an fsspec URL (``file:///…``, ``s3://…``, ``sftp://…``, ``memory://…``).
-        every_commits: make every n-th commit durable. With neither this nor ``every_seconds`` nor ``every``
-            every commit is due; with the first two, whichever comes first.
+        every_commits: make every n-th commit durable. With neither this nor ``every_seconds`` nor
+            ``interval`` every commit is due; with the first two, whichever comes first.
         every_seconds: make a commit durable when the last durable one is older than this.
         keep: how many of the newest durable commits to keep, at least 1; or a `Keep` with more rules.
         strict: whether a commit must fit the training state exactly. If not, what fits is loaded, and the
@@ -103,8 +113,9 @@ class Checkpoint:
         near: the near tier, which keeps commits in each host's memory when processes die: ``"auto"`` for the
             host's shared memory under ``hvdrecover run`` if there is room, a folder on a disk of the host, or
             None for no such tier. See docs/near.md.
-        every: ``"auto"`` measures what durable commits cost, counts how often the job is lost, and chooses
+        interval: ``"auto"`` measures what durable commits cost, counts how often the job is lost, and chooses
             the time between durable commits by that. Not with ``every_commits`` or ``every_seconds``.
+        every: ``interval``, by its old name.
 
     A commit that is due while an earlier one is still being written stays in memory only.
 
@@ -117,10 +128,12 @@ class Checkpoint:
     every_seconds: float | None = None
     keep: int | Keep = 3
     strict: bool = True
-    every: Literal["auto"] | None = None
+    interval: Literal["auto"] | None = None
     near: str | None = "auto"
+    every: InitVar[Literal["auto"] | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, every: Literal["auto"] | None) -> None:
+        _take(self, "Checkpoint", {("every", "interval"): every})
         if not isinstance(self.url, str | os.PathLike) or not isinstance(os.fspath(self.url), str):
             raise ConfigError("checkpoint", f"{self.url!r} is not a path or URL")
         object.__setattr__(self, "url", os.fspath(self.url))
@@ -130,11 +143,11 @@ class Checkpoint:
             raise ConfigError("every_commits", f"{self.every_commits!r} is not a number of commits from 1 on")
         if self.every_seconds is not None and not (_is_number(self.every_seconds) and self.every_seconds > 0):
             raise ConfigError("every_seconds", f"{self.every_seconds!r} is not a number above 0")
-        if self.every not in (None, "auto"):
+        if self.interval not in (None, "auto"):
             reason = "use 'auto', every_commits=N for every N-th commit, or every_seconds=S"
-            raise ConfigError("every", f"{self.every!r} is not 'auto'; {reason}")
-        if self.every is not None and (self.every_commits is not None or self.every_seconds is not None):
-            raise ConfigError("every", "'auto' decides alone; leave out every_commits and every_seconds")
+            raise ConfigError("interval", f"{self.interval!r} is not 'auto'; {reason}")
+        if self.interval is not None and (self.every_commits is not None or self.every_seconds is not None):
+            raise ConfigError("interval", "'auto' decides alone; leave out every_commits and every_seconds")
         if self.near is not None:
             if not isinstance(self.near, str | os.PathLike) or not os.fspath(self.near).strip():
                 raise ConfigError("near", f"{self.near!r} is neither 'auto', nor a folder, nor None")
@@ -142,6 +155,14 @@ class Checkpoint:
         Keep.of(self.keep)
         if type(self.strict) is not bool:
             raise ConfigError("strict", f"{self.strict!r} is neither True nor False")
+
+
+def _take(settings: object, whose: str, given: Mapping[tuple[str, str], Any]) -> None:
+    """Take over what was given by old names, each with its new one; None was not given."""
+    for (old, new), value in given.items():
+        if value is not None:
+            renamed.warn(f"{whose}({old}=…)", f"{whose}({new}=…)", frames=3)
+            object.__setattr__(settings, new, value)
 
 
 def _is_count(value: object) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from hvdrecover import config
-from hvdrecover.cli import commits, launching, unknown
+from hvdrecover.cli import commits, launching, running, unknown
 from hvdrecover.cli.diagnosing import add_doctor
 from hvdrecover.cli.discovering import add_discover
 from hvdrecover.cli.drilling import add_drill
@@ -35,6 +35,12 @@ def _install_horovod(arguments: argparse.Namespace) -> int:
     return 0
 
 
+GROUPS = {
+    "jobs": ("run", "status", "stop", "report", "drill", "doctor", "discover", "install-horovod"),
+    "checkpoint roots": ("ls", "show", "verify", "diff", "prune", "export"),
+}
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser that does not repeat credentials."""
 
@@ -45,15 +51,23 @@ class _Parser(argparse.ArgumentParser):
         super().error(redact(message))
 
 
-def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+def build() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
     """Return the parser of the command line, and that of each command."""
     parser = _Parser(
         prog="hvdrecover",
+        usage="hvdrecover [--help] [--version] COMMAND ...",
         description="Recovery for Horovod: durable commits, and jobs that are hard to kill.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
     )
-    parser.add_argument("--version", action="version", version=f"hvdrecover {__version__}")
-    subcommands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
+    version = f"hvdrecover {__version__}"
+    parser.add_argument("--version", action="version", version=version, help=argparse.SUPPRESS)
+    subcommands = parser.add_subparsers(
+        prog="hvdrecover", metavar="COMMAND", required=True, help=argparse.SUPPRESS
+    )
     launching.add_commands(subcommands)
+    running.add_commands(subcommands)
     add_doctor(subcommands)
     add_discover(subcommands)
     commits.add_commands(subcommands)
@@ -71,12 +85,21 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         "--rebuild", action="store_true", help="compile anew, whatever is installed or cached"
     )
     install.set_defaults(run=_install_horovod)
+    parser.epilog = _overview({each.dest: each.help or "" for each in subcommands._choices_actions})
     return parser, subcommands.choices
+
+
+def _overview(commands: Mapping[str, str]) -> str:
+    """The commands in groups, on one screen; a command without a help text is not there."""
+    lines = []
+    for title, names in GROUPS.items():
+        lines += [f"{title}:", *(f"  {name:<16} {commands[name]}" for name in names), ""]
+    return "\n".join([*lines, "`hvdrecover COMMAND --help` says what a command takes."])
 
 
 def _refuse_unknown(name: str, others: list[str]) -> None:
     """Exit with 2 if a command is given what neither it nor what it hands options on to knows."""
-    parser, commands = _parser()
+    parser, commands = build()
     hands_on = name in ("run", "drill")
     if name == "drill":
         _, others = parser.parse_known_args(["run", "-np", "1", *others])
@@ -104,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Wrong arguments exit with 2.
     """
     words, command = launching.split(list(sys.argv[1:] if argv is None else argv))
-    arguments, others = _parser()[0].parse_known_args(words)
+    arguments, others = build()[0].parse_known_args(words)
     if launching.takes_command(words) and not command:
         arguments.refuse("there is no command; write it after --, as in -- python train.py")
     _refuse_unknown(words[0], others)

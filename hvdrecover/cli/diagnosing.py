@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hvdrecover import config
-from hvdrecover.cli import launching, options
+from hvdrecover.cli import discovering, launching, options
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.errors import ConfigError, DiscoveryError
 
@@ -29,7 +29,7 @@ _PLURALS = {"failure": "failures", "warning": "warnings"}
 
 def add_doctor(commands: argparse._SubParsersAction[Any]) -> None:
     """Add the command to the command line."""
-    help = "check hosts, network, Horovod and checkpoint root before a job"
+    help = "check hosts, network, Horovod and storage before a job"
     parser: argparse.ArgumentParser = commands.add_parser(
         "doctor",
         help=help,
@@ -82,8 +82,11 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     from hvdrecover.launch import horovodrun
 
     ranks = arguments.processes or _HERE
-    named = horovodrun.Options(ranks, hosts=arguments.hosts, hostfile=arguments.hostfile)
-    hosts = horovodrun.hosts(named)
+    if arguments.discover is not None:
+        hosts = _discovered(arguments)
+    else:
+        named = horovodrun.Options(ranks, hosts=arguments.hosts, hostfile=arguments.hostfile)
+        hosts = horovodrun.hosts(named)
     settings = Settings(
         hosts=hosts,
         processes=arguments.processes or sum(hosts.values()),
@@ -95,6 +98,15 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     )
     settings.ranks()
     return settings
+
+
+def _discovered(arguments: argparse.Namespace) -> dict[str, int]:
+    """Return the hosts that a source names, those included whose ssh servers don't answer."""
+    words = ["--no-ssh-check", *(["--identity", arguments.identity] if arguments.identity else [])]
+    found = discovering.find(discovering.request(arguments.discover, words))
+    if not found:
+        raise ConfigError("--discover", f"'{arguments.discover}' names no host")
+    return {host.name: host.slots for host in found}
 
 
 @contextmanager

@@ -28,7 +28,7 @@ def add_discover(commands: argparse._SubParsersAction[Any]) -> None:
     parser = commands.add_parser(
         "discover",
         usage="hvdrecover discover SOURCE [options]",
-        help="find out which hosts there are, as horovodrun --host-discovery-script wants it",
+        help="find hosts, as horovodrun --host-discovery-script does",
         description="Write a line host:slots for each host that can be used, the oldest first. `hvdrecover "
         "discover SOURCE --help` tells what a source takes.",
         allow_abbrev=False,
@@ -76,7 +76,7 @@ class Request:
 
     def parsed(self) -> argparse.Namespace:
         """Return what the words say; wrong ones end the process, as those of a command line."""
-        return _parser(self.source, self.kind).parse_args(self.words)
+        return parser(self.source).parse_args(self.words)
 
 
 def request(words: str, job: Sequence[str]) -> Request:
@@ -122,15 +122,21 @@ def _answer(request: Request, given: argparse.Namespace, *, patient: bool) -> An
     return answer
 
 
-def _parser(name: str, kind: type[Source]) -> argparse.ArgumentParser:
+def parser(name: str) -> argparse.ArgumentParser:
     """The parser of what comes after a source's name."""
+    kind = Request(name, ()).kind
     described = (kind.__doc__ or name).splitlines()[0]
-    parser = argparse.ArgumentParser(f"hvdrecover discover {name}", description=described, allow_abbrev=False)
+    made = argparse.ArgumentParser(
+        f"hvdrecover discover {name}",
+        description=described,
+        epilog=options.DURATIONS,
+        allow_abbrev=False,
+    )
     types = typing.get_type_hints(kind)
     for field in _fields(kind):
-        _add_field(parser, field, types[field.name])
-    _add_options(parser)
-    return parser
+        _add_field(made, field, types[field.name])
+    _add_options(made)
+    return made
 
 
 def _fields(kind: type[Source]) -> tuple[dataclasses.Field[Any], ...]:
@@ -187,27 +193,27 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     health = parser.add_argument_group("their health")
     health.add_argument(
-        "--ssh-port", type=options.count, default=22, metavar="PORT", help="must answer (default: 22)"
+        "-p", "--ssh-port", type=options.count, default=22, metavar="PORT", help="must answer (default: 22)"
     )
     health.add_argument("--no-ssh-check", action="store_true", help="whether it answers does not matter")
     health.add_argument(
         "--check", metavar="COMMAND", help='must succeed on each host, by ssh: --check "nvidia-smi -L"'
     )
-    health.add_argument("--identity", metavar="FILE", help="ssh's private key, for --check")
+    health.add_argument("-i", "--identity", metavar="FILE", help="ssh's private key, for --check")
     answers = parser.add_argument_group("answers")
     answers.add_argument(
         "--timeout",
-        type=options.seconds,
+        type=options.duration,
         default=5.0,
-        metavar="SECONDS",
-        help="within which there is an answer (default: 5)",
+        metavar="DURATION",
+        help="within which there is an answer (default: 5s)",
     )
     answers.add_argument(
         "--last-good",
-        type=options.seconds,
+        type=options.duration,
         default=60.0,
-        metavar="SECONDS",
-        help="how long an answer stands in for those that fail (default: 60)",
+        metavar="DURATION",
+        help="how long an answer stands in for those that fail (default: 60s)",
     )
     answers.add_argument(
         "--allow-empty",

@@ -36,13 +36,22 @@ def add_drill(commands: argparse._SubParsersAction[Any]) -> None:
     drill = commands.add_parser(
         "drill",
         usage="hvdrecover drill -np N [options] [options of hvdrecover run] -- python train.py ...",
-        help="see whether a training script recovers, by letting faults strike it",
+        help="see whether a script recovers, by letting faults strike it",
         description="Run a training script undisturbed, then with faults, and tell whether it recovers. The "
         "script and its checkpoint root are left as they are: all commits go to the drill's own folder. "
         "Options that are not listed here are those of `hvdrecover run`.",
+        epilog=options.DURATIONS,
         allow_abbrev=False,
     )
-    drill.add_argument("-np", "--num-proc", type=options.count, required=True, metavar="N", dest="processes")
+    drill.add_argument(
+        "-np",
+        "--num-proc",
+        type=options.count,
+        required=True,
+        metavar="N",
+        dest="processes",
+        help="processes to start with",
+    )
     drill.add_argument(
         "--lab",
         type=options.count,
@@ -63,8 +72,8 @@ def add_drill(commands: argparse._SubParsersAction[Any]) -> None:
     )
     faults.add_argument(
         "--rate",
-        type=options.seconds,
-        metavar="SECONDS",
+        type=options.duration,
+        metavar="DURATION",
         help="let them strike at random, with this mean time between them (default: each strikes once)",
     )
     faults.add_argument(
@@ -76,8 +85,8 @@ def add_drill(commands: argparse._SubParsersAction[Any]) -> None:
     )
     faults.add_argument(
         "--duration",
-        type=options.seconds,
-        metavar="SECONDS",
+        type=options.duration,
+        metavar="DURATION",
         help="end the undisturbed run after this time, and the others at the same commit (default: when the "
         "script ends)",
     )
@@ -90,11 +99,13 @@ def add_drill(commands: argparse._SubParsersAction[Any]) -> None:
     )
     results = drill.add_argument_group("results")
     results.add_argument(
-        "--folder",
+        "-o",
+        "--output",
         type=Path,
         metavar="FOLDER",
         help=f"for all of the drill's files (default: below ./{DRILLS})",
     )
+    results.add_argument("--folder", type=Path, dest="output", action=options.OldName, now="--output")
     results.add_argument(
         "--slo",
         type=Path,
@@ -106,9 +117,9 @@ def add_drill(commands: argparse._SubParsersAction[Any]) -> None:
     )
     results.add_argument(
         "--mtbf",
-        type=options.seconds,
+        type=options.duration,
         default=365 * 86400.0,
-        metavar="SECONDS",
+        metavar="DURATION",
         help="mean time between failures of one worker of the real job (default: 365d)",
     )
     results.add_argument("--json", action="store_true", help="write JSON (docs/drill.md)")
@@ -126,9 +137,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     command: list[str] = arguments.command
     wanted = slo.load(arguments.slo) if arguments.slo is not None else slo.Numbers()
-    folder = (arguments.folder or DRILLS / events.new_run(SYSTEM_CLOCK).name).absolute()
+    folder = (arguments.output or DRILLS / events.new_run(SYSTEM_CLOCK).name).absolute()
     if folder.exists() and any(folder.iterdir()):
-        raise ConfigError("--folder", f"'{folder}' is not empty; name a new one")
+        raise ConfigError("--output", f"'{folder}' is not empty; name a new one")
     events.show_on_terminal(config.read())
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the way out ends the job
     outcome = _drill(arguments, command, folder)

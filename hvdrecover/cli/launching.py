@@ -21,10 +21,11 @@ def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
     job = commands.add_parser(
         "run",
         usage="hvdrecover run -np N [horovodrun's options] [options] -- python train.py ...",
-        help="start a job by horovodrun and keep it going, whatever happens to it",
+        help="start a job by horovodrun, and keep it going",
         description="Start a job by horovodrun, elastic unless --mpi is given, and keep it going: processes "
         "that die or hang are restarted in place, and when Horovod gives up, the whole job is started again "
         "from its newest durable commit. Options that are not listed here are handed on to horovodrun.",
+        epilog=options.DURATIONS,
         allow_abbrev=False,
     )
     _add_job(job)
@@ -36,6 +37,11 @@ def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
         help="look at the hosts before the job starts, and leave out those that are broken (docs/doctor.md)",
     )
     job.add_argument(
+        "--reopen",
+        action="store_true",
+        help="continue a run that was finished, for more epochs say (default: it returns at once)",
+    )
+    job.add_argument(
         "--max-restarts",
         type=options.number,
         default=10,
@@ -44,11 +50,11 @@ def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
     )
     job.set_defaults(run=run, refuse=job.error)
 
-    worker = commands.add_parser(
+    worker = commands.add_parser(  # without help, so it is not listed: `hvdrecover run` starts it
         "worker",
         usage="horovodrun ... hvdrecover worker [options] -- python train.py ...",
-        help="watch over one training process: restart it in place, end it when it hangs",
         description="Start a training process and watch over it, as the guardian of one slot of a job.",
+        epilog=options.DURATIONS,
         allow_abbrev=False,
     )
     _add_guardian(worker)
@@ -57,22 +63,37 @@ def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
     job = parser.add_argument_group("the job, as for horovodrun")
-    job.add_argument("-np", "--num-proc", type=options.count, required=True, metavar="N", dest="processes")
+    job.add_argument(
+        "-np",
+        "--num-proc",
+        type=options.count,
+        required=True,
+        metavar="N",
+        dest="processes",
+        help="processes to start with",
+    )
     job.add_argument(
         "--min-np",
         "--min-num-proc",
         type=options.count,
         metavar="N",
         dest="least",
-        help="go on with so few processes (default: 1)",
+        help="resume with so few processes when hosts are lost (default: as -np; the job waits for hosts)",
     )
-    job.add_argument("--max-np", "--max-num-proc", type=options.count, metavar="N", dest="most")
+    job.add_argument(
+        "--max-np",
+        "--max-num-proc",
+        type=options.count,
+        metavar="N",
+        dest="most",
+        help="use no more than these, however many slots there are (default: all slots)",
+    )
     hosts = add_hosts(job)
-    hosts.add_argument("--host-discovery-script", metavar="COMMAND", dest="discovery")
     hosts.add_argument(
-        "--discover",
-        metavar="SOURCE",
-        help='find hosts as `hvdrecover discover SOURCE` does: slurm, or "file hosts --exclude gpu7"',
+        "--host-discovery-script",
+        metavar="COMMAND",
+        dest="discovery",
+        help="find hosts by a program that writes a line host:slots for each",
     )
     job.add_argument(  # horovodrun's own, which would be taken for -p with a port
         "-prefix-timestamp",
@@ -90,8 +111,15 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
 def add_hosts(job: argparse._ArgumentGroup) -> argparse._MutuallyExclusiveGroup:
     """Add what says where a job runs and how its hosts are reached; returns the group of what names hosts."""
     hosts = job.add_mutually_exclusive_group()
-    hosts.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="by default this host")
-    hosts.add_argument("-hostfile", "--hostfile", type=Path, metavar="FILE")
+    hosts.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts (default: this one)")
+    hosts.add_argument(
+        "-hostfile", "--hostfile", type=Path, metavar="FILE", help="a line host slots=N for each host"
+    )
+    hosts.add_argument(
+        "--discover",
+        metavar="SOURCE",
+        help='find hosts as `hvdrecover discover SOURCE` does: slurm, or "file hosts --exclude gpu7"',
+    )
     job.add_argument(
         "--network-interface",
         "--network-interfaces",
@@ -99,9 +127,10 @@ def add_hosts(job: argparse._ArgumentGroup) -> argparse._MutuallyExclusiveGroup:
         metavar="NAME",
         dest="interfaces",
         default=[],
+        help="of all hosts; can be given several times (default: found by Horovod)",
     )
-    job.add_argument("-p", "--ssh-port", type=options.count, metavar="PORT")
-    job.add_argument("-i", "--ssh-identity-file", metavar="FILE", dest="identity")
+    job.add_argument("-p", "--ssh-port", type=options.count, metavar="PORT", help="of all hosts")
+    job.add_argument("-i", "--identity", "--ssh-identity-file", metavar="FILE", help="ssh's private key")
     return hosts
 
 
@@ -109,24 +138,24 @@ def _add_guardian(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hang-timeout",
         type=options.hang_timeout,
-        metavar="SECONDS",
+        metavar="DURATION",
         help="kill a process that makes no progress for so long (default: 5 times the longest that was "
         "seen, at least 5 minutes)",
     )
     parser.add_argument(
         "--startup-timeout",
-        type=options.seconds,
+        type=options.duration,
         default=3600.0,
-        metavar="SECONDS",
-        help="how long processes may take from their start, or from a fault, until all ranks go on (default: "
-        "3600)",
+        metavar="DURATION",
+        help="how long processes may take from their start, or from a fault, until all ranks train (default: "
+        "1h)",
     )
     parser.add_argument(
         "--grace",
-        type=options.seconds,
+        type=options.duration,
         default=30.0,
-        metavar="SECONDS",
-        help="how long processes may take to leave after a preemption (default: 30)",
+        metavar="DURATION",
+        help="how long processes may take to leave after a preemption (default: 30s)",
     )
     parser.add_argument(
         "--no-standby", action="store_true", help="keep no process in readiness; a restart then takes seconds"
@@ -164,6 +193,8 @@ def run(arguments: argparse.Namespace) -> int:
     from hvdrecover.launch import horovodrun
     from hvdrecover.launch.supervisor import Settings, Supervisor
 
+    if (arguments.least or 1) > arguments.processes:
+        arguments.refuse(f"--min-np {arguments.least} is more than -np {arguments.processes}")
     read = config.read()
     events.show_on_terminal(read)
     command: list[str] = arguments.command
@@ -175,6 +206,8 @@ def run(arguments: argparse.Namespace) -> int:
     environ["HVDRECOVER_EVENTS"] = str(folder)
     if arguments.checkpoint:
         environ["HVDRECOVER_CHECKPOINT"] = arguments.checkpoint
+    if arguments.reopen:
+        environ["HVDRECOVER_REOPEN"] = "1"
     options = _options(arguments)
     if arguments.preflight:
         from hvdrecover.cli import preflighting

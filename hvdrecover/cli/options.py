@@ -1,19 +1,19 @@
-"""The meaning of options."""
+"""The meaning of options, and what became of those with old names."""
 
 from __future__ import annotations
 
 import argparse
 import re
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from hvdrecover import durations
 from hvdrecover.errors import ConfigError
 
 if TYPE_CHECKING:
     from hvdrecover.checkpoint.settings import Best
 
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_DURATION = re.compile(rf"(\d+(?:\.\d+)?)([{''.join(_SECONDS)}]?)")
 _MULTIPLES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _NBYTES = re.compile(r"(\d+(?:\.\d+)?)([kKMGT]?)B?")
 _BEST = re.compile(r"([^:]*):(min|max)(?::(.*))?")
@@ -33,12 +33,12 @@ def number(text: str) -> int:
     return int(text)
 
 
-def seconds(text: str) -> float:
-    """A duration: seconds, or a number with one of the units s, m, h, d, w."""
-    match = _DURATION.fullmatch(text)
-    if match is None or float(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a duration such as 3600, 90m, 12h, 7d or 2w")
-    return float(match[1]) * _SECONDS[match[2]]
+def duration(text: str) -> float:
+    """A duration, in seconds."""
+    try:
+        return durations.parse(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a duration such as {durations.EXAMPLES}") from None
 
 
 def nbytes(text: str) -> int:
@@ -74,7 +74,37 @@ def hang_timeout(text: str) -> float:
     """A duration that Horovod's own limits, of whole seconds, can be told from."""
     from hvdrecover.launch.hangs import LEAST_TIMEOUT
 
-    value = seconds(text)
+    value = duration(text)
     if value < LEAST_TIMEOUT:
         raise argparse.ArgumentTypeError(f"{text} is less than {LEAST_TIMEOUT:g} seconds")
     return value
+
+
+DURATIONS = f"A DURATION is {durations.EXAMPLES}; a bare number is seconds."
+"""For the end of help texts."""
+
+
+class OldName(argparse.Action):
+    """An option by its old name, which works in this version and says what the option is called now.
+
+    Args:
+        now: the new name.
+        rest: as for `argparse.Action`.
+    """
+
+    def __init__(self, *args: Any, now: str, **rest: Any) -> None:
+        super().__init__(*args, **{**rest, "help": argparse.SUPPRESS})
+        self._now = now
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Take the value, and say so."""
+        sys.stderr.write(
+            f"hvdrecover: {option_string} is called {self._now} now; the next version drops the old name\n"
+        )
+        setattr(namespace, self.dest, values)

@@ -23,7 +23,7 @@ _WIDE = 120  # columns; narrower terminals have no room for the phases of recove
 
 def add_report(commands: argparse._SubParsersAction[Any]) -> None:
     """Add the command to the command line."""
-    help = "show a run's faults, the time to recover from them, and its goodput"
+    help = "show a run's faults, times to recover, and goodput"
     parser: argparse.ArgumentParser = commands.add_parser(
         "report",
         help=help,
@@ -86,7 +86,7 @@ def document(folder: Path, report: Report) -> dict[str, Any]:
         "steps_repeated": report.steps_repeated,
         "commits_repeated": report.commits_repeated,
         "kinds": {kind: _tally(tally) for kind, tally in report.kinds.items()},
-        "faults": [_fault(fault) for fault in report.faults],
+        "faults": [fault_document(fault) for fault in report.faults],
         "clocks": dict(report.clocks),
         "files": report.files,
         "lines_passed_over": report.passed_over,
@@ -152,7 +152,8 @@ def _tally(tally: Tally) -> dict[str, Any]:
     }
 
 
-def _fault(fault: Fault) -> dict[str, Any]:
+def fault_document(fault: Fault) -> dict[str, Any]:
+    """A fault as JSON."""
     recovery = fault.recovery
     return {
         "time": fault.time,

@@ -59,12 +59,11 @@ def listing(
     """Return what ``ls`` has found."""
     if not entries:
         return Group(Text(f"{url} holds no commits yet"), *_left(entries, left))
-    table = grid("generation>", "commit>", "age>", "size>", "ranks>", "framework", "state", "digests")
+    table = grid("commit", "age>", "size>", "ranks>", "framework", "state", "digests")
     for entry in entries:
         manifest = entry.manifest
         table.add_row(
-            str(entry.id.generation),
-            str(entry.id.commit),
+            entry.id.name,
             age(now - manifest.time) if manifest else "",
             size(entry.nbytes),
             str(manifest.world_size) if manifest else "",

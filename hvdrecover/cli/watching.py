@@ -72,18 +72,28 @@ def export(folder: Path, where: Endpoint | Path) -> None:
         ConfigError: there are no events, or the file can't be written.
     """
     from hvdrecover.cli import views
-    from hvdrecover.reporting.following import Follower
-    from hvdrecover.reporting.live import Live
 
     if isinstance(where, Endpoint):
         raise ConfigError("--prometheus", "an endpoint is there while a run is watched; add --watch")
+    views.MetricsFile(folder, where).show(look(folder), "")
+
+
+def look(folder: Path) -> Status:
+    """The status of a run now.
+
+    Raises:
+        ConfigError: there are no events, or they can't be read.
+    """
+    from hvdrecover.reporting.following import Follower
+    from hvdrecover.reporting.live import Live
+
     follower, live = Follower(folder), Live()
     _catch_up(follower, live)
     status = live.status()
     if status is None or follower.problem:
         problem = follower.problem or "it holds no events"
         raise ConfigError("FOLDER", f"'{folder}' could not be read: {problem}")
-    views.MetricsFile(folder, where).show(status, "")
+    return status
 
 
 def run(folder: Path, arguments: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ _SPACE = "root: space"
 _SHARED = "root: shared"
 CLEANING = "root: cleaning"
 # What is kept by default, and one more while it is written.
-COMMITS = Keep().newest + 1
+COMMITS = Keep().last + 1
 
 
 def judge_root(found: Mapping[str, Any], now: float) -> Finding:

@@ -148,7 +148,7 @@ def _durable_interval(measured: Measured, rates: Rates) -> Advice | None:
         return None
     setting = f"Checkpoint(every_seconds={_rounded(choice.seconds):g})"
     text = (
-        f'{setting}, or every="auto", {_WHY[choice.reason]}: a durable commit costs training '
+        f'{setting}, or interval="auto", {_WHY[choice.reason]}: a durable commit costs training '
         f"{roughly(stall)}, its write takes {roughly(measured.write)}, and the whole job is lost every "
         f"{roughly(rates.mtbf_all)}. That loses {_percent(share_lost(costs, choice.seconds))} of the time."
     )

@@ -28,8 +28,8 @@ _LOOK = 0.05  # seconds between looks at what witnesses have written; more, if a
 _SHARE = 10.0  # so many times that, so as not to take the job's processor
 _NAMING_HOSTS = {"-H", "--hosts", "-hostfile", "--hostfile", "--host-discovery-script", "--discover"}
 _REACHING_HOSTS = {
-    *("--network-interface", "--network-interfaces", "-p", "--ssh-port", "-i", "--ssh-identity-file"),
-    *("--max-np", "--max-num-proc", "--mpi"),
+    *("--network-interface", "--network-interfaces", "-p", "--ssh-port", "-i", "--identity"),
+    *("--ssh-identity-file", "--max-np", "--max-num-proc", "--mpi"),
 }
 _ANSWERS = 3.0  # seconds for guardians to say where their ranks are
 _LEAVE = 120.0  # seconds for a run that is asked to leave
@@ -135,7 +135,8 @@ class Run:
             return []
         listing = self.folder / "hosts.txt"
         listing.write_text("".join(f"{line}\n" for line in self.slots))
-        words = ["--network-interface", INTERFACE, "-i", os.fspath(self._lab.key), "--max-np", str(self.size)]
+        words = ["--network-interface", INTERFACE, "-i", os.fspath(self._lab.key)]
+        words += ["--min-np", "1", "--max-np", str(self.size)]
         if "--discover" not in self._options:
             words += [
                 "--discover",

@@ -88,7 +88,7 @@ def assemble(
         each.join(context, own)
         if guard is not None and guard.replay:
             each.replay = Replay(guard, context, own, each)
-    pacing = Pacing(context.clock, on=settings is not None and settings.every == "auto")
+    pacing = Pacing(context.clock, on=settings is not None and settings.interval == "auto")
     timings = Timings(context.clock, context.events, pacing)
     hosts = HostChanges(context.config)
     scalars = () if tensorboard is None else (Scalars(tensorboard, context),)

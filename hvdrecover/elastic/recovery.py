@@ -202,6 +202,10 @@ class Recovery:
             return Agreement(memory.capture(CommitId(generation, 0)), "initial", place.job)
         heartbeat.tell(loaded=stored.id.name)
         where = f"{self._durable.root}/{stored.id}"
+        if stored.finished and self._context.config.reopen:
+            stored = dataclasses.replace(stored, finished=False)
+            facts = {"generation": stored.id.generation, "commit": stored.id.commit}
+            self._context.events.emit("reopened", reports.reopened(stored.id), **facts)
         return Agreement(self._resumed(stored, generation, where), "durable", place.job, stored.id.name)
 
     def _resumed(self, stored: Snapshot, generation: int, where: str) -> Snapshot:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hvdrecover import config as configs
+from hvdrecover import renamed
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
@@ -127,7 +128,7 @@ class State(Attributes):
         """Return whether the run's training function has returned, in this start or an earlier one."""
         return self._memory.finished
 
-    def observe(self, loss: Any = None, **others: Any) -> None:
+    def log_metrics(self, loss: Any = None, **others: Any) -> None:
         """Report numbers of a step, best right after it: a line of each in TensorBoard, if that is asked for.
 
         Args:
@@ -141,6 +142,11 @@ class State(Attributes):
             return  # its process reports it
         values = observed(self._context.framework, {"loss": loss, **others})
         self._companions.notify(Observer.observed, values)
+
+    def observe(self, loss: Any = None, **others: Any) -> None:
+        """`log_metrics`, by its old name."""
+        renamed.warn("state.observe", "state.log_metrics", frames=1)
+        self.log_metrics(loss, **others)
 
     # -- commits ---------------------------------------------------------------------------------------
 

@@ -197,7 +197,7 @@ def by_fit(
         state.data,
         epochs=chosen.epochs,
         initial_epoch=state.epoch,
-        callbacks=[*recover.callbacks(state, commit_every_batches=chosen.commit_every), slower],
+        callbacks=[*recover.fit_callbacks(state, commit_every_batches=chosen.commit_every), slower],
         shuffle=False,  # the data set sees to that, and Keras would warn that it can't
         verbose=0,
     )

@@ -167,6 +167,8 @@ class Guardian:
             self._end_hang(reading)
         elif self._stop_by is None:
             self._readiness.keep(self._training, reading, now)
+        if (ready := self._readiness.news()) is not None:
+            self._reports.events.emit("standby", slot=self._config.local_rank, ready=ready)
 
         if now - self._reported > _REPORT:
             self._reported = now

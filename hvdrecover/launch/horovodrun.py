@@ -35,7 +35,7 @@ class Options:
 
     Attributes:
         processes: number of processes to start with (``-np``).
-        least: number of processes that suffices (``--min-np``).
+        least: number of processes that suffices (``--min-np``); None for all of them, as in Horovod.
         most: number of processes that may be used (``--max-np``).
         hosts: as ``host:slots,host:slots`` (``-H``).
         hostfile: a file of lines ``host slots=N``.
@@ -82,7 +82,7 @@ def arguments(options: Options, command: Sequence[str]) -> list[str]:
         discovery = options.discovery or _listing(hosts(options))
         known = list(discovered(options.discovery) if options.discovery else hosts(options))
         interfaces = interfaces or _only_interface(known)
-        words += ["--min-np", str(options.least or 1), "--host-discovery-script", discovery]
+        words += ["--min-np", str(options.least or options.processes), "--host-discovery-script", discovery]
         words += ["--max-np", str(options.most)] if options.most is not None else []
         if "--blacklist-cooldown-range" not in options.others:
             words += ["--blacklist-cooldown-range", *_COOLDOWN]

@@ -29,11 +29,20 @@ class Readiness:
         self._environ = environ
         self._standby: Training | None = None
         self._calm_since: float | None = None
+        self._told = False
 
     @property
     def is_warm(self) -> bool:
         """Return whether there is a standby that lives."""
         return self._standby is not None and self._standby.returncode is None
+
+    def news(self) -> bool | None:
+        """Return whether there is a standby that has imported all and waits; None if that is known."""
+        ready = self._standby is not None and self.is_warm and self._standby.read().phase == Phase.READY
+        if ready == self._told:
+            return None
+        self._told = ready
+        return ready
 
     def keep(self, training: Training, reading: Reading, now: float) -> None:
         """Start a standby when training has been calm for a while, and replace one that is of no use.

@@ -13,7 +13,7 @@ from typing import Any
 
 from hvdrecover import config
 from hvdrecover.elastic import instruments
-from hvdrecover.launch import private
+from hvdrecover.launch import private, returning
 from hvdrecover.launch.processes import die_with_parent
 
 _WORKERS_FAILED = "one or more processes exited with non-zero status"  # their guardians have said why
@@ -29,6 +29,7 @@ def main() -> None:
     how, sys.argv[:2] = sys.argv[1], ["horovodrun"]
     if how == "gloo":  # mpirun sends the environment through its own connections
         _keep_private()
+        returning.start_anew(importlib.import_module("horovod.runner.elastic.driver").ElasticDriver)
     if read.supervisor is not None:
         _leave_to_guardians()
     launch = importlib.import_module("horovod.runner.launch")

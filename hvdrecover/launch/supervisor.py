@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hvdrecover.checkpoint import endings
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.discovery import cooldown
@@ -21,7 +22,9 @@ from hvdrecover.events import Events
 from hvdrecover.launch import deaths, horovodrun, private, processes, restarts, ssh
 from hvdrecover.launch.guardians import Guardian, Guardians
 from hvdrecover.launch.messages import Message
+from hvdrecover.launch.presence import Announcement, Supervised
 from hvdrecover.launch.restarts import Attempt, Outcome
+from hvdrecover.launch.shortage import Shortage
 from hvdrecover.launch.stalls import Stall
 from hvdrecover.launch.waking import Waking
 
@@ -103,7 +106,10 @@ class Supervisor:
         heeded = (*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
         path = ssh.kept_alive(self._config, self._settings.folder)
         processes.allow_open_files()  # a connection for each slot, and what horovodrun needs
-        with Waking((*heeded, signal.SIGCHLD)) as self._waking:
+        with (
+            Waking((*heeded, signal.SIGCHLD)) as self._waking,
+            Announcement(self._settings.folder, self._supervised()) as self._announcement,
+        ):
             self._guardians = Guardians(self._waking.selector, self._hear, self._lost, self._greeting)
             try:
                 outcome = self._keep_going(arguments, path)
@@ -111,6 +117,20 @@ class Supervisor:
                 self._guardians.close()
         self._say_end(outcome)
         return outcome.code
+
+    def _supervised(self) -> Supervised:
+        options, signals = self._settings.options, self._config.stop_signals
+        return Supervised(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            process=endings.identity(),
+            began=self._clock.now(),
+            command=tuple(self._command),
+            processes=options.processes,
+            least=options.least or options.processes,
+            stop_signal=signals[0].name if signals else "",
+            grace=self._settings.grace,
+        )
 
     def _keep_going(self, arguments: Sequence[str], path: str) -> Outcome:
         outcome = Outcome("restart", 1, "")
@@ -142,6 +162,7 @@ class Supervisor:
         attempt = Attempt(len(self._attempts) + 1)
         self._attempts.append(attempt)
         self._events.emit("start", attempt=attempt.number, command=self._command)
+        shortage = Shortage(self._settings.options, self._clock)
         name, _, value = self._mark.partition("=")
         how = "mpi" if self._settings.options.mpi else "gloo"
         self._driver = driver = processes.start(
@@ -163,6 +184,7 @@ class Supervisor:
         try:
             while driver.poll() is None and not self._is_over() and not self._lingers(attempt):
                 self._serve(_TICK)
+                self._tell_shortage(shortage, attempt)
                 if self._kill_at is not None and self._clock.monotonic() > self._kill_at:
                     break
             attempt.code = 1 if restarts.ending(self._attempts) else driver.poll() or 0
@@ -176,6 +198,11 @@ class Supervisor:
             driver.ends()
             if left:
                 self._say_left(left)
+
+    def _tell_shortage(self, shortage: Shortage, attempt: Attempt) -> None:
+        ends = self._kill_at is not None or {"finished", "preempted"} & set(attempt.ends)
+        if message := "" if ends else shortage.message(len(self._guardians)):
+            logger.warning(message)
 
     def _hurries(self) -> bool:
         return self._leaving or self._stopped is not None
@@ -234,6 +261,7 @@ class Supervisor:
             self._guardians.order(order="stacks")
         elif number in self._config.stop_signals and not self._leaving:
             self._leaving = True
+            self._announcement.leaves()
             name, grace = signal.Signals(number).name, self._settings.grace
             message = f"{name}: the job leaves at its next commit, within {grace:g} s"
             self._events.emit("fault", message, level=logging.WARNING, fault="preemption", detail=name)

@@ -102,6 +102,7 @@ class Live:
             restarts=report.restarts,
             warm=report.warm,
             given_up=report.given_up,
+            standbys=self._standbys(clocks),
             agreement=agreement,
             commit=(at := newest.get("commit", clocks)) and Commit(at[0], *at[1]),
             epoch=max((epoch for _, (epoch,) in newest.each("tail", clocks)), default=None),
@@ -148,8 +149,16 @@ class Live:
                 self._counts["write_failures"] += 1
             case "outage_over":
                 self._newest.put("outage_over", event)
+            case "standby":
+                slot = f"{event.host} {event.whole('slot')}"
+                self._newest.put("standby", event, (event.facts.get("ready") is True,), slot)
             case "tail":
                 self._newest.put("tail", event, (event.whole("epoch"),), event.word("sampler"))
+
+    def _standbys(self, clocks: Clocks) -> int:
+        started = self._newest.get("start", clocks)
+        since = started[0] if started else -math.inf
+        return sum(ready for time, (ready,) in self._newest.each("standby", clocks) if time >= since)
 
     def _is_early(self, file: str) -> bool:
         """Return whether the last stint of a file has so few commits that one more may change the summary."""

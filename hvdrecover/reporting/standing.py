@@ -45,7 +45,7 @@ def changes(before: Status, after: Status) -> list[str]:
     lines = []
     if after.starts > before.starts:
         lines.append(f"the job is started ({after.starts} so far)")
-    lines += [f"fault: {_fault(fault)}" for fault in _more(before.faults, after.faults)]
+    lines += [f"fault: {the_fault(fault)}" for fault in _more(before.faults, after.faults)]
     lines += [f"given up: {reason}" for reason in after.given_up[len(before.given_up) :]]
     met = after.agreement
     if met is not None and met != before.agreement:
@@ -53,7 +53,7 @@ def changes(before: Status, after: Status) -> list[str]:
         lines.append(f"{ranks} agreed in generation {met.generation} to resume from commit {met.commit}")
     for fault in _more(_recovered(before), _recovered(after)):
         seconds = words.duration(fault.recovery.seconds if fault.recovery else None)
-        lines.append(f"recovered in {seconds} from: {_fault(fault)}")
+        lines.append(f"recovered in {seconds} from: {the_fault(fault)}")
     if after.outage is not None and before.outage is None:
         lines.append(f"commits can't be made durable: {after.outage.error}")
     if after.outage is None and before.outage is not None:
@@ -106,7 +106,8 @@ def _faults(status: Status) -> str:
     return f"{len(status.faults)} ({listed}); {len(recovered)} recovered from{last}"
 
 
-def _fault(fault: Fault) -> str:
+def the_fault(fault: Fault) -> str:
+    """Return what a fault was, and whose."""
     whose = "the job" if fault.rank is None else f"rank {words.rank(fault.rank)} on {fault.host}"
     return f"{fault.kind} of {whose}{f': {fault.detail}' if fault.detail else ''}"
 
@@ -117,11 +118,11 @@ def _recovered(status: Status) -> tuple[Fault, ...]:
 
 def _more(before: tuple[Fault, ...], after: tuple[Fault, ...]) -> list[Fault]:
     """The faults that were not there before; their times don't tell, as a clock may have been corrected."""
-    known = Counter(_fault(fault) for fault in before)
+    known = Counter(the_fault(fault) for fault in before)
     more = []
     for fault in after:
-        known[_fault(fault)] -= 1
-        if known[_fault(fault)] < 0:
+        known[the_fault(fault)] -= 1
+        if known[the_fault(fault)] < 0:
             more.append(fault)
     return more
 

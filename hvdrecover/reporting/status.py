@@ -68,6 +68,7 @@ class Status:
         restarts: how often one process was restarted in place.
         warm: how many of those restarts a standby made.
         given_up: why slots or jobs were given up.
+        standbys: how many slots have one that is ready.
         agreement: the last rendezvous of the ranks, or None if there was none.
         commit: the newest commit, or the one that the ranks resumed from; None before the first rendezvous.
         epoch: the newest that events name, or None. They name those whose last batch is padded or cut.
@@ -95,6 +96,7 @@ class Status:
     restarts: int
     warm: int
     given_up: tuple[str, ...]
+    standbys: int
     agreement: Agreement | None
     commit: Commit | None
     epoch: int | None

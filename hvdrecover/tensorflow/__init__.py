@@ -21,7 +21,7 @@ from hvdrecover.tensorflow.broadcasting import (
     broadcast_variables,
 )
 from hvdrecover.tensorflow.dataset import ElasticDataset, elastic_dataset
-from hvdrecover.tensorflow.keras_callbacks import callbacks
+from hvdrecover.tensorflow.keras_callbacks import callbacks, fit_callbacks
 from hvdrecover.tensorflow.loading import load
 from hvdrecover.tensorflow.optimizer import DistributedOptimizer
 from hvdrecover.tensorflow.per_rank import PerRank
@@ -55,6 +55,7 @@ __all__ = [
     "check_shards",
     "elastic_dataset",
     "fingerprint",
+    "fit_callbacks",
     "heartbeat",
     "load",
     "paused",

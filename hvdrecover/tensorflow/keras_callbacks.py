@@ -10,6 +10,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import keras
 
+from hvdrecover import renamed
 from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow.keras.callbacks import MetricAverageCallback
 from hvdrecover.tensorflow.keras_progress import Commit, Progress, datasets
@@ -17,7 +18,7 @@ from hvdrecover.tensorflow.state import TensorFlowState
 from hvdrecover.tensorflow.steps import Steps
 
 
-def callbacks(
+def fit_callbacks(
     state: TensorFlowState,
     *,
     commit_every_batches: int | None = None,
@@ -67,6 +68,12 @@ def callbacks(
     return [*first, Commit(progress, first, keep)]
 
 
+def callbacks(state: TensorFlowState, **options: Any) -> list[keras.callbacks.Callback]:
+    """`fit_callbacks`, by its old name."""
+    renamed.warn("callbacks(state)", "fit_callbacks(state)", frames=1)
+    return fit_callbacks(state, **options)
+
+
 class Observer(keras.callbacks.Callback):  # type: ignore[misc]
     """Tells the state the loss; and its scalars, if there are any, what batches take.
 
@@ -103,9 +110,9 @@ class Observer(keras.callbacks.Callback):  # type: ignore[misc]
         Once that mean is not finite, it stays so, and says nothing of the batches to come.
         """
         if self._steps is not None:
-            TensorFlowState.observe(self._state, loss=self._steps.loss())
+            TensorFlowState.log_metrics(self._state, loss=self._steps.loss())
         elif logs and "loss" in logs and not self._spoilt:
-            TensorFlowState.observe(self._state, loss=logs["loss"])
+            TensorFlowState.log_metrics(self._state, loss=logs["loss"])
             self._spoilt = not math.isfinite(logs["loss"])
 
 

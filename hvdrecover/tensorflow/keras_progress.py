@@ -264,6 +264,6 @@ def _warn(forgotten: Mapping[str, Sequence[str]], state: TensorFlowState) -> Non
         listed = "; ".join(f"{key} ({', '.join(names)})" for key, names in sorted(forgotten.items()))
         logger.warning(
             "callbacks begin anew, with attributes that had changed before: %s; name them in hvdrecover's "
-            "callbacks(state, keep=[...]) to have their plain attributes part of commits",
+            "fit_callbacks(state, keep=[...]) to have their plain attributes part of commits",
             listed,
         )

@@ -145,7 +145,7 @@ def test_random_faults(framework: str, start: Start, tmp_path: Path) -> None:
     for kind in faults:
         chaos.strike(kind)
     chaos.finish()
-    assert Keep().newest < watch.end() <= Keep().newest + 2  # one more than is kept, and one being written
+    assert Keep().last < watch.end() <= Keep().last + 2  # one more than is kept, and one being written
     ended = range(max(batch.epoch for batch in run.committed()))
     assert ended
     for epoch in ended:

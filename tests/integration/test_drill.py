@@ -43,7 +43,7 @@ class Drilled:
 
 
 def drill(folder: Path, *words: str) -> Drilled:
-    command = [sys.executable, "-m", "hvdrecover", "drill", "-np", "2", "--folder", str(folder), *words]
+    command = [sys.executable, "-m", "hvdrecover", "drill", "-np", "2", "--output", str(folder), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert (folder / "report.json").exists(), done.stderr
     return Drilled(done.returncode, json.loads((folder / "report.json").read_text()), done.stdout, folder)
@@ -177,7 +177,7 @@ def test_a_script_that_fails_undisturbed_can_not_be_drilled(tmp_path: Path) -> N
         "drill",
         "-np",
         "1",
-        "--folder",
+        "--output",
         str(tmp_path / "drill"),
         "--",
     ]

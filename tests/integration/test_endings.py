@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -45,6 +47,13 @@ def a_run(folder: Path, *faults: str, framework: str = "torch") -> FaultyRun:
     return FaultyRun(folder / "run", framework, faults, 2, "--step-seconds", "0.06")
 
 
+def ask(command: str, run: FaultyRun) -> tuple[int, str]:
+    """Call a command about a run; its exit code, and what it says."""
+    words = [sys.executable, "-m", "hvdrecover", command, str(run.folder / "events")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    return done.returncode, done.stdout
+
+
 def resume(run: FaultyRun, start: Start) -> None:
     """Start it again, and see it end as if nothing had happened."""
     job = run.begin(start)
@@ -59,9 +68,14 @@ def test_a_preempted_job_leaves_with_75_and_loses_no_step(
     run = FaultyRun(tmp_path / "run", framework)
     job = run.begin(start)
     run.wait_for(job, lambda batch: batch.commit >= 4)
-    os.kill(job.pid, signal.SIGTERM)
+    code, text = ask("status", run)
+    said = dict(line.split(maxsplit=1) for line in text.splitlines())
+    assert (code, said["state"], said["ranks"]) == (0, "training", "2 of 2")
+    assert said["supervisor"].startswith(f"process {job.pid} on ")
+    assert ask("stop", run)[0] == 0
     assert job.wait(60) == PREEMPTED
     assert job.processes() == []
+    assert ask("status", run)[0] == 1
     leaving = run.events("leave")
     assert {(event["scope"], event["rank"]) for event in leaving} == {("job", 0), ("job", 1)}
     resume(run, start)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.examples.digits_run import DigitsRun, elastic, supervised
+from hvdrecover.launch import processes
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
-from tests.integration.conftest import WHOLE, Start
+from tests.integration.conftest import LONG, WHOLE, Start
 from tests.integration.faults import SLOW, wait_for_durable
 from tests.integration.test_endings import a_run, running, wait_until
 from tests.integration.test_kill_and_resume import assert_each_sample_once
@@ -82,6 +83,23 @@ def test_with_mpi_a_lost_rank_restarts_the_job(start: Start, tmp_path: Path) -> 
     assert run.sources() == {1: "initial", 2: "near"}
     assert_each_sample_once(run, padding=1)
     assert job.processes() == []
+
+
+@LONG
+def test_a_job_waits_for_a_lost_host_unless_it_may_shrink(start: Start, tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    two = ("-H", "localhost:1,127.0.0.1:1", "--blacklist-cooldown-range", "15", "16")
+    job = run.begin(start, *two)
+    wait_for_durable(run, job, 4)
+    lost = processes.parent(run.process_of(1))
+    kill(lost)
+    run.finish(job)
+    assert "1 of 2 processes are left; the job waits until 2 run again" in run.log
+    assert "With --min-np 1 it would resume with what is left" in run.log
+    assert {batch.size for batch in run.batches()} == {2}
+    assert len(run.events("start")) == 1
+    assert set(run.sources().values()) == {"initial", "memory"}
+    assert_each_sample_once(run, padding=1)
 
 
 def test_sigquit_has_all_ranks_say_where_they_are_and_train_on(

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.examples.digits_run import TRAINING_SAMPLES, DigitsRun, elastic, static
+from hvdrecover.examples.digits_run import TRAINING_SAMPLES, DigitsRun, elastic, static, supervised
 from hvdrecover.launch.job import Job
-from tests.integration.conftest import ONE_OPTIMIZER, Start
+from tests.integration.conftest import LONG, ONE_OPTIMIZER, Start
 
 SLOW = ("--step-seconds", "0.04")  # so that a kill comes where the test wants it
 
@@ -49,6 +49,20 @@ def durable(root: Path) -> int:
     """Return the number of the newest durable commit."""
     names = (path.parent.name for path in root.glob("g*/MANIFEST.json"))
     return max((found.commit for name in names if (found := CommitId.parse(name))), default=0)
+
+
+@LONG
+def test_a_finished_run_that_is_reopened_has_more_epochs(start: Start, tmp_path: Path) -> None:
+    run = DigitsRun(tmp_path, 1)
+    run.finish(start(run, static(2)))
+    trained = run.batches()
+    longer = DigitsRun(tmp_path, 3)
+    longer.finish(start(longer, static(2)))
+    assert longer.batches() == trained  # it was finished, and says how to continue it
+    assert "start it by `hvdrecover run --reopen`" in longer.log
+    longer.finish(start(longer, supervised("--no-standby", "--reopen")))
+    assert {batch.epoch for batch in longer.batches()[len(trained) :]} == {1, 2}
+    assert_each_sample_once(longer, padding=1)
 
 
 def test_resumed_in_mid_epoch_it_is_bitwise_equal(

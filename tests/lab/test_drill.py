@@ -23,7 +23,7 @@ EPOCHS = ("--epochs", "4", "--step-seconds", "0.04", "--commit-every", "2")
 
 def command(folder: Path, *words: str) -> list[str]:
     return [
-        *(sys.executable, "-m", "hvdrecover", "drill", "-np", "2", "--lab", "3", "--folder", str(folder)),
+        *(sys.executable, "-m", "hvdrecover", "drill", "-np", "2", "--lab", "3", "--output", str(folder)),
         *words,
     ]
 

@@ -56,7 +56,7 @@ class JobInLab:
 
     def begin(self) -> Job:
         """Start it, or start it again."""
-        command = [sys.executable, "-m", "hvdrecover", "run", "-np", "3", "--no-standby"]
+        command = [sys.executable, "-m", "hvdrecover", "run", "-np", "3", "--min-np", "1", "--no-standby"]
         command += ["--discover", f"file {self._listing}", "--network-interface", INTERFACE]
         command += ["-i", os.fspath(self.lab.key), "--blacklist-cooldown-range", "1", "60", "--"]
         environ = {"OMP_NUM_THREADS": "1", "AWS_SECRET_ACCESS_KEY": SECRET, **self.run.faults}

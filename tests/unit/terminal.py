@@ -11,13 +11,20 @@ import sys
 _STYLES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
-def on_a_terminal(width: int, *arguments: object) -> tuple[int, str]:
-    """Exit code of an ``hvdrecover`` command, and what it writes on a terminal of some columns."""
+def on_a_terminal(width: int, *arguments: object, answer: str = "") -> tuple[int, str]:
+    """Exit code of an ``hvdrecover`` command, and what it writes on a terminal of some columns.
+
+    Args:
+        width: the columns.
+        arguments: of the command.
+        answer: what is typed.
+    """
     parent, child = pty.openpty()
     environ = {**os.environ, "COLUMNS": str(width), "TERM": "xterm"}
     command = [sys.executable, "-m", "hvdrecover", *map(str, arguments)]
     process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environ)
     os.close(child)
+    os.write(parent, answer.encode())
     output = b""
     try:
         while piece := os.read(parent, 1 << 16):

@@ -18,12 +18,15 @@ from hvdrecover.checkpoint.manifest import FILE_NAME
 from hvdrecover.checkpoint.near import place
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import LocalStorage
-from hvdrecover.cli import options, tables
+from hvdrecover.cli import help_texts, options, tables
 from tests.unit.checkpoint.roots import content, make_snapshot, make_store
 from tests.unit.terminal import on_a_terminal, plain_lines
 
 DOCS = Path(__file__).parents[2] / "docs" / "commands.md"
-SHOWN = re.findall(r"^\$ hvdrecover ((?!report).*)$", DOCS.read_text(), re.MULTILINE)  # of roots, not of runs
+HELP = DOCS.with_name("help.md")
+SHOWN = re.findall(
+    r"^\$ hvdrecover ((?!report|status|stop).*)$", DOCS.read_text(), re.MULTILINE
+)  # of roots, not of runs
 NEEDS_A_FRAMEWORK = re.compile(r"\.(pt|keras)\b")  # those are run by the framework's tests
 
 
@@ -89,14 +92,14 @@ def test_ls_lists_the_newest_first(run, root):
     code, output, errors = run("ls", root)
     header, *lines = output.splitlines()
     assert (code, errors) == (0, "")
-    assert " ".join(columns(header)) == "generation commit age size ranks framework state digests"
-    assert [columns(line)[1] for line in lines] == ["3", "2", "1"]
+    assert " ".join(columns(header)) == "commit age size ranks framework state digests"
+    assert [columns(line)[0] for line in lines] == [f"g0001-c0000000{n}" for n in (3, 2, 1)]
     assert [columns(line)[-2:] for line in lines] == [
         ["finished", "unchecked"],
         ["complete", "unchecked"],
         ["complete", "unchecked"],
     ]
-    assert columns(lines[0])[4:6] == ["2", "torch 2.13.0"]
+    assert columns(lines[0])[3:5] == ["2", "torch 2.13.0"]
 
 
 def test_ls_verifies_if_asked_to_and_says_below_what_is_wrong(run, document, root):
@@ -218,7 +221,7 @@ def test_diff_writes_no_infinity_as_json(document, root):
 
 
 def test_prune_deletes_what_no_rule_keeps(run, root):
-    code, output, _ = run("prune", root, "--keep", "1", "--keep-best", "val_loss:max")
+    code, output, _ = run("prune", root, "--keep-last", "1", "--keep-best", "val_loss:max", "--yes")
     assert code == 0
     assert output.splitlines()[0].startswith("deleted g0001-c00000002, ")
     assert "kept: g0001-c00000003, g0001-c00000001" in output
@@ -227,9 +230,9 @@ def test_prune_deletes_what_no_rule_keeps(run, root):
 
 def test_prune_only_says_what_it_would_do_if_asked_to(run, document, root):
     before = content(LocalStorage(root))
-    code, output, _ = run("prune", root, "--keep", "1", "--dry-run")
+    code, output, _ = run("prune", root, "--keep-last", "1", "--dry-run")
     assert (code, output.splitlines()[-1][:23]) == (0, "would delete 2 commits,")
-    _, found = document("prune", root, "--keep", "1", "--dry-run")
+    _, found = document("prune", root, "--keep-last", "1", "--dry-run")
     assert found["dry_run"] is True
     assert [commit["commit"] for commit in found["deleted"]] == ["g0001-c00000001", "g0001-c00000002"]
     assert found["bytes_freed"] == sum(commit["bytes"] for commit in found["deleted"]) > 0
@@ -237,11 +240,11 @@ def test_prune_only_says_what_it_would_do_if_asked_to(run, document, root):
     assert content(LocalStorage(root)) == before
 
 
-@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+@pytest.mark.parametrize("dry", [["--yes"], ["--dry-run"]])
 def test_prune_refuses_to_delete_the_only_intact_commit(run, root, dry):
     flip(root / "g0001-c00000003" / "model.safetensors")
     before = content(LocalStorage(root))
-    code, output, errors = run("prune", root, "--keep", "1", *dry)
+    code, output, errors = run("prune", root, "--keep-last", "1", *dry)
     assert (code, output) == (1, "")
     assert "nothing was deleted" in errors
     assert content(LocalStorage(root)) == before
@@ -259,22 +262,67 @@ def test_prune_deletes_near_roots_that_no_process_keeps(run, document, tmp_path,
     which = ["/roots/a"] if named else []
     _, planned = document("prune", *which, "--near", "--dry-run")
     assert [(each["path"], each["root"]) for each in planned["deleted"]] == [(str(one), "file:///roots/a")]
-    code, output, _ = run("prune", *which, "--near")
+    code, output, _ = run("prune", *which, "--near", "--yes")
     assert code == 0 and "deleted 1 near root, " in output
     assert ("left, as a process keeps it" in output) != named
     assert not one.exists() and other.exists()
     keeper.release()
 
 
+@pytest.mark.parametrize(("answer", "code", "left"), [("y", 0, 1), ("n", 1, 3), ("", 1, 3)])
+def test_prune_says_what_it_will_delete_and_asks(root, answer, code, left):
+    done, output = on_a_terminal(80, "prune", root, "--keep-last", "1", answer=f"{answer}\n")
+    lines = plain_lines(output)
+    asked = next(number for number, line in enumerate(lines) if "delete these? [y/N]" in line)
+    assert [line for line in lines[:asked] if line.startswith("would delete g0001-c00000002, ")]
+    assert (done, len(list(root.glob("g*")))) == (code, left)
+    assert any("nothing was deleted" in line for line in lines) == (code == 1)
+
+
+@pytest.mark.parametrize("rule", [["--keep-last", "1"], ["--near"]])
+def test_without_a_terminal_prune_asks_for_a_yes(run, root, rule):
+    before = content(LocalStorage(root))
+    code, output, errors = run("prune", root, *rule)
+    assert (code, output) == (2, "")
+    assert "there is no terminal to ask at; add --yes to delete, or --dry-run to only look" in errors
+    assert content(LocalStorage(root)) == before
+
+
+def test_options_go_by_their_old_names_with_a_word_of_the_new_ones(run, root, tmp_path):
+    old = ("--keep", "1", "--keep-every", "2", "--keep-younger", "1s")
+    code, output, errors = run("prune", root, *old, "--dry-run")
+    assert (code, "kept: g0001-c00000003, g0001-c00000002, g0001-c00000001" in output) == (0, True)
+    assert [line.split()[1:6] for line in errors.splitlines()] == [
+        [name, "is", "called", now, "now;"]
+        for name, now in (
+            ("--keep", "--keep-last"),
+            ("--keep-every", "--keep-period"),
+            ("--keep-younger", "--keep-within"),
+        )
+    ]
+    assert (
+        "--to is called --output now"
+        in run("export", root, "--to", tmp_path / "x.safetensors", "--only", "model")[2]
+    )
+    assert (tmp_path / "x.safetensors").exists()
+
+
+def test_what_ls_prints_is_what_other_commands_take(run, root):
+    names = [line.split()[0] for line in run("ls", root)[1].splitlines()[1:]]
+    assert len(names) == 3
+    assert [run("show", root, name)[0] for name in names] == [0, 0, 0]
+    assert run("diff", root, *names[:2])[0] == 0
+
+
 def test_prune_asks_for_a_rule(run, root):
-    assert run("prune", root)[0] == 2
-    assert run("prune", "--keep", "1")[0] == 2
-    assert run("prune", root, "--keep", "1", "--near")[0] == 2
+    assert run("prune", root, "--yes")[0] == 2
+    assert run("prune", "--keep-last", "1", "--yes")[0] == 2
+    assert run("prune", root, "--keep-last", "1", "--near", "--yes")[0] == 2
 
 
 def test_prune_says_what_it_leaves_alone(run, root):
     (root / "g0001-c00000002" / "QUARANTINE.json").write_text('{"reason": "a flipped bit"}')
-    output = run("prune", root, "--keep", "1")[1]
+    output = run("prune", root, "--keep-last", "1", "--yes")[1]
     assert "left g0001-c00000002, which is quarantined: a flipped bit" in output
     assert (root / "g0001-c00000002" / FILE_NAME).exists()
 
@@ -321,12 +369,12 @@ def test_what_is_being_written_is_shown_and_left_alone_by_prune(run, document, r
     (root / ".hvdrecover-g0002-c00000004-12ab").write_bytes(b"spare")
     before = content(LocalStorage(root))
     output = run("ls", root)[1]
-    assert columns(output.splitlines()[1])[:2] == ["2", "5"]
+    assert columns(output.splitlines()[1])[0] == "g0002-c00000005"
     assert output.splitlines()[-1] == "spare, or being written: 1 file, 5 B"
     _, found = document("ls", root)
     assert found["leftovers"] == []
     assert found["aside"] == [{"path": ".hvdrecover-g0002-c00000004-12ab", "bytes": 5, "left_over": False}]
-    assert "left g0002-c00000005, which is incomplete" in run("prune", root, "--keep", "9")[1]
+    assert "left g0002-c00000005, which is incomplete" in run("prune", root, "--keep-last", "9", "--yes")[1]
     assert content(LocalStorage(root)) == before
     writer.communicate()  # the end of its input lets it go on
     assert writer.returncode == 0
@@ -342,9 +390,9 @@ def test_what_a_killed_process_has_left_is_shown_and_pruned(run, document, root,
     assert lines[-2] == "left aside by processes that have ended: 1 file, 5 B"
     _, found = document("ls", root)
     assert (found["leftovers"], found["aside"][0]["left_over"]) == (["g0002-c00000005"], True)
-    assert "would delete g0002-c00000005" in run("prune", root, "--keep", "9", "--dry-run")[1]
+    assert "would delete g0002-c00000005" in run("prune", root, "--keep-last", "9", "--dry-run")[1]
     assert (root / "g0002-c00000005").exists()
-    _, found = document("prune", root, "--keep", "9")
+    _, found = document("prune", root, "--keep-last", "9", "--yes")
     assert (found["leftovers"], found["untouched"]) == (["g0002-c00000005"], [])
     assert found["bytes_freed"] > 8000
     assert not (root / "g0002-c00000005").exists()
@@ -360,9 +408,12 @@ def test_of_a_host_that_cannot_be_asked_prune_knows_what_claims_say(run, root):
     (root / "claims" / "g0001.json").write_text(elsewhere)
     (root / "g0001-c00000004").mkdir()
     (root / "g0001-c00000004" / "model.safetensors").write_bytes(b"half")
-    assert "left g0001-c00000004, which is incomplete" in run("prune", root, "--keep", "9")[1]
+    assert "left g0001-c00000004, which is incomplete" in run("prune", root, "--keep-last", "9", "--yes")[1]
     (root / "claims" / "g0002.json").write_text(elsewhere.replace('"job": "', '"job": "next'))
-    assert "deleted g0001-c00000004, 4 B, which was never completed" in run("prune", root, "--keep", "9")[1]
+    assert (
+        "deleted g0001-c00000004, 4 B, which was never completed"
+        in run("prune", root, "--keep-last", "9", "--yes")[1]
+    )
 
 
 # -- export --------------------------------------------------------------------------------------------
@@ -370,12 +421,12 @@ def test_of_a_host_that_cannot_be_asked_prune_knows_what_claims_say(run, root):
 
 def test_export_writes_a_file_and_says_which(run, document, root, tmp_path):
     file = tmp_path / "model.safetensors"
-    code, output, _ = run("export", root, "1", "--to", file, "--only", "model")
+    code, output, _ = run("export", root, "1", "-o", file, "--only", "model")
     assert (code, output) == (0, f"model of g0001-c00000001: {file}, 8.1 kB\n")
-    code, output, errors = run("export", root, "--to", file, "--only", "model")
+    code, output, errors = run("export", root, "-o", file, "--only", "model")
     assert (code, output) == (1, "")
     assert f"{file}: the file exists" in errors
-    code, found = document("export", root, "--to", file, "--only", "model", "--only", "optimizer", "--force")
+    code, found = document("export", root, "-o", file, "--only", "model", "--only", "optimizer", "--force")
     assert (code, found["commit"], found["attributes"]) == (0, "g0001-c00000003", ["model", "optimizer"])
     assert found["bytes"] == file.stat().st_size
 
@@ -387,8 +438,8 @@ COMMANDS = (
     ["show"],
     ["verify"],
     ["diff", "1", "2"],
-    ["prune", "--keep", "1"],
-    ["export", "--to", "x.safetensors"],
+    ["prune", "--keep-last", "1", "--yes"],
+    ["export", "-o", "x.safetensors"],
 )
 
 
@@ -433,12 +484,12 @@ def test_an_unknown_broken_or_newer_commit_is_an_error_of_one_line(run, root, mo
         ["nonsense"],
         ["ls", "root", "s3://key:hunter2@bucket"],
         ["prune", "root"],
-        ["prune", "root", "--keep", "0"],
-        ["prune", "root", "--keep", "1", "--keep-younger", "7 fortnights"],
-        ["prune", "root", "--keep", "1", "--keep-best", "loss"],
-        ["export", "root", "--to", "model.bin"],
-        ["export", "root", "--to", "model.keras"],
-        ["export", "root", "--to", "model.pt", "--model-config", "model.json"],
+        ["prune", "root", "--keep-last", "0"],
+        ["prune", "root", "--keep-last", "1", "--keep-within", "7 fortnights"],
+        ["prune", "root", "--keep-last", "1", "--keep-best", "loss"],
+        ["export", "root", "-o", "model.bin"],
+        ["export", "root", "-o", "model.keras"],
+        ["export", "root", "-o", "model.pt", "--model-config", "model.json"],
     ],
 )
 def test_wrong_arguments_exit_with_2(run, arguments):
@@ -452,7 +503,7 @@ def test_wrong_arguments_exit_with_2(run, arguments):
     ("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), ("2h", 7200), ("7d", 604800), ("1w", 604800)]
 )
 def test_durations(text, seconds):
-    assert options.seconds(text) == seconds
+    assert options.duration(text) == seconds
 
 
 def test_the_best_of_a_metric():
@@ -536,6 +587,22 @@ def test_the_documentation_shows_every_command():
     assert shown == {"ls", "show", "verify", "diff", "prune", "export"}
 
 
+def test_the_page_of_help_texts_is_what_commands_print():
+    written = help_texts.document()
+    if sys.version_info < (3, 13):  # argparse words some of it differently from then on
+        assert HELP.read_text() == written, "python -m hvdrecover.cli.help_texts > docs/help.md"
+
+
+def test_the_help_fits_a_screen_and_lists_what_people_call(run):
+    shown = plain_lines(on_a_terminal(80, "--help")[1])
+    assert len(shown) < 24 and max(map(len, shown)) <= 80
+    parser, commands = cli.build()
+    listed = [name for names in cli.GROUPS.values() for name in names]
+    assert sorted([*listed, "worker"]) == sorted(commands)
+    assert [name for name in listed if f"  {name} " not in parser.format_help()] == []
+    assert "worker" not in parser.format_help()
+
+
 def test_what_the_documentation_shows_runs(run, root, monkeypatch):
     monkeypatch.chdir(root.parent)
     shutil.copytree(root, "checkpoints/run-1")
@@ -550,7 +617,7 @@ def test_what_the_documentation_shows_runs(run, root, monkeypatch):
 
 def test_the_documentation_names_every_key(document, root, tmp_path):
     text = DOCS.read_text()
-    for command in (*COMMANDS[:4], ["prune", "--keep", "2"]):
+    for command in (*COMMANDS[:4], ["prune", "--keep-last", "2", "--yes"]):
         _, found = document(command[0], root, *command[1:])
         for key in [*found, *(key for item in found.get("commits", []) for key in item)]:
             assert f"`{key}`" in text, f"{command[0]}: {key}"

@@ -57,9 +57,19 @@ def test_hosts_of_a_file(asked: list[Settings]) -> None:
     assert (asked[0].hosts, asked[0].processes) == ({"h1": 2, "h2": 1}, 3)
 
 
+def test_hosts_that_a_source_finds(asked: list[Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(Path("cache").absolute()))
+    cli.main(
+        ["doctor", "--discover", "static nobody.invalid:2,localhost:1"]
+    )  # whether they answer is for it to say
+    assert (asked[0].hosts, asked[0].processes) == ({"nobody.invalid": 2, "localhost": 1}, 3)
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
+        (["--discover", "rack"], "there is none of this name"),
+        (["--discover", "static h1:1", "-H", "h1:1"], "not allowed"),
         (["-H", "h1:x"], "h1:x"),
         (["-H", "h1:1,h1:1"], "named before"),
         (["-H", "h1:1", "-np", "2"], "more than the hosts' 1 slots"),

@@ -91,8 +91,12 @@ def test_a_job_with_nothing_but_its_size(jobs: Noted, tmp_path: Path) -> None:
     assert config.events is not None
     assert config.events.parent == tmp_path / "hvdrecover-runs"
     assert settings.environ["HVDRECOVER_EVENTS"] == str(config.events)
-    assert "HVDRECOVER_CHECKPOINT" not in settings.environ
+    assert not {"HVDRECOVER_CHECKPOINT", "HVDRECOVER_REOPEN"} & set(settings.environ)
     assert settings.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "10"
+
+
+def test_a_finished_run_is_reopened_on_demand(jobs: Noted) -> None:
+    assert job(jobs, "-np", "2", "--reopen", *TRAIN)[1].environ["HVDRECOVER_REOPEN"] == "1"
 
 
 def test_all_options_of_a_job(jobs: Noted) -> None:
@@ -246,6 +250,7 @@ def test_a_command_without_the_dashes_is_an_error(jobs: Noted, capsys: pytest.Ca
         (["-np", "0"], "'0' is not a number from 1 on"),
         (["-np", "two"], "'two' is not a number from 1 on"),
         (["-np", "2", "--min-np", "-1"], "--min-np"),
+        (["-np", "2", "--min-np", "3"], "--min-np 3 is more than -np 2"),
         (["-np", "2", "--hang-timeout", "4.9"], "4.9 is less than 5 seconds"),
         (["-np", "2", "--hang-timeout", "0"], "'0' is not a duration"),
         (["-np", "2", "--hang-timeout", "soon"], "'soon' is not a duration"),
@@ -387,12 +392,6 @@ def test_the_help_says_how_to_use_them(
     assert caught.value.code == 0
     shown = capsys.readouterr().out
     assert [word for word in words if word not in shown] == []
-
-
-def test_both_are_listed() -> None:
-    shown = subprocess.check_output([sys.executable, "-m", "hvdrecover", "--help"], text=True, timeout=60)
-    assert "start a job by horovodrun and keep it going" in shown
-    assert "watch over one training process" in shown
 
 
 def test_neither_horovod_nor_a_framework_is_imported_to_guard(tmp_path: Path) -> None:

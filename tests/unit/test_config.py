@@ -28,7 +28,7 @@ def test_every_variable_is_read():
             "HVDRECOVER_CHECKPOINT": "s3://bucket/run",
             "HVDRECOVER_EVENTS": "/var/log/run",
             "HVDRECOVER_LOG": "WARNING",
-            "HVDRECOVER_MAX_DURABLE_AGE": "1.5e3",
+            "HVDRECOVER_MAX_DURABLE_AGE": "25m",
             "HOROVOD_ELASTIC": "1",
             "HOROVOD_RANK": "3",
             "HOROVOD_CONTROLLER": "gloo",
@@ -45,6 +45,7 @@ def test_what_a_launcher_and_our_own_processes_say_is_read():
         {
             "HVDRECOVER_SLOT": "5,6,17",
             "HVDRECOVER_REJOIN": "1",
+            "HVDRECOVER_REOPEN": "1",
             "HVDRECOVER_SUPERVISOR": "driver.example/4711:abc:def",
             "HVDRECOVER_STOP_SIGNALS": "sigterm, USR2,",
             "HVDRECOVER_SSH_OPTIONS": "-o ConnectTimeout=9",
@@ -56,7 +57,7 @@ def test_what_a_launcher_and_our_own_processes_say_is_read():
         }
     )
     assert found.slot == (5, 6, 17)
-    assert found.rejoins
+    assert found.rejoins and found.reopen
     assert found.supervisor == ("10.0.0.1", 4711, "abc:def")  # where Horovod's driver was found
     assert found.stop_signals == (signal.SIGTERM, signal.SIGUSR2)
     assert found.ssh_options == "-o ConnectTimeout=9"
@@ -140,7 +141,7 @@ def test_an_empty_variable_counts_as_unset():
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "10 min", "true"])
 def test_an_age_that_is_no_time_is_an_error(text):
-    with pytest.raises(ConfigError, match="is not a number of seconds above 0") as caught:
+    with pytest.raises(ConfigError, match="is not a duration such as") as caught:
         config.read({"HVDRECOVER_MAX_DURABLE_AGE": text})
     assert caught.value.name == "HVDRECOVER_MAX_DURABLE_AGE"
 

@@ -59,7 +59,7 @@ def unproven(clean: Testimony, drilled: Testimony, *, ended: bool) -> str:
     if not ended:
         why = "a drill that ends at a time can't compare losses; leave out --duration"
     elif min(len(_last(clean)), len(_last(drilled))) < _FEWEST:
-        why = "no losses were told; call state.observe(loss=loss) after each step"
+        why = "no losses were told; call state.log_metrics(loss=loss) after each step"
     else:
         return ""
     return f"the end of a run to which {_size(drilled)} of {_size(clean)} ranks came: {why}"

@@ -41,7 +41,7 @@ class ClockJump(Plain):
         if _compiler() is None:
             return "a C compiler; on Debian and Ubuntu: apt-get install gcc libc6-dev"
         if set(" :") & set(os.fspath(run.folder)):
-            return f"a path without spaces and colons, unlike '{run.folder}'; name another by --folder"
+            return f"a path without spaces and colons, unlike '{run.folder}'; name another by --output"
         return ""
 
     def prepare(self, run: Drilled) -> dict[str, str]:

@@ -37,7 +37,8 @@ class Resize(Plain):
     def options(self, run: Drilled) -> list[str]:
         """Have hosts discovered in the list."""
         words = ["file", "--cache", os.fspath(run.folder / "hosts"), os.fspath(_listing(run))]
-        return ["--discover", shlex.join(words), "--network-interface", "lo", "--max-np", str(run.size)]
+        sizes = ["--min-np", "1", "--max-np", str(run.size)]
+        return ["--discover", shlex.join(words), "--network-interface", "lo", *sizes]
 
     def strike(self, run: Drilled, rank: int) -> None:
         """Have another number of hosts; which one, of those that are possible, the rank decides."""

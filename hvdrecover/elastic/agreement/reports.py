@@ -56,8 +56,14 @@ def finished_before(commit: CommitId) -> str:
     """The run had come to its end in an earlier start."""
     return (
         f"this run was finished at commit {commit.commit}, and its state is restored; "
-        "to train anew, name another checkpoint root"
+        "to continue it, start it by `hvdrecover run --reopen`, or with HVDRECOVER_REOPEN=1; to train anew, "
+        "name another checkpoint root"
     )
+
+
+def reopened(commit: CommitId) -> str:
+    """The run had come to its end in an earlier start, and continues all the same."""
+    return f"this run was finished at commit {commit.commit}; it is reopened, and continues from there"
 
 
 def leaving(commit: CommitId, root: str, *, whole: bool) -> str:

@@ -1,4 +1,4 @@
-"""``Checkpoint(every="auto")``: how often commits become durable, decided while a job runs."""
+"""``Checkpoint(interval="auto")``: how often commits become durable, decided while a job runs."""
 
 from __future__ import annotations
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from hvdrecover import renamed
 from hvdrecover.data.fingerprint import Fingerprint
 from hvdrecover.errors import ConfigError
 
 Divergence = Literal["raise", "warn", "heal"]
 Numerics = Literal["raise", "skip", "rollback"]
-DataChanged = Literal["error", "warn", "restart_epoch"]
+DataChanged = Literal["raise", "warn", "restart_epoch"]
 
 
 _CHOICES = {
@@ -39,7 +40,7 @@ class Guard:
             raises.
         data: fingerprint of the training data, which becomes part of each durable commit; see
             `hvdrecover.data.fingerprint.fingerprint`.
-        data_changed: when a job resumes from a durable commit of other data: ``"error"`` raises a
+        data_changed: when a job resumes from a durable commit of other data: ``"raise"`` a
             `DataChangedError`, ``"warn"`` continues where the old data were left, and ``"restart_epoch"``
             begins the epoch anew, with the weights of the commit.
         replay: the share of steps, from 0 to 1, in which a second process computes one virtual rank's part,
@@ -55,13 +56,16 @@ class Guard:
     numerics: Numerics | None = "raise"
     numerics_budget: int = 10
     data: Fingerprint | None = field(default=None, repr=False)  # it may be long
-    data_changed: DataChanged = "error"
+    data_changed: DataChanged = "raise"
     replay: float = 0.0
 
     def __post_init__(self) -> None:
         every = self.parameters_every_commits
         if every is not None and not _is_count(every, 1):
             raise ConfigError("parameters_every_commits", f"{every!r} is not a number from 1 on, or None")
+        if str(self.data_changed) == "error":
+            renamed.warn("Guard(data_changed='error')", "Guard(data_changed='raise')", frames=2)
+            object.__setattr__(self, "data_changed", "raise")
         for name, choices in _CHOICES.items():
             if (value := getattr(self, name)) not in choices:
                 raise ConfigError(name, f"{value!r} is not one of {', '.join(map(repr, choices))}")

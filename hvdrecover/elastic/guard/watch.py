@@ -246,14 +246,14 @@ class Watch(Voter):
         if not lines or self._guard is None:
             return
         policy = self._guard.data_changed
-        follows = {"error": "stopping", "warn": "going on", "restart_epoch": "beginning the epoch anew"}
+        follows = {"raise": "stopping", "warn": "going on", "restart_epoch": "beginning the epoch anew"}
         self._announce(
             "data_changed",
             f"the training data have changed since {where}: {'; '.join(lines)}; {follows[policy]}",
             policy=policy,
             differences=lines,
         )
-        if policy == "error":
+        if policy == "raise":
             raise DataChangedError(where, lines)
         if policy == "restart_epoch":
             data.restart_epoch(stored.state)

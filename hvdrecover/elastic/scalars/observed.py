@@ -29,10 +29,10 @@ def observed(framework: Framework, values: Mapping[str, Any]) -> dict[str, Numbe
 def _copy(framework: Framework, name: str, value: Any) -> Number:
     if not hasattr(value, "__float__"):
         raise ConfigError(
-            f"observe({name}=)",
+            f"log_metrics({name}=)",
             f"a {type(value).__name__} is not a number; if a graph makes it, have it returned first",
         )
     if math.prod(getattr(value, "shape", ())) != 1:
-        raise ConfigError(f"observe({name}=)", f"an array of shape {tuple(value.shape)} is not a number")
+        raise ConfigError(f"log_metrics({name}=)", f"an array of shape {tuple(value.shape)} is not a number")
     number = value[(0,) * len(value.shape)] if getattr(value, "shape", ()) else value
     return framework.clone(number) if framework.is_tensor(number) else number

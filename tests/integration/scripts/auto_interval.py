@@ -10,7 +10,7 @@ fixed = torch_digits.options
 
 def options(*arguments: str) -> argparse.Namespace:
     chosen = fixed(*arguments)
-    chosen.checkpoint = recover.Checkpoint(chosen.checkpoint, every="auto")
+    chosen.checkpoint = recover.Checkpoint(chosen.checkpoint, interval="auto")
     return chosen
 
 

@@ -79,7 +79,7 @@ def callbacks(state):
             ),
             keras.callbacks.CSVLogger(str(FOLDER / "log.csv")),
         ]
-    return [*found, *recover.callbacks(state, commit_every_batches=2), Faults(state)]
+    return [*found, *recover.fit_callbacks(state, commit_every_batches=2), Faults(state)]
 
 
 tf.config.threading.set_intra_op_parallelism_threads(1)

@@ -93,7 +93,7 @@ class Script:
                     loss = torch.nn.functional.mse_loss(self.model(inputs), targets)
                     loss.backward()  # type: ignore[no-untyped-call]
                     state.seen.value += len(inputs)
-                    state.observe(loss=loss)
+                    state.log_metrics(loss=loss)
                 self.optimizer.step()
                 if self.step % COMMIT_EVERY == 0:
                     state.commit()

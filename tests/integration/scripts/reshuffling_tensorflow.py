@@ -27,7 +27,7 @@ def train(state):
         data,
         epochs=1,
         initial_epoch=state.epoch,
-        callbacks=[*recover.callbacks(state, commit_every_batches=2), slower],
+        callbacks=[*recover.fit_callbacks(state, commit_every_batches=2), slower],
         shuffle=False,
         verbose=0,
     )

@@ -43,7 +43,7 @@ def train(state):
             loss = torch.nn.functional.cross_entropy(model(images), labels)
             loss.backward()
             optimizer.step()
-            state.observe(loss=loss)
+            state.log_metrics(loss=loss)
             sampler.record_batch(state.batch, len(labels))
             state.batch += 1
             if state.batch % 3 == 0:

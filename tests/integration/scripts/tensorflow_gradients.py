@@ -615,7 +615,7 @@ def fit(found: Findings, optimizer: Any, reference: Any, **options: Any) -> None
         epochs=2,
         shuffle=False,
         verbose=0,
-        callbacks=[before, *recover.callbacks(state), after],
+        callbacks=[before, *recover.fit_callbacks(state), after],
     )
     alone.compile(reference, loss, jit_compile=False)
     order = [index for start in (0, 4) for rank in (0, 8) for index in range(rank + start, rank + start + 4)]
@@ -693,7 +693,7 @@ def fit_that_a_callback_of_one_rank_ends(found: Findings) -> None:
         model.stop_training = epoch == 1 and hvd.rank() == 1
 
     stops = keras.callbacks.LambdaCallback(on_epoch_end=stop)
-    model.fit(half(X), half(Y), epochs=4, verbose=0, callbacks=[*recover.callbacks(state), stops])
+    model.fit(half(X), half(Y), epochs=4, verbose=0, callbacks=[*recover.fit_callbacks(state), stops])
     found.expect(state.epoch == 2, f"it went on to epoch {state.epoch}")
 
 
@@ -705,7 +705,7 @@ def fit_with_a_callback_that_one_rank_lacks(found: Findings) -> None:
     state = recover.TensorFlowKerasState(model, epoch=0, batch=0)
     others = [keras.callbacks.ReduceLROnPlateau("loss")] if hvd.rank() == 0 else []
     try:
-        model.fit(half(X), half(Y), verbose=0, callbacks=[*recover.callbacks(state), *others])
+        model.fit(half(X), half(Y), verbose=0, callbacks=[*recover.fit_callbacks(state), *others])
     except ConfigError as error:
         found.expect("rank 1 has no ReduceLROnPlateau" in str(error), str(error))
     else:
@@ -725,7 +725,7 @@ def fit_with_a_learning_rate_for_two_ranks(found: Findings) -> None:
             initial_epoch=epoch,
             epochs=epoch + 1,
             verbose=0,
-            callbacks=recover.callbacks(state, warmup_epochs=warmup),
+            callbacks=recover.fit_callbacks(state, warmup_epochs=warmup),
         )
         rate = float(model.optimizer.learning_rate)
         found.expect(np.isclose(rate, expected), f"the rate is {rate}, and not {expected}")
@@ -750,7 +750,7 @@ def fit_after_a_fit_of_one_step(found: Findings) -> None:
     for epochs in (1, 2):
         options = {"epochs": epochs, "steps_per_epoch": 3 - epochs, "shuffle": False, "verbose": 0}
         state = recover.TensorFlowKerasState(model, epoch=0, batch=0)
-        more = recover.callbacks(state) if epochs > 1 else []
+        more = recover.fit_callbacks(state) if epochs > 1 else []
         for each, x, y, size, given in (
             (model, half(X), half(Y), 4, more),
             (alone, X[order], Y[order], 8, []),

@@ -115,7 +115,7 @@ class Script:
 
     def fit(self) -> None:
         after = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: self.after_step())
-        steps = recover.callbacks(self.state, commit_every_batches=COMMIT_EVERY)
+        steps = recover.fit_callbacks(self.state, commit_every_batches=COMMIT_EVERY)
         self.model.fit(
             self.data, epochs=EPOCHS, initial_epoch=self.state.epoch, callbacks=[after, *steps], verbose=0
         )

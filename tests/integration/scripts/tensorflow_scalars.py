@@ -88,7 +88,7 @@ class Script:
         seen = self.model.losses_seen
         before = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: self.stepped(seen[-1]))
         after = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: self.may_stop())
-        steps = recover.callbacks(state, commit_every_batches=COMMIT_EVERY)
+        steps = recover.fit_callbacks(state, commit_every_batches=COMMIT_EVERY)
         callbacks = [before, *steps, after]
         self.model.fit(
             self.data, epochs=EPOCHS, initial_epoch=state.epoch, callbacks=callbacks, shuffle=False, verbose=0
@@ -110,7 +110,7 @@ class Script:
                 loss = step(inputs, targets)
                 self.data.record_batch()
                 self.stepped(float(loss))
-                state.observe(loss=loss, rate=0.001)
+                state.log_metrics(loss=loss, rate=0.001)
                 state.batch += 1
                 if state.batch % COMMIT_EVERY == 0:
                     state.commit()

@@ -72,7 +72,7 @@ def main() -> None:
                 optimizer.step()
                 sampler.record_batch(state.step, len(inputs))
                 state.step += 1
-                state.observe(loss=loss, rate=0.001)
+                state.log_metrics(loss=loss, rate=0.001)
                 told[str(state.step)] = float(loss.detach())
                 losses.write_text(json.dumps(told))
                 if state.step % COMMIT_EVERY == 0:

@@ -80,7 +80,7 @@ def test_when_a_commit_is_due(every_commits, every_seconds, commits_since, secon
     ("commits_since", "seconds_since", "due"), [(1000, 59.9, False), (1, 60.0, True), (1, math.inf, True)]
 )
 def test_when_a_commit_is_due_by_a_time_that_is_chosen(commits_since, seconds_since, due):
-    assert is_due(Checkpoint("/data", every="auto"), commits_since, seconds_since, auto=60.0) is due
+    assert is_due(Checkpoint("/data", interval="auto"), commits_since, seconds_since, auto=60.0) is due
 
 
 def test_retries_wait_twice_as_long_each_time_up_to_a_cap():
@@ -131,11 +131,11 @@ def test_settings_cannot_be_changed():
         ("keep", {"keep": None}),
         ("keep", {"keep": True}),
         ("strict", {"strict": "no"}),
-        ("every", {"every": "always"}),
-        ("every", {"every": 60}),
-        ("every", {"every": True}),
-        ("every", {"every": "auto", "every_commits": 10}),
-        ("every", {"every": "auto", "every_seconds": 60.0}),
+        ("interval", {"interval": "always"}),
+        ("interval", {"interval": 60}),
+        ("interval", {"interval": True}),
+        ("interval", {"interval": "auto", "every_commits": 10}),
+        ("interval", {"interval": "auto", "every_seconds": 60.0}),
     ],
 )
 def test_a_setting_that_cannot_be_is_named(name, settings):

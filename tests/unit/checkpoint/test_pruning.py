@@ -46,7 +46,7 @@ def test_quarantined_commits_are_neither_deleted_nor_counted(root):
     assert commits(store.storage) == [CommitId(2, 6), CommitId(2, 5), CommitId(1, 3)]
 
 
-@pytest.mark.parametrize("keep", [2, Keep(newest=2)])
+@pytest.mark.parametrize("keep", [2, Keep(last=2)])
 def test_a_number_and_a_rule_do_the_same(root, keep):
     store = make_store(root, keep=keep)
     write_all(store, *(make_snapshot(1, commit) for commit in range(1, 5)))
@@ -61,7 +61,7 @@ def with_loss(commit, loss):
 
 def test_all_rules_are_followed(root):
     clock = FakeClock(start=0.0)
-    keep = Keep(newest=1, every=10, younger_than=25.0, best=Best("loss"))
+    keep = Keep(last=1, period=10, within=25.0, best=Best("loss"))
     store = make_store(root, keep=keep, clock=clock)
     for commit in range(1, 31):
         clock.advance(10.0)
@@ -71,7 +71,7 @@ def test_all_rules_are_followed(root):
 
 def test_rules_go_on_over_starts(root):
     """The facts of earlier starts' commits are read from their manifests, once."""
-    clock, keep = FakeClock(), Keep(newest=1, best=Best("loss"))
+    clock, keep = FakeClock(), Keep(last=1, best=Best("loss"))
     write_all(make_store(root, keep=9, clock=clock), *(with_loss(commit, commit) for commit in (3, 1, 2)))
     read = []
 
@@ -96,7 +96,7 @@ def test_rules_go_on_over_starts(root):
 
 
 def test_a_metric_that_is_not_there_is_said_once_and_is_no_failure(root):
-    store = make_store(root, keep=Keep(newest=2, best=Best("val_loss")))
+    store = make_store(root, keep=Keep(last=2, best=Best("val_loss")))
     write_all(store, *(make_snapshot(1, commit) for commit in range(1, 5)))
     (said,) = store.events.of("no_metric")
     assert said["level"] == logging.WARNING
@@ -105,7 +105,7 @@ def test_a_metric_that_is_not_there_is_said_once_and_is_no_failure(root):
 
 
 def test_a_metric_that_is_not_measured_yet_is_not_mentioned(root):
-    store = make_store(root, keep=Keep(newest=1, best=Best("loss")))
+    store = make_store(root, keep=Keep(last=1, best=Best("loss")))
     write_all(
         store, with_loss(1, None), with_loss(2, {"$float": "inf"}), with_loss(3, 0.5), with_loss(4, 0.6)
     )

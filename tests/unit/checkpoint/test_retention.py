@@ -42,45 +42,45 @@ def test_the_newest_are_kept_and_the_rest_expires_oldest_first():
     commits = [*run(3, 1, 2), *run(1, generation=2)]
     ids = [CommitId(1, 1), CommitId(1, 2), CommitId(1, 3), CommitId(2, 1)]
     for newest in range(1, 6):
-        assert expired(commits, Keep(newest=newest), NOW) == ids[: max(0, 4 - newest)]
-    assert expired([], Keep(newest=1), NOW) == []
+        assert expired(commits, Keep(last=newest), NOW) == ids[: max(0, 4 - newest)]
+    assert expired([], Keep(last=1), NOW) == []
 
 
 def test_of_each_run_of_commit_numbers_the_first_durable_one_is_kept():
     commits = run(0, 5, 99, 103, 104, 250, 299, 500, 501, 502)
-    assert kept(commits, newest=1, every=100) == [0, 103, 250, 500, 502]
-    assert kept(commits, newest=1, every=1) == [0, 5, 99, 103, 104, 250, 299, 500, 501, 502]
+    assert kept(commits, last=1, period=100) == [0, 103, 250, 500, 502]
+    assert kept(commits, last=1, period=1) == [0, 5, 99, 103, 104, 250, 299, 500, 501, 502]
 
 
 def test_a_run_that_was_gone_back_in_keeps_what_it_had_kept():
     commits = [*run(103, 110), *run(101, 104, 200, generation=2)]
-    assert CommitId(1, 103) not in expired(commits, Keep(newest=1, every=100), NOW)
-    assert CommitId(2, 101) in expired(commits, Keep(newest=1, every=100), NOW)
+    assert CommitId(1, 103) not in expired(commits, Keep(last=1, period=100), NOW)
+    assert CommitId(2, 101) in expired(commits, Keep(last=1, period=100), NOW)
 
 
 def test_the_young_ones_are_kept():
     commits = run(100, 900, 939, 941, 990)
-    assert kept(commits, newest=1, younger_than=60.0) == [941, 990]
-    assert kept(commits, newest=1, younger_than=61) == [941, 990]
-    assert kept(commits, newest=1, younger_than=61.5) == [939, 941, 990]
+    assert kept(commits, last=1, within=60.0) == [941, 990]
+    assert kept(commits, last=1, within=61) == [941, 990]
+    assert kept(commits, last=1, within=61.5) == [939, 941, 990]
 
 
 def test_a_commit_from_a_clock_that_is_ahead_is_young():
-    assert kept(run(2000, 2001), newest=1, younger_than=1.0) == [2000, 2001]
+    assert kept(run(2000, 2001), last=1, within=1.0) == [2000, 2001]
 
 
 def test_the_best_are_kept():
     commits = measured(5.0, 3.0, 4.0, 1.0, 2.0, 9.0)
-    assert kept(commits, newest=1, best=Best("loss")) == [3, 5]
-    assert kept(commits, newest=1, best=Best("loss", count=3)) == [1, 3, 4, 5]
-    assert kept(commits, newest=1, best=Best("accuracy", mode="max", count=2)) == [0, 5]
-    assert kept(commits, newest=1, best=Best("loss", count=99)) == [0, 1, 2, 3, 4, 5]
+    assert kept(commits, last=1, best=Best("loss")) == [3, 5]
+    assert kept(commits, last=1, best=Best("loss", count=3)) == [1, 3, 4, 5]
+    assert kept(commits, last=1, best=Best("accuracy", mode="max", count=2)) == [0, 5]
+    assert kept(commits, last=1, best=Best("loss", count=99)) == [0, 1, 2, 3, 4, 5]
     commits = measured(3.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0)
-    assert kept(commits, newest=1, best=Best("loss", count=2)) == [1, 4, 6]
+    assert kept(commits, last=1, best=Best("loss", count=2)) == [1, 4, 6]
 
 
 def test_of_commits_with_one_measurement_the_first_is_the_one_that_was_measured():
-    assert kept(measured(3.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0), newest=1, best=Best("loss", count=2)) == [
+    assert kept(measured(3.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0), last=1, best=Best("loss", count=2)) == [
         1,
         4,
         6,
@@ -90,20 +90,20 @@ def test_of_commits_with_one_measurement_the_first_is_the_one_that_was_measured(
 def test_what_is_no_finite_number_is_never_among_the_best():
     commits = measured(math.nan, math.inf, -math.inf, None, 7.0, math.nan, None)
     for mode in ("min", "max"):
-        assert kept(commits, newest=1, best=Best("loss", mode=mode, count=3)) == [4, 6]
-    assert kept(measured(math.nan, None, math.nan), newest=1, best=Best("loss")) == [2]
+        assert kept(commits, last=1, best=Best("loss", mode=mode, count=3)) == [4, 6]
+    assert kept(measured(math.nan, None, math.nan), last=1, best=Best("loss")) == [2]
 
 
 def test_a_commit_is_kept_if_any_rule_asks_for_it():
     commits = [Facts(CommitId(1, n), float(n), float(abs(n - 333))) for n in range(0, 1000, 10)]
-    assert kept(commits, newest=2, every=250, younger_than=25.0, best=Best("loss")) == [
+    assert kept(commits, last=2, period=250, within=25.0, best=Best("loss")) == [
         0, 250, 330, 500, 750, 980, 990,
     ]  # fmt: skip
 
 
 def test_commits_that_are_not_good_are_neither_deleted_nor_counted():
     commits = [*run(1, 2, 3), *run(4, 5, good=False)]
-    assert expired(commits, Keep(newest=2), NOW) == [CommitId(1, 1)]
+    assert expired(commits, Keep(last=2), NOW) == [CommitId(1, 1)]
 
 
 # -- what always holds ---------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def test_the_newest_good_ones_stay_and_those_that_are_not_good_are_left(commits,
     good = sorted(found.commit for found in commits if found.good)
     assert gone == sorted(set(gone))
     assert set(gone) <= set(good)
-    assert not set(gone) & set(good[-keep.newest :])
+    assert not set(gone) & set(good[-keep.last :])
 
 
 @given(roots, keeps, times)
@@ -151,7 +151,7 @@ def test_once_deleted_nothing_more_is_to_be_deleted(commits, keep, now):
 @given(roots, keeps, keeps, times)
 def test_a_rule_never_makes_another_one_keep_less(commits, keep, more, now):
     both = Keep(
-        max(keep.newest, more.newest), keep.every or more.every, keep.younger_than or more.younger_than,
+        max(keep.last, more.last), keep.period or more.period, keep.within or more.within,
         keep.best or more.best,
     )  # fmt: skip
     assert set(expired(commits, both, now)) <= set(expired(commits, keep, now))
@@ -167,15 +167,15 @@ def test_pruning_after_each_commit_keeps_what_each_rule_is_after(commits, keep, 
         left = [other for other in left if other.commit not in gone]
     good = [found for found in sorted(commits, key=lambda found: found.commit) if found.good]
     kept_ids = {found.commit for found in left}
-    if keep.every is not None:
+    if keep.period is not None:
         left_good = [found for found in left if found.good]
-        for_each = [{found.commit.commit // keep.every for found in some} for some in (good, left_good)]
+        for_each = [{found.commit.commit // keep.period for found in some} for some in (good, left_good)]
         assert for_each[0] == for_each[1]
     if keep.best is not None:
         finite = {found.metric for found in good if found.metric is not None and math.isfinite(found.metric)}
         ranked = sorted(finite, reverse=keep.best.mode == "max")[: keep.best.count]
         assert set(ranked) <= {found.metric for found in left}
-    assert {found.commit for found in good[-keep.newest :]} <= kept_ids
+    assert {found.commit for found in good[-keep.last :]} <= kept_ids
 
 
 # -- the number ----------------------------------------------------------------------------------------
@@ -232,32 +232,32 @@ def test_without_the_rule_nothing_is_looked_for():
 
 
 def test_the_defaults():
-    assert Keep() == Keep(newest=3, every=None, younger_than=None, best=None)
+    assert Keep() == Keep(last=3, period=None, within=None, best=None)
     assert Best("loss") == Best("loss", mode="min", count=1)
     assert (hvdrecover.Keep, hvdrecover.Best) == (Keep, Best)
 
 
 def test_a_number_stands_for_the_newest():
-    assert Keep.of(5) == Keep(newest=5)
-    assert Keep.of(Keep(every=10)) == Keep(every=10)
+    assert Keep.of(5) == Keep(last=5)
+    assert Keep.of(Keep(period=10)) == Keep(period=10)
     assert Checkpoint("/data", keep=5).keep == 5
-    assert Checkpoint("/data", keep=Keep(every=10)).keep == Keep(every=10)
+    assert Checkpoint("/data", keep=Keep(period=10)).keep == Keep(period=10)
 
 
 @pytest.mark.parametrize(
     ("name", "make"),
     [
-        ("keep.newest", lambda: Keep(newest=0)),
-        ("keep.newest", lambda: Keep(newest=None)),
-        ("keep.newest", lambda: Keep(newest=1.0)),
-        ("keep.newest", lambda: Keep(newest=True)),
-        ("keep.every", lambda: Keep(every=0)),
-        ("keep.every", lambda: Keep(every=10.0)),
-        ("keep.every", lambda: Keep(every="10")),
-        ("keep.younger_than", lambda: Keep(younger_than=0)),
-        ("keep.younger_than", lambda: Keep(younger_than=-1.0)),
-        ("keep.younger_than", lambda: Keep(younger_than=math.nan)),
-        ("keep.younger_than", lambda: Keep(younger_than="1h")),
+        ("keep.last", lambda: Keep(last=0)),
+        ("keep.last", lambda: Keep(last=None)),
+        ("keep.last", lambda: Keep(last=1.0)),
+        ("keep.last", lambda: Keep(last=True)),
+        ("keep.period", lambda: Keep(period=0)),
+        ("keep.period", lambda: Keep(period=10.0)),
+        ("keep.period", lambda: Keep(period="10")),
+        ("keep.within", lambda: Keep(within=0)),
+        ("keep.within", lambda: Keep(within=-1.0)),
+        ("keep.within", lambda: Keep(within=math.nan)),
+        ("keep.within", lambda: Keep(within="1h")),
         ("keep.best", lambda: Keep(best="val_loss")),
         ("keep.best", lambda: Keep(best=1)),
         ("best.metric", lambda: Best("")),

@@ -130,9 +130,9 @@ def test_a_plan_tells_what_goes_what_stays_and_what_is_never_touched(storage):
 
 
 def test_every_rule_counts(storage):
-    assert names(prune.plan(storage, Keep(1, every=2), CLOCK).keep) == [3, 2, 1]
-    assert names(prune.plan(storage, Keep(1, younger_than=951), CLOCK).keep) == [3, 2, 1]
-    assert names(prune.plan(storage, Keep(1, younger_than=949), CLOCK).keep) == [3]
+    assert names(prune.plan(storage, Keep(1, period=2), CLOCK).keep) == [3, 2, 1]
+    assert names(prune.plan(storage, Keep(1, within=951), CLOCK).keep) == [3, 2, 1]
+    assert names(prune.plan(storage, Keep(1, within=949), CLOCK).keep) == [3]
     assert names(prune.plan(storage, Keep(1, best=Best("z")), CLOCK).keep) == [3, 1]
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.cli.options import hang_timeout, seconds
+from hvdrecover.cli.options import duration, hang_timeout
 from hvdrecover.drill.advice import DAY, Measured, Phases, Rates, advise
 from hvdrecover.elastic.durable.interval import Costs, best, share_lost
 
@@ -90,7 +90,7 @@ def test_the_durable_interval_that_can_be_set_is_never_shorter_than_it_should_be
 def test_the_grace_period_covers_what_leaving_took_and_what_it_may_take(changes, grace):
     found = advice("grace period", dataclasses.replace(MEASURED, **changes))
     assert (found.seconds, found.setting) == (grace, f"--grace {grace:g}")
-    assert seconds(found.setting.removeprefix("--grace ")) == grace
+    assert duration(found.setting.removeprefix("--grace ")) == grace
     assert "more in the scheduler" in found.text
 
 

@@ -57,5 +57,5 @@ def test_what_can_not_be_compared_is_told_with_its_remedy() -> None:
     assert losses.unproven(run(1.0), run(2.0), ended=False) == ""
     assert "--duration" in losses.unproven(run(1.0), told, ended=False)
     assert "1 of 2 ranks" in losses.unproven(run(1.0), silent, ended=True)
-    assert "state.observe" in losses.unproven(run(1.0), silent, ended=True)
+    assert "state.log_metrics" in losses.unproven(run(1.0), silent, ended=True)
     assert losses.compare(run(1.0), silent) == []

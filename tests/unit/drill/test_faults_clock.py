@@ -171,4 +171,4 @@ def test_a_folder_that_can_not_be_named_in_a_list_is_refused(
 ) -> None:
     assert ClockJump().lacks(run) == ""
     monkeypatch.setattr(run, "folder", run.folder / name)
-    assert "--folder" in ClockJump().lacks(run)
+    assert "--output" in ClockJump().lacks(run)

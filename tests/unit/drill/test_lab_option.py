@@ -13,7 +13,7 @@ SCRIPT = ["--", "python", "train.py"]
 
 
 def complaint(capsys: pytest.CaptureFixture[str], folder: Path, *words: str) -> str:
-    assert main(["drill", "-np", "2", "--folder", str(folder / "drill"), *words, *SCRIPT]) == 1
+    assert main(["drill", "-np", "2", "--output", str(folder / "drill"), *words, *SCRIPT]) == 1
     assert not (folder / "drill").exists() or not any((folder / "drill").iterdir())
     return capsys.readouterr().err
 

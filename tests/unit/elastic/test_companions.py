@@ -102,7 +102,7 @@ def test_one_that_looks_on_sees_all_that_happens(process: Process, root: FakeRoo
     diary = Diary()
     state = process.state(URL, companions=Companions(observers=(diary,)), step=0)
     state.sync()
-    state.observe(0.5, rate=1)
+    state.log_metrics(0.5, rate=1)
     state.commit()
     state.save()
     state.restore()

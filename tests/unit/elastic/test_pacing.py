@@ -1,4 +1,4 @@
-"""``every="auto"``: what is measured, and what is decided from it."""
+"""``interval="auto"``: what is measured, and what is decided from it."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def test_without_it_commits_hold_nothing_of_it() -> None:
 
 def begun(process: Process, tmp_path: Path | None = None) -> State:
     config = dataclasses.replace(CONFIG, events=tmp_path)
-    state = process.state(Checkpoint(URL, every="auto"), config=config, model=FakeModel(w=[0.0]), step=0)
+    state = process.state(Checkpoint(URL, interval="auto"), config=config, model=FakeModel(w=[0.0]), step=0)
     state.sync()
     return state
 

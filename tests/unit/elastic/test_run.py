@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.config import PREEMPTED
+from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.elastic.durable.durability import FINISH_ATTEMPTS
 from hvdrecover.elastic.lifecycle.leaving import Preempted
 from hvdrecover.elastic.run import RENDEZVOUS, run
@@ -24,7 +25,7 @@ from hvdrecover.heartbeat import Page, Phase
 from tests.fakes.framework import FakeModel, FakeSampler
 from tests.fakes.root import FakeRoots
 from tests.fakes.world import HANG_SECONDS, MEETING, FakeJob, Fault, Outcome, Replacement, change_at, fail_at
-from tests.unit.elastic.jobs import STATIC, URL, Process, initialised
+from tests.unit.elastic.jobs import CONFIG, STATIC, URL, Process, initialised
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Counting:
         commit_every: steps from one commit to the next.
         check: whether to look at the hosts after each step.
         flush: whether each commit is to be durable before training goes on.
+        config: of each process.
         entries: what ranks saw when their training functions were called.
         states: the states that were made, in no particular order.
     """
@@ -57,6 +59,7 @@ class Counting:
     check: bool = False
     flush: bool = False
     at_step: Callable[[Process, State], None] | None = None
+    config: Config = CONFIG
     entries: list[Entry] = field(default_factory=list)
     states: list[State] = field(default_factory=list)
 
@@ -68,7 +71,12 @@ class Counting:
 
     def _script(self, process: Process) -> Any:
         state = process.state(
-            self.checkpoint, model=FakeModel(w=0.0), sampler=FakeSampler(1000), step=0, history=[]
+            self.checkpoint,
+            config=self.config,
+            model=FakeModel(w=0.0),
+            sampler=FakeSampler(1000),
+            step=0,
+            history=[],
         )
         self.states.append(state)
         result = run(lambda state: self._train(process, state))(state)
@@ -268,6 +276,17 @@ def test_a_finished_run_returns_at_once_with_its_state(caplog: pytest.LogCapture
     assert again.entries == []
     assert all(state.finished for state in again.states)
     assert sum("this run was finished at commit 4" in message for message in caplog.messages) == 1
+
+
+def test_a_finished_run_continues_if_it_is_reopened(
+    caplog: pytest.LogCaptureFixture, roots: FakeRoots
+) -> None:
+    Counting(URL).results(2)
+    longer = Counting(URL, steps=10, config=dataclasses.replace(CONFIG, reopen=True))
+    assert longer.results(3) == [("trained", 10, 10.0)] * 3
+    assert {entry.step for entry in longer.entries} == {6}
+    assert sum("was finished at commit 4; it is reopened" in message for message in caplog.messages) == 1
+    assert Counting(URL).results(1) == [(None, 10, 10.0)]  # it is finished again
 
 
 def test_the_end_of_a_run_is_durable_and_marked(roots: FakeRoots) -> None:

@@ -34,7 +34,7 @@ def test_a_job_on_this_host_is_elastic_and_uses_the_loopback_interface(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = understood(Options(2), monkeypatch)
-    assert (found.num_proc, found.min_num_proc, found.max_num_proc) == (2, 1, None)
+    assert (found.num_proc, found.min_num_proc, found.max_num_proc) == (2, 2, None)
     assert list(found.nics) == ["lo"]
     assert listed(found.host_discovery_script) == ["localhost:2"]
     assert found.cooldown_range == [10, 600]

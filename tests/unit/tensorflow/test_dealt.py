@@ -112,7 +112,7 @@ def trained(*, fit: bool) -> list[Any]:
     state = recover.TensorFlowKerasState(model, data=data, epoch=0, batch=0)
     state.sync()
     if fit:
-        callbacks = recover.callbacks(state, commit_every_batches=3)
+        callbacks = recover.fit_callbacks(state, commit_every_batches=3)
         model.fit(data, epochs=2, callbacks=callbacks, shuffle=False, verbose=0)
     else:
 

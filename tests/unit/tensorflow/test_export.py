@@ -39,7 +39,7 @@ def test_a_keras_file_is_the_model_of_the_commit(
     root: Path, job: dict[int, Any], config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "out.keras"
-    assert export(root, 2, "--to", file, "--model-config", config) == 0
+    assert export(root, 2, "-o", file, "--model-config", config) == 0
     assert capsys.readouterr().out.startswith(f"model of g0001-c00000002: {file}, ")
     model = keras.models.load_model(file)
     assert (content(model), model.compiled) == (job[2][0], False)
@@ -55,7 +55,7 @@ def test_a_keras_file_of_the_model_will_do_and_its_weights_are_not_used(
     compiled = network(seed=9)
     compiled.compile(keras.optimizers.SGD(), "mse")
     compiled.save(tmp_path / "old.keras")
-    assert export(root, "--to", tmp_path / "new.keras", "--model-config", tmp_path / "old.keras") == 0
+    assert export(root, "-o", tmp_path / "new.keras", "--model-config", tmp_path / "old.keras") == 0
     model = keras.models.load_model(tmp_path / "new.keras")
     assert (content(model), model.compiled) == (job[3][0], False)
 
@@ -67,7 +67,7 @@ def test_a_config_of_a_compiled_model_need_not_know_its_loss(
     model.compile("sgd", loss=lambda true, found: tf.reduce_sum(true - found))
     config = written(tmp_path / "model.json", model.to_json())
     assert json.loads(config.read_text())["compile_config"] is not None
-    assert export(root, "--to", tmp_path / "out.keras", "--model-config", config) == 0
+    assert export(root, "-o", tmp_path / "out.keras", "--model-config", config) == 0
 
 
 def test_the_model_may_have_another_name_in_the_state(tmp_path: Path, config: Path) -> None:
@@ -77,8 +77,8 @@ def test_the_model_may_have_another_name_in_the_state(tmp_path: Path, config: Pa
     state.commit(durable=True)
     state.flush()
     file = tmp_path / "out.keras"
-    assert export(tmp_path / "root", "--to", file, "--model-config", config) == 1
-    assert export(tmp_path / "root", "--to", file, "--model-config", config, "--only", "generator") == 0
+    assert export(tmp_path / "root", "-o", file, "--model-config", config) == 1
+    assert export(tmp_path / "root", "-o", file, "--model-config", config, "--only", "generator") == 0
     assert content(keras.models.load_model(file)) == content(generator)
 
 
@@ -102,7 +102,7 @@ def test_what_is_no_model_is_refused(
     problem: str,
 ) -> None:
     chosen = [f"--only={name}" for name in only]
-    assert export(root, "--to", tmp_path / "out.keras", "--model-config", config, *chosen) == 1
+    assert export(root, "-o", tmp_path / "out.keras", "--model-config", config, *chosen) == 1
     assert problem in capsys.readouterr().err
     assert not (tmp_path / "out.keras").exists()
 
@@ -111,7 +111,7 @@ def test_a_config_of_another_model_is_an_error_that_names_the_variables(
     root: Path, job: dict[int, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = written(tmp_path / "model.json", network(width=5).to_json())
-    assert export(root, "--to", tmp_path / "out.keras", "--model-config", config) == 1
+    assert export(root, "-o", tmp_path / "out.keras", "--model-config", config) == 1
     errors = capsys.readouterr().err
     assert f"does not fit the model of {config}:" in errors
     assert "/kernel: F32[3, 4] in the commit, F32[3, 5] in the model" in errors
@@ -148,7 +148,7 @@ def test_a_config_that_makes_no_model_is_an_error_of_one_line(
     problem: str,
 ) -> None:
     config = written(tmp_path / "model.json", text)
-    assert export(root, "--to", tmp_path / "out.keras", "--model-config", config) == 1
+    assert export(root, "-o", tmp_path / "out.keras", "--model-config", config) == 1
     errors = capsys.readouterr().err
     assert errors.startswith(f"hvdrecover: {config}: ") and problem in errors
     assert (errors.count("\n"), len(errors) < 1000) == (1, True)
@@ -164,7 +164,7 @@ def test_lambdas_are_refused_and_not_run(
     written(tmp_path / "old.json", model.to_json())
     Path(trace).unlink()
     for config in ("old.keras", "old.json"):
-        assert export(root, "--to", tmp_path / "new.keras", "--model-config", tmp_path / config) == 1
+        assert export(root, "-o", tmp_path / "new.keras", "--model-config", tmp_path / config) == 1
         assert "Requested the deserialization of a `Lambda` layer" in capsys.readouterr().err
     assert not Path(trace).exists()
 
@@ -173,7 +173,7 @@ def test_lambdas_are_refused_and_not_run(
 def test_a_config_that_can_not_be_read_is_an_error(
     root: Path, job: dict[int, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    assert export(root, "--to", tmp_path / "out.keras", "--model-config", tmp_path / name) == 1
+    assert export(root, "-o", tmp_path / "out.keras", "--model-config", tmp_path / name) == 1
     errors = capsys.readouterr().err
     assert (errors.startswith(f"hvdrecover: {tmp_path / name}: "), errors.count("\n")) == (True, 1)
 
@@ -183,7 +183,7 @@ def test_a_file_is_replaced_only_if_asked_to_and_never_by_a_broken_commit(
 ) -> None:
     file = tmp_path / "out.keras"
     file.write_bytes(b"mine")
-    options = "--to", file, "--model-config", config
+    options = "-o", file, "--model-config", config
     assert export(root, *options) == 1
     assert "the file exists" in capsys.readouterr().err
     flip(folder(root, 3) / "model.safetensors")
@@ -197,7 +197,7 @@ def test_a_file_is_replaced_only_if_asked_to_and_never_by_a_broken_commit(
 def test_a_safetensors_file_holds_the_variables_by_their_keras_paths(
     root: Path, job: dict[int, Any], tmp_path: Path
 ) -> None:
-    assert export(root, "--to", tmp_path / "x.safetensors", "--only", "model") == 0
+    assert export(root, "-o", tmp_path / "x.safetensors", "--only", "model") == 0
     found = safetensors.numpy.load_file(tmp_path / "x.safetensors")
     assert sorted(array.tobytes() for array in found.values()) == sorted(job[3][0])
     assert sum(name.endswith("/kernel") for name in found) == 2
@@ -208,7 +208,7 @@ def test_a_torch_file_can_be_made_too(root: Path, job: dict[int, Any], tmp_path:
     program = f"""
 import sys, torch
 from hvdrecover.cli import main
-assert main(["export", {str(root)!r}, "--to", {str(tmp_path / "x.pt")!r}]) == 0
+assert main(["export", {str(root)!r}, "-o", {str(tmp_path / "x.pt")!r}]) == 0
 found = torch.load({str(tmp_path / "x.pt")!r}, weights_only=True)
 print([bytes(each.flatten().view(torch.uint8).tolist()) for each in found["model"].values()])
 print(list(found), found["epoch"], "tensorflow" in sys.modules, file=sys.stderr)
@@ -232,7 +232,7 @@ CLI = "import sys; from hvdrecover.cli import main; code = main(sys.argv[1:] or 
 def test_a_keras_file_is_written_without_a_word_of_tensorflows(
     root: Path, job: dict[int, Any], config: Path, tmp_path: Path
 ) -> None:
-    arguments = ["export", str(root), "--to", str(tmp_path / "out.keras"), "--model-config", str(config)]
+    arguments = ["export", str(root), "-o", str(tmp_path / "out.keras"), "--model-config", str(config)]
     done = in_a_process(CLI.format(arguments) + "assert 'tensorflow' in sys.modules; sys.exit(code)")
     assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
 
@@ -243,7 +243,7 @@ def test_nothing_else_imports_a_framework(root: Path, job: dict[int, Any], tmp_p
         ["show", str(root)],
         ["verify", str(root)],
         ["diff", str(root), "1", "3"],
-        ["export", str(root), "--to", str(tmp_path / "x.safetensors"), "--only", "model"],
+        ["export", str(root), "-o", str(tmp_path / "x.safetensors"), "--only", "model"],
     ]
     runs = f"codes = [main(arguments) for arguments in {commands!r}]; "
     done = in_a_process(
@@ -259,7 +259,7 @@ def test_a_framework_that_is_missing_is_an_error_of_one_line(
     root: Path, job: dict[int, Any], config: Path, tmp_path: Path, suffix: str, name: str
 ) -> None:
     options = ["--model-config", str(config)] if suffix == ".keras" else []
-    arguments = ["export", str(root), "--to", str(tmp_path / f"out{suffix}"), *options]
+    arguments = ["export", str(root), "-o", str(tmp_path / f"out{suffix}"), *options]
     done = in_a_process(f"import sys; sys.modules[{name!r}] = None; {CLI.format(arguments)} sys.exit(code)")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert f"writing a {suffix} file takes" in done.stderr and "install it" in done.stderr

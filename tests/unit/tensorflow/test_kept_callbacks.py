@@ -93,7 +93,7 @@ def a_state(root: Path | None = None) -> recover.TensorFlowKerasState:
 
 
 def fit(state: Any, *before: Any, behind: tuple[Any, ...] = (), every: int | None = 3, **options: Any) -> Any:
-    found = [*before, *recover.callbacks(state, commit_every_batches=every, **options), *behind]
+    found = [*before, *recover.fit_callbacks(state, commit_every_batches=every, **options), *behind]
     return state.model.fit(
         state.data, epochs=EPOCHS, initial_epoch=state.epoch, callbacks=found, verbose=0, shuffle=False
     )
@@ -205,7 +205,7 @@ def test_of_two_fits_the_second_one_goes_on_though_the_first_is_called_again(tmp
                 state.data,
                 epochs=epochs,
                 initial_epoch=state.epoch,
-                callbacks=[judge, stopping, *interrupt, *recover.callbacks(state)],
+                callbacks=[judge, stopping, *interrupt, *recover.fit_callbacks(state)],
                 verbose=0,
             )
             judged.append(stopping.wait)
@@ -258,7 +258,7 @@ def test_a_list_of_keras_own_is_put_in_order_too() -> None:
         on_epoch_end=lambda epoch, logs: order.append(("the user's", state.epoch, state.last_commit.commit))
     )
     found = keras.callbacks.CallbackList(
-        [told, *recover.callbacks(state)], add_history=True, model=state.model, epochs=1
+        [told, *recover.fit_callbacks(state)], add_history=True, model=state.model, epochs=1
     )
     state.model.fit(state.data, epochs=1, callbacks=found, verbose=0)
     assert order == [("the user's", 1, 0)]  # counted, and not committed yet
@@ -299,11 +299,11 @@ def test_the_warm_up_does_not_set_the_rate_again_that_another_callback_has_lower
 
 def without_initial_epoch(state: Any) -> None:
     state.epoch = 2
-    state.model.fit(state.data, epochs=4, callbacks=recover.callbacks(state), verbose=0)
+    state.model.fit(state.data, epochs=4, callbacks=recover.fit_callbacks(state), verbose=0)
 
 
 def with_steps_per_epoch(state: Any) -> None:
-    state.model.fit(state.data, steps_per_epoch=4, callbacks=recover.callbacks(state), verbose=0)
+    state.model.fit(state.data, steps_per_epoch=4, callbacks=recover.fit_callbacks(state), verbose=0)
 
 
 def with_a_backup(state: Any) -> None:

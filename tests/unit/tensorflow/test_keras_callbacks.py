@@ -54,7 +54,7 @@ def a_state(root: Path | None = None, **options: Any) -> recover.TensorFlowKeras
 
 
 def fit(state: Any, *extra: Any, epochs: int = 3, every: int | None = 3, **options: Any) -> Any:
-    found = [*recover.callbacks(state, commit_every_batches=every, **options), *extra]
+    found = [*recover.fit_callbacks(state, commit_every_batches=every, **options), *extra]
     return state.model.fit(
         state.data, epochs=epochs, initial_epoch=state.epoch, callbacks=found, verbose=0, shuffle=False
     )
@@ -123,9 +123,16 @@ def test_several_steps_in_one_execution_are_all_counted(tmp_path: Path) -> None:
 def test_validation_does_not_move_the_cursor() -> None:
     state = a_state()
     state.sync()
-    found = recover.callbacks(state)
+    found = recover.fit_callbacks(state)
     state.model.fit(state.data, validation_data=(X, Y), epochs=1, callbacks=found, verbose=0)
     assert (state.epoch, state.data.order.done) == (1, SAMPLES)
+
+
+def test_the_callbacks_go_by_their_old_name() -> None:
+    state = a_state()
+    with pytest.warns(DeprecationWarning, match=r"callbacks\(state\) is called fit_callbacks\(state\) now"):
+        old = recover.callbacks(state, average_metrics=False)
+    assert [type(each) for each in old] == [type(each) for each in recover.fit_callbacks(state)[1:]]
 
 
 def test_xla_is_switched_off_and_the_user_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -189,14 +196,14 @@ def test_a_state_without_what_is_needed_is_refused(missing: str, options: dict[s
     del attributes[missing]
     state = recover.TensorFlowState([tf.Variable(1.0)], **attributes)
     with pytest.raises(ConfigError, match=f"state.{missing}"):
-        recover.callbacks(state, **options)
+        recover.fit_callbacks(state, **options)
 
 
 @pytest.mark.parametrize("options", [{"commit_every_batches": 0}, {"warmup_epochs": -1.0}])
 def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     state = recover.TensorFlowState([tf.Variable(1.0)], epoch=0, batch=0, learning_rate=0.1)
     with pytest.raises(ConfigError):
-        recover.callbacks(state, **options)
+        recover.fit_callbacks(state, **options)
 
 
 def test_an_epoch_that_was_interrupted_after_its_last_batch_is_ended_and_not_begun_anew(

@@ -44,7 +44,7 @@ def run_of(state: recover.TensorFlowState, folder: Path) -> Run:
 def fit(state: recover.TensorFlowKerasState, **options: Any) -> None:
     state.model.fit(
         state.data,
-        callbacks=recover.callbacks(state, commit_every_batches=2),
+        callbacks=recover.fit_callbacks(state, commit_every_batches=2),
         verbose=0,
         shuffle=False,
         **options,
@@ -127,7 +127,7 @@ def test_a_loop_tells_of_each_batch(tmp_path: Path, graph: bool) -> None:
     made = tf.function(step, jit_compile=False) if graph else step
     for inputs, targets in state.data:
         loss = made(inputs, targets)
-        state.observe(loss=loss)
+        state.log_metrics(loss=loss)
         state.data.record_batch()
     state.commit()
     run = run_of(state, tmp_path)
@@ -178,7 +178,7 @@ def test_a_tensor_of_a_graph_is_refused() -> None:
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def step() -> None:
-        state.observe(loss=tf.constant(1.0))
+        state.log_metrics(loss=tf.constant(1.0))
 
     with pytest.raises(ConfigError, match=r"observe\(loss=\): a SymbolicTensor is not a number"):
         step()

@@ -322,7 +322,7 @@ def test_a_torch_file_is_loaded_without_running_code(url: str, job: dict[int, An
     file = tmp_path / "x.pt"
     only = [f"--only={name}" for name in ("model", "optimizer", "scheduler", "sampler", "epoch")]
     before = content(LocalStorage(Path(url)))
-    assert export(url, 2, "--to", file, *only) == 0
+    assert export(url, 2, "-o", file, *only) == 0
     found = torch.load(file, weights_only=True)
     assert list(found) == ["model", "optimizer", "scheduler", "epoch", "sampler"]
     assert (found["epoch"], found["sampler"]["seed"]) == (2, 3)
@@ -335,7 +335,7 @@ def test_a_torch_file_is_loaded_without_running_code(url: str, job: dict[int, An
 
 def test_a_torch_file_holds_each_tensor_once_and_nothing_else(url: str, tmp_path: Path) -> None:
     file = tmp_path / "model.pt"
-    assert export(url, "--to", file, "--only", "model") == 0
+    assert export(url, "-o", file, "--only", "model") == 0
     for tensor in torch.load(file, weights_only=True)["model"].values():
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
 
@@ -343,11 +343,11 @@ def test_a_torch_file_holds_each_tensor_once_and_nothing_else(url: str, tmp_path
 def test_what_a_torch_file_can_not_hold_is_refused_by_name(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert export(url, "--to", tmp_path / "x.pt") == 1
+    assert export(url, "-o", tmp_path / "x.pt") == 1
     errors = capsys.readouterr().err
     assert "can't hold schedule, a tests.unit.torch.test_loading.Schedule" in errors
     assert "leave it out: --only model --only optimizer --only scheduler --only epoch" in errors
-    assert export(url, "--to", tmp_path / "x.pt", "--only", "modle") == 1
+    assert export(url, "-o", tmp_path / "x.pt", "--only", "modle") == 1
     assert "no attribute 'modle'" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["root"]
 
@@ -357,13 +357,13 @@ def test_a_torch_file_is_replaced_only_if_asked_to_and_never_by_a_broken_commit(
 ) -> None:
     file = tmp_path / "x.pt"
     file.write_bytes(b"mine")
-    assert export(url, "--to", file, "--only", "model") == 1
+    assert export(url, "-o", file, "--only", "model") == 1
     assert "the file exists" in capsys.readouterr().err
     flip(folder(url, 3) / "model.safetensors")
-    assert export(url, "--to", file, "--only", "model", "--force") == 1
+    assert export(url, "-o", file, "--only", "model", "--force") == 1
     assert "does not match the manifest's digest" in capsys.readouterr().err
     assert file.read_bytes() == b"mine"
-    assert export(url, 2, "--to", file, "--only", "model", "--force") == 0
+    assert export(url, 2, "-o", file, "--only", "model", "--force") == 0
     assert list(torch.load(file, weights_only=True)) == ["model"]
 
 
@@ -371,5 +371,5 @@ def test_a_torch_file_is_replaced_only_if_asked_to_and_never_by_a_broken_commit(
 def test_every_kind_that_is_not_refused_comes_back(value: Any, tmp_path: Path) -> None:
     assert encode(value, "value") is not NotImplemented
     commit_durably(joined(str(tmp_path / "root"), value=value))
-    assert export(tmp_path / "root", "--to", tmp_path / "x.pt", "--only", "value") == 0
+    assert export(tmp_path / "root", "-o", tmp_path / "x.pt", "--only", "value") == 0
     assert torch.load(tmp_path / "x.pt", weights_only=True) == {"value": value}

@@ -153,7 +153,7 @@ def test_evaluation_ends_no_wait_for_data(tmp_path: Path) -> None:
         model(INPUTS)
     assert run_of(state, tmp_path).scalars == {}
     backward(model, optimizer)
-    state.observe(loss=torch.tensor(0.5, requires_grad=True))
+    state.log_metrics(loss=torch.tensor(0.5, requires_grad=True))
     optimizer.step()
     assert run_of(state, tmp_path).scalars["loss"] == {1: 0.5}
 

@@ -61,7 +61,7 @@ class Script:
             else:
                 here = [] if np.isfinite(mine) else ["model.w"]
                 process.framework.judge.gradients(["model.w"], here, batch_size=len(batch))
-            state.observe(loss=mine)
+            state.log_metrics(loss=mine)
             state.sampler.order.record(len(batch))
             state.step += 1
             if state.step % 3 == 0:
@@ -164,7 +164,7 @@ def test_a_loss_that_is_not_finite_counts_at_the_commit_after_it(policy: Numeric
         def train(state: State) -> None:
             while state.step < 4:
                 bad = state.step == 2 and process.world.rank() == 1 and strikes and strikes.pop()
-                state.observe(loss=float("inf") if bad else 0.5)
+                state.log_metrics(loss=float("inf") if bad else 0.5)
                 state.step += 1
                 state.commit()
 

@@ -18,7 +18,7 @@ from tests.unit.elastic.jobs import URL, Process, on_ranks
 OLD, NEW, LONGER = np.arange(12), np.array([*range(11), 99]), np.arange(16)
 
 
-def build(process: Process, data: Any, changed: DataChanged = "error") -> State:
+def build(process: Process, data: Any, changed: DataChanged = "raise") -> State:
     guard = Guard(data=None if data is None else fingerprint(data), data_changed=changed)
     length = 12 if data is None else len(data)
     return process.state(
@@ -41,7 +41,7 @@ def train_on(data: Any) -> None:
     on_ranks(2, body)
 
 
-def resume_on(data: Any, changed: DataChanged = "error") -> list[Any]:
+def resume_on(data: Any, changed: DataChanged = "raise") -> list[Any]:
     def body(process: Process) -> Any:
         state = build(process, data, changed)
         try:

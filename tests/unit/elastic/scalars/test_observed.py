@@ -27,5 +27,5 @@ def test_a_tensor_is_copied_as_it_may_change() -> None:
     ],
 )
 def test_what_is_no_number_is_refused_by_name(value: Any, reason: str) -> None:
-    with pytest.raises(ConfigError, match=rf"observe\(accuracy=\): {reason}"):
+    with pytest.raises(ConfigError, match=rf"log_metrics\(accuracy=\): {reason}"):
         observed(FakeFramework(), {"loss": float("nan"), "accuracy": value})

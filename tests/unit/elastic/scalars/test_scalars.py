@@ -56,7 +56,7 @@ class Script:
                 scalars.met()
                 scalars.stepped()
                 state.step += 1
-                state.observe(loss=1 / state.step)
+                state.log_metrics(loss=1 / state.step)
                 if state.step % 2 == 0:
                     state.commit()
                     state.flush()
@@ -148,10 +148,10 @@ def test_what_is_told_before_a_step_ends_belongs_to_it(tmp_path: Path) -> None:
         for step in (1, 2, 3):
             if step != 2:
                 scalars.fetched()
-                state.observe(loss=step)
+                state.log_metrics(loss=step)
             scalars.stepped()
-            state.observe(rate=step)
-        state.observe(2.5, rate=2.5)
+            state.log_metrics(rate=step)
+        state.log_metrics(2.5, rate=2.5)
         scalars.closing()
 
     FakeJob(initialised(body), 1).results()
@@ -183,18 +183,31 @@ def test_steps_that_nobody_has_told_of_yet_are_rolled_back_too(tmp_path: Path) -
         ended = 4
         state.restore()
         ended = 1
-        state.observe(loss=1.0)
+        state.log_metrics(loss=1.0)
         scalars.closing()
 
     FakeJob(initialised(body), 1).results()
     assert [step for step, _, _ in read_run(tmp_path / "rank-0")["seconds/step"]] == [2, 5, 6]
 
 
+def test_numbers_can_be_told_by_the_old_name(tmp_path: Path) -> None:
+    def body(process: Process) -> None:
+        state = process.state(tensorboard=str(tmp_path), step=0)
+        state.sync()
+        process.framework.scalars.stepped()
+        with pytest.warns(DeprecationWarning, match=r"state\.observe is called state\.log_metrics now"):
+            state.observe(loss=2.5)
+        process.framework.scalars.closing()
+
+    FakeJob(initialised(body), 1).results()
+    assert [value for _, value, _ in read_run(tmp_path / "rank-0")["loss"]] == [2.5]
+
+
 def test_without_a_folder_a_commit_holds_no_count_of_steps(tmp_path: Path) -> None:
     def body(process: Process) -> None:
         state = process.state(step=0)
         state.sync()
-        state.observe(loss=0.5, accuracy=1.0)
+        state.log_metrics(loss=0.5, accuracy=1.0)
         state.commit()
         assert state._memory.newest is not None
         assert "scalars" not in state._memory.newest.state

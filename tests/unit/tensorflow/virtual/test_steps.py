@@ -180,7 +180,7 @@ def average_by_a_tape(training: Training) -> None:
     ("use", "problem"),
     [
         (average_by_a_tape, "plain tf.GradientTape"),
-        (lambda training: recover.callbacks(training.state), r"model\.fit"),
+        (lambda training: recover.fit_callbacks(training.state), r"model\.fit"),
         (lambda training: training.state.steps(recover.elastic_dataset(X, 2)), "that is in the state"),
         (lambda training: training.state.steps([X]), "a list can't be dealt out"),
         (lambda training: training.first(op=hvd.Max), "pass op=Average or op=Sum"),

@@ -1,0 +1,43 @@
+"""The help texts of all commands, as ``docs/help.md`` shows them.
+
+``python -m hvdrecover.cli.help_texts > docs/help.md`` writes that page; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from typing import Any
+
+from hvdrecover import cli
+from hvdrecover.cli import discovering
+
+_WIDTH = 100  # columns
+_SOURCE = "file"  # the source of hosts whose help stands for all of them
+
+
+def document() -> str:
+    """Return the page."""
+    parser, commands = cli.build()
+    parts = [
+        "# The commands, and what they take",
+        "`--help` of each command, written by `python -m hvdrecover.cli.help_texts > docs/help.md`.",
+        _text(parser),
+    ]
+    for names in cli.GROUPS.values():
+        for name in names:
+            parts += [f"## {name}", _text(commands[name])]
+            if name == "discover":
+                parts += [f"### discover {_SOURCE}", _text(discovering.parser(_SOURCE))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _text(parser: argparse.ArgumentParser) -> str:
+    formatter: Any = parser.formatter_class
+    parser.formatter_class = functools.partial(formatter, width=_WIDTH)
+    return f"```text\n{parser.format_help().rstrip()}\n```"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(document())

@@ -1,0 +1,133 @@
+"""``hvdrecover status`` and ``hvdrecover stop``: what they say, and how they exit."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvdrecover import cli
+from hvdrecover.checkpoint import endings
+from hvdrecover.config import PREEMPTED
+from hvdrecover.launch.presence import Announcement, Supervised
+from tests.unit.reporting.runs import TWO, Run
+
+DOCS = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
+LEAVES = """
+import signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from tests.unit.reporting.runs import TWO, Run
+def leave(*_):
+    run = Run(Path(sys.argv[1]))
+    run.commit(TWO, 1, {9: 50})
+    run.tell(51, "durable", rank=0, generation=1, commit=int(sys.argv[3]), bytes=1, seconds=0.5)
+    run.tell(52, "end", pid=5, code=75, reason="left")
+    sys.exit(75)
+signal.signal(signal.SIGUSR1, leave)
+print(flush=True)
+signal.pause()
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run of two ranks that trains: one fault, one commit that is not durable, a standby for each slot."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HVDRECOVER_EVENTS", str(tmp_path / "events"))
+    run = Run(tmp_path / "events")
+    run.tell(0, "start", pid=5, attempt=1, command=["python", "train.py"])
+    run.meet(1, TWO, 1, 0, "initial")
+    run.commit(TWO, 1, {1: 2, 2: 3})
+    run.tell(3, "durable", rank=0, generation=1, commit=1, bytes=10, seconds=0.5)
+    run.tell(4, "standby", pid=9, slot=0, ready=True)
+    run.tell(4, "standby", "node-2", 9, slot=0, ready=True)
+    run.fault(5, detail="killed by SIGKILL", rank=1, host="node-2")
+    run.tell(5, "standby", "node-2", 9, slot=0, ready=False)
+    return run
+
+
+def supervised(pid: int, **facts: object) -> Supervised:
+    known = {"processes": 3, "least": 2, "stop_signal": "SIGUSR1", "grace": 30.0, "leaving": False, **facts}
+    return Supervised("node-1", pid, endings.identity(pid), 1.0, ("python", "train.py"), **known)
+
+
+@pytest.fixture
+def ask(capsys):
+    def ask(*words):
+        code = cli.main(list(words))
+        return code, *capsys.readouterr()
+
+    return ask
+
+
+def pairs(text):
+    return dict(re.split(r"  +", line, maxsplit=1) for line in text.splitlines())
+
+
+def test_status_says_what_runs(run, ask):
+    with Announcement(run.folder, supervised(os.getpid())):
+        code, text, _ = ask("status")
+        found = json.loads(ask("status", "--json")[1])
+    said = pairs(text)
+    assert code == 0
+    assert (said["state"], said["ranks"], said["standbys"]) == ("recovering", "2 of 3; 2 suffice", "1 ready")
+    assert said["supervisor"] == f"process {os.getpid()} on node-1"
+    assert said["command"] == "python train.py"
+    assert said["progress"] == "commit 2 in generation 1 with 2 ranks"
+    assert re.fullmatch(r"commit 1, \S+ d \S+ h old; 1 in all", said["durable"])
+    assert "crash of rank 1 on node-2: killed by SIGKILL; not recovered from yet" in said["last fault"]
+    assert {name: found[name] for name in ("running", "ranks", "commit", "durable_commit", "standbys")} == {
+        "running": True,
+        "ranks": 2,
+        "commit": 2,
+        "durable_commit": 1,
+        "standbys": 1,
+    }
+    assert found["last_fault"]["fault"] == "crash"
+    assert [key for key in found if f"`{key}`" not in DOCS] == []
+
+
+def test_status_tells_a_run_whose_supervisor_is_gone_from_one_that_leaves_and_one_that_has_ended(run, ask):
+    with Announcement(run.folder, supervised(os.getpid(), leaving=True)):
+        assert pairs(ask("status")[1])["state"] == "recovering; it leaves at its next commit"
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        killed = supervised(child.pid)
+    Announcement(run.folder, killed)
+    code, text, _ = ask("status")
+    assert (code, pairs(text)["state"][:34]) == (1, "gone: its supervisor has ended wit")
+    assert json.loads(ask("status", "--json")[1])["running"] is False
+    run.tell(9, "end", pid=5, code=1, reason="gave up")
+    code, text, _ = ask("status")
+    assert (code, pairs(text)["state"]) == (1, "ended before it was finished, with code 1: gave up")
+
+
+def test_status_of_a_run_elsewhere_goes_by_its_events(run, ask):
+    assert json.loads(ask("status", "--json")[1])["running"] is None
+    assert ask("status")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("durable", "code", "said"),
+    [("9", 0, "commit 9 is durable\n"), ("8", 1, "commit 8 is durable, commit 9 is not\n")],
+)
+def test_stop_waits_until_the_job_has_left(run, ask, durable, code, said):
+    words = [sys.executable, "-c", LEAVES, str(run.folder), str(Path(__file__).parents[2]), durable]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as child:
+        child.stdout.readline()
+        Announcement(run.folder, supervised(child.pid))
+        found, text, errors = ask("stop", str(run.folder))
+        assert child.wait() == PREEMPTED
+    assert (found, text) == (code, f"the job has ended with exit code 75; {said}")
+    assert errors == "hvdrecover: the job leaves at its next commit, within 30 s\n"
+
+
+def test_stop_needs_a_supervisor(run, ask):
+    code, text, errors = ask("stop")
+    assert (code, text) == (1, "")
+    assert "no supervisor of this run is known: it has ended, or `hvdrecover run` did not start it" in errors
