@@ -1,6 +1,4 @@
-"""``hvdrecover doctor`` over three hosts that are well, cut off, have a wrong clock, compute wrongly, share no
-folder; and what ``hvdrecover run --preflight`` makes of such hosts.
-"""
+"""``hvdrecover doctor`` over three hosts: all well; one cut off, one whose clock and products are wrong."""
 
 from __future__ import annotations
 
