@@ -201,8 +201,11 @@ def _described(hosts: Hosts) -> str:
     what = f"{products} matrix products on {sum(map(len, hosts.values()))} processors are right"
     if len({each.kind for each in _all(hosts)}) < sum(map(len, hosts.values())):
         what += ", and alike on all of a kind"
-    times = ", ".join(f"{each.seconds * 1e3:.3g} ms" for each in _fastest(hosts))
-    return f"{what}; one takes {times}"
+    times = [
+        f"a {each.device.split()[0].rstrip('s')} takes {each.seconds * 1e3:.3g} ms"
+        for each in _fastest(hosts)
+    ]
+    return f"{what}; {' and '.join(times)} for one"
 
 
 def _fastest(hosts: Hosts) -> list[Measured]:

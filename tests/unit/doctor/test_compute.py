@@ -42,7 +42,8 @@ def test_hosts_that_are_well() -> None:
     found = only({"h1": [cpu(0), cpu(1), gpu()], "h2": [cpu(0), cpu(1), gpu()]})
     assert (found.outcome, found.at_fault) == ("ok", ())
     assert found.what == (
-        "480 matrix products on 6 processors are right, and alike on all of a kind; one takes 4 ms, 4 ms"
+        "480 matrix products on 6 processors are right, and alike on all of a kind; "
+        "a CPU takes 4 ms and a GPU takes 4 ms for one"
     )
     assert found.facts["hosts"]["h1"][0]["seconds"] == 0.004
 
