@@ -68,7 +68,7 @@ def _run(arguments: argparse.Namespace) -> int:
         settings = _settings(arguments)
     except (ConfigError, DiscoveryError) as error:
         arguments.refuse(str(error))
-    with _progress() as tell:
+    with progress() as tell:
         findings = examine(settings, SYSTEM_CLOCK, tell)
     if arguments.json:
         sys.stdout.write(documents.dumps(document(settings, findings)))
@@ -110,7 +110,7 @@ def _discovered(arguments: argparse.Namespace) -> dict[str, int]:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
+def progress() -> Iterator[Callable[[str], None]]:
     """Show what is looked at, on stderr, if that is a terminal."""
     from rich.console import Console
 

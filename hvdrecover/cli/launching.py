@@ -12,6 +12,7 @@ from hvdrecover.cli import options
 from hvdrecover.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
+    from hvdrecover.cli.discovering import Request
     from hvdrecover.launch.horovodrun import Options
 
 
@@ -30,6 +31,11 @@ def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
     _add_job(job)
     _add_guardian(job)
     job.add_argument("--checkpoint", metavar="URL", help="checkpoint root (default: HVDRECOVER_CHECKPOINT)")
+    job.add_argument(
+        "--preflight",
+        action="store_true",
+        help="look at the hosts before the job starts, and leave out those that are broken (docs/doctor.md)",
+    )
     job.add_argument(
         "--reopen",
         action="store_true",
@@ -202,8 +208,13 @@ def run(arguments: argparse.Namespace) -> int:
         environ["HVDRECOVER_CHECKPOINT"] = arguments.checkpoint
     if arguments.reopen:
         environ["HVDRECOVER_REOPEN"] = "1"
+    options = _options(arguments)
+    if arguments.preflight:
+        from hvdrecover.cli import preflighting
+
+        options = preflighting.selected(options, discovery(arguments), read, SYSTEM_CLOCK)
     settings = Settings(
-        options=_options(arguments),
+        options=options,
         worker=_guardian_command(arguments),
         environ=environ,
         folder=folder,
@@ -218,23 +229,31 @@ def _options(arguments: argparse.Namespace) -> Options:
 
     names = ("processes", "least", "most", "hosts", "hostfile", "discovery", "ssh_port", "identity", "mpi")
     known = {name: getattr(arguments, name) for name in names}
-    if arguments.discover is not None:
-        known.update(_discovered(arguments))
+    if (request := discovery(arguments)) is not None:
+        known.update(_discovered(request, mpi=arguments.mpi))
     others = (*arguments.passed_on, *arguments.others)
     return Options(**known, interfaces=tuple(arguments.interfaces), others=others)
 
 
-def _discovered(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return how Horovod learns of hosts: from a script, or if their number can't change, from us, once."""
+def discovery(arguments: argparse.Namespace) -> Request | None:
+    """Return what ``--discover`` asks for, with the options that follow from the job's; None without it."""
     from hvdrecover.cli import discovering
 
+    if arguments.discover is None:
+        return None
     words = [] if arguments.mpi else ["--allow-empty"]
     for option in ("most", "--max-np"), ("ssh_port", "--ssh-port"), ("identity", "--identity"):
         value = getattr(arguments, option[0])
         words += [option[1], str(value)] if value is not None else []
-    request = discovering.request(arguments.discover, words)
+    return discovering.request(arguments.discover, words)
+
+
+def _discovered(request: Request, *, mpi: bool) -> dict[str, str]:
+    """Return how Horovod learns of hosts: from a script, or if their number can't change, from us, once."""
+    from hvdrecover.cli import discovering
+
     hosts = discovering.find(request)  # now, so that people see what is wrong with the source
-    if arguments.mpi:
+    if mpi:
         return {"hosts": ",".join(f"{host.name}:{host.slots}" for host in hosts)}
     return {"discovery": discovering.script(request)}
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from hvdrecover.clock import Clock
-from hvdrecover.doctor import host_memory, near, network, ring, roots, versions
+from hvdrecover.doctor import compute, gpus, host_memory, near, network, ring, roots, versions
 from hvdrecover.doctor.agents import Agents, handed_on
 from hvdrecover.doctor.facts import HostFacts
 from hvdrecover.doctor.findings import Finding, checked, refused, skipped
@@ -24,6 +25,7 @@ from hvdrecover.launch.horovodrun import Options
 _MEETING = 60.0  # logging in, and starting Python
 _QUESTION = 30.0
 _STORAGE = 120.0
+_PRODUCTS = 250.0  # as long as hosts give their own processes
 _RING = 150.0  # importing TensorFlow takes half a minute on a host that is busy
 _READINGS = 5  # of each clock
 
@@ -68,13 +70,16 @@ class Settings:
         return found
 
 
-def examine(settings: Settings, clock: Clock, tell: Callable[[str], None]) -> list[Finding]:
+def examine(
+    settings: Settings, clock: Clock, tell: Callable[[str], None], *, hosts_only: bool = False
+) -> list[Finding]:
     """Make all checks.
 
     Args:
         settings: what to examine.
         clock: where times come from.
         tell: is told what is looked at next.
+        hosts_only: whether to look at nothing but the hosts, which takes seconds.
 
     Returns:
         What was found, in the order in which it is to be read.
@@ -89,7 +94,8 @@ def examine(settings: Settings, clock: Clock, tell: Callable[[str], None]) -> li
         tempfile.TemporaryDirectory(prefix="hvdrecover-doctor-") as folder,
         Agents(list(ranks), settings.ssh_port, settings.identity) as agents,
     ):
-        return list(_Examination(settings, ranks, agents, Path(folder), clock, tell).findings())
+        examination = _Examination(settings, ranks, agents, Path(folder), clock, tell)
+        return list(examination.of_hosts() if hosts_only else examination.findings())
 
 
 class _Examination:
@@ -112,10 +118,22 @@ class _Examination:
         self._tell = tell
         self._facts: dict[str, HostFacts] = {}
 
+    def of_hosts(self) -> Iterator[Finding]:
+        self._tell("hosts")
+        yield from self._hosts(self._meet(), [])
+
     def findings(self) -> Iterator[Finding]:
         self._tell("hosts")
         problems = self._meet()
         launches, sums = self._rings(any(problems.values()))
+        yield from self._hosts(problems, launches)
+        yield from sums
+        self._tell("checkpoint root")
+        yield from checked(roots.ROOT, self._root)
+        yield from checked("host memory", self._memory)
+        yield from checked(near.NEAR, self._near)
+
+    def _hosts(self, problems: Mapping[str, str], launches: Iterable[Launched]) -> Iterator[Finding]:
         yield from checked("versions", self._versions)
         yield from checked("horovod", lambda: self._horovod(launches))
         yield from checked("ssh", lambda: network.judge_ssh(problems, self._local()))
@@ -126,11 +144,9 @@ class _Examination:
             ("clocks", self._clocks),
         ):
             yield from checked(check, look if self._several() else lambda check=check: self._alone(check))  # type: ignore[misc]
-        yield from sums
-        self._tell("checkpoint root")
-        yield from checked(roots.ROOT, self._root)
-        yield from checked("host memory", self._memory)
-        yield from checked(near.NEAR, self._near)
+        self._tell("processors")
+        yield from checked(compute.COMPUTE, self._compute)
+        yield from checked(gpus.GPUS, self._gpus)
 
     # -- hosts -----------------------------------------------------------------------------------------
 
@@ -208,6 +224,33 @@ class _Examination:
                 readings.append(Reading(asked, told, self._clock.now()))
             offsets[host] = network.offset(readings)
         return network.judge_clocks(offsets)
+
+    def _compute(self) -> Iterator[Finding]:
+        """Hosts that are one machine, as containers are, one after the other: they would slow each other."""
+        machines: dict[str, list[str]] = {}
+        for host, facts in self._facts.items():
+            machines.setdefault(facts.machine or host, []).append(host)
+        found: dict[str, Any] = {}
+        for hosts in zip_longest(*machines.values()):
+            found |= self._agents.ask({host: () for host in hosts if host}, "compute", _PRODUCTS)
+        yield from self._told(compute.COMPUTE, found, compute.judge)
+
+    def _gpus(self) -> Iterator[Finding]:
+        found = self._agents.ask(dict.fromkeys(self._facts, ()), "gpus", _QUESTION)
+        yield from self._told(gpus.GPUS, found, gpus.judge)
+
+    def _told(
+        self,
+        check: str,
+        answers: Mapping[str, Any | LaunchError],
+        judge: Callable[[dict[str, Any]], list[Finding]],
+    ) -> Iterator[Finding]:
+        """Return what is judged of the hosts that have answered, and the others' errors."""
+        good = {host: each for host, each in answers.items() if not isinstance(each, LaunchError)}
+        yield from judge(good) if good else [] if answers else [_unreached(check)]
+        for each in answers.values():
+            if isinstance(each, LaunchError):
+                yield refused(check, each, "Look after this host, and run `hvdrecover doctor` again.")
 
     def _memory(self) -> Finding:
         if not self._facts:

@@ -17,6 +17,7 @@ from typing import Any
 
 from hvdrecover import host_memory
 from hvdrecover.install.edits import EDITS, Edit
+from hvdrecover.install.edits.torch_wait import TORCH_WAIT
 from hvdrecover.install.environment import version_of
 from hvdrecover.version import __version__
 
@@ -29,6 +30,7 @@ _PACKAGES: dict[str, tuple[str, ...]] = {
     "mpi4py": ("mpi4py",),
 }
 _SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of an interface
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _GPUS = Path("/proc/driver/nvidia/gpus")
 
 
@@ -61,6 +63,7 @@ class HostFacts:
         memory: bytes that processes can still have.
         limited: whether a cgroup, and not the host, limits the memory.
         port: where the host takes connections for as long as it is examined.
+        machine: the same for hosts that are one machine, as containers may be.
     """
 
     name: str
@@ -72,6 +75,7 @@ class HostFacts:
     memory: int
     limited: bool
     port: int
+    machine: str = ""
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> HostFacts:
@@ -89,11 +93,17 @@ def gather(port: int) -> HostFacts:
         versions=versions(),
         horovod=horovod(),
         interfaces=interfaces(),
-        gpus=len(list(_GPUS.iterdir())) if _GPUS.is_dir() else 0,
+        gpus=gpus(),
         memory=free.nbytes,
         limited=free.limited,
         port=port,
+        machine=_BOOT.read_text().strip(),
     )
+
+
+def gpus() -> int:
+    """Return how many NVIDIA GPUs the driver has found."""
+    return len(list(_GPUS.iterdir())) if _GPUS.is_dir() else 0
 
 
 def versions() -> dict[str, str | None]:
@@ -126,8 +136,11 @@ def horovod() -> Horovod | None:
 
 
 def _matters(edit: Edit) -> bool:
-    """Return whether an edit changes how Horovod behaves once it is built."""
-    return not edit.file.endswith("CMakeLists.txt")
+    """Return whether recovery relies on an edit.
+
+    It does not on those of how Horovod is built, nor on a thread that sleeps while it waits for a tensor.
+    """
+    return not edit.file.endswith("CMakeLists.txt") and edit not in TORCH_WAIT
 
 
 def _has(folder: Path, edit: Edit, *, ours: bool) -> bool:

@@ -22,6 +22,7 @@ class Finding:
         what: what was found, or why it was skipped.
         remedy: what to do; empty unless it is a warning or a failure.
         facts: the same for programs.
+        at_fault: the hosts without which a job would be well; empty where it isn't the fault of single hosts.
     """
 
     check: str
@@ -29,6 +30,7 @@ class Finding:
     what: str
     remedy: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
+    at_fault: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if bool(self.remedy) != (self.outcome in ("warning", "failure")):
@@ -50,9 +52,9 @@ def warning(check: str, what: str, remedy: str, **facts: Any) -> Finding:
     return Finding(check, "warning", what, remedy, facts)
 
 
-def failure(check: str, what: str, remedy: str, **facts: Any) -> Finding:
+def failure(check: str, what: str, remedy: str, *, at_fault: Iterable[str] = (), **facts: Any) -> Finding:
     """A job can't do its work like this."""
-    return Finding(check, "failure", what, remedy, facts)
+    return Finding(check, "failure", what, remedy, facts, tuple(at_fault))
 
 
 def refused(check: str, error: LaunchError, otherwise: str, **facts: Any) -> Finding:
@@ -67,7 +69,7 @@ def refused(check: str, error: LaunchError, otherwise: str, **facts: Any) -> Fin
     what, _, remedy = error.problem.rpartition(". ")
     if not what or not remedy[:1].isupper():
         what, remedy = error.problem, otherwise
-    return failure(check, f"{error.program}: {what}", remedy, **facts)
+    return failure(check, f"{error.program}: {what}", remedy, at_fault=[error.program], **facts)
 
 
 def checked(check: str, look: Callable[[], Finding | Iterable[Finding]]) -> list[Finding]:

@@ -61,6 +61,19 @@ class Host:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             return dict(zip(peers, pool.map(_problem, peers.values()), strict=True))
 
+    def compute(self) -> list[dict[str, Any]]:
+        """Return what came of matrix products on each processor, as far as something multiplies on it."""
+        from hvdrecover.doctor import products
+
+        found = products.run("cpus")
+        return [*found, *products.run("gpus")] if facts.gpus() and facts.versions()["torch"] else found
+
+    def gpus(self) -> dict[str, Any] | None:
+        """Return what is known of the health of GPUs."""
+        from hvdrecover.doctor import gpus
+
+        return gpus.look()
+
     def near(self, checkpoint: str | None) -> dict[str, Any] | None:
         """Return what near roots there are here, and how much room."""
         from hvdrecover.doctor import near

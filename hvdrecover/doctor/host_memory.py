@@ -41,8 +41,8 @@ def judge(free: Mapping[str, Available], slots: Mapping[str, int], state: int | 
         for host, each in tight.items()
     )
     remedy = "Free memory there, raise the cgroup's limit, or use fewer slots or larger hosts."
-    if any(each.nbytes < state * slots[host] for host, each in tight.items()):
-        return failure(_MEMORY, what, remedy, hosts=facts, state_bytes=state)
+    if small := [host for host, each in tight.items() if each.nbytes < state * slots[host]]:
+        return failure(_MEMORY, what, remedy, at_fault=small, hosts=facts, state_bytes=state)
     return warning(_MEMORY, what, remedy, hosts=facts, state_bytes=state)
 
 

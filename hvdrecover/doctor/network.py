@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -51,7 +52,7 @@ def judge_ssh(problems: Mapping[str, str], local: Sequence[str]) -> list[Finding
     """
     remote = [host for host in problems if host not in local]
     found = [
-        failure(_SSH, f"{host}: {problem}", remedy_for(problem), host=host)
+        failure(_SSH, f"{host}: {problem}", remedy_for(problem), at_fault=[host], host=host)
         for host, problem in problems.items()
         if problem
     ]
@@ -126,7 +127,7 @@ def judge_network(reached: Mapping[str, Reached]) -> Finding:
     if lost:
         what = f"no interface of {', '.join(lost)} leads to the other hosts"
         remedy = "Name one that all hosts have and that connects them with --network-interface."
-        return failure(_NETWORK, what, remedy, hosts=facts)
+        return failure(_NETWORK, what, remedy, at_fault=lost, hosts=facts)
     broken = [
         f"{host} ({each.interface}) can't connect to {other} ({reached[other].address}): {problem}"
         for host, each in reached.items()
@@ -134,13 +135,30 @@ def judge_network(reached: Mapping[str, Reached]) -> Finding:
     ]
     if broken:
         remedy = "Let hosts connect to each other on all ports, or name another --network-interface."
-        return failure(_NETWORK, "; ".join(broken), remedy, hosts=facts)
+        return failure(_NETWORK, "; ".join(broken), remedy, at_fault=_to_leave_out(reached), hosts=facts)
     shown = ", ".join(f"{host} {each.interface} {each.address}" for host, each in reached.items())
     if len({each.interface for each in reached.values()}) > 1:
         what = f"the interfaces that connect the hosts have different names: {shown}"
         remedy = "Give them the same name on all hosts: Horovod knows an interface by its name alone."
-        return failure(_NETWORK, what, remedy, hosts=facts)
+        (usual, _), *_ = Counter(each.interface for each in reached.values()).most_common()
+        others = [host for host, each in reached.items() if each.interface != usual]
+        return failure(_NETWORK, what, remedy, at_fault=others, hosts=facts)
     return ok(_NETWORK, f"all connect to all: {shown}", hosts=facts)
+
+
+def _to_leave_out(reached: Mapping[str, Reached]) -> list[str]:
+    """Return hosts without which all connect to all: again and again the one with the most that is broken.
+
+    Of several, the last one is left out, as rank 0 is on the first.
+    """
+    broken = {(host, other) for host, each in reached.items() for other in _bad(each.problems)}
+    found = []
+    while broken:
+        counts = Counter(host for pair in broken for host in pair)
+        worst = max(reversed(list(reached)), key=lambda host: counts[host])
+        found.append(worst)
+        broken = {pair for pair in broken if worst not in pair}
+    return found
 
 
 def _bad(problems: Mapping[str, str]) -> dict[str, str]:
@@ -194,5 +212,15 @@ def judge_clocks(offsets: Mapping[str, tuple[float, float]]) -> Finding:
     remedy = "Have all hosts set their clocks by the same time server (chrony, systemd-timesyncd)."
     if spread > SKEW:
         what += "; leases of commits that are being read are taken for expired"
-        return failure(_CLOCKS, what, remedy, **facts)
+        return failure(_CLOCKS, what, remedy, at_fault=_apart_from_most(apart), **facts)
     return warning(_CLOCKS, what, remedy, **facts)
+
+
+def _apart_from_most(ahead: Mapping[str, float]) -> list[str]:
+    """Return the hosts without which all clocks are near enough to the one that most others are near to."""
+    near = {
+        host: [other for other in ahead if abs(ahead[other] - seconds) <= SKEW / 2]
+        for host, seconds in ahead.items()
+    }
+    usual = max(near, key=lambda host: len(near[host]))
+    return [host for host in ahead if host not in near[usual]]

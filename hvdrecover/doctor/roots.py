@@ -74,7 +74,7 @@ def judge_space(free: int | None, state: int | None) -> Finding:
         free: bytes, or None if the storage can't tell.
         state: size of the training state in bytes, or None if the user has not said.
     """
-    facts = {"bytes_free": free, "state_bytes": state}
+    facts: dict[str, Any] = {"bytes_free": free, "state_bytes": state}
     if free is None:
         return skipped(_SPACE, "this storage does not tell", **facts)
     if state is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from hvdrecover.doctor.facts import HostFacts
 from hvdrecover.doctor.findings import Finding, failure, ok, warning
@@ -17,16 +18,25 @@ def judge(hosts: Mapping[str, HostFacts]) -> Finding:
     """Return whether what a job needs is installed, in the same version on all hosts."""
     facts = {host: {**each.versions, "executable": each.executable} for host, each in hosts.items()}
     differing = _differing({host: each.versions for host, each in hosts.items()})
+    host, first = usual(hosts)
     if differing:
         remedy = "Install the same on all hosts; the ranks of a job must run the same code."
-        return failure(_VERSIONS, "; ".join(differing), remedy, hosts=facts)
-    host, first = next(iter(hosts.items()))
+        others = [name for name, each in hosts.items() if each.versions != first.versions]
+        return failure(_VERSIONS, "; ".join(differing), remedy, at_fault=others, hosts=facts)
     if not any(first.versions[framework] for framework in _FRAMEWORKS):
         remedy = "Install one: `pip install 'hvdrecover[torch]'` or `pip install 'hvdrecover[tensorflow]'`."
         return failure(_VERSIONS, f"neither torch nor tensorflow is installed on {host}", remedy, hosts=facts)
     everywhere = f" on all {len(hosts)} hosts" if len(hosts) > 1 else ""
     shown = ", ".join(f"{package} {version}" for package, version in first.versions.items() if version)
     return ok(_VERSIONS, shown + everywhere, hosts=facts)
+
+
+def usual(hosts: Mapping[str, HostFacts]) -> tuple[str, HostFacts]:
+    """Return the first of the hosts that most others have the versions of."""
+    alike = {
+        host: sum(each.versions == other.versions for other in hosts.values()) for host, each in hosts.items()
+    }
+    return max(hosts.items(), key=lambda item: alike[item[0]])
 
 
 def _differing(versions: Mapping[str, Mapping[str, str | None]]) -> list[str]:
@@ -50,7 +60,7 @@ def judge_horovod(hosts: Mapping[str, HostFacts], built: Mapping[str, Mapping[st
         hosts: the hosts.
         built: framework to what its part of Horovod says is built in, of those that could be imported.
     """
-    host, first = next(iter(hosts.items()))
+    host, first = usual(hosts)
     horovod = first.horovod
     if horovod is None:
         return failure(
@@ -59,7 +69,7 @@ def judge_horovod(hosts: Mapping[str, HostFacts], built: Mapping[str, Mapping[st
     features = dict(horovod.noted)
     for each in built.values():
         features.update(each)
-    facts = {
+    facts: dict[str, Any] = {
         "version": first.versions["horovod"],
         "ours": "hvdrecover" in str(first.versions["horovod"]),
         "built_for": horovod.built_for,

@@ -80,7 +80,7 @@ def arguments(options: Options, command: Sequence[str]) -> list[str]:
         words += ["--mpi" if options.mpi else "--gloo", *_static_hosts(options)]
     else:
         discovery = options.discovery or _listing(hosts(options))
-        known = _discovered(options.discovery) if options.discovery else list(hosts(options))
+        known = list(discovered(options.discovery) if options.discovery else hosts(options))
         interfaces = interfaces or _only_interface(known)
         words += ["--min-np", str(options.least or options.processes), "--host-discovery-script", discovery]
         words += ["--max-np", str(options.most)] if options.most is not None else []
@@ -153,8 +153,12 @@ def _listing(named: Mapping[str, int]) -> str:
     return f"printf {shlex.quote(text)}"
 
 
-def _discovered(command: str) -> list[str]:
-    """The hosts that a discovery command names now; none if it can't tell yet."""
+def discovered(command: str) -> dict[str, int | None]:
+    """The hosts that a discovery command names now, with their slots if it tells; none if it can't yet.
+
+    Raises:
+        ConfigError: it has not ended in time.
+    """
     child = processes.start(
         ["/bin/sh", "-c", command],
         config.environment(),
@@ -173,7 +177,12 @@ def _discovered(command: str) -> list[str]:
         child.ends()
         assert child.stdout is not None
         child.stdout.close()
-    return [line.rpartition(":")[0] or line for line in printed.decode(errors="replace").split()]
+    return dict(map(_named, printed.decode(errors="replace").split()))
+
+
+def _named(line: str) -> tuple[str, int | None]:
+    host, colon, slots = line.rpartition(":")
+    return (host, int(slots)) if colon and slots.isdigit() else (host or line, None)
 
 
 def _only_interface(named: Sequence[str]) -> tuple[str, ...]:

@@ -118,6 +118,7 @@ def test_json_is_one_document(asked: list[Settings], capsys: pytest.CaptureFixtu
         "what": "python 3.11.7",
         "remedy": "",
         "facts": {"hosts": {"h1": {}}},
+        "at_fault": [],
     }
 
 

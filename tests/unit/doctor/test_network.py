@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hvdrecover.doctor.network import (
@@ -84,6 +86,31 @@ def test_a_host_without_an_interface_that_leads_there() -> None:
     assert (found.outcome, found.what) == ("failure", "no interface of h2 leads to the other hosts")
 
 
+def test_hosts_are_left_out_until_all_connect_to_all() -> None:
+    lost = "timed out"
+    cut_off = {
+        "h1": Reached("eth0", "10.0.0.1", {"h2": lost, "h3": ""}),
+        "h2": Reached("eth0", "10.0.0.2", {"h1": lost, "h3": lost}),
+        "h3": Reached("eth0", "10.0.0.3", {"h1": "", "h2": lost}),
+    }
+    assert judge_network(cut_off).at_fault == ("h2",)
+    assert judge_network(reached(h2=Reached("eth0", "10.0.0.2", {"h1": lost}))).at_fault == ("h2",)
+    nobody = {
+        host: replace(each, problems=dict.fromkeys(each.problems, lost)) for host, each in cut_off.items()
+    }
+    assert judge_network(nobody).at_fault == ("h3", "h2")
+
+
+def test_who_has_no_interface_or_one_of_another_name_than_most_is_left_out() -> None:
+    odd = {
+        "h1": Reached("ens3", "10.0.0.1", {}),
+        "h2": Reached("eth0", "10.0.0.2", {}),
+        "h3": Reached("eth0", "10.0.0.3", {}),
+    }
+    assert judge_network(odd).at_fault == ("h1",)
+    assert judge_network({**odd, "h3": Reached("", "", {})}).at_fault == ("h3",)
+
+
 def test_interfaces_of_different_names_are_of_no_use_to_horovod() -> None:
     found = judge_network(reached(h2=Reached("ens3", "10.0.0.2", {"h1": ""})))
     assert found.outcome == "failure"
@@ -109,6 +136,11 @@ def test_clocks_may_be_a_second_apart_and_leases_bear_five_minutes(ahead: float,
     assert found.outcome == outcome
     assert found.facts["seconds_ahead"] == {"h1": 0.0, "h2": pytest.approx(ahead)}
     assert outcome == "ok" or f"h2 {ahead:+.1f} s" in found.what
+
+
+def test_clocks_far_from_those_of_most_hosts_are_at_fault_and_of_two_the_second() -> None:
+    assert judge_clocks({"h1": (400.0, 0.0), "h2": (0.0, 0.0), "h3": (1.0, 0.0)}).at_fault == ("h1",)
+    assert judge_clocks({"h1": (400.0, 0.0), "h2": (0.0, 0.0)}).at_fault == ("h2",)
 
 
 def test_a_slow_network_is_no_wrong_clock() -> None:

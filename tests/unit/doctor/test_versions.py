@@ -38,6 +38,14 @@ def test_what_differs_is_named_with_the_hosts() -> None:
     found = judge({"h1": HOST, "h2": other, "h3": HOST})
     assert found.outcome == "failure"
     assert found.what == "torch: 2.13.0 on h1, h3, 2.12.1 on h2; tensorflow: none on h1, h3, 2.21.0 on h2"
+    assert found.at_fault == ("h2",)
+
+
+def test_what_most_hosts_have_is_what_a_job_needs_and_of_two_what_the_first_has() -> None:
+    bare = replace(HOST, versions={**VERSIONS, "horovod": None}, horovod=None)
+    assert judge({"h1": bare, "h2": HOST, "h3": HOST}).at_fault == ("h1",)
+    assert judge_horovod({"h1": bare, "h2": HOST, "h3": HOST}, {}).outcome == "ok"
+    assert judge({"h1": HOST, "h2": bare}).at_fault == ("h2",)
 
 
 def test_a_framework_is_needed() -> None:
@@ -106,7 +114,7 @@ def test_a_horovod_of_another_origin_lacks_what_its_files_do_not_have(
     found = facts.horovod()
     assert found is not None
     assert {"stall-inspector", "gloo-iface", "registry", "host-order"} <= set(found.lacks)
-    assert not {"c++20", "relative-rpath", "no-distutils-runner"} & set(found.lacks)
+    assert not {"c++20", "relative-rpath", "no-distutils-runner", "torch-wait"} & set(found.lacks)
     assert (found.built_for, found.noted) == ({}, {})
 
 

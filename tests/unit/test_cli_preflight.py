@@ -1,0 +1,150 @@
+"""``hvdrecover run --preflight``: what becomes of the job's options when hosts are left out."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdrecover import cli
+from hvdrecover.cli import preflighting
+from hvdrecover.doctor.examination import Settings
+from hvdrecover.doctor.findings import Finding, failure, ok, warning
+from hvdrecover.launch import horovodrun, supervisor
+from hvdrecover.launch.horovodrun import Options
+from tests.unit.processes import LAUNCHER_VARIABLES
+
+TRAIN = ["--", "python", "train.py"]
+WRONG = failure("compute", "computed wrongly: h2: CPU 1", "Leave it out.", at_fault=["h2"])
+SLOW = warning("compute", "slow for their kind: h1", "Look at its clocks.")
+
+
+class Job:
+    """What was looked at, what was found there, and the options of the job that was started then."""
+
+    def __init__(self) -> None:
+        self.looked_at: list[Settings] = []
+        self.findings: list[Finding] = [ok("ssh", "logged in"), SLOW, WRONG]
+        self.options: Options | None = None
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Job:
+    noted = Job()
+
+    def examine(settings: Settings, *others: Any, hosts_only: bool) -> list[Finding]:
+        assert hosts_only
+        noted.looked_at.append(settings)
+        return noted.findings
+
+    class Supervisor:
+        def __init__(self, command: list[str], settings: supervisor.Settings, config: Any) -> None:
+            noted.options = settings.options
+
+        def run(self) -> int:
+            return 0
+
+    for name in [name for name in os.environ if name.startswith(LAUNCHER_VARIABLES)]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HVDRECOVER_EVENTS", str(tmp_path / "events"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(preflighting, "examine", examine)
+    monkeypatch.setattr(supervisor, "Supervisor", Supervisor)
+    monkeypatch.setattr(horovodrun, "is_ours", lambda: True)
+    return noted
+
+
+def run(job: Job, *words: str) -> Options:
+    assert cli.main(["run", "--preflight", *words, *TRAIN]) == 0
+    assert job.options is not None
+    return job.options
+
+
+def named_by(script: str | None) -> list[str]:
+    """The hosts that a discovery script names."""
+    assert script is not None
+    return subprocess.check_output(script, shell=True, text=True).split()
+
+
+def test_without_it_nothing_is_looked_at(job: Job) -> None:
+    assert cli.main(["run", "-np", "2", *TRAIN]) == 0
+    assert job.looked_at == []
+
+
+def test_where_all_is_well_the_job_is_as_it_was(job: Job) -> None:
+    job.findings = [ok("ssh", "logged in"), SLOW]
+    words = ["-np", "3", "-H", "h1:2,h2:2", "-p", "22", "-i", "/key", "--network-interface", "eth0"]
+    assert run(job, *words) == Options(
+        3, hosts="h1:2,h2:2", ssh_port=22, identity="/key", interfaces=("eth0",)
+    )
+    assert job.looked_at == [Settings({"h1": 2, "h2": 2}, 4, ("eth0",), 22, "/key")]
+
+
+def test_a_host_that_is_left_out_and_the_processes_that_are_left(
+    job: Job, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level(logging.INFO, "hvdrecover")
+    options = run(job, "-np", "4", "--min-np", "1", "-H", "h1:2,h2:2,h3:1")
+    assert options == Options(3, least=1, hosts="h1:2,h3:1")
+    slow, wrong, all_in_all = [record.getMessage() for record in caplog.records]
+    assert slow == "compute: slow for their kind: h1. Look at its clocks."
+    assert wrong == "h2 left out: compute: computed wrongly: h2: CPU 1. Leave it out."
+    assert all_in_all.startswith("2 of 3 hosts are used, for 3 processes; looked at them for ")
+    (path,) = (tmp_path / "events").iterdir()
+    event = json.loads(path.read_text())
+    assert (event["kind"], event["used"], event["excluded"]) == (
+        "preflight",
+        ["h1", "h3"],
+        {"h2": "compute: computed wrongly: h2: CPU 1. Leave it out."},
+    )
+
+
+def test_hosts_of_a_file(job: Job) -> None:
+    Path("hosts").write_text("h1 slots=2\nh2 slots=2\n")
+    options = run(job, "-np", "4", "--min-np", "2", "--hostfile", "hosts")
+    assert (options.hosts, options.hostfile, options.processes) == ("h1:2", None, 2)
+
+
+def test_hosts_that_are_discovered_are_left_out_later_as_well(job: Job) -> None:
+    Path("hosts").write_text("h1:2\nh2:2\n")
+    options = run(job, "-np", "4", "--min-np", "2", "--discover", "file hosts --no-ssh-check")
+    assert job.looked_at[0].hosts == {"h1": 2, "h2": 2}
+    assert named_by(options.discovery) == ["h1:2"]
+    Path("hosts").write_text("h2:2\nh3:2\nh1:2\n")
+    script = shlex.split(str(options.discovery))
+    place = script.index("file") + 1
+    script[place:place] = ["--cache", "another"]  # the answer is remembered for a moment
+    assert sorted(named_by(shlex.join(script))) == ["h1:2", "h3:2"]
+
+
+@pytest.mark.parametrize(
+    ("slots", "words"), [(1, []), (4, ["--slots-per-host", "4"]), (4, ["--slots-per-host=4"])]
+)
+def test_hosts_of_a_script_of_ones_own(slots: int, words: list[str], job: Job) -> None:
+    script = f'{shlex.quote(sys.executable)} -c \'print("h1:2", "h2", "h3", sep=chr(10))\''
+    options = run(job, "-np", "4", "--min-np", "2", "--host-discovery-script", script, *words)
+    assert job.looked_at[0].hosts == {"h1": 2, "h2": slots, "h3": slots}
+    assert named_by(options.discovery) == ["h1:2", f"h3:{slots}"]
+
+
+@pytest.mark.parametrize("words", [[], ["--min-np", "3"], ["--min-np", "1", "--mpi"]])
+def test_too_few_hosts_are_well(words: list[str], job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "--preflight", "-np", "4", *words, "-H", "h1:2,h2:2", *TRAIN]) == 1
+    assert job.options is None
+    said = " ".join(capsys.readouterr().err.split())
+    assert "--preflight: too few hosts are well: 2 of 4 slots are left, and the job needs" in said
+    assert "h2: compute: computed wrongly: h2: CPU 1. Leave it out." in said
+
+
+def test_there_are_no_hosts_yet(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--host-discovery-script", "true"]
+    assert cli.main(["run", "--preflight", "-np", "4", *words, *TRAIN]) == 1
+    assert "--preflight: there are no hosts yet" in capsys.readouterr().err
