@@ -146,9 +146,7 @@ class SlurmJob:
             self._clock.wait(self._closed, _EVERY)
 
     def _asked(self) -> Plan | None:
-        shown = programs.output(
-            ("scontrol", "show", "job", "--oneliner", self._job), self._environ, _ANSWER
-        )
+        shown = programs.output(("scontrol", "show", "job", "--oneliner", self._job), self._environ, _ANSWER)
         return planned(shown.decode(errors="replace"), self._job)
 
 

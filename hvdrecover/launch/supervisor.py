@@ -237,9 +237,8 @@ class Supervisor:
         """Wait for guardians and signals, and serve them."""
         for number in self._waking.wait(seconds):
             self._heed(number)
-        if self._slurm is not None and not self._leaving:
-            if detail := self._slurm.ends_within(self._settings.grace + _MARGIN + _REQUEUE):
-                self._leave(detail)
+        if not self._leaving and (detail := self._ends_soon()):
+            self._leave(detail)
         self._guardians.tend()
         if self._stall is not None and (self._stall.complete or self._clock.monotonic() > self._stall_due):
             self._tell_stall(self._stall)
@@ -253,6 +252,11 @@ class Supervisor:
             self._stopped = PREEMPTED if self._leaving else processes.exit_code(-number)
             self._guardians.order(order="stop")
             self._kill_at = self._clock.monotonic()  # all else is killed at once: nothing is left to print
+
+    def _ends_soon(self) -> str:
+        """Return how Slurm ends the job, if it is time to leave before that."""
+        needed = self._settings.grace + _MARGIN + _REQUEUE
+        return self._slurm.ends_within(needed) if self._slurm is not None else ""
 
     def _leave(self, detail: str) -> None:
         """Have the job leave at its next commit."""

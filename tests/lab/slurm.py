@@ -18,7 +18,7 @@ from hvdrecover.drill.lab.network import PATIENCE, program
 PACKAGES = ("slurm-wlm", "munge")
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol")
 
-# A requeued job waits for as long as a credential lives, which is 5 s at least; and "urgent" preempts "normal".
+# A requeued job waits as long as a credential lives, which is 5 s at least. "urgent" preempts "normal".
 _SETTINGS = """\
 ClusterName=lab
 SlurmctldHost={machine}({controller})
@@ -56,7 +56,7 @@ def lacks() -> str:
 
 
 class Slurm:
-    """A cluster. Its files lie in the lab's folder, and its processes run on the lab's hosts: they go with it.
+    """A cluster. Its files are in the lab's folder, and its processes on the lab's hosts: they go with it.
 
     Args:
         lab: the hosts.
@@ -85,6 +85,10 @@ class Slurm:
         for daemon in self._daemons:
             daemon.kill()
             daemon.wait(PATIENCE)
+
+    def daemons(self) -> list[int]:
+        """The processes of the lab's hosts that are there without a job: their ssh servers are, too."""
+        return self._idle
 
     def run(self, *command: str, environ: Mapping[str, str] | None = None) -> str:
         """What one of Slurm's programs prints on the first host."""
@@ -135,6 +139,7 @@ class Slurm:
         for host in self._lab.hosts:
             self._daemon(host, "slurmd", "-D", "-N", host.name)
         self._until(self._is_up)
+        self._idle = [process for host in self._lab.hosts for process in host.processes()]
 
     def _daemon(self, host: Host, name: str, *options: str) -> None:
         self._daemons.append(
