@@ -83,7 +83,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 
     ranks = arguments.processes or _HERE
     named = horovodrun.Options(ranks, hosts=arguments.hosts, hostfile=arguments.hostfile)
-    hosts = horovodrun.hosts(named)
+    hosts = _discovered(arguments.discover) if arguments.discover is not None else horovodrun.hosts(named)
     settings = Settings(
         hosts=hosts,
         processes=arguments.processes or sum(hosts.values()),
@@ -95,6 +95,14 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     )
     settings.ranks()
     return settings
+
+
+def _discovered(words: str) -> dict[str, int]:
+    """The hosts that a source names; also those that can't be logged in to, so that we say why."""
+    from hvdrecover.cli import discovering
+
+    found = discovering.find(discovering.request(words, ["--no-ssh-check"]))
+    return {host.name: host.slots for host in found}
 
 
 @contextmanager

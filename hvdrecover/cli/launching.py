@@ -61,13 +61,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
         help="go on with so few processes (default: 1)",
     )
     job.add_argument("--max-np", "--max-num-proc", type=options.count, metavar="N", dest="most")
-    hosts = add_hosts(job)
-    hosts.add_argument("--host-discovery-script", metavar="COMMAND", dest="discovery")
-    hosts.add_argument(
-        "--discover",
-        metavar="SOURCE",
-        help='find hosts as `hvdrecover discover SOURCE` does: slurm, or "file hosts --exclude gpu7"',
-    )
+    add_hosts(job).add_argument("--host-discovery-script", metavar="COMMAND", dest="discovery")
     job.add_argument(  # horovodrun's own, which would be taken for -p with a port
         "-prefix-timestamp",
         action="append_const",
@@ -86,6 +80,11 @@ def add_hosts(job: argparse._ArgumentGroup) -> argparse._MutuallyExclusiveGroup:
     hosts = job.add_mutually_exclusive_group()
     hosts.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="by default this host")
     hosts.add_argument("-hostfile", "--hostfile", type=Path, metavar="FILE")
+    hosts.add_argument(
+        "--discover",
+        metavar="SOURCE",
+        help='find hosts as `hvdrecover discover SOURCE` does: slurm, or "file hosts --exclude gpu7"',
+    )
     job.add_argument(
         "--network-interface",
         "--network-interfaces",
