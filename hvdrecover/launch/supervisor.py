@@ -120,6 +120,8 @@ class Supervisor:
                 outcome = self._keep_going(arguments, path)
             finally:
                 self._guardians.close()
+                if self._slurm is not None:
+                    self._slurm.close()
         self._say_end(outcome)
         if self._slurm is not None and outcome.code == PREEMPTED:
             self._slurm.requeue(committed=any(attempt.committed for attempt in self._attempts))

@@ -66,6 +66,7 @@ class SlurmRun(DigitsRun):
         ]
         train = ["--epochs", EPOCHS, "--step-seconds", "0.04"]
         self._cluster = cluster
+        self._running, self._ask_again = True, 0.0
         self.id = cluster.run("sbatch", *words, os.fspath(EXAMPLE), *train, environ=environ).strip()
 
     @property
@@ -91,8 +92,11 @@ class SlurmRun(DigitsRun):
 
     @property
     def running(self) -> bool:
-        """Return whether it runs or will run, as for a `Job`."""
-        return self.shown()["JobState"] in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
+        """Return whether it runs or will run, as for a `Job`; asked now and then."""
+        if time.monotonic() > self._ask_again:
+            self._ask_again = time.monotonic() + 2.0
+            self._running = self.shown()["JobState"] in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
+        return self._running
 
     def trains(self, size: int, after: int = 0) -> Batch:
         """Wait until so many ranks train, after a generation."""
