@@ -190,7 +190,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Start a job and keep it going."""
     from dataclasses import replace
 
-    from hvdrecover.launch import horovodrun
+    from hvdrecover.launch import horovodrun, slurm
     from hvdrecover.launch.supervisor import Settings, Supervisor
 
     if (arguments.least or 1) > arguments.processes:
@@ -221,7 +221,8 @@ def run(arguments: argparse.Namespace) -> int:
         max_restarts=arguments.max_restarts,
         grace=arguments.grace,
     )
-    return Supervisor(command, settings, read).run()
+    job = slurm.of_environment(config.environment(), SYSTEM_CLOCK)
+    return Supervisor(command, settings, read, job).run()
 
 
 def _options(arguments: argparse.Namespace) -> Options:

@@ -129,7 +129,7 @@ OF_JOBS = (
     End("restarts", "`--max-restarts` restarts in a row have brought no progress", "end", _ENDS, 1),
     End(
         "preempted",
-        "SIGTERM or SIGUSR1 to the supervisor",
+        "SIGTERM or SIGUSR1 to the supervisor, or Slurm is about to end it",
         "end",
         "the job leaves at its next commit",
         PREEMPTED,

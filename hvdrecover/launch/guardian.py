@@ -87,6 +87,7 @@ class Guardian:
         self._silent = 0.0
         self._divergences = 0
         self._stop_by: float | None = None
+        self._signalled = False
         self._signals: list[int] = []
         self._ticked = self._reported = clock.monotonic()
         self._memory_kills = oom.kills()
@@ -178,8 +179,10 @@ class Guardian:
     def _heed(self, number: int) -> int | None:
         if number == signal.SIGQUIT:
             self._whereabouts.show(self._training)
-        elif number in self._config.stop_signals and self._stop_by is None:
-            self._ask(Stop.HOST, self._settings.grace)
+        elif number in self._config.stop_signals and not self._signalled:
+            self._signalled = True  # one may come with the supervisor's order: a batch system tells all
+            if self._stop_by is None:
+                self._ask(Stop.HOST, self._settings.grace)
         elif number != signal.SIGCHLD:
             self._kill()
             self._say_end("stopped")

@@ -2,13 +2,18 @@
 
 When workers fail, ``horovodrun`` prints a line for each, raises an error that nobody catches, and prints
 twenty lines of its own code. What has failed was told by the guardian that saw it.
+
+SIGTERM is left to the supervisor and the guardians. Batch systems send it to all processes of a host at once,
+and a ``horovodrun`` that heeds it ends the workers before they can leave at their next commit.
 """
 
 from __future__ import annotations
 
 import importlib
 import re
+import signal
 import sys
+from types import FrameType
 from typing import Any
 
 from hvdrecover import config
@@ -31,6 +36,7 @@ def main() -> None:
         _keep_private()
         returning.start_anew(importlib.import_module("horovod.runner.elastic.driver").ElasticDriver)
     if read.supervisor is not None:
+        signal.signal(signal.SIGTERM, _left_to_supervisor)
         _leave_to_guardians()
     launch = importlib.import_module("horovod.runner.launch")
     try:
@@ -41,7 +47,7 @@ def main() -> None:
 
 
 def _leave_to_guardians() -> None:
-    """Have Horovod not print with which code a guardian has ended."""
+    """Have Horovod not print with which code a guardian has ended, nor end guardians by itself."""
     gloo_run: Any = importlib.import_module("horovod.runner.gloo_run")
 
     def show(line: str) -> None:
@@ -49,6 +55,18 @@ def _leave_to_guardians() -> None:
             sys.stdout.write(f"{line}\n")
 
     gloo_run.print = show  # found before the built-in one
+    register = gloo_run.register_shutdown_event
+
+    def register_all_but_sigterm() -> Any:
+        event = register()
+        signal.signal(signal.SIGTERM, _left_to_supervisor)
+        return event
+
+    gloo_run.register_shutdown_event = register_all_but_sigterm
+
+
+def _left_to_supervisor(number: int, frame: FrameType | None) -> None:
+    """Do nothing: a handler, as programs that are started inherit what is ignored."""
 
 
 def _keep_private() -> None:
@@ -61,3 +79,5 @@ def _keep_private() -> None:
 
 if __name__ == "__main__":
     main()
+elif __name__ == "__mp_main__":  # a process of Horovod's between this one and a worker's shell, or its ssh
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which inherit it; guardians don't

@@ -25,6 +25,7 @@ from hvdrecover.launch.messages import Message
 from hvdrecover.launch.presence import Announcement, Supervised
 from hvdrecover.launch.restarts import Attempt, Outcome
 from hvdrecover.launch.shortage import Shortage
+from hvdrecover.launch.slurm import SlurmJob
 from hvdrecover.launch.stalls import Stall
 from hvdrecover.launch.waking import Waking
 
@@ -32,6 +33,7 @@ logger = logging.getLogger("hvdrecover")
 
 _TICK = 0.5
 _MARGIN = 5.0  # seconds beyond the grace for what is left to end
+_REQUEUE = 10.0  # seconds beyond these for a controller to take a requeue before it ends the job
 _ANSWERS = 3.0  # seconds for guardians to say where ranks are
 _LINGERING = 60.0  # seconds for horovodrun to end when the training is finished and all guardians have gone
 _OTHERS = 2.0  # seconds for other ranks to fail as one has at the start, so that they are counted
@@ -68,15 +70,22 @@ class Supervisor:
         command: the training command.
         settings: what the user decides.
         config: this process's settings.
+        slurm: the Slurm job that this process is in, if it is in one.
         clock: where times come from.
     """
 
     def __init__(
-        self, command: Sequence[str], settings: Settings, config: Config, clock: Clock = SYSTEM_CLOCK
+        self,
+        command: Sequence[str],
+        settings: Settings,
+        config: Config,
+        slurm: SlurmJob | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._command = list(command)
         self._settings = settings
         self._config = config
+        self._slurm = slurm
         self._clock = clock
         self._events = Events(config.events, config.host, clock)
         self._events.rank = -1
@@ -111,11 +120,17 @@ class Supervisor:
             Announcement(self._settings.folder, self._supervised()) as self._announcement,
         ):
             self._guardians = Guardians(self._waking.selector, self._hear, self._lost, self._greeting)
+            if self._slurm is not None:
+                self._slurm.watch()
             try:
                 outcome = self._keep_going(arguments, path)
             finally:
                 self._guardians.close()
+                if self._slurm is not None:
+                    self._slurm.close()
         self._say_end(outcome)
+        if self._slurm is not None and outcome.code == PREEMPTED:
+            self._slurm.requeue(committed=any(attempt.committed for attempt in self._attempts))
         return outcome.code
 
     def _supervised(self) -> Supervised:
@@ -251,26 +266,36 @@ class Supervisor:
         """Wait for guardians and signals, and serve them."""
         for number in self._waking.wait(seconds):
             self._heed(number)
+        if not self._leaving and (detail := self._ends_soon()):
+            self._leave(detail)
         self._guardians.tend()
         if self._stall is not None and (self._stall.complete or self._clock.monotonic() > self._stall_due):
             self._tell_stall(self._stall)
 
     def _heed(self, number: int) -> None:
-        now = self._clock.monotonic()
         if number == signal.SIGQUIT:
             self._guardians.order(order="stacks")
         elif number in self._config.stop_signals and not self._leaving:
-            self._leaving = True
-            self._announcement.leaves()
-            name, grace = signal.Signals(number).name, self._settings.grace
-            message = f"{name}: the job leaves at its next commit, within {grace:g} s"
-            self._events.emit("fault", message, level=logging.WARNING, fault="preemption", detail=name)
-            self._guardians.order(order="leave", grace=grace)
-            self._kill_at = now + grace + _MARGIN
+            self._leave(signal.Signals(number).name)
         elif number != signal.SIGCHLD:
             self._stopped = PREEMPTED if self._leaving else processes.exit_code(-number)
             self._guardians.order(order="stop")
-            self._kill_at = now  # all else is killed at once: nothing is left to print
+            self._kill_at = self._clock.monotonic()  # all else is killed at once: nothing is left to print
+
+    def _ends_soon(self) -> str:
+        """Return how Slurm ends the job, if it is time to leave before that."""
+        needed = self._settings.grace + _MARGIN + _REQUEUE
+        return self._slurm.ends_within(needed) if self._slurm is not None else ""
+
+    def _leave(self, detail: str) -> None:
+        """Have the job leave at its next commit."""
+        self._leaving = True
+        self._announcement.leaves()
+        grace = self._settings.grace
+        message = f"{detail}: the job leaves at its next commit, within {grace:g} s"
+        self._events.emit("fault", message, level=logging.WARNING, fault="preemption", detail=detail)
+        self._guardians.order(order="leave", grace=grace)
+        self._kill_at = self._clock.monotonic() + grace + _MARGIN
 
     # -- guardians -------------------------------------------------------------------------------------
 

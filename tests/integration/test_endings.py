@@ -97,6 +97,18 @@ def test_of_a_job_on_one_host_any_process_can_be_told(who: str, start: Start, tm
     assert run.events("leave")
 
 
+def test_a_job_of_which_all_processes_are_told_at_once_leaves_as_well(start: Start, tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    job = run.begin(start)
+    run.wait_for(job, lambda batch: batch.commit >= 4)
+    for process in job.processes():  # as a batch system does
+        os.kill(process, signal.SIGTERM)
+    assert job.wait(60) == PREEMPTED
+    assert job.processes() == []
+    assert {event["scope"] for event in run.events("leave")} == {"job"}
+    assert len(run.committed()) == len(run.batches())
+
+
 def test_the_end_of_the_grace_ends_a_job_that_makes_no_commit(start: Start, tmp_path: Path) -> None:
     run = a_run(tmp_path, "deadlock step 0 4")
     job = run.begin(start, "--grace", "2")

@@ -51,6 +51,21 @@ def test_all_options(asked: list[Settings], monkeypatch: pytest.MonkeyPatch) -> 
     assert asked[1].checkpoint == "file:///elsewhere"
 
 
+def test_hosts_of_a_source_also_those_that_cannot_be_logged_in_to(
+    asked: list[Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(Path.cwd()))
+    cli.main(["doctor", "--discover", "static 127.0.0.1:2,192.0.2.1:1"])
+    assert asked[0].hosts == {"127.0.0.1": 2, "192.0.2.1": 1}
+
+
+def test_a_source_without_hosts_is_refused(asked: list[Settings], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["doctor", "--discover", "file hosts"])
+    assert (caught.value.code, asked) == (2, [])
+    assert "hosts: can't be read" in capsys.readouterr().err
+
+
 def test_hosts_of_a_file(asked: list[Settings]) -> None:
     Path("hosts").write_text("h1 slots=2\nh2:1\n")
     cli.main(["doctor", "--hostfile", "hosts"])

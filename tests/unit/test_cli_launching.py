@@ -66,7 +66,7 @@ def guards(monkeypatch: pytest.MonkeyPatch) -> Noted:
 
 def job(jobs: Noted, *words: str) -> tuple[list[str], supervisor.Settings, Config]:
     assert cli.main(["run", *words]) == 0
-    command, settings, config = jobs.pop()
+    command, settings, config, _ = jobs.pop()
     return command, settings, config
 
 

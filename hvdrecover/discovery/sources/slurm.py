@@ -69,7 +69,13 @@ class Slurm:
     """The nodes of this Slurm job, with a slot for each of its GPUs, or for each task if it has no GPU."""
 
     every: ClassVar[float] = 5.0  # slurmctld answers the whole cluster
-    variables: ClassVar[tuple[str, ...]] = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_JOBID")
+    # A requeued job keeps its id, but not its nodes.
+    variables: ClassVar[tuple[str, ...]] = (
+        "SLURM_CLUSTER_NAME",
+        "SLURM_JOB_ID",
+        "SLURM_JOBID",
+        "SLURM_RESTART_COUNT",
+    )
 
     def hosts(self, environ: Mapping[str, str], timeout: float) -> list[Host]:
         """The job's nodes that can be used, in Slurm's order."""

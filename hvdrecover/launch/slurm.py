@@ -1,0 +1,156 @@
+"""The Slurm job that a supervisor runs in: how long it has its hosts, and its requeue.
+
+Slurm tells a batch script of its end by a signal only if ``--signal=B:…`` asks for it, and of a preemption
+only if the cluster is configured to. But what it will do stands in ``scontrol show job`` at once: the end of
+a job that is to be preempted is moved to the end of its grace time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hvdrecover.clock import Clock
+from hvdrecover.discovery import programs
+from hvdrecover.errors import DiscoveryError
+
+logger = logging.getLogger("hvdrecover")
+
+_EVERY = 10.0  # seconds between questions
+_ANSWER = 30.0  # seconds for a controller, which may be busy
+_AT_THE_END = 300.0  # seconds before a job's end, in which it was not preempted, but has had its time
+
+_FIELD = re.compile(r"(?:^| )(JobState|Requeue|BatchFlag|EndTime|PreemptTime)=(\S*)")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What Slurm has in mind for a job.
+
+    Attributes:
+        state: the job's, such as RUNNING, or COMPLETING for one that is being ended or requeued already.
+        end: when it is to end, in seconds since 1970; None if it has no time limit.
+        preempted: whether it ends then to make room for another one.
+        may_requeue: whether it is a batch job that may start again.
+    """
+
+    state: str
+    end: float | None
+    preempted: bool
+    may_requeue: bool
+
+
+def planned(shown: str, job: str) -> Plan | None:
+    """Return what Slurm has in mind for a job; None if it does not know the job.
+
+    Args:
+        shown: as ``scontrol show job --oneliner`` has it, with times in seconds since 1970: a line for each
+            task of an array, and each part of a heterogeneous job.
+        job: its id.
+    """
+    for line in shown.splitlines():
+        if line.startswith(f"JobId={job} "):
+            field = dict(_FIELD.findall(line))
+            end, preempted = field.get("EndTime", ""), field.get("PreemptTime", "")
+            return Plan(
+                field.get("JobState", ""),
+                float(end) if end.isdecimal() else None,
+                preempted.isdecimal(),
+                field.get("Requeue") == "1" and field.get("BatchFlag") == "1",
+            )
+    return None
+
+
+class SlurmJob:
+    """The job, asked about in a thread of its own, as a busy controller takes its time to answer.
+
+    Args:
+        environ: the environment of one of its processes.
+        job: its id.
+        clock: where times come from.
+    """
+
+    def __init__(self, environ: Mapping[str, str], job: str, clock: Clock) -> None:
+        self._environ = {**environ, "SLURM_TIME_FORMAT": "%s"}
+        self._job = job
+        self._clock = clock
+        self._plan: Plan | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._keep_asking, name="slurm", daemon=True)
+
+    @property
+    def name(self) -> str:
+        """The job as ``scontrol requeue`` takes it: the id of an array's last task is that of the array."""
+        array, task = self._environ.get("SLURM_ARRAY_JOB_ID"), self._environ.get("SLURM_ARRAY_TASK_ID")
+        return f"{array}_{task}" if array and task else self._job
+
+    def watch(self) -> None:
+        """Begin to ask how long it has its hosts."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._closed.set()
+
+    def ends_within(self, seconds: float) -> str:
+        """Return how it ends within so many seconds; an empty string if it does not, or has been told."""
+        plan = self._plan
+        if plan is None or plan.end is None or plan.state != "RUNNING":
+            return ""
+        left = plan.end - self._clock.now()
+        if left > seconds:
+            return ""
+        why = "preempts it" if plan.preempted else "ends it at its time limit"
+        return f"Slurm {why} in {max(left, 0.0):.0f} s"
+
+    def requeue(self, *, committed: bool) -> None:
+        """Have Slurm start it again, if ``--requeue`` allows that and Slurm has not decided otherwise.
+
+        Only if its script has become this process by ``exec``: else that sees the exit code, and decides. The
+        job's processes are killed, so this comes last.
+
+        Args:
+            committed: whether this start has made any commit.
+        """
+        if self._environ.get("SLURM_TASK_PID") != str(os.getpid()):
+            return
+        try:
+            plan = self._asked()
+            if plan is None or not plan.may_requeue or plan.state != "RUNNING":
+                return  # one that was cancelled would come to life again; Slurm requeues some by itself
+            if not committed and not plan.preempted and self._ends_soon(plan):
+                logger.error(
+                    "Slurm job %s is not requeued: it has made no commit within its time limit, nor would it "
+                    "the next time; raise --time, or commit more often",
+                    self.name,
+                )
+                return
+            logger.warning("Slurm job %s is requeued", self.name)
+            programs.output(("scontrol", "requeue", self.name), self._environ, _ANSWER)
+        except DiscoveryError as error:
+            logger.error("Slurm job %s could not be requeued: %s", self.name, error)
+
+    def _ends_soon(self, plan: Plan) -> bool:
+        return plan.end is not None and plan.end - self._clock.now() < _AT_THE_END
+
+    def _keep_asking(self) -> None:
+        while not self._closed.is_set():
+            try:
+                self._plan = self._asked() or self._plan
+            except DiscoveryError as error:
+                logger.debug("the end of Slurm job %s is not known: %s", self.name, error)
+            self._clock.wait(self._closed, _EVERY)
+
+    def _asked(self) -> Plan | None:
+        shown = programs.output(("scontrol", "show", "job", "--oneliner", self._job), self._environ, _ANSWER)
+        return planned(shown.decode(errors="replace"), self._job)
+
+
+def of_environment(environ: Mapping[str, str], clock: Clock) -> SlurmJob | None:
+    """Return the job of a process with this environment, if it is in one."""
+    job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
+    return SlurmJob(environ, job, clock) if job else None

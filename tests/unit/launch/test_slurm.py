@@ -1,0 +1,182 @@
+"""Slurm's ``scontrol`` is stood in for by a script that prints what the real one has printed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.clock import SYSTEM_CLOCK
+from hvdrecover.launch import slurm
+from hvdrecover.launch.slurm import Plan, SlurmJob
+
+NOW = 1_795_595_000.0
+RUNS = "JobState=RUNNING Reason=None Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0"
+SCONTROL = """#!/bin/sh
+echo "$*" >> "$ASKED"
+case "$SLURM_TIME_FORMAT $*" in
+    "%s show job --oneliner "*) exec cat "$SHOWN";;
+    "%s requeue "*) exit "$REFUSES";;
+esac
+exit 1
+"""
+
+
+class Clock:
+    """It is always the same time, and waiting ends what is waited for."""
+
+    def now(self) -> float:
+        return NOW
+
+    def monotonic(self) -> float:
+        return NOW
+
+    def wait(self, event: threading.Event, timeout: float) -> bool:
+        event.set()
+        return True
+
+
+def line(job: int = 7, end: str = "Unknown", preempted: str = "None", states: str = RUNS) -> str:
+    times = f"StartTime=1795594000 EndTime={end} Deadline=N/A PreemptEligibleTime=1795594000"
+    return (
+        f"JobId={job} JobName=train UserId=u(1) {states} {times} PreemptTime={preempted} SuspendTime=None\n"
+    )
+
+
+class Asked:
+    """A job, with what was asked of Slurm."""
+
+    def __init__(self, folder: Path, shown: str, **variables: str) -> None:
+        (folder / "scontrol").write_text(SCONTROL)
+        (folder / "scontrol").chmod(0o755)
+        (folder / "shown").write_text(shown)
+        self._asked = folder / "asked"
+        environ = {
+            "PATH": f"{folder}:{os.environ['PATH']}",
+            "ASKED": str(self._asked),
+            "SHOWN": str(folder / "shown"),
+            "REFUSES": "0",
+            "SLURM_JOB_ID": "7",
+            "SLURM_TASK_PID": str(os.getpid()),
+            **variables,
+        }
+        found = slurm.of_environment(environ, Clock())
+        assert found is not None
+        self.job: SlurmJob = found
+
+    def requeued(self) -> list[str]:
+        """The names by which a requeue was asked for."""
+        asked = (
+            [words.split() for words in self._asked.read_text().splitlines()] if self._asked.exists() else []
+        )
+        return [words[1] for words in asked if words[0] == "requeue"]
+
+
+Ask = Callable[..., Asked]
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Ask:
+    def make(shown: str, **variables: str) -> Asked:
+        return Asked(tmp_path, shown, **variables)
+
+    return make
+
+
+def test_a_process_outside_of_slurm_is_in_no_job() -> None:
+    assert slurm.of_environment({}, SYSTEM_CLOCK) is None
+
+
+@pytest.mark.parametrize(
+    ("shown", "plan"),
+    [
+        (line(), Plan("RUNNING", None, preempted=False, may_requeue=True)),
+        (line(end="1795596000"), Plan("RUNNING", 1795596000.0, preempted=False, may_requeue=True)),
+        (line(end="1795595020", preempted="1795594990"), Plan("RUNNING", 1795595020.0, True, True)),
+        (line(states=RUNS.replace("Requeue=1", "Requeue=0")), Plan("RUNNING", None, False, False)),
+        (line(states=RUNS.replace("BatchFlag=1", "BatchFlag=0")), Plan("RUNNING", None, False, False)),
+        (line(8) + line(states=RUNS.replace("RUNNING", "COMPLETING")), Plan("COMPLETING", None, False, True)),
+        (line(77), None),
+        ("", None),
+    ],
+)
+def test_what_slurm_has_in_mind(shown: str, plan: Plan | None) -> None:
+    assert slurm.planned(shown, "7") == plan
+
+
+def watched(asked: Asked, seconds: float) -> str:
+    """What a job says that was asked about once."""
+    asked.job.watch()
+    asked.job._thread.join(60)
+    return asked.job.ends_within(seconds)
+
+
+def test_a_job_ends_within_some_seconds(ask: Ask) -> None:
+    asked = ask(line(end=str(int(NOW) + 60)))
+    assert watched(asked, 60) == "Slurm ends it at its time limit in 60 s"
+    assert asked.job.ends_within(59) == ""
+
+
+def test_a_job_is_preempted(ask: Ask) -> None:
+    asked = ask(line(end=str(int(NOW) + 20), preempted=str(int(NOW) - 5)))
+    assert watched(asked, 60) == "Slurm preempts it in 20 s"
+
+
+@pytest.mark.parametrize(
+    "shown", [line(), line(end="1795595001", states=RUNS.replace("RUNNING", "COMPLETING")), ""]
+)
+def test_a_job_does_not_end_or_is_ended_already(ask: Ask, shown: str) -> None:
+    assert watched(ask(shown), 60) == ""
+
+
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [({}, "7"), ({"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0"}, "7_0")],
+)
+def test_a_job_that_has_left_is_requeued_and_of_an_array_one_task(
+    ask: Ask, variables: dict[str, str], name: str
+) -> None:
+    asked = ask(line(), **variables)
+    asked.job.requeue(committed=True)
+    assert asked.requeued() == [name]
+
+
+@pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", "PENDING"])
+def test_what_slurm_ends_or_requeues_by_itself_is_left_to_it(ask: Ask, state: str) -> None:
+    asked = ask(line(states=RUNS.replace("RUNNING", state)))
+    asked.job.requeue(committed=True)
+    assert asked.requeued() == []
+
+
+@pytest.mark.parametrize("field", ["Requeue", "BatchFlag"])
+def test_a_job_that_may_not_start_again_is_not_requeued(ask: Ask, field: str) -> None:
+    asked = ask(line(states=RUNS.replace(f"{field}=1", f"{field}=0")))
+    asked.job.requeue(committed=True)
+    assert asked.requeued() == []
+
+
+def test_a_script_that_goes_on_decides_for_itself(ask: Ask) -> None:
+    asked = ask(line(), SLURM_TASK_PID="1")
+    asked.job.requeue(committed=True)
+    assert asked.requeued() == []
+
+
+@pytest.mark.parametrize(
+    ("end", "preempted", "requeued"),
+    [("1795595060", "None", []), ("1795595060", "1795594990", ["7"]), ("1795699999", "None", ["7"])],
+)
+def test_a_time_limit_too_short_for_a_commit_does_not_go_on_for_ever(
+    ask: Ask, caplog: pytest.LogCaptureFixture, end: str, preempted: str, requeued: list[str]
+) -> None:
+    asked = ask(line(end=end, preempted=preempted))
+    asked.job.requeue(committed=False)
+    assert asked.requeued() == requeued
+    assert ("raise --time" in caplog.text) is not bool(requeued)
+
+
+def test_a_refusal_is_said(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
+    ask(line(), REFUSES="1").job.requeue(committed=True)
+    assert "could not be requeued: scontrol: has ended with exit code 1" in caplog.text
