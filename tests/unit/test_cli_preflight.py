@@ -45,7 +45,7 @@ def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Job:
         return noted.findings
 
     class Supervisor:
-        def __init__(self, command: list[str], settings: supervisor.Settings, config: Any, slurm: Any) -> None:
+        def __init__(self, command: list[str], settings: supervisor.Settings, config: Any, job: Any) -> None:
             noted.options = settings.options
 
         def run(self) -> int:
