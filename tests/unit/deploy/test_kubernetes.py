@@ -252,6 +252,19 @@ def test_keys_are_where_ssh_looks_for_them() -> None:
         assert {"name": "ssh", "mountPath": "/root/.ssh"} in container(template)["volumeMounts"]
 
 
+def test_metrics_are_those_of_the_job() -> None:
+    job = parts("job.yaml").launcher
+    (metrics,) = job["spec"]["initContainers"]
+    assert metrics["image"] == container(job)["image"]
+    program, *words = metrics["args"]
+    assert program == "hvdrecover"
+    arguments = cli._parser()[0].parse_args(words)
+    (events,) = container(job)["env"]
+    assert arguments.folder == Path(events["value"])
+    assert arguments.watch
+    assert arguments.prometheus.port == metrics["ports"][0]["containerPort"]
+
+
 # The image.
 
 
