@@ -229,6 +229,12 @@ class World(Protocol):
     def allgather(self, values: Sequence[int], name: str) -> npt.NDArray[np.int64]:
         """Everybody's values, as int64 of shape ``[size, len(values)]``."""
 
+    def send(self, values: Sequence[int], name: str) -> Callable[[], npt.NDArray[np.int64]]:
+        """Begin an `allgather`; what is returned waits for its outcome, or raises why there is none.
+
+        A rank that was lost is noticed by waiting only: what is done meanwhile is not in vain.
+        """
+
     def gather(self, mine: bytes, name: str) -> list[bytes]:
         """Everybody's bytes by rank, of any length each; in one collective."""
 
