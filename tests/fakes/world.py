@@ -242,6 +242,12 @@ class FakeWorld:
             self._present()
             self._meet_faults(name)
 
+    def await_loss(self) -> None:
+        """Wait until another rank is lost."""
+        with self.job.condition:
+            ring = self._present()
+            self._wait(lambda: ring.broken)
+
     @property
     def dead(self) -> bool:
         """Whether the rank was killed; its thread may not have noticed."""

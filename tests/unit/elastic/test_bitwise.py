@@ -62,8 +62,7 @@ def test_a_rank_lost_right_after_any_collective(action: Action, rank: int) -> No
 def test_the_users_own_streams_when_a_rank_is_lost_at_any_collective(action: Action, rank: int) -> None:
     expected = undisturbed(rng="store")
     replacement: Replacement = "none" if action == "cut" else "in_place"
-    # After its last commit a rank returns: nobody would notice if the other is lost while it makes that.
-    for nth in range(1, visits(Training(rng="store")) + (1 if action == "kill" else -1)):
+    for nth in range(1, visits(Training(rng="store")) + (action == "kill")):
         fault = fail_at(rank, "", nth, action=action, replacement=replacement)
         assert FakeJob(Training(rng="store"), RANKS, [fault]).results() == expected, nth
 
