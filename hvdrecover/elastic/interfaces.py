@@ -79,6 +79,9 @@ class Framework(Protocol):
     def clone(self, tensor: Tensor) -> Tensor:
         """A tensor of its own memory."""
 
+    def move(self, tree: Tree, present: Any) -> Tree:
+        """Return a plain value's tree with its tensors on the device of the value that it is to replace."""
+
     def copy_out(self, tensors: Sequence[Tensor], views: Sequence[Tensor]) -> None:
         """Copy tensors into views of an arena; done on return."""
 
