@@ -184,7 +184,7 @@ class Companions:
         """Have all voters look at a commit; return whether tensors of this rank were replaced in it."""
         return bool([each for each in self.voters if each.inspect(memory)])  # all of them look
 
-    def exchange(self, world: World, moment: Moment, own: Sequence[int] = ()) -> list[Table]:
+    def send(self, world: World, moment: Moment, own: Sequence[int] = ()) -> Callable[[], list[Table]]:
         """Send the numbers of all voters in one allgather.
 
         Args:
@@ -193,12 +193,16 @@ class Companions:
             own: the trunk's numbers.
 
         Returns:
-            The trunk's table, and that of each voter.
+            What waits for the numbers of all, and returns the trunk's table, and that of each voter.
         """
         rows = [list(own), *(list(each.numbers(moment)) for each in self.voters)]
         name = "election" if moment.kind == "rendezvous" else "updates"
-        table = world.allgather([number for row in rows for number in row], f"hvdrecover.{name}")
-        return np.split(table, np.cumsum([len(row) for row in rows])[:-1], axis=1)
+        sent = world.send([number for row in rows for number in row], f"hvdrecover.{name}")
+        return lambda: np.split(sent(), np.cumsum([len(row) for row in rows])[:-1], axis=1)
+
+    def exchange(self, world: World, moment: Moment, own: Sequence[int] = ()) -> list[Table]:
+        """Do as `send`, and wait for the numbers of all."""
+        return self.send(world, moment, own)()
 
     def prefer(self, holders: Sequence[int], tables: Sequence[Table]) -> Sequence[int]:
         """Return those of the ranks with the newest commit that all voters prefer, as far as they agree."""

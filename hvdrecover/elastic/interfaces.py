@@ -79,6 +79,9 @@ class Framework(Protocol):
     def clone(self, tensor: Tensor) -> Tensor:
         """A tensor of its own memory."""
 
+    def move(self, tree: Tree, present: Any) -> Tree:
+        """Return a plain value's tree with its tensors on the device of the value that it is to replace."""
+
     def copy_out(self, tensors: Sequence[Tensor], views: Sequence[Tensor]) -> None:
         """Copy tensors into views of an arena; done on return."""
 
@@ -228,6 +231,12 @@ class World(Protocol):
 
     def allgather(self, values: Sequence[int], name: str) -> npt.NDArray[np.int64]:
         """Everybody's values, as int64 of shape ``[size, len(values)]``."""
+
+    def send(self, values: Sequence[int], name: str) -> Callable[[], npt.NDArray[np.int64]]:
+        """Begin an `allgather`; what is returned waits for its outcome, or raises why there is none.
+
+        A rank that was lost is noticed by waiting only: what is done meanwhile is not in vain.
+        """
 
     def gather(self, mine: bytes, name: str) -> list[bytes]:
         """Everybody's bytes by rank, of any length each; in one collective."""

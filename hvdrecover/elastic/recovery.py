@@ -251,14 +251,22 @@ class Recovery:
 
     # -- exchanges -------------------------------------------------------------------------------------
 
-    def consult(self, moment: Moment) -> BaseException | None:
-        """Exchange with the other ranks what each knows; return what all of them are to raise."""
+    def send(self, moment: Moment) -> Callable[[], BaseException | None]:
+        """Send the other ranks what this one knows.
+
+        Returns:
+            What waits for all of them, and returns what all are to raise.
+        """
         world = self._context.world
-        tables = self._companions.exchange(world, moment)[1:]
-        verdict = self._companions.verdict(moment, tables)
-        if moment.kind == "check" and verdict is not None and self._keeps_all(verdict):
-            self._rank.own.gather(world, self._context.place.carried)  # while all are there; a commit follows
-        return verdict
+        sent = self._companions.send(world, moment)
+
+        def hear() -> BaseException | None:
+            verdict = self._companions.verdict(moment, sent()[1:])
+            if moment.kind == "check" and verdict is not None and self._keeps_all(verdict):
+                self._rank.own.gather(world, self._context.place.carried)  # all are there; a commit follows
+            return verdict
+
+        return hear
 
     def _keeps_all(self, verdict: BaseException) -> bool:
         """Return whether ranks come or go, and nothing is lost."""
@@ -324,6 +332,7 @@ class Recovery:
             HostsUpdatedInterrupt: others leave.
         """
         world, commit, whole = self._context.world, self._memory.last, departure.whole
+        world.allgather([commit.commit], "hvdrecover.leave")  # all have it before one that holds it is gone
         if not departure.leaving[world.rank()]:
             raise hosts_updated()
         if whole and self._durable.wanted:

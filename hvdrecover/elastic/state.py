@@ -170,6 +170,8 @@ class State(Attributes):
         self._companions.notify(Observer.begins)
         objection = self._companions.objection(committing=True)
         self._own.gather(self._context.world, self._context.place.carried)
+        # What the ranks tell each other travels while they copy. A write that is waited for may add to it.
+        verdict = None if durable else self._recovery.send(Moment("commit"))
         if objection is None:
             self._around("save", lambda: self._save(None))
         else:
@@ -179,7 +181,7 @@ class State(Attributes):
             self._around("restore", self._recovery.reload)
         if objection is None:
             self._durable.offer(ask=durable)
-        self._consult(Moment("commit"))
+        self._act(verdict or self._recovery.send(Moment("commit")))
         self._own.forget()
         self._companions.notify(Observer.committed)
 
@@ -209,7 +211,7 @@ class State(Attributes):
             DurableAgeError: commits can't be made durable for longer than ``HVDRECOVER_MAX_DURABLE_AGE``.
             StoppedError: rank 0 has had one of these; raised on the other ranks.
         """
-        self._consult(Moment("check"))
+        self._act(self._recovery.send(Moment("check")), between=True)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until the newest commit is durable; on ranks other than 0 there is nothing to wait for.
@@ -287,11 +289,11 @@ class State(Attributes):
         generation, number = snapshot.id.generation, snapshot.id.commit
         self._context.events.emit("commit", generation=generation, commit=number, stall=stall)
 
-    def _consult(self, moment: Moment) -> None:
-        """Exchange with the other ranks what each knows, so that all of them do the same next."""
-        verdict = self._recovery.consult(moment)
+    def _act(self, hear: Callable[[], BaseException | None], *, between: bool = False) -> None:
+        """Do what all ranks do, by what each has told the others; between commits, or at one."""
+        verdict = hear()
         if isinstance(verdict, Departure):
-            if moment.kind == "check":
+            if between:
                 self._around("save", self._keep)  # ranks leave at a commit
             self._recovery.leave(verdict)
         if verdict is not None:

@@ -117,6 +117,10 @@ class TensorFlowFramework(Reports):
         """A tensor of its own memory."""
         return _own(tensor)
 
+    def move(self, tree: Tree, present: Any) -> Tree:
+        """Return the tree as it is: operations take tensors from any device."""
+        return tree
+
     def copy_out(self, tensors: Sequence[tf.Tensor | tf.Variable], views: Sequence[View]) -> None:
         """Copy tensors into views of an arena; done on return."""
         sources = [_on_host(tensor) for tensor in tensors]

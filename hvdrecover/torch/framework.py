@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hvdrecover.checkpoint.arena import Arena
@@ -43,6 +44,7 @@ _DTYPES = {
     torch.float64: "F64",
     torch.complex64: "C64",
 }
+_CPU = torch.device("cpu")
 _BY_CODE = {code: dtype for dtype, code in _DTYPES.items()}
 
 
@@ -116,6 +118,14 @@ class TorchFramework(Reports):
     def equal(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> bool:
         """Return whether tensors hold the very bits of views of arenas, each of the same dtype and shape."""
         return all_equal(pairs)
+
+    def move(self, tree: Tree, present: Any) -> Tree:
+        """Return a tree with its tensors on the device of a value's, if those are all on one."""
+        devices = {each.device for each in pytree.tree_leaves(present) if isinstance(each, torch.Tensor)}
+        if len(devices) != 1 or devices == {_CPU}:
+            return tree
+        (device,) = devices
+        return pytree.tree_map(lambda each: each.to(device) if isinstance(each, torch.Tensor) else each, tree)
 
     def copy_out(self, tensors: Sequence[torch.Tensor], views: Sequence[torch.Tensor]) -> None:
         """Copy tensors into views of an arena; done on return."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NoReturn
+
 import horovod.torch as hvd
 import numpy as np
 import numpy.typing as npt
 import torch
+from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover.checkpoint.arena import Bytes
 from hvdrecover.elastic.horovod import Ranks
@@ -27,12 +32,26 @@ class TorchWorld(Ranks):
 
     def join(self, mine: npt.NDArray[np.int64], name: str) -> npt.NDArray[np.int64]:
         """Everybody's arrays one after another, joined along the first axis; the lengths there may differ."""
-        if self.size() == 1:
-            return mine
-        joined: npt.NDArray[np.int64] = hvd.allgather(torch.tensor(mine), name=name).numpy()
-        return joined
+        return self._begin_join(mine, name)()
+
+    def send(self, values: Sequence[int], name: str) -> Callable[[], npt.NDArray[np.int64]]:
+        """Begin an `allgather`, which Horovod's thread carries out meanwhile."""
+        return self._begin_join(np.array([list(values)], dtype=np.int64), name)
 
     def broadcast(self, buffer: Bytes, root: int, name: str) -> None:
         """Fill ``buffer``, a uint8 array of the same length on all ranks, with the root's, in place."""
         if self.size() > 1 and len(buffer):
             hvd.broadcast_(torch.from_numpy(buffer), root, name=name)
+
+    def _begin_join(self, mine: npt.NDArray[np.int64], name: str) -> Callable[[], npt.NDArray[np.int64]]:
+        if self.size() == 1:
+            return lambda: mine
+        try:
+            handle = hvd.allgather_async(torch.tensor(mine), name=name)
+        except HorovodInternalError as error:
+            return partial(_fail, error)
+        return lambda: hvd.synchronize(handle).numpy()
+
+
+def _fail(error: Exception) -> NoReturn:
+    raise error

@@ -11,7 +11,8 @@ import faulthandler
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -133,6 +134,10 @@ class Outcome:
     error: BaseException | None = None
 
 
+def _fail(error: Exception) -> NoReturn:
+    raise error
+
+
 class FakeWorld:
     """One rank; see `hvdrecover.elastic.interfaces.World`.
 
@@ -203,9 +208,15 @@ class FakeWorld:
             self._ring = None
 
     def allgather(self, values: Sequence[int], name: str) -> npt.NDArray[np.int64]:
+        return self.send(values, name)()
+
+    def send(self, values: Sequence[int], name: str) -> Callable[[], npt.NDArray[np.int64]]:
         row = np.array(values, dtype=np.int64)
-        rows = self._exchange(("allgather", len(row)), name, row)
-        return np.stack(rows)
+        try:
+            await_rows = self._enter(("allgather", len(row)), name, row)
+        except HorovodInternalError as error:
+            return partial(_fail, error)
+        return lambda: np.stack(await_rows())
 
     def gather(self, mine: bytes, name: str) -> list[bytes]:
         return self._exchange(("gather",), name, mine)
@@ -231,6 +242,12 @@ class FakeWorld:
             self._present()
             self._meet_faults(name)
 
+    def await_loss(self) -> None:
+        """Wait until another rank is lost."""
+        with self.job.condition:
+            ring = self._present()
+            self._wait(lambda: ring.broken)
+
     @property
     def dead(self) -> bool:
         """Whether the rank was killed; its thread may not have noticed."""
@@ -248,6 +265,10 @@ class FakeWorld:
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _exchange(self, signature: tuple[Any, ...], name: str, payload: Any) -> list[Any]:
+        return self._enter(signature, name, payload)()
+
+    def _enter(self, signature: tuple[Any, ...], name: str, payload: Any) -> Callable[[], list[Any]]:
+        """Bring something to a collective; return what waits for that of all."""
         with self.job.condition:
             ring = self._present()
             self._where = f"{signature[0]} '{name}'"
@@ -263,6 +284,12 @@ class FakeWorld:
             self._position += 1
             slot.entries[self._place_in_ring] = payload
             self.job.condition.notify_all()
+            self._where = "its own code"
+        return lambda: self._await(ring, slot, name, cut=cut, end=end)
+
+    def _await(self, ring: _Ring, slot: _Slot, name: str, *, cut: bool, end: Fault | None) -> list[Any]:
+        with self.job.condition:
+            self._where = f"{slot.signature[0]} '{name}'"
             self._wait(lambda: len(slot.entries) == len(ring.members) or ring.broken or self._deserted(ring))
             if len(slot.entries) < len(ring.members):
                 raise HorovodInternalError(f"{name}: a rank was lost")

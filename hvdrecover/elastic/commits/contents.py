@@ -288,7 +288,7 @@ class Contents:
             if self._framework.is_component(self.values[name]):
                 self._framework.load(self.values[name], tree, keep=give)
             else:
-                self.values[name] = tree
+                self.values[name] = self._framework.move(tree, self.values[name])
         for name, order in self.orders.items():
             if name in cursors:
                 order.load_state_dict(cursors[name], name)

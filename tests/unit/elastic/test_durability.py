@@ -7,6 +7,7 @@ import json
 import threading
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -655,6 +656,31 @@ def test_a_job_that_was_replaced_stops_at_the_first_commit_that_knows(
         with pytest.raises(FencedError, match="generation 2 has claimed"):
             state.commit()
     assert root.published == [CommitId(1, 1)]
+
+
+def test_a_commit_that_learns_by_waiting_that_the_job_was_replaced_stops_it(
+    process: Process, root: FakeRoot, roots: FakeRoots
+) -> None:
+    state = begun(process)
+    block(root)
+    state.commit()
+    wait_until_blocked(root)
+    store_of(roots).claim_next()
+    state.model = _Copied(root.gate, w=0.0)
+    with pytest.raises(FencedError, match="generation 2 has claimed"):
+        state.commit(durable=True)
+
+
+class _Copied(FakeModel):
+    """Opens a gate when a commit looks at it."""
+
+    def __init__(self, gate: threading.Event, **weights: Any) -> None:
+        super().__init__(**weights)
+        self._gate = gate
+
+    def state_dict(self) -> dict[str, Any]:
+        self._gate.set()
+        return super().state_dict()
 
 
 def test_a_rank_that_its_own_job_went_on_without_writes_again_when_they_have_met(

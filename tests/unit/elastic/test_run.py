@@ -139,6 +139,23 @@ def test_when_a_rank_is_lost_the_others_go_back_to_the_last_commit_and_go_on() -
     assert entered(counting) == [(0, 0, 2), (0, 1, 2), (2, 0, 1)]
 
 
+def test_a_commit_is_made_although_another_rank_is_lost_meanwhile() -> None:
+    counting = Counting()
+    assert counting.results(2, fail_at(1, "hvdrecover.updates", 2)) == [("trained", 6, 6.0)]
+    assert entered(counting) == [(0, 0, 2), (0, 1, 2), (4, 0, 1)]
+
+
+def test_a_commit_is_made_although_another_rank_was_lost_before_it() -> None:
+    def at_step(process: Process, state: State) -> None:
+        if state.step == 4 and process.world.size() == 2:
+            process.world.here("commit")
+            process.world.await_loss()
+
+    counting = Counting(at_step=at_step)
+    assert counting.results(2, fail_at(1, "commit")) == [("trained", 6, 6.0)]
+    assert entered(counting) == [(0, 0, 2), (0, 1, 2), (4, 0, 1)]
+
+
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_it_does_not_matter_which_rank_is_lost(rank: int) -> None:
     counting = Counting()

@@ -322,6 +322,22 @@ def test_who_was_asked_during_a_recovery_leaves_at_the_first_commit_after_it(
     assert job.left == [(0, 4)]
 
 
+@pytest.mark.parametrize("check_only", [False, True])
+def test_nobody_leaves_before_all_have_the_commit(
+    check_only: bool, monkeypatch: pytest.MonkeyPatch, roots: FakeRoots
+) -> None:
+    job = Job(monkeypatch, ["h1", "h2"], {3: (0, HOST)})
+    job.check_only = check_only
+    outcomes = job.run(fail_at(1, "hvdrecover.leave", replacement="in_place"))
+    assert [(outcome.status, outcome.world.place) for outcome in outcomes] == [
+        ("returned", 1),
+        ("left", 0),
+        ("killed", 1),
+    ]
+    assert (3, 0, 2) in job.resumed  # with the memory of the rank that was about to leave
+    assert job.left == [(0, 4)]
+
+
 def test_a_job_whose_last_commit_can_not_be_made_durable_says_so(
     process: Process, page: Page, roots: FakeRoots
 ) -> None:

@@ -34,6 +34,16 @@ def arena_of_all_dtypes() -> Any:
     return Arena(plan([TensorSpec(dtype, dtype, (2,)) for dtype in ITEM_BYTES]))
 
 
+def test_plain_tensors_come_to_the_device_of_those_in_their_place() -> None:
+    tree = {"best": torch.ones(2), "seen": [(torch.ones(1), 7)], "name": "x"}
+    elsewhere = [torch.ones(3, device="meta"), {"more": 1}]
+    moved = FRAMEWORK.move(tree, elsewhere)
+    assert (moved["best"].is_meta, moved["seen"][0][0].is_meta) == (True, True)
+    assert (moved["seen"][0][1], moved["name"]) == (7, "x")
+    for present in ([torch.ones(1)], [torch.ones(1), *elsewhere], "nothing"):
+        assert FRAMEWORK.move(tree, present) is tree
+
+
 # -- tensors that can't be kept ------------------------------------------------------------------------
 
 UNSUPPORTED = {

@@ -1,0 +1,64 @@
+"""Jobs of two workers on a device, which are killed, and end with the very bits of one that was not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdrecover.examples.digits_run import DigitsRun, supervised
+
+SCRIPT = Path(__file__).with_name("digits.py")
+EPOCHS = 2
+OPTIONS = ("--step-seconds", "0.04")
+
+
+def run(folder: Path) -> DigitsRun:
+    return DigitsRun(folder, EPOCHS, *OPTIONS, program=[str(SCRIPT)])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def a_users_shell() -> Iterator[None]:
+    """Other tests import the adapter into this process, which chooses a controller for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(("HVDRECOVER_", "HOROVOD_"))]:
+            patch.delenv(name)
+        patch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        yield
+
+
+@pytest.fixture(scope="module")
+def undisturbed(a_users_shell: None, tmp_path_factory: pytest.TempPathFactory) -> DigitsRun:
+    clean = run(tmp_path_factory.mktemp("undisturbed"))
+    clean.finish(clean.start(supervised()))
+    return clean
+
+
+@pytest.mark.parametrize("everybody", [False, True])
+def test_workers_that_are_killed_end_with_the_same_bits(
+    undisturbed: DigitsRun, start: Any, tmp_path: Path, everybody: bool
+) -> None:
+    disturbed = run(tmp_path)
+    job = start(disturbed, supervised())
+    disturbed.wait_for(job, lambda batch: batch.epoch == 1 and batch.rank == 1)
+    for rank in (0, 1) if everybody else (1,):
+        os.kill(disturbed.process_of(rank), signal.SIGKILL)
+    disturbed.finish(job)
+    assert "resum" in disturbed.log
+    assert disturbed.digest() == undisturbed.digest()
+
+
+def test_a_drill_on_the_device_finds_that_the_script_recovers(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hvdrecover", "drill", "-np", "2", "--folder", str(tmp_path)]
+    command += ["--faults", "kill,kill-all", "--seed", "1", "--", sys.executable, str(SCRIPT)]
+    command += ["--epochs", str(EPOCHS), *OPTIONS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert (done.returncode, found["recovers"], found["findings"]) == (0, True, []), done.stdout

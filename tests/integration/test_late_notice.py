@@ -1,0 +1,20 @@
+"""What a rank does although it could know that another is lost."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from hvdrecover.examples.digits_run import PATIENCE, ROOT_MAY_USE_MPI, supervised
+from hvdrecover.launch.job import Job
+
+SCRIPT = Path(__file__).with_name("scripts") / "late_notice.py"
+
+
+def test_a_commit_is_made_although_a_rank_was_lost_right_before_it(tmp_path: Path) -> None:
+    job = Job([*supervised(), sys.executable, str(SCRIPT), str(tmp_path)], tmp_path / "log", ROOT_MAY_USE_MPI)
+    try:
+        assert job.wait(PATIENCE) == 0, job.tail()
+    finally:
+        job.kill()
+    assert (tmp_path / "steps").read_text().split() == ["0", "4"], job.tail()
