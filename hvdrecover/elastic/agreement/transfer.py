@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -46,7 +48,7 @@ def send(world: World, root: int, agreement: Agreement) -> None:
     Those that turn out to hold the very bytes keep what they have; if all do, only its description is sent.
     """
     snapshot = agreement.snapshot
-    held = _digests(snapshot) if agreement.source in ("memory", "near") and world.size() > 1 else {}
+    held = _digests(snapshot.arenas) if agreement.source in ("memory", "near") and world.size() > 1 else {}
     header = {
         "id": [snapshot.id.generation, snapshot.id.commit],
         "source": agreement.source,
@@ -84,24 +86,24 @@ def stopped(root: int, failure: dict[str, Any]) -> StoppedError:
     return StoppedError(f"rank {root} has no state to resume from. {failure['error']}", failure["kind"])
 
 
-def receive(world: World, root: int, held: Snapshot | None = None) -> Agreement:
+def receive(world: World, root: int, held: Mapping[str, Arena] = MappingProxyType({})) -> Agreement:
     """Take the root's commit, into memory of its own: what this rank holds stays whole until all has come.
 
     Args:
         world: the ranks.
         root: the rank that sends.
-        held: the commit in this rank's memory, if it may be the one that is sent. If its bytes are, its
-            memory is used, and nothing is copied.
+        held: the files of a commit by attribute name, if they may be those that are sent. If their bytes are,
+            their memory is used, and nothing is copied.
 
     Raises:
         StoppedError: the root could not load a commit.
     """
-    mine = _digests(held) if held is not None else {}  # while the root makes its own
+    mine = _digests(held)  # while the root makes its own
     header = _broadcast_json(world, root, None)
     if "error" in header:
         raise stopped(root, header)
-    lacking = held is None or mine != header["digests"]
-    arenas = {} if held is None or lacking else held.arenas
+    lacking = mine != header["digests"] or not mine
+    arenas = {} if lacking else dict(held)
     if _anybody_lacks(world, lacking):
         for name, (size, text) in header["files"].items():
             if lacking:
@@ -131,8 +133,8 @@ def _broadcast_json(world: World, root: int, value: dict[str, Any] | None) -> di
     return received
 
 
-def _digests(snapshot: Snapshot) -> dict[str, str]:
-    return {name: digest(arena.buffer) for name, arena in snapshot.arenas.items()}
+def _digests(arenas: Mapping[str, Arena]) -> dict[str, str]:
+    return {name: digest(arena.buffer) for name, arena in arenas.items()}
 
 
 def _anybody_lacks(world: World, lacking: bool) -> bool:
