@@ -461,7 +461,7 @@ def test_a_system_that_refuses_niceness_is_written_from_all_the_same(writer, mon
     def refuse(*args):
         raise PermissionError
 
-    monkeypatch.setattr(niceness.os, "setpriority", refuse)
+    monkeypatch.setattr("hvdrecover.checkpoint.niceness.os.setpriority", refuse)
     writer.submit(make_snapshot(1, 2))
     writer.wait()
     assert writer.progress.last_durable == CommitId(1, 2)
