@@ -5,20 +5,19 @@ from __future__ import annotations
 import dataclasses
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from hvdrecover import heartbeat
-from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest_numbers
-from hvdrecover.checkpoint.near.recall import Recalled
+from hvdrecover.checkpoint.near.recall import Files, Recalled
 from hvdrecover.checkpoint.retrying import ATTEMPTS
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.elastic.agreement import reports
 from hvdrecover.elastic.agreement.election import Election, Published, elect
 from hvdrecover.elastic.agreement.revival import Claimed, Root, revived
-from hvdrecover.elastic.agreement.transfer import Agreement, Source, receive, send, send_failure
+from hvdrecover.elastic.agreement.transfer import Agreement, Source, digests, receive, send, send_failure
 from hvdrecover.elastic.assembly import Rank
 from hvdrecover.elastic.companions import Moment, Observer
 from hvdrecover.elastic.durable.durability import FINISH_ATTEMPTS
@@ -148,19 +147,19 @@ class Recovery:
     def _follow(self, election: Election, recalled: Recalled | None, claimed: Claimed | None) -> Agreement:
         """Receive what the elected rank sends, and load it."""
         newest = election.newest if claimed is None else claimed.commit
-        agreement = receive(self._context.world, self.root, self._held(newest, recalled))
+        agreement = receive(self._context.world, self.root, *self._held(newest, recalled))
         self._context.place.job = agreement.job
         if agreement.loaded:  # whichever rank fails next, its guardian knows from which commit
             heartbeat.tell(loaded=agreement.loaded)
         self._load(agreement.snapshot, strict=True)
         return agreement
 
-    def _held(self, commit: CommitId | None, recalled: Recalled | None) -> Mapping[str, Arena]:
+    def _held(self, commit: CommitId | None, recalled: Recalled | None) -> Files:
         """Return the files that this rank, or its host, has of a commit, or of another of that number."""
         for mine in (self._memory.newest, None if recalled is None else recalled.snapshot):
             if mine is not None and mine.id == commit:
-                return mine.arenas
-        return {} if commit is None else self._durable.near.held(commit)
+                return mine.arenas, digests(mine)
+        return ({}, {}) if commit is None else self._durable.near.held(commit)
 
     def _lead(self, election: Election, recalled: Recalled | None, claimed: Claimed | None) -> Agreement:
         """Decide what all resume from, and send it; on the elected rank."""

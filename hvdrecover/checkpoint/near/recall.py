@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hvdrecover.checkpoint import root
 from hvdrecover.checkpoint.arena import Arena, allocate
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.digest import Digest
 from hvdrecover.checkpoint.manifest import Manifest
 from hvdrecover.checkpoint.near import place
 from hvdrecover.checkpoint.near.place import SLOT
-from hvdrecover.checkpoint.near.slots import Slot, of_folder, resident
+from hvdrecover.checkpoint.near.slots import Slot, of_folder
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.root import TENSORS
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.errors import CheckpointError, CorruptCheckpointError
+
+Files = tuple[Mapping[str, Arena], Mapping[str, str]]
+"""Files of a commit, and their digests, by attribute name."""
 
 Usable = Callable[[CommitId], bool]
 PassedOver = Callable[[str, str], None]
@@ -93,8 +95,8 @@ def by_copy(path: Path, usable: Usable, passed_over: PassedOver) -> Recalled | N
     return None
 
 
-def copied(path: Path, commit: CommitId) -> dict[str, Arena]:
-    """Return a copy of what may be a commit, sealed or not, by its folder; empty if there is none.
+def copied(path: Path, commit: CommitId) -> Files:
+    """Return a copy of what may be a commit, sealed or not, by its folder; of no file if there is none.
 
     Nobody vouches for it: it may be overwritten at this moment, or be of another job.
 
@@ -109,12 +111,13 @@ def copied(path: Path, commit: CommitId) -> dict[str, Arena]:
     """
     storage = LocalStorage(path)
     folder = next((each for each in _folders(path) if of_folder(each) == commit), None)
-    arenas = {}
+    arenas, digests = {}, {}
     if folder is not None:
         for name, each in Slot.found(folder).layouts.items():
             arenas[name] = Arena(each, allocate(each.nbytes))
-            storage.read_into(f"{folder.name}/{name}{TENSORS}", arenas[name].buffer)
-    return arenas
+            file = f"{folder.name}/{name}{TENSORS}"
+            digests[name] = storage.read_into(file, arenas[name].buffer).digest
+    return arenas, digests
 
 
 def _folders(path: Path) -> list[Path]:
@@ -147,12 +150,9 @@ def _verified(path: Path, slot: Slot) -> Recalled:
     expected = {file.name.removesuffix(TENSORS): file for file in manifest.files}
     if expected.keys() != slot.layouts.keys():
         raise CorruptCheckpointError(f"{path}/{manifest.id.name}", "its files are not those of its manifest")
-    slot.map()
+    digests = slot.digests()
     for name, file in expected.items():
-        digest = Digest()
-        for piece in resident(slot.arenas[name].buffer):
-            digest.update(piece)
-        if slot.layouts[name].nbytes != file.size or digest.hex() != file.digest:
+        if slot.layouts[name].nbytes != file.size or digests[name] != file.digest:
             url = f"{path}/{manifest.id.name}/{file.name}"
             raise CorruptCheckpointError(url, "the file's content does not match the manifest's digest")
     return Recalled(Snapshot.of(manifest, slot.arenas), _job(manifest))

@@ -22,6 +22,7 @@ from hvdrecover.checkpoint import layout as layouts
 from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint.arena import Arena, Bytes
 from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.digest import Digest
 from hvdrecover.checkpoint.layout import Layout
 from hvdrecover.checkpoint.near.place import SLOT
 from hvdrecover.checkpoint.root import TENSORS
@@ -85,13 +86,26 @@ class Slot:
         return cls(path, {file.name.removesuffix(TENSORS): _read_layout(file) for file in files})
 
     def map(self) -> None:
-        """Map its files, unless that is done. Their pages are looked up later; see `resident`.
+        """Map its files, unless that is done. Their pages are looked up when they are used, or before.
 
         Raises:
             OSError: a file can't be mapped.
         """
         if not self.arenas:
             self.arenas = {name: _opened(self._file(name), each) for name, each in self.layouts.items()}
+
+    def digests(self) -> dict[str, str]:
+        """Map it, and return the digests of its files by attribute name.
+
+        Raises:
+            OSError: a file can't be mapped.
+        """
+        self.map()
+        found = {name: Digest() for name in self.arenas}
+        for name, arena in self.arenas.items():
+            for piece in resident(arena.buffer):
+                found[name].update(piece)
+        return {name: digest.hex() for name, digest in found.items()}
 
     def look_up(self) -> None:
         """Look up all pages, so that a commit is copied as fast as possible; other threads run meanwhile."""

@@ -290,7 +290,7 @@ class NearTier:
             return
         stale: list[Slot] = []
         try:
-            if (found := order.digests.compute()) is not None:
+            if (found := order.snapshot.digests or order.digests.compute()) is not None:
                 text = manifests.dumps(self._manifest(order, found))
                 with self._lock:
                     if self._sealing is order:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.near import place, recall
 from hvdrecover.checkpoint.near.place import Keeper
-from hvdrecover.checkpoint.near.recall import Recalled
+from hvdrecover.checkpoint.near.recall import Files, Recalled
 from hvdrecover.checkpoint.near.room import SLOTS
 from hvdrecover.checkpoint.near.slots import Slot
 from hvdrecover.checkpoint.near.tier import NearTier
@@ -71,8 +69,8 @@ class NearSide:
             self._refuse(str(error))
             return None
 
-    def held(self, commit: CommitId) -> Mapping[str, Arena]:
-        """Return what a process before this one, or one beside it, has of a commit; empty if that is nothing.
+    def held(self, commit: CommitId) -> Files:
+        """Return what a process before this one, or one beside it, has of a commit; no file if it is nothing.
 
         It need not be sealed, and nobody vouches for it: it is of use only if it has the digests of a commit
         that a rank is known to hold.
@@ -80,20 +78,15 @@ class NearSide:
         Args:
             commit: which one.
         """
-        if self._path is None or self._tier is not None:
-            return {}
-        try:
-            if not self._is_there(self._path):
-                return {}
-            if self._keeper is None:
-                return recall.copied(self._path, commit)
-            slot = next((slot for slot in self._left if slot.copied == commit), None)
-            if slot is None:
-                return {}
-            slot.map()
-            return slot.arenas
-        except (OSError, StorageError, ValueError):  # it is sent, then
-            return {}
+        with suppress(OSError, StorageError, ValueError):  # it is sent, then
+            if self._path is not None and self._tier is None and self._is_there(self._path):
+                if self._keeper is None:
+                    return recall.copied(self._path, commit)
+                for slot in self._left:
+                    if slot.copied == commit:
+                        digests = slot.digests()
+                        return slot.arenas, digests
+        return {}, {}
 
     def pass_over(self, commit: CommitId, reason: str) -> None:
         """Report a commit that is not resumed from."""

@@ -12,6 +12,7 @@ import pytest
 
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.layout import Layout, TensorSpec, plan
 from hvdrecover.checkpoint.near import place, recall
 from hvdrecover.checkpoint.near.place import Keeper
@@ -142,12 +143,13 @@ def test_a_commit_that_was_copied_is_found_before_it_is_sealed_and_not_while_it_
     for number in (2, 3):
         snapshot = process.commit(number)
         assert snapshot is not None
-        arenas = recall.copied(process.path, CommitId(2, number))
+        arenas, digests = recall.copied(process.path, CommitId(2, number))
         assert arenas["model"].buffer.tobytes() == snapshot.arenas["model"].buffer.tobytes()
         assert arenas["model"] is not snapshot.arenas["model"]
-    assert recall.copied(process.path, CommitId(2, 2)) == {}  # its memory has the third by now
+        assert digests == {"model": digest(snapshot.arenas["model"].buffer)}
+    assert recall.copied(process.path, CommitId(2, 2)) == ({}, {})  # its memory has the third by now
     process.commit(4, seal=False)  # killed while it is copied
-    assert recall.copied(process.path, CommitId(2, 3)) == {}
+    assert recall.copied(process.path, CommitId(2, 3)) == ({}, {})
     assert [slot.copied for slot in recall.found(process.path, process.note)] == [None, CommitId(2, 1)]
     assert process.names() == ["g0002-c00000001"]
 

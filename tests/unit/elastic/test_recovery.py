@@ -153,7 +153,8 @@ def receive_or_keep(held: dict[int, Snapshot], sent: Snapshot) -> list[tuple[int
             transfer.send(world, 0, agreement)
         else:
             mine = held.get(world.rank())
-            agreement = transfer.receive(world, 0, {} if mine is None else mine.arenas)
+            files = ({}, {}) if mine is None else (mine.arenas, transfer.digests(mine))
+            agreement = transfer.receive(world, 0, *files)
         return world.visits - before, agreement
 
     return on_ranks(3, body)
