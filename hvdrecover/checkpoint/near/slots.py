@@ -2,7 +2,7 @@
 
 The folder of a slot has a hidden name. Once a commit was copied into it, that ends with the commit's name:
 who knows the commit's digests can use it. With these in a manifest it is sealed, and has the commit's name
-alone. All of that is taken away before it is overwritten.
+alone. That name is taken away before it is overwritten.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ class Slot:
 
     def __init__(self, path: Path, layouts: Mapping[str, Layout]) -> None:
         self._path = path
+        self._hidden = f"{path.parent}/{SLOT}{uuid.uuid4().hex}"
         self.layouts = dict(layouts)
         self.arenas: dict[str, Arena] = {}
         self.copied = of_folder(path)
-        self.commit = self.copied if (path / manifests.FILE_NAME).exists() else None
+        self.commit = CommitId.parse(path.name) if (path / manifests.FILE_NAME).exists() else None
 
     @classmethod
     def make(cls, root: Path, wanted: Mapping[str, Layout]) -> Slot:
@@ -137,7 +138,7 @@ class Slot:
         """Note that a whole commit was copied, which may be of use even if it is never sealed."""
         if self.commit is None:
             with contextlib.suppress(OSError):  # then they are of none
-                self._rename(self._path.with_suffix(f".{commit.name}"))
+                self._rename(Path(f"{self._hidden}.{commit.name}"))
                 self.copied = commit
 
     def seal(self, commit: CommitId, manifest: bytes) -> None:
@@ -155,18 +156,18 @@ class Slot:
         except OSError:  # no space; there would be one more of them with each commit
             (self._path / temporary).unlink(missing_ok=True)
             raise
+        (self._path / temporary).replace(self._path / manifests.FILE_NAME)
         self._rename(target)
-        (target / temporary).replace(target / manifests.FILE_NAME)
         self.commit = self.copied = commit
 
     def open(self) -> None:
         """Take the commit away that it holds, as its memory will be overwritten."""
         if self.copied is not None:
             self.commit = self.copied = None
-            with contextlib.suppress(FileNotFoundError):
-                (self._path / manifests.FILE_NAME).unlink()
-            with contextlib.suppress(OSError):  # the name alone makes it no commit
-                self._rename(self._path.with_name(f"{SLOT}{uuid.uuid4().hex}"))
+            try:
+                self._rename(Path(self._hidden))
+            except OSError:  # the name alone makes it no commit
+                (self._path / manifests.FILE_NAME).unlink(missing_ok=True)
 
     def delete(self) -> None:
         """Delete it; who holds its arenas keeps their memory."""
