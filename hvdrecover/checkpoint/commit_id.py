@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 _NAME = re.compile(r"g([0-9]{4,9})-c([0-9]{8,18})")
@@ -33,6 +34,10 @@ class CommitId:
             return None
         commit = cls(int(match[1]), int(match[2]))
         return commit if commit.name == name else None
+
+    def is_within(self, ranges: Collection[tuple[str, str]]) -> bool:
+        """Return whether it lies in one of these ranges, named by their first and their last commit."""
+        return any(first <= self.name <= last for first, last in ranges)
 
     def __str__(self) -> str:
         return self.name

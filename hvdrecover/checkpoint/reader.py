@@ -151,7 +151,7 @@ def load_newest(store: Store, suspects: Collection[tuple[str, str]] = ()) -> Sna
                 store.events.emit("write_failed", str(failure), level=logging.WARNING, commit=commit.name)
 
     def without_suspects(commits: list[CommitId]) -> list[CommitId]:
-        last = [each for each in commits if any(first <= each.name <= end for first, end in suspects)]
+        last = [each for each in commits if each.is_within(suspects)]
         for commit in last:
             _say(store, commit.name, _FAILED, f"passing over {commit}, which is suspect: {_FAILED}")
             with contextlib.suppress(StorageError):  # to read goes before to mark

@@ -9,6 +9,7 @@ from typing import Any
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import FileEntry, Manifest
+from hvdrecover.checkpoint.root import TENSORS
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Snapshot:
         versions: of the framework, Horovod and hvdrecover.
         finished: whether the training function had returned.
         dataset: fingerprint of the training data as plain JSON values, or None.
+        digests: of the files, by attribute name; None if they have not been computed.
     """
 
     id: CommitId
@@ -32,10 +34,12 @@ class Snapshot:
     versions: dict[str, str]
     finished: bool = False
     dataset: dict[str, Any] | None = None
+    digests: dict[str, str] | None = None
 
     @classmethod
     def of(cls, manifest: Manifest, arenas: dict[str, Arena]) -> Snapshot:
-        """Return the commit that a manifest describes, with the files that were read."""
+        """Return the commit that a manifest describes, with the files that were read and verified."""
+        digests = {file.name.removesuffix(TENSORS): file.digest for file in manifest.files}
         return cls(
             id=manifest.id,
             arenas=arenas,
@@ -44,6 +48,7 @@ class Snapshot:
             versions=manifest.versions,
             finished=manifest.finished,
             dataset=manifest.dataset,
+            digests={name: digests[name] for name in arenas},
         )
 
     def manifest(self, files: Sequence[FileEntry], writer: dict[str, Any], time: float) -> Manifest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from hvdrecover.checkpoint import claims, leases, root
@@ -86,16 +86,16 @@ class Store:
         self._collector.tidy(generation)
         return generation
 
-    def newest(self, suspects: Callable[[CommitId], bool]) -> CommitId | None:
+    def newest(self, suspects: Collection[tuple[str, str]] = ()) -> CommitId | None:
         """Return the newest commit that is complete, whether or not it verifies; None if there is none.
 
         Args:
-            suspects: whether a commit is not to be resumed from.
+            suspects: ranges of commits that are not to be resumed from; see `load_newest`.
 
         Raises:
             StorageError: the storage failed.
         """
-        commits = (each for each in root.commits(self.storage) if not suspects(each))
+        commits = (each for each in root.commits(self.storage) if not each.is_within(suspects))
         return next((each for each in commits if root.is_complete(self.storage, each)), None)
 
     def write(self, snapshot: Snapshot, rank: int, durable: Callable[[], None] = lambda: None) -> None:

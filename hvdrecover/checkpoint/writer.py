@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
 import traceback
 from collections.abc import Callable
 
+from hvdrecover.checkpoint.niceness import step_back
 from hvdrecover.checkpoint.progress import Progress
 from hvdrecover.checkpoint.retrying import ATTEMPTS, WokenError, retrying
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.store import Store
 from hvdrecover.errors import HvdrecoverError, StorageError
-
-NICENESS = 17  # of the writer's thread: training goes first, at a ratio of 45 to 1 for a core
 
 
 class BackgroundWriter:
@@ -151,7 +148,7 @@ class BackgroundWriter:
             self._cleaned_up.set()
 
     def _run(self) -> None:
-        _step_back()
+        step_back()
         while not self._is_done():
             try:
                 self._write_through()
@@ -248,13 +245,6 @@ def _unforeseen(url: str, error: Exception) -> StorageError:
     failure = StorageError(url, f"writing failed in an unforeseen way: {error!r}.")
     failure.__cause__ = error
     return failure
-
-
-def _step_back() -> None:
-    """Let training go before this thread and those that it starts; on Linux niceness is a thread's own."""
-    thread = threading.get_native_id()
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 def _forget_locals(error: BaseException) -> None:

@@ -11,13 +11,13 @@ from typing import Any, NoReturn
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest_numbers
-from hvdrecover.checkpoint.near.recall import Recalled
+from hvdrecover.checkpoint.near.recall import Files, Recalled
 from hvdrecover.checkpoint.retrying import ATTEMPTS
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.elastic.agreement import reports
 from hvdrecover.elastic.agreement.election import Election, Published, elect
-from hvdrecover.elastic.agreement.revival import Claimed, revived
-from hvdrecover.elastic.agreement.transfer import Agreement, Source, receive, send, send_failure
+from hvdrecover.elastic.agreement.revival import Claimed, Root, revived
+from hvdrecover.elastic.agreement.transfer import Agreement, Source, digests, receive, send, send_failure
 from hvdrecover.elastic.assembly import Rank
 from hvdrecover.elastic.companions import Moment, Observer
 from hvdrecover.elastic.durable.durability import FINISH_ATTEMPTS
@@ -98,7 +98,7 @@ class Recovery:
         context, started = self._context, self._context.clock.monotonic()
         context.events.rank = context.world.rank()
         heartbeat.take_rank(context.world.rank())
-        recalled = self._durable.near.recall() if self._memory.last.generation == 0 else None
+        recalled = self._recall()
         election = self._elect(recalled)
         self._own.rendezvous(context.world, context.place.among_all, self._memory.newest, election.newest)
         claimed = self._revive(recalled) if election.revives else None
@@ -111,6 +111,14 @@ class Recovery:
         self._report(agreement, started, reached, claimed)
         self._companions.notify(Observer.agreed, agreement)
         return agreement.source
+
+    def _recall(self) -> Recalled | None:
+        """Return what this host has that is newer than all memories, if this process has no memory."""
+        mine = self._memory.last
+        rows = self._context.world.allgather([mine.generation, mine.commit], "hvdrecover.memories")
+        if mine.generation:
+            return None
+        return self._durable.near.recall(max(CommitId(*row) for row in rows.tolist()))
 
     def _elect(self, recalled: Recalled | None) -> Election:
         moment, own, job = (
@@ -131,23 +139,27 @@ class Recovery:
 
     def _revive(self, recalled: Recalled | None) -> Claimed:
         """All processes have just started: let rank 0 take the root, and ask which near commit counts."""
-        claim = None
+        root = None
         if self._context.world.rank() == 0:
-            claim = lambda: (self._claim(), self._context.place.job, self._durable.standing())  # noqa: E731
-        return revived(self._context, recalled, claim, self._durable.near.pass_over)
+            root = Root(lambda: (self._claim(), self._context.place.job), self._durable.standing)
+        return revived(self._context, recalled, root, self._durable.near.pass_over)
 
     def _follow(self, election: Election, recalled: Recalled | None, claimed: Claimed | None) -> Agreement:
         """Receive what the elected rank sends, and load it."""
-        held = self._memory.newest if recalled is None else recalled.snapshot
         newest = election.newest if claimed is None else claimed.commit
-        agreement = receive(
-            self._context.world, self.root, held if held is not None and held.id == newest else None
-        )
+        agreement = receive(self._context.world, self.root, *self._held(newest, recalled))
         self._context.place.job = agreement.job
         if agreement.loaded:  # whichever rank fails next, its guardian knows from which commit
             heartbeat.tell(loaded=agreement.loaded)
         self._load(agreement.snapshot, strict=True)
         return agreement
+
+    def _held(self, commit: CommitId | None, recalled: Recalled | None) -> Files:
+        """Return the files that this rank, or its host, has of a commit, or of another of that number."""
+        for mine in (self._memory.newest, None if recalled is None else recalled.snapshot):
+            if mine is not None and mine.id == commit:
+                return mine.arenas, digests(mine)
+        return ({}, {}) if commit is None else self._durable.near.held(commit)
 
     def _lead(self, election: Election, recalled: Recalled | None, claimed: Claimed | None) -> Agreement:
         """Decide what all resume from, and send it; on the elected rank."""

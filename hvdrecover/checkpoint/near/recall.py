@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hvdrecover.checkpoint import root
+from hvdrecover.checkpoint.arena import Arena, allocate
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.manifest import Manifest
 from hvdrecover.checkpoint.near import place
 from hvdrecover.checkpoint.near.place import SLOT
-from hvdrecover.checkpoint.near.slots import Slot
+from hvdrecover.checkpoint.near.slots import Slot, of_folder
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.root import TENSORS
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.errors import CheckpointError, CorruptCheckpointError
 
+Files = tuple[Mapping[str, Arena], Mapping[str, str]]
+"""Files of a commit, and their digests, by attribute name."""
+
+Usable = Callable[[CommitId], bool]
 PassedOver = Callable[[str, str], None]
 """Told of a commit that is not used: its name, and why."""
 
@@ -35,33 +40,43 @@ class Recalled:
     snapshot: Snapshot
     job: str
 
+    @property
+    def start(self) -> str:
+        """The identity of the start alone."""
+        return self.job.rpartition("/")[2]
 
-def in_place(
-    path: Path, usable: Callable[[CommitId], bool], passed_over: PassedOver
-) -> tuple[Recalled | None, list[Slot]]:
-    """Recall a commit without a copy, for the process that keeps the near root.
+
+def found(path: Path, passed_over: PassedOver) -> list[Slot]:
+    """Return the slots that are left at a near root, not mapped, by commit; what is nonsense is deleted.
 
     Args:
         path: the near root.
-        usable: whether a commit may be used at all.
         passed_over: told of commits that are not used.
-
-    Returns:
-        The newest commit that verifies, or None; and the slots that are left, commits oldest first. What is
-        broken is deleted.
     """
     slots = [slot for folder in _folders(path) if (slot := _found(folder, passed_over)) is not None]
-    slots.sort(key=lambda slot: slot.commit or CommitId(0, 0))
-    recalled = None
+    return sorted(slots, key=lambda slot: slot.commit or CommitId(0, 0))
+
+
+def in_place(path: Path, slots: Sequence[Slot], usable: Usable, passed_over: PassedOver) -> Recalled | None:
+    """Recall the newest commit that verifies, without a copy; for the process that keeps the near root.
+
+    Args:
+        path: the near root.
+        slots: what was `found` there; one whose commit is broken is no commit any more.
+        usable: whether a commit may be used at all.
+        passed_over: told of commits that are not used.
+    """
     for slot in slots[::-1]:
-        if slot.commit is not None and recalled is None:
-            recalled = _verified(path, slot, usable, passed_over)
-            if recalled is None:
+        if slot.commit is not None and usable(slot.commit):
+            try:
+                return _verified(path, slot)
+            except (CheckpointError, OSError) as error:
+                passed_over(slot.commit.name, str(error))
                 slot.open()
-    return recalled, slots
+    return None
 
 
-def by_copy(path: Path, usable: Callable[[CommitId], bool], passed_over: PassedOver) -> Recalled | None:
+def by_copy(path: Path, usable: Usable, passed_over: PassedOver) -> Recalled | None:
     """Recall a commit into memory of this process; another one keeps the near root, and may change it.
 
     Args:
@@ -80,6 +95,31 @@ def by_copy(path: Path, usable: Callable[[CommitId], bool], passed_over: PassedO
     return None
 
 
+def copied(path: Path, commit: CommitId) -> Files:
+    """Return a copy of what may be a commit, sealed or not, by its folder; of no file if there is none.
+
+    Nobody vouches for it: it may be overwritten at this moment, or be of another job.
+
+    Args:
+        path: a near root that another process may keep.
+        commit: which one.
+
+    Raises:
+        StorageError: a file can't be read.
+        OSError: a folder or a file can't be read, or there is no memory.
+        ValueError: a file is nonsense.
+    """
+    storage = LocalStorage(path)
+    folder = next((each for each in _folders(path) if of_folder(each) == commit), None)
+    arenas, digests = {}, {}
+    if folder is not None:
+        for name, each in Slot.found(folder).layouts.items():
+            arenas[name] = Arena(each, allocate(each.nbytes))
+            file = f"{folder.name}/{name}{TENSORS}"
+            digests[name] = storage.read_into(file, arenas[name].buffer).digest
+    return arenas, digests
+
+
 def _folders(path: Path) -> list[Path]:
     return [
         each
@@ -92,41 +132,30 @@ def _found(folder: Path, passed_over: PassedOver) -> Slot | None:
     try:
         return Slot.found(folder)
     except (OSError, ValueError) as error:
-        passed_over(folder.name, f"it can't be mapped: {error}")
-        Slot(folder, {}).delete()
+        if CommitId.parse(folder.name) is not None:  # else its process was killed while it was made
+            passed_over(folder.name, f"it can't be mapped: {error}")
+        shutil.rmtree(folder, ignore_errors=True)
         return None
 
 
-def _verified(
-    path: Path, slot: Slot, usable: Callable[[CommitId], bool], passed_over: PassedOver
-) -> Recalled | None:
-    commit = slot.commit
-    assert commit is not None
-    try:
-        if not usable(commit) or not root.is_complete(LocalStorage(path), commit):
-            return None
-        manifest = root.read_manifest(LocalStorage(path), commit)
-        _check(path, slot, manifest)
-    except CheckpointError as error:
-        passed_over(commit.name, str(error))
-        return None
-    return Recalled(Snapshot.of(manifest, slot.arenas), _job(manifest))
-
-
-def _check(path: Path, slot: Slot, manifest: Manifest) -> None:
-    """Make sure that a slot holds the very bytes that its manifest says.
+def _verified(path: Path, slot: Slot) -> Recalled:
+    """Map a slot, and make sure that it holds the very bytes that its manifest says.
 
     Raises:
-        CorruptCheckpointError: it doesn't.
+        CheckpointError: it doesn't.
+        OSError: it can't be mapped.
     """
-    expected = {file.name.removesuffix(TENSORS): (file.size, file.digest) for file in manifest.files}
-    if expected.keys() != slot.arenas.keys():
+    assert slot.commit is not None
+    manifest = root.read_manifest(LocalStorage(path), slot.commit)
+    expected = {file.name.removesuffix(TENSORS): file for file in manifest.files}
+    if expected.keys() != slot.layouts.keys():
         raise CorruptCheckpointError(f"{path}/{manifest.id.name}", "its files are not those of its manifest")
-    for name, (size, wanted) in expected.items():
-        buffer = slot.arenas[name].buffer
-        if len(buffer) != size or digest(buffer) != wanted:
-            url = f"{path}/{manifest.id.name}/{name}{TENSORS}"
+    digests = slot.digests()
+    for name, file in expected.items():
+        if slot.layouts[name].nbytes != file.size or digests[name] != file.digest:
+            url = f"{path}/{manifest.id.name}/{file.name}"
             raise CorruptCheckpointError(url, "the file's content does not match the manifest's digest")
+    return Recalled(Snapshot.of(manifest, slot.arenas), _job(manifest))
 
 
 def _job(manifest: Manifest) -> str:

@@ -1,17 +1,19 @@
 """Slots: folders of a near root with memory for one commit each, mapped so that they need no copy.
 
-While a commit is copied into a slot, its folder has a hidden name. It gets the commit's name, and then a
-manifest, when it holds a whole one; both are taken away before the slot is overwritten.
+The folder of a slot has a hidden name. Once a commit was copied into it, that ends with the commit's name:
+who knows the commit's digests can use it. With these in a manifest it is sealed, and has the commit's name
+alone. That name is taken away before it is overwritten.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
 import shutil
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +22,18 @@ from hvdrecover.checkpoint import layout as layouts
 from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint.arena import Arena, Bytes
 from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.digest import Digest
 from hvdrecover.checkpoint.layout import Layout
 from hvdrecover.checkpoint.near.place import SLOT
 from hvdrecover.checkpoint.root import TENSORS
 from hvdrecover.checkpoint.storage.interface import TEMPORARY
+from hvdrecover.checkpoint.storage.pieces import transferred
+
+_PIECE = 1 << 24  # bytes of which the pages are looked up at a time
+_AT_ONCE = 2
+_MADV_POPULATE_READ = 22  # since Linux 5.14
+_libc = ctypes.CDLL(None)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Slot:
@@ -31,17 +41,22 @@ class Slot:
 
     Args:
         path: its folder.
-        arenas: by attribute name.
+        layouts: of its files, by attribute name.
 
     Attributes:
-        arenas: by attribute name.
-        commit: the commit that it holds; None if it holds no whole one.
+        layouts: of its files, by attribute name.
+        arenas: by attribute name; empty until it is mapped.
+        copied: the commit whose bytes it has, sealed or not; None if it has those of no whole one.
+        commit: the commit that it was sealed with; None if it is not.
     """
 
-    def __init__(self, path: Path, arenas: dict[str, Arena]) -> None:
+    def __init__(self, path: Path, layouts: Mapping[str, Layout]) -> None:
         self._path = path
-        self.arenas = arenas
-        self.commit: CommitId | None = None
+        self._hidden = f"{path.parent}/{SLOT}{uuid.uuid4().hex}"
+        self.layouts = dict(layouts)
+        self.arenas: dict[str, Arena] = {}
+        self.copied = of_folder(path)
+        self.commit = CommitId.parse(path.name) if (path / manifests.FILE_NAME).exists() else None
 
     @classmethod
     def make(cls, root: Path, wanted: Mapping[str, Layout]) -> Slot:
@@ -50,31 +65,58 @@ class Slot:
         Raises:
             OSError: there is no room for it; nothing of it is left.
         """
-        path = root / f"{SLOT}{uuid.uuid4().hex}"
-        path.mkdir(mode=0o700)
+        slot = cls(root / f"{SLOT}{uuid.uuid4().hex}", wanted)
+        slot._path.mkdir(mode=0o700)
         try:
-            return cls(path, {name: _made(path / f"{name}{TENSORS}", each) for name, each in wanted.items()})
+            slot.arenas = {name: _made(slot._file(name), layout) for name, layout in wanted.items()}
         except BaseException:
-            shutil.rmtree(path, ignore_errors=True)
+            shutil.rmtree(slot._path, ignore_errors=True)
             raise
+        slot.look_up()
+        return slot
 
     @classmethod
     def found(cls, path: Path) -> Slot:
-        """Return the slot that a process which has ended left in a folder.
+        """Return the slot that a process which has ended left in a folder; it is not mapped.
 
         Raises:
-            OSError: a file can't be mapped.
+            OSError: a file can't be read.
             ValueError: a file is nonsense.
         """
         files = sorted(path.glob(f"*{TENSORS}"))
-        slot = cls(path, {file.name.removesuffix(TENSORS): _opened(file) for file in files})
-        slot.commit = CommitId.parse(path.name)
-        return slot
+        return cls(path, {file.name.removesuffix(TENSORS): _read_layout(file) for file in files})
+
+    def map(self) -> None:
+        """Map its files, unless that is done. Their pages are looked up when they are used, or before.
+
+        Raises:
+            OSError: a file can't be mapped.
+        """
+        if not self.arenas:
+            self.arenas = {name: _opened(self._file(name), each) for name, each in self.layouts.items()}
+
+    def digests(self) -> dict[str, str]:
+        """Map it, and return the digests of its files by attribute name.
+
+        Raises:
+            OSError: a file can't be mapped.
+        """
+        self.map()
+        found = {name: Digest() for name in self.arenas}
+        for name, arena in self.arenas.items():
+            for piece in resident(arena.buffer):
+                found[name].update(piece)
+        return {name: digest.hex() for name, digest in found.items()}
+
+    def look_up(self) -> None:
+        """Look up all pages, so that a commit is copied as fast as possible; other threads run meanwhile."""
+        for arena in self.arenas.values():
+            _look_up(arena.buffer)
 
     @property
     def nbytes(self) -> int:
         """The size of its files in bytes."""
-        return sum(arena.layout.nbytes for arena in self.arenas.values())
+        return sum(layout.nbytes for layout in self.layouts.values())
 
     def holds(self, arenas: Mapping[str, Arena]) -> bool:
         """Return whether these are its arenas; a slot without any holds nothing."""
@@ -90,7 +132,14 @@ class Slot:
 
     def fits(self, wanted: Mapping[str, Layout]) -> bool:
         """Return whether a commit of these layouts fits it exactly."""
-        return {name: arena.layout for name, arena in self.arenas.items()} == dict(wanted)
+        return self.layouts == wanted
+
+    def label(self, commit: CommitId) -> None:
+        """Note that a whole commit was copied, which may be of use even if it is never sealed."""
+        if self.commit is None:
+            with contextlib.suppress(OSError):  # then they are of none
+                self._rename(Path(f"{self._hidden}.{commit.name}"))
+                self.copied = commit
 
     def seal(self, commit: CommitId, manifest: bytes) -> None:
         """Make it a commit that other processes can read.
@@ -107,25 +156,45 @@ class Slot:
         except OSError:  # no space; there would be one more of them with each commit
             (self._path / temporary).unlink(missing_ok=True)
             raise
-        self._path.rename(target)
-        self._path = target
-        (target / temporary).replace(target / manifests.FILE_NAME)
-        self.commit = commit
+        (self._path / temporary).replace(self._path / manifests.FILE_NAME)
+        self._rename(target)
+        self.commit = self.copied = commit
 
     def open(self) -> None:
         """Take the commit away that it holds, as its memory will be overwritten."""
-        if self.commit is not None:
-            self.commit = None
-            with contextlib.suppress(FileNotFoundError):
-                (self._path / manifests.FILE_NAME).unlink()
-            with contextlib.suppress(OSError):  # the name alone makes it no commit
-                hidden = self._path.with_name(f"{SLOT}{uuid.uuid4().hex}")
-                self._path.rename(hidden)
-                self._path = hidden
+        if self.copied is not None:
+            self.commit = self.copied = None
+            try:
+                self._rename(Path(self._hidden))
+            except OSError:  # the name alone makes it no commit
+                (self._path / manifests.FILE_NAME).unlink(missing_ok=True)
 
     def delete(self) -> None:
         """Delete it; who holds its arenas keeps their memory."""
         shutil.rmtree(self._path, ignore_errors=True)
+
+    def _file(self, name: str) -> Path:
+        return self._path / f"{name}{TENSORS}"
+
+    def _rename(self, path: Path) -> None:
+        self._path.rename(path)
+        self._path = path
+
+
+def of_folder(path: Path) -> CommitId | None:
+    """Return the commit whose bytes are in a slot's folder, sealed or not; None if there is no whole one."""
+    return CommitId.parse(path.name) or CommitId.parse(path.suffix[1:])
+
+
+def resident(buffer: Bytes) -> Iterator[Bytes]:
+    """Give a mapped file piece by piece, each when its pages are mapped, while those of the next ones are."""
+    for piece, _ in transferred(buffer, _PIECE, _AT_ONCE, lambda piece, start: _look_up(piece)):
+        yield piece
+
+
+def _look_up(buffer: Bytes) -> None:
+    # Not MAP_POPULATE: Python maps without letting other threads run. An older kernel looks up later.
+    _libc.madvise(buffer.ctypes.data, len(buffer), _MADV_POPULATE_READ)
 
 
 def _made(path: Path, layout: Layout) -> Arena:
@@ -140,20 +209,28 @@ def _made(path: Path, layout: Layout) -> Arena:
     return Arena(layout, buffer)
 
 
-def _opened(path: Path) -> Arena:
-    file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+def _read_layout(path: Path) -> Layout:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         size = os.fstat(file).st_size
-        if os.fstat(file).st_blocks * 512 < size:
-            os.posix_fallocate(file, 0, size)  # whatever has made holes in it
-        buffer = _mapped(file, size)
+        length = layouts.header_size(os.pread(file, 8, 0), size)
+        return layouts.parse(os.pread(file, length, 0), size)
     finally:
         os.close(file)
-    header = buffer[: layouts.header_size(buffer[:8].tobytes(), size)].tobytes()
-    return Arena(layouts.parse(header, size), buffer)
+
+
+def _opened(path: Path, layout: Layout) -> Arena:
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        status = os.fstat(file)
+        if status.st_blocks * 512 < status.st_size:
+            os.posix_fallocate(file, 0, layout.nbytes)  # whatever has made holes in it
+        return Arena(layout, _mapped(file, layout.nbytes))
+    finally:
+        os.close(file)
 
 
 def _mapped(file: int, nbytes: int) -> Bytes:
-    memory = mmap.mmap(file, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+    memory = mmap.mmap(file, nbytes, flags=mmap.MAP_SHARED)
     memory.madvise(mmap.MADV_DONTFORK)
     return np.frombuffer(memory, dtype=np.uint8)

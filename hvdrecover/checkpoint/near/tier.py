@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import queue
 import threading
@@ -12,47 +13,49 @@ from typing import Any
 
 from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint.arena import Arena
-from hvdrecover.checkpoint.digest import Digest
 from hvdrecover.checkpoint.layout import Layout
-from hvdrecover.checkpoint.manifest import FileEntry
+from hvdrecover.checkpoint.manifest import FileEntry, Manifest
 from hvdrecover.checkpoint.near import room
+from hvdrecover.checkpoint.near.digests import Digests
 from hvdrecover.checkpoint.near.place import Keeper
 from hvdrecover.checkpoint.near.slots import Slot
+from hvdrecover.checkpoint.niceness import step_back
 from hvdrecover.checkpoint.root import TENSORS
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.clock import Clock
 
-NICENESS = 5  # of the tier's thread: behind training, but not by so much that steps overtake it
+_NICENESS = 5  # of the tier's thread: behind training, but not by so much that steps overtake it
 _FIRST = 2  # slots: the newest sealed commit lies in one, the next commit goes to the other
 _PATIENCE = 10  # commits in a row with other tensors each, after which no memory is made for the next
-_PIECE = 1 << 24  # bytes between two looks at whether a digest is still wanted
 
 Layouts = Mapping[str, Layout]
 Decided = Callable[[str | None, int], None]
-"""Called with the reason why commits of so many bytes get no memory, or with None if they do."""
+"""Called with the reason why commits of so many bytes are not kept, or with None if they are."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Commit:
-    """A commit to be sealed, and the slot that it lies in."""
+    """A commit to be sealed, the slot that it lies in, who has made it, and its digests."""
 
     snapshot: Snapshot
     slot: Slot
     writer: dict[str, Any]
+    digests: Digests
 
 
 class NearTier:
     """Memory for commits at a near root, and the thread that seals them.
 
     A commit is sealed after it was copied, beside training: its digests are computed, and its manifest is
-    written. If the next commit needs its memory before that, it is not sealed. So what is sealed may be a
-    commit or two behind, and is always a whole one.
+    written. That is done without haste until the next commit comes. If that needs its memory before it is
+    done, it is not sealed. So what is sealed may be a commit or two behind, and is always a whole one.
 
     Args:
         keeper: the right to change the near root.
         writer: returns who writes, for manifests; called on the training thread.
         clock: where times come from.
-        decided: called on the tier's thread whenever memory was asked for.
+        decided: called on the tier's thread when memory was asked for, when a commit could not be sealed, and
+            when one is sealed again.
     """
 
     def __init__(
@@ -65,20 +68,27 @@ class NearTier:
         self._lock = threading.Lock()  # over what follows
         self._slots: list[Slot] = []
         self._sealed: list[Slot] = []  # those with a commit, oldest first
-        self._sealing: _Commit | None = None  # what the thread is at; None takes it away from it
+        self._sealing: _Commit | None = None  # what the thread is at
         self._waiting: _Commit | None = None
         self._newest: _Commit | None = None  # the last one that was sealed, while it is
         self._given_up: list[Slot] = []  # to be deleted once another commit is sealed
         self._asked: tuple[Layouts, int] | None = None  # for how many commits memory was asked for last
         self._misses = 0  # times in a row that memory was asked for and did not fit the next commit
+        self._has_failed = False  # since a commit was sealed last
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def take_over(self, slots: Sequence[Slot]) -> None:
-        """Take over what a process before this one has left: commits, oldest first, and memory."""
+        """Take over what a process before this one has left: commits, oldest first, and memory.
+
+        What is not mapped yet is mapped beside training.
+        """
         with self._lock:
-            self._slots += slots
+            self._slots += [slot for slot in slots if slot.arenas]
             self._sealed += [slot for slot in slots if slot.commit is not None]
+        for slot in slots:
+            if not slot.arenas:
+                self._do(functools.partial(self._map, slot))
 
     def owns(self, arenas: Mapping[str, Arena]) -> bool:
         """Return whether arenas lie in the near root."""
@@ -95,6 +105,8 @@ class NearTier:
         if not layouts:
             return None  # a state without tensors is not worth a file
         with self._lock:
+            if self._sealing is not None:
+                self._sealing.digests.hurry()
             fitting = [slot for slot in self._slots if slot.fits(layouts)]
             slot, is_short = self._choose([slot for slot in fitting if not slot.shares(pinned)])
             if slot is not None:
@@ -133,7 +145,8 @@ class NearTier:
             slot = self._slot_of(snapshot.arenas)
             if slot is None:
                 return
-            self._waiting = _Commit(snapshot, slot, writer)
+            slot.label(snapshot.id)
+            self._waiting = _Commit(snapshot, slot, writer, Digests(slot.arenas))
         self._do(self._seal_waiting)
 
     def wait(self, timeout: float) -> bool:
@@ -143,6 +156,10 @@ class NearTier:
             timeout: seconds.
         """
         done = threading.Event()
+        with self._lock:
+            for order in (self._sealing, self._waiting):
+                if order is not None:
+                    order.digests.hurry()
         self._do(done.set)
         return self._clock.wait(done, timeout)
 
@@ -170,12 +187,16 @@ class NearTier:
         for busy in (waiting, sealing):
             if busy in free and busy is not newest:
                 return busy, True
+        # Then the others are being read. A sealed one among them stays, so there is no need of more memory.
+        if newest in free and any(slot not in free for slot in self._sealed):
+            return newest, True
         return None, True
 
     def _take(self, slot: Slot) -> None:
         if self._waiting is not None and self._waiting.slot is slot:
             self._waiting = None
         if self._sealing is not None and self._sealing.slot is slot:
+            self._sealing.digests.cancel()
             self._sealing = None
         if slot in self._sealed:
             self._sealed.remove(slot)
@@ -204,6 +225,8 @@ class NearTier:
 
     def _end_thread(self) -> None:
         with self._lock:
+            if self._sealing is not None:
+                self._sealing.digests.cancel()
             self._sealing = self._waiting = None
         if self._thread is not None:
             self._work.put(None)
@@ -213,15 +236,26 @@ class NearTier:
     # -- on the tier's thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with suppress(OSError):  # on Linux, niceness is a thread's own
-            thread = threading.get_native_id()
-            os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
+        step_back(_NICENESS)
         while (work := self._work.get()) is not None:
             try:
                 work()
             except Exception as error:  # training never fails by it
+                self._has_failed = True
                 with suppress(Exception):
                     self._decided(f"{self.keeper.path} can't be used: {error!r}", 0)
+
+    def _map(self, slot: Slot) -> None:
+        try:
+            slot.map()
+        except OSError:  # new memory is asked for in its place
+            slot.delete()
+            with self._lock:
+                self._sealed = [each for each in self._sealed if each is not slot]
+            return
+        slot.look_up()
+        with self._lock:
+            self._slots.append(slot)
 
     def _prepare(self, layouts: Layouts, count: int) -> None:
         """Get memory for commits of these layouts; that for others goes."""
@@ -252,11 +286,12 @@ class NearTier:
         with self._lock:
             order, self._waiting = self._waiting, None
             self._sealing = order
+        if order is None:
+            return
         stale: list[Slot] = []
         try:
-            if order is not None and (files := self._files(order)) is not None:
-                writer = {**order.writer, "pid": os.getpid()}
-                text = manifests.dumps(order.snapshot.manifest(files, writer, self._clock.now()))
+            if (found := order.snapshot.digests or order.digests.compute()) is not None:
+                text = manifests.dumps(self._manifest(order, found))
                 with self._lock:
                     if self._sealing is order:
                         stale = self._seal(order, text)
@@ -266,18 +301,16 @@ class NearTier:
                     self._sealing = None
         for slot in stale:
             slot.delete()
+        if self._has_failed and self._newest is order:
+            self._has_failed = False
+            self._decided(None, order.slot.nbytes)
 
-    def _files(self, order: _Commit) -> tuple[FileEntry, ...] | None:
-        """Compute the digests; None if the commit was overwritten meanwhile."""
-        entries = []
-        for name, arena in order.slot.arenas.items():
-            digest = Digest()
-            for start in range(0, len(arena.buffer), _PIECE):
-                if self._sealing is not order:
-                    return None
-                digest.update(arena.buffer[start : start + _PIECE])
-            entries.append(FileEntry(f"{name}{TENSORS}", arena.layout.nbytes, digest.hex()))
-        return tuple(entries)
+    def _manifest(self, order: _Commit, found: Mapping[str, str]) -> Manifest:
+        layouts, writer = order.slot.layouts, {**order.writer, "pid": os.getpid()}
+        files = [
+            FileEntry(f"{name}{TENSORS}", layouts[name].nbytes, digest) for name, digest in found.items()
+        ]
+        return order.snapshot.manifest(files, writer, self._clock.now())
 
     def _seal(self, order: _Commit, text: bytes) -> list[Slot]:
         """Seal a commit; return the slots that are of no use any more, to be deleted."""
@@ -287,8 +320,7 @@ class NearTier:
         slot.seal(order.snapshot.id, text)
         self._sealed.append(slot)
         self._newest = order
-        layouts = {name: arena.layout for name, arena in slot.arenas.items()}
-        stale = [each for each in self._slots if not each.fits(layouts)]
+        stale = [each for each in self._slots if not each.fits(slot.layouts)]
         self._drop(stale)
         given_up, self._given_up = self._given_up, []
         self._sealed = [each for each in self._sealed if each not in given_up]

@@ -72,16 +72,11 @@ class Left:
 
     Attributes:
         commit: which one.
-        job: identity of the start of the job that made it, as ``JOB/START``.
+        start: identity of the start of the job that made it.
     """
 
     commit: CommitId
-    job: str
-
-    @property
-    def start(self) -> str:
-        """The identity of the start alone."""
-        return self.job.rpartition("/")[2]
+    start: str
 
 
 @dataclass(frozen=True)

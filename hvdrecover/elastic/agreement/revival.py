@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,21 @@ from hvdrecover.elastic.agreement.exchange import gather_json
 from hvdrecover.elastic.agreement.transfer import failure, stopped
 from hvdrecover.elastic.context import Context
 
-Claim = Callable[[], tuple[int, str, Standing]]
 PassOver = Callable[[CommitId, str], None]
+
+
+@dataclass(frozen=True)
+class Root:
+    """The checkpoint root, as rank 0 takes it.
+
+    Attributes:
+        claim: takes it; returns the generation that the job may write, and the identity of the job's start.
+        standing: returns what decides between near commits and durable ones; called with whether the durable
+            commit has to be one that verifies, for which it is read.
+    """
+
+    claim: Callable[[], tuple[int, str]]
+    standing: Callable[[bool], Standing]
 
 
 @dataclass(frozen=True)
@@ -48,62 +61,68 @@ class Claimed:
         return f"in the memory of {self.host}, {count} newer than the durable one"
 
 
-def revived(context: Context, recalled: Recalled | None, claim: Claim | None, pass_over: PassOver) -> Claimed:
+def revived(context: Context, recalled: Recalled | None, root: Root | None, pass_over: PassOver) -> Claimed:
     """Return what the job resumes from; all ranks call this, and find the same.
 
     Args:
         context: the surroundings.
         recalled: what this rank's host has.
-        claim: on rank 0, takes the checkpoint root; returns the generation, the job and how the root stands.
+        root: on rank 0, the checkpoint root.
         pass_over: told of this rank's commit if another job has taken the root since.
 
     Raises:
         CheckpointError: the root can't be taken; on rank 0.
         StoppedError: the same, on the other ranks.
     """
-    mine: dict[str, Any] = {"host": context.config.host, "left": None}
-    if recalled is not None:
-        commit = recalled.snapshot.id
-        mine["left"] = [commit.generation, commit.commit, recalled.job]
+    commit = None if recalled is None else recalled.snapshot.id
+    mine = None if recalled is None or commit is None else [*_numbers(commit), recalled.start]
+    rows = gather_json(context.world, [context.config.host, mine], "hvdrecover.near")
     error: Exception | None = None
-    if claim is not None:
+    decided: dict[str, Any] = {}
+    if root is not None:
         try:
-            mine |= _told(*claim())
+            decided = _decide(root, [_left(row[1]) for row in rows])
         except Exception as raised:
-            error, mine = raised, {**mine, **failure(raised)}
-    rows = gather_json(context.world, mine, "hvdrecover.near")
+            error, decided = raised, failure(raised)
+    decided = gather_json(context.world, decided, "hvdrecover.near.decided")[0]
     if error is not None:
         raise error
-    if "error" in rows[0]:
-        raise stopped(0, rows[0])
-    found = _claimed(rows)
-    if recalled is not None and Left(recalled.snapshot.id, recalled.job).start not in rows[0]["starts"]:
-        pass_over(recalled.snapshot.id, "another job has taken the checkpoint root since")
-    return found
+    if "error" in decided:
+        raise stopped(0, decided)
+    if recalled is not None and commit is not None and recalled.start not in decided["starts"]:
+        pass_over(commit, "another job has taken the checkpoint root since")
+    return _claimed(rows, decided)
 
 
-def _told(generation: int, job: str, standing: Standing) -> dict[str, Any]:
-    durable = standing.durable
-    return {
-        "generation": generation,
-        "job": job,
-        "starts": dict(standing.starts),
-        "durable": None if durable is None else [durable.generation, durable.commit],
-        "since": standing.since,
-    }
+def _decide(root: Root, left: Sequence[Left | None]) -> dict[str, Any]:
+    generation, job = root.claim()
+    standing = root.standing(False)
+    chosen = revive(left, standing)
+    if chosen is None and any(each is not None and each.start in standing.starts for each in left):
+        # A durable commit is newer. If it turns out to be damaged, the one before it need not be.
+        standing = root.standing(True)
+        chosen = revive(left, standing)
+    durable = None if standing.durable is None else _numbers(standing.durable)
+    found = {"generation": generation, "job": job, "root": chosen, "durable": durable}
+    return {**found, "starts": list(standing.starts)}
 
 
-def _claimed(rows: list[Mapping[str, Any]]) -> Claimed:
-    first = rows[0]
-    durable = None if first["durable"] is None else CommitId(*first["durable"])
-    left = [None if row["left"] is None else Left(CommitId(*row["left"][:2]), row["left"][2]) for row in rows]
-    root = revive(left, Standing(first["starts"], durable, first["since"]))
-    chosen = None if root is None else left[root]
+def _claimed(rows: Sequence[Sequence[Any]], decided: Mapping[str, Any]) -> Claimed:
+    root = decided["root"]
+    chosen = None if root is None else _left(rows[root][1])
     return Claimed(
-        generation=first["generation"],
-        job=first["job"],
+        generation=decided["generation"],
+        job=decided["job"],
         root=root,
         commit=None if chosen is None else chosen.commit,
-        host="" if root is None else rows[root]["host"],
-        durable=durable,
+        host="" if root is None else rows[root][0],
+        durable=None if decided["durable"] is None else CommitId(*decided["durable"]),
     )
+
+
+def _numbers(commit: CommitId) -> list[int]:
+    return [commit.generation, commit.commit]
+
+
+def _left(mine: Sequence[Any] | None) -> Left | None:
+    return None if mine is None else Left(CommitId(*mine[:2]), mine[2])

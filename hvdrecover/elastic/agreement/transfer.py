@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +23,7 @@ from hvdrecover.errors import StoppedError
 Source = Literal["memory", "near", "durable", "initial"]
 
 _PIECE = 1 << 26  # bytes in one broadcast
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ def send(world: World, root: int, agreement: Agreement) -> None:
     Those that turn out to hold the very bytes keep what they have; if all do, only its description is sent.
     """
     snapshot = agreement.snapshot
-    held = _digests(snapshot) if agreement.source in ("memory", "near") and world.size() > 1 else {}
+    held = digests(snapshot) if agreement.source in ("memory", "near") and world.size() > 1 else {}
     header = {
         "id": [snapshot.id.generation, snapshot.id.commit],
         "source": agreement.source,
@@ -68,6 +71,13 @@ def send(world: World, root: int, agreement: Agreement) -> None:
             _broadcast_buffer(world, root, arena.buffer)
 
 
+def digests(snapshot: Snapshot) -> dict[str, str]:
+    """Return the digests of a commit's files, by attribute name."""
+    if snapshot.digests is not None:
+        return snapshot.digests
+    return {name: digest(arena.buffer) for name, arena in snapshot.arenas.items()}
+
+
 def send_failure(world: World, root: int, error: BaseException) -> None:
     """Tell the other ranks that the root has nothing to send."""
     _broadcast_json(world, root, failure(error))
@@ -84,24 +94,26 @@ def stopped(root: int, failure: dict[str, Any]) -> StoppedError:
     return StoppedError(f"rank {root} has no state to resume from. {failure['error']}", failure["kind"])
 
 
-def receive(world: World, root: int, held: Snapshot | None = None) -> Agreement:
+def receive(
+    world: World, root: int, held: Mapping[str, Arena] = _NONE, mine: Mapping[str, str] = _NONE
+) -> Agreement:
     """Take the root's commit, into memory of its own: what this rank holds stays whole until all has come.
 
     Args:
         world: the ranks.
         root: the rank that sends.
-        held: the commit in this rank's memory, if it may be the one that is sent. If its bytes are, its
-            memory is used, and nothing is copied.
+        held: the files of a commit by attribute name, if they may be those that are sent. If their bytes are,
+            their memory is used, and nothing is copied.
+        mine: the digests of these files.
 
     Raises:
         StoppedError: the root could not load a commit.
     """
-    mine = _digests(held) if held is not None else {}  # while the root makes its own
     header = _broadcast_json(world, root, None)
     if "error" in header:
         raise stopped(root, header)
-    lacking = held is None or mine != header["digests"]
-    arenas = {} if held is None or lacking else held.arenas
+    lacking = mine != header["digests"] or not mine
+    arenas = {} if lacking else dict(held)
     if _anybody_lacks(world, lacking):
         for name, (size, text) in header["files"].items():
             if lacking:
@@ -116,6 +128,7 @@ def receive(world: World, root: int, held: Snapshot | None = None) -> Agreement:
         world_size=header["world_size"],
         versions=header["versions"],
         finished=header["finished"],
+        digests=None if lacking else dict(mine),
     )
     return Agreement(snapshot, header["source"], header["job"], header["loaded"])
 
@@ -129,10 +142,6 @@ def _broadcast_json(world: World, root: int, value: dict[str, Any] | None) -> di
     world.broadcast(text, root, "hvdrecover.header")
     received: dict[str, Any] = json.loads(text.tobytes())
     return received
-
-
-def _digests(snapshot: Snapshot) -> dict[str, str]:
-    return {name: digest(arena.buffer) for name, arena in snapshot.arenas.items()}
 
 
 def _anybody_lacks(world: World, lacking: bool) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.near import place, recall
 from hvdrecover.checkpoint.near.place import Keeper
-from hvdrecover.checkpoint.near.recall import Recalled
+from hvdrecover.checkpoint.near.recall import Files, Recalled
 from hvdrecover.checkpoint.near.room import SLOTS
 from hvdrecover.checkpoint.near.slots import Slot
 from hvdrecover.checkpoint.near.tier import NearTier
@@ -36,40 +36,61 @@ class NearSide:
         self._path = _folder(settings, context, self._url)
         self._keeper: Keeper | None = None
         self._left: list[Slot] = []  # what was found, until the ranks have agreed
-        self._said: str | None = None
+        self._said: str | None = None  # why it is off; empty if it is on
         self._is_first = False  # whether this is rank 0; as of the last rendezvous, for the tier's thread
         self._awaits_lock = False
 
-    def recall(self) -> Recalled | None:
-        """Return the newest commit that a process before this one has left here; for one that starts anew."""
-        if self._path is None:
+    def recall(self, newer_than: CommitId) -> Recalled | None:
+        """Return the newest commit that a process before this one has left here; for one that starts anew.
+
+        One process of a host does so; the others can get at the same by `held`.
+
+        Args:
+            newer_than: the newest commit in any rank's memory, as an older one is of no use; generation 0 if
+                there is none.
+        """
+        if self._path is None or not self._keeps:
             return None
         self._is_first = self._context.world.rank() == 0
         if self._tier is not None:  # this process has lost its memory of what it had sealed
             newest = self._tier.newest()
             return None if newest is None else Recalled(*newest)
-        if not self._path.is_dir():
-            return None
+
+        def usable(commit: CommitId) -> bool:
+            return commit > newer_than and not commit.is_within(self._context.config.suspects)
+
         try:
-            place.check_private(self._path)
-            if self._keeper is None and self._keeps:
-                self._keeper = Keeper.take(self._path)
+            if not self._is_there(self._path):
+                return None
             if self._keeper is None:
-                return recall.by_copy(self._path, self._is_usable, self._passed_over)
-            found, self._left = recall.in_place(self._path, self._is_usable, self._passed_over)
-            return found
+                return recall.by_copy(self._path, usable, self._passed_over)
+            return recall.in_place(self._path, self._left, usable, self._passed_over)
         except (OSError, StorageError) as error:
             self._refuse(str(error))
             return None
 
+    def held(self, commit: CommitId) -> Files:
+        """Return what a process before this one, or one beside it, has of a commit; no file if it is nothing.
+
+        It need not be sealed, and nobody vouches for it: it is of use only if it has the digests of a commit
+        that a rank is known to hold.
+
+        Args:
+            commit: which one.
+        """
+        with suppress(OSError, StorageError, ValueError):  # it is sent, then
+            if self._path is not None and self._tier is None and self._is_there(self._path):
+                if self._keeper is None:
+                    return recall.copied(self._path, commit)
+                for slot in self._left:
+                    if slot.copied == commit:
+                        digests = slot.digests()
+                        return slot.arenas, digests
+        return {}, {}
+
     def pass_over(self, commit: CommitId, reason: str) -> None:
         """Report a commit that is not resumed from."""
         self._passed_over(commit.name, reason)
-
-    def is_suspect(self, commit: CommitId) -> bool:
-        """Return whether the job has failed right after it had loaded a commit, more than once."""
-        suspects = self._context.config.suspects
-        return any(first <= commit.name <= last for first, last in suspects)
 
     def agreed(self) -> None:
         """The ranks have agreed on a commit: from now on, this process may keep the host's near tier."""
@@ -115,18 +136,30 @@ class NearSide:
         """Return whether this process is the one of its host that keeps the tier."""
         return self._context.config.local_rank in (None, 0)
 
+    def _is_there(self, path: Path) -> bool:
+        """Return whether there is a near root; see what is left in it if this process can keep it.
+
+        Raises:
+            OSError: it can't be read.
+            StorageError: it is another user's.
+        """
+        if not path.is_dir():
+            return False
+        place.check_private(path)
+        if self._keeps and self._keeper is None and (keeper := Keeper.take(path)) is not None:
+            self._keeper, self._left = keeper, recall.found(path, self._passed_over)
+        return True
+
     def _begin(self, path: Path) -> None:
         try:
-            place.make(path, self._url)
-            self._keeper = self._keeper or Keeper.take(path)
+            if not self._is_there(path):
+                place.make(path, self._url)
+                self._is_there(path)
             self._awaits_lock = self._keeper is None
             if self._keeper is None:
                 return self._refuse(f"{path} is in use by another process, or by another state of this one")
-            if not self._left:
-                _, self._left = recall.in_place(path, lambda commit: False, self._passed_over)
-            for slot in self._left:
-                if not slot.holds(self._memory.newest.arenas if self._memory.newest is not None else {}):
-                    slot.open()  # of a start that is over, perhaps under a later generation
+            place.make(path, self._url)
+            self._open_all_but_older()
         except (OSError, StorageError) as error:
             return self._refuse(str(error))
         self._delete_expired(path)
@@ -134,6 +167,14 @@ class NearSide:
         tier.take_over(self._left)
         self._left = []
         self._memory.arenas.near = tier
+
+    def _open_all_but_older(self) -> None:
+        """Take away what was left; an older sealed commit stays until this start has sealed one."""
+        newest = self._memory.newest
+        for slot in self._left:
+            is_newer = newest is None or slot.commit is None or slot.commit > newest.id
+            if is_newer and not slot.holds(newest.arenas if newest is not None else {}):
+                slot.open()  # of a start that is over, perhaps under a later generation
 
     def _writer(self) -> dict[str, Any]:
         place = self._context.place
@@ -151,9 +192,6 @@ class NearSide:
                     )
                     context.events.emit("near_expired", message, path=str(old.path), bytes=old.nbytes)
 
-    def _is_usable(self, commit: CommitId) -> bool:
-        return not self.is_suspect(commit)
-
     def _passed_over(self, name: str, reason: str) -> None:
         message = f"near tier: passing over {name}: {reason}"
         shown = message if self._keeps else None  # one line a host is enough
@@ -162,7 +200,7 @@ class NearSide:
     def _decided(self, refusal: str | None, nbytes: int) -> None:
         if refusal is not None:
             self._refuse(refusal)
-        elif self._path is not None and self._said is None:
+        elif self._path is not None and self._said != "":
             self._said = ""
             size = f"{nbytes / 1e6:.3g} MB" if nbytes < 1e8 else f"{nbytes / 1e9:.3g} GB"
             message = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from hvdrecover import error_kinds
 from hvdrecover.checkpoint.commit_id import CommitId
@@ -20,7 +21,7 @@ from hvdrecover.elastic.durable.durability import Durability
 from hvdrecover.elastic.durable.near import NearSide
 from hvdrecover.elastic.durable.pacing import Pacing
 from hvdrecover.elastic.lifecycle import stalls
-from hvdrecover.errors import HvdrecoverError
+from hvdrecover.errors import HvdrecoverError, NoUsableCommitError
 
 SETTLE_SECONDS = 30.0  # how long a training function that failed waits for the write in flight
 
@@ -48,6 +49,7 @@ class DurableSide(Voter):
         self._memory = memory
         self._writing: Durability | None = None
         self._failure: HvdrecoverError | None = None
+        self._loaded: Snapshot | None = None
         self.near = NearSide(settings, context, memory)
         memory.in_flight = self._in_flight
 
@@ -151,11 +153,16 @@ class DurableSide(Voter):
         Raises:
             CheckpointError: the root can't be used.
         """
-        writing = self.writing()
-        return None if writing is None else load_newest(writing.store, self._context.config.suspects)
+        loaded, self._loaded = self._loaded, None
+        if loaded is None and (writing := self.writing()) is not None:
+            return load_newest(writing.store, self._context.config.suspects)
+        return loaded
 
-    def standing(self) -> Standing:
+    def standing(self, verified: bool) -> Standing:
         """Return what decides between near commits and durable ones, of the root that was claimed.
+
+        Args:
+            verified: whether the durable commit has to be one that verifies. It is read, and kept for `load`.
 
         Raises:
             StorageError: the storage failed.
@@ -163,13 +170,19 @@ class DurableSide(Voter):
         retry, writing = retrying(self._context.clock), self.writing()
         if writing is None:
             return Standing({}, None, 0)
-        claims, newest = writing.store.claims, retry(writing.store.newest, self.near.is_suspect)
+        newest = retry(writing.store.newest, self._context.config.suspects)
+        if verified:
+            with suppress(NoUsableCommitError):
+                self._loaded = self.load()
+            newest = None if self._loaded is None else self._loaded.id
+        claims = writing.store.claims
         since = 0 if newest is None else retry(claims.first_of, newest.generation)
         return Standing(retry(claims.unreplaced), newest, since)
 
     def agreed(self) -> None:
         """The ranks have agreed on a commit: only rank 0 writes to the root from now on."""
         self.near.agreed()
+        self._loaded = None
         if self._context.world.rank() != 0:
             self.retire()
         elif self._writing is not None:
@@ -177,6 +190,7 @@ class DurableSide(Voter):
 
     def retire(self) -> None:
         """Stop writing. Memory that may still be read for a write is never used again."""
+        self._loaded = None
         if self._writing is not None:
             self._writing.writer.stop()
             if (snapshot := self._writing.writer.in_flight) is not None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.layout import Layout, TensorSpec, plan
 from hvdrecover.checkpoint.near import place, recall
 from hvdrecover.checkpoint.near.place import Keeper
@@ -38,7 +40,8 @@ class Process:
         assert keeper is not None
         self.path = path
         self.passed_over: list[str] = []
-        self.recalled, slots = recall.in_place(path, lambda commit: True, self.note)
+        slots = recall.found(path, self.note)
+        self.recalled = recall.in_place(path, slots, lambda commit: True, self.note)
         self.decisions: list[str | None] = []
         self.tier = NearTier(keeper, self.writer, SYSTEM_CLOCK, self.decide)
         self.tier.take_over(slots)
@@ -116,6 +119,7 @@ def test_the_next_process_takes_the_newest_over_without_a_copy(process: Process)
     successor = Process(process.path)
     assert successor.recalled is not None and successor.recalled.job == "job/start"
     assert successor.recalled.snapshot.id == CommitId(2, 2) and values(successor.recalled.snapshot) == {2.0}
+    successor.settle()  # what is not resumed from is mapped beside training
     assert successor.tier.owns(successor.recalled.snapshot.arenas)
     assert successor.commit(3) is not None and successor.decisions == []  # no new memory
     assert successor.names() == ["g0002-c00000002", "g0002-c00000003"]
@@ -128,6 +132,26 @@ def test_a_commit_that_is_being_copied_is_none(process: Process) -> None:
     process.commit(3, seal=False)  # killed right then
     assert process.names() == ["g0002-c00000002"]
     assert (found := recalled(process.path)) is not None and found.snapshot.id == CommitId(2, 2)
+
+
+def test_a_commit_that_was_copied_is_found_before_it_is_sealed_and_not_while_it_is_overwritten(
+    process: Process,
+) -> None:
+    process.commit(1)
+    process.tier._seal_waiting = lambda: None  # type: ignore[method-assign]  # so soon is it killed
+    process.tier._prepare = lambda layouts, count: None  # type: ignore[method-assign]
+    for number in (2, 3):
+        snapshot = process.commit(number)
+        assert snapshot is not None
+        arenas, digests = recall.copied(process.path, CommitId(2, number))
+        assert arenas["model"].buffer.tobytes() == snapshot.arenas["model"].buffer.tobytes()
+        assert arenas["model"] is not snapshot.arenas["model"]
+        assert digests == {"model": digest(snapshot.arenas["model"].buffer)}
+    assert recall.copied(process.path, CommitId(2, 2)) == ({}, {})  # its memory has the third by now
+    process.commit(4, seal=False)  # killed while it is copied
+    assert recall.copied(process.path, CommitId(2, 3)) == ({}, {})
+    assert [slot.copied for slot in recall.found(process.path, process.note)] == [None, CommitId(2, 1)]
+    assert process.names() == ["g0002-c00000001"]
 
 
 def test_the_newest_sealed_commit_is_never_overwritten(process: Process) -> None:
@@ -149,6 +173,16 @@ def test_what_is_being_written_elsewhere_is_not_overwritten_and_gets_a_third(pro
     assert values(first) == {1.0}
     assert (found := recalled(process.path)) is not None and found.snapshot.id.commit >= 10
     assert len(list(place.leftovers(process.path))) <= 4  # three slots, and the leases of readers
+
+
+def test_until_the_third_is_made_an_older_commit_that_is_being_written_vouches_for_the_newest(
+    process: Process,
+) -> None:
+    first = process.commit(1)
+    assert first is not None and process.commit(2) is not None
+    process.tier._prepare = lambda layouts, count: None  # type: ignore[method-assign]
+    assert process.commit(3, pinned=tuple(first.arenas.values()), seal=False) is not None
+    assert (found := recalled(process.path)) is not None and values(found.snapshot) == {1.0}
 
 
 def test_a_broken_commit_is_passed_over_for_the_one_before(process: Process) -> None:
@@ -191,6 +225,28 @@ def test_what_is_torn_is_never_used_and_never_fatal(process: Process, damage: Ca
         successor.settle()
     assert (found := recalled(process.path)) is not None and values(found.snapshot) == {7.0}
     successor.tier.stop()
+
+
+def test_a_slot_that_was_being_made_is_cleared_away_without_a_word(process: Process) -> None:
+    process.commit(1)
+    process.dies()
+    partly = process.path / f"{place.SLOT}0123"
+    partly.mkdir()
+    (partly / "model.safetensors").write_bytes(b"")
+    successor = Process(process.path)
+    assert successor.recalled is not None and successor.passed_over == [] and not partly.exists()
+    successor.tier.stop()
+
+
+def test_commits_that_are_sealed_again_after_a_failure_are_reported(process: Process) -> None:
+    process.commit(1)
+    shutil.rmtree(process.path / "g0002-c00000001")
+    process.path.rename(aside := process.path.with_name("aside"))
+    process.commit(2)
+    process.commit(3)
+    aside.rename(process.path)
+    process.commit(4)
+    assert [decision is None for decision in process.decisions] == [True, False, False, True]
 
 
 def test_a_state_of_another_size_gets_new_memory_and_the_last_commit_stays(

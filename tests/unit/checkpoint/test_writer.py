@@ -9,10 +9,11 @@ import pytest
 
 from hvdrecover.checkpoint import writer as writers
 from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.niceness import BACKGROUND
 from hvdrecover.checkpoint.policy import retry_delay
 from hvdrecover.checkpoint.reader import load_newest
 from hvdrecover.checkpoint.retrying import ATTEMPTS
-from hvdrecover.checkpoint.writer import NICENESS, BackgroundWriter
+from hvdrecover.checkpoint.writer import BackgroundWriter
 from hvdrecover.errors import CorruptCheckpointError, FencedError, HvdrecoverError, StorageError
 from hvdrecover.events import Events, logger
 from tests.fakes.clock import SharedClock
@@ -452,7 +453,7 @@ def test_the_writer_steps_back_for_training(store, wrapped, writer, monkeypatch)
     mine = niceness()
     writer.submit(make_snapshot(1, 2))
     writer.wait()
-    assert seen == [max(mine, NICENESS)] * 2
+    assert seen == [max(mine, BACKGROUND)] * 2
     assert niceness() == mine
 
 
@@ -460,7 +461,7 @@ def test_a_system_that_refuses_niceness_is_written_from_all_the_same(writer, mon
     def refuse(*args):
         raise PermissionError
 
-    monkeypatch.setattr(writers.os, "setpriority", refuse)
+    monkeypatch.setattr("hvdrecover.checkpoint.niceness.os.setpriority", refuse)
     writer.submit(make_snapshot(1, 2))
     writer.wait()
     assert writer.progress.last_durable == CommitId(1, 2)

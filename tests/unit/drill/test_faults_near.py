@@ -55,7 +55,8 @@ def test_the_newest_near_commit_is_damaged_and_the_one_before_is_recalled(
     FAULTS["corrupt-near"].strike(run, 0)
     killed(run)
     passed_over: list[str] = []
-    found, _ = recall.in_place(path, lambda commit: True, lambda name, reason: passed_over.append(name))
+    note = lambda name, reason: passed_over.append(name)  # noqa: E731
+    found = recall.in_place(path, recall.found(path, note), lambda commit: True, note)
     assert found is not None and found.snapshot.id.commit == 1
     assert passed_over == ["g0001-c00000002"]
 

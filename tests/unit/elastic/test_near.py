@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.state import State
 from tests.fakes.framework import FakeModel
+from tests.fakes.root import FakeRoots
 from tests.unit.elastic.jobs import CONFIG, URL, Process, on_ranks
 
 JOB, OTHER = "a" * 32, "b" * 32
@@ -199,3 +203,120 @@ def test_a_state_that_trains_again_after_its_end_locks_its_near_root_anew(near: 
         return in_use
 
     assert on_ranks(1, body) == [[True]]
+
+
+def restarted(
+    near: Path, lost: int, *, damage: bool = False, sealed: bool = False
+) -> list[tuple[int, list[float], int]]:
+    """Lose one of two ranks after a commit; return each rank's step, weights, and how much it was sent."""
+
+    def body(process: Process) -> Any:
+        state, mine = made(process, near), process.world.rank()
+        state.sync()
+        train(state, 4)
+        tier = state._memory.arenas.near
+        if tier is not None and not sealed:
+            tier._seal_waiting = lambda: None  # type: ignore[method-assign]  # so soon is it killed
+        train(state, 1)
+        if mine == lost:
+            dies(state)
+        process.world.shutdown()
+        if mine == lost and damage:
+            for file in near.glob(f"*/*/*{state.last_commit.name}/*.safetensors"):
+                file.write_bytes(file.read_bytes()[:-1] + b"?")
+        process.world.init()
+        sent = pieces(process)
+        if mine == lost:
+            state = made(process, near)
+        state.sync()
+        began = (state.step, state.model.weights["w"].tolist(), len(sent))
+        train(state, 1)
+        dies(state)
+        return began
+
+    return on_ranks(2, body)
+
+
+def pieces(process: Process) -> list[str]:
+    """The names of the broadcasts of tensors from now on."""
+    found: list[str] = []
+    broadcast = process.world.broadcast
+
+    def noted(buffer: Any, root: int, name: str) -> None:
+        if "snapshot" in name:
+            found.append(name)
+        broadcast(buffer, root, name)
+
+    process.world.broadcast = noted  # type: ignore[method-assign]
+    return found
+
+
+@pytest.mark.parametrize(("lost", "sealed"), [(0, False), (0, True), (1, True)])
+def test_a_process_restarted_beside_another_is_sent_nothing_that_its_host_has(
+    near: Path, lost: int, sealed: bool
+) -> None:
+    assert restarted(near, lost, sealed=sealed) == [(5, [5.0, -5.0], 0)] * 2
+
+
+def test_what_was_torn_is_not_used_for_the_commit_that_it_was_to_be(near: Path) -> None:
+    assert restarted(near, 0, damage=True) == [(5, [5.0, -5.0], 1)] * 2
+
+
+def test_a_job_killed_again_before_it_has_sealed_anything_still_has_what_was_sealed_before(
+    near: Path,
+) -> None:
+    job(near, 5)
+
+    def body(process: Process) -> Any:
+        state = made(process, near)
+        state._durable.near.offer = lambda: None  # type: ignore[method-assign]
+        state.sync()
+        dies(state)
+
+    on_ranks(2, body)
+    assert job(near, 0) == [(5, CommitId(3, 5), [5.0, -5.0])] * 2
+
+
+def test_a_near_commit_counts_if_the_newer_durable_one_is_damaged(near: Path, roots: FakeRoots) -> None:
+    def body(process: Process) -> Any:
+        state = made(process, near)
+        state.sync()
+        train(state, 3)
+        state._durable.near.offer = lambda: None  # type: ignore[method-assign]  # killed before that
+        state.step += 1
+        state.commit(durable=True)
+        state.flush()
+        dies(state)
+        return state.last_commit.name
+
+    durable = set(on_ranks(2, body)).pop()
+    files = roots[URL].files
+    damaged = f"{durable}/model.safetensors"
+    assert damaged in files
+    files[damaged] = files[damaged][:-1] + b"?"
+    assert job(near, 0) == [(3, CommitId(2, 3), [3.0, -3.0])] * 2
+
+
+def test_who_waits_for_a_near_root_that_another_keeps_does_not_write_to_it(near: Path) -> None:
+    path = place.folder(str(near), URL)
+    place.make(path, URL)
+    (path / "root.json").write_text("as its keeper wrote it")
+    command = "import pathlib, sys; from hvdrecover.checkpoint.near.place import Keeper; "
+    command += "assert Keeper.take(pathlib.Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", command, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as keeper:
+        assert keeper.stdout is not None and keeper.stdout.readline()
+
+        def body(process: Process) -> Any:
+            state = made(process, near)
+            state.sync()
+            train(state, 2)
+            kept = [(path / "root.json").read_text()]
+            keeper.communicate()
+            train(state, 1)
+            kept.append((path / "root.json").read_text())
+            dies(state)
+            return kept
+
+        assert on_ranks(1, body) == [["as its keeper wrote it", json.dumps({"url": URL})]]

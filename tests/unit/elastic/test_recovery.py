@@ -81,15 +81,15 @@ def test_near_commits_are_elected_as_memories_are(published: list[Published], ex
 @pytest.mark.parametrize(
     ("left", "durable", "expected"),
     [
-        ([None, Left(C4, "job/a")], (C3, 2), 1),
-        ([Left(C4, "job/a"), Left(C4, "job/a")], (C3, 2), 0),
-        ([Left(C3, "job/a"), None], (C3, 2), 0),  # the same commit: near by is nearer
-        ([Left(C3, "job/a"), None], (C4, 2), None),
-        ([Left(C4, "job/a"), None], (None, 0), 0),
-        ([Left(C4, "job/b"), None], (C3, 2), None),  # another job has taken the root since
+        ([None, Left(C4, "a")], (C3, 2), 1),
+        ([Left(C4, "a"), Left(C4, "a")], (C3, 2), 0),
+        ([Left(C3, "a"), None], (C3, 2), 0),  # the same commit: near by is nearer
+        ([Left(C3, "a"), None], (C4, 2), None),
+        ([Left(C4, "a"), None], (None, 0), 0),
+        ([Left(C4, "b"), None], (C3, 2), None),  # another job has taken the root since
         # Once it trains, each start counts its generations by itself: the later start goes first.
-        ([Left(CommitId(9, 1), "job/a"), Left(CommitId(5, 4), "job/c")], (C3, 2), 1),
-        ([Left(CommitId(9, 1), "job/a"), None], (CommitId(5, 2), 5), None),
+        ([Left(CommitId(9, 1), "a"), Left(CommitId(5, 4), "c")], (C3, 2), 1),
+        ([Left(CommitId(9, 1), "a"), None], (CommitId(5, 2), 5), None),
         ([Left(C4, ""), None], (None, 0), None),
     ],
 )
@@ -152,7 +152,9 @@ def receive_or_keep(held: dict[int, Snapshot], sent: Snapshot) -> list[tuple[int
         if world.rank() == 0:
             transfer.send(world, 0, agreement)
         else:
-            agreement = transfer.receive(world, 0, held.get(world.rank()))
+            mine = held.get(world.rank())
+            files = ({}, {}) if mine is None else (mine.arenas, transfer.digests(mine))
+            agreement = transfer.receive(world, 0, *files)
         return world.visits - before, agreement
 
     return on_ranks(3, body)
