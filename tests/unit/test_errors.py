@@ -4,6 +4,12 @@ import pickle
 import pytest
 
 from hvdrecover import errors
+from hvdrecover.checkpoint import manifest
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.settings import Checkpoint, Keep
+from hvdrecover.checkpoint.values import encode
+from hvdrecover.data.order import SampleOrder
+from hvdrecover.discovery import hosts
 from hvdrecover.errors import (
     CheckpointError,
     ConfigError,
@@ -17,6 +23,7 @@ from hvdrecover.errors import (
     StorageError,
     UnsupportedValueError,
 )
+from tests.unit import sentences
 
 EXAMPLES = [
     ConfigError("keep", "0 is less than 1"),
@@ -107,3 +114,29 @@ def test_an_edit_that_no_longer_applies_says_which():
     text = str(EditError("reserve-resize", "gloo_controller.cc", 2))
     assert "'reserve-resize'" in text
     assert "2 times in gloo_controller.cc" in text
+
+
+def test_the_golden_file_has_what_errors_say():
+    assert sentences.GOLDEN.read_text() == sentences.golden(), "see the golden file's head"
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [
+        lambda: Keep(newest=0),
+        lambda: Checkpoint("root", every="now"),
+        lambda: encode([object()], "state.log"),
+        lambda: hosts.parse("a slots=x", "hosts"),
+        lambda: hosts.parse("a\na", "hosts"),
+        lambda: manifest.loads(b"{}", "file:///data", CommitId(1, 1)),
+        lambda: SampleOrder(3).load_state_dict(SampleOrder(4).state_dict()),
+    ],
+)
+def test_what_an_error_says_when_it_is_raised_stands_in_the_golden_file(fail):
+    with pytest.raises(HvdrecoverError) as caught:
+        fail()
+    assert sentences.stands(caught.value)
+
+
+def test_what_the_golden_file_does_not_have_is_found():
+    assert not sentences.stands(ConfigError("keep.newest", "0 is not what it must be"))
