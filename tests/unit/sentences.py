@@ -199,7 +199,7 @@ def _called(call: ast.Call) -> str:
 
 
 def _assigned(name: str, place: _Place, module: ast.Module | None = None) -> Iterator[_Place]:
-    """Return what a name is set to (in the block that uses it, or in the function), and what is appended to it."""
+    """Return what a name is set to, in the block that uses it or in the function, and what is appended."""
     scope = module or place.within
     nodes = list(ast.iter_child_nodes(scope) if module else ast.walk(scope)) if scope else []
     found = [each for each in nodes if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == name]
