@@ -12,7 +12,7 @@ from hvdrecover.errors import ConfigError, LaunchError
     ("outcome", "remedy"), [("failure", ""), ("warning", ""), ("ok", "rest"), ("skipped", "rest")]
 )
 def test_what_is_wrong_has_a_remedy_and_nothing_else_has(outcome: str, remedy: str) -> None:
-    with pytest.raises(ValueError, match="network: warnings and failures have a remedy"):
+    with pytest.raises(ValueError, match=r"^network: "):
         Finding("network", outcome, "it is so", remedy)  # type: ignore[arg-type]
 
 
