@@ -61,7 +61,7 @@ def test_other_generators_have_buffers_too(place: int) -> None:
     try:
         state = np.random.get_state(legacy=False)
         generator_states.set_numpy(state)
-        with pytest.raises(ValueError, match="no place"):
+        with pytest.raises(ValueError, match=str(place)):
             generator_states.set_numpy({**state, "buffer_pos": place})
     finally:
         np.random.set_bit_generator(before)
@@ -69,7 +69,7 @@ def test_other_generators_have_buffers_too(place: int) -> None:
 
 @given(value=PLAIN | st.dictionaries(st.sampled_from(sorted(NUMPY)), PLAIN))
 def test_what_is_not_a_state_of_numpys_is_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match="numpy's generator"):
+    with pytest.raises(ValueError, match="numpy"):
         generator_states.set_numpy(value)
 
 
@@ -87,7 +87,7 @@ def test_a_state_of_numpys_with_one_other_field_is_refused_or_good_to_draw_from(
 @pytest.mark.parametrize("field", ["key", "pos"])
 @pytest.mark.parametrize("value", [None, 1.5, True, "x", np.zeros(10, np.uint32), np.zeros(624, np.int64)])
 def test_numpys_buffer_is_looked_at(field: str, value: Any) -> None:
-    with pytest.raises(ValueError, match="no such state"):
+    with pytest.raises(ValueError, match="numpy"):
         generator_states.set_numpy({**NUMPY, "state": {**NUMPY["state"], field: value}})
 
 

@@ -66,7 +66,7 @@ def test_other_data_stop_it_and_are_named() -> None:
     train_on(OLD)
     (kind, text), (other, told) = resume_on(NEW)
     assert (kind, other) == ("DataChangedError", "StoppedError")
-    assert f"{URL}/g0001-c00000001: the training data have changed since this commit" in text
+    assert text.startswith(f"{URL}/g0001-c00000001: ")
     assert "11" in text and "data_changed='warn'" in text
     assert "DataChangedError" in told
 
@@ -108,5 +108,5 @@ def test_all_ranks_must_have_the_same_data() -> None:
 
 
 def test_only_a_fingerprint_is_one() -> None:
-    with pytest.raises(ConfigError, match=r"data: ndarray is not a fingerprint; pass recover\.fingerprint"):
+    with pytest.raises(ConfigError, match=r"^data: ndarray .*recover\.fingerprint"):
         Guard(data=OLD)  # type: ignore[arg-type]
