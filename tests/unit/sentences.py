@@ -11,10 +11,10 @@ import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import hvdrecover
 from hvdrecover import errors
@@ -66,14 +66,17 @@ def golden() -> str:
     return "\n".join(parts) + "\n"
 
 
-def sentences() -> Iterator[Sentence]:
+@cache
+def sentences() -> list[Sentence]:
     """Return what each place that makes an error can say, but for those that pass another's words on."""
+    found = []
     for path in sorted(_PACKAGE.rglob("*.py")):
         if path.name != "errors.py":
             source = _Source(ast.parse(path.read_text()))
             for kind, text in source.said():
                 if _SAID.search(words(text)):
-                    yield Sentence(kind, text, str(path.relative_to(_PACKAGE)))
+                    found.append(Sentence(kind, text, str(path.relative_to(_PACKAGE))))
+    return found
 
 
 def words(text: str) -> str:
@@ -115,8 +118,16 @@ class _Source:
         return {each.name: each for each in ast.walk(self.tree) if isinstance(each, Function)}
 
     def said(self) -> Iterator[tuple[str, str]]:
+        bases = {
+            call: base.id
+            for each in ast.walk(self.tree)
+            if isinstance(each, ast.ClassDef)
+            for base in each.bases
+            if isinstance(base, ast.Name)
+            for call in ast.walk(each)
+        }
         for call, within in self.calls:
-            kind = _called(call)
+            kind = bases.get(call, "") if ast.unparse(call.func) == "super().__init__" else _called(call)
             if kind in _own():
                 yield from ((kind, text) for text in self._own(_own()[kind], call, within))
             elif re.fullmatch(r"[A-Z]\w*Error", kind) and call.args:
@@ -202,7 +213,7 @@ def _assigned(name: str, place: _Place, module: ast.Module | None = None) -> Ite
     """Return what a name is set to, in the block that uses it or in the function, and what is appended."""
     scope = module or place.within
     nodes = list(ast.iter_child_nodes(scope) if module else ast.walk(scope)) if scope else []
-    found = [each for each in nodes if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == name]
+    found = [each for each in nodes if _is_set_by(each, name)]
     blocks = [block for each in nodes for block in (getattr(each, "body", 0), getattr(each, "orelse", 0))]
     for block in reversed([each for each in blocks if isinstance(each, list)]):
         here = [each for each in found if each in block]
@@ -213,6 +224,13 @@ def _assigned(name: str, place: _Place, module: ast.Module | None = None) -> Ite
     for each in nodes:
         if isinstance(each, ast.Call) and ast.unparse(each.func) == f"{name}.append":
             yield _Place(each.args[0], each, place.within)
+
+
+def _is_set_by(node: ast.AST, name: str) -> TypeGuard[ast.Assign | ast.NamedExpr]:
+    match node:
+        case ast.Assign(targets=[ast.Name(id=target)]) | ast.NamedExpr(target=ast.Name(id=target)):
+            return target == name
+    return False
 
 
 def _as_wanted(text: str, annotation: str) -> str | list[str] | dict[str, str]:

@@ -61,13 +61,13 @@ def test_hosts_of_a_file(asked: list[Settings]) -> None:
     ("words", "complaint"),
     [
         (["-H", "h1:x"], "h1:x"),
-        (["-H", "h1:1,h1:1"], "named before"),
-        (["-H", "h1:1", "-np", "2"], "more than the hosts' 1 slots"),
+        (["-H", "h1:1,h1:1"], "column 6: 'h1' "),
+        (["-H", "h1:1", "-np", "2"], "-np: 2 "),
         (["-H", "h1:1", "--hostfile", "hosts"], "not allowed"),
         (["--hostfile", "missing"], "No such file"),
-        (["--state-size", "big"], "'big' is not a size such as 500M"),
-        (["--state-size", "0"], "'0' is not a size"),
-        (["-np", "0"], "'0' is not a number from 1 on"),
+        (["--state-size", "big"], "argument --state-size: 'big' "),
+        (["--state-size", "0"], "argument --state-size: '0' "),
+        (["-np", "0"], "-np/--num-proc: '0' "),
         (["extra"], "unrecognized arguments: extra"),
     ],
 )

@@ -70,46 +70,38 @@ def lose(storage, path):
 
 
 DAMAGES = {
-    "a truncated file": (
-        truncate,
-        MODEL,
-        "model.safetensors: the file has 8095 bytes, and the manifest says 8096",
-    ),
-    "an empty file": (empty, MODEL, "model.safetensors: the file has 0 bytes"),
-    "a longer file": (lengthen, MODEL, "model.safetensors: the file has 8097 bytes"),
-    "a flipped bit": (flip, MODEL, "model.safetensors: the file's content does not match"),
-    "a flipped bit at the end": (flip_last, MODEL, "model.safetensors: the file's content does not match"),
-    "a missing file": (lose, MODEL, "model.safetensors: the file is missing"),
-    "a missing small file": (
-        lose,
-        f"{NEWEST}/optimizer.safetensors",
-        "optimizer.safetensors: the file is missing",
-    ),
-    "a truncated manifest": (truncate, MANIFEST, "MANIFEST.json: the manifest is not JSON"),
-    "an empty manifest": (empty, MANIFEST, "MANIFEST.json: the manifest is not JSON"),
-    "a flipped bit in the manifest": (flip, MANIFEST, "MANIFEST.json: the manifest"),
+    "a truncated file": (truncate, MODEL, r"model\.safetensors: .* 8095 bytes, .* 8096$"),
+    "an empty file": (empty, MODEL, r"model\.safetensors: .* 0 bytes, .* 8096$"),
+    "a longer file": (lengthen, MODEL, r"model\.safetensors: .* 8097 bytes, .* 8096$"),
+    "a flipped bit": (flip, MODEL, r"model\.safetensors: .*digest"),
+    "a flipped bit at the end": (flip_last, MODEL, r"model\.safetensors: .*digest"),
+    "a missing file": (lose, MODEL, r"model\.safetensors: .*missing"),
+    "a missing small file": (lose, f"{NEWEST}/optimizer.safetensors", r"optimizer\.safetensors: .*missing"),
+    "a truncated manifest": (truncate, MANIFEST, r"MANIFEST\.json: .*JSON"),
+    "an empty manifest": (empty, MANIFEST, r"MANIFEST\.json: .*JSON"),
+    "a flipped bit in the manifest": (flip, MANIFEST, r"MANIFEST\.json: "),
 }
 
 
-@pytest.mark.parametrize(("damage", "path", "reason"), DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_broken_commit_is_walked_back_over_with_a_line_that_says_why(store, damage, path, reason):
+@pytest.mark.parametrize(("damage", "path", "facts"), DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_broken_commit_is_walked_back_over_with_a_line_that_says_why(store, damage, path, facts):
     damage(store.storage, path)
     assert_is(load_newest(store), make_snapshot(1, 1))
     (skipped,) = store.events.of("skipped")
     assert (skipped["commit"], skipped["level"]) == (NEWEST, logging.WARNING)
-    assert skipped["reason"].startswith(reason)
+    assert re.match(facts, skipped["reason"])
     assert skipped["message"] == f"{store.url}: skipping {NEWEST}: {skipped['reason']}"
 
 
-@pytest.mark.parametrize(("damage", "path", "reason"), DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_broken_commit_is_quarantined_with_the_reason_and_nothing_is_deleted(store, damage, path, reason):
+@pytest.mark.parametrize(("damage", "path", "facts"), DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_broken_commit_is_quarantined_with_the_reason_and_nothing_is_deleted(store, damage, path, facts):
     damage(store.storage, path)
     before = content(store.storage)
     load_newest(store)
     after = content(store.storage)
     note = json.loads(after.pop(f"{NEWEST}/{QUARANTINE}"))
     assert note["time"] == 50.0
-    assert note["reason"].startswith(reason)
+    assert re.match(facts, note["reason"])
     assert after == before
 
 

@@ -125,19 +125,19 @@ def test_a_source_that_hangs_without_a_word_has_failed() -> None:
 def test_a_first_answer_that_fails_is_an_error() -> None:
     with pytest.raises(DiscoveryError, match=r"^src: no such file, "):
         found(History(asked=NOW, failure="no such file"))
-    with pytest.raises(DiscoveryError, match=r"^src: it names no host, "):
-        found(History(asked=NOW, failure="it names no host", empty=True))
+    with pytest.raises(DiscoveryError, match=r"^src: no host, "):
+        found(History(asked=NOW, failure="no host", empty=True))
 
 
 def test_no_host_is_an_answer_only_if_that_is_allowed_and_there_was_none_before() -> None:
     allowed = Limits(allow_empty=True)
-    none_yet = found(History(asked=NOW, failure="it names no host", empty=True), allowed)
-    assert (none_yet.entries, none_yet.warning) == ((), "src: it names no host")
+    none_yet = found(History(asked=NOW, failure="no host", empty=True), allowed)
+    assert (none_yet.entries, none_yet.warning) == ((), "src: no host")
     with pytest.raises(DiscoveryError, match="src: away"):
         found(History(asked=NOW, failure="away"), allowed)
-    gone = replace(HISTORY, failure="it names no host", empty=True)
+    gone = replace(HISTORY, failure="no host", empty=True)
     assert named(found(gone, allowed)) == ["a:4", "b:2", "c:1"]
-    with pytest.raises(DiscoveryError, match=r"^src: it names no host; .* 61 s "):
+    with pytest.raises(DiscoveryError, match=r"^src: no host; .* 61 s "):
         found(replace(gone, listed=NOW - 61), allowed)
 
 

@@ -138,8 +138,8 @@ def test_broken_commits_are_passed_over_with_a_warning_and_not_marked(
     assert state_of(model) == job[1][0]
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 2
-    assert f"skipping {folder(url, 3).name}: model.safetensors: the file's content" in warnings[0]
-    assert f"skipping {folder(url, 2).name}: MANIFEST.json: the manifest is not JSON" in warnings[1]
+    assert re.search(rf"{folder(url, 3).name}: model\.safetensors: .*digest", warnings[0])
+    assert f"{folder(url, 2).name}: MANIFEST.json: " in warnings[1]
     assert content(LocalStorage(Path(url))) == before
 
 

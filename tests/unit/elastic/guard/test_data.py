@@ -75,7 +75,7 @@ def test_other_data_can_be_gone_on_with(caplog: pytest.LogCaptureFixture) -> Non
     caplog.set_level(logging.WARNING)
     train_on(OLD)
     assert [result[:3] for result in resume_on(NEW, "warn")] == [(5.0, 3, 4)] * 2
-    assert "the training data have changed since" in caplog.text and "; going on" in caplog.text
+    assert f"{URL}/g0001-c00000001: " in caplog.text and "; going on" in caplog.text
 
 
 @pytest.mark.parametrize("data", [NEW, LONGER])
