@@ -250,7 +250,7 @@ def test_a_selector_that_is_not_understood(api, environ):
     ("status", "body", "expected"),
     [
         (404, b"not found", "pods"),
-        (500, b'{"message": "etcd has no leader"}', "500: etcd has no leader"),
+        (500, b'{"message": "etcd has no leader"}', "500 (etcd has no leader)"),
         (503, b"", "503"),
         (302, b"", "302"),
         (200, b"<html>", "JSON"),
