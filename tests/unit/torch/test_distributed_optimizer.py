@@ -143,7 +143,7 @@ def test_the_kind_of_the_wrapped_optimizer_is_told_from_another() -> None:
     model, wrapper = wrapped_pair("SGD")
     state = joined(model=model, optimizer=wrapper)
     _, state.optimizer = wrapped_pair("AdamW")
-    with pytest.raises(MismatchError, match=r"SGD|betas"):
+    with pytest.raises(MismatchError, match="betas"):
         state.restore()
 
 
