@@ -26,6 +26,7 @@ What hvdrecover's errors say: each sentence once, below its class and the first 
 facts. `python -m tests.unit.sentences` writes this file, and tests/unit/test_errors.py compares it."""
 _BUILT_IN = "Errors of Python's: most become a part of one of the above"
 _DEEP = 5  # names and functions followed, from where an error is made to where its words are
+_UNNAMED = "{…}"  # a fact
 _WIDTH = 116
 _FACT = re.compile(r'{[^{}":]*}')
 _SAID = re.compile(r"[a-z']+ [a-z']+")  # two words in a row: more than another error's text, passed on
@@ -165,7 +166,8 @@ class _Source:
                 return self.texts(place._replace(value=inner), deep)
         followed = self._followed(place) if deep else ()
         texts = list(dict.fromkeys(text for each in followed for text in self.texts(each, deep - 1)))
-        return texts if any(" " in words(each) for each in texts) else [_fact(place.value)]
+        said = any(" " in words(each) for each in texts)
+        return [each for each in texts if each != _UNNAMED] if said else [_fact(place.value)]
 
     def _joined(self, parts: list[ast.expr], place: _Place, deep: int) -> list[str]:
         return [
@@ -267,7 +269,7 @@ def _named(node: ast.expr) -> str:
             return _named(inner)
         case ast.JoinedStr(values=parts):
             return " ".join(_named(each.value) for each in parts if isinstance(each, ast.FormattedValue))
-    return "…"
+    return _UNNAMED[1:-1]
 
 
 if __name__ == "__main__":
