@@ -74,9 +74,9 @@ def _exported(snapshot: Snapshot, names: Sequence[str], url: str) -> dict[str, A
             refused.append(str(error) if str(error).startswith(name) else f"{name}: {error}")
     if refused:
         others = " ".join(f"--only {name}" for name in exported)
-        remedy = f"leave it out: {others}" if exported else "name other attributes with --only"
+        remedy = f"leave that out: {others}" if exported else "name other attributes with --only"
         raise ExportError(
-            url, f"a torch file that is loaded without running code can't hold {'; '.join(refused)}. {remedy}"
+            url, f"a torch file that is loaded without running code can't hold {'; '.join(refused)}; {remedy}"
         )
     return exported
 

@@ -107,7 +107,7 @@ def test_large_files_are_read_piece_by_piece(backend: Backend, monkeypatch: pyte
 
 
 def test_where_nothing_is_the_url_is_named(data: str) -> None:
-    with pytest.raises(ConfigError, match=r"there (are no files|is no file or folder).*nowhere"):
+    with pytest.raises(ConfigError, match=f"^data: .*'{data}/nowhere'"):
         fingerprint(f"{data}/nowhere")
 
 
@@ -144,7 +144,7 @@ def test_a_refused_request_is_a_storage_error_without_the_secret(
     write(s3.url, {"folder/x": buffer(b"x")})
     monkeypatch.setattr(s3_server, "fault", lambda request: step in request)
     clock = FakeClock()
-    with pytest.raises(StorageError, match=r"could not (look|read)") as caught:
+    with pytest.raises(StorageError, match=r"look|read") as caught:
         files.take([s3.url], True, clock)
     assert caught.value.url in (s3.url, f"{s3.url}/folder/x")
     assert len(clock.waits) == 4
@@ -197,18 +197,18 @@ def test_links_to_files_are_followed_and_to_folders_refused(sftp: Backend, tmp_p
     ]
     (root / "link").unlink()
     (root / "link").symlink_to(root / "folder")
-    with pytest.raises(ConfigError, match="root/link' is a link to a folder"):
+    with pytest.raises(ConfigError, match=r"^data: '.*root/link' .*folder"):
         fingerprint(sftp.url)
     (root / "link").unlink()
     (root / "link").symlink_to(root / "gone")
-    with pytest.raises(ConfigError, match="root/link' is a link to nothing"):
+    with pytest.raises(ConfigError, match=r"^data: '.*root/link' .*nothing"):
         fingerprint(sftp.url)
 
 
 def test_a_pipe_on_a_server_is_refused(sftp: Backend, tmp_path: Path) -> None:
     write(sftp.url, {"folder/x": noise(1000)})
     os.mkfifo(tmp_path / "root" / "pipe")
-    with pytest.raises(ConfigError, match="root/pipe' is neither a file nor a folder"):
+    with pytest.raises(ConfigError, match=r"^data: '.*root/pipe' "):
         fingerprint(sftp.url)
 
 

@@ -273,7 +273,7 @@ def test_reading_what_is_not_there_is_a_storage_error_that_names_it(storage: Sto
         with pytest.raises(StorageError) as caught:
             read("a/2")
         assert caught.value.url == f"{storage.url}/a/2"
-        assert str(caught.value).startswith(f"{storage.url}/a/2: could not read the file: ")
+        assert str(caught.value).startswith(f"{storage.url}/a/2: ")
         assert caught.value.__cause__ is not None
 
 
@@ -345,7 +345,7 @@ def test_of_two_jobs_that_claim_one_root_the_older_is_fenced(backend: Backend) -
     assert older.claim_next() == 1
     older.write(make_snapshot(1, 1), rank=0)
     assert newer.claim_next() == 2
-    with pytest.raises(FencedError, match="generation 2 has claimed this checkpoint root"):
+    with pytest.raises(FencedError, match=f"^{backend.url}: generation 2 "):
         older.write(make_snapshot(1, 2), rank=0)
     newer.write(make_snapshot(2, 2), rank=0)
     assert_is(load_newest(make_store(backend.open())), make_snapshot(2, 2))

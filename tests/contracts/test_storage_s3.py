@@ -76,7 +76,7 @@ def test_an_upload_that_fails_leaves_no_parts_and_the_file_as_it_was(
     storage = s3.open_in_pieces()
     storage.publish("f", b"old")
     s3_server.fault = lambda request: step in request and "uploadId" in request
-    with pytest.raises(StorageError, match="could not write the file"):
+    with pytest.raises(StorageError, match=r"/f: .*write"):
         storage.write("f", noise(12 * MIB))
     assert any("uploads=" in request or "?uploads" in request for request in s3_server.requests)
     assert unfinished(s3) == []
@@ -170,7 +170,7 @@ def test_what_could_not_be_deleted_is_told(s3: Backend, s3_server: S3Server) -> 
     storage.publish("a/1", b"")
     s3_server.fault = lambda request: request.startswith(("DELETE", "POST"))
     for call in (lambda: storage.delete("a"), lambda: storage.remove("a/1")):
-        with pytest.raises(StorageError, match="could not delete"):
+        with pytest.raises(StorageError, match="delete"):
             call()
     s3_server.reset()
     assert storage.names("a") == ["1"]

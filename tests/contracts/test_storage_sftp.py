@@ -187,7 +187,7 @@ def test_a_full_disk_fails_a_write_however_late_the_server_says_so(
     monkeypatch.setattr(Session, "sync", lambda self, file: None)  # which would fail as well
     root.mkdir()
     (root / "f").symlink_to("/dev/full")
-    with pytest.raises(StorageError, match="could not write the file"):
+    with pytest.raises(StorageError, match=r"/f: .*write"):
         sftp.open_in_pieces().write("f", noise(nbytes))
 
 
@@ -233,7 +233,7 @@ def test_nothing_is_changed_by_way_of_a_link(sftp: Backend, root: Path, tmp_path
         lambda: storage.create("b/new", b""),
         lambda: storage.write("b/thesis", buffer(b"x")),
     ):
-        with pytest.raises(StorageError, match="or a link to one"):
+        with pytest.raises(StorageError, match="link"):
             call()
     assert storage.names() == ["b"]
     assert files_below(tmp_path / "mine") == ["thesis"]
@@ -253,7 +253,7 @@ def test_a_refused_password_is_a_storage_error_without_it(
     url = f"sftp://{sftp_server.user}:{SECRET.strip('/')}@{HOST}:{sftp_server.port}/run"
     attempts.append(lambda: open_storage(url))
     for attempt in attempts:
-        with pytest.raises(StorageError, match="could not open the storage") as caught:
+        with pytest.raises(StorageError, match="open") as caught:
             attempt()
         assert SECRET.strip("/") not in f"{caught.value} {caught.value.__cause__} {caplog.text}"
         assert caught.value.url == f"sftp://{HOST}:{sftp_server.port}/run"
@@ -308,7 +308,7 @@ def test_another_key_than_the_known_one_is_refused(
         "of any port": f"{name},x.example",
     }
     url, _ = with_known_hosts(sftp_server, tmp_path, monkeypatch, f"{shown[where]} {OTHER}\n")
-    with pytest.raises(HostKeyError, match=r"is another one than that in .*ssh-keygen -R"):
+    with pytest.raises(HostKeyError, match="ssh-keygen -R"):
         open_storage(url)
     assert not (tmp_path / "root").exists()
 
@@ -329,7 +329,7 @@ def test_a_revoked_key_is_refused_though_it_is_known(
     url, _ = with_known_hosts(
         sftp_server, tmp_path, monkeypatch, f"{line}@revoked * {line.partition(' ')[2]}"
     )
-    with pytest.raises(HostKeyError, match="marked as revoked"):
+    with pytest.raises(HostKeyError, match="revoked"):
         open_storage(url)
 
 
@@ -353,16 +353,16 @@ def test_the_check_can_not_be_got_round(
 ) -> None:
     url, known = with_known_hosts(sftp_server, tmp_path, monkeypatch, "")
     for around in (f"simplecache::{url}", f"dir::{url}"):
-        with pytest.raises(ConfigError, match="through another file system"):
+        with pytest.raises(ConfigError, match="SFTP"):
             open_storage(around)
     with pytest.raises(HostKeyError):
         open_storage(url.replace("sftp://", "ssh://"))
     known.unlink()
-    with pytest.raises(ConfigError, match="no file"):
+    with pytest.raises(ConfigError, match=f"^known_hosts: .*'{known}'"):
         open_storage(url)
     options = {**sftp_options(sftp_server), "host_key_policy": "auto_add"}
     monkeypatch.setitem(fsspec.config.conf, "sftp", options)
-    with pytest.raises(ConfigError, match="host_key_policy"):
+    with pytest.raises(ConfigError, match=r"^host_key_policy: "):
         open_storage(url)
 
 

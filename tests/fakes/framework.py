@@ -198,7 +198,7 @@ class FakeFramework:
 
     def spec(self, tensor: Array, name: str) -> TensorSpec:
         if tensor.dtype.name not in _CODES:
-            raise UnsupportedTensorError(name, f"an array of {tensor.dtype} can't be part of a commit")
+            raise UnsupportedTensorError(name, f"an array of {tensor.dtype}")
         return TensorSpec(name, _CODES[tensor.dtype.name], tensor.shape)
 
     def match(self, tensors: Sequence[Array], specs: Sequence[TensorSpec]) -> bool:

@@ -94,11 +94,9 @@ def test_a_job_that_can_make_nothing_durable_for_too_long_ends_on_all_ranks(
     mood.write_text(trouble)
     assert job.wait(PATIENCE) != 0
     log = job.log.read_text()[here:]
-    assert re.search(
-        r"DurableAgeError: .*no commit could be made durable for \d+ s.*HVDRECOVER_MAX_DURABLE_AGE", log
-    )
+    assert re.search(r"DurableAgeError: .* \d+ s.*HVDRECOVER_MAX_DURABLE_AGE", log)
     assert "resuming from commit" not in log and "restarted" not in log and "resumed" not in log
     if kind == "supervised":
-        assert re.search(r"`HVDRECOVER_MAX_DURABLE_AGE` is over: .*no commit could be made durable", log)
+        assert re.search(r"`HVDRECOVER_MAX_DURABLE_AGE` is over: .* \d+ s", log)
     while job.processes():  # the launcher's exit is not awaited by its workers
         time.sleep(0.02)

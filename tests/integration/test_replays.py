@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -86,9 +87,7 @@ def test_a_flipped_bit_stops_the_job_before_it_is_applied(job: tuple[Outcomes, P
     ((_, process, tensor, virtual),) = [flip for each in outcomes["raise"] for flip in each["made"]]
     for each in outcomes["raise"]:
         assert (each["error"], each["steps"]) == ("DivergedError", 1)
-        assert (
-            f"the gradients of virtual rank {virtual} in step 0 are wrong on rank {process}: " in each["text"]
-        )
+        assert re.search(f"virtual rank {virtual} .*step 0 .* rank {process}: ", each["text"])
         assert f"gradient of {tensor}, F32" in each["text"]
 
 

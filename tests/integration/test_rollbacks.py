@@ -38,8 +38,5 @@ def test_a_long_evaluation_is_learnt_and_what_always_fails_comes_to_an_end(tmp_p
     # The collective: four attempts, and then an error.
     sources = [event["source"] for event in before if event["kind"] == "sync" and event["rank"] == 0]
     assert sources == ["initial"] + ["memory"] * 4
-    assert (
-        "NoProgressError: commit 3: the ranks have rolled back 3 times in a row"
-        in events[first_fault]["detail"]
-    )
+    assert re.search("NoProgressError: commit 3: .* 3 times ", events[first_fault]["detail"])
     assert "Mismatched ALLREDUCE tensor shapes" in events[first_fault]["detail"]

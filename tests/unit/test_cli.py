@@ -107,8 +107,8 @@ def test_ls_verifies_if_asked_to_and_says_below_what_is_wrong(run, document, roo
     (root / "g0001-c00000001" / FILE_NAME).write_text("{")
     output = run("ls", root, "--verify")[1]
     assert [columns(line)[-1] for line in output.splitlines()[1:4]] == ["ok", "broken", "unchecked"]
-    assert "\ng0001-c00000002 is broken: model.safetensors: the file's content does not match" in output
-    assert "\ng0001-c00000001 is broken: MANIFEST.json: the manifest is not JSON" in output
+    assert re.search(r"\ng0001-c00000002 .*: model\.safetensors: .*digest", output)
+    assert "\ng0001-c00000001 is broken: MANIFEST.json: " in output
     _, found = document("ls", root, "--verify")
     assert [commit["intact"] for commit in found["commits"]] == [True, False, None]
 
@@ -183,7 +183,7 @@ def test_verify_exits_with_1_and_names_what_is_broken(run, document, root):
     before = content(LocalStorage(root))
     code, output, _ = run("verify", root)
     assert code == 1
-    assert "g0001-c00000002: broken\n  model.safetensors: the file's content does not match" in output
+    assert re.search(r"g0001-c00000002: broken\n  model\.safetensors: .*digest", output)
     code, found = document("verify", root)
     assert (code, found["intact"]) == (1, False)
     assert [list(commit["problems"]) for commit in found["commits"]] == [[], ["model.safetensors"], []]
@@ -246,7 +246,7 @@ def test_prune_refuses_to_delete_the_only_intact_commit(run, root, dry):
     before = content(LocalStorage(root))
     code, output, errors = run("prune", root, "--keep-last", "1", *dry)
     assert (code, output) == (1, "")
-    assert "nothing was deleted" in errors
+    assert "g0001-c00000003: model.safetensors: " in errors
     assert content(LocalStorage(root)) == before
 
 
@@ -425,7 +425,7 @@ def test_export_writes_a_file_and_says_which(run, document, root, tmp_path):
     assert (code, output) == (0, f"model of g0001-c00000001: {file}, 8.1 kB\n")
     code, output, errors = run("export", root, "-o", file, "--only", "model")
     assert (code, output) == (1, "")
-    assert f"{file}: the file exists" in errors
+    assert re.search(f"{file}: .*--force", errors)
     code, found = document("export", root, "-o", file, "--only", "model", "--only", "optimizer", "--force")
     assert (code, found["commit"], found["attributes"]) == (0, "g0001-c00000003", ["model", "optimizer"])
     assert found["bytes"] == file.stat().st_size
@@ -445,22 +445,22 @@ COMMANDS = (
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 @pytest.mark.parametrize(
-    ("url", "problem"),
+    ("url", "fact"),
     [
-        ("carrierpigeon://user:hunter2@loft/run", "'carrierpigeon://loft/run' can't be opened"),
-        ("missing", "does not exist, or is empty"),
-        ("foreign", "this is not a checkpoint root: it holds no commits, but 'photo.jpg'"),
-        ("root/g0001-c00000001", "this is one commit of a checkpoint root"),
-        ("foreign/photo.jpg", "could not list the folder"),
+        ("carrierpigeon://user:hunter2@loft/run", "checkpoint: 'carrierpigeon://loft/run' "),
+        ("missing", "/missing: .*empty"),
+        ("foreign", "/foreign: .*'photo.jpg'"),
+        ("root/g0001-c00000001", "/root/g0001-c00000001: .*above"),
+        ("foreign/photo.jpg", "/foreign/photo.jpg: .*list"),
     ],
 )
-def test_a_url_that_is_no_root_is_an_error_of_one_line(run, root, monkeypatch, command, url, problem):
+def test_a_url_that_is_no_root_is_an_error_of_one_line(run, root, monkeypatch, command, url, fact):
     monkeypatch.chdir(root.parent)
     Path("foreign").mkdir()
     Path("foreign/photo.jpg").write_bytes(b"")
     code, output, errors = run(command[0], url, *command[1:])
     assert (code, output, errors.count("\n")) == (1, "", 1)
-    assert errors.startswith("hvdrecover: ") and problem in errors
+    assert re.match(f"hvdrecover: .*{fact}", errors)
     assert "hunter2" not in errors
     assert not Path("missing").exists() and not Path("x.safetensors").exists()
 
@@ -470,10 +470,10 @@ def test_an_unknown_broken_or_newer_commit_is_an_error_of_one_line(run, root, mo
     monkeypatch.chdir(root.parent)
     (root / "g0001-c00000001" / FILE_NAME).write_text('{"format": 2, "digest": "?"}')
     (root / "g0001-c00000002" / FILE_NAME).write_text("{")
-    for commit, problem in (("9", "holds no commit '9'"), ("1", "upgrade hvdrecover"), ("2", "is not JSON")):
+    for commit, fact in (("9", "'9'"), ("1", "format 2,"), ("2", "c00000002/MANIFEST.json: ")):
         code, output, errors = run(command[0], root, commit, *command[1:])
         assert (code, output, errors.count("\n")) == (1, "", 1)
-        assert problem in errors
+        assert fact in errors
 
 
 @pytest.mark.parametrize(

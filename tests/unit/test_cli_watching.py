@@ -105,7 +105,7 @@ def test_where_metrics_go(text, expected):
 
 
 def test_a_port_is_a_number_that_ports_have():
-    with pytest.raises(argparse.ArgumentTypeError, match=r"':65536': a port is a number up to 65535"):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"':65536': .* 65535"):
         watching.target(":65536")
 
 
@@ -296,7 +296,7 @@ def test_a_file_of_metrics_that_can_be_written_no_more_is_told_once_and_tried_ag
     for path, event in Follower(Path("events")).look():
         live.take(path, event)
     view = MetricsFile(Path("events"), folder / "run.prom", clock)
-    with pytest.raises(ConfigError, match=r"'metrics/run.prom' can't be written: No such file"):
+    with pytest.raises(ConfigError, match=r"'metrics/run\.prom' .*: No such file"):
         view.show(live.status(), "")
     folder.mkdir()
     view.show(live.status(), "")
@@ -312,31 +312,27 @@ def test_a_file_of_metrics_that_can_be_written_no_more_is_told_once_and_tried_ag
 
 
 @pytest.mark.parametrize(
-    ("arguments", "problem"),
+    ("arguments", "facts"),
     [
-        (["--watch", "--json"], "--watch: it makes no document; "),
-        (["--watch", "--html", "page.html"], "--watch: it makes no document; "),
-        (["--prometheus", ":9400"], "--prometheus: an endpoint is there while a run is watched; add --watch"),
-        (["--prometheus", "missing/run.prom"], "--prometheus: 'missing/run.prom' can't be written: "),
-        (
-            ["--watch", "--prometheus", "203.0.113.1:0"],
-            "--prometheus: '203.0.113.1:0' can't be listened at: ",
-        ),
+        (["--watch", "--json"], "--watch: .*--json or --html"),
+        (["--watch", "--html", "page.html"], "--watch: .*--json or --html"),
+        (["--prometheus", ":9400"], "--prometheus: .*--watch"),
+        (["--prometheus", "missing/run.prom"], r"--prometheus: 'missing/run\.prom' "),
+        (["--watch", "--prometheus", "203.0.113.1:0"], r"--prometheus: '203\.0\.113\.1:0' .*HOST:PORT"),
     ],
 )
-def test_what_can_t_be_done_is_an_error_of_one_line(report, arguments, problem):
+def test_what_can_t_be_done_is_an_error_of_one_line(report, arguments, facts):
     example(Path("events"))
     code, output, errors = report(*arguments)
     assert (code, output, errors.count("\n")) == (1, "", 1)
-    assert errors.startswith(f"hvdrecover: {problem}")
+    assert re.match(f"hvdrecover: {facts}", errors)
 
 
 def test_without_events_no_metrics_are_written(report):
     Path("events").mkdir()
-    assert report("--prometheus", "run.prom")[0::2] == (
-        1,
-        "hvdrecover: FOLDER: 'events' could not be read: it holds no events\n",
-    )
+    code, _, errors = report("--prometheus", "run.prom")
+    assert (code, errors.count("\n")) == (1, 1)
+    assert errors.startswith("hvdrecover: FOLDER: 'events' ")
     assert not Path("run.prom").exists()
 
 

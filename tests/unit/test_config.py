@@ -100,7 +100,7 @@ def test_what_none_of_our_processes_has_set_is_left_alone(name, text):
     ("text", "wrong"), [("SIGTERM,NONSENSE", "NONSENSE"), ("15", "SIG15"), ("TERM USR1", "SIGTERM USR1")]
 )
 def test_a_signal_that_is_none_is_an_error(text, wrong):
-    with pytest.raises(ConfigError, match=f"{wrong} is not a signal") as caught:
+    with pytest.raises(ConfigError, match=f"{wrong} .* SIGTERM,SIGUSR1$") as caught:
         config.read({"HVDRECOVER_STOP_SIGNALS": text})
     assert caught.value.name == "HVDRECOVER_STOP_SIGNALS"
 
@@ -141,7 +141,7 @@ def test_an_empty_variable_counts_as_unset():
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "10 min", "true"])
 def test_an_age_that_is_no_time_is_an_error(text):
-    with pytest.raises(ConfigError, match="is not a duration such as") as caught:
+    with pytest.raises(ConfigError, match=f"'{text}'") as caught:
         config.read({"HVDRECOVER_MAX_DURABLE_AGE": text})
     assert caught.value.name == "HVDRECOVER_MAX_DURABLE_AGE"
 

@@ -1,9 +1,18 @@
+import ast
 import inspect
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 
 from hvdrecover import errors
+from hvdrecover.checkpoint import manifest
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.settings import Checkpoint, Keep
+from hvdrecover.checkpoint.values import encode
+from hvdrecover.data.order import SampleOrder
+from hvdrecover.discovery import hosts
 from hvdrecover.errors import (
     CheckpointError,
     ConfigError,
@@ -17,6 +26,7 @@ from hvdrecover.errors import (
     StorageError,
     UnsupportedValueError,
 )
+from tests.unit import sentences
 
 EXAMPLES = [
     ConfigError("keep", "0 is less than 1"),
@@ -107,3 +117,57 @@ def test_an_edit_that_no_longer_applies_says_which():
     text = str(EditError("reserve-resize", "gloo_controller.cc", 2))
     assert "'reserve-resize'" in text
     assert "2 times in gloo_controller.cc" in text
+
+
+def test_the_golden_file_has_what_errors_say():
+    assert sentences.GOLDEN.read_text() == sentences.golden(), "see the golden file's head"
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [
+        lambda: Keep(newest=0),
+        lambda: Checkpoint("root", every="now"),
+        lambda: encode([object()], "state.log"),
+        lambda: hosts.parse("a slots=x", "hosts"),
+        lambda: hosts.parse("a\na", "hosts"),
+        lambda: manifest.loads(b"{}", "file:///data", CommitId(1, 1)),
+        lambda: SampleOrder(3).load_state_dict(SampleOrder(4).state_dict()),
+    ],
+)
+def test_what_an_error_says_when_it_is_raised_stands_in_the_golden_file(fail):
+    with pytest.raises(HvdrecoverError) as caught:
+        fail()
+    assert sentences.stands(caught.value)
+
+
+def test_what_the_golden_file_does_not_have_is_found():
+    assert not sentences.stands(ConfigError("keep.newest", "0 is not what it must be"))
+
+
+def runs_of_words(text, length=5):
+    for part in re.split(r"[^a-zA-Z' -]+", text):
+        words = part.split()
+        yield from (" ".join(words[at : at + length]) for at in range(len(words) - length + 1))
+
+
+def strings(path):
+    """The texts of a file of tests, but for what is said about its modules, classes and functions."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    said = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    texts = (node for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    yield from ((text.lineno, text.value) for text in texts if id(text) not in said)
+
+
+def test_no_test_repeats_a_sentence():
+    """Each stands once, in the golden file; tests tell errors by their classes and facts."""
+    sentence = {run for each in sentences.sentences() for run in runs_of_words(sentences.words(each.text))}
+    tests = Path(__file__).parents[1]
+    repeated = [
+        f"{path.relative_to(tests)}:{line}: {run}"
+        for path in sorted(tests.rglob("*.py"))
+        for line, text in strings(path)
+        for run in runs_of_words(text)
+        if run in sentence
+    ]
+    assert repeated == []

@@ -307,7 +307,7 @@ class _RefusalError(DiscoveryError):
 
     def __init__(self, url: str, namespace: str, error: Any) -> None:
         self.status: int = error.status
-        super().__init__(url, f"{self._advice(namespace)}: {_said(error)}")
+        super().__init__(url, f"{self._advice(namespace)} ({_said(error)})")
 
     def _advice(self, namespace: str) -> str:
         if self.status == 0:

@@ -527,8 +527,8 @@ def strategies_are_refused(found: Findings) -> None:
                 strategy.run(function)
             except Exception as error:  # AutoGraph makes its own of it where it has converted the function
                 found.expect("ConfigError" in f"{type(error)} {error}", traceback.format_exc())
-                found.expect(f"under a {type(strategy).__name__}" in str(error), str(error))
-                found.expect("one process for each device" in str(error), str(error))
+                found.expect(type(strategy).__name__ in str(error), str(error))
+                found.expect("horovodrun" in str(error), str(error))
             else:
                 found.expect(False, "nothing was said")
 

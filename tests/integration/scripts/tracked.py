@@ -48,7 +48,7 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             state.step += 1
-            state.observe(loss=loss, number=state.step)
+            state.log_metrics(loss=loss, number=state.step)
             time.sleep(0.1)
             if hvd.rank() == 0:
                 with (folder / "steps").open("a") as steps:

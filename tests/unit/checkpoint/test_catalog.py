@@ -48,9 +48,9 @@ def test_what_is_wrong_with_a_commit_is_its_state(storage):
     assert (quarantined.state, quarantined.reason) == ("quarantined", "a flipped bit")
     assert quarantined.manifest is not None
     assert (newer.state, newer.manifest) == ("newer format", None)
-    assert "upgrade hvdrecover" in newer.reason
+    assert "format 2," in newer.reason
     assert (broken.state, broken.manifest) == ("broken", None)
-    assert broken.reason.startswith("MANIFEST.json: the manifest is not JSON")
+    assert broken.reason.startswith("MANIFEST.json: ")
     assert (incomplete.state, incomplete.reason, incomplete.nbytes) == ("incomplete", None, 4)
 
 
@@ -78,25 +78,21 @@ def test_listing_changes_nothing(storage):
 def test_a_root_where_a_job_has_just_begun_holds_no_commits(root):
     make_store(root).claim_next()
     assert catalog.entries(root) == []
-    with pytest.raises(UnknownCommitError, match="no complete commit yet"):
-        catalog.find(root, None)
-    with pytest.raises(UnknownCommitError, match="it holds none at all yet"):
-        catalog.find(root, "1")
+    for wanted in (None, "1"):
+        with pytest.raises(UnknownCommitError) as caught:
+            catalog.find(root, wanted)
+        assert (caught.value.url, caught.value.candidates) == (root.url, [])
 
 
 @pytest.mark.parametrize(
-    ("names", "problem"),
-    [
-        ([], "does not exist, or is empty"),
-        (["photo.jpg"], r"not a checkpoint root: it holds no commits, but 'photo\.jpg'"),
-        ([FILE_NAME, "model.safetensors"], "this is one commit of a checkpoint root; name the folder above"),
-    ],
+    ("names", "fact"),
+    [([], "empty"), (["photo.jpg"], r"'photo\.jpg'"), ([FILE_NAME, "model.safetensors"], "above")],
 )
-def test_what_is_no_root_is_an_error_that_says_what_it_is(root, names, problem):
+def test_what_is_no_root_is_an_error_that_says_what_it_is(root, names, fact):
     for name in names:
         root.publish(name, b"")
     for look in (catalog.entries, lambda storage: catalog.find(storage, None)):
-        with pytest.raises(UnknownCommitError, match=problem):
+        with pytest.raises(UnknownCommitError, match=fact):
             look(root)
 
 
@@ -111,16 +107,16 @@ def test_without_a_name_it_is_the_newest_complete_one(storage):
 
 
 def test_a_number_of_several_commits_is_an_error_that_lists_them(storage):
-    with pytest.raises(UnknownCommitError, match="several commits have the number 2") as caught:
+    with pytest.raises(UnknownCommitError, match="number 2: ") as caught:
         catalog.find(storage, "2")
     assert caught.value.candidates == ["g0002-c00000002", "g0001-c00000002"]
 
 
 @pytest.mark.parametrize("wanted", ["7", "g0001-c00000007", "02", "", "../g0001-c00000001", "²"])
 def test_a_commit_that_is_not_there_is_an_error_that_lists_what_is(storage, wanted):
-    with pytest.raises(UnknownCommitError, match="it holds g0002-c00000002, g0001-c00000002") as caught:
+    with pytest.raises(UnknownCommitError, match="g0002-c00000002, g0001-c00000002") as caught:
         catalog.find(storage, wanted)
-    assert f"no commit '{wanted}'" in str(caught.value)
+    assert f"'{wanted}'" in str(caught.value)
 
 
 def test_credentials_in_a_misplaced_url_are_not_repeated(storage):
@@ -147,10 +143,10 @@ def test_a_commits_tensors_and_objects_are_known_without_reading_the_tensors(sto
 
 def test_looking_into_a_broken_commit_is_an_error_that_names_the_file(storage):
     storage.publish("g0001-c00000001/model.safetensors", b"short")
-    with pytest.raises(CorruptCheckpointError, match=r"model\.safetensors: the file has 5 bytes"):
+    with pytest.raises(CorruptCheckpointError, match=r"model\.safetensors: .* 5 bytes"):
         contents.look_into(storage, CommitId(1, 1))
     storage.remove("g0001-c00000002/model.safetensors")
-    with pytest.raises(CorruptCheckpointError, match=r"model\.safetensors: the file is missing"):
+    with pytest.raises(CorruptCheckpointError, match=r"g0001-c00000002/model\.safetensors: .*missing"):
         contents.look_into(storage, CommitId(1, 2))
     storage.publish(f"g0001-c00000002/{FILE_NAME}", NEWER_FORMAT)
     with pytest.raises(FormatVersionError):
@@ -160,5 +156,5 @@ def test_looking_into_a_broken_commit_is_an_error_that_names_the_file(storage):
 @pytest.mark.parametrize("part", ["attributes", "samplers"])
 @pytest.mark.parametrize("nonsense", [None, 1, [], "x"])
 def test_a_state_that_is_nonsense_is_a_corrupt_commit(part, nonsense):
-    with pytest.raises(CorruptCheckpointError, match=f"url: the {part} in its manifest"):
+    with pytest.raises(CorruptCheckpointError, match=f"^url: .*{part}"):
         getattr(contents, part)({part: nonsense}, "url")

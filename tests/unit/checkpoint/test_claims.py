@@ -7,7 +7,7 @@ import pytest
 from hvdrecover.checkpoint.claims import Claims
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.root import commits
-from hvdrecover.errors import FencedError, StorageError
+from hvdrecover.errors import FencedError, OvertakenError, StorageError
 from tests.fakes.clock import FakeClock
 from tests.fakes.root import FakeRoot, FakeStorage
 from tests.unit.checkpoint.roots import Wrapped, content, make_snapshot, make_store
@@ -52,16 +52,14 @@ def test_a_later_meeting_of_the_same_job_replaces_no_job(root):
     left_behind, rank_0 = claims_at(root, "job"), claims_at(root, "job")
     left_behind.take_after(0)
     rank_0.take(2)
-    with pytest.raises(
-        FencedError, match=r"generation 2 of this same job .* left behind by a recovery"
-    ) as caught:
+    with pytest.raises(OvertakenError, match="generation 2 ") as caught:
         left_behind.check(1)
     assert caught.value.by == ""
 
 
 def test_a_claim_tells_a_terminal_nothing(root):
     claims_at(root, "\x1b[31mred", host="host\n\x1b]0;title").take_after(0)
-    with pytest.raises(FencedError, match=r"for job \?\?31mred on host\?\?\?0\?title \(process"):
+    with pytest.raises(FencedError, match=r"\?\?31mred on host\?\?\?0\?title \(process"):
         claims_at(root, "other").check(1)
 
 
@@ -119,7 +117,7 @@ def test_a_start_of_a_job_that_was_replaced_is_refused_and_touches_nothing(root)
     before = content(root)
     restarted = make_store(wrapped := Wrapped(root), job="old")
     for _ in range(2):
-        with pytest.raises(FencedError, match="generation 2 has claimed") as caught:
+        with pytest.raises(FencedError, match="generation 2 ") as caught:
             restarted.claim_next()
         assert caught.value.by.startswith("job new on host")
     with pytest.raises(FencedError):
@@ -134,10 +132,10 @@ def test_it_is_refused_whatever_came_between(root):
         first = rank_0.take_after(0)
         for generation in (first + 1, first + 4):
             rank_0.take(generation)
-    with pytest.raises(FencedError, match="for job third"):
-        claims_at(root, "old").take_after(0)
-    with pytest.raises(FencedError, match="for job third"):
-        claims_at(root, "second").take_after(0)
+    for job in ("old", "second"):
+        with pytest.raises(FencedError) as caught:
+            claims_at(root, job).take_after(0)
+        assert caught.value.by.startswith("job third on ")
 
 
 def test_a_start_reads_about_one_claim_of_each_job_that_there_was(root):
@@ -166,13 +164,13 @@ def test_a_process_of_an_earlier_start_stays_behind_whatever_its_number(root):
     started_again = claims_at(root, "job/second")
     assert started_again.take_after(0) == 4
     for process in (stopped, claims_at(root, "job/first")):
-        with pytest.raises(FencedError, match=r"of this same job has claimed .* or a restart") as caught:
+        with pytest.raises(OvertakenError) as caught:
             process.take(10)
         assert caught.value.by == ""
     for generation in range(5, 12):
         claims_at(root, "job/second").take(generation)
-    with pytest.raises(FencedError, match="for job new on"):
-        claims_at(root, "new/first").take_after(0)
+    claims_at(root, "new/first").take_after(0)
+    with pytest.raises(FencedError, match="job new on "):
         started_again.check(11)
 
 
@@ -180,7 +178,7 @@ def test_a_job_that_was_replaced_is_refused_under_each_of_its_starts(root):
     for job in ("old/1", "old/2", "new/1", "new/2"):
         claims_at(root, job).take_after(0)
     for job in ("old/2", "old/3"):
-        with pytest.raises(FencedError, match="for job new on"):
+        with pytest.raises(FencedError, match="job new on "):
             claims_at(root, job).take_after(0)
     assert claims_at(root, "new/3").take_after(0) == 5
 
@@ -286,7 +284,7 @@ def test_a_start_overtakes_a_recovery_in_every_order(old_job, new_job):
             with pytest.raises(FencedError):
                 job_s_next_process.take(11)
         if old_job == "old":
-            with pytest.raises(FencedError, match="for job new"):
+            with pytest.raises(FencedError, match="job new on "):
                 claims_at(storage, old_job).take_after(0)
         # What it may have published is older than all that the new one will publish.
         if storage.size(f"by {old_job}") is not None:
@@ -375,7 +373,7 @@ def test_a_claim_that_another_job_has_written_over_is_no_longer_ours(root):
     theirs = make_store(Overtaken(root), job="theirs")
     theirs.claims.generations = lambda: []  # it has looked before
     theirs.claims._create(1, 1, [])
-    with pytest.raises(FencedError, match="for job theirs"):
+    with pytest.raises(FencedError, match="job theirs on "):
         ours.write(make_snapshot(1, 1), rank=0)
     assert commits(root) == []
 
@@ -448,7 +446,7 @@ def test_a_new_rank_0_does_not_make_a_vanished_root_anew(root):
     for name in root.names():
         root.delete(name)
     for store in (first, make_store(root)):
-        with pytest.raises(StorageError, match=r"unmounted, and is not made anew\. Bring it back"):
+        with pytest.raises(StorageError, match="claim"):
             store.write(make_snapshot(2, 2), rank=0)
     assert content(root) == {}
 
@@ -459,7 +457,7 @@ def test_a_later_start_does_not_make_a_vanished_root_anew_either(root):
     assert later.take_after(0, again=True) == 2
     for name in root.names():
         root.delete(name)
-    with pytest.raises(StorageError, match="holds no claim of this job"):
+    with pytest.raises(StorageError, match="claims/ "):
         claims_at(root, "job/3").take_after(0, again=True)
     assert content(root) == {}
     assert claims_at(root, "another").take_after(0) == 1
@@ -469,7 +467,7 @@ def test_a_new_rank_0_does_not_take_another_root_for_the_one_that_it_knew(root):
     """Below a mount point that is empty now lies what another job has left there."""
     make_store(root, job="long ago").claim_next()
     before = content(root)
-    with pytest.raises(StorageError, match="holds no claim of this job"):
+    with pytest.raises(StorageError, match="claims/ "):
         make_store(root, job="job").write(make_snapshot(2, 2), rank=0)
     assert content(root) == before
 

@@ -195,7 +195,7 @@ def test_a_file_system_that_transfers_less_than_it_is_asked_to_is_asked_again(tm
 
 def test_a_file_system_that_takes_nothing_is_an_error_and_no_endless_loop(tmp_path, calls):
     calls.at_most = 0
-    with pytest.raises(OSError, match="takes no more bytes"):
+    with pytest.raises(OSError, match="bytes"):
         direct.write(tmp_path / "file", content(3 * PAGE))
 
 

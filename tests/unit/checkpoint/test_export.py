@@ -84,22 +84,20 @@ def test_several_attributes_are_told_apart_by_prefixes(storage, folder):
     [((), "optimizer, epoch, sampler"), (("optimizer",), "optimizer"), (("model", "epoch"), "epoch")],
 )
 def test_what_holds_more_than_tensors_is_refused(storage, folder, only, culprits):
-    with pytest.raises(ExportError, match=rf"can't hold {culprits}; export to a \.pt file, or .*model, ema"):
+    with pytest.raises(ExportError, match=rf" {culprits}; .*\.pt .*--only \(model, ema"):
         written(storage, folder / "x.safetensors", *only)
     assert list(folder.iterdir()) == []
 
 
 def test_an_unknown_attribute_is_refused_by_a_list_of_those_there_are(storage, folder):
-    with pytest.raises(
-        ExportError, match="no attribute 'modle'; it has model, ema, optimizer, epoch, sampler"
-    ):
+    with pytest.raises(ExportError, match=r"'modle'; .* model, ema, optimizer, epoch, sampler$"):
         written(storage, folder / "x.safetensors", "modle")
 
 
 def test_an_existing_file_is_replaced_only_if_asked_to(storage, folder):
     path = folder / "x.safetensors"
     path.write_bytes(b"mine")
-    with pytest.raises(ExportError, match="the file exists"):
+    with pytest.raises(ExportError, match=f"^{path}: .*--force"):
         written(storage, path, "model")
     assert path.read_bytes() == b"mine"
     assert written(storage, path, "model", force=True)["a.count"] == [7]
@@ -111,21 +109,21 @@ def test_a_broken_commit_leaves_no_file_and_keeps_the_old_one(storage, folder):
     data = bytearray(storage.read(f"{ID}/model.safetensors"))
     data[-1] ^= 1
     storage.publish(f"{ID}/model.safetensors", bytes(data))
-    with pytest.raises(CorruptCheckpointError, match="does not match the manifest's digest"):
+    with pytest.raises(CorruptCheckpointError, match=rf"{ID}/model\.safetensors: .*digest"):
         written(storage, path, "model", force=True)
     assert [(file.name, file.read_bytes()) for file in folder.iterdir()] == [("x.safetensors", b"mine")]
 
 
 def test_a_folder_that_is_not_there_is_an_error_that_names_the_file(storage, folder):
     path = folder / "missing" / "x.safetensors"
-    with pytest.raises(StorageError, match=f"{path}: could not write the file: .*No such file"):
+    with pytest.raises(StorageError, match=f"^{path}: .*No such file"):
         written(storage, path, "model")
 
 
 def test_a_file_that_appears_meanwhile_is_not_replaced(folder):
     path = folder / "x"
     with (
-        pytest.raises(ExportError, match="the file exists"),
+        pytest.raises(ExportError, match=f"^{path}: .*--force"),
         export.written_aside(path, force=False) as aside,
     ):
         aside.write_bytes(b"ours")

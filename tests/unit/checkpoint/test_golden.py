@@ -32,7 +32,7 @@ def test_its_claim(tmp_path):
     store = make_store(LocalStorage(tmp_path / "root"))
     claim = store.claims.read(1)
     assert (claim.first, claim.after, claim.acknowledged, claim.start) == (1, 0, True, claim.job)
-    with pytest.raises(FencedError, match=f"for job {claim.job[:8]} on {claim.host}"):
+    with pytest.raises(FencedError, match=f"{claim.job[:8]} on {claim.host}"):
         store.claims.check(1)
     assert store.claim_next() == golden.ID.generation + 1
 

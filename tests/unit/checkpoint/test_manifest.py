@@ -84,7 +84,7 @@ def test_a_state_that_no_reader_would_take_is_not_written(monkeypatch):
     monkeypatch.setattr(manifests, "MAX_BYTES", nbytes + 100)
     assert len(manifests.dumps(EXAMPLE)) <= manifests.MAX_BYTES
     monkeypatch.setattr(manifests, "MAX_BYTES", nbytes - 1)
-    with pytest.raises(UnsupportedValueError, match=r"^state: its plain objects take \d+ bytes as JSON"):
+    with pytest.raises(UnsupportedValueError, match=rf"^state: .* {nbytes - 1};"):
         manifests.dumps(EXAMPLE)
 
 
@@ -140,9 +140,7 @@ def test_something_after_the_end_is_found(extra):
     ],
 )
 def test_a_newer_format_says_so_and_to_upgrade(fields):
-    with pytest.raises(
-        FormatVersionError, match=rf"format {fields['format']}.*reads up to 1; upgrade hvdrecover"
-    ):
+    with pytest.raises(FormatVersionError, match=rf"format {fields['format']},.* 1;"):
         read(json.dumps(fields).encode())
 
 
@@ -153,7 +151,7 @@ def test_a_format_that_never_was_is_nonsense(version):
 
 
 def test_the_manifest_of_another_commit_is_refused():
-    with pytest.raises(CorruptCheckpointError, match="the manifest is that of g0003-c00000120"):
+    with pytest.raises(CorruptCheckpointError, match=r"^url: .* g0003-c00000120$"):
         read(manifests.dumps(EXAMPLE), CommitId(3, 121))
 
 
@@ -204,7 +202,7 @@ def test_a_nonsensical_file_is_refused(entry):
 
 def test_a_file_listed_twice_is_refused():
     entry = {"name": "a.safetensors", "size": 0, "digest": "0" * 32}
-    with pytest.raises(CorruptCheckpointError, match="listed twice"):
+    with pytest.raises(CorruptCheckpointError, match="twice"):
         read(signed({**fields_of(), "files": [entry, entry]}))
 
 

@@ -89,7 +89,7 @@ def test_a_difference_is_found_wherever_it_is(nbytes: int) -> None:
 
 @pytest.mark.parametrize("spans", [b"x", b"x" * 25])
 def test_what_is_no_list_of_spans_is_refused(spans: bytes) -> None:
-    with pytest.raises(ValueError, match="not a whole number of spans"):
+    with pytest.raises(ValueError, match="spans"):
         native(spans)
 
 

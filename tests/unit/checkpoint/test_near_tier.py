@@ -196,7 +196,7 @@ def test_a_broken_commit_is_passed_over_for_the_one_before(process: Process) -> 
     assert (found := recalled(process.path)) is not None and found.snapshot.id == CommitId(2, 1)
     successor = Process(process.path)
     assert successor.recalled is not None and successor.recalled.snapshot.id == CommitId(2, 1)
-    assert "does not match the manifest's digest" in successor.passed_over[0]
+    assert "digest" in successor.passed_over[0]
     assert successor.names() == ["g0002-c00000001"]  # and the memory of the other is used again
     successor.tier.stop()
 

@@ -3,6 +3,7 @@ import json
 import logging
 import math
 import os
+import re
 import tracemalloc
 
 import pytest
@@ -69,46 +70,38 @@ def lose(storage, path):
 
 
 DAMAGES = {
-    "a truncated file": (
-        truncate,
-        MODEL,
-        "model.safetensors: the file has 8095 bytes, and the manifest says 8096",
-    ),
-    "an empty file": (empty, MODEL, "model.safetensors: the file has 0 bytes"),
-    "a longer file": (lengthen, MODEL, "model.safetensors: the file has 8097 bytes"),
-    "a flipped bit": (flip, MODEL, "model.safetensors: the file's content does not match"),
-    "a flipped bit at the end": (flip_last, MODEL, "model.safetensors: the file's content does not match"),
-    "a missing file": (lose, MODEL, "model.safetensors: the file is missing"),
-    "a missing small file": (
-        lose,
-        f"{NEWEST}/optimizer.safetensors",
-        "optimizer.safetensors: the file is missing",
-    ),
-    "a truncated manifest": (truncate, MANIFEST, "MANIFEST.json: the manifest is not JSON"),
-    "an empty manifest": (empty, MANIFEST, "MANIFEST.json: the manifest is not JSON"),
-    "a flipped bit in the manifest": (flip, MANIFEST, "MANIFEST.json: the manifest"),
+    "a truncated file": (truncate, MODEL, r"model\.safetensors: .* 8095 bytes, .* 8096$"),
+    "an empty file": (empty, MODEL, r"model\.safetensors: .* 0 bytes, .* 8096$"),
+    "a longer file": (lengthen, MODEL, r"model\.safetensors: .* 8097 bytes, .* 8096$"),
+    "a flipped bit": (flip, MODEL, r"model\.safetensors: .*digest"),
+    "a flipped bit at the end": (flip_last, MODEL, r"model\.safetensors: .*digest"),
+    "a missing file": (lose, MODEL, r"model\.safetensors: .*missing"),
+    "a missing small file": (lose, f"{NEWEST}/optimizer.safetensors", r"optimizer\.safetensors: .*missing"),
+    "a truncated manifest": (truncate, MANIFEST, r"MANIFEST\.json: .*JSON"),
+    "an empty manifest": (empty, MANIFEST, r"MANIFEST\.json: .*JSON"),
+    "a flipped bit in the manifest": (flip, MANIFEST, r"MANIFEST\.json: "),
 }
 
 
-@pytest.mark.parametrize(("damage", "path", "reason"), DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_broken_commit_is_walked_back_over_with_a_line_that_says_why(store, damage, path, reason):
+@pytest.mark.parametrize(("damage", "path", "facts"), DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_broken_commit_is_walked_back_over_with_a_line_that_says_why(store, damage, path, facts):
     damage(store.storage, path)
     assert_is(load_newest(store), make_snapshot(1, 1))
     (skipped,) = store.events.of("skipped")
     assert (skipped["commit"], skipped["level"]) == (NEWEST, logging.WARNING)
-    assert skipped["reason"].startswith(reason)
+    assert re.match(facts, skipped["reason"])
     assert skipped["message"] == f"{store.url}: skipping {NEWEST}: {skipped['reason']}"
 
 
-@pytest.mark.parametrize(("damage", "path", "reason"), DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_broken_commit_is_quarantined_with_the_reason_and_nothing_is_deleted(store, damage, path, reason):
+@pytest.mark.parametrize(("damage", "path", "facts"), DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_broken_commit_is_quarantined_with_the_reason_and_nothing_is_deleted(store, damage, path, facts):
     damage(store.storage, path)
     before = content(store.storage)
     load_newest(store)
     after = content(store.storage)
     note = json.loads(after.pop(f"{NEWEST}/{QUARANTINE}"))
     assert note["time"] == 50.0
-    assert note["reason"].startswith(reason)
+    assert re.match(facts, note["reason"])
     assert after == before
 
 
@@ -181,12 +174,13 @@ def test_suspects_alone_are_better_than_nothing_the_oldest_first(store):
 def test_every_commit_broken_is_an_error_that_lists_each_and_why(store):
     flip(store.storage, MODEL)
     lose(store.storage, f"{OLDER}/optimizer.safetensors")
-    with pytest.raises(NoUsableCommitError, match="will not silently start afresh") as caught:
+    with pytest.raises(NoUsableCommitError) as caught:
         load_newest(store)
     assert list(caught.value.reasons) == [NEWEST, OLDER]
-    assert caught.value.reasons[OLDER] == "optimizer.safetensors: the file is missing"
-    assert f"\n  {OLDER}: optimizer.safetensors: the file is missing" in str(caught.value)
-    assert f"\n  {NEWEST}: model.safetensors: the file's content" in str(caught.value)
+    assert re.match(r"model\.safetensors: .*digest", caught.value.reasons[NEWEST])
+    assert re.match(r"optimizer\.safetensors: .*missing", caught.value.reasons[OLDER])
+    for commit, reason in caught.value.reasons.items():
+        assert f"\n  {commit}: {reason}\n" in str(caught.value)
 
 
 def test_the_same_error_again_at_the_next_start(store):
@@ -208,16 +202,18 @@ def test_commits_that_are_gone_are_an_error_and_no_fresh_start(store, lost, star
     reader = make_store(store.storage)
     if start:
         reader.claim_next()
-    with pytest.raises(NoUsableCommitError, match="generation 1: its commits are gone"):
+    with pytest.raises(NoUsableCommitError) as caught:
         load_newest(reader)
+    assert list(caught.value.reasons) == ["generation 1"]
 
 
 def test_a_claim_that_cannot_be_read_is_no_fresh_start_either(store):
     store.storage.publish("claims/g0001.json", b"\0")
     for name in (NEWEST, OLDER):
         store.storage.delete(name)
-    with pytest.raises(NoUsableCommitError, match="generation 1"):
+    with pytest.raises(NoUsableCommitError) as caught:
         load_newest(store)
+    assert list(caught.value.reasons) == ["generation 1"]
 
 
 def test_going_back_to_an_earlier_generation_because_a_later_ones_commits_are_gone_is_said(store):
@@ -258,7 +254,7 @@ def test_only_a_commit_that_was_never_completed_is_a_fresh_start_with_a_warning(
 def test_a_newer_format_is_an_error_and_not_walked_back_over(store):
     store.storage.publish(MANIFEST, json.dumps({"format": 2, "digest": "of another kind"}).encode())
     before = content(store.storage)
-    with pytest.raises(FormatVersionError, match="upgrade hvdrecover") as caught:
+    with pytest.raises(FormatVersionError, match="format 2,") as caught:
         load_newest(store)
     assert caught.value.url == f"{store.url}/{MANIFEST}"
     assert content(store.storage) == before
@@ -275,7 +271,7 @@ def test_a_manifest_that_claims_a_huge_file_takes_no_memory(store):
     rewrite_manifest(store, files=tuple(dataclasses.replace(file, size=2**50) for file in files))
     tracemalloc.start()
     try:
-        with pytest.raises(CorruptCheckpointError, match=f"the manifest says {2**50}"):
+        with pytest.raises(CorruptCheckpointError, match=f" {2**50}$"):
             read_commit(store.storage, CommitId(1, 2))
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:
@@ -296,11 +292,11 @@ def test_a_commit_in_the_folder_of_another_is_corrupt(store):
     for name in ("model.safetensors", "optimizer.safetensors", FILE_NAME):
         store.storage.publish(f"g0001-c00000007/{name}", store.storage.read(f"{NEWEST}/{name}"))
     assert_is(load_newest(store), make_snapshot(1, 2))
-    assert "the manifest is that of g0001-c00000002" in store.events.of("skipped")[0]["reason"]
+    assert store.events.of("skipped")[0]["reason"].endswith(" g0001-c00000002")
 
 
 def test_a_commit_that_is_not_there_is_corrupt(store):
-    with pytest.raises(CorruptCheckpointError, match=r"MANIFEST\.json: the file is missing"):
+    with pytest.raises(IncompleteCommitError, match=r"g0009-c00000009/MANIFEST\.json: "):
         read_commit(store.storage, CommitId(9, 9))
 
 
@@ -325,7 +321,7 @@ def test_the_newest_of_which_a_part_verifies(store):
     assert read_newest(store.storage, lambda *skip: told.append(skip)).id == CommitId(1, 1)
     ((commit, reason, error),) = told
     assert (commit, type(error)) == (CommitId(1, 2), CorruptCheckpointError)
-    assert reason.startswith("optimizer.safetensors: the file's content does not match")
+    assert re.match(r"optimizer\.safetensors: .*digest", reason)
     assert content(store.storage) == before
 
 
@@ -337,7 +333,7 @@ def test_a_manifest_is_read_without_its_files(store):
         CommitId(1, 2),
         ["model.safetensors", "optimizer.safetensors"],
     )
-    with pytest.raises(IncompleteCommitError, match=r"MANIFEST\.json: the file is missing"):
+    with pytest.raises(IncompleteCommitError, match=r"g0001-c00000009/MANIFEST\.json: "):
         read_manifest(store.storage, CommitId(1, 9))
 
 
@@ -368,7 +364,7 @@ def test_a_commit_that_cannot_be_read_is_walked_back_over_and_not_quarantined(st
     assert_is(load_newest(sick), make_snapshot(1, 1))
     (skipped,) = sick.events.of("skipped")
     assert (skipped["commit"], skipped["level"]) == (NEWEST, logging.WARNING)
-    assert skipped["reason"] == f"{file}: could not read the file: I/O error"
+    assert re.fullmatch(f"{file}: .*I/O error", skipped["reason"])
     assert content(store.storage) == before
 
 
@@ -421,7 +417,7 @@ def test_a_storage_that_is_away_is_an_error_and_nothing_is_walked_back_over(stor
 def test_if_no_commit_can_be_read_the_storages_error_is_raised(store):
     flip(store.storage, f"{OLDER}/model.safetensors")
     sick = make_store(Sick(store.storage, NEWEST))
-    with pytest.raises(StorageError, match=f"{NEWEST}/MANIFEST.json: could not read the file: I/O error"):
+    with pytest.raises(StorageError, match=rf"{NEWEST}/MANIFEST\.json: .*I/O error"):
         load_newest(sick)
     assert [skipped["commit"] for skipped in sick.events.of("skipped")] == [NEWEST, OLDER]
 
@@ -482,7 +478,7 @@ def test_a_huge_hole_with_a_header_that_fits_is_an_error_and_no_crash(hole):
     header = header_of({"a": {"dtype": "U8", "shape": [nbytes], "data_offsets": [0, nbytes]}})
     assert len(header) == length
     store = hole(header)
-    with pytest.raises(StorageError, match=f"there is no memory for its {HUGE} bytes"):
+    with pytest.raises(StorageError, match=f"{HUGE} bytes"):
         read_commit(store.storage, CommitId(1, 2))
     assert_is(load_newest(store), make_snapshot(1, 1))
     assert not is_quarantined(store.storage, CommitId(1, 2))
@@ -492,5 +488,5 @@ def test_a_huge_manifest_is_corrupt_before_memory_is_taken(tmp_path):
     storage = LocalStorage(tmp_path)
     make_store(storage).write(make_snapshot(1, 2), rank=0)
     os.truncate(tmp_path / MANIFEST, HUGE)
-    with pytest.raises(CorruptCheckpointError, match=f"the file has {HUGE} bytes, more than any manifest"):
+    with pytest.raises(CorruptCheckpointError, match=rf"MANIFEST\.json: .*{HUGE} bytes"):
         read_manifest(storage, CommitId(1, 2))

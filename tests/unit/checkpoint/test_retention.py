@@ -208,19 +208,19 @@ def test_the_number_is_read_from_the_state(value, metric):
 
 @pytest.mark.parametrize("value", [True, "0.5", [0.5], {"a": 1}, 1 + 2j, np.zeros(1), np.complex64(1)])
 def test_what_is_no_number_is_said(value):
-    with pytest.raises(ValueError, match=r"state\.loss is not a number; make it one with float\(\)"):
+    with pytest.raises(ValueError, match=r"^state\.loss .*float\(\)"):
         metric_of(manifest({"loss": encode(value, "")}), Best("loss"))
 
 
 @pytest.mark.parametrize("value", [{"$tensor": "value"}, {"$enum": ["gone:Class", "X"]}, {"$numpy": 3}])
 def test_what_only_the_training_can_read_is_no_number(value):
-    with pytest.raises(ValueError, match="is not a number"):
+    with pytest.raises(ValueError, match=r"^state\.loss .*float\(\)"):
         metric_of(manifest({"loss": value}), Best("loss"))
 
 
 @pytest.mark.parametrize("attributes", [None, {}, {"accuracy": 1.0}, [], 3])
 def test_an_attribute_that_is_not_there_is_said(attributes):
-    with pytest.raises(ValueError, match="the state has no attribute 'loss'"):
+    with pytest.raises(ValueError, match="'loss'"):
         metric_of(manifest(attributes), Best("loss"))
 
 

@@ -31,9 +31,7 @@ def test_a_path_and_a_file_url_are_local(tmp_path, monkeypatch):
 
 
 def test_an_unknown_protocol_is_a_config_error():
-    with pytest.raises(
-        ConfigError, match=r"checkpoint: 'carrierpigeon://loft/run' can't be opened"
-    ) as caught:
+    with pytest.raises(ConfigError, match="'carrierpigeon://loft/run'") as caught:
         open_storage("carrierpigeon://loft/run")
     assert caught.value.name == "checkpoint"
 
@@ -107,7 +105,7 @@ def test_a_missing_package_is_a_config_error_without_credentials(monkeypatch):
         raise ImportError("Install s3fs to access S3")
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", connect)
-    with pytest.raises(ConfigError, match=r"'s3://bucket/run' can't be opened: Install s3fs"):
+    with pytest.raises(ConfigError, match=r"'s3://bucket/run' .*: Install s3fs"):
         open_storage("s3://KEY:secret@bucket/run")
 
 
@@ -268,7 +266,7 @@ def test_an_unwritable_root_is_a_storage_error_that_says_why(local, monkeypatch)
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(os, "mkdir", denied)
-    with pytest.raises(StorageError, match=r"could not create the file: .*Permission denied") as caught:
+    with pytest.raises(StorageError, match=r"/claims/g0001\.json: .*create.*Permission denied") as caught:
         local.create("claims/g0001.json", b"")
     assert isinstance(caught.value, HvdrecoverError)
 

@@ -82,7 +82,7 @@ def test_a_foreign_root_is_refused_and_left_byte_for_byte(root, files):
     for path, data in files.items():
         root.publish(path, data)
     wrapped = Wrapped(root)
-    with pytest.raises(ForeignRootError, match=r"left untouched\. Name an empty or a new folder") as caught:
+    with pytest.raises(ForeignRootError, match=f"^{root.url}: ") as caught:
         make_store(wrapped).claim_next()
     assert any(path.split("/")[0] in str(caught.value) for path in files)
     assert content(root) == files
@@ -233,8 +233,9 @@ def test_a_commit_that_lost_only_its_manifest_is_quarantined_and_no_leftover(roo
     store.claim_next()
     assert before.items() <= content(root).items()
     assert is_quarantined(root, CommitId(1, 2))
-    with pytest.raises(NoUsableCommitError, match="generation 1: its commits are gone"):
+    with pytest.raises(NoUsableCommitError) as caught:
         load_newest(store)
+    assert list(caught.value.reasons) == ["generation 1"]
     assert {skipped["reason"] for skipped in store.events.of("skipped")} == {"its manifest is gone"}
 
 
@@ -271,7 +272,7 @@ def test_an_older_jobs_write_is_fenced_and_publishes_nothing(root):
     old.claim_next()
     write_all(old, make_snapshot(1, 1))
     new.claim_next()
-    with pytest.raises(FencedError, match="generation 2 has claimed") as caught:
+    with pytest.raises(FencedError, match="generation 2 ") as caught:
         write_all(old, make_snapshot(1, 2))
     assert caught.value.url == root.url
     assert not is_complete(old.storage, CommitId(1, 2))

@@ -347,14 +347,14 @@ def test_a_field_with_a_default_may_be_missing_in_the_commit():
 def test_a_field_without_a_default_that_is_missing_is_named():
     encoded = encode(Schedule(0.5), "x")
     del encoded["$dataclass"][1]["rate"]
-    with pytest.raises(ValueError, match="Schedule has a field 'rate', which the commit lacks"):
+    with pytest.raises(ValueError, match=r"Schedule .*'rate', .*default"):
         decode(encoded)
 
 
 def test_a_field_that_the_class_no_longer_has_is_named():
     encoded = encode(Schedule(0.5), "x")
     encoded["$dataclass"][1]["momentum"] = 0.9
-    with pytest.raises(ValueError, match="Schedule has no field 'momentum' any more"):
+    with pytest.raises(ValueError, match=r"Schedule .*'momentum'"):
         decode(encoded)
 
 
@@ -403,7 +403,7 @@ class MyList(list):
         (np.ma.masked_array([1, 2], [True, False]), "MaskedArray"),
         (collections.defaultdict(list), "defaultdict"),
         (a_list_in_itself(), "contains itself"),
-        (local_class(), "can't be found by its name"),
+        (local_class(), "local_class.<locals>"),
         (Unset(), "later"),
         (IsAList(), "built-in type"),
         (datetime.datetime(2024, 1, 1, tzinfo=SomewhereElse()), "time zone"),
@@ -417,7 +417,7 @@ def test_what_cannot_be_kept_is_named_with_a_remedy(value, kind):
         encode({"a": [0, value]}, "state.config")
     assert caught.value.path.startswith("state.config['a'][1]")
     assert kind in str(caught.value)
-    assert any(word in str(caught.value) for word in ("Keep it", "Define it", "Use ", "Give it"))
+    assert any(word in str(caught.value) for word in ("state_dict()", "zoneinfo", "module", "default"))
 
 
 def test_an_open_file_is_named(tmp_path):
@@ -447,7 +447,7 @@ def test_the_path_leads_to_the_culprit(value, path):
     with pytest.raises(UnsupportedValueError) as caught:
         encode(value, "state.history")
     assert caught.value.path == path
-    assert str(caught.value).startswith(f"{path}: a builtins.object can't be part of a commit")
+    assert str(caught.value).startswith(f"{path}: a builtins.object ")
 
 
 def test_the_path_names_keys_and_members():
@@ -483,7 +483,7 @@ def test_a_leaf_comes_before_everything_else():
 
 
 def test_a_tag_that_nobody_knows_is_a_value_error():
-    with pytest.raises(ValueError, match=r"unknown kind of value, \$custom"):
+    with pytest.raises(ValueError, match=r"\$custom$"):
         decode({"$custom": 1})
 
     def resolve(tag, payload):
@@ -588,7 +588,7 @@ def test_deep_nesting_gives_a_value_error():
     value = 1
     for _ in range(100_000):
         value = [value]
-    with pytest.raises(ValueError, match="nested too deeply"):
+    with pytest.raises(ValueError, match="nested"):
         decode(value)
 
 
@@ -617,7 +617,7 @@ def test_whatever_the_payload_nothing_but_a_value_error_comes_out(payload):
 
 def test_decoding_never_imports(monkeypatch):
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
-    with pytest.raises(ValueError, match=r"does not define the class colorsys:Space"):
+    with pytest.raises(ValueError, match="colorsys:Space"):
         decode({"$enum": ["colorsys:Space", "RGB"]})
     assert "colorsys" not in sys.modules
 
@@ -633,7 +633,7 @@ def test_decoding_wakes_no_lazy_module(monkeypatch):
     monkeypatch.setitem(sys.modules, "lazy_module_of_a_test", module)
     monkeypatch.setitem(sys.modules, "getattr_module_of_a_test", module_with_getattr)
     for name in ("lazy_module_of_a_test", "getattr_module_of_a_test"):
-        with pytest.raises(ValueError, match="does not define the class"):
+        with pytest.raises(ValueError, match=f"{name}:Phase"):
             decode({"$enum": [f"{name}:Phase", "TRAIN"]})
 
 

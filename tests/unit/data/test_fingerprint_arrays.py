@@ -236,7 +236,7 @@ def test_tensors_that_numpy_cannot_hold_as_they_are():
     conjugate = torch.complex(values, values).conj()
     assert fingerprint(conjugate) == fingerprint(conjugate.resolve_conj())
     assert fingerprint(torch.tensor(3.0)) == fingerprint(np.float32(3.0))
-    with pytest.raises(ConfigError, match="data can't be read as an array"):
+    with pytest.raises(ConfigError, match=r"^data: data .*layout torch.sparse_coo"):
         fingerprint(values.to_sparse())
 
 
@@ -270,7 +270,7 @@ def test_strings_of_tensorflow_are_compared_as_texts(full):
     "array", [np.array([{}, 3], dtype=object), np.array(["a"], dtype=np.dtypes.StringDType())]
 )
 def test_arrays_of_objects_are_refused(array):
-    with pytest.raises(ConfigError, match=r"data\['x'\] is an array of Python objects"):
+    with pytest.raises(ConfigError, match=r"^data: data\['x'\] "):
         fingerprint({"x": array})
 
 

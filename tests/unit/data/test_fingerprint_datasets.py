@@ -181,11 +181,9 @@ def test_augmentation_from_global_generators_is_no_change_and_shifts_nothing():
 
 def test_a_generator_of_its_own_is_refused():
     own = np.random.default_rng()
-    with pytest.raises(
-        ConfigError, match=r"element 0 was another one when it was read again.*before it is shuffled"
-    ):
+    with pytest.raises(ConfigError, match=r"^data: element 0 .*shuffled"):
         fingerprint(Numbered(100, lambda number, image: image + own.random()))
-    with pytest.raises(ConfigError, match="element 0 was another one"):
+    with pytest.raises(ConfigError, match=r"^data: element 0 .*shuffled"):
         fingerprint(ShuffledStream())
 
 
@@ -273,9 +271,9 @@ def test_data_sets_of_tensorflow():
     assert "the number of elements" in differences(before, fingerprint(data(x[:100])))[0]
     assert fingerprint(data(x).repeat()).content[""].length == "infinite"
     assert fingerprint(data(x).filter(lambda a, b: True)).content[""].length == "unknown"
-    with pytest.raises(ConfigError, match=r"full: the data set is infinite.*before repeat"):
+    with pytest.raises(ConfigError, match=r"^full: .* repeat\(\)"):
         fingerprint(data(x).repeat(), full=True)
-    with pytest.raises(ConfigError, match="was another one when it was read again"):
+    with pytest.raises(ConfigError, match=r"^data: element \d+ .*shuffled"):
         fingerprint(data(x).shuffle(200))
 
 
@@ -288,9 +286,7 @@ def test_data_sets_of_tensorflow():
     ids=lambda data: type(data).__name__,
 )
 def test_what_is_no_data_is_refused(data):
-    with pytest.raises(
-        ConfigError, match=r"data: .*pass paths or URLs of files and folders, arrays or tensors, a data"
-    ):
+    with pytest.raises(ConfigError, match=r"^data: .*paths or URLs .* tf.data data set$"):
         fingerprint(data)
 
 
@@ -298,7 +294,7 @@ def test_a_data_loader_is_refused_and_its_data_set_named():
     torch = pytest.importorskip("torch")
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(5)))
     before = torch.random.get_rng_state()
-    with pytest.raises(ConfigError, match=r"a DataLoader gives batches, in any order; pass its \.dataset"):
+    with pytest.raises(ConfigError, match=r"^data: .*DataLoader .*\.dataset"):
         fingerprint(loader)
     assert torch.equal(torch.random.get_rng_state(), before)
 
@@ -306,12 +302,12 @@ def test_a_data_loader_is_refused_and_its_data_set_named():
 def test_data_that_are_dealt_out_are_refused():
     stream = Stream([1, 2])
     stream.order = SampleOrder(2)
-    with pytest.raises(ConfigError, match="pass the data that are dealt out"):
+    with pytest.raises(ConfigError, match=r"^data: .*cursor"):
         fingerprint(stream)
 
 
 def test_an_element_without_bytes_is_named():
-    with pytest.raises(ConfigError, match=r"data: element 1\['x'\]\[0\] is a object, which has no bytes"):
+    with pytest.raises(ConfigError, match=r"^data: element 1\['x'\]\[0\] .*object"):
         fingerprint([1, {"x": [object()]}])
 
 
@@ -320,7 +316,7 @@ def test_a_data_set_without_a_length_is_refused():
         def __len__(self):
             raise NotImplementedError
 
-    with pytest.raises(ConfigError, match="a Endless without a length"):
+    with pytest.raises(ConfigError, match=r"^data: .*Endless .*length"):
         fingerprint(Endless(1))
 
 

@@ -435,19 +435,19 @@ def test_folders_linked_to_each_other_have_an_end(tmp_path):
 def test_a_link_to_nothing_is_refused(folder):
     (folder / "gone").symlink_to(folder / "nowhere")
     for path in (folder, folder / "gone"):
-        with pytest.raises(ConfigError, match="gone' is a link to nothing"):
+        with pytest.raises(ConfigError, match=r"^data: '.*gone' .*link"):
             fingerprint(path)
 
 
 def test_what_is_neither_a_file_nor_a_folder_is_refused(folder):
     os.mkfifo(folder / "pipe")
     for path in (folder, folder / "pipe"):
-        with pytest.raises(ConfigError, match="pipe' is neither a file nor a folder"):
+        with pytest.raises(ConfigError, match=r"^data: '.*pipe' "):
             fingerprint(path)
     (folder / "pipe").unlink()
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(folder / "socket"))
-        with pytest.raises(ConfigError, match="socket' is neither"):
+        with pytest.raises(ConfigError, match=r"^data: '.*socket' "):
             fingerprint(folder)
 
 
@@ -457,18 +457,18 @@ def test_what_is_neither_a_file_nor_a_folder_is_refused(folder):
 @pytest.mark.parametrize("url", ["nowhere", "nowhere/*.tar", "memory://nowhere", "memory://nowhere/**"])
 def test_where_nothing_is_the_path_is_named(folder, monkeypatch, url):
     monkeypatch.chdir(folder)
-    with pytest.raises(ConfigError, match=r"data: there (is no file or folder|are no files at) '.*nowhere"):
+    with pytest.raises(ConfigError, match=r"^data: .*'.*nowhere"):
         fingerprint([str(folder), url])
 
 
 def test_an_empty_folder_is_refused(folder):
     (folder / "mount").mkdir()
-    with pytest.raises(ConfigError, match="what is mounted there"):
+    with pytest.raises(ConfigError, match=r"^data: .*'.*mount'.* mounted"):
         fingerprint(folder / "mount")
 
 
 def test_an_unknown_protocol_is_refused_without_its_password():
-    with pytest.raises(ConfigError, match="data: 'nosuch://host/x' can't be opened") as caught:
+    with pytest.raises(ConfigError, match=r"^data: 'nosuch://host/x' ") as caught:
         fingerprint("nosuch://user:secret@host/x")
     assert "secret" not in str(caught.value)
 
@@ -478,10 +478,10 @@ def test_a_file_that_is_cut_short_meanwhile_is_a_storage_error(folder):
     entry = next(each for each in place.entries if each.path == "train/b.bin")
     (folder / "train" / "b.bin").write_bytes(b"short")
     found = contents.Found("train/b.bin", entry, place.reader)
-    with pytest.raises(StorageError, match=r"train/b.bin: the file became shorter"):
+    with pytest.raises(StorageError, match=r"train/b\.bin: .*shorter"):
         list(contents.contents([found]))
     (folder / "train" / "b.bin").unlink()
-    with pytest.raises(StorageError, match=r"train/b.bin: could not read the file"):
+    with pytest.raises(StorageError, match=r"train/b\.bin: .*No such file"):
         contents.samples([found])
 
 
@@ -502,7 +502,7 @@ def test_a_file_that_is_cut_short_meanwhile_is_a_storage_error(folder):
     ],
 )
 def test_nonsense_is_refused(folder, change):
-    with pytest.raises(ConfigError, match="fingerprint: what was stored can't be one"):
+    with pytest.raises(ConfigError, match=r"^fingerprint: "):
         Fingerprint.from_json(change(fingerprint(folder).as_json()))
 
 
@@ -512,5 +512,5 @@ def test_one_of_a_newer_version_is_refused_and_unknown_fields_are_passed_over(fo
     fields["later"] = fields["content"]["later"] = 1
     fields["content"]["ranges"] = [[*row, "later"] for row in fields["content"]["ranges"]]
     assert Fingerprint.from_json(fields) == taken
-    with pytest.raises(ConfigError, match="of version 2, and this hvdrecover knows 1; upgrade"):
+    with pytest.raises(ConfigError, match=r"^fingerprint: .* version 2, .* 1; upgrade"):
         Fingerprint.from_json({**fields, "version": 2})

@@ -1,5 +1,6 @@
 import collections
 import json
+import re
 
 import numpy as np
 import pytest
@@ -315,24 +316,24 @@ def test_a_cursor_beyond_the_end_is_at_the_end():
 
 
 @pytest.mark.parametrize(
-    ("changes", "line"),
+    ("changes", "facts"),
     [
-        ({"length": 11}, "train: the commit's cursor counts in an order of length 11, not 10"),
-        ({"seed": 1}, "train: the commit's cursor counts in an order of seed 1, not 0"),
-        ({"shuffle": False}, "train: the commit's cursor counts in an order of shuffle False, not True"),
-        ({"processed_num": -1}, "which is not a cursor"),
-        ({"processed_num": "4"}, "which is not a cursor"),
-        ({"epoch": -1}, "which is not a cursor"),
-        ({"epoch": None}, "which is not a cursor"),
+        ({"length": 11}, "length 11, .* 10"),
+        ({"seed": 1}, "seed 1, .* 0"),
+        ({"shuffle": False}, "shuffle False, .* True"),
+        ({"processed_num": -1}, "'processed_num': -1"),
+        ({"processed_num": "4"}, "'processed_num': '4'"),
+        ({"epoch": -1}, "'epoch': -1"),
+        ({"epoch": None}, "'epoch': None"),
     ],
 )
-def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(changes, line):
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(changes, facts):
     order = SampleOrder(10)
     order.record(3)
     with pytest.raises(MismatchError) as caught:
         order.load_state_dict({**order.state_dict(), "epoch": 4, "processed_num": 5, **changes}, "train")
-    assert len(caught.value.differences) == 1
-    assert line in caught.value.differences[0]
+    (line,) = caught.value.differences
+    assert re.match(f"train: .*{facts}", line)
     assert (order.epoch, order.done) == (0, 3)
 
 
@@ -422,7 +423,7 @@ def test_the_next_epoch_has_all_samples_again():
 )
 def test_nonsense_that_is_left_out_is_refused(gaps):
     order = SampleOrder(4)
-    with pytest.raises(MismatchError, match="not a cursor"):
+    with pytest.raises(MismatchError, match="'left_out'"):
         order.load_state_dict({"epoch": 0, "processed_num": 0, "left_out": gaps})
 
 

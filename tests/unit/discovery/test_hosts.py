@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,32 +60,31 @@ def test_whatever_is_read_are_hosts_or_an_error_with_its_place(data: bytes) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "error"),
+    ("text", "fact"),
     [
-        ("a:0", "line 1, column 3: 0 is not a number of slots; leave a host out that is not to be used"),
-        ("a\n  b slots=-1", "line 2, column 11: -1 is not a number of slots; leave a host out that is not"),
-        ("a:", "line 1, column 3: '' is not a number of slots"),
-        ("a:2.5", "line 1, column 3: '2.5' is not a number of slots"),
-        ("a:٣", "line 1, column 3: '٣' is not a number of slots"),
-        ("a:99999", "line 1, column 3: 99999 slots are more than any host has"),
-        ("a\nb\na:2", "line 3, column 1: 'a' is named before, in line 1; name it once, with all its slots"),
-        ("::1", "line 1, column 1: '::1' is an IPv6 address, which Horovod can't take; use the host's name"),
-        ("fe80::1:4", "line 1, column 1: 'fe80::1:4' is an IPv6 address"),
-        ("[::1]:4", "line 1, column 1: '[::1]:4' is an IPv6 address"),
-        ("a:b:4", "line 1, column 1: 'a:b:4' is an IPv6 address"),
-        ("a,b", "line 1, column 1: 'a,b' is not a name of a host"),
-        ("me@a:2", "line 1, column 1: 'me@a' has a user in it; name the user in ssh's configuration"),
-        ("a b", "line 1, column 3: 'b' is not understood; write slots=N after the host"),
-        ("a:1 slots=2", "line 1, column 4: the slots of 'a' are said twice"),
-        ("a slots=1 slots=2", "line 1, column 11: the slots are said twice"),
-        ("a" * 254, "is not a name of a host"),
-        (b"a\r\nb\xff", "line 2, column 2: byte 0xff is not UTF-8"),
+        ("a:0", "line 1, column 3: 0 "),
+        ("a\n  b slots=-1", "line 2, column 11: -1 "),
+        ("a:", "line 1, column 3: '' "),
+        ("a:2.5", "line 1, column 3: '2.5' "),
+        ("a:٣", "line 1, column 3: '٣' "),
+        ("a:99999", "line 1, column 3: 99999 "),
+        ("a\nb\na:2", "line 3, column 1: 'a' .* line 1"),
+        ("::1", "line 1, column 1: '::1' .*IPv6"),
+        ("fe80::1:4", "line 1, column 1: 'fe80::1:4' .*IPv6"),
+        ("[::1]:4", r"line 1, column 1: '\[::1\]:4' .*IPv6"),
+        ("a:b:4", "line 1, column 1: 'a:b:4' .*IPv6"),
+        ("a,b", "line 1, column 1: 'a,b' "),
+        ("me@a:2", "line 1, column 1: 'me@a' .*user"),
+        ("a b", "line 1, column 3: 'b' .*slots=N"),
+        ("a:1 slots=2", "line 1, column 4: .*'a' .*twice"),
+        ("a slots=1 slots=2", "line 1, column 11: .*twice"),
+        ("a" * 254, f"line 1, column 1: '{'a' * 254}' "),
+        (b"a\r\nb\xff", "line 2, column 2: byte 0xff "),
     ],
 )
-def test_what_can_not_be_meant(text: str | bytes, error: str) -> None:
-    with pytest.raises(HostListError) as caught:
+def test_what_can_not_be_meant(text: str | bytes, fact: str) -> None:
+    with pytest.raises(HostListError, match=f"^hosts: {fact}"):
         parse(text, "hosts")
-    assert error in str(caught.value)
 
 
 def test_names_that_are_repeated_once_for_each_slot() -> None:
@@ -91,14 +92,14 @@ def test_names_that_are_repeated_once_for_each_slot() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "problem"),
+    ("hosts", "fact"),
     [
         ([], ""),
         ([Host("a"), Host("b", 2)], ""),
-        ([Host("a"), Host("b"), Host("a", 2)], "'a' is named twice"),
-        ([Host("a", 0)], "0 is not a number of slots; leave a host out that is not to be used"),
-        ([Host("b"), Host("::1")], "'::1' is an IPv6 address, which Horovod can't take; use the host's name"),
+        ([Host("a"), Host("b"), Host("a", 2)], "'a' .*twice"),
+        ([Host("a", 0)], "0 .*"),
+        ([Host("b"), Host("::1")], "'::1' .*IPv6.*"),
     ],
 )
-def test_what_somebody_elses_source_names_is_checked(hosts: list[Host], problem: str) -> None:
-    assert nonsense(hosts) == problem
+def test_what_somebody_elses_source_names_is_checked(hosts: list[Host], fact: str) -> None:
+    assert re.fullmatch(fact, nonsense(hosts))

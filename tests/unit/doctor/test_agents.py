@@ -43,7 +43,7 @@ def test_this_host_answers_for_itself(agent: Agent) -> None:
 
 def test_a_question_that_fails_is_an_error_and_the_next_one_is_answered(agent: Agent, tmp_path: Path) -> None:
     (tmp_path / "other").touch()
-    with pytest.raises(LaunchError, match="holds files that hvdrecover did not write"):
+    with pytest.raises(LaunchError, match=r"^localhost: .*'other'"):
         agent.ask("root", str(tmp_path), timeout=PATIENCE)
     assert agent.ask("clock", timeout=PATIENCE)
 
@@ -51,10 +51,10 @@ def test_a_question_that_fails_is_an_error_and_the_next_one_is_answered(agent: A
 def test_who_does_not_answer_in_time_is_ended(agent: Agent) -> None:
     agent.ask("clock", timeout=PATIENCE)
     os.kill(agent._process.pid, signal.SIGSTOP)
-    with pytest.raises(LaunchError, match="localhost: no answer in 0 s"):
+    with pytest.raises(LaunchError, match=r"^localhost: .* 0 s$"):
         agent.ask("clock", timeout=0.1)
     assert agent._process.poll() == -signal.SIGKILL
-    with pytest.raises(LaunchError, match="localhost: no answer in 0 s"):
+    with pytest.raises(LaunchError, match=r"^localhost: .* 0 s$"):
         agent.ask("clock", timeout=PATIENCE)
 
 
@@ -79,5 +79,5 @@ def test_ranks_fill_one_host_before_the_next() -> None:
     hosts = {"h1": 2, "h2": 2, "h3": 2}
     assert Settings(hosts, 6).ranks() == hosts
     assert Settings(hosts, 3).ranks() == {"h1": 2, "h2": 1}
-    with pytest.raises(ConfigError, match="-np: 7 processes are more than the hosts' 6 slots"):
+    with pytest.raises(ConfigError, match=r"^-np: 7 .* 6 slots$"):
         Settings(hosts, 7).ranks()

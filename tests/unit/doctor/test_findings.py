@@ -12,7 +12,7 @@ from hvdrecover.errors import ConfigError, LaunchError
     ("outcome", "remedy"), [("failure", ""), ("warning", ""), ("ok", "rest"), ("skipped", "rest")]
 )
 def test_what_is_wrong_has_a_remedy_and_nothing_else_has(outcome: str, remedy: str) -> None:
-    with pytest.raises(ValueError, match="network: warnings and failures have a remedy"):
+    with pytest.raises(ValueError, match=r"^network: "):
         Finding("network", outcome, "it is so", remedy)  # type: ignore[arg-type]
 
 
@@ -35,10 +35,10 @@ def test_a_check_that_crashes_is_a_failure_of_that_check_and_keeps_what_it_had_f
 
 def test_an_error_of_ours_is_told_as_it_is() -> None:
     def look() -> Finding:
-        raise ConfigError("-np", "0 is not a number")
+        raise ConfigError("-np", "too many")
 
     (found,) = checked("ranks", look)
-    assert (found.outcome, found.what) == ("failure", "-np: 0 is not a number")
+    assert (found.outcome, found.what) == ("failure", "-np: too many")
 
 
 def test_an_interrupt_is_none_of_a_checks_business() -> None:

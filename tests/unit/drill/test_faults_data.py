@@ -56,8 +56,9 @@ def test_one_file_changes_all_ranks_die_and_the_old_file_comes_back(run: Countin
 def test_data_without_a_file_are_an_error(run: Counting, tmp_path: Path) -> None:
     run.data = tmp_path / "empty"
     run.data.mkdir()
-    with pytest.raises(DrillError, match="no file that could be changed"):
+    with pytest.raises(DrillError) as caught:
         CHANGED.strike(run, 0)
+    assert caught.value.where == str(run.data)
     assert run.alive() == list(run.children)
 
 

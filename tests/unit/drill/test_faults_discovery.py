@@ -50,7 +50,7 @@ def test_it_names_the_hosts_of_a_lab(tmp_path: Path) -> None:
 def test_it_fails_and_a_rank_dies_until_it_is_over(run: Counting) -> None:
     FAILS.strike(run, 1)
     assert run.children["1"].wait(60) == -signal.SIGKILL
-    with pytest.raises(DiscoveryError, match="exit code 1: the inventory can't be reached"):
+    with pytest.raises(DiscoveryError, match=" 1: the inventory can't be reached"):
         hosts(run)
     FAILS.end(run)
     assert hosts(run) == ["localhost:3"]
@@ -59,7 +59,7 @@ def test_it_fails_and_a_rank_dies_until_it_is_over(run: Counting) -> None:
 def test_it_hangs_and_a_rank_dies_until_it_is_over(run: Counting) -> None:
     HANGS.strike(run, 2)
     assert run.children["2"].wait(60) == -signal.SIGKILL
-    with pytest.raises(DiscoveryError, match="has not ended in"):
+    with pytest.raises(DiscoveryError, match=r" 0\.5 s$"):
         hosts(run, timeout=0.5)
     HANGS.end(run)
     assert hosts(run) == ["localhost:3"]

@@ -69,9 +69,7 @@ def test_faults_are_found_in_the_order_of_their_names() -> None:
 
 @pytest.mark.parametrize(("name", "near"), [("storage-a-way", "storage-away"), ("kil", "kill"), ("", "")])
 def test_an_unknown_fault_is_an_error_that_names_the_nearest(name: str, near: str) -> None:
-    with pytest.raises(
-        ConfigError, match=f"^--faults: there is no fault '{name}'; did you mean '{near}"
-    ) as caught:
+    with pytest.raises(ConfigError, match=f"^--faults: .*'{name}'; .*'{near}") as caught:
         find(["kill", name])
     assert all(each in str(caught.value) for each in FAULTS)
 

@@ -20,14 +20,14 @@ def complaint(capsys: pytest.CaptureFixture[str], folder: Path, *words: str) -> 
 
 def test_a_lab_without_a_spare_host_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     error = complaint(capsys, tmp_path, "--lab", "2")
-    assert "2 hosts are too few for -np 2" in error and "--lab 3" in error
+    assert "-np 2:" in error and "--lab 3" in error
 
 
 @pytest.mark.parametrize("option", ["-H", "--hosts", "--discover", "-i", "--network-interface", "--max-np"])
 def test_what_a_lab_decides_can_not_be_told(
     option: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert f"leave out {option}" in complaint(capsys, tmp_path, "--lab", "3", option, "2")
+    assert f" {option}\n" in complaint(capsys, tmp_path, "--lab", "3", option, "2")
 
 
 def test_a_program_that_is_missing_is_named_with_its_package(
@@ -46,7 +46,7 @@ def test_only_root_can_make_one(
 
 
 def test_faults_of_hosts_alone_need_a_lab(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert "--lab 3 makes them" in complaint(capsys, tmp_path, "--faults", "host-cut-off")
+    assert "--lab 3" in complaint(capsys, tmp_path, "--faults", "host-cut-off")
 
 
 def test_a_schedule_with_a_fault_that_can_not_strike_is_not_replayed(
@@ -55,4 +55,4 @@ def test_a_schedule_with_a_fault_that_can_not_strike_is_not_replayed(
     strike = {"fault": "host-cut-off", "rank": 0, "commit": 5}
     (tmp_path / "s.json").write_text(json.dumps({"seed": 0, "processes": 2, "runs": [[strike]]}))
     error = complaint(capsys, tmp_path, "--replay", str(tmp_path / "s.json"))
-    assert "--replay" in error and "host-cut-off needs hosts" in error
+    assert "--replay: " in error and "host-cut-off " in error

@@ -19,19 +19,19 @@ def test_a_file_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "fact"),
     [
-        ("goodput = ", "can't be read"),
-        ("stall = 1", "asks for 'stall'; what can be asked for is stall_seconds"),
-        ("goodput = 'much'", "goodput is 'much'"),
-        ("goodput = -1", "goodput is -1"),
-        ("goodput = nan", "goodput is nan"),
-        ("goodput = true", "goodput is True"),
+        ("goodput = ", "Invalid value"),
+        ("stall = 1", "'stall'; .* stall_seconds"),
+        ("goodput = 'much'", "goodput .*'much'"),
+        ("goodput = -1", "goodput .*-1"),
+        ("goodput = nan", "goodput .*nan"),
+        ("goodput = true", "goodput .*True"),
     ],
 )
-def test_a_file_that_asks_for_nonsense_is_an_error(text: str, message: str, tmp_path: Path) -> None:
+def test_a_file_that_asks_for_nonsense_is_an_error(text: str, fact: str, tmp_path: Path) -> None:
     (tmp_path / "slo.toml").write_text(text)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=rf"^--slo: '.*slo\.toml'.*{fact}"):
         slo.load(tmp_path / "slo.toml")
 
 

@@ -104,19 +104,17 @@ def test_a_property_of_a_subclass_is_not_an_attribute(process: Process) -> None:
         def epoch(self) -> int:
             return 0
 
-    with pytest.raises(ConfigError, match="can't have this name"):
+    with pytest.raises(ConfigError, match=r"^state\.epoch: "):
         Mine(process.framework, process.world, config=process.config, attributes={"epoch": 1})
 
 
 @pytest.mark.parametrize("name", ["_keep", "_around"])
 def test_a_method_of_a_subclass_by_a_name_of_our_own_inside_is_refused(process: Process, name: str) -> None:
     mine = type("Mine", (State,), {"__module__": __name__, name: lambda self: None})
-    with pytest.raises(ConfigError, match=rf"Mine\.{name}: a state has this name for itself; choose another"):
+    with pytest.raises(ConfigError, match=rf"^Mine\.{name}: "):
         mine(process.framework, process.world, config=process.config, attributes={})
 
 
 def test_a_name_of_the_states_own_inside_is_refused_when_it_is_set(process: Process) -> None:
-    with pytest.raises(
-        ConfigError, match=r"state\._memory: the state has this name for itself; choose another"
-    ):
+    with pytest.raises(ConfigError, match=r"^state\._memory: "):
         process.state(epoch=0)._memory = {}  # type: ignore[assignment]

@@ -37,7 +37,7 @@ def test_other_attributes_are_not_tracked(process: Process) -> None:
 
 
 def test_a_missing_attribute_is_named(process: Process) -> None:
-    with pytest.raises(AttributeError, match="'State' object has no attribute 'epohc'"):
+    with pytest.raises(AttributeError, match=r"'State' .*'epohc'"):
         _ = process.state(epoch=0).epohc
 
 
@@ -49,12 +49,12 @@ def test_a_name_of_horovods_states_is_refused(process: Process, name: str) -> No
 
 @pytest.mark.parametrize("name", ["_private", "größe", "a-b", "1st", ""])
 def test_a_name_that_can_not_be_a_file_is_refused(process: Process, name: str) -> None:
-    with pytest.raises(ConfigError, match="can't have this name"):
+    with pytest.raises(ConfigError, match=rf"^state\.{name}: "):
         process.state(**{name: 1})
 
 
 def test_an_unknown_way_to_treat_generators_is_refused(process: Process) -> None:
-    with pytest.raises(ConfigError, match="'restart' is not a way"):
+    with pytest.raises(ConfigError, match=r"^rng: 'restart' "):
         process.state(rng="restart")  # type: ignore[arg-type]
 
 
@@ -72,7 +72,7 @@ def test_a_value_that_json_can_not_hold_is_named_when_it_is_committed(process: P
 
 
 def test_a_tensor_that_safetensors_can_not_hold_is_named(process: Process) -> None:
-    with pytest.raises(UnsupportedTensorError, match=r"w: an array of complex128"):
+    with pytest.raises(UnsupportedTensorError, match=r"w: .*complex128"):
         process.state(model=FakeModel(w=[1j]))
 
 

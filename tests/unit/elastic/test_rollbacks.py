@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -236,8 +237,8 @@ def test_all_ranks_end_with_the_same_error_that_names_who_was_busy() -> None:
     assert len({str(error) for error in errors}) == 1
     for error in errors:
         assert (error.commit, error.rank) == (9, 0)
-        assert f"rolled back {LIMIT} times in a row without getting farther than 1 steps" in str(error)
-        assert "Rank 0 was busy for 6 s, longer than the 3 s that the others wait" in str(error)
+        assert re.search(rf"commit 9: .* {LIMIT} times .* 1 steps", str(error))
+        assert re.search("Rank 0 .* 6 s, .* 3 s ", str(error))
         assert "recover.paused()" in str(error) and "--hang-timeout" in str(error)
 
 
@@ -247,7 +248,7 @@ def test_who_can_not_even_compare_gives_up_in_the_end() -> None:
     rank = Rank(world)
     for _ in range(ATTEMPTS):
         rank.fault(0.0, Reading(Phase.RECOVERING))
-    with pytest.raises(NoProgressError, match=f"rolled back {ATTEMPTS} times"):
+    with pytest.raises(NoProgressError, match=f" {ATTEMPTS} times "):
         rank.rollbacks.compare()
     assert world.visits == 0
 

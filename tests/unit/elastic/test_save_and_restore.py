@@ -117,7 +117,7 @@ def test_a_save_that_is_torn_leaves_no_commit(process: Process) -> None:
     with pytest.raises(RuntimeError, match="the device is gone"):
         state.commit()
     assert state.last_commit == CommitId(0, 0)
-    with pytest.raises(RecoveryError, match="sync"):
+    with pytest.raises(RecoveryError, match=r"sync\(\)"):
         state.restore()
 
 

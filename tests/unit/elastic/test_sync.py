@@ -230,7 +230,7 @@ def test_if_every_save_was_torn_and_nothing_is_durable_no_state_is_made_up() -> 
         step(state)
         with pytest.raises(RuntimeError):
             state.save()
-        with pytest.raises(RecoveryError, match="no commit"):
+        with pytest.raises(RecoveryError, match="durable"):
             state.sync()
 
     on_ranks(2, body)

@@ -47,7 +47,7 @@ def test_an_edit_that_does_not_apply_names_itself_and_changes_nothing(tmp_path: 
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "b.txt").write_text("something else")
     before = read_tree(tmp_path)
-    with pytest.raises(EditError, match=r"'two'.*0 times in sub/b\.txt") as caught:
+    with pytest.raises(EditError, match=r" 0 .*sub/b\.txt") as caught:
         apply([ONE, TWO], tmp_path)
     assert (caught.value.edit, caught.value.file) == ("two", "sub/b.txt")
     assert isinstance(caught.value, InstallError)
@@ -57,7 +57,7 @@ def test_an_edit_that_does_not_apply_names_itself_and_changes_nothing(tmp_path: 
 def test_a_text_that_occurs_twice_is_refused(tmp_path: Path) -> None:
     write_tree(tmp_path, (ONE, ONE))
     before = read_tree(tmp_path)
-    with pytest.raises(EditError, match="2 times"):
+    with pytest.raises(EditError, match=r" 2 .*a\.txt"):
         apply([ONE], tmp_path)
     assert read_tree(tmp_path) == before
 
@@ -70,12 +70,12 @@ def test_what_lies_between_two_texts_is_replaced_with_the_first(tmp_path: Path) 
 
 def test_an_edit_without_its_end_does_not_apply(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("end, old one")
-    with pytest.raises(EditError, match="0 times"):
+    with pytest.raises(EditError, match=r" 0 .*a\.txt"):
         apply([dataclasses.replace(ONE, until="end")], tmp_path)
 
 
 def test_a_missing_file_counts_as_no_occurrence(tmp_path: Path) -> None:
-    with pytest.raises(EditError, match="0 times"):
+    with pytest.raises(EditError, match=r" 0 .*a\.txt"):
         apply([ONE], tmp_path)
     assert read_tree(tmp_path) == {}
 

@@ -55,9 +55,7 @@ def test_a_framework_can_be_switched_off(tmp_path: Path) -> None:
 
 
 def test_without_a_framework_the_message_says_what_to_install(tmp_path: Path) -> None:
-    with pytest.raises(
-        InstallError, match=r"neither PyTorch nor TensorFlow.*pip install 'hvdrecover\[torch\]'"
-    ):
+    with pytest.raises(InstallError, match=r"PyTorch .*TensorFlow.*pip install 'hvdrecover\[torch\]'"):
         environment.find_frameworks({}, [str(tmp_path)])
 
 
@@ -73,7 +71,7 @@ def test_a_complete_toolchain_passes(tmp_path: Path, compiler: str) -> None:
 
 def test_a_missing_compiler_is_named_with_its_packages(tmp_path: Path) -> None:
     variables, include = toolchain(tmp_path, "make")
-    with pytest.raises(InstallError, match=r"lacks a C\+\+ compiler\.") as caught:
+    with pytest.raises(InstallError, match=r" C\+\+ ") as caught:
         environment.require_toolchain(variables, include)
     assert "apt-get install g++`" in str(caught.value)
     assert "dnf install gcc-c++`" in str(caught.value)
@@ -82,7 +80,7 @@ def test_a_missing_compiler_is_named_with_its_packages(tmp_path: Path) -> None:
 def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
     variables, include = toolchain(tmp_path)
     (include / "Python.h").unlink()
-    with pytest.raises(InstallError, match=r"compiler and make and Python's headers") as caught:
+    with pytest.raises(InstallError, match=r" C\+\+ .* make .* Python") as caught:
         environment.require_toolchain(variables, include)
     assert "apt-get install g++ make python3-dev`" in str(caught.value)
 
@@ -90,7 +88,7 @@ def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
 def test_cxx_names_the_compiler(tmp_path: Path) -> None:
     variables, include = toolchain(tmp_path, "make", "my-c++")
     environment.require_toolchain({**variables, "CXX": "my-c++ -m64"}, include)
-    with pytest.raises(InstallError, match=r"other-c\+\+ that CXX names"):
+    with pytest.raises(InstallError, match=r"other-c\+\+ .*CXX "):
         environment.require_toolchain({**variables, "CXX": "other-c++"}, include)
 
 
@@ -196,5 +194,5 @@ def test_the_users_variables_win() -> None:
 
 
 def test_contradicting_switches_are_refused() -> None:
-    with pytest.raises(ConfigError, match="HOROVOD_WITHOUT_GLOO is set as well"):
+    with pytest.raises(ConfigError, match=r"^HOROVOD_WITH_GLOO: HOROVOD_WITHOUT_GLOO "):
         build_variables({"HOROVOD_WITH_GLOO": "1", "HOROVOD_WITHOUT_GLOO": "1"})

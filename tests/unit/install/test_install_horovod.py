@@ -56,7 +56,7 @@ def test_an_error_is_one_message_and_exit_code_1(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("hvdrecover: the environment ") and err.count("\n") == 1
-    assert "neither PyTorch nor TensorFlow" in err
+    assert "pip install 'hvdrecover[torch]'" in err
 
 
 def test_an_interrupt_is_exit_code_130(
@@ -90,10 +90,10 @@ def test_an_answer_as_expected_passes() -> None:
 @pytest.mark.parametrize(
     ("lines", "complaint"),
     [
-        (answer(version="1", gloo=True, mpi=False), r"version is '1' instead of '1\+x'"),
-        (answer(version="1+x", gloo=False, mpi=False), "gloo is False instead of True"),
-        (answer(version="1+x", gloo=True, mpi=True), "mpi is True instead of False"),
-        (["no answer\n"], "version is None"),
+        (answer(version="1", gloo=True, mpi=False), r"version .*'1' .*'1\+x'"),
+        (answer(version="1+x", gloo=False, mpi=False), "gloo .*False .*True"),
+        (answer(version="1+x", gloo=True, mpi=True), "mpi .*True .*False"),
+        (["no answer\n"], "version .*None"),
     ],
 )
 def test_any_other_answer_is_an_error(lines: list[str], complaint: str) -> None:

@@ -100,7 +100,7 @@ def test_a_wheel_with_a_flipped_byte_is_discarded(tmp_path: Path) -> None:
 def test_a_damaged_build_is_not_published(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path / "build")
     wheel.write_bytes(b"")
-    with pytest.raises(InstallError, match="damaged wheel"):
+    with pytest.raises(InstallError, match=f"^{wheel}: "):
         publish(wheel, tmp_path / "cache")
     assert find(tmp_path / "cache") is None
 
@@ -109,7 +109,7 @@ def test_the_lock_keeps_others_out_and_is_given_back(tmp_path: Path) -> None:
     folder = tmp_path / "label"
     waits: list[str] = []
     with locked(folder, ignore):
-        with pytest.raises(InstallError, match="another process"):
+        with pytest.raises(InstallError, match=f"^{folder}.*: .* 0 s"):
             with locked(folder, lambda: waits.append("waiting"), timeout=0):
                 raise AssertionError("two holders")
     assert waits == ["waiting"]

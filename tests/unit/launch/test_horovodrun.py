@@ -81,7 +81,7 @@ def test_a_discovery_command_that_never_ends_is_an_error_and_leaves_nothing(
 ) -> None:
     monkeypatch.setattr(horovodrun, "_DISCOVERY", 0.01)
     monkeypatch.setenv("HVDRECOVER_TEST", f"{os.getpid()}.discovery")
-    with pytest.raises(ConfigError, match=r"--host-discovery-script: 'sleep 1000; true' has not ended"):
+    with pytest.raises(ConfigError, match=r"^--host-discovery-script: 'sleep 1000; true' .* 0\.01 s$"):
         arguments(Options(2, discovery="sleep 1000; true"), COMMAND)
     mark = f"HVDRECOVER_TEST={os.getpid()}.discovery"
     until(lambda: not processes.marked(mark), "what the shell has started is to be gone")
@@ -150,18 +150,17 @@ def test_hosts_on_the_command_line(text: str, found: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "error"),
+    ("text", "fact"),
     [
-        ("h1:4 h2:4", "h1:4 h2:4: line 1, column 6: 'h2:4' is not understood; write slots=N after the host"),
-        ("h1:4,h2:x", "h1:4,h2:x: line 1, column 9: 'x' is not a number of slots"),
-        ("", "-H: it names no host"),
-        (",", "-H: it names no host"),
+        ("h1:4 h2:4", "h1:4 h2:4: line 1, column 6: 'h2:4' .*slots=N"),
+        ("h1:4,h2:x", "h1:4,h2:x: line 1, column 9: 'x' "),
+        ("", "-H: "),
+        (",", "-H: "),
     ],
 )
-def test_hosts_that_can_not_be_read(text: str, error: str) -> None:
-    with pytest.raises(HvdrecoverError) as caught:
+def test_hosts_that_can_not_be_read(text: str, fact: str) -> None:
+    with pytest.raises(HvdrecoverError, match=f"^{fact}"):
         hosts(Options(2, hosts=text))
-    assert str(caught.value) == error
 
 
 @pytest.mark.parametrize(
@@ -179,24 +178,23 @@ def test_hosts_in_a_file(text: str, found: dict[str, int], tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    ("text", "fact"),
     [
-        ("h1\nh2 slots=x", "{file}: line 2, column 10: 'x' is not a number of slots"),
-        ("h1 4", "{file}: line 1, column 4: '4' is not understood; write slots=N after the host"),
-        ("", "--hostfile: it names no host"),
-        ("# none\n\n", "--hostfile: it names no host"),
+        ("h1\nh2 slots=x", "{file}: line 2, column 10: 'x' "),
+        ("h1 4", "{file}: line 1, column 4: '4' .*slots=N"),
+        ("", "--hostfile: "),
+        ("# none\n\n", "--hostfile: "),
     ],
 )
-def test_a_file_of_hosts_that_can_not_be_read(text: str, problem: str, tmp_path: Path) -> None:
+def test_a_file_of_hosts_that_can_not_be_read(text: str, fact: str, tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text(text)
-    with pytest.raises(HvdrecoverError) as caught:
+    with pytest.raises(HvdrecoverError, match=f"^{fact.format(file=file)}"):
         hosts(Options(2, hostfile=file))
-    assert str(caught.value) == problem.format(file=file)
 
 
 def test_a_file_of_hosts_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(DiscoveryError, match=r"missing: can't be read: No such file or directory"):
+    with pytest.raises(DiscoveryError, match=r"/missing: .*No such file or directory"):
         hosts(Options(2, hostfile=tmp_path / "missing"))
 
 

@@ -54,5 +54,5 @@ def test_where_there_is_no_ssh_there_is_nothing_to_do(found: Config, tmp_path: P
 
 def test_a_folder_that_can_not_be_written_to_is_an_error(found: Config, tmp_path: Path) -> None:
     (tmp_path / "run").touch()
-    with pytest.raises(LaunchError, match=r"run/bin/ssh: can't be written: Not a directory"):
+    with pytest.raises(LaunchError, match=r"run/bin/ssh: .*Not a directory"):
         kept_alive(found, tmp_path / "run")

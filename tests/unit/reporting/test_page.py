@@ -281,7 +281,7 @@ def test_a_file_that_cannot_be_written_is_an_error_of_one_line(tmp_path, capsys)
     assert cli.main(["report", str(tmp_path / "events"), "--html", str(tmp_path / "no" / "file")]) == 1
     output, errors = capsys.readouterr()
     assert (output, errors.count("\n")) == ("", 1)
-    assert errors.startswith(f"hvdrecover: --html: '{tmp_path / 'no' / 'file'}' can't be written: ")
+    assert errors.startswith(f"hvdrecover: --html: '{tmp_path / 'no' / 'file'}' ")
 
 
 def test_without_its_package_there_is_an_error_that_names_the_extra(tmp_path):
@@ -297,7 +297,7 @@ def test_without_its_package_there_is_an_error_that_names_the_extra(tmp_path):
     )
     assert (plain.returncode, plain.stderr) == (0, "")
     assert (asked.returncode, asked.stdout, asked.stderr.count("\n")) == (1, "", 1)
-    assert asked.stderr.startswith("hvdrecover: --html: jinja2 can't be imported")
+    assert asked.stderr.startswith("hvdrecover: --html: jinja2 ")
     assert "pip install 'hvdrecover[report]'" in asked.stderr
 
 

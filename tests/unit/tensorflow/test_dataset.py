@@ -157,19 +157,19 @@ def test_it_can_be_used_inside_a_function_and_transformed_further() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "options", "message"),
+    ("data", "options", "fact"),
     [
-        ((np.zeros(3), np.zeros(4)), {}, "no common length"),
+        ((np.zeros(3), np.zeros(4)), {}, r"length.*\[3, 4\]"),
         (tf.data.Dataset.range(3), {}, "shuffle=False"),
-        (tf.data.Dataset.range(3).repeat(), {"shuffle": False}, "unknown or infinite"),
+        (tf.data.Dataset.range(3).repeat(), {"shuffle": False}, "infinite"),
         (tf.data.Dataset.range(3).filter(lambda x: x > 0), {"shuffle": False}, "assert_cardinality"),
         (np.zeros(3), {"tail": "cut"}, "'cut'"),
-        (np.float32(1), {}, "no length"),
-        ((), {}, "no common length"),
+        (np.float32(1), {}, "single number"),
+        ((), {}, r"length.*\[\]"),
     ],
 )
-def test_what_cannot_be_dealt_out_is_refused(data: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_what_cannot_be_dealt_out_is_refused(data: Any, options: dict[str, Any], fact: str) -> None:
+    with pytest.raises(ConfigError, match=fact):
         recover.elastic_dataset(data, 2, **options)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -83,13 +84,13 @@ def test_the_model_may_have_another_name_in_the_state(tmp_path: Path, config: Pa
 
 
 @pytest.mark.parametrize(
-    ("only", "problem"),
+    ("only", "facts"),
     [
-        (["modle"], "the commit has no attribute 'modle'; it has model, optimizer, epoch, data"),
-        (["epoch"], "'epoch' is not a model; name one with --only"),
-        (["data"], "'data' is not a model; name one with --only"),
-        (["model", "optimizer"], "a .keras file holds one model; name one of model, optimizer"),
-        (["optimizer"], "does not fit the model of"),
+        (["modle"], "'modle'; .* model, optimizer, epoch, data\n"),
+        (["epoch"], "'epoch' .* --only"),
+        (["data"], "'data' .* --only"),
+        (["model", "optimizer"], r"\.keras .* model, optimizer .*--only"),
+        (["optimizer"], r"model\.json:"),
     ],
 )
 def test_what_is_no_model_is_refused(
@@ -99,11 +100,11 @@ def test_what_is_no_model_is_refused(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     only: list[str],
-    problem: str,
+    facts: str,
 ) -> None:
     chosen = [f"--only={name}" for name in only]
     assert export(root, "-o", tmp_path / "out.keras", "--model-config", config, *chosen) == 1
-    assert problem in capsys.readouterr().err
+    assert re.search(facts, capsys.readouterr().err)
     assert not (tmp_path / "out.keras").exists()
 
 
@@ -113,8 +114,8 @@ def test_a_config_of_another_model_is_an_error_that_names_the_variables(
     config = written(tmp_path / "model.json", network(width=5).to_json())
     assert export(root, "-o", tmp_path / "out.keras", "--model-config", config) == 1
     errors = capsys.readouterr().err
-    assert f"does not fit the model of {config}:" in errors
-    assert "/kernel: F32[3, 4] in the commit, F32[3, 5] in the model" in errors
+    assert f" {config}:" in errors
+    assert re.search(r"/kernel: F32\[3, 4\] .*F32\[3, 5\] ", errors)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.json", "root"]
 
 
@@ -128,15 +129,15 @@ def with_layer(layer: keras.layers.Layer) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    ("text", "fact"),
     [
-        ("", "no model can be made of it (Expecting value"),
-        ("[]", "no model can be made of it"),
-        ("{}", "is a dict, and no model that has been built"),
-        (with_layer(Unknown()), "no model can be made of it (Could not locate class 'Unknown'"),
+        ("", "(Expecting value"),
+        ("[]", "model.to_json()"),
+        ("{}", " a dict,"),
+        (with_layer(Unknown()), "(Could not locate class 'Unknown'"),
         (with_layer(keras.layers.Lambda(lambda x: x)), "Python lambda"),
-        (keras.Sequential([keras.layers.Dense(2)]).to_json(), "and no model that has been built"),
-        (json.dumps(keras.optimizers.serialize(keras.optimizers.Adam())), "is a Adam, and no model"),
+        (keras.Sequential([keras.layers.Dense(2)]).to_json(), "model.build(input_shape)"),
+        (json.dumps(keras.optimizers.serialize(keras.optimizers.Adam())), " a Adam,"),
     ],
 )
 def test_a_config_that_makes_no_model_is_an_error_of_one_line(
@@ -145,12 +146,12 @@ def test_a_config_that_makes_no_model_is_an_error_of_one_line(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     text: str,
-    problem: str,
+    fact: str,
 ) -> None:
     config = written(tmp_path / "model.json", text)
     assert export(root, "-o", tmp_path / "out.keras", "--model-config", config) == 1
     errors = capsys.readouterr().err
-    assert errors.startswith(f"hvdrecover: {config}: ") and problem in errors
+    assert errors.startswith(f"hvdrecover: {config}: ") and fact in errors
     assert (errors.count("\n"), len(errors) < 1000) == (1, True)
 
 
@@ -185,10 +186,10 @@ def test_a_file_is_replaced_only_if_asked_to_and_never_by_a_broken_commit(
     file.write_bytes(b"mine")
     options = "-o", file, "--model-config", config
     assert export(root, *options) == 1
-    assert "the file exists" in capsys.readouterr().err
+    assert re.search(f"{file}: .*--force", capsys.readouterr().err)
     flip(folder(root, 3) / "model.safetensors")
     assert export(root, *options, "--force") == 1
-    assert "does not match the manifest's digest" in capsys.readouterr().err
+    assert re.search(r"model\.safetensors: .*digest", capsys.readouterr().err)
     assert file.read_bytes() == b"mine"
     assert export(root, 2, *options, "--force") == 0
     assert content(keras.models.load_model(file)) == job[2][0]
@@ -262,7 +263,7 @@ def test_a_framework_that_is_missing_is_an_error_of_one_line(
     arguments = ["export", str(root), "-o", str(tmp_path / f"out{suffix}"), *options]
     done = in_a_process(f"import sys; sys.modules[{name!r}] = None; {CLI.format(arguments)} sys.exit(code)")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert f"writing a {suffix} file takes" in done.stderr and "install it" in done.stderr
+    assert re.match(rf"hvdrecover: --output: .*\{suffix} .*\.safetensors ", done.stderr)
 
 
 def test_what_the_documentation_shows_runs(

@@ -147,12 +147,12 @@ def test_an_end_of_the_schedule_leaves_the_rate_alone(model: keras.Model) -> Non
 
 
 def test_what_has_no_rate_or_no_steps_is_refused(model: keras.Model) -> None:
-    with pytest.raises(ConfigError, match="initial_lr"):
+    with pytest.raises(ConfigError, match=r"^initial_lr: "):
         callbacks.LearningRateScheduleCallback(None, 0.1)  # type: ignore[arg-type]
     smooth = callbacks.LearningRateScheduleCallback(0.5, 0.1, staircase=False)
-    with pytest.raises(ConfigError, match="steps_per_epoch"):
+    with pytest.raises(ConfigError, match=r"^steps_per_epoch: .*LearningRateScheduleCallback"):
         smooth.on_train_begin()
-    with pytest.raises(ConfigError, match="local_variables"):
+    with pytest.raises(ConfigError, match=r"^local_variables: "):
         callbacks.BroadcastGlobalVariablesCallback(0, local_variables=["w"])
 
 
@@ -174,9 +174,9 @@ def test_a_loaded_model_has_a_distributed_optimizer_with_its_slots(
     model.save(tmp_path / "model.keras")
     loaded = hvd_keras.load_model(tmp_path / "model.keras")
     assert int(loaded.optimizer.iterations) == 8
-    with pytest.raises(ConfigError, match="averages gradients already"):
+    with pytest.raises(ConfigError, match=r"^optimizer: .*once"):
         hvd_keras.DistributedOptimizer(loaded.optimizer)
-    with pytest.raises(ConfigError, match="legacy_opts"):
+    with pytest.raises(ConfigError, match=r"^legacy_opts: "):
         hvd_keras.load_model(tmp_path / "model.keras", legacy_opts=True)
 
 
@@ -190,7 +190,7 @@ def test_a_model_may_have_several_synchronized_batch_norms_without_names() -> No
 def test_what_tensorflow_1_had_is_refused_in_words() -> None:
     import hvdrecover.tensorflow as recover
 
-    with pytest.raises(ConfigError, match="no session hooks"):
+    with pytest.raises(ConfigError, match=r"^BroadcastGlobalVariablesHook: "):
         recover.BroadcastGlobalVariablesHook(0)
     with pytest.raises(ConfigError, match=r"^session: "):
         recover.elastic.TensorFlowState(session=object())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -73,11 +74,11 @@ def test_variables_are_loaded_in_place(root: Path) -> None:
 
 def test_what_has_no_variables_yet_is_refused_with_the_remedy(root: Path, job: dict[int, Any]) -> None:
     unbuilt = keras.Sequential([keras.layers.Dense(2)])
-    with pytest.raises(ConfigError, match=r"^model: the model has no variables yet.*model\.build"):
+    with pytest.raises(ConfigError, match=r"^model: .*model\.build\("):
         recover.load(str(root), model=unbuilt, optimizer=keras.optimizers.Adam())
-    with pytest.raises(ConfigError, match=r"^ema: the model has no variables yet"):
+    with pytest.raises(ConfigError, match=r"^ema: .*model\.build\("):
         recover.load(str(root), ema=unbuilt)
-    with pytest.raises(ConfigError, match=r"^optimizer: the optimizer has no slots yet.*optimizer\.build"):
+    with pytest.raises(ConfigError, match=r"^optimizer: .*optimizer\.build\("):
         recover.load(str(root), optimizer=keras.optimizers.Adam())
 
 
@@ -85,7 +86,7 @@ def test_what_has_no_variables_yet_is_refused_with_the_remedy(root: Path, job: d
 def test_what_can_not_be_loaded_into_is_refused(
     root: Path, job: dict[int, Any], given: dict[str, Any]
 ) -> None:
-    with pytest.raises(ConfigError, match=r"nothing to load into|can't be loaded into"):
+    with pytest.raises(ConfigError, match=f"^{next(iter(given), 'load')}: "):
         recover.load(str(root), **given)
 
 
@@ -129,7 +130,7 @@ def test_broken_commits_are_passed_over_and_one_that_was_asked_for_is_an_error(
     model = network(seed=9)
     assert recover.load(str(root), model=model).commit.commit == 2
     assert content(model) == job[2][0]
-    assert f"skipping {folder(root, 3).name}: model.safetensors: the file's content" in caplog.text
+    assert re.search(rf"{folder(root, 3).name}: model\.safetensors: .*digest", caplog.text)
     with pytest.raises(CorruptCheckpointError):
         recover.load(str(root), model=network(seed=8), commit=3)
 

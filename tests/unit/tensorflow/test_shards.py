@@ -11,10 +11,10 @@ def test_batches_and_samples_are_compared() -> None:
     data = tf.data.Dataset.range(10).batch(4)
     recover.check_shards(data)
     recover.check_shards(data, range(10), 10)
-    with pytest.raises(ShardsError, match="missing: 5 of 10 samples"):
+    with pytest.raises(ShardsError, match="missing: 5 of 10 "):
         recover.check_shards(data, range(5), 10)
 
 
 def test_an_endless_data_set_is_refused() -> None:
-    with pytest.raises(ConfigError, match="dataset: its number of batches is unknown or infinite"):
+    with pytest.raises(ConfigError, match=r"^dataset: .*assert_cardinality"):
         recover.check_shards(tf.data.Dataset.range(10).repeat())

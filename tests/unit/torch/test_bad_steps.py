@@ -104,7 +104,7 @@ def test_adasum_has_no_common_gradients(monkeypatch: pytest.MonkeyPatch) -> None
     model = network()
     optimizer = wrapped(model)
     monkeypatch.setattr(optimizer, "_starting_models", {}, raising=False)
-    with pytest.raises(ConfigError, match=r"state\.optimizer: Adasum .* Guard\(numerics=None\)"):
+    with pytest.raises(ConfigError, match=r"^state\.optimizer: Adasum .*Guard\(numerics=None\)"):
         recover.TorchState(model, optimizer, guard=recover.Guard())
     recover.TorchState(model, optimizer, guard=recover.Guard(numerics=None))
 

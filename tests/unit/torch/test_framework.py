@@ -61,15 +61,13 @@ UNSUPPORTED = {
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("make", UNSUPPORTED.values(), ids=UNSUPPORTED.keys())
 def test_a_tensor_that_can_not_be_kept_is_refused_when_the_state_is_made(make: Any) -> None:
-    with pytest.raises(
-        UnsupportedTensorError, match=r"weight: a tensor of this kind .* make it a dense tensor"
-    ):
+    with pytest.raises(UnsupportedTensorError, match=r"weight: .*\(.*Tensor.*\).* dense "):
         joined(box={"weight": make()})
 
 
 def test_a_lazy_module_is_refused_until_its_shapes_are_known() -> None:
     model = torch.nn.LazyLinear(3)
-    with pytest.raises(UnsupportedTensorError, match="run the lazy module once"):
+    with pytest.raises(UnsupportedTensorError, match="lazy"):
         joined(model=model)
     model(torch.ones(1, 2))
     assert joined(model=model).model is model
@@ -292,7 +290,7 @@ def test_a_plain_value_in_the_place_of_a_module_is_a_mismatch(value: Any) -> Non
     state = joined(model=value)
     state.model = network()
     kind = type(value).__name__
-    with pytest.raises(MismatchError, match=f"model: a {kind} in the commit, a Sequential in this state"):
+    with pytest.raises(MismatchError, match=f"model: a {kind} .*Sequential "):
         state.restore()
 
 

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import json
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -137,8 +138,8 @@ def test_broken_commits_are_passed_over_with_a_warning_and_not_marked(
     assert state_of(model) == job[1][0]
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 2
-    assert f"skipping {folder(url, 3).name}: model.safetensors: the file's content" in warnings[0]
-    assert f"skipping {folder(url, 2).name}: MANIFEST.json: the manifest is not JSON" in warnings[1]
+    assert re.search(rf"{folder(url, 3).name}: model\.safetensors: .*digest", warnings[0])
+    assert f"{folder(url, 2).name}: MANIFEST.json: " in warnings[1]
     assert content(LocalStorage(Path(url))) == before
 
 
@@ -146,7 +147,7 @@ def test_a_commit_that_was_asked_for_and_is_broken_is_an_error_and_nothing_is_lo
     flip(folder(url, 2) / "model.safetensors")
     model, _ = fresh()
     untouched = state_of(model)
-    with pytest.raises(CorruptCheckpointError, match=r"model\.safetensors: the file's content"):
+    with pytest.raises(CorruptCheckpointError, match=r"c00000002/model\.safetensors: .*digest"):
         recover.load(url, model=model, commit=2)
     assert state_of(model) == untouched
 
@@ -166,14 +167,15 @@ def test_a_newer_format_is_not_passed_over(url: str) -> None:
 
 
 def test_what_is_not_there_is_an_error(url: str, tmp_path: Path) -> None:
-    with pytest.raises(UnknownCommitError, match="does not exist, or is empty"):
+    with pytest.raises(UnknownCommitError, match=f"{tmp_path}/missing: "):
         recover.load(str(tmp_path / "missing"), model=network())
     assert not (tmp_path / "missing").exists()
-    with pytest.raises(UnknownCommitError, match="holds no commit '9'"):
+    with pytest.raises(UnknownCommitError, match=" '9'; "):
         recover.load(url, model=network(), commit=9)
     (tmp_path / "begun" / "claims").mkdir(parents=True)
-    with pytest.raises(UnknownCommitError, match="no complete commit yet"):
+    with pytest.raises(UnknownCommitError, match=f"{tmp_path}/begun: ") as caught:
         recover.load(str(tmp_path / "begun"), model=network())
+    assert caught.value.candidates == []
 
 
 def test_a_model_that_does_not_fit_is_an_error_that_names_the_tensors_and_nothing_is_loaded(url: str) -> None:
@@ -204,13 +206,13 @@ def test_what_fits_is_loaded_if_not_strict(url: str, caplog: pytest.LogCaptureFi
 
 
 def test_an_attribute_that_the_commit_lacks_does_not_fit(url: str) -> None:
-    with pytest.raises(MismatchError, match=r"ema: .* not in the commit"):
+    with pytest.raises(MismatchError, match="  ema: "):
         recover.load(url, ema=network())
 
 
 @pytest.mark.parametrize("given", [{}, {"epoch": 0}, {"sampler": recover.ElasticSampler(range(7))}])
 def test_what_can_not_be_loaded_into_is_refused(url: str, given: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"nothing to load into|can't be loaded into"):
+    with pytest.raises(ConfigError, match=f"^{next(iter(given), 'load')}: "):
         recover.load(url, **given)
 
 
@@ -228,7 +230,7 @@ def test_objects_of_classes_that_are_gone_hinder_nobody(url: str, monkeypatch: p
     monkeypatch.delattr(sys.modules[__name__], "Schedule")
     objects = recover.load(url, model=network()).objects
     assert objects["epoch"] == 3
-    with pytest.raises(ValueError, match=r"does not define the class .*Schedule"):
+    with pytest.raises(ValueError, match=f"{__name__}:Schedule"):
         objects["schedule"]
 
 
@@ -345,10 +347,10 @@ def test_what_a_torch_file_can_not_hold_is_refused_by_name(
 ) -> None:
     assert export(url, "-o", tmp_path / "x.pt") == 1
     errors = capsys.readouterr().err
-    assert "can't hold schedule, a tests.unit.torch.test_loading.Schedule" in errors
-    assert "leave it out: --only model --only optimizer --only scheduler --only epoch" in errors
+    assert f" schedule, a {__name__}.Schedule" in errors
+    assert ": --only model --only optimizer --only scheduler --only epoch" in errors
     assert export(url, "-o", tmp_path / "x.pt", "--only", "modle") == 1
-    assert "no attribute 'modle'" in capsys.readouterr().err
+    assert "'modle'" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["root"]
 
 
@@ -358,10 +360,10 @@ def test_a_torch_file_is_replaced_only_if_asked_to_and_never_by_a_broken_commit(
     file = tmp_path / "x.pt"
     file.write_bytes(b"mine")
     assert export(url, "-o", file, "--only", "model") == 1
-    assert "the file exists" in capsys.readouterr().err
+    assert re.search(f"{file}: .*--force", capsys.readouterr().err)
     flip(folder(url, 3) / "model.safetensors")
     assert export(url, "-o", file, "--only", "model", "--force") == 1
-    assert "does not match the manifest's digest" in capsys.readouterr().err
+    assert re.search(r"model\.safetensors: .*digest", capsys.readouterr().err)
     assert file.read_bytes() == b"mine"
     assert export(url, 2, "-o", file, "--only", "model", "--force") == 0
     assert list(torch.load(file, weights_only=True)) == ["model"]

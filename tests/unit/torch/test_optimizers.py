@@ -188,7 +188,7 @@ def test_a_group_that_was_added_after_a_commit_is_named() -> None:
     optimizer = Optimizers.SGD(model.parameters(), lr=0.1)
     state = joined(model=model, optimizer=optimizer)
     optimizer.add_param_group({"params": head.parameters()})
-    with pytest.raises(MismatchError, match=r"optimizer: groups of \[4\] .* in the commit, of \[4, 2\]"):
+    with pytest.raises(MismatchError, match=r"optimizer: .*\[4\] .*\[4, 2\]"):
         state.restore()
     state.commit()
     optimizer.param_groups[1]["lr"] = 9.0
@@ -236,7 +236,7 @@ def test_an_optimizer_of_another_kind_is_named_and_left_as_it_is() -> None:
     model = network()
     state = joined(model=model, optimizer=Optimizers.SGD(model.parameters(), lr=0.1, momentum=0.9))
     state.optimizer = Optimizers.AdamW(model.parameters())
-    with pytest.raises(MismatchError, match=r"momentum.*in the commit, .*betas.*which is of another kind"):
+    with pytest.raises(MismatchError, match=r"momentum.*betas"):
         state.restore()
     assert "betas" in state.optimizer.param_groups[0]
 
@@ -292,7 +292,7 @@ def test_a_value_in_the_place_of_an_optimizer_is_a_mismatch(value: Any) -> None:
     optimizer = Optimizers.SGD(network().parameters(), lr=0.1)
     state = joined(optimizer=None, other=value)
     state.other = optimizer
-    with pytest.raises(MismatchError, match=r"other: a (int|list|dict) in the commit, a SGD in this state"):
+    with pytest.raises(MismatchError, match=f"other: a {type(value).__name__} .*SGD "):
         state.restore()
 
 

@@ -155,7 +155,7 @@ class Unknown(torch.utils.data.Dataset[int]):
 
 @pytest.mark.parametrize("dataset", [Endless(), Unknown(), iter([1]), object()])
 def test_a_data_set_without_a_length_is_refused(dataset: Any) -> None:
-    with pytest.raises(ConfigError, match=f"dataset: a {type(dataset).__name__} has no length"):
+    with pytest.raises(ConfigError, match=f"^dataset: .*{type(dataset).__name__} "):
         recover.ElasticSampler(dataset)
 
 

@@ -22,13 +22,13 @@ def test_what_a_loader_drops_is_not_missed() -> None:
 
 def test_batches_of_the_users_own_are_looked_into() -> None:
     recover.check_shards(DataLoader(DATA, batch_sampler=[list(range(5)), list(range(5, 10))]))
-    with pytest.raises(ShardsError, match="overlap: 3 of 10 samples come more than once: 2, 3, 4"):
+    with pytest.raises(ShardsError, match=r"overlap: 3 of 10 .*: 2, 3, 4"):
         recover.check_shards(DataLoader(DATA, batch_sampler=[list(range(5)), list(range(2, 10))]))
 
 
 def test_a_share_without_its_other_half_is_found() -> None:
     half: DistributedSampler[int] = DistributedSampler(DATA, num_replicas=2, rank=0, shuffle=False)
-    with pytest.raises(ShardsError, match="missing: 5 of 10 samples don't come at all: 1, 3, 5, 7, 9"):
+    with pytest.raises(ShardsError, match=r"missing: 5 of 10 .*: 1, 3, 5, 7, 9"):
         recover.check_shards(DataLoader(DATA, batch_size=3, sampler=half))
 
 
@@ -37,5 +37,5 @@ def test_a_stream_has_no_known_batches() -> None:
         def __iter__(self):  # type: ignore[no-untyped-def]
             return iter(range(3))
 
-    with pytest.raises(ConfigError, match="loader: its data set has no length"):
+    with pytest.raises(ConfigError, match=r"^loader: "):
         recover.check_shards(DataLoader(Stream()))

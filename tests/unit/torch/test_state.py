@@ -33,7 +33,7 @@ def test_attributes_are_what_was_given() -> None:
     assert state.model is model
     assert state.optimizer is optimizer
     assert (state.epoch, state.best) == (0, [1.0])
-    with pytest.raises(AttributeError, match="no attribute 'scheduler'"):
+    with pytest.raises(AttributeError, match="'scheduler'"):
         _ = state.scheduler
 
 
@@ -98,22 +98,18 @@ def test_tensors_among_plain_values_are_resumed(roots: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "error", "message"),
+    ("value", "error", "fact"),
     [
-        (object(), UnsupportedValueError, r"state\.box: a builtins\.object can't be part of a commit"),
-        (
-            [network()],
-            UnsupportedValueError,
-            r"state\.box\[0\]: a torch.*Sequential can't be part of a commit",
-        ),
-        (torch.float32, UnsupportedValueError, r"state\.box: a torch\.dtype can't be"),
+        (object(), UnsupportedValueError, r"^state\.box: a builtins\.object "),
+        ([network()], UnsupportedValueError, r"^state\.box\[0\]: a torch.*Sequential "),
+        (torch.float32, UnsupportedValueError, r"^state\.box: a torch\.dtype "),
         (torch.eye(2).to_sparse(), UnsupportedTensorError, "sparse_coo"),
     ],
 )
 def test_what_can_not_be_kept_is_refused_when_the_state_is_made(
-    value: Any, error: type[Exception], message: str
+    value: Any, error: type[Exception], fact: str
 ) -> None:
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=fact):
         recover.TorchState(box=value)
 
 
@@ -270,7 +266,7 @@ def test_numpy_and_torch_randomness_is_drawn_from_the_users_seed(roots: Any) -> 
 
 
 def test_a_trained_tensor_outside_a_module_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedTensorError, match=r"state\.scale\.value: it is trained") as caught:
+    with pytest.raises(UnsupportedTensorError, match="trained") as caught:
         recover.TorchState(scale=torch.nn.Parameter(torch.ones(2)))
     assert caught.value.path == "state.scale.value"
 
@@ -279,7 +275,7 @@ def test_a_component_that_refuses_its_commit_is_named_as_a_mismatch(roots: Any) 
     first = joined("fake://root", scaler=torch.amp.GradScaler("cpu", enabled=False))
     first.commit()
     first.flush()
-    with pytest.raises(MismatchError, match="refused what the commit holds: The source state dict is empty"):
+    with pytest.raises(MismatchError, match="The source state dict is empty"):
         joined("fake://root", scaler=torch.amp.GradScaler("cpu", enabled=True))
 
 

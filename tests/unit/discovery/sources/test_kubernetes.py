@@ -4,6 +4,7 @@ import base64
 import datetime
 import ipaddress
 import json
+import re
 import sys
 import tempfile
 
@@ -218,7 +219,7 @@ def test_a_server_of_another_authority_is_not_talked_to(cluster, tmp_path):
     server, environ, account = cluster
     _, other = new_certificate(tmp_path)
     (account / "ca.crt").write_bytes(other.read_bytes())
-    assert "no secure connection" in problem(environ)
+    assert "secure" in problem(environ)
     assert server.requests == []
 
 
@@ -249,12 +250,12 @@ def test_keys_of_a_kubeconfig_are_not_left_in_files(cluster, certificate, tmp_pa
 def test_credentials_that_are_not_accepted(api, tmp_path):
     text = problem(kubeconfig(tmp_path / "config", api.url, token="another"))
     assert text.startswith(api.url)
-    assert "does not accept the credentials" in text
+    assert "credentials" in text
 
 
 def test_what_the_credentials_lack_is_named(api, environ):
     text = problem(environ, namespace="theirs")
-    assert "a Role with the verb 'list' for pods in namespace 'theirs'" in text
+    assert re.search("Role .*'list' .*pods .*'theirs'", text)
     assert 'User "me" cannot list resource "pods"' in text
 
 
@@ -262,27 +263,27 @@ def test_a_namespace_that_is_not_there_is_an_error_if_that_can_be_told(api, envi
     api.readable.add("missing")
     assert ask(environ, namespace="missing") == []
     api.sees_namespaces = True
-    assert "there is no namespace 'missing'" in problem(environ, namespace="missing")
+    assert re.search("'missing'.* --namespace", problem(environ, namespace="missing"))
     assert ask(environ) == []
 
 
 def test_a_selector_that_is_not_understood(api, environ):
     text = problem(environ, selector="app in (")
-    assert "is the --selector right?" in text
+    assert "--selector" in text
     assert "unable to parse requirement" in text
 
 
 @pytest.mark.parametrize(
     ("status", "body", "expected"),
     [
-        (404, b"not found", "no pods are known here"),
-        (500, b'{"message": "etcd has no leader"}', "failed with status 500: etcd has no leader"),
-        (503, b"", "failed with status 503"),
-        (302, b"", "failed with status 302"),
-        (200, b"<html>", "not JSON"),
-        (200, b"\xff", "not JSON"),
-        (200, b"[]", "not a list of pods"),
-        (200, b'{"items": null, "metadata": {}}', "not a list of pods"),
+        (404, b"not found", "pods"),
+        (500, b'{"message": "etcd has no leader"}', "500 (etcd has no leader)"),
+        (503, b"", "503"),
+        (302, b"", "302"),
+        (200, b"<html>", "JSON"),
+        (200, b"\xff", "JSON"),
+        (200, b"[]", "list of pods"),
+        (200, b'{"items": null, "metadata": {}}', "list of pods"),
     ],
 )
 def test_answers_that_are_none(api, environ, status, body, expected):
@@ -300,7 +301,7 @@ def test_a_server_that_fails_is_asked_once(api, environ):
 
 def test_a_server_that_hangs(api, environ):
     api.gate.clear()
-    assert "has not answered in time" in problem(environ, timeout=0.5)
+    assert problem(environ, timeout=0.5).endswith(" time")
 
 
 def test_a_server_that_hangs_in_a_later_page(api, environ):
@@ -310,13 +311,13 @@ def test_a_server_that_hangs_in_a_later_page(api, environ):
         api.gate.clear()
 
     api.fault = fault
-    assert "has not answered in time" in problem(environ, timeout=2.0)
+    assert problem(environ, timeout=2.0).endswith(" time")
 
 
 def test_a_server_that_is_away(tmp_path):
     with KubernetesApi().running() as server:
         environ = kubeconfig(tmp_path / "config", server.url)
-    assert "can't be reached" in problem(environ)
+    assert re.match(f"{server.url}: .*refused", problem(environ))
 
 
 @pytest.mark.parametrize(
@@ -328,7 +329,7 @@ def test_kubeconfigs_that_are_none(tmp_path, text):
     path.write_text(text)
     found = problem({"KUBECONFIG": str(path)})
     assert found.startswith(str(path))
-    assert "name a working kubeconfig in KUBECONFIG" in found
+    assert re.search("KUBECONFIG.* kubectl", found)
 
 
 def test_a_kubeconfig_or_context_that_is_not_there(environ, tmp_path):
@@ -397,14 +398,14 @@ def test_a_hostname_without_a_subdomain_can_not_be_resolved():
 
 def test_of_two_addresses_the_one_that_horovod_can_take():
     assert hosts_of([pod("a", ips=["fd00::1", "10.0.0.9"])]) == [Host("10.0.0.9")]
-    with pytest.raises(DiscoveryError, match="pod a: has no IPv4 address"):
+    with pytest.raises(DiscoveryError, match=r"^pod a: .*IPv4"):
         hosts_of([pod("a", ips=["fd00::1"])])
-    with pytest.raises(DiscoveryError, match="pod a: has no IPv4 address"):
+    with pytest.raises(DiscoveryError, match=r"^pod a: .*IPv4"):
         hosts_of([pod("a", ips=[])])
 
 
 def test_two_pods_of_one_address_are_an_error():
-    with pytest.raises(DiscoveryError, match=r"pods a and b: both are 10\.0\.0\.1"):
+    with pytest.raises(DiscoveryError, match=r"^pods a and b: .*10\.0\.0\.1"):
         hosts_of([pod("a"), pod("b")])
 
 
@@ -449,9 +450,9 @@ def test_a_resource_or_annotation_that_no_pod_has_is_an_error():
         pod("a", containers=[{"limits": {GPU: "4"}}], annotations={"slots": "4"}),
         pod("b", ip="10.0.0.2"),
     ]
-    with pytest.raises(DiscoveryError, match=r"pod a: neither it nor any other .* 'amd.com/gpu'"):
+    with pytest.raises(DiscoveryError, match=r"^pod a: .* resource 'amd.com/gpu'"):
         hosts_of(pods, resource="amd.com/gpu")
-    with pytest.raises(DiscoveryError, match=r"pod a: neither it nor any other .* 'slot'"):
+    with pytest.raises(DiscoveryError, match=r"^pod a: .* annotation 'slot'"):
         hosts_of(pods, annotation="slot")
     assert hosts_of([], resource=GPU) == []
 

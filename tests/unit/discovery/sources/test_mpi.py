@@ -83,15 +83,15 @@ def test_the_batch_system_knows_better_than_a_default_hostfile(discovered, tmp_p
 @pytest.mark.parametrize(
     ("variable", "contents", "place"),
     [
-        ("LSB_MCPU_HOSTS", "a 1 b", "line 1, column 5: 'b' is not followed by a number of slots"),
-        ("LSB_MCPU_HOSTS", "a 1 b c", "line 1, column 7: 'c' is not a number of slots"),
-        ("LSB_MCPU_HOSTS", "a " + 5000 * "9", "line 1, column 3: '9+' is not a number of slots"),
-        ("LSB_MCPU_HOSTS", "a 0", "line 1, column 3: '0' is not a number of slots"),
-        ("LSB_MCPU_HOSTS", "::1 2", "line 1, column 1: '::1' is an IPv6 address"),
-        ("PBS_NODEFILE", "a\n b/0\n", "line 2, column 2: 'b/0' is not a name of a host"),
-        ("PE_HOSTFILE", "a 1 q x\n\nb\nc 1 q x\n", "line 3, column 1: 'b' is not followed by a number"),
-        ("PE_HOSTFILE", "a -1 q x\n", "line 1, column 3: '-1' is not a number of slots"),
-        (OPEN_MPI[0], "a slots=0\n", "line 1, column 9: 0 is not a number of slots"),
+        ("LSB_MCPU_HOSTS", "a 1 b", "line 1, column 5: 'b' "),
+        ("LSB_MCPU_HOSTS", "a 1 b c", "line 1, column 7: 'c' "),
+        ("LSB_MCPU_HOSTS", "a " + 5000 * "9", "line 1, column 3: '9+' "),
+        ("LSB_MCPU_HOSTS", "a 0", "line 1, column 3: '0' "),
+        ("LSB_MCPU_HOSTS", "::1 2", "line 1, column 1: '::1' .*IPv6"),
+        ("PBS_NODEFILE", "a\n b/0\n", "line 2, column 2: 'b/0' "),
+        ("PE_HOSTFILE", "a 1 q x\n\nb\nc 1 q x\n", "line 3, column 1: 'b' "),
+        ("PE_HOSTFILE", "a -1 q x\n", "line 1, column 3: '-1' "),
+        (OPEN_MPI[0], "a slots=0\n", "line 1, column 9: 0 "),
     ],
 )
 def test_an_error_names_line_and_column(discovered, variable, contents, place):
@@ -101,17 +101,15 @@ def test_an_error_names_line_and_column(discovered, variable, contents, place):
 
 @pytest.mark.parametrize("variable", IN_FILES)
 def test_a_file_that_is_empty_or_not_there_is_an_error(discovered, variable, tmp_path):
-    with pytest.raises(DiscoveryError, match=f"{variable}: names no host: .* is empty"):
+    with pytest.raises(DiscoveryError, match=f"^{variable}: .*{tmp_path}"):
         discovered(variable, "\n")
-    with pytest.raises(DiscoveryError, match=f"{variable}: .*away can't be read: No such file"):
+    with pytest.raises(DiscoveryError, match=f"^{variable}: {tmp_path}/away .*No such file"):
         Mpi().hosts({variable: str(tmp_path / "away")}, 1.0)
 
 
 def test_without_an_mpirun_the_error_says_how_to_name_one(tmp_path):
     for environ in ({"PATH": str(tmp_path)}, {"PATH": str(tmp_path), OPEN_MPI[0]: "none"}):
-        with pytest.raises(
-            DiscoveryError, match=r"'mpirun -np 3': is not on PATH; .* --mpirun /path/to/mpirun"
-        ):
+        with pytest.raises(DiscoveryError, match=r"^'mpirun -np 3': .* PATH; .* --mpirun /path/to/mpirun"):
             Mpi("mpirun -np 3").hosts(environ, 1.0)
 
 
@@ -119,14 +117,13 @@ def test_an_mpirun_whose_ranks_say_nothing(tmp_path):
     quiet = tmp_path / "mpirun"
     quiet.write_text("#!/bin/sh\necho noise\n")
     quiet.chmod(0o755)
-    with pytest.raises(
-        DiscoveryError, match="mpirun: has ended well, but its ranks have not said where they are"
-    ):
+    with pytest.raises(DiscoveryError) as caught:
         Mpi(str(quiet)).hosts({"PATH": "/bin:/usr/bin"}, 30.0)
+    assert caught.value.source == "mpirun"
 
 
 def test_a_host_that_ssh_would_not_take():
-    with pytest.raises(DiscoveryError, match="'-oProxyCommand=x' is not a name of a host"):
+    with pytest.raises(DiscoveryError, match=r"^mpirun: '-oProxyCommand=x' "):
         mpi.ranks(f'{MARK}["-oProxyCommand=x"]'.encode())
 
 

@@ -131,9 +131,7 @@ def test_unhealthy_nodes_are_left_out_whatever_the_reason_given_for_them_says(cl
 
 def test_a_job_without_a_usable_node_says_why(cluster):
     nodes = (RECORDED / "tasks" / "nodes").read_text().replace("State=MIXED", "State=DOWN*+DRAIN")
-    with pytest.raises(
-        DiscoveryError, match=r"Slurm job 1: none of its 4 nodes .*: node1 is down \(DOWN\*\+DRAIN\)"
-    ):
+    with pytest.raises(DiscoveryError, match=r"^Slurm job 1: .* 4 nodes .*: node1 .*\(DOWN\*\+DRAIN\)"):
         cluster(printed={"nodes": nodes})
 
 
@@ -174,12 +172,12 @@ def test_gpus_are_counted_in_every_way_in_which_slurm_writes_them(resources, fie
 
 @pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", "PENDING", "NODE_FAIL", "TIMEOUT"])
 def test_a_job_that_does_not_run_has_no_hosts(cluster, state):
-    with pytest.raises(DiscoveryError, match=f"Slurm job 1: has no nodes: it is {state}"):
+    with pytest.raises(DiscoveryError, match=f"^Slurm job 1: .* {state}$"):
         cluster(printed={"squeue": f"1|1|{state}|node[1-2]\n"})
 
 
 def test_a_job_that_has_just_ended_is_not_listed(cluster):
-    with pytest.raises(DiscoveryError, match="Slurm job 1: has ended"):
+    with pytest.raises(DiscoveryError, match=r"^Slurm job 1: .* squeue "):
         cluster(printed={"squeue": ""})
 
 
@@ -199,22 +197,22 @@ def test_a_controller_that_goes_away_meanwhile(cluster):
 
 
 def test_a_controller_that_hangs(cluster):
-    with pytest.raises(DiscoveryError, match="scontrol: has not ended in"):
+    with pytest.raises(DiscoveryError, match=r"^scontrol: .* 2 s$"):
         cluster(scontrol=HANGS, timeout=2.0)
 
 
 def test_a_list_of_nodes_that_is_not_understood(cluster):
-    with pytest.raises(DiscoveryError, match=r"nodes is not understood: 'node\[1-' is not a name"):
+    with pytest.raises(DiscoveryError, match=r"^Slurm job 1: .*'node\[1-'"):
         cluster(printed={"squeue": "1|1|RUNNING|node[1-\n"})
 
 
 def test_outside_of_a_job():
-    with pytest.raises(DiscoveryError, match=r"SLURM_JOB_ID: is not set, .*; start the driver by sbatch"):
+    with pytest.raises(DiscoveryError, match=r"^SLURM_JOB_ID: .* sbatch"):
         Slurm().hosts({}, 1.0)
 
 
 def test_without_slurm(tmp_path):
-    with pytest.raises(DiscoveryError, match="squeue: can't be started"):
+    with pytest.raises(DiscoveryError, match=r"^squeue: .*No such file"):
         Slurm().hosts({"SLURM_JOB_ID": "1", "PATH": str(tmp_path)}, 1.0)
 
 

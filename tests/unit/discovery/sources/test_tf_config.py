@@ -38,24 +38,24 @@ def test_a_file_may_hold_a_cluster_alone(tmp_path, config):
 
 
 def test_json_that_ends_early_names_line_and_column():
-    with pytest.raises(HostListError, match="TF_CONFIG: line 2, column 13: is not JSON"):
+    with pytest.raises(HostListError, match=r"^TF_CONFIG: line 2, column 13: .*JSON"):
         discovered('{"cluster":\n {"worker": }}')
 
 
 def test_a_file_that_is_not_utf8(tmp_path):
     path = tmp_path / "cluster.json"
     path.write_bytes(b'{"worker": ["\xff:1"]}')
-    with pytest.raises(DiscoveryError, match=r"cluster\.json: byte 0xff at 13 is not UTF-8"):
+    with pytest.raises(DiscoveryError, match=r"cluster\.json: byte 0xff at 13 "):
         TfConfig(str(path)).hosts({}, 1.0)
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(DiscoveryError, match="away: can't be read: No such file"):
+    with pytest.raises(DiscoveryError, match=r"away: .*No such file"):
         TfConfig(str(tmp_path / "away")).hosts({}, 1.0)
 
 
 def test_neither_a_file_nor_the_variable():
-    with pytest.raises(DiscoveryError, match="TF_CONFIG: is not set; set it, or name a file: --path FILE"):
+    with pytest.raises(DiscoveryError, match=r"^TF_CONFIG: .* --path FILE"):
         TfConfig().hosts({}, 1.0)
 
 
@@ -63,32 +63,32 @@ def test_neither_a_file_nor_the_variable():
     "config", [{}, [], "3", {"task": {"index": 0}}, {"cluster": ["a:1"]}, {"ps": ["a:1"]}]
 )
 def test_no_cluster(config):
-    with pytest.raises(DiscoveryError, match="TF_CONFIG: has no cluster; it must be like"):
+    with pytest.raises(DiscoveryError, match=r'^TF_CONFIG: .* {"cluster": {"worker": '):
         discovered(config)
 
 
 @pytest.mark.parametrize("cluster", [{}, {"ps": ["a:1"]}, {"worker": []}])
 def test_a_cluster_in_which_nobody_trains(cluster):
-    with pytest.raises(DiscoveryError, match="its cluster names no chief, no master, no worker"):
+    with pytest.raises(DiscoveryError, match="no chief, no master, no worker"):
         discovered({"cluster": cluster})
 
 
 @pytest.mark.parametrize(
     ("worker", "problem"),
     [
-        (["a:1", "b"], r"worker\[1\]: 'b' has no port"),
-        (["a:"], r"worker\[0\]: '' is not a port"),
-        (["a:b"], "'b' is not a port"),
-        (["a:" + 5000 * "9"], "'9+' is not a port"),
-        (["a:0"], "'0' is not a port"),
-        (["a:65536"], "'65536' is not a port"),
-        ([":1"], "'' is not a name of a host"),
-        (["grpc://a:1"], "'grpc://a:1' is an IPv6 address|'grpc://a' is no name"),
-        (["[::1]:2222"], r"'\[::1\]' is an IPv6 address, which Horovod can't take; use the host's name"),
-        (["::1"], "'::1' is an IPv6 address"),
-        ([3], r"worker\[0\]: 3 is not an address"),
-        ({"5": None}, r"worker\[5\]: null is not an address"),
-        ("a:1", "worker is neither a list of addresses nor"),
+        (["a:1", "b"], r"worker\[1\]: 'b' .*port"),
+        (["a:"], r"worker\[0\]: '' .*port"),
+        (["a:b"], "'b' .*port"),
+        (["a:" + 5000 * "9"], "'9+' .*port"),
+        (["a:0"], "'0' .*port"),
+        (["a:65536"], "'65536' .*port"),
+        ([":1"], ": '' .*host"),
+        (["grpc://a:1"], ": 'grpc://a"),
+        (["[::1]:2222"], r"'\[::1\]' .*IPv6"),
+        (["::1"], "'::1' .*IPv6"),
+        ([3], r"worker\[0\]: 3 "),
+        ({"5": None}, r"worker\[5\]: null "),
+        ("a:1", '^TF_CONFIG: worker .* {"0": '),
     ],
 )
 def test_addresses_that_can_not_be_meant(worker, problem):

@@ -66,7 +66,7 @@ def test_other_data_stop_it_and_are_named() -> None:
     train_on(OLD)
     (kind, text), (other, told) = resume_on(NEW)
     assert (kind, other) == ("DataChangedError", "StoppedError")
-    assert f"{URL}/g0001-c00000001: the training data have changed since this commit" in text
+    assert text.startswith(f"{URL}/g0001-c00000001: ")
     assert "11" in text and "data_changed='warn'" in text
     assert "DataChangedError" in told
 
@@ -75,7 +75,7 @@ def test_other_data_can_be_gone_on_with(caplog: pytest.LogCaptureFixture) -> Non
     caplog.set_level(logging.WARNING)
     train_on(OLD)
     assert [result[:3] for result in resume_on(NEW, "warn")] == [(5.0, 3, 4)] * 2
-    assert "the training data have changed since" in caplog.text and "; going on" in caplog.text
+    assert f"{URL}/g0001-c00000001: " in caplog.text and "; going on" in caplog.text
 
 
 @pytest.mark.parametrize("data", [NEW, LONGER])
@@ -108,5 +108,5 @@ def test_all_ranks_must_have_the_same_data() -> None:
 
 
 def test_only_a_fingerprint_is_one() -> None:
-    with pytest.raises(ConfigError, match=r"data: ndarray is not a fingerprint; pass recover\.fingerprint"):
+    with pytest.raises(ConfigError, match=r"^data: ndarray .*recover\.fingerprint"):
         Guard(data=OLD)  # type: ignore[arg-type]

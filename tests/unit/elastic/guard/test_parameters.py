@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ def test_one_bit_is_found_and_named_on_all_ranks(size: int, odd: int, tied: bool
 
     results = on_ranks(size, body)
     assert len(set(results)) == 1
-    assert f"parameters of rank {odd} are not those of rank" in results[0]
+    assert re.search(rf" rank {odd} .* ranks? .* commit g0001-", results[0])
     assert f"model.small, F32[2]: 1 of 2 numbers, by 1.19e-07 at most, on rank {odd} on host" in results[0]
     assert ("nobody can tell" in results[0]) == tied
     assert "model.w" not in results[0]
@@ -286,7 +287,7 @@ def test_ranks_that_meet_after_a_fault_believe_the_majority(policy: Divergence, 
         try:
             state.sync()
         except DivergedError as caught:
-            assert "rank 0 are not those of rank 1" in str(caught)
+            assert re.search("rank 0 .* rank 1 ", str(caught))
             return "DivergedError", None
         return None, weights(state)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -47,33 +48,35 @@ def test_what_our_samplers_deal_out_fits(length: int, size: int, tail: Tail) -> 
             [None, None, None],
             [5, 4, 5],
             -1,
-            ["batches: 5 on ranks 0, 2; 4 on rank 1; after batch 4, ranks 0, 2 would wait for rank 1"],
+            ["batches: 5 on ranks 0, 2; 4 on rank 1; .* batch 4, ranks 0, 2 .* rank 1"],
         ),
-        ([None, None], [5, 5], [100, 90], ["length of the data set: 100 on rank 0; 90 on rank 1"]),
+        ([None, None], [5, 5], [100, 90], ["length .*: 100 on rank 0; 90 on rank 1"]),
         ([[0, 1], [2]], [1, 1], 3, ["samples: 2 on rank 0; 1 on rank 1"]),
         (
             [[0, 1, 2, 3]] * 2,
             [1, 1],
             8,
             [
-                "overlap: 4 of 8 samples come more than once: 0, 1, 2, 3",
-                "missing: 4 of 8 samples don't come at all: 4, 5, 6, 7",
+                "overlap: 4 of 8 .*: 0, 1, 2, 3",
+                "missing: 4 of 8 .*: 4, 5, 6, 7",
             ],
         ),
-        ([[0, 1], [2, 9]], [1, 1], 4, ["numbers that are not a sample's, of 4: 0 on rank 0; 1 on rank 1"]),
-        ([[0, 1], [2, -1]], [1, 1], 4, ["numbers that are not a sample's, of 4: 0 on rank 0; 1 on rank 1"]),
+        ([[0, 1], [2, 9]], [1, 1], 4, ["numbers .* 4: 0 on rank 0; 1 on rank 1"]),
+        ([[0, 1], [2, -1]], [1, 1], 4, ["numbers .* 4: 0 on rank 0; 1 on rank 1"]),
         (
             [list(range(10)), list(range(10, 20))],
             [2, 2],
             40,
-            ["missing: 20 of 40 samples don't come at all: 20, 21, 22, 23, 24, …"],
+            ["missing: 20 of 40 .*: 20, 21, 22, 23, 24, …"],
         ),
     ],
 )
 def test_what_does_not_fit_is_named(
     mine: list[Any], batches: list[int], length: int | list[int], lines: list[str]
 ) -> None:
-    assert check(mine, batches, length) == lines
+    found = check(mine, batches, length)
+    assert all(map(re.fullmatch, lines, found))
+    assert len(found) == len(lines)
 
 
 def test_many_samples_are_told_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

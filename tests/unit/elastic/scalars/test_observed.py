@@ -18,14 +18,14 @@ def test_a_tensor_is_copied_as_it_may_change() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "reason"),
+    ("value", "fact"),
     [
-        (np.zeros(3), r"an array of shape \(3,\) is not a number"),
-        (np.zeros((0,)), r"an array of shape \(0,\) is not a number"),
-        ("0.5", "a str is not a number"),
-        ([0.5], "a list is not a number"),
+        (np.zeros(3), r"array .*\(3,\)"),
+        (np.zeros((0,)), r"array .*\(0,\)"),
+        ("0.5", "str"),
+        ([0.5], "list"),
     ],
 )
-def test_what_is_no_number_is_refused_by_name(value: Any, reason: str) -> None:
-    with pytest.raises(ConfigError, match=rf"log_metrics\(accuracy=\): {reason}"):
+def test_what_is_no_number_is_refused_by_name(value: Any, fact: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^log_metrics\(accuracy=\): an? {fact} "):
         observed(FakeFramework(), {"loss": float("nan"), "accuracy": value})

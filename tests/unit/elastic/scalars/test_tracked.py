@@ -93,14 +93,14 @@ class Script:
                 world.allgather([0], "step")
                 scalars.stepped()
                 state.step += 1
-                state.observe(loss=state.step + 100 * world.rank())
+                state.log_metrics(loss=state.step + 100 * world.rank())
                 if state.step % 2 == 0:
                     state.commit()
                     if world.rank() == 0:
                         self.server.wait_for(state.step)
                     if self._durable_every and state.step % (2 * self._durable_every) == 0:
                         state.flush()
-                    state.observe(accuracy=state.step / 10)
+                    state.log_metrics(accuracy=state.step / 10)
 
         train(state)
 

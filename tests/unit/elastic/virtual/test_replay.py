@@ -283,7 +283,7 @@ def test_a_wrong_gradient_that_is_only_told_of_is_applied(processes: int, expect
 def test_the_process_that_was_wrong_is_named(processes: int, replaying: bool) -> None:
     owner, other = pair(5, processes)
     wrong = other if replaying else owner
-    with pytest.raises(DivergedError, match=f"in step 5 are wrong on rank {wrong}: ") as caught:
+    with pytest.raises(DivergedError, match=f"step 5 .* rank {wrong}: ") as caught:
         trained(processes, fault=at(5, wrong, replaying=replaying))
     lines = caught.value.differences
     assert [line.split(":")[0] for line in lines] == ["gradient of x, F64[1]", "gradient of y, F64[1]"]
@@ -298,7 +298,7 @@ def test_processes_of_other_kinds_turn_it_off(expected: Any) -> None:
 
 def test_a_mistake_at_the_calibration_is_found() -> None:
     owner, _ = pair(0, 2)
-    with pytest.raises(DivergedError, match=f"in step 0 are wrong on rank {owner}"):
+    with pytest.raises(DivergedError, match=f"step 0 .* rank {owner}: "):
         trained(2, fault=at(0, owner, replaying=False))
 
 
@@ -312,7 +312,7 @@ def test_a_process_lost_at_any_collective(expected: Any) -> None:
 
 
 def test_jobs_without_virtual_ranks_are_refused() -> None:
-    with pytest.raises(ConfigError, match="replay: only parts of virtual ranks are replayed"):
+    with pytest.raises(ConfigError, match=r"^replay: .*virtual ranks"):
         on_ranks(1, lambda process: process.state(guard=Guard(replay=0.1), epoch=0))
 
 
@@ -321,5 +321,5 @@ def test_frameworks_that_can_not_are_refused() -> None:
         virtual = VirtualRanks(SIZE, None, test_runs.Carrier(process.world))
         process.state(guard=Guard(replay=0.1), virtual=virtual, epoch=0)
 
-    with pytest.raises(ConfigError, match=r"replay: .* can't replay"):
+    with pytest.raises(ConfigError, match=r"^replay: .*Guard\(replay="):
         on_ranks(1, body)

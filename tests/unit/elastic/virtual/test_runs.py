@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -180,7 +181,7 @@ def test_a_commit_of_another_number_of_virtual_ranks_is_refused() -> None:
     results(1, checkpoint="fake://of-four")
     (outcome,) = FakeJob(Script("fake://of-four", size=2), 1).run()
     assert isinstance(outcome.error, MismatchError)
-    assert "virtual_ranks: 4 in the commit, 2 in this state" in str(outcome.error)
+    assert re.match("virtual_ranks: 4 .*, 2 ", *outcome.error.differences)
 
 
 def loop(process: Process, body: Any) -> None:
@@ -234,19 +235,19 @@ def asks_outside(state: State, steps: Iterator[Step]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "problem"),
+    ("body", "fact"),
     [
-        (commits_within, "a commit was made before the parts of step 0 had ended"),
-        (commits_before, "a commit was made before the parts of step 0 had ended"),
-        (looks_within, "hosts were looked for before the parts of step 0 had ended"),
-        (breaks, "the next step was asked for before the parts of step 0 had ended"),
-        (passes_over, "a step was passed over"),
-        (repeats, "a step can't be gone through twice"),
-        (asks_outside, "no virtual rank is being carried out"),
+        (commits_within, r"^state\.steps\(\): .*commit .* step 0 "),
+        (commits_before, r"^state\.steps\(\): .*commit .* step 0 "),
+        (looks_within, r"^state\.steps\(\): .*hosts .* step 0 "),
+        (breaks, r"^state\.steps\(\): .*next .* step 0 "),
+        (passes_over, r"^state\.steps\(\): .*passed"),
+        (repeats, r"^state\.steps\(\): .*twice"),
+        (asks_outside, "^virtual_rank: "),
     ],
 )
-def test_loops_that_are_not_gone_through_as_they_must_be(body: Any, problem: str) -> None:
-    with pytest.raises(StepError, match=problem):
+def test_loops_that_are_not_gone_through_as_they_must_be(body: Any, fact: str) -> None:
+    with pytest.raises(StepError, match=fact):
         on_ranks(1, lambda process: loop(process, body))
 
 
@@ -306,7 +307,7 @@ def test_streams_of_a_script_are_refused() -> None:
     def body(process: Process) -> None:
         process.state(rng="store", virtual=VirtualRanks(SIZE, None, Carrier(process.world)), epoch=0)
 
-    with pytest.raises(HvdrecoverError, match="rng: virtual ranks have random streams of their own"):
+    with pytest.raises(HvdrecoverError, match=r"^rng: .*rng='store'"):
         on_ranks(1, body)
 
 
@@ -315,5 +316,5 @@ def test_one_loader_is_not_that_of_several_virtual_ranks() -> None:
         virtual = VirtualRanks(SIZE, None, Carrier(process.world))
         process.state(virtual=virtual, loader=PerRank(FakeModel(w=[0.0])))
 
-    with pytest.raises(ConfigError, match="pass a function that makes it"):
+    with pytest.raises(ConfigError, match=r"^PerRank: .*FakeModel.*PerRank\(lambda rank, size"):
         on_ranks(1, body)

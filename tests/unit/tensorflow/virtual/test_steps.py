@@ -155,16 +155,16 @@ def hand_over_too_late(step: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("use", "problem"),
+    ("use", "fact"),
     [
-        (leave_out_gradients, "virtual rank 0 has no gradients in this step"),
-        (ask_too_early, "they are there when the inner loop has ended"),
-        (hand_over_too_few, "1 gradients of 6 variables"),
-        (hand_over_too_late, "call it in the inner loop"),
+        (leave_out_gradients, r"^state\.steps\(\): virtual rank 0 .*step\.add\(gradients\)"),
+        (ask_too_early, r"^step\.gradients\(\): "),
+        (hand_over_too_few, r"^step\.add\(\): 1 .* 6 variables"),
+        (hand_over_too_late, r"^step\.add\(\): .*inner"),
     ],
 )
-def test_loops_that_are_wrong(use: Callable[[Any], None], problem: str) -> None:
-    with pytest.raises(StepError, match=problem):
+def test_loops_that_are_wrong(use: Callable[[Any], None], fact: str) -> None:
+    with pytest.raises(StepError, match=fact):
         use(Training().first())
 
 
@@ -177,39 +177,39 @@ def average_by_a_tape(training: Training) -> None:
 
 
 @pytest.mark.parametrize(
-    ("use", "problem"),
+    ("use", "fact"),
     [
-        (average_by_a_tape, "plain tf.GradientTape"),
-        (lambda training: recover.fit_callbacks(training.state), r"model\.fit"),
-        (lambda training: training.state.steps(recover.elastic_dataset(X, 2)), "that is in the state"),
-        (lambda training: training.state.steps([X]), "a list can't be dealt out"),
-        (lambda training: training.first(op=hvd.Max), "pass op=Average or op=Sum"),
-        (lambda training: training.first(compression=hvd.Compression), "would depend on the number"),
-        (lambda training: training.first(variables=[]), "nothing to train"),
-        (lambda training: training.first(variables=[tf.Variable(1)]), "is int32, which has no gradient"),
+        (average_by_a_tape, r"gradients: .*tf\.GradientTape"),
+        (lambda training: recover.fit_callbacks(training.state), r"model\.fit: "),
+        (lambda training: training.state.steps(recover.elastic_dataset(X, 2)), r".*elastic_dataset\(\)"),
+        (lambda training: training.state.steps([X]), r"state\.steps\(\): a list "),
+        (lambda training: training.first(op=hvd.Max), "op: .*op=Average .*op=Sum"),
+        (lambda training: training.first(compression=hvd.Compression), "compression: "),
+        (lambda training: training.first(variables=[]), r"variables: .*variables=\["),
+        (lambda training: training.first(variables=[tf.Variable(1)]), "variables: .*int32"),
     ],
 )
-def test_what_virtual_ranks_cannot_do(use: Callable[[Training], Any], problem: str) -> None:
+def test_what_virtual_ranks_cannot_do(use: Callable[[Training], Any], fact: str) -> None:
     training = Training(epoch=0, batch=0)
-    with pytest.raises(ConfigError, match=problem):
+    with pytest.raises(ConfigError, match=f"^{fact}"):
         use(training)
 
 
 def test_states_without_virtual_ranks_or_with_an_optimizer_that_averages() -> None:
     model, data = network(), recover.elastic_dataset(X, 2)
-    with pytest.raises(ConfigError, match="make it with virtual_ranks="):
+    with pytest.raises(ConfigError, match=r"^state\.steps\(\): .*virtual_ranks="):
         recover.TensorFlowKerasState(model, data=data).steps(data)
     optimizer = recover.DistributedOptimizer(keras.optimizers.Adam())
-    with pytest.raises(ConfigError, match="leave out DistributedOptimizer"):
+    with pytest.raises(ConfigError, match=r"^state\.optimizer: .*DistributedOptimizer"):
         recover.TensorFlowKerasState(model, optimizer, data=data, virtual_ranks=2)
     state = recover.TensorFlowState([tf.Variable(1.0)], data=data, virtual_ranks=2)
-    with pytest.raises(ConfigError, match="pass what you train as variables="):
+    with pytest.raises(ConfigError, match=r"^state\.steps\(\): .*variables="):
         state.steps(data)
 
 
 def test_a_data_set_of_virtual_ranks_is_not_gone_through_without_steps() -> None:
     training = Training()
-    with pytest.raises(StepError, match=r"iterate over state.steps\(dataset\)"):
+    with pytest.raises(StepError, match=r"^dataset: .*state\.steps\(dataset\)"):
         iter(training.data)
-    with pytest.raises(StepError, match=r"remove record_batch\(\)"):
+    with pytest.raises(StepError, match=r"^dataset: .*record_batch\(\)"):
         training.data.record_batch()

@@ -120,9 +120,9 @@ def test_they_resume_from_a_commit() -> None:
 
 def test_what_a_commit_lacks() -> None:
     buffers = Buffers({"model": Masked()})
-    with pytest.raises(PerRankError, match="the commit has none of virtual rank 1"):
+    with pytest.raises(PerRankError, match=r"^buffers: .* virtual rank 1;"):
         buffers.resume("state._buffers", {0: {}}, 2, ALL)
-    with pytest.raises(MismatchError, match=r"model\.other: in the commit, but not in a model"):
+    with pytest.raises(MismatchError, match=r"  model\.other: "):
         buffers.resume("state._buffers", {0: {"model.other": torch.zeros(1)}, 1: {}}, 2, ALL)
 
 
@@ -160,7 +160,7 @@ def test_a_buffer_that_is_made_in_a_part() -> None:
     buffers = Buffers({"model": module})
     buffers.swap_in(0)
     module.nothing = torch.zeros(3)
-    with pytest.raises(ConfigError, match=r"model\.nothing was made.* since the state was made"):
+    with pytest.raises(ConfigError, match=r"^buffers: model\.nothing "):
         buffers.swap_out(0)
 
 
@@ -170,5 +170,5 @@ def test_a_buffer_that_grows() -> None:
     part(buffers, module, 0, 1.0)
     buffers.swap_in(0)
     module.table = torch.zeros(5, 3)
-    with pytest.raises(ConfigError, match=r"model\.table .* another shape"):
+    with pytest.raises(ConfigError, match=r"^buffers: model\.table "):
         buffers.swap_out(0)

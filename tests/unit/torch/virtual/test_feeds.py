@@ -114,7 +114,7 @@ def test_loaders_of_different_lengths() -> None:
     loaders = PerRank(lambda rank, size: [torch.tensor(0)] * rank)
     loaders.become_virtual(SIZE, lambda: 0)
     ranks: Any = Ranks(1, 2)
-    with pytest.raises(StepError, match="the loader of virtual rank 1 has ended"):
+    with pytest.raises(StepError, match=r"^state\.steps\(\): .* virtual rank 1 "):
         list(feed(loaders, {"loaders": loaders}, TorchFramework()).begin(ranks))
 
 
@@ -132,25 +132,25 @@ def own_batches(sampler: ElasticSampler) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("make", "problem"),
+    ("make", "fact"),
     [
-        (lambda sampler: [1, 2], "a list can't be dealt out to virtual ranks"),
-        (lambda sampler: PerRank([1]), "a PerRank can't be dealt out"),
-        (other_sampler, "a DataLoader can't be dealt out"),
-        (own_batches, "without a batch_sampler"),
+        (lambda sampler: [1, 2], "a list .*ElasticSampler"),
+        (lambda sampler: PerRank([1]), "a PerRank .*ElasticSampler"),
+        (other_sampler, "a DataLoader .*ElasticSampler"),
+        (own_batches, "batch_size=.*batch_sampler"),
     ],
 )
-def test_what_cannot_be_dealt_out(make: Callable[[ElasticSampler], Any], problem: str) -> None:
+def test_what_cannot_be_dealt_out(make: Callable[[ElasticSampler], Any], fact: str) -> None:
     sampler = sampler_of(Noisy())
-    with pytest.raises(ConfigError, match=problem):
+    with pytest.raises(ConfigError, match=rf"^state\.steps\(\): .*{fact}"):
         feed(make(sampler), {"sampler": sampler}, TorchFramework())
 
 
 def test_a_sampler_of_virtual_ranks_is_not_gone_through_without_steps() -> None:
     sampler = sampler_of(Noisy())
-    with pytest.raises(StepError, match=r"iterate over state.steps\(loader\)"):
+    with pytest.raises(StepError, match=r"^sampler: .*state\.steps\(loader\)"):
         next(iter(sampler))
-    with pytest.raises(StepError, match=r"remove record_batch\(\)"):
+    with pytest.raises(StepError, match=r"^sampler: .*record_batch\(\)"):
         sampler.record_batch(0, 2)
 
 

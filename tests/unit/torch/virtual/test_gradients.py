@@ -109,7 +109,7 @@ def test_a_loss_that_keeps_horovods_hooks_is_told_of() -> None:
     optimizer = wrapped(model)
     kept = loss(model, 0)
     Gradients("optimizer", optimizer, 2)
-    with pytest.raises(ConfigError, match="loss from before"):
+    with pytest.raises(ConfigError, match=r"^state\.optimizer: .*loss"):
         kept.backward()  # type: ignore[no-untyped-call]
 
 
@@ -218,16 +218,16 @@ def test_parameters_are_cut_and_brought_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "fact"),
     [
-        (lambda model: torch.optim.SGD(model.parameters()), "wrap it in DistributedOptimizer"),
+        (lambda model: torch.optim.SGD(model.parameters()), "DistributedOptimizer$"),
         (lambda model: wrapped(model, gradient_predivide_factor=2.0), "gradient_predivide_factor"),
-        (lambda model: wrapped(model, op=hvd.Min), "op=Average or op=Sum"),
+        (lambda model: wrapped(model, op=hvd.Min), "op=Average .*op=Sum"),
         (lambda model: wrapped(model, compression=Own), "Compression.fp16"),
     ],
 )
-def test_what_can_not_be_summed_is_refused(make: Callable[[torch.nn.Module], Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told) as caught:
+def test_what_can_not_be_summed_is_refused(make: Callable[[torch.nn.Module], Any], fact: str) -> None:
+    with pytest.raises(ConfigError, match=fact) as caught:
         Gradients("optimizer", make(network()), 2)
     assert caught.value.name == "state.optimizer"
 
@@ -265,7 +265,7 @@ def test_more_backward_passes_than_were_told_are_an_error(passes: int) -> None:
     gradients.part_begins()
     for _ in range(passes):
         loss(model, 0).backward()  # type: ignore[no-untyped-call]
-    with pytest.raises(ConfigError, match=rf"more than {passes} backward passes .*backward_passes_per_step"):
+    with pytest.raises(ConfigError, match=rf" {passes} backward .*backward_passes_per_step="):
         loss(model, 0).backward()  # type: ignore[no-untyped-call]
 
 
@@ -279,7 +279,7 @@ def test_no_step_without_gradients_of_a_whole_step(begun: bool, skips: bool) -> 
     if begun:
         step(gradients, model, 2)
         gradients.begin([2], 0)
-    with pytest.raises(ConfigError, match="after the inner loop"):
+    with pytest.raises(ConfigError, match=r"^state\.optimizer: .*for part in step"):
         if skips:
             with optimizer.skip_synchronize():
                 optimizer.step()
@@ -308,7 +308,7 @@ def test_parameters_that_come_later_are_refused(change: str) -> None:
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(7))]})
     else:
         later.requires_grad_()
-    with pytest.raises(ConfigError, match=r"a parameter of shape \(7,\) was added, or has begun to require"):
+    with pytest.raises(ConfigError, match=r"^state\.optimizer: .*\(7,\)"):
         step(gradients, model, 2)
 
 
@@ -326,11 +326,11 @@ def test_parameters_may_be_frozen_later() -> None:
 def test_an_optimizer_of_two_states_is_refused() -> None:
     optimizer = wrapped(network())
     Gradients("optimizer", optimizer, 2)
-    with pytest.raises(ConfigError, match="another state with virtual ranks has it"):
+    with pytest.raises(ConfigError, match=r"^state\.optimizer: another .*DistributedOptimizer "):
         Gradients("optimizer", optimizer, 2)
 
 
 def test_optimizers_with_a_parameter_in_common_are_refused() -> None:
     model = network()
-    with pytest.raises(ConfigError, match=r"state\.other: it has a parameter that optimizer has, too"):
+    with pytest.raises(ConfigError, match=r"^state\.other: .* optimizer "):
         TorchCarrier({"model": model, "optimizer": wrapped(model), "other": wrapped(model)}, 2)
