@@ -27,9 +27,6 @@ from hvdrecover.events import logger
 Table = npt.NDArray[np.int64]
 """The numbers of all ranks; of shape ``[size, n]``."""
 
-Tables = Callable[[], list[Table]]
-"""Ends an exchange of the ranks' numbers; returns the trunk's table, and that of each voter."""
-
 
 @dataclass(frozen=True)
 class Moment:
@@ -198,14 +195,10 @@ class Companions:
         Returns:
             The trunk's table, and that of each voter.
         """
-        return self.begin_exchange(world, moment, own)()
-
-    def begin_exchange(self, world: World, moment: Moment, own: Sequence[int] = ()) -> Tables:
-        """Begin an `exchange`, and return what ends it; in between, other collectives may be made."""
         rows = [list(own), *(list(each.numbers(moment)) for each in self.voters)]
         name = "election" if moment.kind == "rendezvous" else "updates"
-        end = world.begin_allgather([number for row in rows for number in row], f"hvdrecover.{name}")
-        return lambda: np.split(end(), np.cumsum([len(row) for row in rows])[:-1], axis=1)
+        table = world.allgather([number for row in rows for number in row], f"hvdrecover.{name}")
+        return np.split(table, np.cumsum([len(row) for row in rows])[:-1], axis=1)
 
     def prefer(self, holders: Sequence[int], tables: Sequence[Table]) -> Sequence[int]:
         """Return those of the ranks with the newest commit that all voters prefer, as far as they agree."""

@@ -6,9 +6,8 @@ Horovod is imported when a function is called, so that importing this module cos
 from __future__ import annotations
 
 import ctypes
-import functools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from typing import Any, Literal
@@ -109,10 +108,6 @@ class Ranks:
     def allgather(self, values: Sequence[int], name: str) -> npt.NDArray[np.int64]:
         """Everybody's values, as int64 of shape ``[size, len(values)]``."""
         return self.join(np.array([list(values)], dtype=np.int64), name)
-
-    def begin_allgather(self, values: Sequence[int], name: str) -> Callable[[], npt.NDArray[np.int64]]:
-        """Begin an `allgather`; here, all of it is done when the values are asked for."""
-        return functools.partial(self.allgather, values, name)
 
     def gather(self, mine: bytes, name: str) -> list[bytes]:
         """Everybody's bytes by rank, of any length each; in one collective."""

@@ -229,12 +229,6 @@ class World(Protocol):
     def allgather(self, values: Sequence[int], name: str) -> npt.NDArray[np.int64]:
         """Everybody's values, as int64 of shape ``[size, len(values)]``."""
 
-    def begin_allgather(self, values: Sequence[int], name: str) -> Callable[[], npt.NDArray[np.int64]]:
-        """Begin an `allgather`; return what waits for its end, and returns the values.
-
-        It need not be called: an error may come in between. A framework may do all of it in that call.
-        """
-
     def gather(self, mine: bytes, name: str) -> list[bytes]:
         """Everybody's bytes by rank, of any length each; in one collective."""
 

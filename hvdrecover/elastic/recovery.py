@@ -19,7 +19,7 @@ from hvdrecover.elastic.agreement.election import Election, Published, elect
 from hvdrecover.elastic.agreement.revival import Claimed, Root, revived
 from hvdrecover.elastic.agreement.transfer import Agreement, Source, digests, receive, send, send_failure
 from hvdrecover.elastic.assembly import Rank
-from hvdrecover.elastic.companions import Moment, Observer, Tables
+from hvdrecover.elastic.companions import Moment, Observer
 from hvdrecover.elastic.durable.durability import FINISH_ATTEMPTS
 from hvdrecover.elastic.guard.judge import RolledBack
 from hvdrecover.elastic.horovod import fault_of, hosts_updated, mistake_of
@@ -259,13 +259,10 @@ class Recovery:
 
     # -- exchanges -------------------------------------------------------------------------------------
 
-    def begin(self, moment: Moment) -> Tables:
-        """Begin to exchange with the other ranks what each knows; `consult` ends it."""
-        return self._companions.begin_exchange(self._context.world, moment)
-
-    def consult(self, moment: Moment, exchanged: Tables) -> BaseException | None:
-        """Wait for what the other ranks know; return what all of them are to raise."""
-        world, tables = self._context.world, exchanged()[1:]
+    def consult(self, moment: Moment) -> BaseException | None:
+        """Exchange with the other ranks what each knows; return what all of them are to raise."""
+        world = self._context.world
+        tables = self._companions.exchange(world, moment)[1:]
         verdict = self._companions.verdict(moment, tables)
         if moment.kind == "check" and verdict is not None and self._keeps_all(verdict):
             self._rank.own.gather(world, self._context.place.carried)  # while all are there; a commit follows

@@ -207,9 +207,6 @@ class FakeWorld:
         rows = self._exchange(("allgather", len(row)), name, row)
         return np.stack(rows)
 
-    def begin_allgather(self, values: Sequence[int], name: str) -> Callable[[], npt.NDArray[np.int64]]:
-        return lambda: self.allgather(values, name)
-
     def gather(self, mine: bytes, name: str) -> list[bytes]:
         return self._exchange(("gather",), name, mine)
 
