@@ -286,8 +286,7 @@ class State(Attributes):
         self._memory.objection = objection
         stall = self._context.clock.monotonic() - started
         self._companions.notify(Observer.captured, snapshot)
-        generation, number = snapshot.id.generation, snapshot.id.commit
-        self._context.events.emit("commit", generation=generation, commit=number, stall=stall)
+        self._context.events.emit("commit", **vars(snapshot.id), stall=stall)
 
     def _act(self, hear: Callable[[], BaseException | None], *, between: bool = False) -> None:
         """Do what all ranks do, by what each has told the others; between commits, or at one."""

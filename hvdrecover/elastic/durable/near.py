@@ -99,8 +99,7 @@ class NearSide:
         self._is_first = self._context.world.rank() == 0
         if self._tier is None:
             self._begin(self._path)
-        if self._tier is not None and self._memory.newest is not None:
-            self._tier.want({name: each.layout for name, each in self._memory.newest.arenas.items()})
+        self._want()
         self.offer()
 
     def offer(self) -> None:
@@ -108,6 +107,7 @@ class NearSide:
         newest = self._memory.newest
         if self._awaits_lock and self._path is not None:
             self._begin(self._path)  # a process that was killed may keep it for a while
+            self._want()
         if self._tier is not None and newest is not None and not newest.finished:
             self._tier.seal(newest)
 
@@ -165,8 +165,16 @@ class NearSide:
         self._delete_expired(path)
         tier = NearTier(self._keeper, self._writer, self._context.clock, self._decided)
         tier.take_over(self._left)
+        if self._said and self._left:  # else memory is asked for, and then it is said
+            self._decided(None, self._left[-1].nbytes)
         self._left = []
         self._memory.arenas.near = tier
+
+    def _want(self) -> None:
+        """Have memory made for the next commits."""
+        newest = self._memory.newest
+        if self._tier is not None and newest is not None:
+            self._tier.want({name: arena.layout for name, arena in newest.arenas.items()})
 
     def _open_all_but_older(self) -> None:
         """Take away what was left; an older sealed commit stays until this start has sealed one."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,9 +13,9 @@ import pytest
 
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.digest import digest
+from hvdrecover.checkpoint.digest import Digest, digest
 from hvdrecover.checkpoint.layout import Layout, TensorSpec, plan
-from hvdrecover.checkpoint.near import place, recall
+from hvdrecover.checkpoint.near import digests, place, recall
 from hvdrecover.checkpoint.near.place import Keeper
 from hvdrecover.checkpoint.near.recall import Recalled
 from hvdrecover.checkpoint.near.slots import Slot
@@ -143,10 +144,10 @@ def test_a_commit_that_was_copied_is_found_before_it_is_sealed_and_not_while_it_
     for number in (2, 3):
         snapshot = process.commit(number)
         assert snapshot is not None
-        arenas, digests = recall.copied(process.path, CommitId(2, number))
+        arenas, found = recall.copied(process.path, CommitId(2, number))
         assert arenas["model"].buffer.tobytes() == snapshot.arenas["model"].buffer.tobytes()
         assert arenas["model"] is not snapshot.arenas["model"]
-        assert digests == {"model": digest(snapshot.arenas["model"].buffer)}
+        assert found == {"model": digest(snapshot.arenas["model"].buffer)}
     assert recall.copied(process.path, CommitId(2, 2)) == ({}, {})  # its memory has the third by now
     process.commit(4, seal=False)  # killed while it is copied
     assert recall.copied(process.path, CommitId(2, 3)) == ({}, {})
@@ -225,6 +226,35 @@ def test_what_is_torn_is_never_used_and_never_fatal(process: Process, damage: Ca
         successor.settle()
     assert (found := recalled(process.path)) is not None and values(found.snapshot) == {7.0}
     successor.tier.stop()
+
+
+def test_a_commit_that_is_being_sealed_is_hurried_when_the_next_one_comes(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    threads: list[str] = []
+
+    class Slow(Digest):
+        def update(self, piece: Any) -> None:
+            super().update(piece)
+            threads.append(threading.current_thread().name)
+            begun.set()
+            assert go_on.wait(30)
+
+    for name, value in (("Digest", Slow), ("_PIECE", 1 << 12), ("_WORTH_A_THREAD", 1 << 12)):
+        monkeypatch.setattr(digests, name, value)
+    snapshot = process.commit(1, seal=False)
+    assert snapshot is not None
+    process.tier.seal(snapshot)
+    assert begun.wait(30)
+    assert process.commit(2, seal=False) is not None
+    go_on.set()
+    done = threading.Event()
+    process.tier._do(done.set)  # not `wait`, which is in haste itself
+    assert done.wait(30)
+    pieces = -(-snapshot.nbytes // (1 << 12))
+    assert threads == ["hvdrecover-near-digest"] + ["hvdrecover-near"] * (pieces - 1)
+    assert process.names() == ["g0002-c00000001"]
 
 
 def test_a_slot_that_was_being_made_is_cleared_away_without_a_word(process: Process) -> None:

@@ -262,19 +262,35 @@ def test_what_was_torn_is_not_used_for_the_commit_that_it_was_to_be(near: Path) 
     assert restarted(near, 0, damage=True) == [(5, [5.0, -5.0], 1)] * 2
 
 
-def test_a_job_killed_again_before_it_has_sealed_anything_still_has_what_was_sealed_before(
-    near: Path,
-) -> None:
-    job(near, 5)
-
-    def body(process: Process) -> Any:
+def test_what_was_sealed_before_stays_until_this_start_has_sealed_a_commit(near: Path) -> None:
+    def killed(process: Process) -> None:
         state = made(process, near)
-        state._durable.near.offer = lambda: None  # type: ignore[method-assign]
         state.sync()
+        train(state, 4)
+        state._durable.near.offer = lambda: None  # type: ignore[method-assign]
+        state.step += 1
+        state.commit(durable=True)
+        state.flush()
         dies(state)
 
-    on_ranks(2, body)
-    assert job(near, 0) == [(5, CommitId(3, 5), [5.0, -5.0])] * 2
+    def resumed(process: Process) -> Any:
+        state = made(process, near)
+        offer, state._durable.near.offer = state._durable.near.offer, lambda: None  # type: ignore[method-assign]
+        state.sync()
+        state._durable.near.settle(30)
+        before = sealed(near)
+        state._durable.near.offer = offer  # type: ignore[method-assign]
+        train(state, 2)
+        dies(state)
+        return state.step, before, sealed(near)[-1]
+
+    on_ranks(1, killed)
+    assert on_ranks(1, resumed) == [(7, ["g0001-c00000004"], "g0002-c00000007")]
+
+
+def sealed(near: Path) -> list[str]:
+    """The names of the near commits, oldest first."""
+    return sorted(path.parent.name for path in near.glob("*/*/g*/MANIFEST.json"))
 
 
 def test_a_near_commit_counts_if_the_newer_durable_one_is_damaged(near: Path, roots: FakeRoots) -> None:
@@ -297,7 +313,10 @@ def test_a_near_commit_counts_if_the_newer_durable_one_is_damaged(near: Path, ro
     assert job(near, 0) == [(3, CommitId(2, 3), [3.0, -3.0])] * 2
 
 
-def test_who_waits_for_a_near_root_that_another_keeps_does_not_write_to_it(near: Path) -> None:
+def test_who_waits_for_a_near_root_that_another_keeps_does_not_write_to_it(
+    near: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     path = place.folder(str(near), URL)
     place.make(path, URL)
     (path / "root.json").write_text("as its keeper wrote it")
@@ -320,3 +339,5 @@ def test_who_waits_for_a_near_root_that_another_keeps_does_not_write_to_it(near:
             return kept
 
         assert on_ranks(1, body) == [["as its keeper wrote it", json.dumps({"url": URL})]]
+    said = [line.split(":")[1] for line in caplog.messages if line.startswith("near tier: o")]
+    assert said == [" off on host", " on"]
