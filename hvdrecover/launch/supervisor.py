@@ -20,6 +20,7 @@ from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.discovery import cooldown
 from hvdrecover.events import Events
 from hvdrecover.launch import deaths, horovodrun, private, processes, restarts, ssh
+from hvdrecover.launch.first import run_below
 from hvdrecover.launch.guardians import Guardian, Guardians
 from hvdrecover.launch.messages import Message
 from hvdrecover.launch.presence import Announcement, Supervised
@@ -111,12 +112,19 @@ class Supervisor:
             ConfigError: an option has no usable value.
             LaunchError: the run's folder can't be written to.
         """
+        return run_below(self._run, self._heeded)
+
+    @property
+    def _heeded(self) -> set[int]:
+        """The signals that are meant for the job."""
+        return {*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+
+    def _run(self) -> int:
         arguments = horovodrun.arguments(self._settings.options, [*self._settings.worker, *self._command])
-        heeded = (*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
         path = ssh.kept_alive(self._config, self._settings.folder)
         processes.allow_open_files()  # a connection for each slot, and what horovodrun needs
         with (
-            Waking((*heeded, signal.SIGCHLD)) as self._waking,
+            Waking((*self._heeded, signal.SIGCHLD)) as self._waking,
             Announcement(self._settings.folder, self._supervised()) as self._announcement,
         ):
             self._guardians = Guardians(self._waking.selector, self._hear, self._lost, self._greeting)

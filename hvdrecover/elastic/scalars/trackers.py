@@ -8,9 +8,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from hvdrecover.elastic.scalars import wandb_files
 from hvdrecover.errors import ConfigError
 
 _AT_ONCE = 1000  # metrics that MLflow's servers take in one request
+# How often W&B writes to its file, else every 15 seconds; what it has not written is lost if it is killed.
+_FLUSH = "x_transaction_log_flush_interval"
 
 
 @dataclass(frozen=True)
@@ -82,19 +85,17 @@ class WandB(Tracker):
         """Begin or continue the run."""
         import wandb
 
-        self._run = wandb.init(**{"id": run, "resume": "allow", **self._options})
-        # Offline, wandb does not know what processes before this one have logged.
-        self._mark = Path(self._run.dir).parents[1] / f"hvdrecover-{self._run.id}"
-        known = self._run.starting_step - 1 if self._run.resumed else 0
-        return max(known, int(self._mark.read_text()) if self._mark.exists() else 0)
+        soon = {_FLUSH: 1.0} if _FLUSH in wandb.Settings.model_fields else {}
+        options = {"id": run, "resume": "allow", "settings": soon, **self._options}
+        self._run = wandb.init(**options)
+        if self._run.resumed:
+            return int(self._run.starting_step) - 1
+        return wandb_files.last_step(Path(self._run.dir).parents[1], self._run.id)
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Log a row a step."""
+        """Log a row a step. W&B holds the last one until the next step, for more of it may come."""
         for row in rows:
             self._run.log(dict(row.values), step=row.step)
-        fresh = self._mark.with_name(f"{self._mark.name}.new")
-        fresh.write_text(str(rows[-1].step))
-        fresh.replace(self._mark)
 
     def close(self, *, finished: bool) -> None:
         """Send what wandb still holds."""

@@ -4,7 +4,8 @@
 
     hvdrecover run -np 2 -- python tracked.py FOLDER wandb|mlflow
 
-Rank 0 is killed once, after step 11. There is a commit every second step, and every tenth is durable. Rank 0
+There is a commit every second step, and every tenth is durable. Rank 0 is killed after step 11, and all ranks
+wait to be killed after step 26, each once, when the tracker has got all that it writes down at once. Rank 0
 writes a line to ``FOLDER/steps`` for each step, as often as it does it.
 """
 
@@ -20,14 +21,24 @@ import horovod.torch as hvd
 import torch
 
 import hvdrecover.torch as recover
+from hvdrecover.elastic.scalars import wandb_files
 
-STEPS, KILLED, DURABLE_EVERY = 40, 11, 10
+STEPS, KILLED, STOPPED = 40, 11, 26
 
 
 def tracker(name: str, folder: Path) -> recover.Tracker:
     if name == "wandb":
         return recover.WandB(project="digits", dir=str(folder), mode="offline")
     return recover.MLflow("digits", params={"lr": 0.1}, tracking_uri=(folder / "mlruns").as_uri())
+
+
+def last_step(name: str, folder: Path) -> int:
+    """The last step that the tracker's store has."""
+    if name == "wandb":
+        (run,) = {file.name[4:-6] for file in folder.glob("wandb/offline-run-*/run-*.wandb")} or {""}
+        return wandb_files.last_step(folder / "wandb", run)
+    tags = [file.read_text() for file in folder.glob("mlruns/*/*/tags/hvdrecover.step")]
+    return int(tags[0]) if tags and tags[0] else 0
 
 
 def main() -> None:
@@ -54,11 +65,16 @@ def main() -> None:
                 with (folder / "steps").open("a") as steps:
                     steps.write(f"{state.step}\n")
             if state.step % 2 == 0:
-                state.commit(durable=state.step % DURABLE_EVERY == 0)
-            struck = folder / "struck"
-            if hvd.rank() == 0 and state.step == KILLED and not struck.exists():
+                state.commit(durable=state.step % 10 == 0)
+            struck = folder / f"struck-{state.step}"
+            if hvd.rank() == 0 and state.step in (KILLED, STOPPED) and not struck.exists():
+                committed = state.step // 2 * 2
+                while last_step(name, folder) < (committed - 1 if name == "wandb" else committed):
+                    time.sleep(0.1)
                 struck.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
+                if state.step == KILLED:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                signal.pause()
 
     train(state)
 
