@@ -11,6 +11,7 @@ from hvdrecover.checkpoint.values import Json
 from hvdrecover.elastic.agreement.transfer import Agreement
 from hvdrecover.elastic.companions import Kept, Observer
 from hvdrecover.elastic.context import Context
+from hvdrecover.elastic.lifecycle import stalls
 from hvdrecover.elastic.scalars.log import Log
 from hvdrecover.elastic.scalars.observed import Number
 from hvdrecover.elastic.scalars.stragglers import shares
@@ -173,8 +174,9 @@ class Scalars(Observer, Kept):
         """Training has ended, for now; write what there is."""
         if self._tracked is not None:
             self._tracked.finish()
-        for log in self._logs:
-            log.close()
+        with stalls.paused():  # on all ranks: the others wait for rank 0, and that for a tracker
+            for log in self._logs:
+                log.close()
 
     def _add(self, values: Mapping[str, Number]) -> None:
         """Add scalars to the rows of the last step."""

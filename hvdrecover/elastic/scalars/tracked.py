@@ -12,7 +12,8 @@ from hvdrecover.elastic.scalars.observed import Number
 from hvdrecover.elastic.scalars.trackers import Row, Tracker
 from hvdrecover.events import logger
 
-PATIENCE = 60.0  # seconds for a tracker to send what it has, when a process ends
+PATIENCE = 60.0  # seconds for a tracker to send what it has, when training has ended
+HANDOVER = 10.0  # seconds for that when another process continues the run: the other ranks wait for it
 MOST_DUE = 10_000  # commits whose rows may wait for it
 
 _Rows = dict[int, tuple[float, dict[str, Number]]]
@@ -68,9 +69,11 @@ class Tracked:
 
     def keep_up(self) -> None:
         """Hand over what commits hold."""
+        if next(iter(self._rows), self._held + 1) > self._held:
+            return  # at each step but those after a commit
         due = {step: row for step, row in self._rows.items() if step <= self._held}
         self._rows = {step: row for step, row in self._rows.items() if step > self._held}
-        if not due or not self._reporting:
+        if not self._reporting:
             return
         if self._thread is None:
             self._thread = _Sender(self._tracker, self.run)
@@ -102,6 +105,8 @@ class _Sender:
 
     def send(self, rows: _Rows) -> None:
         """Send rows soon."""
+        if not self._thread.is_alive():
+            return  # it has failed, and has said so
         if self._due.qsize() < MOST_DUE:
             self._due.put(rows)
         elif not self._late:
@@ -112,9 +117,10 @@ class _Sender:
         """Send all that is due, and end."""
         self._finished = finished
         self._due.put(None)
-        self._thread.join(PATIENCE)
+        patience = PATIENCE if finished else HANDOVER
+        self._thread.join(patience)
         if self._thread.is_alive():
-            logger.warning("%s has not answered for %.0f s and is left", self._name, PATIENCE)
+            logger.warning("%s has not answered for %.0f s and is left", self._name, patience)
 
     @property
     def _name(self) -> str:

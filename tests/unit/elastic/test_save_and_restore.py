@@ -9,7 +9,7 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.errors import MismatchError, RecoveryError, UnsupportedValueError
 from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
 from tests.fakes.root import FakeRoots
-from tests.unit.elastic.jobs import URL, Process
+from tests.unit.elastic.jobs import URL, Process, on_ranks
 
 
 def test_restore_before_any_commit_gives_the_values_of_construction(process: Process) -> None:
@@ -146,6 +146,27 @@ def test_a_value_that_can_not_be_committed_does_not_spoil_the_last_commit(proces
     assert state.last_commit == CommitId(1, 0)
     state.restore()
     assert (state.model.weights["w"].tolist(), state.box) == ([1.0], None)
+
+
+@pytest.mark.parametrize("failing", [{0}, {1}, {0, 1}])
+def test_ranks_that_try_a_commit_again_stay_in_step_with_the_others(failing: set[int]) -> None:
+    """The others have heard of a commit as soon as it has begun on all ranks."""
+
+    def body(process: Process) -> list[int]:
+        state = process.state(box=None)
+        state.sync()
+        if process.world.rank() in failing:
+            state.box = object()
+            with pytest.raises(UnsupportedValueError):
+                state.commit()
+            state.box = None
+        state.commit()
+        numbers = [state.last_commit.commit]
+        process.world.allreduce(np.ones(1))
+        state.commit()
+        return [*numbers, state.last_commit.commit]
+
+    assert on_ranks(2, body) == [[1, 2], [1, 2]]
 
 
 def test_restoring_into_another_model_names_what_differs_and_loads_nothing(process: Process) -> None:

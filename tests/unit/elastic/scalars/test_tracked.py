@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from hvdrecover.elastic.run import run
+from hvdrecover.elastic.scalars.tracked import Tracked
 from hvdrecover.elastic.scalars.trackers import Row, Tracker
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import ConfigError
+from hvdrecover.heartbeat import Page
+from tests.fakes.clock import FakeClock
 from tests.fakes.framework import FakeModel
 from tests.fakes.root import FakeRoots
 from tests.fakes.world import FakeJob, Fault, fail_at
@@ -198,6 +201,92 @@ def test_a_tracker_that_fails_is_left_out(server: Server, caplog: pytest.LogCapt
         Ours(server).run(1)
     told = [record.message for record in caplog.records if "no more scalars" in record.message]
     assert told == ["Broken: no more scalars are logged: OSError: the server is away"]
+
+
+class Hanging(Memory):
+    """A tracker whose server does not answer."""
+
+    answers = threading.Event()
+
+    def open(self, run: str) -> int:
+        self.answers.wait()
+        return super().open(run)
+
+
+@pytest.fixture
+def hanging(server: Server) -> Iterator[Hanging]:
+    Hanging.answers.clear()
+    yield Hanging(server)
+    Hanging.answers.set()
+
+
+def tracked_by(tracker: Tracker) -> Tracked:
+    """What rank 0 has, with a row that a commit holds."""
+    tracked = Tracked(tracker, FakeClock())
+    tracked.begin(0)
+    tracked.row(1)["loss"] = 1.0
+    tracked.captured(1)
+    tracked.keep_up()
+    return tracked
+
+
+def test_a_tracker_that_hangs_is_waited_for_at_the_end(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("hvdrecover.elastic.scalars.tracked.PATIENCE", 0.01)
+    monkeypatch.setattr("hvdrecover.elastic.scalars.tracked.HANDOVER", 1e6)
+    tracked = tracked_by(hanging)
+    tracked.finish()
+    tracked.close()
+    assert "Hanging has not answered" in caplog.text
+
+
+def test_the_other_ranks_wait_less_for_a_tracker_that_hangs(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("hvdrecover.elastic.scalars.tracked.PATIENCE", 1e6)
+    monkeypatch.setattr("hvdrecover.elastic.scalars.tracked.HANDOVER", 0.01)
+    tracked_by(hanging).begin(1)
+    assert "Hanging has not answered" in caplog.text
+
+
+def test_who_waits_for_a_tracker_at_the_end_is_not_taken_for_hanging(server: Server, page: Page) -> None:
+    paused = []
+
+    class Slow(Memory):
+        def close(self, *, finished: bool) -> None:
+            paused.append(page.read().paused)
+            super().close(finished=finished)
+
+    def body(process: Process) -> None:
+        state = process.state(tracker=Slow(server), step=0)
+
+        @run
+        def train(state: State) -> None:
+            process.framework.scalars.stepped()
+            state.commit()
+
+        train(state)
+
+    FakeJob(initialised(body), 1).results()
+    assert paused == [True]
+    assert server.closed == [True]
+
+
+def test_a_tracker_that_has_failed_is_handed_nothing_more(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("hvdrecover.elastic.scalars.tracked.MOST_DUE", 1)
+    tracked = tracked_by(Broken(server))
+    sender = tracked._thread
+    assert sender is not None
+    sender._thread.join()
+    for step in range(2, 6):
+        tracked.row(step)["loss"] = 1.0
+        tracked.captured(step)
+        tracked.keep_up()
+    assert "no more scalars" in caplog.text
+    assert "keep up" not in caplog.text
 
 
 def test_without_its_package_a_tracker_is_refused_when_the_state_is_made(server: Server) -> None:
