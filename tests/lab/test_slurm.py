@@ -55,6 +55,7 @@ class SlurmRun(DigitsRun):
         environ = {
             "HVDRECOVER_EVENTS": os.fspath(folder / "events"),
             "HVDRECOVER_NEAR": "off",  # the hosts of a lab have one memory
+            "XDG_CACHE_HOME": os.fspath(folder / "cache"),  # each cluster's first job is job 1
             "PATH": os.pathsep.join([os.fspath(Path(sys.executable).parent), os.environ["PATH"]]),
         }
         words = [
