@@ -71,15 +71,7 @@ def test_steps_are_logged_once_and_the_run_goes_on(
         pytest.skip(f"{name} is not installed; pip install '.[{name}]'")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     command = [sys.executable, "-m", "hvdrecover", "run", "-np", "2", "--no-standby"]
-    command += [
-        "--checkpoint",
-        str(tmp_path / "commits"),
-        "--",
-        sys.executable,
-        str(SCRIPT),
-        str(tmp_path),
-        name,
-    ]
+    command += ["--", sys.executable, str(SCRIPT), str(tmp_path), name]
     environ = {**ENVIRON, "HVDRECOVER_EVENTS": str(tmp_path / "events")}
 
     job = Job(command, tmp_path / "log", environ)

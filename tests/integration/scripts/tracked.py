@@ -49,7 +49,8 @@ def main() -> None:
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
     )
-    state = recover.TorchState(model, optimizer, step=0, tracker=tracker(name, folder))
+    checkpoint = recover.Checkpoint(str(folder / "commits"), every_commits=5)
+    state = recover.TorchState(model, optimizer, step=0, checkpoint=checkpoint, tracker=tracker(name, folder))
 
     @recover.run
     def train(state: recover.TorchState) -> None:
@@ -65,7 +66,7 @@ def main() -> None:
                 with (folder / "steps").open("a") as steps:
                     steps.write(f"{state.step}\n")
             if state.step % 2 == 0:
-                state.commit(durable=state.step % 10 == 0)
+                state.commit()
             struck = folder / f"struck-{state.step}"
             if hvd.rank() == 0 and state.step in (KILLED, STOPPED) and not struck.exists():
                 committed = state.step // 2 * 2
