@@ -180,7 +180,7 @@ def test_a_tensor_of_a_graph_is_refused() -> None:
     def step() -> None:
         state.log_metrics(loss=tf.constant(1.0))
 
-    with pytest.raises(ConfigError, match=r"observe\(loss=\): a SymbolicTensor is not a number"):
+    with pytest.raises(ConfigError, match=r"log_metrics\(loss=\): a SymbolicTensor is not a number"):
         step()
 
 
