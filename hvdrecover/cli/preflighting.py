@@ -6,6 +6,7 @@ import glob
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
 from hvdrecover.cli import discovering
 from hvdrecover.cli.diagnosing import progress
@@ -95,10 +96,11 @@ def _hosts(options: Options, request: Request | None) -> dict[str, int]:
 
 def _slots(others: Sequence[str]) -> int:
     """Return how many slots a host has whose discovery script tells none."""
-    for index, word in enumerate(others):
+    for word, following in zip_longest(others, others[1:], fillvalue=""):
         name, equals, value = word.partition("=")
-        if name == _PER_HOST:
-            return int(value if equals else others[index + 1])
+        told = value if equals else following
+        if name == _PER_HOST and told.isdigit():
+            return int(told)
     return 1
 
 
