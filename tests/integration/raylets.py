@@ -25,10 +25,10 @@ class Raylets:
     """
 
     def __init__(self, folder: str) -> None:
-        head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": folder, "object_store_memory": _MEMORY}
+        head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": _MEMORY}
         self._cluster: Any = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
         self.address: str = self._cluster.address
-        self.environ = {"RAY_ADDRESS": self.address}
+        self.environ = {"RAY_ADDRESS": self.address, "RAY_TMPDIR": folder}
 
     def add(self, **facts: Any) -> Any:
         """Add a node, with what it has: ``num_cpus=2``."""
@@ -47,13 +47,16 @@ class Raylets:
 def raylets() -> Iterator[Raylets]:
     """A cluster, which is gone afterwards with all that it has written."""
     folder = tempfile.mkdtemp(prefix="hvdrecover-ray-", dir="/tmp")  # paths of sockets have to be short
-    cluster = None
     try:
-        cluster = Raylets(folder)
-        yield cluster
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RAY_TMPDIR", folder)
+            patch.setenv("RAY_worker_niceness", "0")  # tests beside this one would starve them
+            cluster = Raylets(folder)
+            try:
+                yield cluster
+            finally:
+                cluster.shutdown()
     finally:
-        if cluster is not None:
-            cluster.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
 
 
