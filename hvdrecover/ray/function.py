@@ -27,7 +27,7 @@ def main() -> None:
     start = ":".join(map(str, read.rendezvous or ()))
 
     def tell(kind: str, **facts: Any) -> bytes:
-        told = Message(kind, start, horovod.rank(), read.host, **facts)
+        told = Message(kind, start, _rank(), read.host, **facts)
         return exchange.send(address, port, key.encode(), told)
 
     try:
@@ -38,10 +38,16 @@ def main() -> None:
         hearsay = "StoppedError" in error_kinds.kinds(error)
         tell(ERROR, pickled=_pickled(error)[0], text=text, hearsay=hearsay)
         raise
-    if horovod.rank() <= 0:
+    if _rank() <= 0:
         pickled, problem = _pickled(result)
         tell(RESULT, pickled=pickled, text=problem)
     heartbeat.enter(Phase.FINISHED)  # also if the function has trained without a state
+
+
+def _rank() -> int:
+    """Return the rank of this process now, or if it has shut Horovod down, that of its last rendezvous."""
+    rank = horovod.rank()
+    return heartbeat.read().rank if rank < 0 else rank
 
 
 def _pickled(value: object) -> tuple[bytes | None, str]:
