@@ -191,7 +191,8 @@ def _done(command: Sequence[str], environ: Mapping[str, Any]) -> int:
         return children.exit_code(child.wait())
     except SystemExit:
         child.send_signal(signal.SIGTERM)
-        child.wait()
+        if children.exit_code(child.wait()) == PREEMPTED:
+            raise SystemExit(PREEMPTED) from None
         raise
     except BaseException:
         child.send_signal(signal.SIGINT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -67,6 +68,7 @@ class Roster:
         self._actors: dict[int, Any] = {}
         self._awaited: dict[Any, int] = {}  # references of what Ray is to answer: a place, or an end
         self._due: dict[int, float] = {}  # when to ask for a slot again
+        self._draining: frozenset[str] = frozenset()
         self._problem = ""
         self._closed = threading.Event()
         bundle = dict(request.resources)
@@ -118,6 +120,7 @@ class Roster:
         now = time.monotonic()
         for number in [number for number, due in self._due.items() if due <= now]:
             self._ask(number)
+        self._note_draining()
         if not self._awaited:
             self._closed.wait(_LOOK)
             return
@@ -130,6 +133,14 @@ class Roster:
                 self._lost(number, str(error))
             else:
                 self._told(number, answer)
+
+    def _note_draining(self) -> None:
+        """Name no hosts that Ray is about to take away: processes then leave them at their next commit."""
+        tables = importlib.import_module("ray._private.state").state  # nothing public tells
+        draining = frozenset(getattr(tables, "get_draining_nodes", dict)())
+        if draining != self._draining:
+            self._draining = draining
+            self._write()
 
     def _ask(self, number: int) -> None:
         """Have Ray make the actor of a slot, whenever there is room."""
@@ -172,9 +183,10 @@ class Roster:
 
     def _write(self) -> None:
         found = by_host(self._places.values())
+        stay = by_host(place for place in self._places.values() if place.node not in self._draining)
         # First how to reach them, then that they are there.
         replace(self.seats, json.dumps({"key": self.key, "seats": found}))
-        replace(self.hosts, "".join(f"{host}:{len(seats)}\n" for host, seats in found.items()))
+        replace(self.hosts, "".join(f"{host}:{len(seats)}\n" for host, seats in stay.items()))
 
 
 def by_host(places: Iterable[Place]) -> dict[str, list[dict[str, Any]]]:

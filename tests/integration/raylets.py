@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +39,13 @@ class Raylets:
     def kill(self, node: Any) -> None:
         """SIGKILL a raylet; its workers go with it."""
         self._cluster.remove_node(node, allow_graceful=False)
+
+    def drain(self, node: Any) -> None:
+        """Say that a node is about to be taken away, as an autoscaler does."""
+        words = ["--node-id", node.node_id, "--reason", "DRAIN_NODE_REASON_PREEMPTION"]
+        words += ["--reason-message", "a test", "--deadline-remaining-seconds", "600"]
+        command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", self.address]
+        subprocess.run([*command, *words], check=True, capture_output=True)
 
     def shutdown(self) -> None:
         """End all of it."""

@@ -5,22 +5,29 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hvdrecover.examples.digits_run import DigitsRun
+from hvdrecover.config import PREEMPTED
 from hvdrecover.launch.job import Job
-from hvdrecover.launch.processes import kill
-from tests.integration.conftest import Start
-from tests.integration.faults import SLOW, wait_until_all_train
-from tests.integration.raylets import Raylets, raylets
-from tests.integration.test_endings import wait_until
+from hvdrecover.launch.processes import command, kill, parent
+from tests.integration.conftest import LONG, Start
+from tests.integration.faults import FaultyRun, wait_until_all_train
+from tests.integration.raylets import Raylets, environment, raylets
+from tests.integration.test_endings import running, wait_until
 from tests.integration.test_kill_and_resume import assert_each_sample_once
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "ray" / "train.py"
 SCRIPT = Path(__file__).with_name("scripts") / "ray_digits.py"
+DRILL = SCRIPT.with_name("ray_drill.py")
+FAULTS = "kill,kill-all,preemption,launcher-killed"
+QUICK = ("--epochs", "2", "--step-seconds", "0.02", "--commit-every", "2")
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +45,24 @@ def nodes(cluster: Raylets) -> Iterator[list[Any]]:
         cluster.kill(node)
 
 
-def a_run(folder: Path, epochs: int = 2) -> DigitsRun:
-    return DigitsRun(folder / "run", epochs, *SLOW, program=[os.fspath(SCRIPT)])
+class RayRun(FaultyRun):
+    """A run of the digits example in `hvdrecover.ray.run`."""
+
+    def __init__(self, folder: Path, epochs: int = 2) -> None:
+        super().__init__(folder / "run", "torch", (), epochs)
+        self._program = [os.fspath(SCRIPT)]
 
 
-def newest(run: DigitsRun) -> int:
+def ancestors(process: int) -> Iterator[int]:
+    while process := parent(process):
+        yield process
+
+
+def newest(run: RayRun) -> int:
     return max(run.generations())
 
 
-def host_of(run: DigitsRun, rank: int) -> str:
+def host_of(run: RayRun, rank: int) -> str:
     """The name of the host that a rank is on now, as its events have it."""
     process = run.process_of(rank)
     (path,) = (run.folder / "events").glob(f"*-{process}.jsonl")
@@ -54,12 +70,12 @@ def host_of(run: DigitsRun, rank: int) -> str:
     return host
 
 
-def returned(run: DigitsRun) -> list[int]:
+def returned(run: RayRun) -> list[int]:
     (numbers,) = re.findall(r"^returned \((\d+), (\d+), (\d+)\)$", run.log, re.MULTILINE)
     return list(map(int, numbers))
 
 
-def finish(run: DigitsRun, job: Job, size: int) -> None:
+def finish(run: RayRun, job: Job, size: int) -> None:
     """Wait for a good end: rank 0's result has come to the driver, and each sample was used once."""
     run.finish(job)
     assert returned(run) == [0, size, run.process_of(0)]
@@ -69,7 +85,7 @@ def finish(run: DigitsRun, job: Job, size: int) -> None:
 def test_processes_and_nodes_come_and_go(
     cluster: Raylets, nodes: list[Any], start: Start, tmp_path: Path
 ) -> None:
-    run = a_run(tmp_path, epochs=6)
+    run = RayRun(tmp_path, epochs=6)
     job = start(run, (), cluster.environ)
     wait_until_all_train(run, job, 0)
     hosts = {host_of(run, rank) for rank in (0, 1)}
@@ -93,12 +109,76 @@ def test_processes_and_nodes_come_and_go(
     finish(run, job, size=2)
 
 
+@LONG
+def test_actors_and_launchers_are_lost_and_a_node_is_drained(
+    cluster: Raylets, nodes: list[Any], start: Start, tmp_path: Path
+) -> None:
+    """Half a minute of a core."""
+    run = RayRun(tmp_path, epochs=12)
+    environ = {**cluster.environ, "OPTIONS": "--blacklist-cooldown-range 1 2"}  # with standbys
+    job = start(run, (), environ)
+    wait_until_all_train(run, job, 0)
+
+    after, guardian = newest(run), parent(run.process_of(1))
+    wait_until(lambda: len(running(job, "hvdrecover.launch.standby")) == 2)
+    kill(run.process_of(1))
+    wait_until_all_train(run, job, after)
+    assert (parent(run.process_of(1)), run.events("restart")[-1]["warm"]) == (guardian, True)
+
+    # An actor, with all that it has started: its slot gets another one.
+    after, lost = newest(run), run.process_of(1)
+    actor = next(each for each in ancestors(lost) if "hvdrecover.ray.seat" in command(each))
+    kill(parent(actor))
+    wait_until(lambda: not Path(f"/proc/{lost}").exists())
+    wait_until_all_train(run, job, after)
+
+    after = newest(run)
+    kill(running(job, "hvdrecover.launch.run_horovodrun")[0])
+    wait_until_all_train(run, job, after)
+
+    # A node that Ray is about to take away: its process leaves at a commit, and nothing is repeated.
+    after, repeated = newest(run), len(run.batches()) - len(run.committed())
+    drained = next(node for node in nodes if node.node_id[:8] in host_of(run, 1))
+    cluster.drain(drained)
+    wait_until_all_train(run, job, after, size=1)
+    assert len(run.batches()) - len(run.committed()) == repeated
+
+    # The job's preemption: SIGTERM to the driver, as `ray job stop` sends it.
+    os.kill(job.pid, signal.SIGTERM)
+    assert job.wait(120) == PREEMPTED, job.tail()
+    wait_until(lambda: job.processes() == [])
+    nodes.append(cluster.add(num_cpus=1))
+    finish(run, start(run, (), {**cluster.environ, "OPTIONS": "--no-standby"}), size=2)
+
+
+def test_the_example_to_copy(cluster: Raylets, nodes: list[Any], tmp_path: Path) -> None:
+    command = [sys.executable, os.fspath(EXAMPLE), f"file://{tmp_path}/root"]
+    environ = environment(cluster, HVDRECOVER_EVENTS=os.fspath(tmp_path / "events"))
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    (loss,) = re.findall(r"^loss of rank 0: (.*)$", done.stdout, re.MULTILINE)
+    assert float(loss) < 0.01
+
+
 def test_an_error_of_the_function_is_raised_in_the_driver(
     cluster: Raylets, nodes: list[Any], start: Start, tmp_path: Path
 ) -> None:
     """As itself, though its class is the script's own; after the second time, as with every error."""
-    run = a_run(tmp_path)
+    run = RayRun(tmp_path)
     job = start(run, (), {**cluster.environ, "FAIL_AFTER": "2"})
     assert job.wait(180) == 0, job.tail()
     assert "raised ('no more', 2) which True" in run.log
     wait_until(lambda: job.processes() == [])
+
+
+@LONG
+def test_a_drill_in_slots_that_ray_gives(cluster: Raylets, nodes: list[Any], tmp_path: Path) -> None:
+    """A minute of a core: an undisturbed run, and one for each of these faults."""
+    words = ["--folder", os.fspath(tmp_path / "drill"), "--faults", FAULTS, "--no-standby", "--"]
+    words += [sys.executable, "-m", "hvdrecover.examples.torch_digits", *QUICK]
+    command = [sys.executable, os.fspath(DRILL), *words]
+    done = subprocess.run(command, env=environment(cluster), capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "drill" / "report.json").read_text())
+    assert (found["recovers"], found["findings"]) == (True, [])
+    assert {name for name, kind in found["kinds"].items() if kind["recovered"]} == set(FAULTS.split(","))

@@ -44,7 +44,9 @@ class Nodes:
             "RAY_AUTH_MODE": "disabled",
         }
         self._started: list[subprocess.Popen[bytes]] = []
-        self._start(self._head, "--head", "--port", str(_PORT), "--num-cpus", "0", "--include-dashboard=false")
+        self._start(
+            self._head, "--head", "--port", str(_PORT), "--num-cpus", "0", "--include-dashboard=false"
+        )
         for host in lab.hosts[1:]:
             self.join(host)
 
