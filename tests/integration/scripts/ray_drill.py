@@ -1,4 +1,4 @@
-"""`hvdrecover drill` in slots that Ray gives; arguments are more options of it, and after ``--`` the script."""
+"""`hvdrecover drill` in slots that Ray gives: arguments are its options, and after ``--`` the script."""
 
 from __future__ import annotations
 
