@@ -1,4 +1,4 @@
-"""Jobs on a Ray cluster of real hosts: one is cut off, one loses its power; and Horovod's own executor there."""
+"""Jobs on a Ray cluster of real hosts: one is cut off, one loses its power. And Horovod's own executor."""
 
 from __future__ import annotations
 
