@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -186,7 +187,7 @@ def _done(command: Sequence[str], environ: Mapping[str, Any]) -> int:
 
     It is asked to leave when this process is to exit, and to end at once when it is interrupted.
     """
-    child = children.start(command, environ)
+    child = children.start(command, environ, stdin=subprocess.DEVNULL)
     try:
         return children.exit_code(child.wait())
     except SystemExit:

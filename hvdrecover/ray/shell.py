@@ -68,6 +68,10 @@ def adapted(command: str, interface: str) -> str:
 
 def script(command: str, environ: Mapping[str, str], devices: Sequence[str]) -> str:
     """Return what the shell of a seat reads: this environment, the host's devices, and the command."""
+    # Without the folder in which this program is called ssh: scripts may have use for the real one.
+    ours = os.fspath(Path(environ.get("HVDRECOVER_EVENTS", "")) / "bin")
+    path = [each for each in environ.get("PATH", os.defpath).split(os.pathsep) if each != ours]
+    environ = {**environ, "PATH": os.pathsep.join(path)}
     seen = f"export CUDA_VISIBLE_DEVICES={','.join(devices)}\n" if devices else ""
     return seen + private.script(command, environ)
 

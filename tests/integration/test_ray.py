@@ -30,6 +30,15 @@ FAULTS = "kill,kill-all,preemption,launcher-killed"
 QUICK = ("--epochs", "2", "--step-seconds", "0.02", "--commit-every", "2")
 
 
+SEES = """\
+import os, ray, hvdrecover.ray
+ray.init(log_to_driver=False)
+def train():
+    return os.environ["CUDA_VISIBLE_DEVICES"], os.environ["WORD"], os.getcwd()
+print(*hvdrecover.ray.run(train, 2, gpus=1, options=["--no-standby"]))
+"""
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Raylets]:
     with raylets() as started:
@@ -158,6 +167,19 @@ def test_the_example_to_copy(cluster: Raylets, nodes: list[Any], tmp_path: Path)
     assert done.returncode == 0, done.stderr
     (loss,) = re.findall(r"^loss of rank 0: (.*)$", done.stdout, re.MULTILINE)
     assert float(loss) < 0.01
+
+
+def test_processes_of_a_node_see_the_gpus_of_all_its_slots(
+    cluster: Raylets, nodes: list[Any], tmp_path: Path
+) -> None:
+    """As Ray counts them, whether there are any; the processes are the driver's, so they have its variables."""
+    nodes.append(cluster.add(num_cpus=2, num_gpus=2))
+    environ = environment(cluster, HVDRECOVER_EVENTS=os.fspath(tmp_path), WORD="a 'word'")
+    done = subprocess.run(
+        [sys.executable, "-c", SEES], env=environ, capture_output=True, text=True, timeout=180, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"0,1 a 'word' {tmp_path}"
 
 
 def test_an_error_of_the_function_is_raised_in_the_driver(

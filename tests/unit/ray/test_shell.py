@@ -35,8 +35,11 @@ def test_a_command_uses_the_interface_that_the_host_has() -> None:
 
 
 def test_without_devices_none_are_named() -> None:
-    assert "CUDA" not in script("true", {"WORD": "x"}, [])
-    assert script("true", {"WORD": "x"}, ["0", "3"]).splitlines()[:2] == [
-        "export CUDA_VISIBLE_DEVICES=0,3",
-        "export WORD=x",
-    ]
+    environ = {"WORD": "x", "PATH": "/bin"}
+    assert script("true", environ, []).splitlines()[:-1] == ["export PATH=/bin", "export WORD=x"]
+    assert script("true", environ, ["0", "3"]).splitlines()[0] == "export CUDA_VISIBLE_DEVICES=0,3"
+
+
+def test_scripts_find_the_real_ssh() -> None:
+    environ = {"HVDRECOVER_EVENTS": "/runs/1", "PATH": "/runs/1/bin:/usr/bin:/bin"}
+    assert "export PATH=/usr/bin:/bin" in script("true", environ, []).splitlines()
