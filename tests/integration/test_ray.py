@@ -172,7 +172,7 @@ def test_the_example_to_copy(cluster: Raylets, nodes: list[Any], tmp_path: Path)
 def test_processes_of_a_node_see_the_gpus_of_all_its_slots(
     cluster: Raylets, nodes: list[Any], tmp_path: Path
 ) -> None:
-    """As Ray counts them, whether there are any; the processes are the driver's, so they have its variables."""
+    """As Ray counts them, whether there are any. The processes have the variables of the driver."""
     nodes.append(cluster.add(num_cpus=2, num_gpus=2))
     environ = environment(cluster, HVDRECOVER_EVENTS=os.fspath(tmp_path), WORD="a 'word'")
     done = subprocess.run(
