@@ -10,6 +10,8 @@ This is the only module that reads environment variables; a test holds the other
                                job is stopped, such as ``30m``; without it, training continues
 ``HVDRECOVER_NEAR``            the near tier of states whose script leaves it open: ``auto`` (default),
                                ``off``, or a folder on each host
+``HVDRECOVER_REMOTE_SHELL``    the command by which `hvdrecover run` has processes started on other hosts, in
+                               the place of ssh, and called as that is
 ``HVDRECOVER_REOPEN``          ``1`` has a run that was finished continue, instead of returning at once
 ``HVDRECOVER_STOP_SIGNALS``    which signals announce a preemption: names, separated by commas
                                (``SIGTERM,SIGUSR1``)
@@ -19,8 +21,8 @@ This is the only module that reads environment variables; a test holds the other
 ============================== =====================================================================
 
 Our own processes set ``HVDRECOVER_SLOT``, ``HVDRECOVER_REJOIN``, ``HVDRECOVER_SUPERVISOR``,
-``HVDRECOVER_HOST_REPORTS``, ``HVDRECOVER_JOB_ID``, ``HVDRECOVER_AGAIN``, ``HVDRECOVER_SUSPECT`` and
-``HVDRECOVER_DRILL`` for those that they start.
+``HVDRECOVER_HOST_REPORTS``, ``HVDRECOVER_JOB_ID``, ``HVDRECOVER_AGAIN``, ``HVDRECOVER_SUSPECT``,
+``HVDRECOVER_EXCHANGE`` and ``HVDRECOVER_DRILL`` for those that they start.
 """
 
 from __future__ import annotations
@@ -97,6 +99,8 @@ class Config:
         rendezvous: host and port of Horovod's driver, or None.
         supervisor: host, port and token of the supervisor of the job, or None.
         ssh_options: what is added to ssh's command line.
+        remote_shell: a shell command that is called in ssh's place, or None.
+        exchange: host, port and key of the driver whose function this process runs, or None.
         path: where programs are searched for.
         programs: the folder of this Python environment's programs.
         host_reports: file in which the supervisor reports hosts that fail, or None.
@@ -135,6 +139,8 @@ class Config:
     reopen: bool = False
     job: str | None = None
     near: str = "auto"
+    remote_shell: str | None = None
+    exchange: tuple[str, int, str] | None = None
 
     @property
     def instruments(self) -> str | None:
@@ -182,6 +188,8 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         reopen=env.get("HVDRECOVER_REOPEN") == "1",
         job=_job(env),
         near=env.get("HVDRECOVER_NEAR") or "auto",
+        remote_shell=env.get("HVDRECOVER_REMOTE_SHELL") or None,
+        exchange=_endpoint(env.get("HVDRECOVER_EXCHANGE")),
     )
 
 
@@ -235,11 +243,15 @@ def _job(env: Mapping[str, str]) -> str | None:
 
 def _supervisor(env: Mapping[str, str]) -> tuple[str, int, str] | None:
     """Host, port and token; the host is where workers have found Horovod's driver, which runs beside it."""
-    host, _, rest = (env.get("HVDRECOVER_SUPERVISOR") or "").rpartition("/")
+    found = _endpoint(env.get("HVDRECOVER_SUPERVISOR"))
+    return None if found is None else (env.get(_GLOO_LAUNCHED) or found[0], *found[1:])
+
+
+def _endpoint(text: str | None) -> tuple[str, int, str] | None:
+    """Host, port and token, of ``HOST/PORT:TOKEN``."""
+    host, _, rest = (text or "").rpartition("/")
     port, _, token = rest.partition(":")
-    if not port.isdigit():
-        return None
-    return env.get(_GLOO_LAUNCHED) or host, int(port), token
+    return (host, int(port), token) if port.isdigit() else None
 
 
 def _seconds(env: Mapping[str, str], name: str) -> float | None:

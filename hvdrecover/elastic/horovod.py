@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
@@ -29,6 +30,12 @@ _BLOCK = 4096  # bytes
 def version() -> str:
     """The version of the installed Horovod, with the local label that tells builds apart."""
     return metadata.version("horovod")
+
+
+def rank() -> int:
+    """This process's rank, by whichever of Horovod's modules it has initialised; -1 if by none."""
+    modules = (sys.modules.get(name) for name in ("horovod.torch", "horovod.tensorflow"))
+    return next((int(hvd.rank()) for hvd in modules if hvd is not None and hvd.is_initialized()), -1)
 
 
 def fault_of(error: BaseException, world: World) -> Fault | None:

@@ -196,14 +196,19 @@ def _only_interface(named: Sequence[str]) -> tuple[str, ...]:
 
 def _interface_towards(host: str) -> tuple[str, ...]:
     """The interface of this host by which another one is reached."""
-    import psutil  # Horovod needs it, so it is there
-
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, 9))  # sends nothing
             address = probe.getsockname()[0]
     except OSError:
         return ()
+    return interface_of(address)
+
+
+def interface_of(address: str) -> tuple[str, ...]:
+    """The interface of this host that has an address; none if there is none."""
+    import psutil  # Horovod needs it, so it is there
+
     names = [
         name
         for name, each in psutil.net_if_addrs().items()

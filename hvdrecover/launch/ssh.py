@@ -2,7 +2,7 @@
 
 Horovod calls ``ssh`` without a way to give it options, and a connection to a host that is cut off would stay
 open for hours. So an ``ssh`` of ours comes first on its path. It also hands over what is not to stand on
-command lines (``launch/private.py``).
+command lines (``launch/private.py``). Or it is another command altogether, to which that is left.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ from hvdrecover.config import Config
 from hvdrecover.errors import LaunchError
 from hvdrecover.launch import private
 
+_OTHER = """\
+#!/bin/sh
+exec {shell} "$@"
+"""
 _SCRIPT = """\
 #!/bin/sh
 case "$*" in
@@ -27,7 +31,9 @@ exec {ssh} {options} "$@"
 
 
 def kept_alive(config: Config, folder: Path) -> str:
-    """A search path on which ``ssh`` has the options of `Config.ssh_options`, if there is an ssh.
+    """A search path on which ``ssh`` has the options of `Config.ssh_options`, or is `Config.remote_shell`.
+
+    Without either, it is the path as it was.
 
     Args:
         config: the process's settings.
@@ -38,21 +44,23 @@ def kept_alive(config: Config, folder: Path) -> str:
     """
     path = os.pathsep.join([config.programs, config.path])
     program = shutil.which("ssh", path=path)
-    if program is None:
+    if config.remote_shell is not None:
+        text = _OTHER.format(shell=config.remote_shell)
+    elif program is not None:
+        text = _SCRIPT.format(
+            mark=private.MARK,
+            python=shlex.quote(sys.executable),
+            private=private.__name__,
+            ssh=shlex.quote(program),
+            options=config.ssh_options,
+        )
+    else:
         return path
     script = folder.absolute() / "bin" / "ssh"
     try:
         script.parent.mkdir(parents=True, exist_ok=True)
         fresh = script.with_name(f"ssh.{os.getpid()}")
-        fresh.write_text(
-            _SCRIPT.format(
-                mark=private.MARK,
-                python=shlex.quote(sys.executable),
-                private=private.__name__,
-                ssh=shlex.quote(program),
-                options=config.ssh_options,
-            )
-        )
+        fresh.write_text(text)
         fresh.chmod(0o755)
         fresh.replace(script)
     except OSError as error:

@@ -49,6 +49,8 @@ def test_what_a_launcher_and_our_own_processes_say_is_read():
             "HVDRECOVER_SUPERVISOR": "driver.example/4711:abc:def",
             "HVDRECOVER_STOP_SIGNALS": "sigterm, USR2,",
             "HVDRECOVER_SSH_OPTIONS": "-o ConnectTimeout=9",
+            "HVDRECOVER_REMOTE_SHELL": "my-shell --fast",
+            "HVDRECOVER_EXCHANGE": "10.0.0.2/4712:key",
             "HOROVOD_LOCAL_RANK": "2",
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
             "HOROVOD_GLOO_RENDEZVOUS_PORT": "8080",
@@ -61,6 +63,8 @@ def test_what_a_launcher_and_our_own_processes_say_is_read():
     assert found.supervisor == ("10.0.0.1", 4711, "abc:def")  # where Horovod's driver was found
     assert found.stop_signals == (signal.SIGTERM, signal.SIGUSR2)
     assert found.ssh_options == "-o ConnectTimeout=9"
+    assert found.remote_shell == "my-shell --fast"
+    assert found.exchange == ("10.0.0.2", 4712, "key")
     assert found.local_rank == 2
     assert found.rendezvous == ("10.0.0.1", 8080)
     assert found.collective_seconds == 12.0

@@ -24,6 +24,7 @@ _OURS = {
     "slurm": "hvdrecover.discovery.sources.slurm:Slurm",
     "kubernetes": "hvdrecover.discovery.sources.kubernetes:Kubernetes",
     "mpi": "hvdrecover.discovery.sources.mpi:Mpi",
+    "ray": "hvdrecover.discovery.sources.ray:Ray",
     "tf-config": "hvdrecover.discovery.sources.tf_config:TfConfig",
 }
 

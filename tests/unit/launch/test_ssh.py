@@ -52,6 +52,21 @@ def test_where_there_is_no_ssh_there_is_nothing_to_do(found: Config, tmp_path: P
     assert not (tmp_path / "run").exists()
 
 
+def test_another_command_stands_in_its_place(found: Config, tmp_path: Path) -> None:
+    """It is called with what Horovod calls ssh with, whether there is an ssh or not."""
+    Path(found.path, "ssh").rename(Path(found.path, "other"))
+    path = kept_alive(dataclasses.replace(found, remote_shell="other 'a  file'"), tmp_path / "run")
+    done = subprocess.run(
+        ["ssh", "-o", "X=no", "h1", "env HVDRECOVER_START=1 python"],
+        env={"PATH": f"{path}{os.pathsep}{os.defpath}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    words = ["a  file", "-o", "X=no", "h1", "env HVDRECOVER_START=1 python"]
+    assert done.stdout.splitlines() == [f"<{word}>" for word in words]
+
+
 def test_a_folder_that_can_not_be_written_to_is_an_error(found: Config, tmp_path: Path) -> None:
     (tmp_path / "run").touch()
     with pytest.raises(LaunchError, match=r"run/bin/ssh: .*Not a directory"):

@@ -1,0 +1,5 @@
+"""Jobs on a Ray cluster: see docs/clusters.md."""
+
+from hvdrecover.ray.job import Slots, run, slots
+
+__all__ = ["Slots", "run", "slots"]

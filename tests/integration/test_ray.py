@@ -1,0 +1,209 @@
+"""Jobs on a real Ray cluster: processes and nodes that are lost, and what comes back to the driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdrecover.config import PREEMPTED
+from hvdrecover.launch.job import Job
+from hvdrecover.launch.processes import command, kill, parent
+from tests.integration.conftest import LONG, Start
+from tests.integration.faults import FaultyRun, wait_until_all_train
+from tests.integration.raylets import Raylets, environment, raylets
+from tests.integration.test_endings import running, wait_until
+from tests.integration.test_kill_and_resume import assert_each_sample_once
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "ray" / "train.py"
+SCRIPT = Path(__file__).with_name("scripts") / "ray_digits.py"
+DRILL = SCRIPT.with_name("ray_drill.py")
+FAULTS = "kill,kill-all,preemption,launcher-killed"
+QUICK = ("--epochs", "2", "--step-seconds", "0.02", "--commit-every", "2")
+
+
+SEES = """\
+import os, ray, hvdrecover.ray
+ray.init(log_to_driver=False)
+def train():
+    return os.environ["CUDA_VISIBLE_DEVICES"], os.environ["WORD"], os.getcwd()
+print(*hvdrecover.ray.run(train, 2, gpus=1, options=["--no-standby"]))
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Raylets]:
+    with raylets() as started:
+        yield started
+
+
+@pytest.fixture
+def nodes(cluster: Raylets) -> Iterator[list[Any]]:
+    """Two nodes with room for a process each; what a test adds to the list goes with them."""
+    added = [cluster.add(num_cpus=1), cluster.add(num_cpus=1)]
+    yield added
+    for node in added:
+        cluster.kill(node)
+
+
+class RayRun(FaultyRun):
+    """A run of the digits example in `hvdrecover.ray.run`."""
+
+    def __init__(self, folder: Path, epochs: int = 2) -> None:
+        super().__init__(folder / "run", "torch", (), epochs)
+        self._program = [os.fspath(SCRIPT)]
+
+
+def ancestors(process: int) -> Iterator[int]:
+    while process := parent(process):
+        yield process
+
+
+def newest(run: RayRun) -> int:
+    return max(run.generations())
+
+
+def host_of(run: RayRun, rank: int) -> str:
+    """The name of the host that a rank is on now, as its events have it."""
+    process = run.process_of(rank)
+    (path,) = (run.folder / "events").glob(f"*-{process}.jsonl")
+    host: str = json.loads(path.read_text().splitlines()[0])["host"]
+    return host
+
+
+def returned(run: RayRun) -> list[int]:
+    (numbers,) = re.findall(r"^returned \((\d+), (\d+), (\d+)\)$", run.log, re.MULTILINE)
+    return list(map(int, numbers))
+
+
+def finish(run: RayRun, job: Job, size: int) -> None:
+    """Wait for a good end: rank 0's result has come to the driver, and each sample was used once."""
+    run.finish(job)
+    assert returned(run) == [0, size, run.process_of(0)]
+    assert_each_sample_once(run, padding=2)
+
+
+def test_processes_and_nodes_come_and_go(
+    cluster: Raylets, nodes: list[Any], start: Start, tmp_path: Path
+) -> None:
+    run = RayRun(tmp_path, epochs=6)
+    job = start(run, (), cluster.environ)
+    wait_until_all_train(run, job, 0)
+    hosts = {host_of(run, rank) for rank in (0, 1)}
+    # The nodes have one address, and are two hosts.
+    assert hosts == {f"{node.node_ip_address}-{node.node_id[:8]}" for node in nodes}
+
+    after = newest(run)
+    kill(run.process_of(1))  # its guardian restarts it in place
+    wait_until_all_train(run, job, after)
+    assert {host_of(run, rank) for rank in (0, 1)} == hosts
+
+    after, lost = newest(run), next(node for node in nodes if node.node_id[:8] in host_of(run, 1))
+    cluster.kill(lost)
+    nodes.remove(lost)
+    wait_until_all_train(run, job, after, size=1)
+
+    after = newest(run)
+    nodes.append(cluster.add(num_cpus=1))
+    wait_until_all_train(run, job, after)
+    assert nodes[-1].node_id[:8] in "".join(host_of(run, rank) for rank in (0, 1))
+    finish(run, job, size=2)
+
+
+@LONG
+def test_actors_and_launchers_are_lost_and_a_node_is_drained(
+    cluster: Raylets, nodes: list[Any], start: Start, tmp_path: Path
+) -> None:
+    """Half a minute of a core."""
+    run = RayRun(tmp_path, epochs=12)
+    environ = {**cluster.environ, "OPTIONS": "--blacklist-cooldown-range 1 2"}  # with standbys
+    job = start(run, (), environ)
+    wait_until_all_train(run, job, 0)
+
+    after, guardian = newest(run), parent(run.process_of(1))
+    wait_until(lambda: len(running(job, "hvdrecover.launch.standby")) == 2)
+    kill(run.process_of(1))
+    wait_until_all_train(run, job, after)
+    assert (parent(run.process_of(1)), run.events("restart")[-1]["warm"]) == (guardian, True)
+
+    # An actor, with all that it has started: its slot gets another one.
+    after, lost = newest(run), run.process_of(1)
+    actor = next(each for each in ancestors(lost) if "hvdrecover.ray.seat" in command(each))
+    kill(parent(actor))
+    wait_until(lambda: not Path(f"/proc/{lost}").exists())
+    wait_until_all_train(run, job, after)
+
+    workers = set(running(job, "hvdrecover", "worker"))
+    kill(running(job, "hvdrecover.launch.run_horovodrun")[0])
+    wait_until(lambda: not workers & set(job.processes()))
+    # A start may count generations from an earlier one again.
+    run.wait_for(job, lambda batch: batch.rank == 1 and batch.size == 2, after=time.time())
+
+    # A node that Ray is about to take away: its process leaves at a commit, and nothing is repeated.
+    after, repeated = newest(run), len(run.batches()) - len(run.committed())
+    drained = next(node for node in nodes if node.node_id[:8] in host_of(run, 1))
+    cluster.drain(drained)
+    wait_until_all_train(run, job, after, size=1)
+    assert len(run.batches()) - len(run.committed()) == repeated
+
+    # The job's preemption: SIGTERM to the driver, as `ray job stop` sends it.
+    os.kill(job.pid, signal.SIGTERM)
+    assert job.wait(120) == PREEMPTED, job.tail()
+    wait_until(lambda: job.processes() == [])
+    nodes.append(cluster.add(num_cpus=1))
+    finish(run, start(run, (), {**cluster.environ, "OPTIONS": "--no-standby"}), size=2)
+
+
+def test_the_example_to_copy(cluster: Raylets, nodes: list[Any], tmp_path: Path) -> None:
+    command = [sys.executable, os.fspath(EXAMPLE), f"file://{tmp_path}/root"]
+    environ = environment(cluster, HVDRECOVER_EVENTS=os.fspath(tmp_path / "events"))
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    (loss,) = re.findall(r"^loss of rank 0: (.*)$", done.stdout, re.MULTILINE)
+    assert float(loss) < 0.01
+
+
+def test_processes_of_a_node_see_the_gpus_of_all_its_slots(
+    cluster: Raylets, nodes: list[Any], tmp_path: Path
+) -> None:
+    """As Ray counts them, whether there are any. The processes have the variables of the driver."""
+    nodes.append(cluster.add(num_cpus=2, num_gpus=2))
+    environ = environment(cluster, HVDRECOVER_EVENTS=os.fspath(tmp_path), WORD="a 'word'")
+    done = subprocess.run(
+        [sys.executable, "-c", SEES], env=environ, capture_output=True, text=True, timeout=180, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"0,1 a 'word' {tmp_path}"
+
+
+def test_an_error_of_the_function_is_raised_in_the_driver(
+    cluster: Raylets, nodes: list[Any], start: Start, tmp_path: Path
+) -> None:
+    """As itself, though its class is the script's own; after the second time, as with every error."""
+    run = RayRun(tmp_path)
+    job = start(run, (), {**cluster.environ, "FAIL_AFTER": "2"})
+    assert job.wait(180) == 0, job.tail()
+    assert "raised ('no more', 2) which True" in run.log
+    wait_until(lambda: job.processes() == [])
+
+
+@LONG
+def test_a_drill_in_slots_that_ray_gives(cluster: Raylets, nodes: list[Any], tmp_path: Path) -> None:
+    """A minute of a core: an undisturbed run, and one for each of these faults."""
+    words = ["--folder", os.fspath(tmp_path / "drill"), "--faults", FAULTS, "--no-standby", "--"]
+    words += [sys.executable, "-m", "hvdrecover.examples.torch_digits", *QUICK]
+    command = [sys.executable, os.fspath(DRILL), *words]
+    done = subprocess.run(command, env=environment(cluster), capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "drill" / "report.json").read_text())
+    assert (found["recovers"], found["findings"]) == (True, [])
+    assert {name for name, kind in found["kinds"].items() if kind["recovered"]} == set(FAULTS.split(","))

@@ -1,0 +1,103 @@
+"""Jobs on a Ray cluster of real hosts: one is cut off, one loses its power. And Horovod's own executor."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.drill.lab.hosts import Host
+from hvdrecover.drill.lab.lab import Lab
+from hvdrecover.launch.job import Job
+from hvdrecover.launch.processes import kill
+from tests.integration.conftest import LONG
+from tests.lab.ray_nodes import Nodes, ray_nodes
+
+SCRIPT = Path(__file__).with_name("ray_steps.py")
+PATIENCE = 180.0  # seconds
+Line = tuple[float, int, int, int, int]  # time, process, rank, ranks, step
+
+
+@pytest.fixture
+def cluster() -> Iterator[tuple[Lab, Nodes]]:
+    with ray_nodes() as made:
+        yield made
+
+
+class Steps:
+    """A job that writes down its steps, on the lab's first host; a slot is on each of the others."""
+
+    def __init__(self, way: str, lab: Lab, nodes: Nodes, folder: Path) -> None:
+        self._ledger = folder / "ledger"
+        command = [sys.executable, os.fspath(SCRIPT), way, os.fspath(self._ledger), f"file://{folder}/root"]
+        environ = {**nodes.environ, "HVDRECOVER_EVENTS": os.fspath(folder / "events")}
+        self.job = Job(lab.hosts[0].command(command), folder / "log.txt", environ)
+
+    def lines(self) -> list[Line]:
+        text = self._ledger.read_text() if self._ledger.exists() else ""
+        return [tuple(json.loads(line)) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def process_of(self, rank: int) -> int:
+        return next(line[1] for line in reversed(self.lines()) if line[2] == rank)
+
+    def survives(self, fault: Callable[[], object], size: int) -> float | None:
+        """Let a fault strike; seconds until so many ranks step after it, or None if the job ends first."""
+        fault()
+        struck = time.time()
+        settled = struck + 1.0  # what was under way may still be written
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            running = self.job.running
+            for line in self.lines():
+                if line[0] > settled and line[3] == size:
+                    return line[0] - struck
+            if not running:
+                return None
+            time.sleep(0.1)
+        raise AssertionError(self.job.tail(40))
+
+
+@pytest.fixture
+def steps(
+    request: pytest.FixtureRequest, cluster: tuple[Lab, Nodes], tmp_path: Path
+) -> Iterator[tuple[Steps, Lab, Nodes]]:
+    lab, nodes = cluster
+    job = Steps(request.param, lab, nodes, tmp_path)
+    try:
+        assert job.survives(lambda: None, 2) is not None, job.job.tail(60)
+        yield job, lab, nodes
+    finally:
+        job.job.kill()
+
+
+def used(job: Steps, lab: Lab) -> Host:
+    """The host of rank 1."""
+    return next(host for host in lab.hosts[1:] if job.process_of(1) in host.processes())
+
+
+@LONG
+@pytest.mark.parametrize("steps", ["ours"], indirect=True)
+def test_hosts_are_lost_and_come(steps: tuple[Steps, Lab, Nodes]) -> None:
+    """A minute of a core."""
+    job, lab, nodes = steps
+    lost = used(job, lab)
+    print(f"cut off: {job.survives(lost.cut_off, 1):.1f} s")
+    lost.power_off()  # Ray takes no node back that it has given up
+    lost.power_on()
+    nodes.join(lost)
+    print(f"a node added: {job.survives(lambda: None, 2):.1f} s")
+    lost = used(job, lab)
+    print(f"powered off: {job.survives(lost.power_off, 1):.1f} s")
+
+
+@LONG
+@pytest.mark.parametrize("steps", ["horovod"], indirect=True)
+def test_what_horovods_own_executor_survives(steps: tuple[Steps, Lab, Nodes]) -> None:
+    """As docs/clusters.md has it; if this fails, the table there is out of date."""
+    job, _, _ = steps
+    assert job.survives(lambda: kill(job.process_of(1)), 2) is None
