@@ -147,7 +147,8 @@ class Recovery:
     def _follow(self, election: Election, recalled: Recalled | None, claimed: Claimed | None) -> Agreement:
         """Receive what the elected rank sends, and load it."""
         newest = election.newest if claimed is None else claimed.commit
-        agreement = receive(self._context.world, self.root, *self._held(newest, recalled))
+        held, mine = self._held(newest, recalled)
+        agreement = receive(self._context.world, self.root, held, mine, self._durable.near.base)
         self._context.place.job = agreement.job
         if agreement.loaded:  # whichever rank fails next, its guardian knows from which commit
             heartbeat.tell(loaded=agreement.loaded)

@@ -12,13 +12,15 @@ from hvdrecover.checkpoint.niceness import step_back
 
 _PIECE = 1 << 22  # bytes between two looks at whether there is haste; some 0.2 ms for a thread that is let
 _WORTH_A_THREAD = 1 << 26  # bytes
+_PATIENCE = 2.0  # seconds; where all cores are busy, a gigabyte takes about as long without haste
 
 
 class Digests:
     """The digests of a commit's files, by attribute name.
 
     A step that computes on all cores takes longer by what digests take of one, 35 to 55 ms/GB. So a thread of
-    low priority computes them in what is left over. In haste the calling thread goes on where that one is.
+    low priority computes them in what is left over. In haste, or when that takes too long, the calling thread
+    goes on where that one is.
 
     Args:
         arenas: by attribute name.
@@ -45,6 +47,8 @@ class Digests:
             patient = threading.Thread(target=self._without_haste, name="hvdrecover-near-digest", daemon=True)
             with suppress(RuntimeError):  # no more threads
                 patient.start()
+                patient.join(_PATIENCE)
+                self.hurry()
                 patient.join()
         self._take_in(lambda: not self._unwanted)
         return None if self._unwanted else {name: digest.hex() for name, digest in self._found.items()}

@@ -111,7 +111,8 @@ class Slot:
     def look_up(self) -> None:
         """Look up all pages, so that a commit is copied as fast as possible; other threads run meanwhile."""
         for arena in self.arenas.values():
-            _look_up(arena.buffer)
+            for _ in resident(arena.buffer):
+                pass
 
     @property
     def nbytes(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -12,17 +12,19 @@ from typing import Any, Literal
 import numpy as np
 
 from hvdrecover import error_kinds
-from hvdrecover.checkpoint.arena import Arena, Bytes, allocate
+from hvdrecover.checkpoint.arena import Arena, allocate
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest
-from hvdrecover.checkpoint.layout import parse
+from hvdrecover.checkpoint.layout import Layout, parse
 from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.elastic.agreement.parts import Need, fill
 from hvdrecover.elastic.interfaces import World
 from hvdrecover.errors import StoppedError
 
 Source = Literal["memory", "near", "durable", "initial"]
 
-_PIECE = 1 << 26  # bytes in one broadcast
+Base = Callable[[Mapping[str, Layout]], Mapping[str, Arena]]
+
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -66,9 +68,7 @@ def send(world: World, root: int, agreement: Agreement) -> None:
         "digests": held,
     }
     _broadcast_json(world, root, header)
-    if _anybody_lacks(world, False):
-        for arena in snapshot.arenas.values():
-            _broadcast_buffer(world, root, arena.buffer)
+    fill(world, root, snapshot.arenas, Need.NOTHING)
 
 
 def digests(snapshot: Snapshot) -> dict[str, str]:
@@ -95,7 +95,11 @@ def stopped(root: int, failure: dict[str, Any]) -> StoppedError:
 
 
 def receive(
-    world: World, root: int, held: Mapping[str, Arena] = _NONE, mine: Mapping[str, str] = _NONE
+    world: World,
+    root: int,
+    held: Mapping[str, Arena] = _NONE,
+    mine: Mapping[str, str] = _NONE,
+    base: Base = lambda layouts: {},
 ) -> Agreement:
     """Take the root's commit, into memory of its own: what this rank holds stays whole until all has come.
 
@@ -105,6 +109,8 @@ def receive(
         held: the files of a commit by attribute name, if they may be those that are sent. If their bytes are,
             their memory is used, and nothing is copied.
         mine: the digests of these files.
+        base: returns memory for files of these layouts, in which parts may be those that are sent; empty if
+            there is none.
 
     Raises:
         StoppedError: the root could not load a commit.
@@ -113,14 +119,12 @@ def receive(
     if "error" in header:
         raise stopped(root, header)
     lacking = mine != header["digests"] or not mine
-    arenas = {} if lacking else dict(held)
-    if _anybody_lacks(world, lacking):
-        for name, (size, text) in header["files"].items():
-            if lacking:
-                arenas[name] = Arena(parse(base64.b64decode(text), size))
-                _broadcast_buffer(world, root, arenas[name].buffer)
-            else:
-                _pass_on(world, root, size)
+    files = {name: parse(base64.b64decode(text), size) for name, (size, text) in header["files"].items()}
+    found = base(files) if lacking and header["digests"] else {}
+    need = Need.NOTHING if not lacking else Need.PARTS if found else Need.ALL
+    old = found if lacking else held
+    arenas = {name: old[name] if old else Arena(layout) for name, layout in files.items()}
+    fill(world, root, arenas, need)
     snapshot = Snapshot(
         id=CommitId(*header["id"]),
         arenas=arenas,
@@ -142,23 +146,3 @@ def _broadcast_json(world: World, root: int, value: dict[str, Any] | None) -> di
     world.broadcast(text, root, "hvdrecover.header")
     received: dict[str, Any] = json.loads(text.tobytes())
     return received
-
-
-def _anybody_lacks(world: World, lacking: bool) -> bool:
-    return bool(world.allgather([lacking], "hvdrecover.lacking").any())
-
-
-def _broadcast_buffer(world: World, root: int, buffer: Bytes) -> None:
-    for start in range(0, len(buffer), _PIECE):
-        world.broadcast(buffer[start : start + _PIECE], root, _piece_name(len(buffer), start))
-
-
-def _pass_on(world: World, root: int, size: int) -> None:
-    """Take part in the broadcast of a buffer that this rank has no need of."""
-    scratch = allocate(min(size, _PIECE))
-    for start in range(0, size, _PIECE):
-        world.broadcast(scratch[: size - start], root, _piece_name(size, start))
-
-
-def _piece_name(size: int, start: int) -> str:
-    return f"hvdrecover.snapshot.{size}.{start}"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.layout import Layout
 from hvdrecover.checkpoint.near import place, recall
 from hvdrecover.checkpoint.near.place import Keeper
 from hvdrecover.checkpoint.near.recall import Files, Recalled
@@ -18,6 +21,8 @@ from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.elastic.commits.memory import Memory
 from hvdrecover.elastic.context import Context
 from hvdrecover.errors import StorageError
+
+_ANY = CommitId(10**9, 0)  # after all others: of a slot into which a commit was being copied
 
 
 class NearSide:
@@ -87,6 +92,26 @@ class NearSide:
                         digests = slot.digests()
                         return slot.arenas, digests
         return {}, {}
+
+    def base(self, layouts: Mapping[str, Layout]) -> Mapping[str, Arena]:
+        """Return memory for a commit that is about to be received; empty if there is none.
+
+        It may hold a part of that very commit, if a process was killed while it copied it; or the one before
+        it, of which training may have changed but a part.
+
+        Args:
+            layouts: of the commit's files, by attribute name.
+        """
+        sealed = max((slot.commit for slot in self._left if slot.commit is not None), default=None)
+        spare = [slot for slot in self._left if slot.commit is None or slot.commit != sealed]
+        fitting = [slot for slot in spare if slot.fits(layouts)]
+        with suppress(OSError):  # then it has no arenas
+            for slot in sorted(fitting, key=lambda each: each.copied or _ANY, reverse=True)[:1]:
+                slot.open()
+                slot.map()
+                slot.look_up()
+                return slot.arenas
+        return {}
 
     def pass_over(self, commit: CommitId, reason: str) -> None:
         """Report a commit that is not resumed from."""

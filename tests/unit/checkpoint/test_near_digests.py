@@ -34,6 +34,7 @@ class Watched(Digest):
 def arenas(monkeypatch: pytest.MonkeyPatch) -> dict[str, Arena]:
     monkeypatch.setattr(digests, "_PIECE", 1 << 12)
     monkeypatch.setattr(digests, "_WORTH_A_THREAD", 1 << 13)
+    monkeypatch.setattr(digests, "_PATIENCE", 60.0)
     monkeypatch.setattr(digests, "Digest", Watched)
     Watched.threads, Watched.then = [], {}
     arena = Arena(plan([TensorSpec("w", "F64", ((PIECES - 1) << 9,))]))
@@ -60,6 +61,21 @@ def test_in_haste_the_caller_goes_on_where_the_other_thread_is(arenas: dict[str,
     Watched.then[3] = mine.hurry
     assert mine.compute() == {"model": digest(arenas["model"].buffer)}
     assert names() == [PATIENT] * 3 + [MINE] * (PIECES - 3)
+
+
+def test_patience_has_an_end(arenas: dict[str, Arena], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests, "_PATIENCE", 0.0)
+    mine, hurried = Digests(arenas), threading.Event()
+    hurry = mine.hurry
+
+    def noted() -> None:
+        hurry()
+        hurried.set()
+
+    monkeypatch.setattr(mine, "hurry", noted)
+    Watched.then[1] = lambda: hurried.wait(30)
+    assert mine.compute() == {"model": digest(arenas["model"].buffer)}
+    assert names().count(MINE) >= PIECES - 1
 
 
 def test_what_is_hurried_before_it_begins_needs_no_other_thread(arenas: dict[str, Arena]) -> None:

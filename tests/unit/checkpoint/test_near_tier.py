@@ -241,7 +241,12 @@ def test_a_commit_that_is_being_sealed_is_hurried_when_the_next_one_comes(
             begun.set()
             assert go_on.wait(30)
 
-    for name, value in (("Digest", Slow), ("_PIECE", 1 << 12), ("_WORTH_A_THREAD", 1 << 12)):
+    for name, value in (
+        ("Digest", Slow),
+        ("_PIECE", 1 << 12),
+        ("_WORTH_A_THREAD", 1 << 12),
+        ("_PATIENCE", 60.0),
+    ):
         monkeypatch.setattr(digests, name, value)
     snapshot = process.commit(1, seal=False)
     assert snapshot is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from horovod.common.exceptions import HorovodInternalError
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.near import place
 from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.elastic.agreement import parts
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.state import State
 from tests.fakes.framework import FakeModel
@@ -260,6 +262,36 @@ def test_a_process_restarted_beside_another_is_sent_nothing_that_its_host_has(
 
 def test_what_was_torn_is_not_used_for_the_commit_that_it_was_to_be(near: Path) -> None:
     assert restarted(near, 0, damage=True) == [(5, [5.0, -5.0], 1)] * 2
+
+
+def test_to_a_process_killed_while_it_copied_only_the_rest_is_sent(
+    near: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "PIECE", 64)
+
+    def body(process: Process) -> Any:
+        state, mine = made(process, near), process.world.rank()
+        state.sync()
+        train(state, 5)
+        tier, newest = state._memory.arenas.near, state._memory.newest
+        if tier is not None and newest is not None:
+            torn = tier.acquire({name: arena.layout for name, arena in newest.arenas.items()}, ())
+            assert torn is not None
+            for name, arena in newest.arenas.items():
+                torn[name].buffer[:-8] = arena.buffer[:-8]
+            dies(state)
+            (whole,) = near.glob(f"*/*/{newest.id.name}")
+            shutil.rmtree(whole)
+        process.world.shutdown()
+        process.world.init()
+        sent = pieces(process)
+        if mine == 0:
+            state = made(process, near)
+        state.sync()
+        dies(state)
+        return state.step, state.model.weights["w"].tolist(), len(sent)
+
+    assert on_ranks(2, body) == [(5, [5.0, -5.0], 1)] * 2
 
 
 def test_what_was_sealed_before_stays_until_this_start_has_sealed_a_commit(near: Path) -> None:
