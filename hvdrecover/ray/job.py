@@ -109,7 +109,7 @@ def run(
     Args:
         train: called in each training process; it does what a training script does.
         processes: how many of them to start with.
-        least: with how many to continue (default: 1).
+        least: with how many to continue when some are lost (default: all; the job waits for slots).
         most: how many there may be, as nodes come; a node that was lost is replaced in any case.
         cpus: of each process.
         gpus: of each process.
