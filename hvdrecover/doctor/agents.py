@@ -50,7 +50,7 @@ class Agent:
         checks = Checks(ssh_port, identity, _command())
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  (a pipe could be full)
         self._process = processes.start(
-            command_on(name, checks, here=self.here),
+            _as_jobs_do(command_on(name, checks, here=self.here)),
             config.environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -202,6 +202,12 @@ def _is_here(name: str) -> bool:
         return is_local(name) or socket.gethostbyname(name) in interfaces().values()
     except OSError:
         return False
+
+
+def _as_jobs_do(command: list[str]) -> list[str]:
+    """Return a command with what jobs start processes by in ssh's place, if there is something else."""
+    shell = config.read().remote_shell
+    return [*shlex.split(shell), *command[1:]] if shell and command[0] == "ssh" else command
 
 
 def handed_on() -> dict[str, str]:

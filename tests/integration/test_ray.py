@@ -207,3 +207,12 @@ def test_a_drill_in_slots_that_ray_gives(cluster: Raylets, nodes: list[Any], tmp
     found = json.loads((tmp_path / "drill" / "report.json").read_text())
     assert (found["recovers"], found["findings"]) == (True, [])
     assert {name for name, kind in found["kinds"].items() if kind["recovered"]} == set(FAULTS.split(","))
+
+
+def test_hosts_are_looked_at_before_the_job(
+    cluster: Raylets, nodes: list[Any], start: Start, tmp_path: Path
+) -> None:
+    run = RayRun(tmp_path, epochs=1)
+    finish(run, start(run, (), {**cluster.environ, "OPTIONS": "--no-standby --preflight"}), 2)
+    (event,) = run.events("preflight")
+    assert len(event["used"]) == 2 and event["excluded"] == {}
