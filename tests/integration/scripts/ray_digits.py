@@ -45,7 +45,12 @@ if __name__ == "__main__":
     job = functools.partial(train, sys.argv[1:], int(after) if after else None)
     try:
         result = hvdrecover.ray.run(
-            job, processes, most=most, timeout=120, options=os.environ.get("OPTIONS", "--no-standby").split()
+            job,
+            processes,
+            least=1,
+            most=most,
+            timeout=120,
+            options=os.environ.get("OPTIONS", "--no-standby").split(),
         )
         print("returned", result, flush=True)
     except MineError as error:
