@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -81,11 +81,15 @@ class SlurmRun(DigitsRun):
 
     def until(self, **wanted: str) -> dict[str, str]:
         """Wait until Slurm says this of it; all that it says."""
+        self.wait(lambda: wanted.items() <= self.shown().items())
+        return self.shown()
+
+    def wait(self, reached: Callable[[], bool]) -> None:
+        """Wait until something is so."""
         deadline = time.monotonic() + PATIENCE
-        while wanted.items() - (shown := self.shown()).items():
-            assert time.monotonic() < deadline, f"{shown}\n{self.tail()}"
+        while not reached():
+            assert time.monotonic() < deadline, f"{self.shown()}\n{self.tail()}"
             time.sleep(0.2)
-        return shown
 
     def tail(self) -> str:
         """The ends of its log and of Slurm's."""
@@ -219,13 +223,13 @@ def test_one_task_of_an_array_is_requeued_and_the_other_goes_on(cluster: Slurm, 
     def generations(task: int) -> set[str]:
         return {path.parent.name.partition("-")[0] for path in folder.glob(f"train-{task}/*/MANIFEST.json")}
 
-    wait_until(lambda: bool(generations(0)) and bool(generations(1)))
+    run.wait(lambda: bool(generations(0)) and bool(generations(1)))
     task = next(
         task for task in (0, 1) if cluster.job(f"{run.id}_{task}")["JobId"] == run.id
     )  # the array's own id
     cluster.run("scancel", "--batch", "--signal=TERM", f"{run.id}_{task}")
-    wait_until(lambda: "g0002" in generations(task))
-    wait_until(lambda: cluster.job(f"{run.id}_{task}")["JobState"] == "RUNNING")
+    run.wait(lambda: "g0002" in generations(task))
+    run.wait(lambda: cluster.job(f"{run.id}_{task}")["JobState"] == "RUNNING")
     assert cluster.job(f"{run.id}_{task}")["Restarts"] == "1"
     other = cluster.job(f"{run.id}_{1 - task}")
     assert (other["JobState"], other["Restarts"]) == ("RUNNING", "0")
