@@ -13,7 +13,7 @@ from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.errors import LaunchError
 from hvdrecover.heartbeat import Phase, Reading, Stop
-from hvdrecover.launch import deaths, early, hangs, messages, oom, processes
+from hvdrecover.launch import deaths, early, hangs, messages, oom, processes, slurm
 from hvdrecover.launch.deaths import Death
 from hvdrecover.launch.ends import FIRST_ERROR, End
 from hvdrecover.launch.hangs import Limits
@@ -222,6 +222,8 @@ class Guardian:
             self._reports.tell("fault", f"{reason}: stopping", rank, fault="launcher_lost", detail=reason)
         self._kill()
         self._say_end("stopped")
+        if self._config.local_rank in (0, None):
+            slurm.leave_heir(self._environ, self._config.host)
         return processes.exit_code(-signal.SIGHUP)
 
     # -- the end of a training process -----------------------------------------------------------------

@@ -3,6 +3,10 @@
 Slurm tells a batch script of its end by a signal only if ``--signal=B:…`` asks for it, and of a preemption
 only if the cluster is configured to. But what it will do stands in ``scontrol show job`` at once: the end of
 a job that is to be preempted is moved to the end of its grace time.
+
+With ``--no-kill`` Slurm takes a lost node from its job, and the job runs on, even if that node had the
+script: with nothing in it, until its time limit. So guardians on other nodes leave an heir there when they
+have lost the supervisor: ``python -m hvdrecover.launch.slurm``.
 """
 
 from __future__ import annotations
@@ -10,12 +14,16 @@ from __future__ import annotations
 import logging
 import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hvdrecover.clock import Clock
+from hvdrecover import config
+from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.discovery import programs
+from hvdrecover.discovery.sources.slurm import expanded
 from hvdrecover.errors import DiscoveryError
 
 logger = logging.getLogger("hvdrecover")
@@ -24,7 +32,9 @@ _EVERY = 10.0  # seconds between questions
 _ANSWER = 30.0  # seconds for a controller, which may be busy
 _AT_THE_END = 300.0  # seconds before a job's end, in which it was not preempted, but has had its time
 
-_FIELD = re.compile(r"(?:^| )(JobState|Requeue|BatchFlag|EndTime|PreemptTime)=(\S*)")
+_HEIR = 3600.0  # seconds for Slurm to find that a node is lost; SlurmdTimeout is 300 by default
+
+_FIELD = re.compile(r"(?:^| )(JobState|Requeue|BatchFlag|EndTime|PreemptTime|NodeList|BatchHost)=(\S*)")
 
 
 @dataclass(frozen=True)
@@ -36,12 +46,14 @@ class Plan:
         end: when it is to end, in seconds since 1970; None if it has no time limit.
         preempted: whether it ends then to make room for another one.
         may_requeue: whether it is a batch job that may start again.
+        headless: whether its script was lost with the first node.
     """
 
     state: str
     end: float | None
     preempted: bool
     may_requeue: bool
+    headless: bool = False
 
 
 def planned(shown: str, job: str) -> Plan | None:
@@ -61,6 +73,7 @@ def planned(shown: str, job: str) -> Plan | None:
                 float(end) if end.isdecimal() else None,
                 preempted.isdecimal(),
                 field.get("Requeue") == "1" and field.get("BatchFlag") == "1",
+                "BatchHost" in field and field["BatchHost"] not in expanded(field.get("NodeList", "")),
             )
     return None
 
@@ -130,9 +143,23 @@ class SlurmJob:
                 )
                 return
             logger.warning("Slurm job %s is requeued", self.name)
-            programs.output(("scontrol", "requeue", self.name), self._environ, _ANSWER)
+            self._requeue()
         except DiscoveryError as error:
             logger.error("Slurm job %s could not be requeued: %s", self.name, error)
+
+    def outlive_script(self) -> None:
+        """Wait until Slurm has ended it, or has lost its script and takes a requeue."""
+        for _ in range(int(_HEIR / _EVERY)):
+            try:
+                plan = self._asked()
+                if plan is None or plan.state != "RUNNING" or not plan.may_requeue:
+                    return
+                if plan.headless:
+                    self._requeue()
+                    return
+            except DiscoveryError:  # the controller is away, or it is this host that is cut off
+                pass
+            self._clock.wait(self._closed, _EVERY)
 
     def _ends_soon(self, plan: Plan) -> bool:
         return plan.end is not None and plan.end - self._clock.now() < _AT_THE_END
@@ -145,6 +172,9 @@ class SlurmJob:
                 logger.debug("the end of Slurm job %s is not known: %s", self.name, error)
             self._clock.wait(self._closed, _EVERY)
 
+    def _requeue(self) -> None:
+        programs.output(("scontrol", "requeue", self.name), self._environ, _ANSWER)
+
     def _asked(self) -> Plan | None:
         shown = programs.output(("scontrol", "show", "job", "--oneliner", self._job), self._environ, _ANSWER)
         return planned(shown.decode(errors="replace"), self._job)
@@ -154,3 +184,32 @@ def of_environment(environ: Mapping[str, str], clock: Clock) -> SlurmJob | None:
     """Return the job of a process with this environment, if it is in one."""
     job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
     return SlurmJob(environ, job, clock) if job else None
+
+
+def leave_heir(environ: Mapping[str, str], host: str) -> None:
+    """Have a Slurm job that loses its first node start again, for which nobody else is left.
+
+    Args:
+        environ: the environment of the job's script, as it has been handed on.
+        host: this host.
+    """
+    if of_environment(environ, SYSTEM_CLOCK) is None or host == environ.get("SLURMD_NODENAME"):
+        return
+    subprocess.Popen(
+        [sys.executable, "-m", __name__],
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def main() -> None:
+    """Be the heir of the script of this environment's job."""
+    if (job := of_environment(config.environment(), SYSTEM_CLOCK)) is not None:
+        job.outlive_script()
+
+
+if __name__ == "__main__":
+    main()

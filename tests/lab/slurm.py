@@ -30,7 +30,7 @@ JobAcctGatherType=jobacct_gather/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 MpiDefault=none
-ReturnToService=2
+ReturnToService=1
 SlurmdTimeout=10
 KillWait=30
 SchedulerParameters=sched_interval=1,sched_min_interval=0,bf_interval=1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,7 @@ import os, sys
 from hvdrecover.examples.torch_digits import main
 main([*sys.argv[1:], "--ledger", "ledger" + os.environ.get("SLURM_ARRAY_TASK_ID", "")])
 """
-EPOCHS = "200"  # more than any test waits for
+EPOCHS = 200  # more than most tests wait for
 LEFT = "75:0"  # an exit code, as Slurm shows it
 SILENT = "--signal=B:CONT@1"  # instead of the example's: nothing is told of the end
 
@@ -47,10 +47,11 @@ class SlurmRun(DigitsRun):
         folder: where it is submitted.
         cluster: where to.
         options: those of ``sbatch`` on top of the example's own.
+        epochs: how long to train.
     """
 
-    def __init__(self, folder: Path, cluster: Slurm, *options: str) -> None:
-        super().__init__(folder, int(EPOCHS))
+    def __init__(self, folder: Path, cluster: Slurm, *options: str, epochs: int = EPOCHS) -> None:
+        super().__init__(folder, epochs)
         (folder / "train.py").write_text(TRAIN)
         environ = {
             "HVDRECOVER_EVENTS": os.fspath(folder / "events"),
@@ -65,7 +66,7 @@ class SlurmRun(DigitsRun):
             "--ntasks-per-node=1",
             *options,
         ]
-        train = ["--epochs", EPOCHS, "--step-seconds", "0.04"]
+        train = ["--epochs", str(epochs), "--step-seconds", "0.04"]
         self._cluster = cluster
         self._running, self._ask_again = True, 0.0
         self.id = cluster.run("sbatch", *words, os.fspath(EXAMPLE), *train, environ=environ).strip()
@@ -81,11 +82,15 @@ class SlurmRun(DigitsRun):
 
     def until(self, **wanted: str) -> dict[str, str]:
         """Wait until Slurm says this of it; all that it says."""
+        self.wait(lambda: wanted.items() <= self.shown().items())
+        return self.shown()
+
+    def wait(self, reached: Callable[[], bool]) -> None:
+        """Wait until something is so."""
         deadline = time.monotonic() + PATIENCE
-        while wanted.items() - (shown := self.shown()).items():
-            assert time.monotonic() < deadline, f"{shown}\n{self.tail()}"
+        while not reached():
+            assert time.monotonic() < deadline, f"{self.shown()}\n{self.tail()}"
             time.sleep(0.2)
-        return shown
 
     def tail(self) -> str:
         """The ends of its log and of Slurm's."""
@@ -213,20 +218,19 @@ def test_a_job_whose_first_node_loses_its_power_is_requeued_by_slurm(
 
 @LONG
 def test_one_task_of_an_array_is_requeued_and_the_other_goes_on(cluster: Slurm, tmp_path: Path) -> None:
-    run = SlurmRun(tmp_path / "run", cluster, "--nodes=1", "--array=0-1")
+    run = SlurmRun(tmp_path / "run", cluster, "--nodes=1", "--array=0-1", epochs=6)
     folder = run.folder / "checkpoints"
 
     def generations(task: int) -> set[str]:
         return {path.parent.name.partition("-")[0] for path in folder.glob(f"train-{task}/*/MANIFEST.json")}
 
-    wait_until(lambda: bool(generations(0)) and bool(generations(1)))
+    run.wait(lambda: bool(generations(0)) and bool(generations(1)))
     task = next(
         task for task in (0, 1) if cluster.job(f"{run.id}_{task}")["JobId"] == run.id
     )  # the array's own id
     cluster.run("scancel", "--batch", "--signal=TERM", f"{run.id}_{task}")
-    wait_until(lambda: "g0002" in generations(task))
-    wait_until(lambda: cluster.job(f"{run.id}_{task}")["JobState"] == "RUNNING")
-    assert cluster.job(f"{run.id}_{task}")["Restarts"] == "1"
-    other = cluster.job(f"{run.id}_{1 - task}")
-    assert (other["JobState"], other["Restarts"]) == ("RUNNING", "0")
+    run.wait(lambda: "g0002" in generations(task))
+    for each, restarts in ((task, "1"), (1 - task, "0")):
+        run.wait(lambda each=each: cluster.job(f"{run.id}_{each}")["JobState"] == "COMPLETED")
+        assert cluster.job(f"{run.id}_{each}")["Restarts"] == restarts
     assert "g0002" not in generations(1 - task)

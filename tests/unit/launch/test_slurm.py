@@ -40,10 +40,12 @@ class Clock:
 
 
 def line(job: int = 7, end: str = "Unknown", preempted: str = "None", states: str = RUNS) -> str:
-    times = f"StartTime=1795594000 EndTime={end} Deadline=N/A PreemptEligibleTime=1795594000"
-    return (
-        f"JobId={job} JobName=train UserId=u(1) {states} {times} PreemptTime={preempted} SuspendTime=None\n"
-    )
+    times = f"StartTime=1795594000 EndTime={end} PreemptEligibleTime=1795594000 PreemptTime={preempted}"
+    nodes = "ReqNodeList=(null) ExcNodeList=(null) NodeList=node[2-4] BatchHost=node2 NumNodes=3"
+    return f"JobId={job} JobName=train UserId=u(1) {states} {times} {nodes}\n"
+
+
+HEADLESS = line().replace("NodeList=node[2-4]", "NodeList=node[3-4]")
 
 
 class Asked:
@@ -52,12 +54,12 @@ class Asked:
     def __init__(self, folder: Path, shown: str, **variables: str) -> None:
         (folder / "scontrol").write_text(SCONTROL)
         (folder / "scontrol").chmod(0o755)
-        (folder / "shown").write_text(shown)
-        self._asked = folder / "asked"
+        self._asked, self.shown = folder / "asked", folder / "shown"
+        self.shown.write_text(shown)
         environ = {
             "PATH": f"{folder}:{os.environ['PATH']}",
             "ASKED": str(self._asked),
-            "SHOWN": str(folder / "shown"),
+            "SHOWN": str(self.shown),
             "REFUSES": "0",
             "SLURM_JOB_ID": "7",
             "SLURM_TASK_PID": str(os.getpid()),
@@ -99,6 +101,7 @@ def test_a_process_outside_of_slurm_is_in_no_job() -> None:
         (line(states=RUNS.replace("Requeue=1", "Requeue=0")), Plan("RUNNING", None, False, False)),
         (line(states=RUNS.replace("BatchFlag=1", "BatchFlag=0")), Plan("RUNNING", None, False, False)),
         (line(8) + line(states=RUNS.replace("RUNNING", "COMPLETING")), Plan("COMPLETING", None, False, True)),
+        (HEADLESS, Plan("RUNNING", None, False, True, headless=True)),
         (line(77), None),
         ("", None),
     ],
@@ -180,3 +183,49 @@ def test_a_time_limit_too_short_for_a_commit_does_not_go_on_for_ever(
 def test_a_refusal_is_said(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
     ask(line(), REFUSES="1").job.requeue(committed=True)
     assert "could not be requeued: scontrol: has ended with exit code 1" in caplog.text
+
+
+# -- the heir ----------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_has_lost_its_script_is_requeued(ask: Ask) -> None:
+    asked = ask(HEADLESS)
+    asked.job.outlive_script()
+    assert asked.requeued() == ["7"]
+
+
+@pytest.mark.parametrize(
+    "old, new", [("RUNNING", "COMPLETING"), ("Requeue=1", "Requeue=0"), ("JobId=7", "JobId=8")]
+)
+def test_what_slurm_has_ended_is_not(ask: Ask, old: str, new: str) -> None:
+    asked = ask(HEADLESS.replace(old, new))
+    asked.job.outlive_script()
+    assert asked.requeued() == []
+
+
+def test_an_heir_waits_until_slurm_has_found_that_the_node_is_lost(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ask(line())
+    looks: list[float] = []
+
+    def wait(event: threading.Event, timeout: float) -> bool:
+        looks.append(timeout)
+        if len(looks) == 3:
+            asked.shown.write_text(HEADLESS)
+        return False
+
+    monkeypatch.setattr(asked.job._clock, "wait", wait)
+    asked.job.outlive_script()
+    assert (len(looks), asked.requeued()) == (3, ["7"])
+
+
+@pytest.mark.parametrize(
+    ("variables", "host"),
+    [({}, "node3"), ({"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "node2"}, "node2")],
+)
+def test_only_another_node_of_a_slurm_job_leaves_an_heir(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], host: str
+) -> None:
+    monkeypatch.setattr(slurm.subprocess, "Popen", lambda *_, **__: pytest.fail("an heir"))
+    slurm.leave_heir(variables, host)
