@@ -65,6 +65,7 @@ class Tracked:
     def captured(self, step: int) -> None:
         """A commit holds all steps up to this one."""
         self._held = step
+        self.keep_up()  # now, as a rank that leaves does so at a commit
 
     def keep_up(self) -> None:
         """Hand over what commits hold."""
@@ -102,6 +103,8 @@ class _Sender:
 
     def send(self, rows: _Rows) -> None:
         """Send rows soon."""
+        if not self._thread.is_alive():
+            return  # it has failed
         if self._due.qsize() < MOST_DUE:
             self._due.put(rows)
         elif not self._late:
