@@ -73,6 +73,9 @@ class Observer:
     def closing(self) -> None:
         """The training function has returned."""
 
+    def leaving(self) -> None:
+        """This process trains no more, though the run is not finished: it leaves, or an error ends it."""
+
 
 class Kept:
     """A part of each commit that is not an attribute of the user's.

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from hvdrecover import heartbeat
 from hvdrecover.elastic.agreement.rollbacks import Rollbacks
 from hvdrecover.elastic.attributes import nothing
+from hvdrecover.elastic.companions import Observer
 from hvdrecover.elastic.context import Context
 from hvdrecover.elastic.guard.judge import RolledBack
 from hvdrecover.elastic.horovod import Fault, fault_of, notifications
@@ -50,7 +51,11 @@ def run(func: Callable[..., Result]) -> Callable[..., Result | None]:
             logger.warning("%s", lack)
         state._recovery.reopen()
         with leaving.signals(config), notifications(state):
-            return _loop(lambda: func(state, *args, **kwargs), state)
+            try:
+                return _loop(lambda: func(state, *args, **kwargs), state)
+            except (Exception, SystemExit):
+                state._companions.notify(Observer.leaving)
+                raise
 
     return wrapper
 

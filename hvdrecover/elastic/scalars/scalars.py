@@ -178,6 +178,11 @@ class Scalars(Observer, Kept):
             for log in self._logs:
                 log.close()
 
+    def leaving(self) -> None:
+        """Let another process continue the tracker's run; all else is closed at the exit."""
+        if self._tracked is not None:
+            self._tracked.close()
+
     def _add(self, values: Mapping[str, Number]) -> None:
         """Add scalars to the rows of the last step."""
         for log in self._logs:

@@ -66,6 +66,7 @@ class Tracked:
     def captured(self, step: int) -> None:
         """A commit holds all steps up to this one."""
         self._held = step
+        self.keep_up()  # now, as a rank that leaves does so at a commit
 
     def keep_up(self) -> None:
         """Hand over what commits hold."""

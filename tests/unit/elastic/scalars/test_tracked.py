@@ -299,3 +299,24 @@ def test_without_its_package_a_tracker_is_refused_when_the_state_is_made(server:
             process.state(tracker=Missing(server), step=0)
 
     FakeJob(initialised(body), 1).results()
+
+
+def test_who_leaves_sends_what_commits_hold_and_does_not_end_the_run(server: Server) -> None:
+    def body(process: Process) -> None:
+        state = process.state(tracker=Memory(server), step=0)
+
+        @run
+        def train(state: State) -> None:
+            for step in (1, 2, 3):
+                process.framework.scalars.stepped()
+                state.observe(loss=step)
+                if step == 2:
+                    state.commit()
+            raise ValueError("a bug")
+
+        with pytest.raises(ValueError, match="a bug"):
+            train(state)
+        assert server.series("loss") == [(1, 1.0), (2, 2.0)]
+        assert server.closed == [False]
+
+    FakeJob(initialised(body), 1).results()
