@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hvdrecover.checkpoint.near import place
 from hvdrecover.drill.lab.hosts import Host
 from hvdrecover.drill.lab.lab import Lab
 from hvdrecover.launch.job import Job
@@ -34,8 +35,11 @@ class Steps:
 
     def __init__(self, way: str, lab: Lab, nodes: Nodes, folder: Path) -> None:
         self._ledger = folder / "ledger"
-        command = [sys.executable, os.fspath(SCRIPT), way, os.fspath(self._ledger), f"file://{folder}/root"]
-        environ = {**nodes.environ, "HVDRECOVER_EVENTS": os.fspath(folder / "events")}
+        self.root = f"file://{folder}/root"
+        command = [sys.executable, os.fspath(SCRIPT), way, os.fspath(self._ledger), self.root]
+        # A driver that is killed leaves its files where temporary ones are.
+        environ = {"HVDRECOVER_EVENTS": os.fspath(folder / "events"), "TMPDIR": os.fspath(folder)}
+        environ |= nodes.environ
         self.job = Job(lab.hosts[0].command(command), folder / "log.txt", environ)
 
     def lines(self) -> list[Line]:
@@ -73,6 +77,9 @@ def steps(
         yield job, lab, nodes
     finally:
         job.job.kill()
+        near = place.folder("auto", place.named(job.root))
+        if near.exists():
+            place.remove(near)
 
 
 def used(job: Steps, lab: Lab) -> Host:
