@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -183,18 +184,11 @@ def interface() -> str:
 
 
 def _done(command: Sequence[str], environ: Mapping[str, Any]) -> int:
-    """Run the supervisor, and return its exit code.
-
-    It is asked to leave when this process is to exit, and to end at once when it is interrupted.
-    """
+    """Run the supervisor, and return its exit code; it ends at once when this process is interrupted."""
     child = children.start(command, environ, stdin=subprocess.DEVNULL)
     try:
-        return children.exit_code(child.wait())
-    except SystemExit:
-        child.send_signal(signal.SIGTERM)
-        if children.exit_code(child.wait()) == PREEMPTED:
-            raise SystemExit(PREEMPTED) from None
-        raise
+        with _hearing_of_preemptions(child):
+            return children.exit_code(child.wait())
     except BaseException:
         child.send_signal(signal.SIGINT)
         child.ends(_INTERRUPTED)
@@ -202,3 +196,19 @@ def _done(command: Sequence[str], environ: Mapping[str, Any]) -> int:
     finally:
         child.kill_group()
         child.ends()
+
+
+@contextmanager
+def _hearing_of_preemptions(child: children.Child) -> Iterator[None]:
+    """Hand SIGTERM on to the supervisor, if this is the main thread, which alone can hear it.
+
+    Ray's own handler would have the process end by SIGABRT, which looks like a crash.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: child.send_signal(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
