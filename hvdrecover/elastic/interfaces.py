@@ -232,7 +232,7 @@ class World(Protocol):
     def begin_allgather(self, values: Sequence[int], name: str) -> Callable[[], npt.NDArray[np.int64]]:
         """Begin an `allgather`; return what waits for its end, and returns the values.
 
-        It need not be called: an error may come in between. A framework may do all of it in that call.
+        Other collectives may come in between. All of it may be done in that call.
         """
 
     def gather(self, mine: bytes, name: str) -> list[bytes]:

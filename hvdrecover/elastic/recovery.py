@@ -48,6 +48,7 @@ class Recovery:
         self._companions = rank.companions
         self.reset_callbacks: list[Callable[[], None]] = []
         self.root = 0
+        self._begun: Tables | None = None  # ends an exchange of what each rank knows
 
     # -- rendezvous and agreement ----------------------------------------------------------------------
 
@@ -65,6 +66,7 @@ class Recovery:
         self._context.events.emit("reset", reason=f"{type(reason).__name__}: {reason}", steps=steps)
         with self._rank.timings.of("reset"):
             self._context.world.shutdown()
+        self._begun = None
         self._rank.hosts.forget()  # the rendezvous heeds all changes so far, and none after it
         with self._rank.timings.of("rendezvous"):
             self._context.world.init()
@@ -260,13 +262,17 @@ class Recovery:
 
     # -- exchanges -------------------------------------------------------------------------------------
 
-    def begin(self, moment: Moment) -> Tables:
-        """Begin to exchange with the other ranks what each knows; `consult` ends it."""
-        return self._companions.begin_exchange(self._context.world, moment)
+    def begin(self, moment: Moment) -> None:
+        """Begin to exchange with the other ranks what each knows; the next `consult` ends that."""
+        if self._begun is None:  # else a commit has failed here, and the others wait for the end of theirs
+            self._begun = self._companions.begin_exchange(self._context.world, moment)
 
-    def consult(self, moment: Moment, exchanged: Tables) -> BaseException | None:
-        """Wait for what the other ranks know; return what all of them are to raise."""
-        world, tables = self._context.world, exchanged()[1:]
+    def consult(self, moment: Moment) -> BaseException | None:
+        """Exchange with the other ranks what each knows; return what all of them are to raise."""
+        self.begin(moment)
+        begun, self._begun = self._begun, None
+        assert begun is not None
+        world, tables = self._context.world, begun()[1:]
         verdict = self._companions.verdict(moment, tables)
         if moment.kind == "check" and verdict is not None and self._keeps_all(verdict):
             self._rank.own.gather(world, self._context.place.carried)  # while all are there; a commit follows

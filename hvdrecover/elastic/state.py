@@ -13,7 +13,7 @@ from hvdrecover.elastic.assembly import assemble, settings_of
 from hvdrecover.elastic.attributes import Attributes, Yielding, divide, is_ours
 from hvdrecover.elastic.commits.contents import Contents
 from hvdrecover.elastic.commits.randomness import Randomness
-from hvdrecover.elastic.companions import Companions, Moment, Observer, Tables
+from hvdrecover.elastic.companions import Companions, Moment, Observer
 from hvdrecover.elastic.context import Context, Place
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.interfaces import Framework, HiddenAttribute, World
@@ -162,7 +162,7 @@ class State(Attributes):
         self._companions.notify(Observer.begins)
         objection = self._companions.objection(committing=True)
         self._own.gather(self._context.world, self._context.place.carried)
-        exchanged = self._recovery.begin(Moment("commit"))  # beside the copy
+        self._recovery.begin(Moment("commit"))  # and copy meanwhile
         if objection is None:
             self._around("save", lambda: self._save(None))
         else:
@@ -172,7 +172,7 @@ class State(Attributes):
             self._around("restore", self._recovery.reload)
         if objection is None:
             self._durable.offer(ask=durable)
-        self._consult(Moment("commit"), exchanged)
+        self._consult(Moment("commit"))
         self._own.forget()
         self._companions.notify(Observer.committed)
 
@@ -202,7 +202,7 @@ class State(Attributes):
             DurableAgeError: commits can't be made durable for longer than ``HVDRECOVER_MAX_DURABLE_AGE``.
             StoppedError: rank 0 has had one of these; raised on the other ranks.
         """
-        self._consult(Moment("check"), self._recovery.begin(Moment("check")))
+        self._consult(Moment("check"))
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until the newest commit is durable; on ranks other than 0 there is nothing to wait for.
@@ -286,9 +286,9 @@ class State(Attributes):
         commit = snapshot.id
         self._context.events.emit("commit", generation=commit.generation, commit=commit.commit, stall=stall)
 
-    def _consult(self, moment: Moment, exchanged: Tables) -> None:
-        """Learn what the other ranks know, so that all of them do the same next."""
-        verdict = self._recovery.consult(moment, exchanged)
+    def _consult(self, moment: Moment) -> None:
+        """Exchange with the other ranks what each knows, so that all of them do the same next."""
+        verdict = self._recovery.consult(moment)
         if isinstance(verdict, Departure):
             if moment.kind == "check":
                 self._around("save", self._keep)  # ranks leave at a commit

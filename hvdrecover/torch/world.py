@@ -22,7 +22,6 @@ class TorchWorld(Ranks):
 
     def __init__(self) -> None:
         super().__init__(hvd)
-        self._begun: int | None = None  # a collective whose end nobody has waited for
 
     def lost(self, error: BaseException) -> bool:
         """Never: ``horovod.torch`` raises ``HorovodInternalError``."""
@@ -39,28 +38,13 @@ class TorchWorld(Ranks):
         """Begin an `allgather`, which Horovod does on its own thread; return what waits for its end."""
         if self.size() == 1:
             return super().begin_allgather(values, name)
-        self._end_begun()
-        handle = self._begun = hvd.allgather_async(
-            torch.tensor(np.array([list(values)], dtype=np.int64)), name=name
-        )
+        handle = hvd.allgather_async(torch.tensor([list(values)], dtype=torch.int64), name=name)
 
-        def values_of_all() -> npt.NDArray[np.int64]:
-            self._begun = None
-            found: npt.NDArray[np.int64] = hvd.synchronize(handle).numpy()
-            return found
+        def everybodys() -> npt.NDArray[np.int64]:
+            joined: npt.NDArray[np.int64] = hvd.synchronize(handle).numpy()
+            return joined
 
-        return values_of_all
-
-    def shutdown(self) -> None:
-        """Part from the other ranks."""
-        self._begun = None
-        super().shutdown()
-
-    def _end_begun(self) -> None:
-        """Wait for what an error has kept from it, as no two collectives may have one name at a time."""
-        if self._begun is not None:
-            handle, self._begun = self._begun, None
-            hvd.synchronize(handle)
+        return everybodys
 
     def broadcast(self, buffer: Bytes, root: int, name: str) -> None:
         """Fill ``buffer``, a uint8 array of the same length on all ranks, with the root's, in place."""

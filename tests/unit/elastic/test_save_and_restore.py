@@ -9,7 +9,7 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.errors import MismatchError, RecoveryError, UnsupportedValueError
 from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
 from tests.fakes.root import FakeRoots
-from tests.unit.elastic.jobs import URL, Process
+from tests.unit.elastic.jobs import URL, Process, on_ranks
 
 
 def test_restore_before_any_commit_gives_the_values_of_construction(process: Process) -> None:
@@ -214,3 +214,26 @@ def test_what_has_changed_is_found_before_large_tensors_are_compared(
     assert len(compared) == 1
     state.commit()
     assert compared[1:] == [compared[0], 1000 * compared[0]]
+
+
+def test_a_commit_that_fails_on_one_rank_and_is_made_again_is_that_of_the_others() -> None:
+    def body(process: Process) -> Any:
+        state = process.state(step=0)
+        state.sync()
+        begun: list[str] = []
+        begin = process.world.begin_allgather
+
+        def noted(values: Any, name: str) -> Any:
+            begun.append(name)
+            return begin(values, name)
+
+        process.world.begin_allgather = noted  # type: ignore[method-assign]
+        if process.world.rank() == 0:
+            state.step = object()
+            with pytest.raises(UnsupportedValueError):
+                state.commit()
+        state.step = 1
+        state.commit()
+        return state.last_commit, begun
+
+    assert on_ranks(2, body) == [(CommitId(1, 1), ["hvdrecover.updates"])] * 2
