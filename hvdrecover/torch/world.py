@@ -25,7 +25,6 @@ class TorchWorld(Ranks):
 
     def __init__(self) -> None:
         super().__init__(hvd)
-        self._unheard: Callable[[], object] | None = None  # what was sent, while its outcome is not known
 
     def lost(self, error: BaseException) -> bool:
         """Never: ``horovod.torch`` raises ``HorovodInternalError``."""
@@ -37,26 +36,12 @@ class TorchWorld(Ranks):
 
     def send(self, values: Sequence[int], name: str) -> Callable[[], npt.NDArray[np.int64]]:
         """Begin an `allgather`, which Horovod's thread carries out meanwhile."""
-        if self._unheard is not None:  # an error has kept it from being waited for, and names must not meet
-            self._unheard()
-        sent = self._begin_join(np.array([list(values)], dtype=np.int64), name)
-
-        def hear() -> npt.NDArray[np.int64]:
-            self._unheard = None
-            return sent()
-
-        self._unheard = hear
-        return hear
+        return self._begin_join(np.array([list(values)], dtype=np.int64), name)
 
     def broadcast(self, buffer: Bytes, root: int, name: str) -> None:
         """Fill ``buffer``, a uint8 array of the same length on all ranks, with the root's, in place."""
         if self.size() > 1 and len(buffer):
             hvd.broadcast_(torch.from_numpy(buffer), root, name=name)
-
-    def shutdown(self) -> None:
-        """Part from the other ranks."""
-        self._unheard = None
-        super().shutdown()
 
     def _begin_join(self, mine: npt.NDArray[np.int64], name: str) -> Callable[[], npt.NDArray[np.int64]]:
         if self.size() == 1:

@@ -187,8 +187,9 @@ class NearTier:
         for busy in (waiting, sealing):
             if busy in free and busy is not newest:
                 return busy, True
-        # Then the others are being read. A sealed one among them stays, so there is no need of more memory.
-        if newest in free and any(slot not in free for slot in self._sealed):
+        # Then the others are being read, and stay. If one of them is sealed, or is in a moment, that will do.
+        safe = [slot for slot in (*self._sealed, sealing) if slot is not None and slot not in free]
+        if newest in free and safe:
             return newest, True
         return None, True
 

@@ -228,37 +228,62 @@ def test_what_is_torn_is_never_used_and_never_fatal(process: Process, damage: Ca
     successor.tier.stop()
 
 
-def test_a_commit_that_is_being_sealed_is_hurried_when_the_next_one_comes(
-    process: Process, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    return Gate(monkeypatch)
+
+
+class Gate:
+    """Keeps the thread that computes digests at the first piece of a commit, once it is closed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.threads: list[str] = []
+        self.reached, self.opened = threading.Event(), threading.Event()
+        gate = self
+
+        class Slow(Digest):
+            def update(self, piece: Any) -> None:
+                super().update(piece)
+                gate.threads.append(threading.current_thread().name)
+                gate.reached.set()
+                assert gate.opened.wait(30)
+
+        self.close = lambda: monkeypatch.setattr(digests, "Digest", Slow)
+        for name, value in {"_PIECE": 1 << 12, "_WORTH_A_THREAD": 1 << 12, "_PATIENCE": 60.0}.items():
+            monkeypatch.setattr(digests, name, value)
+
+
+def test_a_commit_that_is_being_written_and_sealed_lets_the_newest_sealed_one_go(
+    process: Process, gate: Gate
 ) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-    threads: list[str] = []
+    process.commit(1)
+    gate.close()
+    second = process.commit(2, seal=False)
+    assert second is not None
+    process.tier.seal(second)
+    assert gate.reached.wait(30)
+    assert process.commit(3, pinned=tuple(second.arenas.values()), seal=False) is not None
+    assert process.names() == []
+    gate.opened.set()
+    process.settle()
+    assert process.names() == ["g0002-c00000002"]
 
-    class Slow(Digest):
-        def update(self, piece: Any) -> None:
-            super().update(piece)
-            threads.append(threading.current_thread().name)
-            begun.set()
-            assert go_on.wait(30)
 
-    for name, value in (
-        ("Digest", Slow),
-        ("_PIECE", 1 << 12),
-        ("_WORTH_A_THREAD", 1 << 12),
-        ("_PATIENCE", 60.0),
-    ):
-        monkeypatch.setattr(digests, name, value)
+def test_a_commit_that_is_being_sealed_is_hurried_when_the_next_one_comes(
+    process: Process, gate: Gate
+) -> None:
+    gate.close()
     snapshot = process.commit(1, seal=False)
     assert snapshot is not None
     process.tier.seal(snapshot)
-    assert begun.wait(30)
+    assert gate.reached.wait(30)
     assert process.commit(2, seal=False) is not None
-    go_on.set()
+    gate.opened.set()
     done = threading.Event()
     process.tier._do(done.set)  # not `wait`, which is in haste itself
     assert done.wait(30)
     pieces = -(-snapshot.nbytes // (1 << 12))
-    assert threads == ["hvdrecover-near-digest"] + ["hvdrecover-near"] * (pieces - 1)
+    assert gate.threads == ["hvdrecover-near-digest"] + ["hvdrecover-near"] * (pieces - 1)
     assert process.names() == ["g0002-c00000001"]
 
 
