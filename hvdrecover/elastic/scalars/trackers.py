@@ -92,9 +92,10 @@ class WandB(Tracker):
         """Log a row a step."""
         for row in rows:
             self._run.log(dict(row.values), step=row.step)
-        fresh = self._mark.with_name(f"{self._mark.name}.new")
-        fresh.write_text(str(rows[-1].step))
-        fresh.replace(self._mark)
+        if self._mark.parent.is_dir():  # wandb that is disabled has no folder
+            fresh = self._mark.with_name(f"{self._mark.name}.new")
+            fresh.write_text(str(rows[-1].step))
+            fresh.replace(self._mark)
 
     def close(self, *, finished: bool) -> None:
         """Send what wandb still holds."""
