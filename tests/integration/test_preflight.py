@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from hvdrecover.examples.digits_run import PATIENCE, supervised
@@ -27,6 +28,6 @@ def test_the_job_starts_without_a_host_that_does_not_answer(start: Start, tmp_pa
 def test_the_job_does_not_start_where_too_few_hosts_are_left(start: Start, tmp_path: Path) -> None:
     run = FaultyRun(tmp_path / "run", "torch")
     assert start(run, supervised(*HOSTS), run.faults).wait(PATIENCE) == 1
-    assert "too few hosts are well: 1 of 2 slots are left, and the job needs 2" in run.log
+    assert re.search(r"--preflight: .* 1 of 2 .* 2\n", run.log)
     assert "127.0.0.2: ssh: 127.0.0.2: " in run.log
     assert not run.root.exists() and run.events("start") == []

@@ -83,7 +83,7 @@ def test_hosts_that_a_source_finds(asked: list[Settings], monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--discover", "rack"], "there is none of this name"),
+        (["--discover", "rack"], "rack"),
         (["--discover", "static h1:1", "-H", "h1:1"], "not allowed"),
         (["-H", "h1:x"], "h1:x"),
         (["-H", "h1:1,h1:1"], "column 6: 'h1' "),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -140,11 +141,11 @@ def test_too_few_hosts_are_well(words: list[str], job: Job, capsys: pytest.Captu
     assert cli.main(["run", "--preflight", "-np", "4", *words, "-H", "h1:2,h2:2", *TRAIN]) == 1
     assert job.options is None
     said = " ".join(capsys.readouterr().err.split())
-    assert "--preflight: too few hosts are well: 2 of 4 slots are left, and the job needs" in said
+    assert re.search(r"--preflight: .* 2 of 4 .* h2: ", said)
     assert "h2: compute: computed wrongly: h2: CPU 1. Leave it out." in said
 
 
 def test_there_are_no_hosts_yet(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--host-discovery-script", "true"]
     assert cli.main(["run", "--preflight", "-np", "4", *words, *TRAIN]) == 1
-    assert "--preflight: there are no hosts yet" in capsys.readouterr().err
+    assert re.search("--preflight: .*no hosts ", capsys.readouterr().err)

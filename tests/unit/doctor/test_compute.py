@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -59,7 +60,7 @@ def test_a_processor_whose_process_dies_is_wrong() -> None:
     died = {"device": "CPU 1", "kind": "EPYC, numpy 2", "ended": "SIGILL"}
     found = only({"h1": [cpu(0)], "h2": [cpu(0), died]})
     assert (found.outcome, found.at_fault) == ("failure", ("h2",))
-    assert found.what.endswith("h2: CPU 1 (its process has ended with SIGILL)")
+    assert re.search(r" h2: CPU 1 \(.* SIGILL\)$", found.what)
 
 
 @pytest.mark.parametrize("bits", [{"bbbb": 40}, {"aaaa": 39, "bbbb": 1}])

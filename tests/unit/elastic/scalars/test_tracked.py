@@ -292,10 +292,10 @@ def test_a_tracker_that_has_failed_is_handed_nothing_more(
 def test_without_its_package_a_tracker_is_refused_when_the_state_is_made(server: Server) -> None:
     class Missing(Memory):
         def check(self) -> None:
-            raise ConfigError("tracker=Missing()", "the package is not installed")
+            raise ConfigError("tracker=Missing()", "its package is missing")
 
     def body(process: Process) -> None:
-        with pytest.raises(ConfigError, match="not installed"):
+        with pytest.raises(ConfigError, match="missing"):
             process.state(tracker=Missing(server), step=0)
 
     FakeJob(initialised(body), 1).results()
