@@ -200,8 +200,11 @@ def _interface_towards(host: str) -> tuple[str, ...]:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, 9))  # sends nothing
             address = probe.getsockname()[0]
+            here = address == probe.getpeername()[0]
     except OSError:
         return ()
+    if here:  # under a name of its own, as a node of Slurm has: then Horovod takes no other interface
+        return ("lo",)
     return interface_of(address)
 
 
