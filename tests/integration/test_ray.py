@@ -123,7 +123,7 @@ def test_processes_and_nodes_come_and_go(
 def test_actors_and_launchers_are_lost_and_a_node_is_drained(
     cluster: Raylets, nodes: list[Any], start: Start, tmp_path: Path
 ) -> None:
-    """Half a minute of a core."""
+    """A minute of a core."""
     run = RayRun(tmp_path, epochs=6)
     environ = {**cluster.environ, "OPTIONS": "--blacklist-cooldown-range 1 2"}  # with standbys
     job = start(run, (), environ)
