@@ -92,9 +92,11 @@ def finish(run: RayRun, job: Job, size: int) -> None:
     assert_each_sample_once(run, padding=2)
 
 
+@LONG
 def test_processes_and_nodes_come_and_go(
     cluster: Raylets, nodes: list[Any], start: Start, tmp_path: Path
 ) -> None:
+    """Three quarters of a minute of a core."""
     run = RayRun(tmp_path, epochs=6)
     job = start(run, (), cluster.environ)
     wait_until_all_train(run, job, 0)
@@ -123,7 +125,7 @@ def test_processes_and_nodes_come_and_go(
 def test_actors_and_launchers_are_lost_and_a_node_is_drained(
     cluster: Raylets, nodes: list[Any], start: Start, tmp_path: Path
 ) -> None:
-    """Half a minute of a core."""
+    """A minute of a core."""
     run = RayRun(tmp_path, epochs=6)
     environ = {**cluster.environ, "OPTIONS": "--blacklist-cooldown-range 1 2"}  # with standbys
     job = start(run, (), environ)

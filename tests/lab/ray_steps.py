@@ -1,7 +1,4 @@
-"""A job on Ray that writes down its steps; ``ours`` or ``horovod``, for Horovod's own executor.
-
-Arguments: which way, the file for steps, and the checkpoint root.
-"""
+"""A job on Ray that writes down its steps. Arguments: the file for them, and the checkpoint root."""
 
 from __future__ import annotations
 
@@ -13,10 +10,12 @@ import time
 
 import ray
 
+import hvdrecover.ray
+
 STEPS = 100_000  # more than any test waits for
 
 
-def train(ours: bool, ledger: str) -> None:
+def train(ledger: str) -> None:
     import horovod.torch as hvd
     import torch
 
@@ -27,10 +26,9 @@ def train(ours: bool, ledger: str) -> None:
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.001), named_parameters=model.named_parameters()
     )
-    elastic = recover.elastic if ours else hvd.elastic
-    state = elastic.TorchState(model=model, optimizer=optimizer, step=0)
+    state = recover.TorchState(model=model, optimizer=optimizer, step=0)
 
-    @elastic.run
+    @recover.run
     def loop(state: recover.TorchState) -> None:
         while state.step < STEPS:
             optimizer.zero_grad()
@@ -47,17 +45,7 @@ def train(ours: bool, ledger: str) -> None:
 
 
 if __name__ == "__main__":
-    way, ledger, root = sys.argv[1:]
-    ray.init(log_to_driver=True)
-    job = functools.partial(train, way == "ours", ledger)
-    if way == "ours":
-        import hvdrecover.ray
-
-        hvdrecover.ray.run(job, 2, checkpoint=root, options=["--no-standby", "--hang-timeout", "10"])
-    else:
-        from horovod.ray import ElasticRayExecutor
-
-        settings = ElasticRayExecutor.create_settings(min_num_proc=1, max_num_proc=2, nics=["eth0"])
-        executor = ElasticRayExecutor(settings, cpus_per_slot=1)
-        executor.start()
-        executor.run(job)
+    ledger, root = sys.argv[1:]
+    ray.init(log_to_driver=False)
+    options = ["--no-standby", "--hang-timeout", "10"]
+    hvdrecover.ray.run(functools.partial(train, ledger), 2, checkpoint=root, options=options)

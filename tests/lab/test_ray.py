@@ -1,4 +1,4 @@
-"""Jobs on a Ray cluster of real hosts: one is cut off, one loses its power. And Horovod's own executor."""
+"""Jobs on a Ray cluster of real hosts: one is cut off, and one loses its power."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from hvdrecover.checkpoint.near import place
 from hvdrecover.drill.lab.hosts import Host
 from hvdrecover.drill.lab.lab import Lab
 from hvdrecover.launch.job import Job
-from hvdrecover.launch.processes import kill
 from tests.integration.conftest import LONG
 from tests.lab.ray_nodes import Nodes, ray_nodes
 
@@ -33,10 +32,10 @@ def cluster() -> Iterator[tuple[Lab, Nodes]]:
 class Steps:
     """A job that writes down its steps, on the lab's first host; a slot is on each of the others."""
 
-    def __init__(self, way: str, lab: Lab, nodes: Nodes, folder: Path) -> None:
+    def __init__(self, lab: Lab, nodes: Nodes, folder: Path) -> None:
         self._ledger = folder / "ledger"
         self.root = f"file://{folder}/root"
-        command = [sys.executable, os.fspath(SCRIPT), way, os.fspath(self._ledger), self.root]
+        command = [sys.executable, os.fspath(SCRIPT), os.fspath(self._ledger), self.root]
         # A driver that is killed leaves its files where temporary ones are.
         environ = {"HVDRECOVER_EVENTS": os.fspath(folder / "events"), "TMPDIR": os.fspath(folder)}
         environ |= nodes.environ
@@ -67,11 +66,9 @@ class Steps:
 
 
 @pytest.fixture
-def steps(
-    request: pytest.FixtureRequest, cluster: tuple[Lab, Nodes], tmp_path: Path
-) -> Iterator[tuple[Steps, Lab, Nodes]]:
+def steps(cluster: tuple[Lab, Nodes], tmp_path: Path) -> Iterator[tuple[Steps, Lab, Nodes]]:
     lab, nodes = cluster
-    job = Steps(request.param, lab, nodes, tmp_path)
+    job = Steps(lab, nodes, tmp_path)
     try:
         assert job.survives(lambda: None, 2) is not None, job.job.tail(60)
         yield job, lab, nodes
@@ -88,7 +85,6 @@ def used(job: Steps, lab: Lab) -> Host:
 
 
 @LONG
-@pytest.mark.parametrize("steps", ["ours"], indirect=True)
 def test_hosts_are_lost_and_come(steps: tuple[Steps, Lab, Nodes]) -> None:
     """A minute of a core."""
     job, lab, nodes = steps
@@ -100,12 +96,3 @@ def test_hosts_are_lost_and_come(steps: tuple[Steps, Lab, Nodes]) -> None:
     print(f"a node added: {job.survives(lambda: None, 2):.1f} s")
     lost = used(job, lab)
     print(f"powered off: {job.survives(lost.power_off, 1):.1f} s")
-
-
-@LONG
-@pytest.mark.parametrize("steps", ["horovod"], indirect=True)
-def test_what_horovods_own_executor_survives(steps: tuple[Steps, Lab, Nodes]) -> None:
-    """As docs/clusters.md has it; if this fails, the table there is out of date."""
-    job, _, _ = steps
-    assert job.survives(lambda: kill(job.process_of(1)), 1) is not None  # without its host, from then on
-    assert job.survives(lambda: kill(job.process_of(0)), 1) is None
