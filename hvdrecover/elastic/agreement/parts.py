@@ -39,7 +39,11 @@ def fill(world: World, root: int, arenas: Mapping[str, Arena], need: Need) -> No
             if need == Need.NOTHING and world.rank() != root:
                 scratch = allocate(PIECE) if scratch is None else scratch
                 piece = scratch[: len(piece)]
-            world.broadcast(piece, root, f"hvdrecover.snapshot.{number}.{len(piece)}")
+            _send(world, root, piece, number)
+
+
+def _send(world: World, root: int, piece: Bytes, number: int) -> None:
+    world.broadcast(piece, root, f"hvdrecover.snapshot.{number}.{len(piece)}")
 
 
 def _wanted(world: World, root: int, arenas: Mapping[str, Arena], need: Need) -> list[bool]:

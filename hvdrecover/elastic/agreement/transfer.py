@@ -120,9 +120,8 @@ def receive(
         raise stopped(root, header)
     lacking = mine != header["digests"] or not mine
     files = {name: parse(base64.b64decode(text), size) for name, (size, text) in header["files"].items()}
-    found = base(files) if lacking and header["digests"] else {}
-    need = Need.NOTHING if not lacking else Need.PARTS if found else Need.ALL
-    old = found if lacking else held
+    old = held if not lacking else base(files) if header["digests"] else {}
+    need = Need.NOTHING if not lacking else Need.PARTS if old else Need.ALL
     arenas = {name: old[name] if old else Arena(layout) for name, layout in files.items()}
     fill(world, root, arenas, need)
     snapshot = Snapshot(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hvdrecover import heartbeat
 from hvdrecover.elastic import horovod
-from hvdrecover.elastic.agreement import transfer
+from hvdrecover.elastic.agreement import parts, transfer
 from hvdrecover.elastic.durable import side
 from hvdrecover.examples.ledger import Ledger
 
@@ -109,8 +109,8 @@ before(Ledger, "batch", "step")
 before(horovod.Ranks, "shutdown", "reset")
 before(horovod.Ranks, "init", "rendezvous")
 before(side, "load_newest", "load")
-before(transfer, "_broadcast_buffer", "sync")
-before(transfer, "_anybody_lacks", "agree")
+before(parts, "_send", "sync")
+before(transfer, "fill", "agree")
 
 framework = sys.argv.pop(1)
 strike("start", -1, 0)
