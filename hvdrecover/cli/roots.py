@@ -1,4 +1,4 @@
-"""What the commands that look at a checkpoint root have in common."""
+"""Arguments and output that the commands on a checkpoint root share."""
 
 from __future__ import annotations
 

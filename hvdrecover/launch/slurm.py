@@ -39,7 +39,7 @@ _FIELD = re.compile(r"(?:^| )(JobState|Requeue|BatchFlag|EndTime|PreemptTime|Nod
 
 @dataclass(frozen=True)
 class Plan:
-    """What Slurm has in mind for a job.
+    """Slurm's plan for a job.
 
     Attributes:
         state: the job's, such as RUNNING, or COMPLETING for one that is being ended or requeued already.

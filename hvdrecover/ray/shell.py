@@ -1,4 +1,4 @@
-"""What stands in ssh's place in a job on Ray: has a command run by a seat of a host, and is its terminal.
+"""The stand-in for ssh in a job on Ray: it has a seat of a host run a command, and is its terminal.
 
 Horovod calls it as it would call ssh: ``shell SEATS [-o OPTION]... HOST COMMAND``. SEATS is the file that
 `hvdrecover.ray.roster` keeps: for each host its seats, in the order of their local ranks.

@@ -1,4 +1,4 @@
-"""What the tests of states on a device are built of."""
+"""States and jobs for the tests on a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank does although it could know that another is lost."""
+"""A rank commits although it could know that another one is lost."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Slurm:
         return self._idle
 
     def run(self, *command: str, environ: Mapping[str, str] | None = None) -> str:
-        """What one of Slurm's programs prints on the first host."""
+        """Return what one of Slurm's programs prints on the first host."""
         done = subprocess.run(
             self._lab.hosts[0].command([program(command[0]), *command[1:]]),
             env={**os.environ, **(environ or {}), **self.environ},
@@ -103,7 +103,7 @@ class Slurm:
         return done.stdout
 
     def job(self, job: str) -> dict[str, str]:
-        """What ``scontrol show job`` says of a job, or of one task of an array."""
+        """Return what ``scontrol show job`` says of a job, or of one task of an array."""
         line = self.run("scontrol", "show", "job", "--oneliner", job)
         return dict(word.partition("=")[::2] for word in line.split() if "=" in word)
 

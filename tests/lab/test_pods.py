@@ -69,7 +69,7 @@ class Pod:
         del self._api.pods["default"][self.name]
 
     def processes(self) -> int:
-        """How many processes are in it, its ssh server included."""
+        """The number of processes in it, its ssh server included."""
         return len(self._host.processes()) - 1  # not the one that waits for its first process
 
     def _first(self) -> list[int]:

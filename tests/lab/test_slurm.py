@@ -77,7 +77,7 @@ class SlurmRun(DigitsRun):
         return self.folder / "checkpoints" / "train"
 
     def shown(self) -> dict[str, str]:
-        """What Slurm says of it."""
+        """Return what Slurm says of it."""
         return self._cluster.job(self.id)
 
     def until(self, **wanted: str) -> dict[str, str]:

@@ -35,7 +35,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Sentence(NamedTuple):
-    """What one place in the package can say."""
+    """A sentence that one place in the package can say."""
 
     kind: str
     text: str

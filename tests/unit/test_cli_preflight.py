@@ -28,7 +28,7 @@ SLOW = warning("compute", "slow for their kind: h1", "Look at its clocks.")
 
 
 class Job:
-    """What was looked at, what was found there, and the options of the job that was started then."""
+    """The hosts looked at, the findings, and the options of the job that was started then."""
 
     def __init__(self) -> None:
         self.looked_at: list[Settings] = []

@@ -31,7 +31,7 @@ def document(kind: str) -> Document:
 
 @dataclass(frozen=True)
 class Parts:
-    """What becomes of a file's job.
+    """The parts of a file's job.
 
     Attributes:
         launcher: the launcher's pod template.

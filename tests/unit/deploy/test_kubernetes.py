@@ -89,7 +89,7 @@ def command_line(job: Parts) -> argparse.Namespace:
 
 
 def source(job: Parts) -> Kubernetes:
-    """What the launcher asks for hosts."""
+    """Return the source that the launcher asks for hosts."""
     request = discovering.request(command_line(job).discover, [])
     found = discovering._source(request.kind, request.parsed())
     assert isinstance(found, Kubernetes)

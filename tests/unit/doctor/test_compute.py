@@ -14,7 +14,7 @@ Devices = list[dict[str, Any]]
 
 
 def cpu(number: int = 0, **others: Any) -> dict[str, Any]:
-    """What is measured on a CPU that is well."""
+    """Return a measurement of a CPU that is well."""
     well = {
         "device": f"CPU {number}",
         "kind": "EPYC, numpy 2",
@@ -28,7 +28,7 @@ def cpu(number: int = 0, **others: Any) -> dict[str, Any]:
 
 
 def gpu(number: int = 0, **others: Any) -> dict[str, Any]:
-    """What is measured on a GPU that is well."""
+    """Return a measurement of a GPU that is well."""
     return cpu(
         **{"device": f"GPU {number}", "kind": "H100, torch 2", "bits": {"ffff": 9}, "share": None, **others}
     )

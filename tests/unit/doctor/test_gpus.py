@@ -1,4 +1,4 @@
-"""What nvidia-smi and the kernel's log tell of GPUs. No GPU: the program is a script that answers like it."""
+"""Answers of nvidia-smi and the kernel's log. No GPU is needed: a script answers like that program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which hosts a job starts on after they were looked at."""
+"""The hosts that a job starts on after they were looked at."""
 
 from __future__ import annotations
 

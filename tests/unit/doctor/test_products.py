@@ -40,17 +40,17 @@ DIE = "os.kill(os.getpid(), signal.SIGILL)"
 
 @pytest.fixture(scope="module")
 def well() -> Devices:
-    """What comes of this machine as it is."""
+    """Return the products of this machine as it is."""
     return products.run("cpus")
 
 
 def judged(**hosts: Devices) -> list[Finding]:
-    """What is wrong with hosts, but for their being busy."""
+    """Return what is wrong with hosts, but for their being busy."""
     return [each for each in compute.judge(hosts) if each.outcome == "failure"]
 
 
 def faulty(folder: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> Devices:
-    """What comes of this machine with a fault."""
+    """Return the products of this machine with a fault."""
     (folder / "sitecustomize.py").write_text(FAULTY.format(cpu=CPUS[-1], fault=fault))
     monkeypatch.setenv("PYTHONPATH", os.fspath(folder))
     return products.run("cpus")

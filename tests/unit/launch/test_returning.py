@@ -22,7 +22,7 @@ COOLDOWN = (600, 600)  # seconds, which pass when the test says so
 
 
 class Workers:
-    """What the driver has started: each "process" runs until it is ended."""
+    """The driver's starts: each "process" runs until it is ended."""
 
     def __init__(self) -> None:
         self.started: list[str] = []

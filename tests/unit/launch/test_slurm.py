@@ -111,7 +111,7 @@ def test_what_slurm_has_in_mind(shown: str, plan: Plan | None) -> None:
 
 
 def watched(asked: Asked, seconds: float) -> str:
-    """What a job says that was asked about once."""
+    """Return a job that was asked about once."""
     asked.job.watch()
     asked.job._thread.join(60)
     return asked.job.ends_within(seconds)

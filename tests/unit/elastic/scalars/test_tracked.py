@@ -1,4 +1,4 @@
-"""What an experiment tracker is told of a job, in jobs of the fake framework."""
+"""An experiment tracker and what it is told, in jobs of the fake framework."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS = 6
 
 
 class Server:
-    """Where runs are, by id, with all rows in the order in which they were logged."""
+    """All runs by id, with their rows in the order in which they were logged."""
 
     def __init__(self) -> None:
         self.runs: dict[str, list[Row]] = {}
@@ -221,7 +221,7 @@ def hanging(server: Server) -> Iterator[Hanging]:
 
 
 def tracked_by(tracker: Tracker) -> Tracked:
-    """What rank 0 has, with a row that a commit holds."""
+    """Return a tracker as rank 0 has it, with a row that a commit holds."""
     tracked = Tracked(tracker, FakeClock())
     tracked.begin(0)
     tracked.row(1)["loss"] = 1.0
