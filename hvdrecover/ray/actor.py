@@ -82,7 +82,7 @@ class Slot:
 
 
 def python_path() -> str:
-    """The folders in which this process finds modules besides its Python's own, for programs that it starts."""
+    """The folders in which this process finds modules besides its Python's own, for what it starts."""
     own = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     ours = [
         path for path in sys.path if Path(path).is_dir() and path not in own and not _of_python(path, own)
