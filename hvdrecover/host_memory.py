@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvdrecover.cgroups import folders as cgroups_of
+
 
 @dataclass(frozen=True)
 class Available:
@@ -27,23 +29,8 @@ def available(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
     """
     words = (proc / "meminfo").read_text().split()
     host = int(words[words.index("MemAvailable:") + 1]) * 1024
-    left = [room for folder in _folders(proc, cgroups) if (room := _room(folder)) is not None]
+    left = [room for folder in cgroups_of("memory", proc, cgroups) if (room := _room(folder)) is not None]
     return Available(min([host, *left]), min([host, *left]) < host)
-
-
-def _folders(proc: Path, cgroups: Path) -> list[Path]:
-    """The memory cgroups that this process is in, from its own to the topmost, of version 1 or 2."""
-    try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    found: list[Path] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers in ("", "memory"):
-            own = (cgroups / "memory" if controllers else cgroups) / path.lstrip("/")
-            found += [own, *(above for above in own.parents if above.is_relative_to(cgroups))]
-    return found
 
 
 def _room(folder: Path) -> int | None:

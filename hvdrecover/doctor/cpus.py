@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from hvdrecover.cgroups import folders as cgroups_of
+
 # What decides which code a library picks. Kernels differ in what else they list.
 _EXTENSIONS = ("avx", "amx", "fma", "sse4", "asimd", "sve", "sme", "bf16", "i8mm")
 _NAMES = ("model name", "cpu family", "model", "CPU implementer", "CPU part", "cpu")  # x86, Arm, POWER
@@ -39,23 +41,8 @@ def to_use(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -
 
 def share(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float | None:
     """Return to how many processors' time the cgroups of this process limit it; None if to none."""
-    found = [given for folder in _folders(proc, cgroups) if (given := _given(folder)) is not None]
+    found = [given for folder in cgroups_of("cpu", proc, cgroups) if (given := _given(folder)) is not None]
     return min(found, default=None)
-
-
-def _folders(proc: Path, cgroups: Path) -> list[Path]:
-    """The cgroups that may limit it, from its own to the topmost, of version 1 or 2."""
-    try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    found: list[Path] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers or "cpu" in controllers.split(","):
-            own = (cgroups / "cpu" if controllers else cgroups) / path.lstrip("/")
-            found += [own, *(above for above in own.parents if above.is_relative_to(cgroups))]
-    return found
 
 
 def _given(folder: Path) -> float | None:

@@ -18,6 +18,7 @@ LAYERS = {
     "events": 0,
     "config": 0,
     "clock": 0,
+    "cgroups": 0,
     "durations": 0,
     "heartbeat": 0,
     "renamed": 0,
