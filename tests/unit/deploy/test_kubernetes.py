@@ -258,7 +258,7 @@ def test_metrics_are_those_of_the_job() -> None:
     assert metrics["image"] == container(job)["image"]
     program, *words = metrics["args"]
     assert program == "hvdrecover"
-    arguments = cli._parser()[0].parse_args(words)
+    arguments = cli.build()[0].parse_args(words)
     (events,) = container(job)["env"]
     assert arguments.folder == Path(events["value"])
     assert arguments.watch
