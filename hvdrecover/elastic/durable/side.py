@@ -170,8 +170,9 @@ class DurableSide(Voter):
         retry, writing = retrying(self._context.clock), self.writing()
         if writing is None:
             return Standing({}, None, 0)
-        newest = retry(writing.store.newest, self._context.config.suspects)
-        if verified:
+        suspects = self._context.config.suspects
+        newest = retry(writing.store.newest, suspects)
+        if verified or suspects:  # a suspect one is marked, also where a near commit is taken in its place
             with suppress(NoUsableCommitError):
                 self._loaded = self.load()
             newest = None if self._loaded is None else self._loaded.id
