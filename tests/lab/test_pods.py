@@ -107,7 +107,7 @@ class JobOnPods(JobInLab):
         super().__init__(lab, folder, "torch", start)
 
     def begin(self) -> Job:
-        command = [sys.executable, "-m", "hvdrecover", "run", "-np", "3", "--no-standby"]
+        command = [sys.executable, "-m", "hvdrecover", "run", "-np", "3", "--min-np", "1", "--no-standby"]
         command += ["--discover", "kubernetes --selector app=train", "--network-interface", INTERFACE]
         command += ["-i", os.fspath(self.lab.key), "--blacklist-cooldown-range", "1", "60", "--"]
         environ = {"OMP_NUM_THREADS": "1", "KUBECONFIG": os.fspath(self.config), **self.run.faults}
