@@ -48,4 +48,4 @@ if __name__ == "__main__":
     ledger, root = sys.argv[1:]
     ray.init(log_to_driver=False)
     options = ["--no-standby", "--hang-timeout", "10"]
-    hvdrecover.ray.run(functools.partial(train, ledger), 2, checkpoint=root, options=options)
+    hvdrecover.ray.run(functools.partial(train, ledger), 2, least=1, checkpoint=root, options=options)
