@@ -43,15 +43,7 @@ def add_drill(commands: argparse._SubParsersAction[Any]) -> None:
         epilog=options.DURATIONS,
         allow_abbrev=False,
     )
-    drill.add_argument(
-        "-np",
-        "--num-proc",
-        type=options.count,
-        required=True,
-        metavar="N",
-        dest="processes",
-        help="processes to start with",
-    )
+    options.add_processes(drill)
     drill.add_argument(
         "--lab",
         type=options.count,

@@ -63,15 +63,7 @@ def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
     job = parser.add_argument_group("the job, as for horovodrun")
-    job.add_argument(
-        "-np",
-        "--num-proc",
-        type=options.count,
-        required=True,
-        metavar="N",
-        dest="processes",
-        help="processes to start with",
-    )
+    options.add_processes(job)
     job.add_argument(
         "--min-np",
         "--min-num-proc",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvdrecover import durations
 from hvdrecover.errors import ConfigError
+from hvdrecover.events import RUNS
 
 if TYPE_CHECKING:
     from hvdrecover.checkpoint.settings import Best
@@ -17,6 +18,31 @@ if TYPE_CHECKING:
 _MULTIPLES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _NBYTES = re.compile(r"(\d+(?:\.\d+)?)([kKMGT]?)B?")
 _BEST = re.compile(r"([^:]*):(min|max)(?::(.*))?")
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add the folder that names a run."""
+    parser.add_argument(
+        "folder",
+        metavar="FOLDER",
+        nargs="?",
+        type=Path,
+        help="the folder of the run's event files; by default the one that HVDRECOVER_EVENTS names, "
+        f"else the newest run below ./{RUNS}",
+    )
+
+
+def add_processes(parser: argparse._ActionsContainer) -> None:
+    """Add the number of processes that a job starts with."""
+    parser.add_argument(
+        "-np",
+        "--num-proc",
+        type=count,
+        required=True,
+        metavar="N",
+        dest="processes",
+        help="processes to start with",
+    )
 
 
 def count(text: str) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdrecover import config
-from hvdrecover.cli import watching
+from hvdrecover.cli import options, watching
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.events import RUNS
 
@@ -29,14 +29,7 @@ def add_report(commands: argparse._SubParsersAction[Any]) -> None:
         help=help,
         description=f"{help[0].upper()}{help[1:]}, from its event files. The run may still be going on.",
     )
-    parser.add_argument(
-        "folder",
-        metavar="FOLDER",
-        nargs="?",
-        type=Path,
-        help="the folder of the run's event files; by default the one that HVDRECOVER_EVENTS names, "
-        f"else the newest run below ./{RUNS}",
-    )
+    options.add_run(parser)
     parser.add_argument("--json", action="store_true", help="write JSON (docs/commands.md)")
     parser.add_argument(
         "--html", metavar="FILE", type=Path, help="also write a page that holds it all in one file"

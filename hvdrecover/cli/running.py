@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdrecover import config
+from hvdrecover.cli import options
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.events import RUNS
 
@@ -46,14 +47,7 @@ def _command(
 ) -> argparse.ArgumentParser:
     description = f"{help[0].upper()}{help[1:]}. {more}"
     parser: argparse.ArgumentParser = commands.add_parser(name, help=help, description=description)
-    parser.add_argument(
-        "folder",
-        metavar="FOLDER",
-        nargs="?",
-        type=Path,
-        help="the folder of the run's event files; by default the one that HVDRECOVER_EVENTS names, "
-        f"else the newest run below ./{RUNS}",
-    )
+    options.add_run(parser)
     parser.set_defaults(run=run)
     return parser
 
