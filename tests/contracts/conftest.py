@@ -9,8 +9,12 @@ import pytest
 from hvdrecover.checkpoint.storage import Storage
 from tests.contracts import storages
 from tests.contracts.adapters import Adapter
+from tests.contracts.object_stores import STORES, ObjectStore
 from tests.contracts.servers import SSHD, S3Server, SftpServer
 from tests.contracts.storages import Backend
+from tests.integration.conftest import LONG
+
+REAL = [pytest.param(name, marks=LONG) for name in STORES]
 
 
 def _fake() -> Adapter:
@@ -57,6 +61,45 @@ def sftp_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SftpServer
     server.stop()
 
 
+def _served(name: str, factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    server = STORES[name](factory.mktemp(name))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def seaweedfs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    yield from _served("seaweedfs", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def azurite_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    yield from _served("azurite", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def gcs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    yield from _served("gcs", tmp_path_factory)
+
+
+@pytest.fixture
+def seaweedfs(seaweedfs_server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Backend:
+    return storages.object_store(seaweedfs_server, monkeypatch)
+
+
+@pytest.fixture
+def azurite(azurite_server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Backend:
+    return storages.object_store(azurite_server, monkeypatch)
+
+
+@pytest.fixture
+def gcs(gcs_server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Backend:
+    return storages.object_store(gcs_server, monkeypatch)
+
+
 @pytest.fixture
 def local(tmp_path: Path) -> Backend:
     return storages.local(tmp_path)
@@ -83,7 +126,7 @@ def sftp(sftp_server: SftpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return storages.sftp(sftp_server, tmp_path, monkeypatch)
 
 
-@pytest.fixture(params=["local", "drill", "memory", "s3", "sftp"])
+@pytest.fixture(params=["local", "drill", "memory", "s3", "sftp", *REAL])
 def backend(request: pytest.FixtureRequest) -> Backend:
     """Each kind of storage in turn."""
     made: Backend = request.getfixturevalue(request.param)

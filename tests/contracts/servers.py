@@ -93,7 +93,7 @@ class SftpServer:
 
     def start(self) -> None:
         for _ in range(5):
-            self._begin(self.port or _free_port())
+            self._begin(self.port or free_port())
             if self._is_up():
                 return
         raise AssertionError(f"sshd does not start:\n{(self.folder / 'log').read_text()}")
@@ -127,7 +127,7 @@ class SftpServer:
         assert SSHD is not None
         with (self.folder / "log").open("ab") as log:
             command = [SSHD, "-D", "-e", "-f", config]
-            self._process = subprocess.Popen(command, stderr=log, preexec_fn=_die_with_parent)
+            self._process = subprocess.Popen(command, stderr=log, preexec_fn=die_with_parent)
         self.port = port
 
     def _is_up(self) -> bool:
@@ -143,7 +143,7 @@ class SftpServer:
         return False
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """End this process when the one that tests is killed."""
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
@@ -156,7 +156,7 @@ def kill(processes: list[psutil.Process]) -> None:
     psutil.wait_procs(processes, timeout=30)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

@@ -16,6 +16,7 @@ from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.reader import load_newest
 from hvdrecover.checkpoint.storage import Storage, open_storage
 from hvdrecover.errors import FencedError, StorageError
+from tests.contracts.conftest import REAL
 from tests.contracts.storages import SECRET, Backend
 from tests.unit.checkpoint.roots import assert_is, make_snapshot, make_store
 
@@ -237,7 +238,7 @@ print(sum(storage.create(f"claims/{number}", content) for number in range(20)), 
 """
 
 
-@pytest.mark.parametrize("kind", ["local", "drill", "s3", "sftp"])
+@pytest.mark.parametrize("kind", ["local", "drill", "s3", "sftp", *REAL])
 def test_one_of_many_processes_creates_a_file(request: pytest.FixtureRequest, kind: str) -> None:
     backend: Backend = request.getfixturevalue(kind)
     command = [sys.executable, "-c", _COMPETITOR, backend.url]
@@ -293,7 +294,7 @@ def test_a_root_that_is_a_file_is_a_storage_error(backend: Backend) -> None:
     assert backend.open().read("file") == b"content"
 
 
-@pytest.mark.parametrize("kind", ["drill", "s3", "sftp"])
+@pytest.mark.parametrize("kind", ["drill", "s3", "sftp", *REAL])
 def test_all_fails_while_the_server_is_away_and_goes_on_when_it_is_back(
     request: pytest.FixtureRequest, kind: str
 ) -> None:
