@@ -1,20 +1,23 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hvdrecover.checkpoint.storage import Storage
-from tests.contracts import storages
+from tests.contracts import mounts, storages
 from tests.contracts.adapters import Adapter
+from tests.contracts.mounts import Mounts
 from tests.contracts.object_stores import STORES, ObjectStore
 from tests.contracts.servers import SSHD, S3Server, SftpServer
 from tests.contracts.storages import Backend
 from tests.integration.conftest import LONG
 
-REAL = [pytest.param(name, marks=LONG) for name in STORES]
+SERVED = [pytest.param(name, marks=LONG) for name in STORES]
+REAL = [*SERVED, pytest.param("moosefs", marks=LONG)]
 
 
 def _fake() -> Adapter:
@@ -98,6 +101,18 @@ def azurite(azurite_server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Bac
 @pytest.fixture
 def gcs(gcs_server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Backend:
     return storages.object_store(gcs_server, monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def moosefs_mounts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounts]:
+    with mounts.moosefs(tmp_path_factory.mktemp("moosefs")) as places:
+        yield places
+
+
+@pytest.fixture
+def moosefs(moosefs_mounts: Mounts) -> Backend:
+    (folder := moosefs_mounts[0] / uuid.uuid4().hex).mkdir()
+    return storages.local(folder)
 
 
 @pytest.fixture

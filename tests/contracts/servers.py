@@ -32,6 +32,7 @@ class S3Server:
     Attributes:
         port: where it listens.
         fault: is asked about every request first, as ``METHOD path?query``; True has it refused.
+        conditions: whether it heeds If-None-Match, as some stores that speak S3's language don't.
         lost: likewise; True has it done, and its answer lost on the way.
         requests: every request that came, likewise.
     """
@@ -47,6 +48,7 @@ class S3Server:
         self.fault: Callable[[str], bool] = lambda request: False
         self.lost: Callable[[str], bool] = lambda request: False
         self.requests: list[str] = []
+        self.conditions = True
 
     def start(self) -> None:
         self._server = make_server(HOST, self.port, self._answer, threaded=True)
@@ -65,6 +67,8 @@ class S3Server:
         if self.fault(request):
             start_response("400 Bad Request", [("Content-Length", "0")])
             return [b""]
+        if not self.conditions:
+            environ.pop("HTTP_IF_NONE_MATCH", None)
         if "HTTP_IF_NONE_MATCH" not in environ:
             answer = list(self._app(environ, start_response))
         else:

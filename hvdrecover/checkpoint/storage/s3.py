@@ -62,7 +62,7 @@ class S3Storage(RemoteStorage):
             self._delete_folders(paths, self._path(folder))
 
     def _delete_folders(self, paths: list[str], top: str) -> None:
-        """Delete the folders themselves, which SeaweedFS has and shows; where there are none, nothing is done."""
+        """Delete the folders themselves, which SeaweedFS has and shows; on S3 that does nothing."""
         folders = {top}
         for path in paths:
             while len(path := path.rpartition("/")[0]) > len(top):
