@@ -34,6 +34,7 @@ TOPICS = {
     "recovery": ("torch", "tensorflow"),
     "near": ("large",),
     "scale": ("stubs",),
+    "stores": ("large",),
     "machine": ("large",),
 }
 _PATIENCE = 1200.0  # seconds for one topic

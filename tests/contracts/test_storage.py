@@ -21,7 +21,6 @@ from tests.contracts.conftest import REAL
 from tests.contracts.storages import SECRET, Backend
 from tests.unit.checkpoint.roots import assert_is, make_snapshot, make_store
 
-
 # The clients of Azure and GCS try for minutes before they say that nobody is there.
 RESTARTED = [each for each in REAL if each.values == ("seaweedfs",)]
 
@@ -288,7 +287,7 @@ def test_one_of_a_hundred_claims_wins(
 
     with ThreadPoolExecutor(100) as threads:
         won = [number for number, first in enumerate(threads.map(claim, range(100))) if first]
-    assert [backend.open().read("claims/g0001.json")] == [b"%d" % number for number in won]
+    assert [storages[0].read("claims/g0001.json")] == [b"%d" % number for number in won]
 
 
 # -- failures ------------------------------------------------------------------------------------------
