@@ -11,6 +11,7 @@ _OUTCOMES = {
     "ended": "ended before it was finished",
     "open": "no end yet: it is going on, or all was killed",
 }
+WENT_ON = "training went on"  # in the place of a time to recover, where ranks had no rendezvous
 _UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"))
 
 
