@@ -172,7 +172,7 @@ def _goodput(forecast: Forecast) -> Section:
     told = (
         f"Assumed: a job like this one fails every {words.roughly(assumed)} on the average, at random; in "
         "the other rows, more often. Stall and interval of commits are those of the drill. A failure costs "
-        f"what the {forecast.recoveries} recoveries took on the average, {words.duration(forecast.recovery)}. "
+        f"{words.duration(forecast.recovery)}, as the {forecast.recoveries} recoveries did on the average. "
         "Of jobs with more ranks these numbers tell nothing."
     )
     table = Table("Goodput by how often the job fails", columns, rows)

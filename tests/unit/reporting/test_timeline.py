@@ -65,7 +65,7 @@ def test_the_run_of_the_documentation(tmp_path):
 def test_the_clocks_of_hosts_are_corrected(tmp_path):
     right, wrong = example(tmp_path / "a"), example(tmp_path / "b", {"node-2": 90.0})
     assert lane(wrong, 1) == lane(right, 1)
-    assert [fault.time for fault in trace(wrong).faults] == [pytest.approx(36), 80]
+    assert [fault.time for fault in trace(wrong).faults] == [pytest.approx(36), 60]
 
 
 def test_ranks_that_set_out_to_meet_again_without_a_fault_stop_training(run):
