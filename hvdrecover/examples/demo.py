@@ -106,12 +106,12 @@ def _train_with_faults(run: DigitsRun, console: Console) -> list[Fault]:
     faults = []
     try:
         run.wait_for(job, lambda batch: batch.commit >= 4)
-        _wait_for_standbys(run, job)
+        _wait_for_standbys(run, job, latest=50)
         console.print("   SIGKILL to the worker of rank 0; its standby takes its place …")
         struck = time.time()
         kill(run.process_of(rank=0))
         faults.append(_measure(job, run, "SIGKILL of a worker", 0, struck))
-        _wait_for_standbys(run, job)
+        _wait_for_standbys(run, job, latest=100)
         console.print(f"   the worker of rank 1 hangs, by SIGSTOP; it may for {_HANG_SECONDS} s …")
         struck = time.time()
         os.kill(run.process_of(rank=1), signal.SIGSTOP)
@@ -127,11 +127,17 @@ def _train_with_faults(run: DigitsRun, console: Console) -> list[Fault]:
     return faults
 
 
-def _wait_for_standbys(run: DigitsRun, job: Job) -> None:
-    """Wait until each worker has one, as it nearly always has when a fault strikes a long job."""
+def _wait_for_standbys(run: DigitsRun, job: Job, latest: int) -> None:
+    """Wait until each worker has one, as it nearly always has when a fault strikes a long job.
+
+    Args:
+        run: the run.
+        job: its start.
+        latest: the commit at which a busy machine is not waited for any longer.
+    """
     deadline = time.monotonic() + PATIENCE
     ready: dict[int | None, bool] = {}
-    while sum(ready.values()) < WORKERS:
+    while sum(ready.values()) < WORKERS and max(b.commit for b in run.batches()) < latest:
         if not job.running or time.monotonic() > deadline:
             raise HvdrecoverError(f"no standbys are ready; the job's log ends with\n{job.tail()}")
         time.sleep(_LOOK)

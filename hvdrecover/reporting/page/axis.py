@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 _STEPS = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30),  # seconds
     *(60, 120, 300, 600, 900, 1800),  # minutes
     *(3600, 7200, 10800, 21600, 43200),  # hours
     *(86400 * days for days in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)),
 )
+_FEW = 6  # steps, so that `ticks` with a few more takes the same
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
 def rounded_up(length: float) -> float:
-    """The next round length, in seconds."""
-    return next((step for step in _STEPS if length <= step), length)
+    """The next length that is a few round steps, in seconds; so its multiples are round times, too."""
+    step = next((step for step in _STEPS if length / step < _FEW), length)
+    return math.ceil(length / step) * step
 
 
 def ticks(length: float, most: int, begin: float = 0.0) -> list[tuple[float, str]]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hvdrecover.reporting.page import axis
 from hvdrecover.reporting.timeline import Stretch, Timeline
 
-FAULTS = 8  # that a row has room for, on the average
+FAULTS = 6  # that a row has room for, on the average
 _MOST = 12  # rows
 _LANES = 48  # in all rows together
 

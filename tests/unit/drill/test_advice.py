@@ -54,7 +54,7 @@ def test_commits_in_memory_are_paced_by_their_copy_and_the_loss_of_single_worker
 def test_durable_commits_are_paced_by_what_a_write_costs_too_as_if_each_failure_took_all_memories():
     found = advice("durable interval")
     assert found.seconds == best(Costs(0.05 + 0.1, 0.0, 365 * DAY / 1000), least=0.3).seconds
-    assert found.setting == "Checkpoint(every_seconds=170)"
+    assert found.setting == "Checkpoint(every_seconds=98)"
     assert (
         "costs training 0.15 s, its write takes 0.3 s, and with 1000 workers one is lost every 8.8 h"
         in found.text
