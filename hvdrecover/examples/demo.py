@@ -25,6 +25,7 @@ from hvdrecover.examples.digits_run import PATIENCE, TRAINING_SAMPLES, DigitsRun
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
 from hvdrecover.reporting import lanes, page, reading, summary, timeline
+from hvdrecover.reporting.following import Follower
 from hvdrecover.reporting.page import run as run_page
 from hvdrecover.reporting.timeline import Strike
 
@@ -106,21 +107,23 @@ def _train_with_faults(run: DigitsRun, console: Console) -> list[Fault]:
     faults = []
     try:
         run.wait_for(job, lambda batch: batch.commit >= 4)
-        _wait_for_standbys(run, job, latest=50)
+        _wait_for_standbys(run, job, latest=40)
         console.print("   SIGKILL to the worker of rank 0; its standby takes its place …")
         struck = time.time()
         kill(run.process_of(rank=0))
-        faults.append(_measure(job, run, "SIGKILL of a worker", 0, struck))
-        _wait_for_standbys(run, job, latest=100)
+        faults.append(_measure(job, run, "worker killed", 0, struck))
+        _wait_for_standbys(run, job, latest=80)
         console.print(f"   the worker of rank 1 hangs, by SIGSTOP; it may for {_HANG_SECONDS} s …")
         struck = time.time()
         os.kill(run.process_of(rank=1), signal.SIGSTOP)
-        faults.append(_measure(job, run, "a worker hangs", 1, struck))
+        faults.append(_measure(job, run, "worker hangs", 1, struck))
+        # A start after a generation without commits would count that one again.
+        run.wait_for(job, lambda batch: batch.commit >= faults[-1].after + 9, after=time.time())
         console.print("   SIGKILL to workers, launcher and supervisor; started again …")
         struck = time.time()
         job.kill()
         job = run.start(launcher)
-        faults.append(_measure(job, run, "SIGKILL of all", None, struck))
+        faults.append(_measure(job, run, "all killed", None, struck))
         run.finish(job)
     finally:
         job.kill()
@@ -135,14 +138,16 @@ def _wait_for_standbys(run: DigitsRun, job: Job, latest: int) -> None:
         job: its start.
         latest: the commit at which a busy machine is not waited for any longer.
     """
+    follower = Follower(run.folder / "events")
     deadline = time.monotonic() + PATIENCE
     ready: dict[int | None, bool] = {}
-    while sum(ready.values()) < WORKERS and max(b.commit for b in run.batches()) < latest:
+    while sum(ready.values()) < WORKERS and max(batch.commit for batch in run.batches()) < latest:
         if not job.running or time.monotonic() > deadline:
             raise HvdrecoverError(f"no standbys are ready; the job's log ends with\n{job.tail()}")
         time.sleep(_LOOK)
-        events = reading.read(run.folder / "events").of("standby")
-        ready = {event.whole("slot"): event.facts.get("ready") is True for event in events}
+        for _, event in follower.look():
+            if event is not None and event.kind == "standby":
+                ready[event.whole("slot")] = event.facts.get("ready") is True
 
 
 def _measure(job: Job, run: DigitsRun, name: str, rank: int | None, struck: float) -> Fault:
