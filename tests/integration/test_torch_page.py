@@ -1,4 +1,4 @@
-"""What docs/torch.md shows is what runs."""
+"""The script and the commands of docs/torch.md run as they stand there."""
 
 from __future__ import annotations
 

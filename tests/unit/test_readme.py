@@ -1,4 +1,4 @@
-"""What the README says is so: its diff applies, its numbers, links and commands are right."""
+"""The README's diff applies, and its numbers, links and commands are right."""
 
 from __future__ import annotations
 
