@@ -1,7 +1,7 @@
 """The hook of mkdocs: pages that are written for a code host become pages of the site.
 
-The README is the home page; CONTRIBUTING and CHANGELOG are pages. A link to another file of the repository leads
-to a page that shows it, so that a copy of the site is whole without the repository.
+The README is the home page; CONTRIBUTING and CHANGELOG are pages. A link to another file of the repository
+leads to a page that shows it, so that a copy of the site is whole without the repository.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 SHOWN = "files"  # the folder of the site with files of the repository
+LANGUAGES = {".json": "json", ".py": "python", ".yaml": "yaml", ".yml": "yaml", "Dockerfile": "docker"}
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 FENCE, ITEM = re.compile(r"\s*(`{3,})"), re.compile(r"([-*]|\d+\.) ")
 
@@ -36,6 +37,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.file.src_uri.startswith(f"{SHOWN}/"):
         return markdown
     return LINK.sub(lambda link: _link(page.file.src_uri, link), _indented(markdown))
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Leave out the colons by which docstrings begin what is to be shown as it is."""
+    return re.sub(r"(<p>:|(?<=:)):</p>", lambda colons: "" if colons[1].startswith("<") else "</p>", html)
 
 
 def _source(page: str) -> PurePosixPath:
@@ -84,10 +90,9 @@ def _folder(folder: Path) -> str:
 
 
 def _file(file: Path) -> str:
-    kinds = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".sbatch": "bash", ".conf": "text"}
     text = file.read_text().rstrip()
-    language = "bash" if text.startswith("#!/") else "docker" if file.name == "Dockerfile" else "text"
-    return f"~~~~~~ {kinds.get(file.suffix, language)}\n{text}\n~~~~~~"
+    language = "bash" if text.startswith("#!/bin/") else LANGUAGES.get(file.suffix or file.name, "text")
+    return f"~~~~~~ {language}\n{text}\n~~~~~~"
 
 
 def _indented(markdown: str) -> str:
