@@ -24,6 +24,14 @@ NAME = re.compile(r"(?<=[ (])<code>(\w+)</code>")
 FENCE, ITEM = re.compile(r"\s*(`{3,})"), re.compile(r"([-*]|\d+\.) ")
 
 
+def on_config(config: MkDocsConfig) -> None:
+    """List the pages that mkdocs.yml does not name at the end, so that none is left out."""
+    pages = {path.relative_to(config.docs_dir).as_posix() for path in Path(config.docs_dir).rglob("*.md")}
+    others = sorted(pages - set(re.findall(r"[\w/-]+\.md", str(config.nav))))
+    if others:
+        config.nav.append({"More": others})
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages from outside of docs/, and those of files that any page links to."""
     for source, page in PAGES.items():
