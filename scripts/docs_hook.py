@@ -20,7 +20,7 @@ PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGEL
 SHOWN = "files"  # the folder of the site with files of the repository
 LANGUAGES = {".json": "json", ".py": "python", ".yaml": "yaml", ".yml": "yaml", "Dockerfile": "docker"}
 LINK = re.compile(r'(?:(?<=]\()|(?<=src=")|(?<=href="))(?!\w+:|#)([^)\s#"]+)(#[^)\s"]*)?(?=[)"])')
-NAME = re.compile(r"(?<=[ (])<code>(\w+)</code>")
+NAME = re.compile(r"(?<=[ (\n])<code>(\w+)</code>")
 FENCE, ITEM = re.compile(r"\s*(`{3,})"), re.compile(r"([-*]|\d+\.) ")
 
 
