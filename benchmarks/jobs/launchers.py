@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hvdrecover.examples.digits_run import supervised
 
 WORKERS = 2
-FAULTS = 3  # that a job survives; torchrun is told, and Horovod gets as many spare hosts
+FAULTS = 3  # that a job survives; torchrun is told, and Horovod gets as many spare hosts at least
 _PROGRAMS = Path(sys.executable).parent
 # To Horovod each is another host: it resolves them all to this one's loopback.
-_NAMES = ("localhost", "127.0.0.1", "127.1", "127.0.1", "0x7f.1")
+_NAMES = ("localhost", "127.0.0.1", "127.1", "127.0.1", "0x7f.1", "0x7f.0.1", "0177.1", "0177.0.1")
+_RESTARTS = "20"  # of the peers' launchers: more than there are faults
+_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
+# Torch 2.13 keeps the store in which ranks look each other's addresses up, and new workers may find those of
+# the lost ones in it: connecting fails after seconds, and torchrun restarts once more. A new store helps.
+_NEW_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **_LOOPBACK}
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,45 @@ def _horovodrun(folder: Path, hosts: list[str], *options: str) -> list[str]:
 
 def _spare(folder: Path) -> list[str]:
     bounds = ("--min-np", str(WORKERS), "--max-np", str(WORKERS))
-    return _horovodrun(folder, [f"{name}:1" for name in _NAMES[: WORKERS + FAULTS]], *bounds)
+    return _horovodrun(folder, [f"{name}:1" for name in _NAMES], *bounds)
+
+
+def peers(python: Path | None) -> list[Launcher]:
+    """The launchers of those that do what hvdrecover does.
+
+    Args:
+        python: of an environment with the peers that are packages of their own; None to leave them out.
+    """
+    found = [
+        replace(SPARE_HOST, way="horovod"),
+        _restarting("torchrun, torch.save", "torch_save", sys.executable, "torch.distributed.run"),
+        _restarting("torchrun, DCP async_save", "dcp", sys.executable, "torch.distributed.run"),
+    ]
+    if python is None:
+        return found
+    where = os.fspath(python)
+    replicas = [
+        where,
+        "-m",
+        "benchmarks.jobs.peers.run_torchft",
+        str(WORKERS),
+        "--max-restarts",
+        _RESTARTS,
+        "-m",
+    ]
+    return [
+        *found,
+        _restarting("dlrover 0.6.1", "dlrover", where, "benchmarks.jobs.peers.run_dlrover"),
+        _restarting("lm-resiliency 0.2.0", "lm_resiliency", where, "torch.distributed.run"),
+        Launcher("torchft 0.2.0", "torchft", lambda _: [*replicas], python=False, settings=_LOOPBACK),
+    ]
+
+
+def _restarting(title: str, way: str, python: str, module: str) -> Launcher:
+    """A launcher of ``torchrun``'s kind."""
+    words = [python, "-m", module, "--standalone", "--nproc-per-node", str(WORKERS)]
+    words += ["--max-restarts", _RESTARTS, "-m"]
+    return Launcher(title, way, lambda _: [*words], python=False, settings=_NEW_STORE)
 
 
 def _torchrun(folder: Path) -> list[str]:
@@ -63,14 +106,12 @@ NO_STANDBY = Launcher(
     "hvdrecover run --no-standby", "hvdrecover", lambda _: supervised("--no-standby", workers=WORKERS)
 )
 SPARE_HOST = Launcher("plain elastic horovodrun with spare hosts", "horovod", _spare)
-# Torch 2.13 keeps the store in which ranks look each other's addresses up, and new workers may find those of
-# the lost ones in it: connecting fails after seconds, and torchrun restarts once more. A new store helps.
 TORCHRUN = Launcher(
     "torchrun --max-restarts",
     "torchrun",
     _torchrun,
     python=False,
-    settings={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "lo"},
+    settings=_NEW_STORE,
 )
 UNGUARDED = Launcher(
     "plain elastic horovodrun",

@@ -9,10 +9,9 @@ import horovod.torch as hvd
 import torch
 
 import hvdrecover.torch as recover
+from benchmarks.jobs.near_state import kept
 from benchmarks.jobs.steps import Steps
 from benchmarks.states import SHAPES, Training
-
-EVERY_SECONDS = 60.0  # between durable commits
 
 
 def train(size: str, steps: Path, checkpoint: Path) -> None:
@@ -27,12 +26,7 @@ def train(size: str, steps: Path, checkpoint: Path) -> None:
     shape = SHAPES[size]["large"]
     training, done, batch = Training(shape, trained=False), Steps(steps), torch.ones(1, shape.width)
     last = list(training.model[-1].parameters())
-    state = recover.TorchState(
-        model=training.model,
-        optimizer=training.optimizer,
-        step=0,
-        checkpoint=recover.Checkpoint(str(checkpoint), every_seconds=EVERY_SECONDS),
-    )
+    state = kept(training, checkpoint)
 
     @recover.run
     def loop(state: recover.TorchState) -> None:

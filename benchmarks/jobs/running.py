@@ -34,7 +34,8 @@ class Running:
 
     Args:
         launcher: what starts it.
-        framework: ``torch`` or ``tensorflow``; or ``near``, for the training with a large state.
+        framework: ``torch`` or ``tensorflow``; ``near``, for the training with a large state; or ``peers``, for
+            the small one that all peers can keep.
         folder: a new folder for all that it writes.
         durable: whether its commits are written.
     """
@@ -107,6 +108,11 @@ class Running:
     def guardians(self) -> list[int]:
         """The guardians' processes."""
         return self._running(_GUARDIAN)
+
+    @property
+    def running(self) -> bool:
+        """Whether its launcher runs."""
+        return self._job.running
 
     def processes(self) -> list[int]:
         """All processes of the job."""
