@@ -34,8 +34,8 @@ class Running:
 
     Args:
         launcher: what starts it.
-        framework: ``torch`` or ``tensorflow``; ``near``, for the training with a large state; or ``peers``, for
-            the small one that all peers can keep.
+        framework: ``torch`` or ``tensorflow``; ``near``, for a training with a large state; or ``peers``,
+            for a small one that all peers can keep.
         folder: a new folder for all that it writes.
         durable: whether its commits are written.
     """

@@ -39,14 +39,14 @@ class _Found:
 
 
 def measure(setting: Setting) -> list[Row | Fact]:
-    """The same faults under each, one job after the other; the peer that can't run is told, with the reason."""
+    """The same faults under each, one job after the other; why a peer can't run is a fact."""
     facts: list[Row | Fact] = []
     python: Path | None = None
     try:
         python = environment.python()
     except (OSError, subprocess.SubprocessError) as error:
         facts.append(
-            Fact("peers that are packages of their own are not measured", f"no environment: {error}")
+            Fact("peers that are packages of their own are not measured", f"they can't be installed: {error}")
         )
     ours = _strike(STANDBY, setting)
     rows: list[Row | Fact] = []
@@ -64,18 +64,15 @@ def _rows(ours: _Found, title: str, theirs: _Found) -> list[Row | Fact]:
     def row(what: str, unit: str, mine: list[float], others: list[float], goal: Goal | None) -> Row:
         return Row("peers", what, state, unit, mine, title, others, goal)
 
-    one, every = "SIGKILL of one worker", "SIGKILL of all"
-    found: list[Row | Fact] = [
-        row(f"{one} to the next step of all", "s", ours.faults.one, theirs.faults.one, _BETTER)
-    ]
+    mine, others, until = ours.faults, theirs.faults, "to the next step of all"
+    found: list[Row | Fact] = [row(f"SIGKILL of one worker {until}", "s", mine.one, others.one, _BETTER)]
     if theirs.ended:
-        found.append(Fact(f"{every} under {title}", theirs.ended))
+        found.append(Fact(f"SIGKILL of all under {title}", theirs.ended))
     else:
+        found.append(row(f"SIGKILL of all {until}", "s", mine.all, others.all, _BETTER))
         found.append(
-            row(f"{every} to the next step of all", "s", ours.faults.all, theirs.faults.all, _BETTER)
+            Row("peers", "steps lost by SIGKILL of all", state, "steps", mine.lost, title, others.lost)
         )
-        found.append(Row("peers", f"steps lost by {every}", state, "steps", ours.faults.lost))
-        found.append(Row("peers", f"steps lost by {every}: {title}", state, "steps", theirs.faults.lost))
     if theirs.stalls:
         found.append(row("stall of a commit, of a save", "ms", ours.stalls, theirs.stalls, _BETTER))
         # No peer's save waits for others; a commit ends when all ranks know who leaves, and what has failed.

@@ -1,1 +1,1 @@
-"""The same small job as each peer keeps it alive, and what starts those that bring a launcher of their own."""
+"""The same small job under each peer, and the launchers that peers need of their own."""

@@ -64,10 +64,10 @@ def by_lm_resiliency(steps: Path, checkpoint: Path) -> None:
 
 
 def by_torchft(steps: Path, checkpoint: Path) -> None:
-    """By torchft's manager: a lost replica gets the state of the other one, which trains on meanwhile.
+    """By torchft's manager: the other replica trains on, and the new one gets its state.
 
-    Its hook of DDP ends the survivor on Gloo, so gradients go through `Manager.allreduce` as one tensor. What it
-    keeps is gone with all replicas; its documents have a script write checkpoints against that, and load them.
+    Its hook of DDP ends the survivor on Gloo, so gradients go through `Manager.allreduce` as one tensor. The
+    state is gone with the last replica; its documents have scripts write checkpoints against that.
     """
     import torchft
 

@@ -8,7 +8,7 @@ import sys
 
 from torchft.coordination import LighthouseServer
 
-# Of milliseconds. The defaults have the others wait for 5 s until a replica that sends no heartbeat counts as lost.
+# Milliseconds. By default others wait for 5 s until a replica that sends no heartbeat counts as lost.
 _HEARTBEATS, _JOIN, _TICK = 1000, 1000, 20
 
 
