@@ -11,11 +11,12 @@ from pathlib import Path
 from hvdrecover.examples.digits_run import supervised
 
 WORKERS = 2
-FAULTS = 3  # that a job survives; torchrun is told, and Horovod gets as many spare hosts at least
+FAULTS = 3  # that a job survives
 _PROGRAMS = Path(sys.executable).parent
-# To Horovod each is another host: it resolves them all to this one's loopback.
+# To Horovod each is another host, in place of a lost one: it resolves them all to this one's loopback.
 _NAMES = ("localhost", "127.0.0.1", "127.1", "127.0.1", "0x7f.1", "0x7f.0.1", "0177.1", "0177.0.1")
-_RESTARTS = "20"  # of the peers' launchers: more than there are faults
+_RESTARTS = ("--max-restarts", "20")  # more than there are faults
+_TORCHRUN = "torch.distributed.run"
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 # Torch 2.13 keeps the store in which ranks look each other's addresses up, and new workers may find those of
 # the lost ones in it: connecting fails after seconds, and torchrun restarts once more. A new store helps.
@@ -58,47 +59,33 @@ def _spare(folder: Path) -> list[str]:
     return _horovodrun(folder, [f"{name}:1" for name in _NAMES], *bounds)
 
 
-def peers(python: Path | None) -> list[Launcher]:
-    """The launchers of those that do what hvdrecover does.
+def _restarting(title: str, way: str, *, python: str = sys.executable, module: str = _TORCHRUN) -> Launcher:
+    """Return a launcher that starts all workers again, as ``torchrun`` does."""
+    words = [python, "-m", module, "--standalone", "--nproc-per-node", str(WORKERS), *_RESTARTS, "-m"]
+    return Launcher(title, way, lambda _: [*words], python=False, settings=_NEW_STORE)
+
+
+def peers(python: str | None) -> list[Launcher]:
+    """Return the launchers of those that do what hvdrecover does.
 
     Args:
         python: of an environment with the peers that are packages of their own; None to leave them out.
     """
     found = [
-        replace(SPARE_HOST, way="horovod"),
-        _restarting("torchrun, torch.save", "torch_save", sys.executable, "torch.distributed.run"),
-        _restarting("torchrun, DCP async_save", "dcp", sys.executable, "torch.distributed.run"),
+        replace(SPARE_HOST, title="Horovod's own elastic"),
+        _restarting("torchrun, torch.save", "torch_save"),
+        _restarting("torchrun, DCP async_save", "dcp"),
     ]
     if python is None:
         return found
-    where = os.fspath(python)
-    replicas = [
-        where,
-        "-m",
-        "benchmarks.jobs.peers.run_torchft",
-        str(WORKERS),
-        "--max-restarts",
-        _RESTARTS,
-        "-m",
-    ]
+    ours = "benchmarks.jobs.peers.run_"
+    replicas = [python, "-m", f"{ours}torchft", str(WORKERS), *_RESTARTS, "-m"]
     return [
         *found,
-        _restarting("dlrover 0.6.1", "dlrover", where, "benchmarks.jobs.peers.run_dlrover"),
-        _restarting("lm-resiliency 0.2.0", "lm_resiliency", where, "torch.distributed.run"),
+        _restarting("dlrover 0.6.1", "dlrover", python=python, module=f"{ours}dlrover"),
+        _restarting("lm-resiliency 0.2.0", "lm_resiliency", python=python),
         Launcher("torchft 0.2.0", "torchft", lambda _: [*replicas], python=False, settings=_LOOPBACK),
     ]
-
-
-def _restarting(title: str, way: str, python: str, module: str) -> Launcher:
-    """A launcher of ``torchrun``'s kind."""
-    words = [python, "-m", module, "--standalone", "--nproc-per-node", str(WORKERS)]
-    words += ["--max-restarts", _RESTARTS, "-m"]
-    return Launcher(title, way, lambda _: [*words], python=False, settings=_NEW_STORE)
-
-
-def _torchrun(folder: Path) -> list[str]:
-    words = [os.fspath(_PROGRAMS / "torchrun"), "--standalone", "--nproc-per-node", str(WORKERS)]
-    return [*words, "--max-restarts", str(FAULTS), "-m"]
 
 
 STANDBY = Launcher("hvdrecover run", "hvdrecover", lambda _: supervised(workers=WORKERS), standbys=WORKERS)
@@ -106,13 +93,7 @@ NO_STANDBY = Launcher(
     "hvdrecover run --no-standby", "hvdrecover", lambda _: supervised("--no-standby", workers=WORKERS)
 )
 SPARE_HOST = Launcher("plain elastic horovodrun with spare hosts", "horovod", _spare)
-TORCHRUN = Launcher(
-    "torchrun --max-restarts",
-    "torchrun",
-    _torchrun,
-    python=False,
-    settings=_NEW_STORE,
-)
+TORCHRUN = _restarting("torchrun --max-restarts", "torchrun")
 UNGUARDED = Launcher(
     "plain elastic horovodrun",
     "hvdrecover",

@@ -41,7 +41,7 @@ class _Found:
 def measure(setting: Setting) -> list[Row | Fact]:
     """The same faults under each, one job after the other; why a peer can't run is a fact."""
     facts: list[Row | Fact] = []
-    python: Path | None = None
+    python: str | None = None
     try:
         python = environment.python()
     except (OSError, subprocess.SubprocessError) as error:

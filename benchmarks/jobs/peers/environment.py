@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import sysconfig
-from pathlib import Path
 
 from hvdrecover import config
 
@@ -31,7 +30,7 @@ _NEEDED = {
 _INSTALL_SECONDS = 600.0
 
 
-def python() -> Path:
+def python() -> str:
     """Return the Python of the environment, which is made on demand.
 
     Raises:
@@ -50,4 +49,4 @@ def python() -> Path:
         pip = [sys.executable, "-m", "pip", "--python", os.fspath(found), "install", "--quiet", "--no-deps"]
         subprocess.run([*pip, *wanted], check=True, timeout=_INSTALL_SECONDS)
         ready.write_text(asked)
-    return found
+    return os.fspath(found)
