@@ -42,12 +42,12 @@ def measure(setting: Setting) -> list[Row | Fact]:
     """The same faults under each, one job after the other; why a peer can't run is a fact."""
     facts: list[Row | Fact] = []
     python: str | None = None
-    try:
-        python = environment.python()
-    except (OSError, subprocess.SubprocessError) as error:
-        facts.append(
-            Fact("peers that are packages of their own are not measured", f"they can't be installed: {error}")
-        )
+    if setting.size == "full":
+        try:
+            python = environment.python()
+        except (OSError, subprocess.SubprocessError) as error:
+            what = "peers that are packages of their own are not measured"
+            facts.append(Fact(what, f"they can't be installed: {error}"))
     ours = _strike(STANDBY, setting)
     rows: list[Row | Fact] = []
     for peer in peers(python):
@@ -88,9 +88,9 @@ def _strike(launcher: Launcher, setting: Setting) -> _Found:
         try:
             found.faults.strike_all(job, times)
         except HvdrecoverError:
-            if job.running or found.faults.all:
+            if launcher is STANDBY or found.faults.all:
                 raise
-            found.ended = "the job ends"
+            found.ended = "the job does not train again" if job.running else "the job ends"
         processes = {step.pid for step in job.steps() if step.rank == 0}
         found.stalls += _stalls(folder, processes)
         found.copies += _copies(folder, processes)

@@ -50,7 +50,7 @@ def by_horovod(steps: Path, checkpoint: Path) -> None:
 def _begun(steps: Path) -> tuple[Training, Loop]:
     hvd.init()
     training = Training(SHAPE, trained=False)
-    return training, Loop(hvd.rank(), steps, training)
+    return training, Loop(hvd.rank, steps, training)
 
 
 def _average(training: Training) -> None:

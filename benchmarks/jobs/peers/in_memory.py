@@ -85,7 +85,7 @@ def by_torchft(steps: Path, checkpoint: Path) -> None:
     if saved := file.load():
         resumed(training, saved)
         manager.load_state_dict(saved["manager"])
-    training.optimizer = torchft.Optimizer(manager, training.optimizer)  # type: ignore[assignment]
+    training.optimizer = torchft.Optimizer(manager, training.optimizer)
 
     def average() -> None:
         flat = flattened(training)
@@ -95,7 +95,7 @@ def by_torchft(steps: Path, checkpoint: Path) -> None:
     def keep(number: int) -> None:
         file.save({**training.tree(), "step": number, "manager": manager.state_dict()})
 
-    Loop(rank, steps, training).run(
+    Loop(lambda: rank, steps, training).run(
         manager.current_step(),
         average,
         nothing,

@@ -24,12 +24,12 @@ class Loop:
     """Steps of a set length, written down with how long it takes to keep each.
 
     Args:
-        rank: of this process.
+        rank: gives that of this process, which a fault may change.
         folder: where to write.
         training: what is trained.
     """
 
-    def __init__(self, rank: int, folder: Path, training: Training) -> None:
+    def __init__(self, rank: Callable[[], int], folder: Path, training: Training) -> None:
         self._rank = rank
         self._steps = Steps(folder)
         self._stalls = (folder / f"{os.getpid()}.stalls").open("a", buffering=1)
@@ -65,7 +65,7 @@ class Loop:
             before, number = number, counted(number)
             if number == before:
                 continue
-            self._steps.done(self._rank, number)
+            self._steps.done(self._rank(), number)
             if keep is None:
                 continue
             align()

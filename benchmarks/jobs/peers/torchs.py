@@ -81,7 +81,7 @@ def run(rank: int, steps: Path, training: Training, number: int, keep: Any) -> N
         dist.all_reduce(flat)
         spread(training, flat / dist.get_world_size())
 
-    Loop(rank, steps, training).run(number, average, dist.barrier if keep else nothing, keep)
+    Loop(lambda: rank, steps, training).run(number, average, dist.barrier if keep else nothing, keep)
 
 
 def flattened(training: Training) -> torch.Tensor:
