@@ -19,6 +19,7 @@ from hvdrecover.errors import HvdrecoverError
 
 _FAULTS = {"full": 3, "small": 1}  # of each kind
 _BETTER = Goal(1.0, 1.0)
+_STATE = f"{SHAPE.title}, a step of {1e3 * STEP_SECONDS:.0f} ms"
 
 
 @dataclass
@@ -49,7 +50,7 @@ def measure(setting: Setting) -> list[Row | Fact]:
             what = "peers that are packages of their own are not measured"
             facts.append(Fact(what, f"they can't be installed: {error}"))
     ours = _strike(STANDBY, setting)
-    rows: list[Row | Fact] = []
+    rows: list[Row | Fact] = [_lost(ours)]
     for peer in peers(python):
         try:
             rows += _rows(ours, peer.title, _strike(peer, setting))
@@ -59,10 +60,8 @@ def measure(setting: Setting) -> list[Row | Fact]:
 
 
 def _rows(ours: _Found, title: str, theirs: _Found) -> list[Row | Fact]:
-    state = f"{SHAPE.title}, a step of {1e3 * STEP_SECONDS:.0f} ms"
-
     def row(what: str, unit: str, mine: list[float], others: list[float], goal: Goal | None) -> Row:
-        return Row("peers", what, state, unit, mine, title, others, goal)
+        return Row("peers", what, _STATE, unit, mine, title, others, goal)
 
     mine, others, until = ours.faults, theirs.faults, "to the next step of all"
     found: list[Row | Fact] = [row(f"SIGKILL of one worker {until}", "s", mine.one, others.one, _BETTER)]
@@ -70,14 +69,18 @@ def _rows(ours: _Found, title: str, theirs: _Found) -> list[Row | Fact]:
         found.append(Fact(f"SIGKILL of all under {title}", theirs.ended))
     else:
         found.append(row(f"SIGKILL of all {until}", "s", mine.all, others.all, _BETTER))
-        found.append(
-            Row("peers", "steps lost by SIGKILL of all", state, "steps", mine.lost, title, others.lost)
-        )
+        found.append(_lost(theirs, title))
     if theirs.stalls:
         found.append(row("stall of a commit, of a save", "ms", ours.stalls, theirs.stalls, _BETTER))
         # No peer's save waits for others; a commit ends when all ranks know who leaves, and what has failed.
         found.append(row("the same, the copy alone", "ms", ours.copies, theirs.stalls, None))
     return found
+
+
+def _lost(found: _Found, title: str = "") -> Row:
+    """Each in a row of its own: none is lost perhaps, and that is nothing to divide by."""
+    what = "steps lost by SIGKILL of all"
+    return Row("peers", f"{what}: {title}" if title else what, _STATE, "steps", found.faults.lost)
 
 
 def _strike(launcher: Launcher, setting: Setting) -> _Found:
