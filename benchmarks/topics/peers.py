@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from benchmarks.rows import Fact, Goal, Row
 from benchmarks.states import Setting
 from hvdrecover.errors import HvdrecoverError
 
+_SHARED, _DLROVERS = Path("/dev/shm"), "standalone_*_ckpt_shm_*"
 _FAULTS = {"full": 3, "small": 1}  # of each kind
 _BETTER = Goal(1.0, 1.0)
 _STATE = f"{SHAPE.title}, a step of {1e3 * STEP_SECONDS:.0f} ms"
@@ -86,7 +89,7 @@ def _lost(found: _Found, title: str = "") -> Row:
 def _strike(launcher: Launcher, setting: Setting) -> _Found:
     folder = setting.folder / launcher.way
     found, times = _Found(), _FAULTS[setting.size]
-    with tidied(folder / "checkpoint"), Running(launcher, "peers", folder) as job:
+    with tidied(folder / "checkpoint"), _forgotten(), Running(launcher, "peers", folder) as job:
         found.faults.strike_each(job, times)
         try:
             found.faults.strike_all(job, times)
@@ -98,6 +101,17 @@ def _strike(launcher: Launcher, setting: Setting) -> _Found:
         found.stalls += _stalls(folder, processes)
         found.copies += _copies(folder, processes)
     return found
+
+
+@contextmanager
+def _forgotten() -> Iterator[None]:
+    """Within this, dlrover's agent may be killed: what it leaves in shared memory is deleted."""
+    before = {*_SHARED.glob(_DLROVERS)}
+    try:
+        yield
+    finally:
+        for path in {*_SHARED.glob(_DLROVERS)} - before:
+            path.unlink(missing_ok=True)
 
 
 def _stalls(folder: Path, processes: set[int]) -> list[float]:
