@@ -14,11 +14,13 @@ class Faults:
 
     Attributes:
         ranks: for each rank, the seconds from the SIGKILL of its process to the next step of all.
-        all: the same from the SIGKILL of all ranks' processes.
+        pauses: the longest part of each of these in which no rank has done a step.
+        all: the seconds from the SIGKILL of all ranks' processes.
         lost: the steps that were lost by each of the latter.
     """
 
     ranks: list[list[float]] = field(default_factory=lambda: [[] for _ in range(WORKERS)])
+    pauses: list[float] = field(default_factory=list)
     all: list[float] = field(default_factory=list)
     lost: list[float] = field(default_factory=list)
 
@@ -32,7 +34,9 @@ class Faults:
         for number in range(times):
             job.settle()
             rank = number % WORKERS
-            self.ranks[rank].append(job.strike(rank))
+            seconds, pause = job.strike(rank)
+            self.ranks[rank].append(seconds)
+            self.pauses.append(pause)
 
     def strike_all(self, job: Running, times: int = 1) -> None:
         """Kill all ranks at once, each time when the job has settled."""

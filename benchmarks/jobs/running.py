@@ -64,12 +64,18 @@ class Running:
         if self._launcher.standbys:
             self._wait_for(self._all_stand_by, "standbys")
 
-    def strike(self, rank: int) -> float:
-        """SIGKILL a rank's process; seconds until all ranks have done a step together again."""
+    def strike(self, rank: int) -> tuple[float, float]:
+        """SIGKILL a rank's process.
+
+        Returns:
+            Seconds until all ranks have done a step together again, and the longest time of that in which no
+            rank has done one.
+        """
         last = next(step for step in reversed(self.steps()) if step.rank == rank)
         struck = time.monotonic()
         kill(last.pid)
-        return self._time_to_recover(struck)
+        seconds = self._time_to_recover(struck)
+        return seconds, steps.longest_pause(self.steps(), struck, struck + seconds)
 
     def strike_all(self) -> tuple[float, int]:
         """SIGKILL the processes of all ranks at once.

@@ -68,6 +68,7 @@ def _rows(ours: _Found, title: str, theirs: _Found) -> list[Row | Fact]:
 
     mine, others, until = ours.faults, theirs.faults, "to the next step of all"
     found: list[Row | Fact] = [row(f"SIGKILL of one worker {until}", "s", mine.one, others.one, _BETTER)]
+    found.append(row("the same, the longest time without a step", "s", mine.pauses, others.pauses, None))
     if theirs.ended:
         found.append(Fact(f"SIGKILL of all under {title}", theirs.ended))
     else:
