@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import horovod.torch as hvd
@@ -11,6 +10,7 @@ import torch
 import hvdrecover.torch as recover
 from benchmarks.jobs.near_state import kept
 from benchmarks.jobs.steps import Steps
+from benchmarks.jobs.training import orders
 from benchmarks.states import SHAPES, Training
 
 
@@ -49,10 +49,7 @@ def train(size: str, steps: Path, checkpoint: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("size", choices=tuple(SHAPES))
-    parser.add_argument("steps", type=Path)
-    parser.add_argument("--checkpoint", type=Path, required=True)
-    given = parser.parse_args()
+    given = orders(tuple(SHAPES))
+    assert given.checkpoint is not None
     torch.set_num_threads(1)
-    train(given.size, given.steps, given.checkpoint)
+    train(given.way, given.steps, given.checkpoint)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
-from pathlib import Path
 
 import torch
+
+from benchmarks.jobs.training import orders
 
 # Each in a module of those that import the same, as a peer's imports are part of its recovery.
 WAYS = {
@@ -20,11 +20,7 @@ WAYS = {
 }
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("way", choices=tuple(WAYS))
-    parser.add_argument("steps", type=Path)
-    parser.add_argument("--checkpoint", type=Path, required=True)
-    given = parser.parse_args()
+    given = orders(tuple(WAYS))
     torch.set_num_threads(1)
     module = importlib.import_module(f"benchmarks.jobs.peers.{WAYS[given.way]}")
     getattr(module, f"by_{given.way}")(given.steps, given.checkpoint)

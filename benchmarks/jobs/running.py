@@ -117,7 +117,7 @@ class Running:
 
     @property
     def running(self) -> bool:
-        """Whether its launcher runs."""
+        """Return whether its launcher runs."""
         return self._job.running
 
     def processes(self) -> list[int]:
