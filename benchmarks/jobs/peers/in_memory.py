@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.jobs.peers.files import File
-from benchmarks.jobs.peers.loop import SHAPE, Loop, nothing
+from benchmarks.jobs.peers.loop import SHAPE, Loop, not_here, nothing
 from benchmarks.jobs.peers.torchs import distributed, flattened, resumed, run, spread
 from benchmarks.states import Training
 
@@ -99,6 +99,6 @@ def by_torchft(steps: Path, checkpoint: Path) -> None:
         manager.current_step(),
         average,
         nothing,
-        keep if rank == 0 else lambda number: False,
+        keep if rank == 0 else not_here,
         lambda _: manager.current_step(),
     )

@@ -20,6 +20,11 @@ def nothing() -> None:
     """Do nothing, for those that have nothing to do at some point of a step."""
 
 
+def not_here(number: int) -> bool:
+    """Return that this rank keeps nothing, as another one does."""
+    return False
+
+
 class Loop:
     """Steps of a set length, written down with how long it takes to keep each.
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.jobs.peers.files import File
-from benchmarks.jobs.peers.loop import SHAPE, Loop, nothing
+from benchmarks.jobs.peers.loop import SHAPE, Loop, not_here
 from benchmarks.states import Training
 
 
@@ -25,7 +25,7 @@ def by_torch_save(steps: Path, checkpoint: Path) -> None:
     def keep(number: int) -> None:
         file.save({**training.tree(), "step": number})
 
-    run(rank, steps, training, number, keep if rank == 0 else lambda number: False)
+    run(rank, steps, training, number, keep if rank == 0 else not_here)
 
 
 def by_dcp(steps: Path, checkpoint: Path) -> None:
@@ -57,7 +57,7 @@ def by_dcp(steps: Path, checkpoint: Path) -> None:
         writing.append(dcp.async_save(tree, checkpoint_id=kept[-1], no_dist=True, async_stager=stager))  # type: ignore[arg-type]
         return True
 
-    run(rank, steps, training, number, keep if rank == 0 else lambda number: False)
+    run(rank, steps, training, number, keep if rank == 0 else not_here)
 
 
 def distributed(*, trained: bool = False) -> tuple[Training, int]:
@@ -81,7 +81,7 @@ def run(rank: int, steps: Path, training: Training, number: int, keep: Any) -> N
         dist.all_reduce(flat)
         spread(training, flat / dist.get_world_size())
 
-    Loop(lambda: rank, steps, training).run(number, average, dist.barrier if keep else nothing, keep)
+    Loop(lambda: rank, steps, training).run(number, average, dist.barrier, keep)
 
 
 def flattened(training: Training) -> torch.Tensor:
