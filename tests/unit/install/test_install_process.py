@@ -129,7 +129,7 @@ def test_known_failures_have_a_remedy() -> None:
             ],
             "correct or unset HTTPS_PROXY",
         ),
-        (["error: externally-managed-environment\n"], "python -m venv"),
+        (["error: externally-managed-environment\n"], "make a virtual environment"),
     ],
 )
 def test_what_pip_says_has_a_remedy(lines: list[str], named: str) -> None:
