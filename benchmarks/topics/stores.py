@@ -25,7 +25,7 @@ from tests.contracts.object_stores import BUCKET, STORES
 from tests.contracts.servers import HOST, SftpServer
 from tests.contracts.storages import sftp_options
 
-_NBYTES = {"full": 256 << 20, "small": 12 << 20}
+_NBYTES = {"full": 64 << 20, "small": 12 << 20}
 Peer = Callable[[Path], None]
 Opened = tuple[str, str, Peer]  # the root's URL, the peer's name, and the peer
 
@@ -49,7 +49,7 @@ def _row(setting: Setting, name: str, url: str, peer: str, copy: Peer, content: 
     storage = open_storage(url)
     storage.publish("there", b"")  # a first connection, and the folder
     ours, theirs = by_turns(
-        setting.rounds(5),
+        setting.rounds(3),
         [lambda: stopwatch(lambda: storage.write("file", content)), lambda: stopwatch(lambda: copy(source))],
     )
     size, unit = len(content) / GB * 1000, "MB/s"
