@@ -21,7 +21,7 @@ from tests.contracts.conftest import REAL
 from tests.contracts.storages import SECRET, Backend
 from tests.unit.checkpoint.roots import assert_is, make_snapshot, make_store
 
-# The clients of Azure and GCS try for minutes before they say that nobody is there.
+# The clients of Azure and GCS try for minutes before they report that a server is away.
 RESTARTED = [each for each in REAL if each.values == ("seaweedfs",)]
 
 
