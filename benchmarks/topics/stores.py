@@ -1,4 +1,4 @@
-"""The throughput of commits to other storages, beside what copies a file there otherwise, on the same machine.
+"""The throughput of commits to other storages, beside what copies a file there otherwise, on one machine.
 
 Each is a server of the storage tests (tests/contracts), started here; one that is not installed is left out.
 """
