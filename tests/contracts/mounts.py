@@ -19,8 +19,8 @@ import pytest
 from tests.contracts.servers import HOST, SSHD, SftpServer, die_with_parent, free_port
 
 _PATIENCE = 30.0  # seconds
-# MooseFS's servers don't talk to 127.0.0.1; this is an address for documentation, RFC 5737.
-_ADDRESS = "198.51.100.9"
+# MooseFS's servers don't talk to 127.0.0.1; this is one for documentation, RFC 5737, and of this process.
+_ADDRESS = f"198.51.100.{os.getpid() % 250 + 1}"
 _NEEDED = {
     "sshfs": ["sshfs"],
     "moosefs": ["mfsmaster", "mfschunkserver", "mfsmount", "ip"],

@@ -97,6 +97,7 @@ def seaweedfs(folder: Path) -> ObjectStore:
     ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
     flags = [f"-{name}.port={port}" for name, port in ports.items()]
     flags += [f"-{name}.port.grpc={free_port()}" for name in ports]
+    flags += [f"-s3.port.{name}={free_port()}" for name in ("iceberg", "lance")]
     options = {
         "key": _USER,
         "secret": _SECRET,
