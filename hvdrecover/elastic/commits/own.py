@@ -7,7 +7,8 @@ process has the states of those that it carries out; whoever carries them out ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from hvdrecover.elastic.agreement.exchange import Bytes
 from hvdrecover.elastic.commits.carried import Carried
 from hvdrecover.elastic.commits.copier import Copier, rebuild
 from hvdrecover.elastic.commits.randomness import Generators
-from hvdrecover.elastic.interfaces import Framework, Tree, World
+from hvdrecover.elastic.interfaces import Buffer, Framework, Tree, World
 from hvdrecover.errors import CorruptCheckpointError, HvdrecoverError, UnsupportedValueError
 
 RANDOM = "_random"  # no attribute has this name
@@ -62,11 +63,39 @@ class Shares:
 
     Attributes:
         ranks: how many ranks made the commit.
-        states: by rank, as far as they are known; of random streams as JSON, of all else as trees.
+        states: by rank, as far as they are known, as trees; of random streams as JSON, as are their ranks.
     """
 
     ranks: int
-    states: Mapping[int, Any] = field(default_factory=dict)
+    states: Mapping[Any, Any] = field(default_factory=dict)
+
+
+class Sent(Mapping[str, Any]):
+    """The states of all ranks' random streams by rank, read when somebody asks for them.
+
+    Few commits are written, and few are resumed from: where each rank reads at each commit what all others
+    have sent, a thousand ranks take a thousand times as long as one.
+
+    Args:
+        rows: what the processes have sent.
+    """
+
+    def __init__(self, rows: Sequence[Buffer]) -> None:
+        self._rows = rows
+
+    @functools.cached_property
+    def _states(self) -> dict[str, Any]:
+        heads = (exchange.unpacked(row)[0] for row in self._rows)
+        return {rank: state for head in heads for rank, state in head[RANDOM].items()}
+
+    def __getitem__(self, rank: str) -> Any:
+        return self._states[rank]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._states)
+
+    def __len__(self) -> int:
+        return len(self._states)
 
 
 class Own:
@@ -102,10 +131,13 @@ class Own:
         if not self.exists:
             return
         if world.size() > 1:
-            mine = self._packed(carried, self._present(carried))
+            mine = exchange.packed(*self._packed(carried, self._present(carried)))
+            rows = world.gather(mine, "hvdrecover.own")
             self._known, self._carried = {}, carried
-            for head, files in exchange.gather_packed(world, *mine, "hvdrecover.own"):
-                self._learn(head, files)
+            if self._values:
+                self._learn(map(exchange.unpacked, rows))
+            else:
+                self._known = {RANDOM: Shares(carried.size, Sent(rows))}
         else:
             self._known = self.capture(carried)
         for name, each in self._values.items():
@@ -138,9 +170,7 @@ class Own:
                 present[name] |= states
             mine = self._packed(self._carried, present)
         rows = [mine] if world.size() == 1 else exchange.gather_packed(world, *mine, "hvdrecover.own")
-        for head, files in rows:
-            if head is not None:
-                self._learn(head, files)
+        self._learn(rows)
         for name, shares in self._known.items():
             if name in self._values:
                 self._values[name].gathered(shares.states)
@@ -167,8 +197,12 @@ class Own:
         parts = self._copier.take_apart({name: present[name] for name in self._values})
         arenas = self._copier.copy(parts, {})
         values = {name: [part.outline.structure, name in arenas] for name, part in parts.items()}
-        random = {str(rank): each for rank, each in present.get(RANDOM, {}).items()}
-        head = {"ranks": carried.ranks, "size": carried.size, "values": values, RANDOM: random}
+        head = {
+            "ranks": carried.ranks,
+            "size": carried.size,
+            "values": values,
+            RANDOM: present.get(RANDOM, {}),
+        }
         files: list[Bytes] = [arenas[name].buffer for name in values if name in arenas]
         if (size := sum(map(len, files)) + len(exchange.encoded(head))) > _LARGEST:
             largest = max(
@@ -184,19 +218,25 @@ class Own:
             )
         return head, files
 
-    def _learn(self, head: Mapping[str, Any], files: list[Bytes]) -> None:
-        """Add what a process has sent to what is known."""
-        ranks, left = int(head["size"]), iter(files)
-        for name in self._values:
-            structure, has_file = head["values"][name]
-            self._add(name, ranks, self._unpacked(structure, next(left) if has_file else None))
-        if self.random.stored:
-            self._add(RANDOM, ranks, {int(rank): each for rank, each in head[RANDOM].items()})
+    def _learn(self, sent: Iterable[tuple[Any, list[Bytes]]]) -> None:
+        """Add what processes have sent to what is known; None has been sent by those that have nothing."""
+        known = {name: Shares(shares.ranks, dict(shares.states)) for name, shares in self._known.items()}
 
-    def _add(self, name: str, ranks: int, states: Mapping[int, Any]) -> None:
-        shares = self._known.get(name, Shares(ranks))
-        if shares.ranks == ranks:  # else they have been made of these by `PerRank.on_resize`
-            self._known[name] = Shares(ranks, {**shares.states, **states})
+        def add(name: str, ranks: int, states: Mapping[Any, Any]) -> None:
+            shares = known.setdefault(name, Shares(ranks, {}))
+            if shares.ranks == ranks:  # else they have been made of these by `PerRank.on_resize`
+                shares.states.update(states)  # type: ignore[attr-defined]
+
+        for head, files in sent:
+            if head is None:
+                continue
+            ranks, left = int(head["size"]), iter(files)
+            for name in self._values:
+                structure, has_file = head["values"][name]
+                add(name, ranks, self._unpacked(structure, next(left) if has_file else None))
+            if self.random.stored:
+                add(RANDOM, ranks, head[RANDOM])
+        self._known = known
 
     def _unpacked(self, structure: Any, file: Bytes | None) -> Any:
         if file is None:
@@ -289,8 +329,8 @@ class Own:
         }
         if present and self.random.states() != streams:
             self.random.put(streams)  # a loader that has just been loaded draws when it is asked
-        random = dict.fromkeys(carried.ranks, streams)
-        return {**present, RANDOM: random} if self.random.stored else present
+        random: dict[Any, Any] = {str(rank): streams for rank in carried.ranks}
+        return present | {RANDOM: random} if self.random.stored else present
 
     def _names(self) -> list[str]:
         return [*self._values, *([RANDOM] if self.random.stored else [])]
@@ -300,7 +340,7 @@ class Own:
         ranks, found = snapshot.state.get("own", {}), {}
         for name in [name for name in self._names() if name in ranks]:
             if name == RANDOM:
-                states = {int(rank): each for rank, each in snapshot.state["random"]["states"].items()}
+                states = snapshot.state["random"]["states"]
             else:
                 structure = snapshot.state["attributes"][name]
                 states = rebuild(self._framework, structure, snapshot.arenas.get(name), own=True)

@@ -1,0 +1,1 @@
+"""The parts of the topic of what grows: with ranks, guardians, hosts, bytes and tensors."""

@@ -1,0 +1,81 @@
+"""Election and consultation among many ranks, of which this process is one and all others are simulated."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.rows import Curve
+from benchmarks.scale.simulated import Alike, Simulated
+from benchmarks.states import Setting
+from hvdrecover import config
+from hvdrecover.elastic.agreement import exchange
+from hvdrecover.elastic.commits.own import RANDOM
+from hvdrecover.elastic.commits.per_rank import PerRank
+from hvdrecover.elastic.state import State
+from hvdrecover.torch.framework import TorchFramework
+
+_RANKS = {"full": (2, 16, 128, 1024, 4096), "small": (2, 8, 32)}
+_ROUNDS, _WARMUPS = 7, 2
+_OWN_BYTES = 64  # of a value of each rank's own
+
+
+def measure(setting: Setting) -> list[Curve]:
+    """Milliseconds of this rank's processor for what all ranks say, without sending it."""
+    ways: dict[str, tuple[dict[str, Any], Callable[[State], None]]] = {
+        "a commit": ({}, _commit),
+        'a commit, rng="store"': ({"rng": "store"}, _commit),
+        "a commit, a value of each rank's own": ({"own": True}, _commit),
+        "an election and agreement": ({}, State.sync),
+    }
+    found = []
+    for what, (options, action) in ways.items():
+        points = {
+            float(ranks): _milliseconds(ranks, setting.folder, options, action)
+            for ranks in _RANKS[setting.size]
+        }
+        found.append(Curve("ranks", what, "ms", "ranks", "simulated", points))
+    return found
+
+
+def _milliseconds(
+    ranks: int, folder: Path, options: dict[str, Any], action: Callable[[State], None]
+) -> list[float]:
+    world = Simulated(ranks, _other)
+    state = _state(world, folder, **options)
+    state.sync()
+    gc.collect()
+    gc.freeze()
+    values = []
+    for _ in range(_WARMUPS + _ROUNDS):
+        state.batch += 1
+        began, others = time.perf_counter(), world.seconds
+        action(state)
+        values.append(1e3 * (time.perf_counter() - began - (world.seconds - others)))
+    return values[_WARMUPS:]
+
+
+def _state(world: Simulated, folder: Path, *, rng: Any = "reseed", own: bool = False) -> State:
+    attributes: dict[str, Any] = {"model": torch.nn.Linear(16, 16), "batch": 0}
+    if own:
+        attributes["loss"] = PerRank(torch.zeros(_OWN_BYTES // 4))
+    settings = config.read()
+    return State(TorchFramework(), world, rng=rng, config=settings, attributes=attributes)
+
+
+def _commit(state: State) -> None:
+    state.commit()
+
+
+def _other(mine: bytes, rank: int) -> bytes:
+    """Return what another rank says of its own: what this one says, in its name."""
+    head, files = exchange.unpacked(mine)
+    if head is None:
+        return mine
+    head = {**head, "ranks": [rank], RANDOM: {str(rank): state for state in head[RANDOM].values()}}
+    return exchange.packed(head, files)
