@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.rows import Curve
-from benchmarks.scale.simulated import Alike, Simulated
+from benchmarks.scale.simulated import Simulated
 from benchmarks.states import Setting
 from hvdrecover import config
 from hvdrecover.elastic.agreement import exchange

@@ -1,4 +1,4 @@
-"""A world of which one rank is real: what it does with the words of all others is measured, sending is not."""
+"""A world of which one rank is real: what it does with the words of all is measured, sending them is not."""
 
 from __future__ import annotations
 
