@@ -1,4 +1,4 @@
-"""The law by which a figure grows with a number, O(1), O(log n), O(n) or O(n²), fitted to what was measured."""
+"""The law by which a figure grows with a number, O(1), O(log n), O(n) or O(n²), fitted to measured values."""
 
 from __future__ import annotations
 

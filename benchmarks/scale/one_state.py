@@ -1,0 +1,153 @@
+"""Figures of one state in a process of its own: ``python -m … WHAT LAYERS WIDTH ROUNDS FOLDER``."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import horovod.torch as hvd
+import torch
+
+import hvdrecover.torch as recover
+from benchmarks.measure import PeakMemory, forget_cached, resident, stopwatch
+from benchmarks.states import Shape, Training
+from hvdrecover.checkpoint.manifest import FILE_NAME
+from hvdrecover.checkpoint.near import place
+from hvdrecover.errors import HvdrecoverError
+
+Figures = dict[str, list[float]]
+
+ROOT, NEAR = "root", "near"
+_LOOK, _PATIENCE = 0.001, 60.0  # seconds between looks for a sealed commit, and to wait for it
+_BURST = 3  # commits in a row, of which the first is being written
+
+
+def commits(shape: Shape, rounds: int, folder: Path) -> Figures:
+    """A commit, its way to the disk, and the memory of both as multiples of the state."""
+    _committed(_state(Training(Shape(1, 8), trained=True), folder / "first"))  # loads code
+    training = Training(shape, trained=True)
+    before = resident()
+    state = _state(training, folder / ROOT)
+    _committed(state)  # memory and files are there from now on
+    found: Figures = {"commit": [], "durable": [], "idle": [], "beside": []}
+    for _ in range(rounds):
+        state.batch += 1
+        found["commit"].append(stopwatch(state.commit))
+        found["durable"].append(found["commit"][-1] + stopwatch(state.flush))
+        found["idle"].append((resident() - before) / shape.nbytes)
+    peak = PeakMemory()
+    for _ in range(_BURST):
+        state.batch += 1
+        state.commit()
+    state.flush()
+    found["beside"].append((peak.nbytes() - before) / shape.nbytes)
+    return found
+
+
+def restores(shape: Shape, rounds: int, folder: Path) -> Figures:
+    """Loading what `commits` has written, with nothing cached, and the memory that it takes at its peak."""
+    found: Figures = {"restore": [], "loading": []}
+    for _ in range(rounds):
+        training = Training(shape, trained=False)
+        forget_cached(folder / ROOT)
+        before, peak = resident(), PeakMemory()
+
+        def load(training: Training = training) -> None:
+            recover.load(str(folder / ROOT), model=training.model, optimizer=training.optimizer)
+
+        found["restore"].append(stopwatch(load))
+        found["loading"].append((peak.nbytes() - before) / shape.nbytes)
+        del training, load
+    return found
+
+
+def near(shape: Shape, rounds: int, folder: Path) -> Figures:
+    """Commits in the near tier, and how long until they are sealed."""
+    training = Training(shape, trained=True)
+    tier = json.loads((folder / NEAR).read_text())
+    before, peak = resident(), PeakMemory()
+    state = recover.TorchState(
+        model=training.model,
+        optimizer=training.optimizer,
+        batch=0,
+        checkpoint=recover.Checkpoint(str(folder / "durable"), every_seconds=1e9, near=tier),
+    )
+    state.sync()
+    found: Figures = {"near": [], "sealed": []}
+    for number in range(_BURST + rounds):
+        state.batch += 1
+        began = time.monotonic()
+        state.commit()
+        seconds = time.monotonic() - began
+        path = place.folder(tier, place.named(str(folder / "durable"))) / state.last_commit.name / FILE_NAME
+        while not path.exists() and time.monotonic() < began + _PATIENCE and number >= _BURST:
+            time.sleep(_LOOK)
+        if number < _BURST:
+            state.flush()
+            time.sleep(0.5)
+        elif not path.exists():
+            raise HvdrecoverError(f"{path} is not there: no commit was sealed")
+        else:
+            found["near"].append(seconds)
+            found["sealed"].append(time.monotonic() - began)
+    files = [each for each in Path(tier).rglob("*") if each.is_file()]
+    found["tmpfs"] = [sum(each.stat().st_blocks * 512 for each in files) / shape.nbytes]
+    found["keeper"] = [(peak.nbytes() - before) / shape.nbytes]
+    return found
+
+
+def syncs(shape: Shape, rounds: int, folder: Path) -> Figures:
+    """Rank 1 is new each time, and rank 0 has trained; the slower of both, by two real workers."""
+    new = hvd.rank() != 0
+    training = Training(shape, trained=not new)
+    old = None if new else _state(training)
+    if new:
+        _state(training)
+    found: Figures = {"sync": []}
+    for number in range(rounds):
+        if new:
+            del training
+            training = Training(shape, trained=False)
+            state = recover.TorchState(model=training.model, optimizer=training.optimizer, batch=0)
+        else:
+            assert old is not None
+            state = old
+        hvd.barrier()
+        mine = torch.tensor([stopwatch(state.sync)], dtype=torch.float64)
+        found["sync"].append(float(hvd.allgather(mine, name=f"took.{number}").max()))
+        del state
+    return found
+
+
+def _state(training: Training, root: Path | None = None) -> recover.TorchState:
+    state = recover.TorchState(
+        model=training.model,
+        optimizer=training.optimizer,
+        batch=0,
+        checkpoint=None if root is None else recover.Checkpoint(str(root), keep=1),
+    )
+    state.sync()
+    return state
+
+
+def _committed(state: recover.TorchState) -> None:
+    """Commit beside a write once."""
+    for _ in range(_BURST):
+        state.batch += 1
+        state.commit()
+    state.flush()
+
+
+WAYS: dict[str, Callable[[Shape, int, Path], Figures]] = {
+    each.__name__: each for each in (commits, restores, near, syncs)
+}
+
+if __name__ == "__main__":
+    what, layers, width, rounds, folder = sys.argv[1:]
+    hvd.init()
+    found = WAYS[what](Shape(int(layers), int(width)), int(rounds), Path(folder))
+    if hvd.rank() == 0:
+        Path(folder, f"{what}.json").write_text(json.dumps(found))

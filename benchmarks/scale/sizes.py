@@ -1,0 +1,19 @@
+"""How the figures of a state grow with its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.rows import Found
+from benchmarks.scale import states
+from benchmarks.states import Setting, Shape
+
+_LAYERS = {"full": 20, "small": 2}
+_WIDTHS = {"full": (645, 1443, 2048, 4096), "small": (64, 128)}  # 0.1, 0.5, 1 and 4 GB
+
+
+def measure(setting: Setting) -> Sequence[Found]:
+    """States of 160 tensors."""
+    shapes = [Shape(_LAYERS[setting.size], width) for width in _WIDTHS[setting.size]]
+    sizes = {round(shape.nbytes / 1e9, 6): shape for shape in shapes}
+    return states.curves("sizes", "GB", sizes, setting.rounds(3), setting.folder)
