@@ -1,4 +1,4 @@
-"""The picture of the table: how far each row is from its bar and its stretch."""
+"""Pictures: of the table, how far each row is from its bar and its stretch; and of what grows, its curves."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 
+from benchmarks import laws
 from benchmarks.report import amount
-from benchmarks.rows import Row
+from benchmarks.rows import Curve, Row
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -33,6 +35,31 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     axes.set_xlim(0, _WIDEST)
     axes.set_ylim(-0.7, len(rows) - 0.3)
     axes.set_xlabel("relative to the bar (1); ◆ the stretch; shorter is better", fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def grow(curves: Sequence[Curve], path: Path) -> None:
+    """Draw curves of one chart, each with its law: values as dots, the law as a line.
+
+    Args:
+        curves: along the same number.
+        path: PNG file to write.
+    """
+    figure, axes = plt.subplots(figsize=(8, 4.5), dpi=110)
+    for curve in curves:
+        law = laws.fit(curve.points)
+        numbers = np.geomspace(min(curve.points), max(curve.points), 50)
+        label = f"{curve.what}, {curve.unit}: {law.name}"
+        (line,) = axes.plot(numbers, [law.at(float(each)) for each in numbers], linewidth=1, label=label)
+        for number, values in curve.points.items():
+            axes.plot([number] * len(values), values, "o", markersize=3, color=line.get_color(), alpha=0.6)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel(f"{curves[0].along}; {curves[0].kind}", fontsize=8)
+    axes.legend(fontsize=7, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig(path)

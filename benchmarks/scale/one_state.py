@@ -20,7 +20,7 @@ from hvdrecover.errors import HvdrecoverError
 
 Figures = dict[str, list[float]]
 
-ROOT, NEAR = "root", "near"
+ROOT, NEAR, LIMIT = "root", "near", "limit"  # names of files and folders
 _LOOK, _PATIENCE = 0.001, 60.0  # seconds between looks for a sealed commit, and to wait for it
 _BURST = 3  # commits in a row, of which the first is being written
 
@@ -44,6 +44,19 @@ def commits(shape: Shape, rounds: int, folder: Path) -> Figures:
         state.commit()
     state.flush()
     found["beside"].append((peak.nbytes() - before) / shape.nbytes)
+    return found
+
+
+def limited(shape: Shape, rounds: int, folder: Path) -> Figures:
+    """Commits where memory may be scarce, each right after the one before, so that a write is in flight."""
+    training = Training(shape, trained=True)
+    _limit(*json.loads((folder / LIMIT).read_text()))
+    state = _state(training, folder / ROOT)
+    found: Figures = {"commit": []}
+    for _ in range(_BURST + rounds):
+        state.batch += 1
+        found["commit"].append(stopwatch(state.commit))
+    state.flush()
     return found
 
 
@@ -133,6 +146,14 @@ def _state(training: Training, root: Path | None = None) -> recover.TorchState:
     return state
 
 
+def _limit(cgroup: str, more: int) -> None:
+    """Let this process's cgroup have so many bytes more than it uses now."""
+    words = Path(cgroup, "memory.stat").read_text().split()
+    cached = int(words[words.index("total_inactive_file") + 1])
+    used = int(Path(cgroup, "memory.usage_in_bytes").read_text())
+    Path(cgroup, "memory.limit_in_bytes").write_text(str(used - cached + more))
+
+
 def _committed(state: recover.TorchState) -> None:
     """Commit beside a write once."""
     for _ in range(_BURST):
@@ -142,7 +163,7 @@ def _committed(state: recover.TorchState) -> None:
 
 
 WAYS: dict[str, Callable[[Shape, int, Path], Figures]] = {
-    each.__name__: each for each in (commits, restores, near, syncs)
+    each.__name__: each for each in (commits, limited, restores, near, syncs)
 }
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Figures of states of some sizes, each measured in processes of its own, so that none leaves memory behind."""
+"""Figures of states of some sizes, each in processes of its own, so that none leaves memory behind."""
 
 from __future__ import annotations
 
@@ -88,7 +88,9 @@ def _lack(name: str, shape: Shape) -> Fact | None:
     need, left = _WAYS[name].states * shape.nbytes, host_memory.available().nbytes
     if need <= left:
         return None
-    return Fact(f"not measured: {name} of {shape.title}", f"{need / 1e9:.1f} GB needed, {left / 1e9:.1f} left")
+    return Fact(
+        f"not measured: {name} of {shape.title}", f"{need / 1e9:.1f} GB needed, {left / 1e9:.1f} left"
+    )
 
 
 def _measured(name: str, shape: Shape, rounds: int, folder: Path) -> Figures:

@@ -454,9 +454,7 @@ def test_a_commit_for_which_there_is_no_memory_is_an_error_that_says_so(process:
     state = begun(process)
     state.model.weights["v"] = state.model.weights["w"].repeat(1000)
     without_room(state)
-    with pytest.raises(
-        StateError, match="GB of memory, and 0 GB are left in this process's"
-    ):
+    with pytest.raises(StateError, match="GB of memory, and 0 GB are left in this process's"):
         state.commit()
     state._memory.room = lambda: None
     state.commit()
