@@ -62,7 +62,8 @@ def write(curves: Sequence[Curve], facts: Sequence[Fact], page: Path) -> None:
         *_section("Measured", measured),
         *_section("Simulated", simulated),
         *projected(curves),
-        *(f"\n- {fact.what}: {fact.value}" for fact in facts),
+        *(["\n## Limits of memory, and what was not measured\n"] if facts else []),
+        *(f"- {fact.what}: {fact.value}" for fact in facts),
     ]
     content = "\n".join([_START, "", *lines, "", _END])
     page.write_text(section.sub(lambda _: content, text))

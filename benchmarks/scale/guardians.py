@@ -10,7 +10,7 @@ from benchmarks.states import Setting
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.launch.job import Job
 
-_GUARDIANS = {"full": (10, 100, 500, 1000, 2000), "small": (10, 40)}
+_GUARDIANS = {"full": (10, 100, 500, 1000, 2000), "small": (40,)}
 _SECONDS = {"full": 5.0, "small": 0.5}  # of watching their supervisor
 _FAULTS = {"full": 8, "small": 2}
 _PATIENCE = 300.0

@@ -10,7 +10,7 @@ from benchmarks.states import Setting
 from hvdrecover import host_memory
 from hvdrecover.examples.digits_run import supervised
 
-_WORKERS = {"full": (2, 4, 8, 16), "small": (2, 3)}
+_WORKERS = {"full": (2, 4, 8, 16), "small": (2,)}
 _NEED = 0.6e9  # bytes of a training process and its standby
 _FAULTS = {"full": 2, "small": 1}
 _FIRST, _RECOVERY, _COMMIT = "first", "recovery", "commit"

@@ -18,9 +18,7 @@ from hvdrecover.launch.job import Job
 
 _SHAPES = {"full": Shape(20, 1290), "small": Shape(20, 645)}  # 0.4 and 0.1 GB
 _STATES = (0.5, 1.5, 2.5)  # of memory beside that of the training itself
-_CGROUPS = Path("/sys/fs/cgroup/memory")  # of version 1; a part of version 2 is its manager's to give
-    "/sys/fs/cgroup/memory"
-)  # of version 1: of version 2, only whose manager shares it can be used
+_CGROUPS = Path("/sys/fs/cgroup/memory")  # of version 1; of version 2, a manager gives parts
 _PATIENCE, _ROUNDS = 300.0, 5
 
 

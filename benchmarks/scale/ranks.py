@@ -20,7 +20,7 @@ from hvdrecover.elastic.commits.per_rank import PerRank
 from hvdrecover.elastic.state import State
 from hvdrecover.torch.framework import TorchFramework
 
-_RANKS = {"full": (2, 16, 128, 1024, 4096), "small": (2, 8, 32)}
+_RANKS = {"full": (2, 16, 128, 1024, 4096), "small": (2, 8)}
 _ROUNDS, _WARMUPS = 7, 2
 _OWN_BYTES = 64  # of a value of each rank's own
 
