@@ -27,20 +27,6 @@ def gather_json(world: World, value: Any, name: str) -> list[Any]:
     return [json.loads(bytes(text)) for text in world.gather(encoded(value), name)]
 
 
-def gather_packed(
-    world: World, value: Any, files: Sequence[Bytes], name: str
-) -> list[tuple[Any, list[Bytes]]]:
-    """Return each rank's value and files, by rank; in one collective.
-
-    Args:
-        world: the ranks, all of which call this.
-        value: this rank's, of what JSON can hold.
-        files: this rank's, uint8 of shape ``[n]`` each.
-        name: of the collective.
-    """
-    return [unpacked(row) for row in world.gather(packed(value, files), name)]
-
-
 def packed(value: Any, files: Sequence[Bytes]) -> bytes:
     """Return a value and files in one, each where its memory is aligned."""
     pieces = [encoded([value, [len(file) for file in files]]), *(file.tobytes() for file in files)]

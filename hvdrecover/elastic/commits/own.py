@@ -131,8 +131,7 @@ class Own:
         if not self.exists:
             return
         if world.size() > 1:
-            mine = exchange.packed(*self._packed(carried, self._present(carried)))
-            rows = world.gather(mine, "hvdrecover.own")
+            rows = world.gather(self._packed(carried, self._present(carried)), "hvdrecover.own")
             self._known, self._carried = {}, carried
             if self._values:
                 self._learn(map(exchange.unpacked, rows))
@@ -160,7 +159,7 @@ class Own:
         if not self.exists:
             return
         self._known = {}
-        mine: tuple[Any, list[Bytes]] = (None, [])
+        mine = exchange.packed(None, [])
         if newest is None:
             mine = self._packed(carried, self._present(carried))
         elif held is not None and held.id == newest:
@@ -169,8 +168,8 @@ class Own:
             for name, states in self._of_new().items():
                 present[name] |= states
             mine = self._packed(self._carried, present)
-        rows = [mine] if world.size() == 1 else exchange.gather_packed(world, *mine, "hvdrecover.own")
-        self._learn(rows)
+        rows = [mine] if world.size() == 1 else world.gather(mine, "hvdrecover.own")
+        self._learn(map(exchange.unpacked, rows))
         for name, shares in self._known.items():
             if name in self._values:
                 self._values[name].gathered(shares.states)
@@ -192,8 +191,8 @@ class Own:
             if name in known
         }
 
-    def _packed(self, carried: Carried, present: Mapping[str, Any]) -> tuple[Any, list[Bytes]]:
-        """These states as JSON; and for each value that holds tensors, a safetensors file."""
+    def _packed(self, carried: Carried, present: Mapping[str, Any]) -> bytes:
+        """These states as JSON and, for each value that holds tensors, a safetensors file."""
         parts = self._copier.take_apart({name: present[name] for name in self._values})
         arenas = self._copier.copy(parts, {})
         values = {name: [part.outline.structure, name in arenas] for name, part in parts.items()}
@@ -204,7 +203,8 @@ class Own:
             RANDOM: present.get(RANDOM, {}),
         }
         files: list[Bytes] = [arenas[name].buffer for name in values if name in arenas]
-        if (size := sum(map(len, files)) + len(exchange.encoded(head))) > _LARGEST:
+        row = exchange.packed(head, files)
+        if len(row) > _LARGEST:
             largest = max(
                 values,
                 key=lambda name: (
@@ -213,10 +213,10 @@ class Own:
             )
             raise UnsupportedValueError(
                 f"state.{largest}",
-                f"the ranks exchange their own states at each commit, and this rank's take {size} bytes of "
-                f"{_LARGEST} that they may. Keep less in it",
+                f"the ranks exchange their own states at each commit, and this rank's take {len(row)} "
+                f"bytes of {_LARGEST} that they may. Keep less in it",
             )
-        return head, files
+        return row
 
     def _learn(self, sent: Iterable[tuple[Any, list[Bytes]]]) -> None:
         """Add what processes have sent to what is known; None has been sent by those that have nothing."""
