@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,10 +12,11 @@ import torch
 from benchmarks.rows import Curve
 from benchmarks.scale.simulated import Simulated
 from benchmarks.states import Setting
-from hvdrecover import config
 from hvdrecover.elastic.agreement import exchange
 from hvdrecover.elastic.commits.own import RANDOM
 from hvdrecover.elastic.commits.per_rank import PerRank
+from hvdrecover.elastic.commits.randomness import Randomness
+from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.state import State
 from hvdrecover.torch.framework import TorchFramework
 
@@ -29,25 +29,21 @@ def measure(setting: Setting) -> list[Curve]:
     """Milliseconds of this rank's processor for what all ranks say, without sending it."""
     ways: dict[str, tuple[dict[str, Any], Callable[[State], None]]] = {
         "a commit": ({}, _commit),
+        "a commit with a guard": ({"guard": Guard()}, _commit),
         'a commit, rng="store"': ({"rng": "store"}, _commit),
         "a commit, a value of each rank's own": ({"own": True}, _commit),
         "an election and agreement": ({}, State.sync),
     }
     found = []
     for what, (options, action) in ways.items():
-        points = {
-            float(ranks): _milliseconds(ranks, setting.folder, options, action)
-            for ranks in _RANKS[setting.size]
-        }
+        points = {float(ranks): _milliseconds(ranks, options, action) for ranks in _RANKS[setting.size]}
         found.append(Curve("ranks", what, "ms", "ranks", "simulated", points))
     return found
 
 
-def _milliseconds(
-    ranks: int, folder: Path, options: dict[str, Any], action: Callable[[State], None]
-) -> list[float]:
+def _milliseconds(ranks: int, options: dict[str, Any], action: Callable[[State], None]) -> list[float]:
     world = Simulated(ranks, _other)
-    state = _state(world, folder, **options)
+    state = _state(world, **options)
     state.sync()
     gc.collect()
     gc.freeze()
@@ -60,12 +56,13 @@ def _milliseconds(
     return values[_WARMUPS:]
 
 
-def _state(world: Simulated, folder: Path, *, rng: Any = "reseed", own: bool = False) -> State:
+def _state(
+    world: Simulated, *, rng: Randomness = "reseed", guard: Guard | None = None, own: bool = False
+) -> State:
     attributes: dict[str, Any] = {"model": torch.nn.Linear(16, 16), "batch": 0}
     if own:
         attributes["loss"] = PerRank(torch.zeros(_OWN_BYTES // 4))
-    settings = config.read()
-    return State(TorchFramework(), world, rng=rng, config=settings, attributes=attributes)
+    return State(TorchFramework(), world, rng=rng, guard=guard, attributes=attributes)
 
 
 def _commit(state: State) -> None:

@@ -72,7 +72,10 @@ def curves(chart: str, along: str, shapes: Mapping[float, Shape], rounds: int, f
             if (lack := _lack(name, shape)) is not None:
                 facts.append(lack)
                 continue
-            for key, values in _measured(name, shape, rounds, place).items():
+            figures = _measured(name, shape, rounds, place)
+            if not figures:
+                facts.append(Fact(f"not measured: {name} of {shape.title}", "the near tier found no room"))
+            for key, values in figures.items():
                 found.setdefault(key, {})[number] = values
         shutil.rmtree(place)
     drawn = [
