@@ -27,6 +27,7 @@ from hvdrecover.errors import CorruptCheckpointError, HvdrecoverError, Unsupport
 RANDOM = "_random"  # no attribute has this name
 
 _LARGEST = 1 << 26  # bytes that a process sends with each commit
+_layout = functools.lru_cache(maxsize=16)(layout.parse)  # of a value, that of most ranks is the same
 
 
 class Value(Protocol):
@@ -242,7 +243,7 @@ class Own:
         if file is None:
             return rebuild(self._framework, structure, None, own=False)
         header = file[: layout.header_size(file[:8].tobytes(), len(file))].tobytes()
-        return rebuild(self._framework, structure, Arena(layout.parse(header, len(file)), file), own=True)
+        return rebuild(self._framework, structure, Arena(_layout(header, len(file)), file), own=True)
 
     # -- commits ---------------------------------------------------------------------------------------
 
