@@ -22,6 +22,7 @@ _TITLES = {
     "jobs": "Real jobs",
     "commits": "Commits of real jobs",
     "ranks": "Simulated ranks",
+    "manifest": "The manifest with the random streams of simulated ranks",
     "guardians": "Stub guardians",
     "hosts": "Host discovery",
     "sizes": "Bytes of a state of 160 tensors",

@@ -12,6 +12,7 @@ import torch
 from benchmarks.rows import Curve
 from benchmarks.scale.simulated import Simulated
 from benchmarks.states import Setting
+from hvdrecover.checkpoint import manifest
 from hvdrecover.elastic.agreement import exchange
 from hvdrecover.elastic.commits.own import RANDOM
 from hvdrecover.elastic.commits.per_rank import PerRank
@@ -38,7 +39,28 @@ def measure(setting: Setting) -> list[Curve]:
     for what, (options, action) in ways.items():
         points = {float(ranks): _milliseconds(ranks, options, action) for ranks in _RANKS[setting.size]}
         found.append(Curve("ranks", what, "ms", "ranks", "simulated", points))
-    return found
+    written = {float(ranks): _manifest(ranks) for ranks in _RANKS[setting.size]}
+    sizes = {ranks: [nbytes / 1e6] for ranks, (_, nbytes) in written.items()}
+    times = {ranks: [1e3 * seconds] for ranks, (seconds, _) in written.items()}
+    what = 'manifest of a durable commit, rng="store"'
+    return [
+        *found,
+        Curve("manifest", what, "ms", "ranks", "simulated", times),
+        Curve("manifest", what, "MB", "ranks", "simulated", sizes),
+    ]
+
+
+def _manifest(ranks: int) -> tuple[float, int]:
+    """Return the seconds in which rank 0's writer makes a manifest of what all have sent, and its bytes."""
+    state = _state(Simulated(ranks, _other), rng="store")
+    state.sync()
+    state.batch += 1
+    state.commit()
+    snapshot = state._memory.newest
+    assert snapshot is not None
+    began = time.perf_counter()
+    text = manifest.dumps(snapshot.manifest((), {}, 0.0))
+    return time.perf_counter() - began, len(text)
 
 
 def _milliseconds(ranks: int, options: dict[str, Any], action: Callable[[State], None]) -> list[float]:
