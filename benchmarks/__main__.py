@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         shutil.rmtree(folder)
     rows = [each for each in found if isinstance(each, Row)]
-    facts = [each for each in found if isinstance(each, Fact)]
+    facts = [each for each in found if isinstance(each, Fact) and each.page == _PAGE.stem]
     growing = [each for each in found if isinstance(each, Curve)]
     report.show(rows, facts, console)
     page = options.page or (_PAGE if options.size == "full" and not options.only else None)
@@ -67,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plot.draw(rows, page.with_name(report.PLOT))
         console.print(f"written to {page}")
     if growing:
-        _show_growth(growing, facts, options, console)
+        told = [each for each in found if isinstance(each, Fact) and each.page == _SCALE.stem]
+        _show_growth(growing, told, options, console)
     return 0
 
 
@@ -78,6 +79,8 @@ def _show_growth(
     from benchmarks import plot
 
     curves.show(growing, console)
+    for fact in facts:
+        console.print(f"{fact.what}: {fact.value}")
     if options.page is None and options.size != "full":
         return
     page = _SCALE if options.page is None else options.page.with_name(_SCALE.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Sequence
 from datetime import date
@@ -11,11 +10,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import laws
+from benchmarks import laws, report
 from benchmarks.projection import projected
 from benchmarks.rows import Curve, Fact
 
-_START, _END = "<!-- benchmarks/run writes from here -->", "<!-- to here -->"
 _AT = 1000.0  # processes, guardians or hosts at which laws are looked at
 _COUNTED = ("ranks", "guardians", "hosts", "processes")
 _TITLES = {
@@ -37,7 +35,7 @@ def show(curves: Sequence[Curve], console: Console) -> None:
     table = Table("what", "medians", "law", "at 1,000", caption="figures that grow with a number")
     for curve in curves:
         law = laws.fit(curve.points)
-        table.add_row(curve.what, _medians(curve), _formula(curve, law), _at_thousand(curve, law))
+        table.add_row(curve.what, _medians(curve), _formula(law), _at_thousand(curve, law))
     console.print(table)
 
 
@@ -47,15 +45,8 @@ def write(curves: Sequence[Curve], facts: Sequence[Fact], page: Path) -> None:
     Args:
         curves: what was measured.
         facts: what else is to be known, such as what was not measured.
-        page: with the markers; the pictures lie in ``images`` beside it.
-
-    Raises:
-        ValueError: the page lacks the markers.
+        page: see `benchmarks.report.fill`; the pictures lie in ``images`` beside it.
     """
-    text = page.read_text()
-    section = re.compile(f"{re.escape(_START)}.*{re.escape(_END)}", re.DOTALL)
-    if not section.search(text):
-        raise ValueError(f"{page} lacks the lines '{_START}' and '{_END}'; put them where the tables belong")
     measured = [curve for curve in curves if curve.kind == "measured"]
     simulated = [curve for curve in curves if curve.kind == "simulated"]
     lines = [
@@ -64,10 +55,9 @@ def write(curves: Sequence[Curve], facts: Sequence[Fact], page: Path) -> None:
         *_section("Simulated", simulated),
         *projected(curves),
         *(["\n## Limits of memory, and what was not measured\n"] if facts else []),
-        *(f"- {fact.what}: {fact.value}" for fact in facts),
+        *report.listed(facts),
     ]
-    content = "\n".join([_START, "", *lines, "", _END])
-    page.write_text(section.sub(lambda _: content, text))
+    report.fill(page, lines)
 
 
 def picture(chart: str) -> str:
@@ -89,19 +79,15 @@ def _section(title: str, curves: Sequence[Curve]) -> list[str]:
         along = [f"{number:,.3g}" if number < 1000 else f"{number:,.0f}" for number in _numbers(drawn)]
         counted = drawn[0].along
         last = f"at 1,000 {counted}" if counted in _COUNTED else "grows"
-        head = [f"by {counted}", *along, "law", last]
-        lines += [f"\n### {_TITLES[chart]}\n", _row(head), _row(["---"] * len(head))]
+        table = [[f"by {counted}", *along, "law", last]]
         for curve in drawn:
             law = laws.fit(curve.points)
             medians = [_median(curve, number) for number in _numbers(drawn)]
             end = _at_thousand(curve, law)
-            lines.append(_row([f"{curve.what}, {curve.unit}", *medians, _formula(curve, law), end]))
-        lines.append(f"\n![{_TITLES[chart]}]({picture(chart)})")
+            table.append([f"{curve.what}, {curve.unit}", *medians, _formula(law), end])
+        shown = f"\n![{_TITLES[chart]}]({picture(chart)})"
+        lines += [f"\n### {_TITLES[chart]}\n", *report.markdown(table), shown]
     return lines
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _numbers(curves: Sequence[Curve]) -> list[float]:
@@ -116,7 +102,7 @@ def _median(curve: Curve, number: float) -> str:
     return f"{statistics.median(curve.points[number]):.3g}" if number in curve.points else "-"
 
 
-def _formula(curve: Curve, law: laws.Law) -> str:
+def _formula(law: laws.Law) -> str:
     """``0.12 + 0.0001 n: O(n)``."""
     parts = [f"{law.constant:.2g}"] if law.constant or not law.factor else []
     terms = {"O(log n)": "log₂ n", "O(n)": "n", "O(n²)": "n²"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from benchmarks import laws
+from benchmarks import laws, report
 from benchmarks.rows import Curve
 
 _RANKS, _GIGABYTES = 1000.0, 100.0
@@ -22,8 +22,7 @@ def projected(curves: Sequence[Curve]) -> list[str]:
         rows = _rows(lambda chart, what, number: known[chart, what].at(number))
     except KeyError:
         return []
-    lines = [f"| {' | '.join(cells)} |" for cells in (_HEAD, ("---",) * 3, *rows)]
-    return ["\n## Computed\n", *lines]
+    return ["\n## Computed\n", *report.markdown([_HEAD, *rows])]
 
 
 def _rows(at: At) -> list[tuple[str, str, str]]:

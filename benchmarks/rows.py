@@ -89,10 +89,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Fact:
-    """Something about the machine that the rows depend on."""
+    """Something about the machine that the rows depend on, or that is no figure.
+
+    Attributes:
+        what: what it is.
+        value: how it is.
+        page: the page that tells it, among those of the documentation.
+    """
 
     what: str
     value: str
+    page: str = "performance"
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from benchmarks.jobs.launchers import Launcher
 from benchmarks.jobs.running import Running
 from benchmarks.jobs.tiny_training import commits
 from benchmarks.rows import Curve, Fact, Found
+from benchmarks.scale import PAGE
 from benchmarks.states import Setting
 from hvdrecover import host_memory
 from hvdrecover.examples.digits_run import supervised
@@ -28,7 +29,7 @@ def measure(setting: Setting) -> list[Found]:
     for workers in _WORKERS[setting.size]:
         if (left := host_memory.available().nbytes) < workers * _NEED:
             what = f"not measured: jobs of {workers}"
-            facts.append(Fact(what, f"{workers * _NEED / 1e9:.1f} GB needed, {left / 1e9:.1f} left"))
+            facts.append(Fact(what, f"{workers * _NEED / 1e9:.1f} GB needed, {left / 1e9:.1f} left", PAGE))
             continue
         for key, values in _of(workers, setting).items():
             found[key][float(workers)] = values

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from benchmarks.rows import Fact
+from benchmarks.scale import PAGE
 from benchmarks.scale.one_state import LIMIT
 from benchmarks.states import Setting, Shape
 from hvdrecover.launch.job import Job
@@ -29,9 +30,9 @@ def measure(setting: Setting) -> list[Fact]:
         what = f"commits of {shape.nbytes / 1e9:.1f} GB in a cgroup with room for {states:g} states more"
         try:
             with _cgroup() as cgroup:
-                found.append(Fact(what, _outcome(shape, states, cgroup, setting.folder / str(states))))
+                found.append(Fact(what, _outcome(shape, states, cgroup, setting.folder / str(states)), PAGE))
         except OSError as error:
-            found.append(Fact(f"not measured: {what}", str(error)))
+            found.append(Fact(f"not measured: {what}", str(error), PAGE))
     return found
 
 

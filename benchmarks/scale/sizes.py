@@ -1,4 +1,4 @@
-"""How the figures of a state grow with its bytes."""
+"""The figures of states of few bytes and many."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.rows import Curve, Fact, Found
+from benchmarks.scale import PAGE
 from benchmarks.scale.one_state import NEAR, Figures
 from benchmarks.states import Shape
 from benchmarks.workers import WORKERS
@@ -74,7 +75,8 @@ def curves(chart: str, along: str, shapes: Mapping[float, Shape], rounds: int, f
                 continue
             figures = _measured(name, shape, rounds, place)
             if not figures:
-                facts.append(Fact(f"not measured: {name} of {shape.title}", "the near tier found no room"))
+                what = f"not measured: {name} of {shape.title}"
+                facts.append(Fact(what, "the near tier found no room", PAGE))
             for key, values in figures.items():
                 found.setdefault(key, {})[number] = values
         shutil.rmtree(place)
@@ -91,9 +93,8 @@ def _lack(name: str, shape: Shape) -> Fact | None:
     need, left = _WAYS[name].states * shape.nbytes, host_memory.available().nbytes
     if need <= left:
         return None
-    return Fact(
-        f"not measured: {name} of {shape.title}", f"{need / 1e9:.1f} GB needed, {left / 1e9:.1f} left"
-    )
+    what = f"not measured: {name} of {shape.title}"
+    return Fact(what, f"{need / 1e9:.1f} GB needed, {left / 1e9:.1f} left", PAGE)
 
 
 def _measured(name: str, shape: Shape, rounds: int, folder: Path) -> Figures:

@@ -1,4 +1,4 @@
-"""How the figures of a state grow with the number of its tensors."""
+"""The figures of states of few tensors and many."""
 
 from __future__ import annotations
 

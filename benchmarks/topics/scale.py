@@ -1,4 +1,4 @@
-"""How figures grow: with ranks, guardians and hosts, and with the bytes and tensors of a state."""
+"""Figures that grow with ranks, guardians and hosts, or with the bytes and tensors of a state."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from benchmarks.states import Setting
 
 
 def measure(setting: Setting) -> Sequence[Found]:
-    """What ``benchmarks/scale/STATE.py`` measures."""
+    """Measure by ``benchmarks/scale/STATE.py``."""
     found: Sequence[Found] = importlib.import_module(f"benchmarks.scale.{setting.state}").measure(setting)
     return found
