@@ -39,7 +39,7 @@ class _Way:
     workers: int = 1
 
 
-_WAYS = {"commits": _Way(3.2), "restores": _Way(2.2), "syncs": _Way(4.2, WORKERS), "near": _Way(5.2)}
+_WAYS = {"commits": _Way(3.2), "restores": _Way(2.2), "syncs": _Way(4.8, WORKERS), "near": _Way(5.2)}
 _FIGURES = {
     "commit": ("a commit", "s", "seconds"),
     "near": ("a commit into the near tier", "s", "seconds"),
