@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
@@ -124,6 +125,7 @@ def syncs(shape: Shape, rounds: int, folder: Path) -> Figures:
     for number in range(rounds):
         if new:
             del training
+            gc.collect()  # the state before has cycles
             training = Training(shape, trained=False)
             state = recover.TorchState(model=training.model, optimizer=training.optimizer, batch=0)
         else:
