@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,20 @@ def test_a_process_restarted_beside_others_takes_part_in_the_election(near: Path
         return began
 
     assert on_ranks(2, body) == [(5, CommitId(2, 5), [5.0, -5.0])] * 2
+
+
+def test_private_memory_of_the_first_commits_is_given_back_once_there_is_memory_near_by(near: Path) -> None:
+    def body(process: Process) -> Any:
+        state = made(process, near)
+        state.sync()
+        assert state._memory.newest is not None
+        first = [weakref.ref(arena) for arena in state._memory.newest.arenas.values()]
+        train(state, 4)
+        state.flush()
+        dies(state)
+        return [arena() is None for arena in first]
+
+    assert on_ranks(1, body) == [[True]]
 
 
 def test_a_finished_job_leaves_nothing(near: Path) -> None:
