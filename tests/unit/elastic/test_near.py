@@ -275,6 +275,38 @@ def test_a_process_restarted_beside_another_is_sent_nothing_that_its_host_has(
     assert restarted(near, lost, sealed=sealed) == [(5, [5.0, -5.0], 0)] * 2
 
 
+def test_what_its_host_has_is_borrowed_until_the_next_commit_and_rolled_back_to(near: Path) -> None:
+    def body(process: Process) -> Any:
+        state, is_lost = made(process, near), process.world.rank() == 1
+        state.sync()
+        train(state, 5)
+        process.world.shutdown()
+        process.world.init()
+        if is_lost:
+            state = made(process, near)
+        state.sync()
+        borrowed = [is_borrowed(state)]
+        state.model.weights["w"][:] = 0.0
+        state.restore()
+        found = [state.model.weights["w"].tolist()]
+        for _ in range(3):
+            train(state, 1)
+            borrowed.append(is_borrowed(state))
+        state.restore()
+        found.append(state.model.weights["w"].tolist())
+        dies(state)
+        return borrowed, found
+
+    found = [[5.0, -5.0], [8.0, -8.0]]
+    assert on_ranks(2, body) == [([False] * 4, found), ([True, False, False, False], found)]
+
+
+def is_borrowed(state: State) -> bool:
+    """Return whether the newest commit lies in memory of another process."""
+    assert state._memory.newest is not None
+    return all(arena.borrowed for arena in state._memory.newest.arenas.values())
+
+
 def test_what_was_torn_is_not_used_for_the_commit_that_it_was_to_be(near: Path) -> None:
     assert restarted(near, 0, damage=True) == [(5, [5.0, -5.0], 1)] * 2
 
