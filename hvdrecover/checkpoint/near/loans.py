@@ -45,7 +45,7 @@ def borrowed(path: Path, layout: Layout) -> Arena:
         raise
     memory.madvise(mmap.MADV_DONTFORK)
     arena = Arena(layout, np.frombuffer(memory, dtype=np.uint8), borrowed=True)
-    weakref.finalize(arena, _return, file)
+    weakref.finalize(arena, _return, file, os.getpid())
     return arena
 
 
@@ -74,8 +74,10 @@ def _lock(kind: int) -> bytes:
     return struct.pack(_FLOCK, kind, 0, 0, 0, 0)
 
 
-def _return(file: int) -> None:
-    with suppress(OSError):
-        # Closing would not do: children that were forked, and the mapping, have the open file as well.
-        fcntl.fcntl(file, fcntl.F_OFD_SETLK, _lock(fcntl.F_UNLCK))
+def _return(file: int, borrower: int) -> None:
+    # Closing would not do: the mapping and children that were forked have the same open file. A child that
+    # lets go of its copy of the arena must leave the lock alone, though.
+    if os.getpid() == borrower:
+        with suppress(OSError):
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, _lock(fcntl.F_UNLCK))
     os.close(file)

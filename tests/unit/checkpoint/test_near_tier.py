@@ -178,14 +178,17 @@ def test_memory_that_another_process_has_borrowed_is_not_overwritten_until_it_le
     assert lent.arenas["model"] in [made.arenas["model"] for made in after if made is not None]
 
 
-def test_what_is_borrowed_stays_lent_where_a_child_has_the_open_file_as_well(process: Process) -> None:
+def test_who_has_borrowed_lets_go_of_it_and_none_of_its_children_does(process: Process) -> None:
     process.commit(1)
     arenas, _ = recall.borrowed(process.path, CommitId(2, 1))
+    reading, writing = os.pipe()
     child = os.fork()
     if not child:
+        del arenas
+        os.write(writing, b"!")
         signal.pause()
-        os._exit(0)
     try:
+        assert os.read(reading, 1) == b"!"
         (file,) = process.path.glob("g*/model.safetensors")
         assert loans.is_lent(file)
         del arenas
@@ -193,6 +196,8 @@ def test_what_is_borrowed_stays_lent_where_a_child_has_the_open_file_as_well(pro
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+        os.close(reading)
+        os.close(writing)
 
 
 def test_a_file_with_holes_is_not_borrowed(process: Process) -> None:
