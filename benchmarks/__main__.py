@@ -33,6 +33,7 @@ TOPICS = {
     "virtual": ("torch",),
     "recovery": ("torch", "tensorflow"),
     "near": ("large",),
+    "peers": ("torch",),
     "scale": ("stubs",),
     "machine": ("large",),
 }
