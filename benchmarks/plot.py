@@ -20,27 +20,30 @@ _ROOM = 1.14  # of the longest bar, for the number behind it
 
 
 class _Panel(NamedTuple):
-    """One thing that is measured: its title, the beginning of `Row.what`, and of each `Row.peer` to show."""
+    """A comparison: its title, `Row.topic`, and how `Row.what` and each `Row.peer` to show begin."""
 
     title: str
+    topic: str
     what: str
-    peers: Sequence[str]
+    peers: Sequence[str] = ("",)
 
 
 _PANELS = (
-    _Panel(
-        "A worker is killed, until all step again",
-        "SIGKILL of a worker to the next step of all",
-        ("torchrun", "plain elastic horovodrun"),
-    ),
+    _Panel("SIGKILL of one worker, until all step again", "peers", "SIGKILL of one worker"),
+    _Panel("SIGKILL of all workers, until all step again", "peers", "SIGKILL of all"),
     _Panel(
         "How long a commit stalls training",
+        "stall",
         "stall of a commit that is due",
         ("Horovod's TorchState.save()", "DCP async_save"),
     ),
-    _Panel("Until a commit is durable", "time until durable", ("torch.save", "safetensors", "DCP save")),
-    _Panel("Until a commit is restored from disk", "restore, nothing cached", ("torch.load",)),
-    _Panel("Until a new worker has the state", "sync of a new worker", ("Horovod's TorchState.sync()",)),
+    _Panel(
+        "Until a commit is durable",
+        "durable",
+        "time until durable",
+        ("torch.save", "safetensors", "DCP save"),
+    ),
+    _Panel("Until a commit is restored from disk", "restore", "restore, nothing cached"),
 )
 
 
@@ -72,8 +75,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 def _chosen(panel: _Panel, rows: Sequence[Row]) -> list[Row]:
     """The rows of a panel; all are of the first state that was measured, which is the largest."""
-    found = [row for row in rows if row.what.startswith(panel.what) and row.theirs and row.unit in _SECONDS]
-    found = [row for row in found if row.state == found[0].state]
+    found = [row for row in rows if row.topic == panel.topic and row.what.startswith(panel.what)]
+    found = [row for row in found if row.theirs and row.unit in _SECONDS and row.state == found[0].state]
     return [row for peer in panel.peers for row in found if row.peer.startswith(peer)]
 
 
