@@ -35,6 +35,7 @@ TOPICS = {
     "near": ("large",),
     "peers": ("torch",),
     "scale": ("stubs",),
+    "stores": ("large",),
     "machine": ("large",),
 }
 _PATIENCE = 1200.0  # seconds for one topic
