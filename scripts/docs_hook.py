@@ -6,6 +6,7 @@ leads to a page that shows it, so that a copy of the site is whole without the r
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from pathlib import Path, PurePosixPath
@@ -18,8 +19,17 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 SHOWN = "files"  # the folder of the site with files of the repository
 LANGUAGES = {".json": "json", ".py": "python", ".yaml": "yaml", ".yml": "yaml", "Dockerfile": "docker"}
-LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
+LINK = re.compile(r'(?:(?<=]\()|(?<=src=")|(?<=href="))(?!\w+:|#)([^)\s#"]+)(#[^)\s"]*)?(?=[)"])')
+NAME = re.compile(r"(?<=[ (\n])<code>(\w+)</code>")
 FENCE, ITEM = re.compile(r"\s*(`{3,})"), re.compile(r"([-*]|\d+\.) ")
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """List the pages that mkdocs.yml does not name at the end, so that none is left out."""
+    pages = {path.relative_to(config.docs_dir).as_posix() for path in Path(config.docs_dir).rglob("*.md")}
+    others = sorted(pages - set(re.findall(r"[\w/-]+\.md", str(config.nav))))
+    if others:
+        config.nav.append({"More": others})
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -33,15 +43,31 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links, and what is nested in lists, into what mkdocs reads."""
+    """Turn links, and what is nested in lists, into what mkdocs and Python-Markdown read."""
     if page.file.src_uri.startswith(f"{SHOWN}/"):
         return markdown
-    return LINK.sub(lambda link: _link(page.file.src_uri, link), _indented(markdown))
+    lines, nested, fence = [], False, ""
+    for line in markdown.split("\n"):
+        if not fence:
+            line = LINK.sub(functools.partial(_link, page.file.src_uri), line)
+            nested = (nested and line[:1] in ("", " ")) or bool(ITEM.match(line))
+        if nested and line.startswith(" "):  # CommonMark asks for an indent by two, Python-Markdown for four
+            line = " " * (len(line) - len(line.lstrip())) + line
+        if (found := FENCE.match(line)) and fence in ("", found[1]):
+            fence = "" if fence else found[1]
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Leave out the colons by which docstrings begin what is to be shown as it is."""
-    return re.sub(r"(<p>:|(?<=:)):</p>", lambda colons: "" if colons[1].startswith("<") else "</p>", html)
+    """Leave out the colons before what docstrings show as it is, and link the names that they speak of."""
+    html = html.replace("<p>::</p>", "").replace("::</p>", ":</p>")
+    entries = {entry.rpartition(".")[2]: entry for entry in re.findall(r'<h2 id="(hvdrecover\.[^"]+)"', html)}
+    return NAME.sub(lambda name: _to_entry(name, entries), html)
+
+
+def _to_entry(name: re.Match[str], entries: dict[str, str]) -> str:
+    return f'<a href="#{entries[name[1]]}">{name[0]}</a>' if name[1] in entries else name[0]
 
 
 def _source(page: str) -> PurePosixPath:
@@ -55,29 +81,24 @@ def _in_repository(page: str, path: str) -> str:
     return os.path.normpath(_source(page).parent / path)
 
 
-def _is_shown(path: str) -> bool:
-    return not path.startswith(("docs/", "..")) and path not in PAGES
+def _in_site(path: str) -> str:
+    """Return the source, for the site, of a path in the repository."""
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    return PAGES.get(path) or f"{SHOWN}/{path}{'/index' if (ROOT / path).is_dir() else ''}.md"
 
 
 def _link(page: str, link: re.Match[str]) -> str:
-    path = _in_repository(page, link[1])
-    if path.startswith("docs/"):
-        target = path.removeprefix("docs/")
-    else:
-        target = PAGES.get(path) or f"{SHOWN}/{path}{'/index' if (ROOT / path).is_dir() else ''}.md"
+    target = _in_site(_in_repository(page, link[1]))
     return os.path.relpath(target, PurePosixPath(page).parent) + (link[2] or "")
 
 
 def _show(path: str, files: Files, config: MkDocsConfig) -> None:
-    """Add a page that shows a file or a folder, if it isn't there; a link to nothing is left to mkdocs."""
-    place = ROOT / path
-    if not _is_shown(path) or not place.exists():
+    """Add a page that shows a file or a folder, if there is none; a link to nothing is left to mkdocs."""
+    place, page = ROOT / path, _in_site(path)
+    if page in files.src_uris or path.startswith(("docs/", "..")) or not place.exists():
         return
-    page = f"{SHOWN}/{path}{'/index' if place.is_dir() else ''}.md"
-    if page in files.src_uris:
-        return
-    content = _folder(place) if place.is_dir() else _file(place)
-    shown = f"# {path}\n\n{content}"
+    shown = f"# {path}\n\n{_folder(place) if place.is_dir() else _file(place)}"
     files.append(File.generated(config, page, content=shown, inclusion=InclusionLevel.NOT_IN_NAV))
     if place.is_dir():
         for each in sorted(place.iterdir()):
@@ -93,17 +114,3 @@ def _file(file: Path) -> str:
     text = file.read_text().rstrip()
     language = "bash" if text.startswith("#!/bin/") else LANGUAGES.get(file.suffix or file.name, "text")
     return f"~~~~~~ {language}\n{text}\n~~~~~~"
-
-
-def _indented(markdown: str) -> str:
-    """Indent what is nested in a list by four, for Python-Markdown; CommonMark is content with two."""
-    lines, nested, fence = [], False, ""
-    for line in markdown.split("\n"):
-        if not fence and line and not line.startswith(" "):
-            nested = bool(ITEM.match(line))
-        if nested and line.startswith(" "):
-            line = " " * (len(line) - len(line.lstrip())) + line
-        if (found := FENCE.match(line)) and fence in ("", found[1]):
-            fence = "" if fence else found[1]
-        lines.append(line)
-    return "\n".join(lines)

@@ -34,7 +34,8 @@ class Running:
 
     Args:
         launcher: what starts it.
-        framework: ``torch`` or ``tensorflow``; ``near``, for the training with a large state; or ``tiny``.
+        framework: ``torch`` or ``tensorflow``; ``near``, for a training with a large state; ``peers``, for a
+            small one that all peers can keep; or ``tiny``, for one of a few KB.
         folder: a new folder for all that it writes.
         durable: whether its commits are written.
     """
@@ -70,12 +71,18 @@ class Running:
             began.setdefault(step.rank, step.time)
         return max(began.values()) - self._started
 
-    def strike(self, rank: int) -> float:
-        """SIGKILL a rank's process; seconds until all ranks have done a step together again."""
+    def strike(self, rank: int) -> tuple[float, float]:
+        """SIGKILL a rank's process.
+
+        Returns:
+            Seconds until all ranks have done a step together again, and the longest time of that in which no
+            rank has done one.
+        """
         last = next(step for step in reversed(self.steps()) if step.rank == rank)
         struck = time.monotonic()
         kill(last.pid)
-        return self._time_to_recover(struck)
+        seconds = self._time_to_recover(struck)
+        return seconds, steps.longest_pause(self.steps(), struck, struck + seconds)
 
     def strike_all(self) -> tuple[float, int]:
         """SIGKILL the processes of all ranks at once.
@@ -114,6 +121,11 @@ class Running:
     def guardians(self) -> list[int]:
         """The guardians' processes."""
         return self._running(_GUARDIAN)
+
+    @property
+    def running(self) -> bool:
+        """Return whether its launcher runs."""
+        return self._job.running
 
     def processes(self) -> list[int]:
         """All processes of the job."""

@@ -57,5 +57,5 @@ def _of(workers: int, setting: Setting) -> dict[str, list[float]]:
         recoveries = []
         for number in range(_FAULTS[setting.size]):
             job.settle()
-            recoveries.append(job.strike(rank=number % workers))
+            recoveries.append(job.strike(rank=number % workers)[0])
     return {_FIRST: first, _RECOVERY: recoveries, _COMMIT: undisturbed[len(undisturbed) // 2 :]}

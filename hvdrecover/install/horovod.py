@@ -217,4 +217,5 @@ def install_horovod(
         log.replace(plan.folder / "build.log")
     else:
         log.unlink()
+    wheel_cache.prune(plan.folder.parent, plan.folder)
     return installed

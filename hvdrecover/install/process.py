@@ -41,7 +41,19 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
         r'dialect\s+"CXX20"|does not know the compile\s+flags',
         "The compiler must know C++20: GCC 11 or Clang 14 and later.",
     ),
-    (r"No matching distribution found|Could not find a version", "Is the package index in reach of pip?"),
+    (
+        r"ProxyError|[Cc]annot connect to proxy|Tunnel connection failed",
+        "pip gets no answer through the proxy: correct or unset HTTPS_PROXY.",
+    ),
+    (
+        r"externally-managed-environment",
+        "This Python belongs to the operating system: make a virtual environment, and install there.",
+    ),
+    (
+        r"No matching distribution found|Could not find a version",
+        "pip finds no such package: behind a proxy, set HTTPS_PROXY; without a network, set "
+        "PIP_NO_INDEX=1 and PIP_FIND_LINKS to a folder of packages, which docs/compatibility.md lists.",
+    ),
 )
 
 

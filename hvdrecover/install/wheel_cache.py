@@ -7,6 +7,9 @@
         horovod-0.28.1+hvdrecover.k3x….whl
         build.log
       hvdrecover.k3x….lock              held by whoever is building it
+
+Each change of a framework, of Python or of the edits makes another build of some 40 MB; `prune` keeps the
+ones that were used last.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ from hvdrecover.errors import InstallError
 
 #: Seconds to wait for another process that builds the same wheel.
 LOCK_TIMEOUT = 2 * 60 * 60.0
+#: Builds that are kept for one user.
+KEPT_BUILDS = 8
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,45 @@ def publish(wheel: Path, folder: Path) -> Path:
     finally:
         partial.unlink(missing_ok=True)
     return target
+
+
+def surplus(last_used: Mapping[Path, float], keep: int = KEPT_BUILDS) -> list[Path]:
+    """Return the builds to delete: all but the ``keep`` that were used last.
+
+    Args:
+        last_used: each build's folder, and the time of its last use.
+        keep: how many builds stay.
+    """
+    return sorted(last_used, key=lambda folder: (last_used[folder], folder), reverse=True)[keep:]
+
+
+def prune(root: Path, current: Path, keep: int = KEPT_BUILDS) -> list[Path]:
+    """Delete the builds that no installation has used for longest; those in use by another process stay.
+
+    An installation writes its log into the folder of its build, so the folder's time is that of its last use.
+
+    Args:
+        root: the folder that holds all builds.
+        current: the folder of the build that has just been installed; it stays.
+        keep: how many builds stay, this one included.
+
+    Returns:
+        The deleted folders.
+    """
+    others = {
+        folder: folder.stat().st_mtime
+        for folder in root.glob("hvdrecover.*")
+        if folder.is_dir() and folder != current
+    }
+    deleted = []
+    for folder in surplus(others, keep - 1):
+        try:
+            with locked(folder, lambda: None, timeout=0):
+                shutil.rmtree(folder, ignore_errors=True)
+        except (InstallError, OSError):
+            continue
+        deleted.append(folder)
+    return deleted
 
 
 @contextmanager

@@ -20,3 +20,4 @@ def test_the_site_is_built(tmp_path: Path) -> None:
     api = (tmp_path / "api" / "torch.html").read_text()
     assert 'id="hvdrecover.torch.TorchState.commit"' in api
     assert "::</p>" not in api
+    assert '<a href="#hvdrecover.torch.Checkpoint"><code>Checkpoint</code></a>' in api

@@ -119,6 +119,24 @@ def test_known_failures_have_a_remedy() -> None:
 
 
 @pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        (["ERROR: No matching distribution found for horovod==0.28.1\n"], "PIP_FIND_LINKS"),
+        (
+            [
+                "WARNING: Retrying after connection broken by 'ProxyError('Cannot connect to proxy.')'\n",
+                "ERROR: No matching distribution found for horovod==0.28.1\n",
+            ],
+            "correct or unset HTTPS_PROXY",
+        ),
+        (["error: externally-managed-environment\n"], "make a virtual environment"),
+    ],
+)
+def test_what_pip_says_has_a_remedy(lines: list[str], named: str) -> None:
+    assert named in (remedy_for(lines) or "")
+
+
+@pytest.mark.parametrize(
     ("line", "percent"),
     [
         ("[  0%] Building x", 0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import zipfile
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from hvdrecover.install.wheel_cache import (
     is_intact,
     label,
     locked,
+    prune,
     publish,
+    surplus,
     version,
     wheels_root,
 )
@@ -123,3 +126,35 @@ def test_the_lock_is_given_back_by_an_error(tmp_path: Path) -> None:
             raise KeyError
     with locked(tmp_path / "label", ignore):
         pass
+
+
+def make_builds(root: Path, count: int) -> list[Path]:
+    """Builds of a cache, the first used the longest time ago."""
+    folders = [root / f"hvdrecover.{number:010}" for number in range(count)]
+    for number, folder in enumerate(folders):
+        make_wheel(folder)
+        os.utime(folder, (1000 + number, 1000 + number))
+    return folders
+
+
+def test_the_builds_used_last_stay() -> None:
+    used = {Path("b"): 2.0, Path("a"): 1.0, Path("d"): 4.0, Path("c"): 3.0}
+    assert surplus(used, 2) == [Path("b"), Path("a")]
+    assert surplus(used, 4) == surplus({}, 1) == []
+
+
+def test_pruning_keeps_the_current_build_and_the_newest(tmp_path: Path) -> None:
+    folders = make_builds(tmp_path, 5)
+    (tmp_path / "not-a-build").mkdir()
+    assert prune(tmp_path, folders[0], keep=3) == [folders[2], folders[1]]
+    assert [folder.is_dir() for folder in folders] == [True, False, False, True, True]
+    assert find(folders[0]) and find(folders[4])
+    assert (tmp_path / "not-a-build").is_dir()
+
+
+def test_a_build_in_the_making_is_not_pruned(tmp_path: Path) -> None:
+    folders = make_builds(tmp_path, 3)
+    with locked(folders[0], ignore):
+        assert prune(tmp_path, folders[2], keep=1) == [folders[1]]
+        assert find(folders[0])
+    assert prune(tmp_path, folders[2], keep=1) == [folders[0]]
