@@ -14,8 +14,8 @@ from benchmarks import laws, report
 from benchmarks.projection import projected
 from benchmarks.rows import Curve, Fact
 
-_AT = 1000.0  # processes, guardians or hosts at which laws are looked at
-_COUNTED = ("ranks", "guardians", "hosts", "processes")
+_AT = 1000.0  # ranks, guardians or hosts at which laws are looked at
+_COUNTED = ("ranks", "guardians", "hosts")  # not processes, which share this machine's cores
 _TITLES = {
     "jobs": "Real jobs",
     "commits": "Commits of real jobs",
@@ -34,7 +34,7 @@ def show(curves: Sequence[Curve], console: Console) -> None:
     """Print each figure with its law."""
     table = Table("what", "medians", "law", "at 1,000", caption="figures that grow with a number")
     for curve in curves:
-        law = laws.fit(curve.points)
+        law = laws.of(curve)
         table.add_row(curve.what, _medians(curve), _formula(law), _at_thousand(curve, law))
     console.print(table)
 
@@ -81,7 +81,7 @@ def _section(title: str, curves: Sequence[Curve]) -> list[str]:
         last = f"at 1,000 {counted}" if counted in _COUNTED else "grows"
         table = [[f"by {counted}", *along, "law", last]]
         for curve in drawn:
-            law = laws.fit(curve.points)
+            law = laws.of(curve)
             medians = [_median(curve, number) for number in _numbers(drawn)]
             end = _at_thousand(curve, law)
             table.append([f"{curve.what}, {curve.unit}", *medians, _formula(law), end])
@@ -112,7 +112,7 @@ def _formula(law: laws.Law) -> str:
 
 
 def _at_thousand(curve: Curve, law: laws.Law) -> str:
-    """The figure at 1,000, and the part of it that grows; of bytes and tensors, how much of the last grew."""
+    """The figure at 1,000, and the part of it that grows; of all else, the part of the last that did."""
     number = _AT if curve.along in _COUNTED else max(curve.points)
     share = law.growing(number) / law.at(number) if law.at(number) else 0.0
     grown = f"{share:.0%} of it grows" if share else "nothing of it grows"

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.rows import Curve
+
 _GROWTHS: Mapping[str, Callable[[float], float]] = {
     "O(1)": lambda n: 0.0,
     "O(log n)": math.log2,
@@ -44,14 +46,20 @@ class Law:
         return self.factor * _GROWTHS[self.name](number)
 
 
-def fit(points: Mapping[float, Sequence[float]]) -> Law:
+def of(curve: Curve) -> Law:
+    """Return the law of a curve; bytes are copied, sent and written one after another, so O(n) at most."""
+    return fit(curve.points, ("O(1)", "O(n)") if curve.along == "GB" else tuple(_GROWTHS))
+
+
+def fit(points: Mapping[float, Sequence[float]], names: Sequence[str] = tuple(_GROWTHS)) -> Law:
     """Return the simplest law that is about as near to the medians as the best.
 
     Args:
         points: number to the values there.
+        names: of the laws to choose from, the simplest first.
     """
     medians = {number: statistics.median(values) for number, values in points.items()}
-    laws = [_fitted(name, medians) for name in _GROWTHS]
+    laws = [_fitted(name, medians) for name in names]
     best = min(law.error for law in laws)
     return next(law for law in laws if law.error <= max(_EXACT, _MARGIN * best))
 

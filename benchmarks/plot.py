@@ -84,7 +84,7 @@ def grow(curves: Sequence[Curve], path: Path) -> None:
     """
     figure, axes = plt.subplots(figsize=(8, 4.5), dpi=110)
     for curve in curves:
-        law = laws.fit(curve.points)
+        law = laws.of(curve)
         numbers = np.geomspace(min(curve.points), max(curve.points), 50)
         label = f"{curve.what}, {curve.unit}: {law.name}"
         (line,) = axes.plot(numbers, [law.at(float(each)) for each in numbers], linewidth=1, label=label)

@@ -17,7 +17,7 @@ At = Callable[[str, str, float], float]
 
 def projected(curves: Sequence[Curve]) -> list[str]:
     """Return the lines of the table; none if something that it needs was not measured."""
-    known = {(curve.chart, curve.what): laws.fit(curve.points) for curve in curves}
+    known = {(curve.chart, curve.what): laws.of(curve) for curve in curves}
     try:
         rows = _rows(lambda chart, what, number: known[chart, what].at(number))
     except KeyError:

@@ -50,7 +50,7 @@ _FIGURES = {
     "idle": ("memory of commits when idle (promise: 1)", "states", "memory"),
     "beside": ("memory of commits beside a write (promise: 2)", "states", "memory"),
     "loading": ("memory of a restore at its peak", "states", "memory"),
-    "keeper": ("memory of the near tier's keeper, tier included (promise: 4)", "states", "memory"),
+    "keeper": ("memory of the near tier's keeper, tier included (promise: 3)", "states", "memory"),
     "tmpfs": ("the near tier itself (promise: 3)", "states", "memory"),
 }
 
