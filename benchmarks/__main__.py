@@ -33,7 +33,9 @@ TOPICS = {
     "virtual": ("torch",),
     "recovery": ("torch", "tensorflow"),
     "near": ("large",),
+    "peers": ("torch",),
     "scale": ("stubs",),
+    "stores": ("large",),
     "machine": ("large",),
 }
 _PATIENCE = 1200.0  # seconds for one topic

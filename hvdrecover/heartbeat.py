@@ -216,7 +216,12 @@ def watched() -> bool:
 
 
 def heartbeat() -> None:
-    """Tell that there is progress; called by training scripts wherever a long phase gets on."""
+    """Tell that there is progress; called by training scripts wherever a long phase gets on.
+
+    Examples:
+        >>> for chunk in range(3):  # of something long
+        ...     recover.heartbeat()
+    """
     _progressed()
     if _at_progress:
         _run(_at_progress)

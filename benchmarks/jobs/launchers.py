@@ -5,16 +5,22 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hvdrecover.examples.digits_run import supervised
 
 WORKERS = 2
-FAULTS = 3  # that a job survives; torchrun is told, and Horovod gets as many spare hosts
+FAULTS = 3  # that a job survives
 _PROGRAMS = Path(sys.executable).parent
-# To Horovod each is another host: it resolves them all to this one's loopback.
-_NAMES = ("localhost", "127.0.0.1", "127.1", "127.0.1", "0x7f.1")
+# To Horovod each is another host, in place of a lost one: it resolves them all to this one's loopback.
+_NAMES = ("localhost", "127.0.0.1", "127.1", "127.0.1", "0x7f.1", "0x7f.0.1", "0177.1", "0177.0.1")
+_RESTARTS = ("--max-restarts", "20")  # more than there are faults
+_TORCHRUN = "torch.distributed.run"
+_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
+# Torch 2.13 keeps the store in which ranks look each other's addresses up, and new workers may find those of
+# the lost ones in it: connecting fails after seconds, and torchrun restarts once more. A new store helps.
+_NEW_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **_LOOPBACK}
 
 
 @dataclass(frozen=True)
@@ -50,12 +56,36 @@ def _horovodrun(folder: Path, hosts: list[str], *options: str) -> list[str]:
 
 def _spare(folder: Path) -> list[str]:
     bounds = ("--min-np", str(WORKERS), "--max-np", str(WORKERS))
-    return _horovodrun(folder, [f"{name}:1" for name in _NAMES[: WORKERS + FAULTS]], *bounds)
+    return _horovodrun(folder, [f"{name}:1" for name in _NAMES], *bounds)
 
 
-def _torchrun(folder: Path) -> list[str]:
-    words = [os.fspath(_PROGRAMS / "torchrun"), "--standalone", "--nproc-per-node", str(WORKERS)]
-    return [*words, "--max-restarts", str(FAULTS), "-m"]
+def _restarting(title: str, way: str, *, python: str = sys.executable, module: str = _TORCHRUN) -> Launcher:
+    """Return a launcher that starts all workers again, as ``torchrun`` does."""
+    words = [python, "-m", module, "--standalone", "--nproc-per-node", str(WORKERS), *_RESTARTS, "-m"]
+    return Launcher(title, way, lambda _: [*words], python=False, settings=_NEW_STORE)
+
+
+def peers(python: str | None) -> list[Launcher]:
+    """Return the launchers of those that do what hvdrecover does.
+
+    Args:
+        python: of an environment with the peers that are packages of their own; None to leave them out.
+    """
+    found = [
+        replace(SPARE_HOST, title="Horovod's own elastic"),
+        _restarting("torchrun, torch.save", "torch_save"),
+        _restarting("torchrun, DCP async_save", "dcp"),
+    ]
+    if python is None:
+        return found
+    ours = "benchmarks.jobs.peers.run_"
+    replicas = [python, "-m", f"{ours}torchft", str(WORKERS), *_RESTARTS, "-m"]
+    return [
+        *found,
+        _restarting("dlrover 0.6.1", "dlrover", python=python, module=f"{ours}dlrover"),
+        _restarting("lm-resiliency 0.2.0", "lm_resiliency", python=python),
+        Launcher("torchft 0.2.0", "torchft", lambda _: [*replicas], python=False, settings=_LOOPBACK),
+    ]
 
 
 STANDBY = Launcher("hvdrecover run", "hvdrecover", lambda _: supervised(workers=WORKERS), standbys=WORKERS)
@@ -63,15 +93,7 @@ NO_STANDBY = Launcher(
     "hvdrecover run --no-standby", "hvdrecover", lambda _: supervised("--no-standby", workers=WORKERS)
 )
 SPARE_HOST = Launcher("plain elastic horovodrun with spare hosts", "horovod", _spare)
-# Torch 2.13 keeps the store in which ranks look each other's addresses up, and new workers may find those of
-# the lost ones in it: connecting fails after seconds, and torchrun restarts once more. A new store helps.
-TORCHRUN = Launcher(
-    "torchrun --max-restarts",
-    "torchrun",
-    _torchrun,
-    python=False,
-    settings={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "lo"},
-)
+TORCHRUN = _restarting("torchrun --max-restarts", "torchrun")
 UNGUARDED = Launcher(
     "plain elastic horovodrun",
     "hvdrecover",

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import horovod.torch as hvd
 import torch
 
 import hvdrecover.torch as recover
+from benchmarks.jobs.near_state import kept
 from benchmarks.jobs.steps import Steps
+from benchmarks.jobs.training import orders
 from benchmarks.states import SHAPES, Training
-
-EVERY_SECONDS = 60.0  # between durable commits
 
 
 def train(size: str, steps: Path, checkpoint: Path) -> None:
@@ -27,12 +26,7 @@ def train(size: str, steps: Path, checkpoint: Path) -> None:
     shape = SHAPES[size]["large"]
     training, done, batch = Training(shape, trained=False), Steps(steps), torch.ones(1, shape.width)
     last = list(training.model[-1].parameters())
-    state = recover.TorchState(
-        model=training.model,
-        optimizer=training.optimizer,
-        step=0,
-        checkpoint=recover.Checkpoint(str(checkpoint), every_seconds=EVERY_SECONDS),
-    )
+    state = kept(training, checkpoint)
 
     @recover.run
     def loop(state: recover.TorchState) -> None:
@@ -55,10 +49,7 @@ def train(size: str, steps: Path, checkpoint: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("size", choices=tuple(SHAPES))
-    parser.add_argument("steps", type=Path)
-    parser.add_argument("--checkpoint", type=Path, required=True)
-    given = parser.parse_args()
+    given = orders(tuple(SHAPES))
+    assert given.checkpoint is not None
     torch.set_num_threads(1)
-    train(given.size, given.steps, given.checkpoint)
+    train(given.way, given.steps, given.checkpoint)

@@ -34,7 +34,8 @@ class Running:
 
     Args:
         launcher: what starts it.
-        framework: ``torch`` or ``tensorflow``; or ``near``, for the training with a large state.
+        framework: ``torch`` or ``tensorflow``; ``near``, for a training with a large state; or ``peers``,
+            for a small one that all peers can keep.
         folder: a new folder for all that it writes.
         durable: whether its commits are written.
     """
@@ -63,12 +64,18 @@ class Running:
         if self._launcher.standbys:
             self._wait_for(self._all_stand_by, "standbys")
 
-    def strike(self, rank: int) -> float:
-        """SIGKILL a rank's process; seconds until all ranks have done a step together again."""
+    def strike(self, rank: int) -> tuple[float, float]:
+        """SIGKILL a rank's process.
+
+        Returns:
+            Seconds until all ranks have done a step together again, and the longest time of that in which no
+            rank has done one.
+        """
         last = next(step for step in reversed(self.steps()) if step.rank == rank)
         struck = time.monotonic()
         kill(last.pid)
-        return self._time_to_recover(struck)
+        seconds = self._time_to_recover(struck)
+        return seconds, steps.longest_pause(self.steps(), struck, struck + seconds)
 
     def strike_all(self) -> tuple[float, int]:
         """SIGKILL the processes of all ranks at once.
@@ -107,6 +114,11 @@ class Running:
     def guardians(self) -> list[int]:
         """The guardians' processes."""
         return self._running(_GUARDIAN)
+
+    @property
+    def running(self) -> bool:
+        """Return whether its launcher runs."""
+        return self._job.running
 
     def processes(self) -> list[int]:
         """All processes of the job."""

@@ -6,6 +6,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,3 +75,9 @@ def recovered(steps: Sequence[Step], struck: float, workers: int) -> float | Non
             if len(ranks) == workers and not before.issuperset(ranks.values()):
                 return step.time
     return None
+
+
+def longest_pause(steps: Sequence[Step], since: float, until: float) -> float:
+    """Return the longest time between two moments in which no rank has done a step, in seconds."""
+    times = [since, *(step.time for step in steps if since < step.time < until), until]
+    return max(late - early for early, late in pairwise(times))

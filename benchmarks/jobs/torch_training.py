@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.jobs.peers.files import File
 from benchmarks.jobs.steps import Steps
 from benchmarks.jobs.training import BATCH, CLASSES, COMMIT_EVERY, FEATURES, WIDTH, Orders, orders
 
@@ -97,9 +97,8 @@ def by_torchrun(given: Orders) -> None:
     rank = dist.get_rank()
     training, steps = Training(rank), Steps(given.steps)
     assert given.checkpoint is not None
-    path, number = given.checkpoint / "checkpoint.pt", 0
-    if path.exists():
-        saved = torch.load(path)
+    file, number = File(given.checkpoint), 0
+    if saved := file.load():
         training.model.load_state_dict(saved["model"])
         training.optimizer.load_state_dict(saved["optimizer"])
         number = saved["step"]
@@ -109,21 +108,13 @@ def by_torchrun(given: Orders) -> None:
         number += 1
         steps.done(rank, number)
         if number % COMMIT_EVERY == 0 and rank == 0:
-            _save(
+            file.save(
                 {
                     "model": network.state_dict(),
                     "optimizer": training.optimizer.state_dict(),
                     "step": number,
-                },
-                path,
+                }
             )
-
-
-def _save(tree: dict[str, object], path: Path) -> None:
-    """So that a kill leaves the old checkpoint or the new one."""
-    unfinished = path.with_suffix(".unfinished")
-    torch.save(tree, unfinished)
-    unfinished.replace(path)
 
 
 def _horovods(hvd: Any) -> Training:

@@ -19,7 +19,8 @@ class Orders:
     """The command line of a training program.
 
     Attributes:
-        way: how it survives: by ``hvdrecover``, by plain ``horovod``, or by ``torchrun``.
+        way: how it survives: by ``hvdrecover``, by plain ``horovod``, by ``torchrun`` and so on; or, for
+            the training with a large state, its size, ``full`` or ``small``.
         steps: folder for what was done.
         checkpoint: folder for checkpoints, or None for none.
     """

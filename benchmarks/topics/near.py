@@ -6,18 +6,17 @@ import json
 import os
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.jobs.faults import Faults
 from benchmarks.jobs.launchers import WORKERS, Launcher
 from benchmarks.jobs.near_commits import RESULT, SMALL
 from benchmarks.jobs.near_roots import tidied
-from benchmarks.jobs.near_training import EVERY_SECONDS
+from benchmarks.jobs.near_state import EVERY_SECONDS
 from benchmarks.jobs.running import Running
-from benchmarks.rows import Fact, Goal, Row
+from benchmarks.rows import Goal, Row
 from benchmarks.states import Setting
-from benchmarks.topics import near_peers
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.examples.digits_run import ROOT_MAY_USE_MPI, supervised
 from hvdrecover.launch.job import Job
@@ -28,42 +27,31 @@ _TIER_SHARE = 3.0  # commits in tmpfs, at most
 _OTHERS_SHARE = 1.0  # commits in the memory of a process that does not keep the tier
 
 
-@dataclass
-class _Faults:
-    """The cost of faults: seconds until the next step of all, and steps that were lost."""
-
-    keeper: list[float] = field(default_factory=list)
-    other: list[float] = field(default_factory=list)
-    all: list[float] = field(default_factory=list)
-    lost: list[float] = field(default_factory=list)
-
-
-def measure(setting: Setting) -> list[Row | Fact]:
+def measure(setting: Setting) -> list[Row]:
     """Jobs of two workers that are killed, by turns with the tier and without; then commits of both kinds."""
-    found: list[Row | Fact] = [*_recoveries(setting), *_commits(setting)]
-    return [*found, *near_peers.measure(setting)] if setting.size == "full" else found
+    return [*_recoveries(setting), *_commits(setting)]
 
 
 def _recoveries(setting: Setting) -> list[Row]:
-    on, off = _Faults(), _Faults()
+    on, off = Faults(), Faults()
     for turn in range(3 if setting.size == "full" else 1):
         for near, faults in (("auto", on), ("off", off)):
             _strike(setting, setting.folder / f"{turn}-{near}", near, faults)
     title, faster = setting.shape.title, Goal(0.6, 0.4)
     lost = f"steps lost when all processes are killed, durable every {EVERY_SECONDS:.0f} s"
-    one = [faults.keeper + faults.other for faults in (on, off)]
+    (keeper, other), (keeper_off, other_off) = on.ranks, off.ranks
     what = "to the next step of all"
     return [
         Row("near", lost, title, "steps", on.lost, goal=Goal(2.0, 0.0, digits=0)),
         Row("near", f"the same, {_OFF}", title, "steps", off.lost),
         Row("near", f"SIGKILL of all processes {what}", title, "s", on.all, _OFF, off.all, faster),
-        Row("near", f"SIGKILL of one worker {what}", title, "s", one[0], _OFF, one[1], faster),
-        Row("near", "the same, rank 0, which keeps the tier", title, "s", on.keeper, _OFF, off.keeper),
-        Row("near", "the same, rank 1", title, "s", on.other, _OFF, off.other),
+        Row("near", f"SIGKILL of one worker {what}", title, "s", on.one, _OFF, off.one, faster),
+        Row("near", "the same, rank 0, which keeps the tier", title, "s", keeper, _OFF, keeper_off),
+        Row("near", "the same, rank 1", title, "s", other, _OFF, other_off),
     ]
 
 
-def _strike(setting: Setting, folder: Path, near: str, faults: _Faults) -> None:
+def _strike(setting: Setting, folder: Path, near: str, faults: Faults) -> None:
     """Kill each worker once, and then all of them."""
     launcher = Launcher(
         f"hvdrecover run, HVDRECOVER_NEAR={near}",
@@ -73,13 +61,8 @@ def _strike(setting: Setting, folder: Path, near: str, faults: _Faults) -> None:
         settings={"HVDRECOVER_NEAR": near},
     )
     with tidied(folder / "checkpoint"), Running(launcher, "near", folder) as job:
-        for rank, seconds in enumerate((faults.keeper, faults.other)):
-            job.settle()
-            seconds.append(job.strike(rank))
-        job.settle()
-        recovered, lost = job.strike_all()
-        faults.all.append(recovered)
-        faults.lost.append(float(lost))
+        faults.strike_each(job, WORKERS)
+        faults.strike_all(job)
 
 
 def _commits(setting: Setting) -> list[Row]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.jobs import cost
 from benchmarks.jobs.cost import Steady, Waiting
+from benchmarks.jobs.faults import Faults
 from benchmarks.jobs.launchers import FAULTS, NO_STANDBY, SPARE_HOST, STANDBY, TORCHRUN, UNGUARDED, WORKERS
 from benchmarks.jobs.running import Running
 from benchmarks.jobs.training import TITLE
@@ -42,36 +43,28 @@ def measure(setting: Setting) -> list[Row | Fact]:
 
 def _recoveries(setting: Setting, amount: _Amount) -> list[Row | Fact]:
     peers = _PEERS[setting.state]
-    ours: list[float] = []
-    theirs: dict[str, list[float]] = {title: [] for title in [*(peer.title for peer in peers), _COLD]}
+    ours, cold = Faults(), list[float]()
+    theirs = {peer.title: Faults() for peer in peers}
     waiting: list[Waiting] = []
     for turn in range(amount.jobs):
         with Running(STANDBY, setting.state, setting.folder / f"{turn}-ours") as job:
             job.settle()
             waiting.append(cost.waiting(job, amount.seconds))
-            ours += _strike(job, amount.faults)
+            ours.strike_each(job, amount.faults)
             for _ in range(amount.faults):
                 job.settle()
-                theirs[_COLD].append(job.start_cold())
+                cold.append(job.start_cold())
         for place, peer in enumerate(peers):
             with Running(peer, setting.state, setting.folder / f"{turn}-{place}") as job:
-                theirs[peer.title] += _strike(job, amount.faults)
-    goal = Goal(_COLD_PART * statistics.median(theirs[_COLD]), _STRETCH_SECONDS)
+                theirs[peer.title].strike_each(job, amount.faults)
+    goal = Goal(_COLD_PART * statistics.median(cold), _STRETCH_SECONDS)
     what, state = "SIGKILL of a worker to the next step of all", _state(setting)
     return [
-        Row("recovery", f"{what} (bar: half of a cold restart)", state, "s", ours, goal=goal),
-        *(Row("recovery", what, state, "s", ours, peer, values) for peer, values in theirs.items()),
+        Row("recovery", f"{what} (bar: half of a cold restart)", state, "s", ours.one, goal=goal),
+        *(Row("recovery", what, state, "s", ours.one, peer, each.one) for peer, each in theirs.items()),
+        Row("recovery", what, state, "s", ours.one, _COLD, cold),
         *_needs(setting, amount, waiting),
     ]
-
-
-def _strike(job: Running, times: int) -> list[float]:
-    """Kill one worker after the other; seconds until all ranks step again."""
-    seconds = []
-    for number in range(times):
-        job.settle()
-        seconds.append(job.strike(rank=number % WORKERS))
-    return seconds
 
 
 def _needs(setting: Setting, amount: _Amount, waiting: Sequence[Waiting]) -> list[Row | Fact]:

@@ -25,6 +25,10 @@ class Best:
 
     Raises:
         ConfigError: a value that can't be.
+
+    Examples:
+        >>> recover.Keep(last=3, best=recover.Best("accuracy", mode="max", count=2)).best.metric
+        'accuracy'
     """
 
     metric: str
@@ -57,6 +61,10 @@ class Keep:
 
     Raises:
         ConfigError: a value that can't be.
+
+    Examples:
+        >>> keep = recover.Keep(last=3, period=1000, within=24 * 3600, best=recover.Best("val_loss"))
+        >>> checkpoint = recover.Checkpoint("s3://bucket/run-1", keep=keep)
     """
 
     last: int = 3
@@ -121,6 +129,10 @@ class Checkpoint:
 
     Raises:
         ConfigError: a value that can't be.
+
+    Examples:
+        >>> recover.Checkpoint("s3://bucket/run-1", every_seconds=600).keep
+        3
     """
 
     url: str

@@ -225,12 +225,14 @@ class Store:
 
 
 def check_is_ours(storage: Storage) -> None:
-    """Make sure that a root is empty or a checkpoint root.
+    """Make sure that a root is empty or a checkpoint root, on a storage that can give what one needs.
 
     Raises:
+        ConfigError: the storage can't.
         ForeignRootError: it holds files of another kind.
         StorageError: it can't be read.
     """
+    storage.check()
     names = set(storage.names()) - _OF_THE_FILE_SYSTEM - {root.CLAIMS, root.READERS}
     claimed = storage.names(root.CLAIMS)
     foreign = {name for name in names if CommitId.parse(name) is None and not name.startswith(TEMPORARY)}

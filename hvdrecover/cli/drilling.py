@@ -21,13 +21,12 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from hvdrecover.drill.advice import Advice
+    from hvdrecover.drill.advice import Advice, Rates
     from hvdrecover.drill.drill import Drill
     from hvdrecover.drill.lab.lab import Lab
     from hvdrecover.drill.outcome import Outcome
     from hvdrecover.drill.schedule import Schedule
 
-_TIMES = ("median_seconds", "worst_seconds")
 DRILLS = Path("hvdrecover-drills")  # where the folders of drills go that were given none
 
 
@@ -135,11 +134,12 @@ def run(arguments: argparse.Namespace) -> int:
     events.show_on_terminal(config.read())
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the way out ends the job
     outcome = _drill(arguments, command, folder)
-    advice = advise(outcome.measured, Rates(arguments.workers or arguments.processes, arguments.mtbf))
+    rates = Rates(arguments.workers or arguments.processes, arguments.mtbf)
+    advice = advise(outcome.measured, rates)
     missed = slo.missed(wanted, outcome.numbers)
     found = document.of(outcome, advice, missed)
     (folder / "report.json").write_text(documents.dumps(found))
-    _draw(arguments, outcome, advice)
+    _draw(arguments, outcome, advice, rates)
     if arguments.json:
         sys.stdout.write(documents.dumps(found))
     else:
@@ -229,15 +229,15 @@ def _schedule(arguments: argparse.Namespace, names: list[str], commits: int, sec
     return schedule.at_random(names, mean=arguments.rate / seconds, **facts)
 
 
-def _draw(arguments: argparse.Namespace, outcome: Outcome, advice: list[Advice]) -> None:
+def _draw(arguments: argparse.Namespace, outcome: Outcome, advice: list[Advice], rates: Rates) -> None:
     """Write the page, if what it needs is installed."""
     from hvdrecover.drill import page
     from hvdrecover.drill.forecast import forecast
     from hvdrecover.reporting.page import write_html
 
-    forecasts = forecast(outcome.measured, arguments.mtbf)
     try:
-        drawn = page.page(shlex.join(arguments.command), outcome, advice, forecasts)
+        forecasted = forecast(outcome.measured, rates)
+        drawn = page.page(shlex.join(arguments.command), outcome, advice, forecasted)
         write_html(drawn, outcome.folder / "report.html")
     except ConfigError as error:
         events.logger.warning("drill: no page is drawn: %s", error)
@@ -299,6 +299,5 @@ def _times(outcome: Outcome) -> RenderableType:
 
     kinds = grid("fault", "count>", "recovered>", "median>", "worst>")
     for name, kind in document.kinds(outcome.results).items():
-        times = [f"{kind[key]:.2f} s" if kind[key] is not None else "" for key in _TIMES]
-        kinds.add_row(name, str(kind["count"]), str(kind["recovered"]), *times)
+        kinds.add_row(name, str(kind["count"]), str(kind["recovered"]), *document.times(kind))
     return kinds

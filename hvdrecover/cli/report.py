@@ -103,7 +103,7 @@ def table(folder: Path, report: Report, now: float) -> RenderableType:
         row = (
             str(tally.count),
             str(tally.recovered),
-            words.duration(tally.median),
+            words.median(tally),
             words.duration(tally.worst),
         )
         kinds.add_row(plain(kind), *row)
@@ -129,7 +129,7 @@ def _lines(faults: tuple[Fault, ...]) -> RenderableType:
             plain(fault.kind),
             plain(fault.host),
             words.rank(fault.rank),
-            words.duration(fault.recovery.seconds) if fault.recovery else "not yet",
+            words.to_recover(fault),
             *(f"{spent[phase]:.2f}" if phase in spent else "" for phase in phases),
             plain(fault.detail),
         )
@@ -156,6 +156,7 @@ def fault_document(fault: Fault) -> dict[str, Any]:
         "exit": fault.exit,
         "steps": fault.steps,
         "detail": fault.detail,
+        "went_on": fault.went_on,
         "recovery": None
         if recovery is None
         else {

@@ -88,7 +88,7 @@ def frame(folder: Path, status: Status, problem: str, now: float) -> RenderableT
             plain(fault.kind),
             plain(fault.host),
             words.rank(fault.rank),
-            words.duration(fault.recovery.seconds) if fault.recovery else "not yet",
+            words.to_recover(fault),
             plain(fault.detail),
         )
     return Group(facts, section("the last faults", lines))

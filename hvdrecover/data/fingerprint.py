@@ -106,6 +106,11 @@ def fingerprint(data: Any, *, full: bool = False) -> Fingerprint:
         ConfigError: something else was passed, there is nothing at a path, or elements differ from one
             reading to the next.
         StorageError: the files can't be listed or read.
+
+    Examples:
+        >>> before = recover.fingerprint({"x": np.zeros((100, 8)), "y": np.arange(100)})
+        >>> before == recover.fingerprint({"x": np.ones((100, 8)), "y": np.arange(100)})
+        False
     """
     urls = _urls(data)
     if urls is not None:

@@ -63,8 +63,8 @@ def judge_creating(found: Mapping[str, Any]) -> Finding:
         f"of {found['rivals']} that created one file at once, {found['winners']} were told it is theirs; "
         f"it was {'left alone' if found['kept'] else 'replaced'} afterwards"
     )
-    remedy = "Use a storage with conditional writes (S3, SFTP, POSIX), or never start two jobs at once."
-    return warning(CREATING, what, remedy, **found)
+    remedy = "Use a storage with conditional writes: S3, Azure, GCS, SFTP, POSIX."
+    return failure(CREATING, what, remedy, **found)
 
 
 def judge_space(free: int | None, state: int | None) -> Finding:

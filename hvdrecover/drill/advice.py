@@ -76,17 +76,25 @@ class Measured:
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates of failures of jobs; assumptions, which a drill can't measure.
+    """The rate of failures: the one assumption, which a drill can't measure.
 
     Attributes:
         workers: number of workers.
-        mtbf_worker: mean time between failures of one worker, of which the others keep the commit in memory.
-        mtbf_all: mean time between losses of all memories: all hosts, the power, the launcher.
+        mtbf_worker: mean time between failures of one worker.
     """
 
     workers: int
     mtbf_worker: float = 365 * DAY
-    mtbf_all: float = DAY
+
+    @property
+    def mtbf(self) -> float:
+        """Mean time between failures of the job."""
+        return self.mtbf_worker / self.workers
+
+    @property
+    def words(self) -> str:
+        """The assumption."""
+        return f"with {self.workers} workers one is lost every {roughly(self.mtbf)}"
 
 
 @dataclass(frozen=True)
@@ -121,7 +129,7 @@ def _commit_interval(measured: Measured, rates: Rates) -> Advice | None:
     """Recoveries in place resume from a commit in memory, which costs its copy and nothing else."""
     if measured.stall is None or not measured.interval:
         return None
-    costs = Costs(measured.stall, _restore(measured.in_memory), rates.mtbf_worker / rates.workers)
+    costs = Costs(measured.stall, _restore(measured.in_memory), rates.mtbf)
     choice = best(costs)
     if not 0.0 < choice.seconds < math.inf:
         return None
@@ -129,28 +137,31 @@ def _commit_interval(measured: Measured, rates: Rates) -> Advice | None:
     setting = f"state.commit() every {roughly(choice.seconds)}"
     text = (
         f"{setting}, {_WHY[choice.reason]}: a commit stalls training for {roughly(measured.stall)}, and "
-        f"with {rates.workers} workers one is lost every {roughly(costs.mtbf)}. That loses {_percent(then)} "
-        f"of the time; with a commit every {roughly(measured.interval)}, as in the drill, it is "
-        f"{_percent(now)}."
+        f"{rates.words}. That loses {_percent(then)} of the time; with a commit every "
+        f"{roughly(measured.interval)}, as in the drill, it is {_percent(now)}."
     )
     return Advice("commit interval", choice.seconds, setting, text)
 
 
 def _durable_interval(measured: Measured, rates: Rates) -> Advice | None:
-    """A durable commit, for the loss of all memories, costs a copy and what its write takes from training."""
+    """A durable commit costs a copy and what its write takes from training.
+
+    To be on the safe side, each failure is taken for one that all memories are lost in.
+    """
     if measured.stall is None or measured.write is None:
         return None
     stall = measured.stall + (measured.slowdown or 0.0)
     # What is being written when all memories are lost is lost as well.
-    costs = Costs(stall, _restore(measured.from_durable) + measured.write, rates.mtbf_all)
+    costs = Costs(stall, _restore(measured.from_durable) + measured.write, rates.mtbf)
     choice = best(costs, least=measured.write)
     if not 0.0 < choice.seconds < math.inf:
         return None
     setting = f"Checkpoint(every_seconds={_rounded(choice.seconds):g})"
     text = (
         f'{setting}, or interval="auto", {_WHY[choice.reason]}: a durable commit costs training '
-        f"{roughly(stall)}, its write takes {roughly(measured.write)}, and the whole job is lost every "
-        f"{roughly(rates.mtbf_all)}. That loses {_percent(share_lost(costs, choice.seconds))} of the time."
+        f"{roughly(stall)}, its write takes {roughly(measured.write)}, and {rates.words}, and with "
+        "it, to be on the safe side, all that is in memory. That loses "
+        f"{_percent(share_lost(costs, choice.seconds))} of the time."
     )
     return Advice("durable interval", choice.seconds, setting, text)
 

@@ -87,9 +87,12 @@ class Disturbance:
             self.missed.append(strike)
             return
         logger.info("drill: %s: %s at commit %d", run.folder.name, strike.fault, run.newest)
-        struck = Struck(strike, time.monotonic(), run.newest)
+        ranks = run.ranks()
+        rank = ranks[strike.rank % len(ranks)]
+        whom = fault.whom(rank, len(ranks))
+        struck = Struck(strike, time.monotonic(), time.time(), whom, run.newest)
         self.struck.append(struck)
-        if self._strike(fault, struck):
+        if self._strike(fault, struck, rank):
             struck.recovered = True
             stepped = run.testimony().stepped_again(struck.begun)
             struck.seconds = None if stepped is None else stepped - struck.begun
@@ -102,11 +105,10 @@ class Disturbance:
             if (size := machine.size_of(process)) is not None:
                 self._sizes.setdefault(process, []).append(size)
 
-    def _strike(self, fault: Fault, struck: Struck) -> bool:
+    def _strike(self, fault: Fault, struck: Struck, rank: int) -> bool:
         """Let a fault strike, and wait until all ranks step again; False if the run has ended before."""
         run = self._run
-        ranks = run.ranks()
-        fault.strike(run, ranks[struck.strike.rank % len(ranks)])
+        fault.strike(run, rank)
         if fault.may_stop:
             self._wait_for_steps(struck)
             fault.end(run)

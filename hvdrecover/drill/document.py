@@ -11,6 +11,7 @@ from hvdrecover.drill.advice import Advice
 from hvdrecover.drill.checks.rules import Finding
 from hvdrecover.drill.faults import FAULTS
 from hvdrecover.drill.outcome import Outcome, Result, Struck
+from hvdrecover.reporting import words
 
 
 def of(outcome: Outcome, advice: Sequence[Advice], missed: Mapping[str, str]) -> dict[str, Any]:
@@ -55,6 +56,13 @@ def kinds(results: Sequence[Result]) -> dict[str, Any]:
                 "worst_seconds": max(seconds, default=None),
             }
     return found
+
+
+def times(kind: Mapping[str, Any]) -> tuple[str, str]:
+    """The median and the worst time to recover from one of `kinds`, in words."""
+    if kind["median_seconds"] is None and kind["recovered"] == kind["count"]:
+        return words.WENT_ON, ""
+    return words.duration(kind["median_seconds"]), words.duration(kind["worst_seconds"])
 
 
 def _run(result: Result) -> Mapping[str, Any]:

@@ -27,6 +27,8 @@ class Struck:
     Attributes:
         strike: which, as planned.
         begun: when, in seconds of the monotonic clock.
+        time: the same, in seconds since the Unix epoch.
+        whom: as `hvdrecover.drill.faults.Fault.whom` has it.
         commit: how many commits there were.
         recovered: whether training continued, and, if the fault was a lasting one, also when it was over.
         seconds: until all ranks of a new rendezvous had stepped; None if there had to be none.
@@ -34,6 +36,8 @@ class Struck:
 
     strike: Strike
     begun: float
+    time: float
+    whom: str
     commit: int
     recovered: bool = False
     seconds: float | None = None
@@ -100,10 +104,10 @@ class Outcome:
     @property
     def numbers(self) -> Numbers:
         """Return what it has come to."""
-        faults = [fault for result in self.results for fault in result.report.faults]
+        struck = [each.seconds for result in self.results for each in result.struck]
         return Numbers(
             stall_seconds=self.longest_stall,
-            recovery_seconds=max((f.recovery.seconds for f in faults if f.recovery), default=None),
+            recovery_seconds=max((seconds for seconds in struck if seconds is not None), default=None),
             steps_lost=sum(result.report.steps_repeated for result in self.results),
             goodput=min(
                 (r.report.goodput for r in self.results if r.report.goodput is not None), default=None

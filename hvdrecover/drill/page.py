@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from hvdrecover.drill import document
+from collections.abc import Iterator
+from dataclasses import replace
+
+from hvdrecover.drill import document, surroundings
 from hvdrecover.drill.advice import Advice
 from hvdrecover.drill.checks import rules
 from hvdrecover.drill.checks.rules import Finding
 from hvdrecover.drill.faults import FAULTS
 from hvdrecover.drill.forecast import Forecast
-from hvdrecover.drill.outcome import Outcome, Result
+from hvdrecover.drill.outcome import Outcome, Result, Struck
 from hvdrecover.reporting import words
 from hvdrecover.reporting.page.content import (
     Badge,
+    Badges,
     Block,
     Column,
     Facts,
@@ -21,17 +25,17 @@ from hvdrecover.reporting.page.content import (
     Section,
     Table,
 )
-from hvdrecover.reporting.timeline import trace
+from hvdrecover.reporting.timeline import Strike, Timeline, trace
 
 
-def page(command: str, outcome: Outcome, advice: list[Advice], forecasts: list[Forecast]) -> Page:
+def page(command: str, outcome: Outcome, advice: list[Advice], forecast: Forecast | None) -> Page:
     """Return what there is to say of a drill.
 
     Args:
         command: the training command.
         outcome: what has come of it.
         advice: what to set.
-        forecasts: goodput of real jobs.
+        forecast: goodput by how often the job fails, if it is known.
     """
     struck = sum(len(result.struck) for result in outcome.results)
     clean = outcome.rank_local is None
@@ -46,18 +50,16 @@ def page(command: str, outcome: Outcome, advice: list[Advice], forecasts: list[F
         sections=[
             Section("Rules", _rules(outcome)),
             *([_rank_local(own)] if (own := outcome.rank_local) is not None else []),
+            *(Section(f"Run {number}", each) for number, each in enumerate(_runs(outcome), 1)),
             Section("Time to recover", [_times(outcome)]),
-            *(
-                Section(f"Run {number}", _run(result, number))
-                for number, result in enumerate(outcome.results, 1)
-            ),
             *(
                 [Section("What to set", [Facts({each.setting: each.text for each in advice})])]
                 if advice
                 else []
             ),
-            *([Section("Goodput of a real job", [_goodput(forecasts)])] if forecasts else []),
+            *([_goodput(forecast)] if forecast is not None else []),
             *([_skipped(outcome)] if outcome.skipped else []),
+            Section("The drill", [Facts(surroundings.facts(outcome))]),
         ],
         command="drill",
     )
@@ -78,10 +80,8 @@ def _figures(outcome: Outcome, struck: int) -> list[Figure]:
 
 def _rules(outcome: Outcome) -> list[Block]:
     broken = {finding.rule: finding for finding in outcome.findings}
-    rows: list[list[str | Badge]] = [
-        [Badge("broken", "bad") if rule in broken else Badge("kept", "good"), rule.name] for rule in rules.ALL
-    ]
-    blocks: list[Block] = [Table("Rules, and whether all runs kept them", [Column(""), Column("rule")], rows)]
+    kept = [Badge(rule.name, "bad" if rule in broken else "good") for rule in rules.ALL]
+    blocks: list[Block] = [Badges("Rules: green ones were kept by all runs, red ones are broken", kept)]
     if broken:
         columns = [Column("broken"), Column("what was seen", text=True), Column("what to do", text=True)]
         seen = [[finding.rule.name, finding.message, finding.rule.remedy] for finding in broken.values()]
@@ -96,21 +96,39 @@ def _rank_local(finding: Finding) -> Section:
 def _times(outcome: Outcome) -> Block:
     rows: list[list[str]] = []
     for name, kind in document.kinds(outcome.results).items():
-        times = [words.duration(kind[key]) for key in ("median_seconds", "worst_seconds")]
         counts = [str(kind["count"]), str(kind["recovered"])]
-        rows.append([name, FAULTS[name].summary, *counts, *times])
+        rows.append([name, FAULTS[name].summary, *counts, *document.times(kind)])
     columns = [Column("fault"), Column("what happens", text=True)]
     columns += [Column(name, number=True) for name in ("count", "recovered", "median", "worst")]
     return Table("Seconds from each kind of fault until all ranks stepped again", columns, rows, cards=True)
 
 
-def _run(result: Result, number: int) -> list[Block]:
+def _runs(outcome: Outcome) -> Iterator[list[Block]]:
+    """Return the blocks of each run. A fault has one number, and one name, on the whole page."""
+    first = 1
+    for result in outcome.results:
+        yield _run(result, first)
+        first += len(result.struck)
+
+
+def _run(result: Result, first: int) -> list[Block]:
     rows = [
-        [each.strike.fault, str(each.strike.rank), str(each.commit), words.duration(each.seconds)]
-        for each in result.struck
+        [
+            str(number),
+            words.clock_time(each.time),
+            each.strike.fault,
+            each.whom,
+            str(each.commit),
+            _seconds(each),
+        ]
+        for number, each in enumerate(result.struck, first)
     ]
-    columns = [Column("fault"), *(Column(name, number=True) for name in ("rank", "commit", "seconds"))]
-    blocks: list[Block] = [trace(result.log), Table(f"Faults of run {number}", columns, rows)]
+    columns = [Column("no.", number=True), Column("time"), Column("fault"), Column("whom")]
+    columns += [Column("commit", number=True), Column("to recover", number=True)]
+    blocks: list[Block] = [
+        _timeline(result, first),
+        Table("Faults of the run", columns, rows, cards=True),
+    ]
     if result.missed:
         names = ", ".join(strike.fault for strike in result.missed)
         blocks.append(Paragraphs([f"The run was over too early for {names}."]))
@@ -122,11 +140,43 @@ def _run(result: Result, number: int) -> list[Block]:
     return blocks
 
 
-def _goodput(forecasts: list[Forecast]) -> Block:
-    names = ("workers", "a failure every", "goodput")
+def _seconds(struck: Struck) -> str | Badge:
+    if struck.seconds is not None:
+        return words.duration(struck.seconds)
+    return words.WENT_ON if struck.recovered else Badge("not recovered", "bad")
+
+
+def _timeline(result: Result, first: int) -> Timeline:
+    """The time line of a run, with the drill's faults in the place of what its guardians noticed of them."""
+    traced = trace(result.log)
+    lanes = {f"rank {rank}": rank for rank in traced.lanes}
+    strikes = [
+        Strike(
+            number=number,
+            time=each.time - traced.origin,
+            kind=each.strike.fault,
+            rank=lanes.get(each.whom),
+            host="",
+            detail=FAULTS[each.strike.fault].summary,
+        )
+        for number, each in enumerate(result.struck, first)
+    ]
+    return replace(traced, faults=strikes)
+
+
+def _goodput(forecast: Forecast) -> Section:
+    assumed, *_ = forecast.goodput
+    names = ("a failure every", "goodput")
     columns = [Column(name, number=True) for name in names]
-    rows = [[f"{each.workers:,}", words.roughly(each.mtbf), f"{each.goodput:.2%}"] for each in forecasts]
-    return Table("Goodput with the drill's commit interval, stall and recoveries", columns, rows)
+    rows = [[words.roughly(time), f"{share:.2%}"] for time, share in forecast.goodput.items()]
+    told = (
+        f"Assumed: a job like this one fails every {words.roughly(assumed)} on the average, at random; in "
+        "the other rows, more often. Stall and interval of commits are those of the drill. A failure costs "
+        f"{words.duration(forecast.recovery)}, as the {forecast.recoveries} recoveries did on the average. "
+        "Of jobs with more ranks these numbers tell nothing."
+    )
+    table = Table("Goodput by how often the job fails", columns, rows)
+    return Section("Goodput", [Paragraphs([told]), table])
 
 
 def _skipped(outcome: Outcome) -> Section:

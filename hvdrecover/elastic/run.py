@@ -40,6 +40,16 @@ def run(func: Callable[..., Result]) -> Callable[..., Result | None]:
 
     Returns:
         A function of the same arguments. It returns None at once if the run was finished by an earlier start.
+
+    Examples:
+        >>> @recover.run
+        ... def train(state):
+        ...     while state.epoch < 3:
+        ...         state.epoch += 1
+        ...         state.commit()  # the job can go back to here
+        ...     return state.epoch
+        >>> train(recover.TorchState(epoch=0))
+        3
     """
 
     @functools.wraps(func)

@@ -1,6 +1,6 @@
-"""The main job, killed twice: a real ``horovodrun`` with two workers, SIGKILL, and what it cost.
+"""The main job under ``hvdrecover run``: a worker killed, one that hangs, all killed, and what that costs.
 
-With torch it has two virtual ranks, and so the very same result as undisturbed.
+With torch it has two virtual ranks, and so the very same result as one process that nothing disturbs.
 
 Run it by ``scripts/demo``, or by ``python -m hvdrecover.examples.demo`` where Horovod is installed.
 """
@@ -8,23 +8,34 @@ Run it by ``scripts/demo``, or by ``python -m hvdrecover.examples.demo`` where H
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Column, Table
 
 from hvdrecover.errors import HvdrecoverError
-from hvdrecover.examples.digits_run import TRAINING_SAMPLES, DigitsRun, elastic
+from hvdrecover.examples.digits_run import PATIENCE, TRAINING_SAMPLES, DigitsRun, supervised
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
+from hvdrecover.reporting import lanes, page, reading, summary, timeline
+from hvdrecover.reporting.following import Follower
+from hvdrecover.reporting.page import run as run_page
+from hvdrecover.reporting.timeline import Strike
 
-EPOCHS = 15
-OPTIONS = {"torch": ("--virtual-ranks", "2"), "tensorflow": ()}
+EPOCHS = 14
+WORKERS = 2
+_OPTIONS = {"torch": ("--virtual-ranks", "2"), "tensorflow": ()}
+_ALONE = {"torch": (), "tensorflow": ("--batch-size", "32")}  # one process does what two do
+_HANG_SECONDS = "5"
+_LOOK = 0.1  # seconds
+_PAGE = "report.html"
 
 
 @dataclass(frozen=True)
@@ -32,16 +43,18 @@ class Fault:
     """The cost of one fault.
 
     Attributes:
-        name: what was killed.
-        workers: number of workers before and after.
+        name: what happened.
+        rank: to which rank; None for all.
+        struck: when, in seconds since the Unix epoch.
         before: the last commit before it.
         after: the commit that training resumed from.
-        seconds: from the kill to the end of the next training step, that step's pretended length included.
+        seconds: from the fault to the end of the next training step, that step's pretended length included.
         repeated: samples whose training had been begun after that commit, and was again.
     """
 
     name: str
-    workers: tuple[int, int]
+    rank: int | None
+    struck: float
     before: int
     after: int
     seconds: float
@@ -52,61 +65,92 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the demo; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m hvdrecover.examples.demo", description=__doc__)
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep logs, events and commits here")
-    parser.add_argument("--framework", choices=("torch", "tensorflow"), default="torch")
+    parser.add_argument("--framework", choices=tuple(_OPTIONS), default="torch")
     options = parser.parse_args(arguments)
     console = Console(highlight=False)
     folder = Path(tempfile.mkdtemp(prefix="hvdrecover-demo-"))
+    runs = folder / "runs"
     try:
-        return _demo(folder, options.framework, console)
+        return _demo(runs, folder / _PAGE, options.framework, console)
     except HvdrecoverError as error:
         console.print(f"the demo failed: {error}", style="red", markup=False)
         return 1
     finally:
         if options.keep:
-            shutil.copytree(folder, options.keep)
-        shutil.rmtree(folder)
+            shutil.copytree(runs, options.keep)
+        shutil.rmtree(runs)  # the page is left
 
 
-def _demo(folder: Path, framework: str, console: Console) -> int:
-    # Two names of this host, so that Horovod sees two hosts: it gives up a host on which a worker failed.
-    hosts = folder / "hosts"
-    hosts.write_text("localhost:1\n127.0.0.1:1\n")
-    options = ("--step-seconds", "0.01", *OPTIONS[framework])
-    clean = DigitsRun(folder / "clean", EPOCHS, *options, framework=framework)
-    killed = DigitsRun(folder / "killed", EPOCHS, *options, framework=framework)
-    console.print(f"1. training {EPOCHS} epochs of digits with 2 workers, undisturbed …")
-    clean.finish(clean.start(elastic(hosts)))
-    console.print(f"   test accuracy {clean.accuracy():.1%}")
-    faults = _train_with_faults(killed, elastic(hosts), console)
-    _show(console, faults, clean, killed)
-    problems = _problems(killed, clean, same="--virtual-ranks" in options)
+def _demo(folder: Path, report: Path, framework: str, console: Console) -> int:
+    options = _OPTIONS[framework]
+    alone = DigitsRun(folder / "alone", EPOCHS, *options, *_ALONE[framework], framework=framework)
+    killed = DigitsRun(folder / "killed", EPOCHS, "--step-seconds", "0.02", *options, framework=framework)
+    console.print(f"1. {EPOCHS} epochs of digits in one process, undisturbed …")
+    undisturbed = alone.start()
+    try:
+        console.print(f"2. the same under hvdrecover run -np {WORKERS} …")
+        faults = _train_with_faults(killed, console)
+        alone.finish(undisturbed)
+    finally:
+        undisturbed.kill()
+    _show(console, faults, alone, killed)
+    _draw(console, faults, killed, report)
+    problems = _problems(killed, alone, same="--virtual-ranks" in options)
     for problem in problems:
         console.print(f"NOT AS PROMISED: {problem}", style="red")
     return 1 if problems else 0
 
 
-def _train_with_faults(run: DigitsRun, launcher: list[str], console: Console) -> list[Fault]:
-    console.print("2. training the same again …")
+def _train_with_faults(run: DigitsRun, console: Console) -> list[Fault]:
+    launcher = supervised("--hang-timeout", _HANG_SECONDS, workers=WORKERS)
     job = run.start(launcher)
+    faults = []
     try:
-        batch = run.wait_for(job, lambda batch: batch.epoch == 4 and batch.commit % 9 == 4)
-        console.print(f"   epoch {batch.epoch}: SIGKILL to the worker of rank 0; the other one goes on …")
+        run.wait_for(job, lambda batch: batch.commit >= 4)
+        _wait_for_standbys(run, job, latest=40)
+        console.print("   SIGKILL to the worker of rank 0; its standby takes its place …")
         struck = time.time()
         kill(run.process_of(rank=0))
-        one = _measure(job, run, "one worker", struck)
-        batch = run.wait_for(job, lambda batch: batch.epoch == 9 and batch.commit % 9 == 4)
-        console.print(f"   epoch {batch.epoch}: SIGKILL to the launcher and all workers; started again …")
+        faults.append(_measure(job, run, "worker killed", 0, struck))
+        _wait_for_standbys(run, job, latest=80)
+        console.print(f"   the worker of rank 1 hangs, by SIGSTOP; it may for {_HANG_SECONDS} s …")
+        struck = time.time()
+        os.kill(run.process_of(rank=1), signal.SIGSTOP)
+        faults.append(_measure(job, run, "worker hangs", 1, struck))
+        # A start after a generation without commits would count that one again.
+        run.wait_for(job, lambda batch: batch.commit >= faults[-1].after + 9, after=time.time())
+        console.print("   SIGKILL to workers, launcher and supervisor; started again …")
         struck = time.time()
         job.kill()
         job = run.start(launcher)
-        whole = _measure(job, run, "whole job", struck)
+        faults.append(_measure(job, run, "all killed", None, struck))
         run.finish(job)
     finally:
         job.kill()
-    return [one, whole]
+    return faults
 
 
-def _measure(job: Job, run: DigitsRun, name: str, struck: float) -> Fault:
+def _wait_for_standbys(run: DigitsRun, job: Job, latest: int) -> None:
+    """Wait until each worker has one, as it nearly always has when a fault strikes a long job.
+
+    Args:
+        run: the run.
+        job: its start.
+        latest: the commit at which a busy machine is not waited for any longer.
+    """
+    follower = Follower(run.folder / "events")
+    deadline = time.monotonic() + PATIENCE
+    ready: dict[int | None, bool] = {}
+    while sum(ready.values()) < WORKERS and max(batch.commit for batch in run.batches()) < latest:
+        if not job.running or time.monotonic() > deadline:
+            raise HvdrecoverError(f"no standbys are ready; the job's log ends with\n{job.tail()}")
+        time.sleep(_LOOK)
+        for _, event in follower.look():
+            if event is not None and event.kind == "standby":
+                ready[event.whole("slot")] = event.facts.get("ready") is True
+
+
+def _measure(job: Job, run: DigitsRun, name: str, rank: int | None, struck: float) -> Fault:
     """Wait until a training step has been done after a fault, and look at what was lost."""
     last = max((b for b in run.batches() if b.time <= struck), key=lambda b: (b.generation, b.commit))
     following = run.wait_for(job, lambda batch: batch.generation > last.generation, after=struck)
@@ -115,18 +159,8 @@ def _measure(job: Job, run: DigitsRun, name: str, struck: float) -> Fault:
     second = run.wait_for(job, lambda batch: (batch.pid, batch.rank) == mine, after=following.time)
     start, batches = run.generations()[following.generation], run.batches()
     lost = [batch for batch in batches if batch.generation <= last.generation and batch.commit >= start]
-    before, after = (
-        len({batch.pid for batch in batches if batch.generation == generation})
-        for generation in (last.generation, following.generation)
-    )
-    return Fault(
-        name=name,
-        workers=(before, after),
-        before=last.commit,
-        after=start,
-        seconds=second.time - struck,
-        repeated=sum(len(batch.indices) for batch in lost),
-    )
+    repeated = sum(len(batch.indices) for batch in lost)
+    return Fault(name, rank, struck, last.commit, start, second.time - struck, repeated)
 
 
 def _problems(killed: DigitsRun, clean: DigitsRun, *, same: bool) -> list[str]:
@@ -144,29 +178,41 @@ def _problems(killed: DigitsRun, clean: DigitsRun, *, same: bool) -> list[str]:
     return problems
 
 
-def _show(console: Console, faults: list[Fault], clean: DigitsRun, killed: DigitsRun) -> None:
-    table = Table()
-    for heading in ("SIGKILL of", "workers", "last commit", "resumed from", "next step", "repeated"):
-        table.add_column(heading, justify="left" if heading == "SIGKILL of" else "right")
-    for fault in faults:
-        workers = f"{fault.workers[0]} → {fault.workers[1]}"
+def _show(console: Console, faults: list[Fault], alone: DigitsRun, killed: DigitsRun) -> None:
+    table = Table("", "fault")
+    for heading in ("last commit", "resumed from", "next step", "repeated"):
+        table.add_column(heading, justify="right")
+    for number, fault in enumerate(faults, 1):
+        commits = str(fault.before), str(fault.after)
         table.add_row(
-            fault.name,
-            workers,
-            str(fault.before),
-            str(fault.after),
-            f"{fault.seconds:.1f} s",
-            f"{fault.repeated} samples",
+            str(number), fault.name, *commits, f"{fault.seconds:.1f} s", f"{fault.repeated} samples"
         )
     console.print(table)
     results = Table("run", Column("test accuracy", justify="right"), "digest of the weights")
-    for name, run in (("undisturbed", clean), ("with these faults", killed)):
+    for name, run in (("one process, undisturbed", alone), ("two workers, these faults", killed)):
         results.add_row(name, f"{run.accuracy():.1%}", run.digest())
     console.print(results)
     padding = sum(killed.samples(epoch).total() - TRAINING_SAMPLES for epoch in range(EPOCHS))
     console.print(
         f"committed samples: {TRAINING_SAMPLES} in each of {EPOCHS} epochs, each once; {padding} as padding"
     )
+
+
+def _draw(console: Console, faults: list[Fault], run: DigitsRun, path: Path) -> None:
+    """Draw the time line, and write the page that ``hvdrecover report --html`` writes."""
+    log = reading.read(run.folder / "events")
+    traced = timeline.trace(log)
+    strikes = [
+        Strike(number, fault.struck - traced.origin, fault.name, fault.rank, "", "")
+        for number, fault in enumerate(faults, 1)
+    ]
+    console.print(lanes.draw(replace(traced, faults=strikes), min(console.width, 100)))
+    try:
+        page.write_html(run_page.page("The demo", summary.summarise(log), traced), path)
+    except HvdrecoverError as error:
+        console.print(f"no report: {error}", markup=False)
+    else:
+        console.print(f"its report, for a browser: {path}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ class Guardian:
         self._dismissed_by: float | None = None
         self._code = 0
         self._hung = False
-        self._silent = 0.0
+        self._silent_since = 0.0
         self._divergences = 0
         self._stop_by: float | None = None
         self._signalled = False
@@ -323,7 +323,7 @@ class Guardian:
             exit=death.returncode,
             commit=[reading.generation, reading.commit],
             steps=reading.steps,
-            silent=self._silent if death.hung else 0.0,
+            silent=self._clock.monotonic() - self._silent_since if death.hung else 0.0,
             detail=death.words,
             end=end.name,
             point=reading.point,
@@ -333,7 +333,6 @@ class Guardian:
             heard="StoppedError" in death.kinds,
             loaded=None if reading.changed > reading.agreed else notes.get("loaded"),
         )
-        self._silent = 0.0
 
     def _count_divergences(self, reading: Reading) -> None:
         """Tell the supervisor each time that the parameters here were not those of most ranks."""
@@ -345,11 +344,11 @@ class Guardian:
 
     def _end_hang(self, reading: Reading) -> None:
         """Write down where the process is, and kill it."""
+        self._hung, self._silent_since = True, self._clock.monotonic() - reading.silent
         stopped = processes.is_stopped(self._training.pid)
         where = self._whereabouts.take(self._training, reading) or ("stopped" if stopped else "and no answer")
         message = "%s: no progress for %.1f s, %s; killing it (long work belongs in recover.paused())"
         logger.error(message, self._reports.name(reading), reading.silent, where)
-        self._hung, self._silent = True, reading.silent
         self._kill()
 
     # -- processes -------------------------------------------------------------------------------------

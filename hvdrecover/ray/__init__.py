@@ -1,4 +1,4 @@
-"""Jobs on a Ray cluster: see docs/clusters.md."""
+"""Jobs on a Ray cluster: see docs/clusters/ray.md."""
 
 from hvdrecover.ray.job import Slots, run, slots
 

@@ -67,6 +67,11 @@ def slots(
     Raises:
         ConfigError: this process is not on a node of the cluster, or Ray is not installed.
         LaunchError: there are not enough slots in time.
+
+    Examples:
+        >>> with hvdrecover.ray.slots(4) as held:  # doctest: +SKIP
+        ...     command = ["hvdrecover", "run", "-np", "4", *held.options, "--", "python", "train.py"]
+        ...     subprocess.run(command, env=held.environ)
     """
     connected()
     wanted = {"CPU": cpus, "GPU": gpus, **(resources or {})}
@@ -127,6 +132,10 @@ def run(
         LaunchError: the job could not be started or has ended without an error of ``train``.
         SystemExit: the job has left after a preemption, with code 75; call it again to resume.
         Exception: that of ``train`` by which the job has ended; its cause holds the traceback.
+
+    Examples:
+        >>> import hvdrecover.ray
+        >>> hvdrecover.ray.run(train, 4, gpus=1, checkpoint="s3://bucket/run-1")  # doctest: +SKIP
     """
     import cloudpickle  # Horovod needs it, so it is there
 

@@ -49,6 +49,7 @@ class Fault:
         steps: steps that the lost process had done since its last commit, or None if that is not known.
         detail: a text.
         recovery: how it was recovered from, or None if it has not been.
+        went_on: whether there was nothing to recover from, as the ranks went on without a rendezvous.
     """
 
     time: float
@@ -59,6 +60,7 @@ class Fault:
     steps: int | None
     detail: str
     recovery: Recovery | None
+    went_on: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,8 @@ class Tally:
 
     Attributes:
         count: number of faults.
-        recovered: number of those that were recovered from.
-        median: seconds to recover, or None if none was recovered from.
+        recovered: number of those that were recovered from, or after which training went on.
+        median: seconds to recover, or None if there was no recovery.
         worst: the same, of the slowest recovery.
     """
 
@@ -149,7 +151,8 @@ def tally(faults: Iterable[Fault]) -> Tally:
     all_faults = list(faults)
     seconds = [fault.recovery.seconds for fault in all_faults if fault.recovery is not None]
     median = statistics.median(seconds) if seconds else None
-    return Tally(len(all_faults), len(seconds), median, max(seconds, default=None))
+    recovered = len(seconds) + sum(fault.went_on for fault in all_faults)
+    return Tally(len(all_faults), recovered, median, max(seconds, default=None))
 
 
 def summarise(log: Log) -> Report:
@@ -179,6 +182,7 @@ def summarise(log: Log) -> Report:
 
 
 def _fault(event: Event, rendezvouses: Sequence[Rendezvous]) -> Fault:
+    recovery = _recovery(event, rendezvouses)
     return Fault(
         time=event.time,
         kind=event.word("fault") or "unknown",
@@ -187,7 +191,8 @@ def _fault(event: Event, rendezvouses: Sequence[Rendezvous]) -> Fault:
         exit=event.whole("exit"),
         steps=event.whole("steps"),
         detail=event.word("detail"),
-        recovery=_recovery(event, rendezvouses),
+        recovery=recovery,
+        went_on=recovery is None and _went_on(event, rendezvouses),
     )
 
 
@@ -199,6 +204,16 @@ def _recovery(fault: Event, rendezvouses: Sequence[Rendezvous]) -> Recovery | No
         if stepped is not None:
             return _recovered(rendezvous, max(stepped - since, 0.0))
     return None
+
+
+def _went_on(fault: Event, rendezvouses: Sequence[Rendezvous]) -> bool:
+    """Return whether all ranks trained on after a fault; if one is lost, the others commit once at most."""
+    if (place := broken_by(fault, rendezvouses)) < 0:
+        return False
+    stints = rendezvouses[place].stints
+    if any(stint.finished is not None and stint.finished.time > fault.time for stint in stints):
+        return True
+    return any(sum(time > fault.time for time in stint.times) > 1 for stint in stints)
 
 
 def _recovered(rendezvous: Rendezvous, seconds: float) -> Recovery:

@@ -48,11 +48,12 @@ class Strike:
 
     Attributes:
         number: its place among the report's faults, from 1.
-        time: when it was noticed, in seconds since the run's beginning.
+        time: when it began, in seconds since the run's beginning; a hang when its process fell silent.
         kind: as in `hvdrecover.reporting.summary.Fault`, as are rank, host and detail.
         rank: the rank, -1 or None.
-        host: of whoever noticed it.
+        host: of whoever noticed it; empty if it is not known.
         detail: a text.
+        noticed: when it was noticed, in seconds since the run's beginning; None if that is not known.
     """
 
     number: int
@@ -61,6 +62,7 @@ class Strike:
     rank: int | None
     host: str
     detail: str
+    noticed: float | None = None
 
 
 @dataclass(frozen=True)
@@ -99,11 +101,12 @@ class Timeline:
 
     Attributes:
         origin: its beginning, in seconds since the Unix epoch.
-        length: seconds to its last event.
+        length: seconds to its last event, or of the part of it that is shown.
         lanes: rank to what it was doing, in order of time; stretches don't overlap.
         faults: in order of time.
         commits: in order of time.
         starts: in order of time.
+        begin: where the part that is shown begins, in seconds since the run's beginning.
     """
 
     origin: float
@@ -112,6 +115,7 @@ class Timeline:
     faults: Sequence[Strike]
     commits: Sequence[Commit]
     starts: Sequence[Start]
+    begin: float = 0.0
 
 
 def trace(log: Log) -> Timeline:
@@ -121,11 +125,12 @@ def trace(log: Log) -> Timeline:
     faults = [
         Strike(
             number=number,
-            time=event.time - log.begin,
+            time=began(event) - log.begin,
             kind=event.word("fault") or "unknown",
             rank=None if event.whole("slot") is None else event.rank,
             host=event.host,
             detail=event.word("detail"),
+            noticed=event.time - log.begin,
         )
         for number, event in enumerate(log.of("fault"), 1)
     ]
@@ -138,7 +143,7 @@ def trace(log: Log) -> Timeline:
         origin=log.begin,
         length=log.end - log.begin,
         lanes=dict(sorted(lanes.of.items())),
-        faults=faults,
+        faults=sorted(faults, key=lambda fault: fault.time),
         commits=_commits(rendezvouses, log.begin),
         starts=[Start(each.time - log.begin, each.whole("attempt") or 1) for each in log.of("start")],
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import datetime
 
-from hvdrecover.reporting.summary import Report
+from hvdrecover.reporting.summary import Fault, Report, Tally
 
 _OUTCOMES = {
     "finished": "finished",
     "ended": "ended before it was finished",
     "open": "no end yet: it is going on, or all was killed",
 }
+WENT_ON = "training went on"  # in the place of a time to recover, where ranks had no rendezvous
 _UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"))
 
 
@@ -77,6 +78,19 @@ def roughly(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.{0 if seconds >= 10 * size else 1}f} {unit}"
     return f"{seconds:.0f} s" if seconds >= 10.0 else f"{seconds:.2g} s"
+
+
+def to_recover(fault: Fault) -> str:
+    """How long it took to recover from a fault."""
+    if fault.recovery is not None:
+        return duration(fault.recovery.seconds)
+    return WENT_ON if fault.went_on else "not yet"
+
+
+def median(tally: Tally) -> str:
+    """How long it took to recover from faults of one kind, in the median."""
+    went_on = tally.median is None and tally.recovered == tally.count
+    return WENT_ON if went_on else duration(tally.median)
 
 
 def rank(rank: int | None) -> str:

@@ -296,17 +296,23 @@ def _tape(gradtape: tf.GradientTape, local_layers: Layers = None, **options: Any
 
 
 DistributedGradientTape = taking_what(hvd.DistributedGradientTape, _tape)
-"""Make a tape average its gradients across the ranks, before or after it has recorded::
+"""Make a tape average its gradients across the ranks, before or after it has recorded.
 
-    with recover.DistributedGradientTape(tf.GradientTape()) as tape:
-        loss = ...
-    gradients = tape.gradient(loss, model.trainable_variables)
+Examples:
+    >>> weights = tf.Variable([1.0, 2.0])
+    >>> with recover.DistributedGradientTape(tf.GradientTape()) as tape:
+    ...     loss = tf.reduce_sum(weights * weights)
+    >>> gradients = tape.gradient(loss, [weights])
 
 It takes what Horovod's takes; `Reduction` says what of it means what.
 """
 
 PartialDistributedGradientTape = taking_what(hvd.PartialDistributedGradientTape, _tape)
-"""`DistributedGradientTape`, but that the gradients of ``local_layers`` are left to each rank."""
+"""`DistributedGradientTape`, but that the gradients of ``local_layers`` are left to each rank.
+
+Examples:
+    >>> tape = recover.PartialDistributedGradientTape(tf.GradientTape(), keras.layers.Dense(2))
+"""
 
 
 def _refuse_strategies() -> None:

@@ -24,6 +24,10 @@ def broadcast_variables(
         root_rank: the rank that sends.
         process_set: of ranks that take part.
         inplace: send without a copy.
+
+    Examples:
+        >>> weights = tf.Variable([1.0, 2.0])
+        >>> done = recover.broadcast_variables([weights], root_rank=0)
     """
     return hvd.broadcast_variables([raw(each) for each in variables], root_rank, process_set, inplace)
 
@@ -41,6 +45,10 @@ def broadcast_(
         root_rank: see there.
         name: of the collective.
         process_set: see there.
+
+    Examples:
+        >>> weights = tf.Variable([1.0, 2.0])
+        >>> done = recover.broadcast_([weights], root_rank=0)
     """
     return hvd.broadcast_([raw(each) for each in variables], root_rank, name, process_set)
 

@@ -49,6 +49,11 @@ def elastic_dataset(
     Raises:
         ConfigError: data of no common or no known length, a data set that is to be shuffled, a batch size
             below 1, or an unknown ``tail``.
+
+    Examples:
+        >>> dataset = recover.elastic_dataset((np.zeros((100, 8)), np.zeros(100)), batch_size=10)
+        >>> len(dataset)  # batches, on one rank
+        10
     """
     if not isinstance(batch_size, int) or batch_size < 1:
         raise ConfigError("batch_size", f"{batch_size!r} is not a number of samples from 1 on")

@@ -45,6 +45,11 @@ def fit_callbacks(
     Raises:
         ConfigError: the state lacks ``epoch`` or ``batch``, or has virtual ranks, a number makes no sense, or
             TensorBoard is not installed.
+
+    Examples:
+        >>> state = recover.TensorFlowState(epoch=0, batch=0)
+        >>> callbacks = recover.fit_callbacks(state, commit_every_batches=10)
+        >>> model.fit(dataset, epochs=10, callbacks=callbacks)  # doctest: +SKIP
     """
     if state._context.virtual is not None:
         raise ConfigError(

@@ -69,7 +69,11 @@ def distribute(
 
 
 DistributedOptimizer = taking_what(hvd.DistributedOptimizer, distribute)
-"""See `distribute`; it takes what Horovod's takes."""
+"""See `distribute`; it takes what Horovod's takes.
+
+Examples:
+    >>> optimizer = recover.DistributedOptimizer(keras.optimizers.SGD(0.1))
+"""
 
 
 class _Settings:

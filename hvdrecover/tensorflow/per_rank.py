@@ -23,6 +23,11 @@ class PerRank(per_rank.PerRank):
 
     Raises:
         ConfigError: a data set, which has no place of its own.
+
+    Examples:
+        >>> batches = recover.PerRank(iter(tf.data.Dataset.range(6).batch(2)))
+        >>> next(iter(batches)).numpy().tolist()
+        [0, 1]
     """
 
     def stateful(self, value: Any) -> Any:

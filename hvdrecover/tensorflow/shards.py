@@ -26,6 +26,10 @@ def check_shards(dataset: tf.data.Dataset, samples: Sequence[int] | None = None,
         ConfigError: it has no known number of batches.
         ShardsError: samples are missing or come more than once, or the number of batches or the length of the
             data set differ; on all ranks.
+
+    Examples:
+        >>> mine = list(range(hvd.rank(), 8, hvd.size()))
+        >>> recover.check_shards(tf.data.Dataset.from_tensor_slices(mine).batch(2), mine, length=8)
     """
     batches = int(dataset.cardinality())
     if batches < 0:

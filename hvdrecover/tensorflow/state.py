@@ -53,6 +53,14 @@ class TensorFlowState(State):
             has not been built.
         UnsupportedValueError: a plain object that JSON can't hold.
         UnsupportedTensorError: a tensor that safetensors can't hold.
+
+    Examples:
+        >>> weights = tf.Variable([1.0, 2.0])
+        >>> state = recover.TensorFlowState([weights], epoch=0)
+        >>> state.epoch += 1
+        >>> state.restore()  # as after a fault
+        >>> state.epoch
+        0
     """
 
     def __init__(
@@ -162,6 +170,11 @@ class TensorFlowKerasState(TensorFlowState):
         ConfigError: as for `TensorFlowState`.
         UnsupportedValueError: a plain object that JSON can't hold.
         UnsupportedTensorError: a tensor that safetensors can't hold.
+
+    Examples:
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
+        >>> model.compile(recover.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+        >>> state = recover.TensorFlowKerasState(model, epoch=0, batch=0)
     """
 
     def __init__(

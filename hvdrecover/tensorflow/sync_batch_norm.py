@@ -25,6 +25,10 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
 
     Raises:
         ConfigError: ``fused`` is not False.
+
+    Examples:
+        >>> layers = [keras.Input((8,)), keras.layers.Dense(4), recover.SyncBatchNormalization()]
+        >>> model = keras.Sequential(layers)
     """
 
     def __init__(self, fused: bool = False, **options: Any) -> None:

@@ -42,6 +42,11 @@ def load(
         NoUsableCommitError: none was asked for, and all are damaged. Nothing was loaded.
         FormatVersionError: the commit was written in a newer format.
         StorageError: the storage failed.
+
+    Examples:
+        >>> loaded = recover.load("s3://bucket/run-1", model=model)  # doctest: +SKIP
+        >>> loaded.objects["epoch"]  # doctest: +SKIP
+        12
     """
     given = {"model": model, "optimizer": optimizer, **attributes}
     return loading.load(TorchFramework(), url, given, commit, strict=strict)

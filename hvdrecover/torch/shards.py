@@ -27,6 +27,11 @@ def check_shards(loader: torch.utils.data.DataLoader[Any]) -> None:
         ConfigError: its data set has no length.
         ShardsError: samples are missing or come more than once, or the number of batches or the length of the
             data set differ; on all ranks.
+
+    Examples:
+        >>> data = torch.utils.data.TensorDataset(torch.arange(8))
+        >>> sampler = torch.utils.data.DistributedSampler(data, hvd.size(), hvd.rank())
+        >>> recover.check_shards(torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler))
     """
     try:
         batches, length = len(loader), len(loader.dataset)  # type: ignore[arg-type]

@@ -41,6 +41,15 @@ class TorchState(State):
         ConfigError: a setting has no usable value, or an attribute's name is taken.
         UnsupportedValueError: a plain object that JSON can't hold.
         UnsupportedTensorError: a tensor that safetensors can't hold.
+
+    Examples:
+        >>> model = torch.nn.Linear(8, 2)
+        >>> optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> state = recover.TorchState(model, optimizer, epoch=0)
+        >>> state.epoch += 1
+        >>> state.restore()  # as after a fault
+        >>> state.epoch
+        0
     """
 
     def __init__(

@@ -1,16 +1,23 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hvdrecover.checkpoint.storage import Storage
-from tests.contracts import storages
+from tests.contracts import mounts, storages
 from tests.contracts.adapters import Adapter
+from tests.contracts.mounts import Mounts
+from tests.contracts.object_stores import STORES, ObjectStore
 from tests.contracts.servers import SSHD, S3Server, SftpServer
 from tests.contracts.storages import Backend
+from tests.integration.conftest import LONG
+
+SERVED = [pytest.param(name, marks=LONG) for name in STORES]
+REAL = [*SERVED, pytest.param("moosefs", marks=LONG)]
 
 
 def _fake() -> Adapter:
@@ -57,6 +64,57 @@ def sftp_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SftpServer
     server.stop()
 
 
+def _served(name: str, factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    server = STORES[name](factory.mktemp(name))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def seaweedfs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    yield from _served("seaweedfs", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def azurite_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    yield from _served("azurite", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def gcs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    yield from _served("gcs", tmp_path_factory)
+
+
+@pytest.fixture
+def seaweedfs(seaweedfs_server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Backend:
+    return storages.object_store(seaweedfs_server, monkeypatch)
+
+
+@pytest.fixture
+def azurite(azurite_server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Backend:
+    return storages.object_store(azurite_server, monkeypatch)
+
+
+@pytest.fixture
+def gcs(gcs_server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Backend:
+    return storages.object_store(gcs_server, monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def moosefs_mounts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounts]:
+    with mounts.moosefs(tmp_path_factory.mktemp("moosefs")) as places:
+        yield places
+
+
+@pytest.fixture
+def moosefs(moosefs_mounts: Mounts) -> Backend:
+    (folder := moosefs_mounts[0] / uuid.uuid4().hex).mkdir()
+    return storages.local(folder)
+
+
 @pytest.fixture
 def local(tmp_path: Path) -> Backend:
     return storages.local(tmp_path)
@@ -83,7 +141,7 @@ def sftp(sftp_server: SftpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return storages.sftp(sftp_server, tmp_path, monkeypatch)
 
 
-@pytest.fixture(params=["local", "drill", "memory", "s3", "sftp"])
+@pytest.fixture(params=["local", "drill", "memory", "s3", "sftp", *REAL])
 def backend(request: pytest.FixtureRequest) -> Backend:
     """Each kind of storage in turn."""
     made: Backend = request.getfixturevalue(request.param)

@@ -32,6 +32,7 @@ class S3Server:
     Attributes:
         port: where it listens.
         fault: is asked about every request first, as ``METHOD path?query``; True has it refused.
+        conditions: whether it heeds If-None-Match, as some stores that speak S3's language don't.
         lost: likewise; True has it done, and its answer lost on the way.
         requests: every request that came, likewise.
     """
@@ -47,6 +48,7 @@ class S3Server:
         self.fault: Callable[[str], bool] = lambda request: False
         self.lost: Callable[[str], bool] = lambda request: False
         self.requests: list[str] = []
+        self.conditions = True
 
     def start(self) -> None:
         self._server = make_server(HOST, self.port, self._answer, threaded=True)
@@ -65,6 +67,8 @@ class S3Server:
         if self.fault(request):
             start_response("400 Bad Request", [("Content-Length", "0")])
             return [b""]
+        if not self.conditions:
+            environ.pop("HTTP_IF_NONE_MATCH", None)
         if "HTTP_IF_NONE_MATCH" not in environ:
             answer = list(self._app(environ, start_response))
         else:
@@ -93,7 +97,7 @@ class SftpServer:
 
     def start(self) -> None:
         for _ in range(5):
-            self._begin(self.port or _free_port())
+            self._begin(self.port or free_port())
             if self._is_up():
                 return
         raise AssertionError(f"sshd does not start:\n{(self.folder / 'log').read_text()}")
@@ -127,7 +131,7 @@ class SftpServer:
         assert SSHD is not None
         with (self.folder / "log").open("ab") as log:
             command = [SSHD, "-D", "-e", "-f", config]
-            self._process = subprocess.Popen(command, stderr=log, preexec_fn=_die_with_parent)
+            self._process = subprocess.Popen(command, stderr=log, preexec_fn=die_with_parent)
         self.port = port
 
     def _is_up(self) -> bool:
@@ -143,7 +147,7 @@ class SftpServer:
         return False
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """End this process when the one that tests is killed."""
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
@@ -156,7 +160,7 @@ def kill(processes: list[psutil.Process]) -> None:
     psutil.wait_procs(processes, timeout=30)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

@@ -19,6 +19,7 @@ from hvdrecover.checkpoint.storage.s3 import S3Storage
 from hvdrecover.checkpoint.storage.sftp import SftpStorage
 from hvdrecover.drill.storage import Mood, set_mood
 from hvdrecover.drill.storage import url as drill_url
+from tests.contracts.object_stores import BUCKET, ObjectStore
 from tests.contracts.servers import HOST, S3Server, SftpServer
 
 SECRET = "it-is-s3cret/"
@@ -97,6 +98,25 @@ def s3(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Backend:
     environment = {"FSSPEC_S3": json.dumps(options)}
     return Backend(
         url, 12 << 20, in_pieces, False, environment=environment, stop=server.stop, start=server.start
+    )
+
+
+def object_store(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Backend:
+    monkeypatch.setitem(fsspec.config.conf, server.protocol, server.options)
+    url = f"{server.protocol}://{BUCKET}/{uuid.uuid4().hex}/root"
+    kind, piece = (S3Storage, 5 << 20) if server.protocol == "s3" else (RemoteStorage, 1 << 20)
+
+    def in_pieces() -> Storage:
+        return kind(*fsspec.core.url_to_fs(url), url, piece=piece)
+
+    return Backend(
+        url,
+        12 << 20,
+        in_pieces,
+        folders=False,
+        environment=server.variables(),
+        stop=server.stop,
+        start=server.start,
     )
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -18,10 +21,13 @@ from hvdrecover.checkpoint.leftovers import is_of_before
 from hvdrecover.checkpoint.storage import Temporary, open_storage
 from hvdrecover.checkpoint.storage import s3 as s3_storage
 from hvdrecover.checkpoint.storage.s3 import part_size
-from hvdrecover.errors import StorageError
+from hvdrecover.doctor.probing import Probe
+from hvdrecover.errors import ConfigError, StorageError
 from tests.contracts.servers import HOST, S3Server
 from tests.contracts.storages import SECRET, Backend, s3_options
 from tests.contracts.test_storage import noise
+from tests.integration.conftest import LONG
+from tests.unit.checkpoint.roots import make_store
 
 MIB = 1 << 20
 
@@ -96,6 +102,44 @@ def test_tidying_aborts_what_killed_processes_left_below_the_root(s3: Backend) -
     assert unfinished(s3) == ["runs/one-other/a/1"]
 
 
+_WRITER = """
+import sys
+import numpy as np
+from hvdrecover.checkpoint.storage import open_storage
+from tests.unit.checkpoint.roots import make_store
+storage = open_storage(sys.argv[1])
+make_store(storage, job="killed").claim_next()
+call = storage._fs.call_s3
+def call_and_wait(method, *args, **named):
+    answer = call(method, *args, **named)
+    if method == "upload_part":
+        print("uploaded", flush=True)
+        sys.stdin.read()
+    return answer
+storage._fs.call_s3 = call_and_wait
+storage.write("g0001-c00000001/model.safetensors", np.ones(40 << 20, dtype=np.uint8))
+"""
+
+
+@pytest.mark.parametrize("kind", ["s3", pytest.param("seaweedfs", marks=LONG)])
+def test_the_next_writer_aborts_the_upload_of_one_that_was_killed(
+    request: pytest.FixtureRequest, kind: str
+) -> None:
+    backend: Backend = request.getfixturevalue(kind)
+    writer = subprocess.Popen(
+        [sys.executable, "-c", _WRITER, backend.url],
+        env={**os.environ, **backend.environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert writer.stdout and writer.stdout.readline() == b"uploaded\n"
+    writer.kill()
+    writer.communicate()
+    assert [each.folder for each in backend.open().temporaries()] == ["g0001-c00000001"]
+    make_store(backend.open(), job="next").claim_next()
+    assert backend.open().temporaries() == []
+
+
 def test_a_late_process_aborts_no_upload_of_a_later_generation(s3: Backend) -> None:
     """It was stopped between its claim and its cleaning up; meanwhile another job has begun."""
     storage = s3.open()
@@ -148,6 +192,17 @@ def test_a_creation_that_another_one_forestalled_is_not(s3: Backend, s3_server: 
     assert storage.create("claims/g0001.json", b"mine") is False
     assert looked
     assert storage.read("claims/g0001.json") == b"theirs"
+
+
+def test_a_store_that_ignores_the_condition_is_refused_at_the_start_and_by_the_doctor(
+    s3: Backend, s3_server: S3Server
+) -> None:
+    s3_server.conditions = False
+    with pytest.raises(ConfigError, match=r"If-None-Match.*two jobs"):
+        make_store(s3.open()).claim_next()
+    assert s3.open().names("claims") == []
+    with pytest.raises(ConfigError, match="If-None-Match"):
+        Probe(s3.url).try_creating()
 
 
 # -- failures ------------------------------------------------------------------------------------------

@@ -133,6 +133,9 @@ class FakeStorage:
             for path in [path for path in files if path.startswith(f"{folder}/")]:
                 del files[path]
 
+    def check(self) -> None:
+        pass
+
     def temporaries(self) -> list[Temporary]:
         return []
 

@@ -29,7 +29,7 @@ Start = Callable[..., Job]
 Finished = Callable[..., DigitsRun]
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def light() -> Iterator[None]:
     """What processes import takes most of what they compute; see ``light/sitecustomize.py``."""
     folder = str(Path(__file__).with_name("light"))

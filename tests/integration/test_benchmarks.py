@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.__main__ import TOPICS
 from benchmarks.jobs.near_commits import SMALL as NEAR_SMALL
+from benchmarks.jobs.peers.loop import SHAPE as PEERS_SHAPE
 from benchmarks.report import PLOT
 from benchmarks.states import SHAPES
 from hvdrecover.checkpoint.near import place
@@ -24,7 +25,8 @@ SMALL = {state: shape.title.split(",")[0] for state, shape in SHAPES["small"].it
 FRAMEWORKS = ("torch", "tensorflow")
 DIGITS = {"digits": "digits example", "digits-tensorflow": "TensorFlow digits example"}
 VIRTUAL = {"compute": "compute-bound", "sent": "100 MB"}
-TINY = {"tiny": NEAR_SMALL["small"].title.split(",")[0]}
+TINY = {"tiny": NEAR_SMALL["small"].title.split(",")[0], "kept": PEERS_SHAPE.title.split(",")[0]}
+JOBS = ("recovery", "near", "peers")  # topics that are whole jobs, each with a test of its own
 STATES = {**SMALL, **TINY, **{framework: framework for framework in FRAMEWORKS}, **DIGITS, **VIRTUAL, "": ""}
 MEASURED = r"≤ [\d.]+ s"  # half of a cold restart
 
@@ -96,6 +98,16 @@ NEAR_GOALS = [
     ("extra memory of another rank, idle", "", ("large",), "≤ 1.0 states", "≤ 1.0 states"),
     ("the near root in tmpfs", "", ("large",), "≤ 3.0 states", "≤ 3.0 states"),
 ]
+PEERS = ("Horovod's own elastic", "torchrun, torch.save", "torchrun, DCP async_save")
+PEERS_GOALS = [
+    (what, peer, ("kept",), "≤ 1.00", "≤ 1.00")
+    for what, peers in (
+        ("SIGKILL of one worker", PEERS),
+        ("SIGKILL of all", PEERS[1:]),  # which ends a job of Horovod's
+        ("stall of a commit, of a save", PEERS),
+    )
+    for peer in peers
+]
 RIVALS = (
     "hvdrecover run --no-standby",
     "plain elastic horovodrun with spare hosts",
@@ -110,7 +122,7 @@ def test_stalls_are_measured_and_nothing_is_left_behind(tmp_path: Path) -> None:
 
 @LONG
 def test_every_row_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> None:
-    rows = measured(tmp_path, *(topic for topic in TOPICS if topic not in ("recovery", "near")))
+    rows = measured(tmp_path, *(topic for topic in TOPICS if topic not in JOBS))
     check(rows, [goal for goals in GOALS.values() for goal in goals])
 
 
@@ -126,8 +138,24 @@ def test_jobs_are_killed_under_each_launcher_and_none_is_left_behind(tmp_path: P
 def test_jobs_are_killed_with_the_near_tier_and_without_and_no_near_root_is_left(tmp_path: Path) -> None:
     rows = measured(tmp_path, "near")
     check(rows, NEAR_GOALS)
-    roots = [root.url for root in place.roots()]
-    assert not [url for url in roots if os.fspath(tmp_path) in url]
+    assert not near_roots(tmp_path)
+
+
+@LONG
+def test_one_job_is_killed_under_each_peer_that_needs_no_package_and_no_near_root_is_left(
+    tmp_path: Path,
+) -> None:
+    rows = measured(tmp_path, "peers")
+    found = {row[3] for row in rows}
+    # Horovod's own ends, and is told as not measured, where a new process takes too long to start.
+    assert found >= {"", *PEERS[1:]}
+    check(rows, [goal for goal in PEERS_GOALS if goal[1] in found])
+    assert not near_roots(tmp_path)
+
+
+def near_roots(tmp_path: Path) -> list[str]:
+    """The near roots of checkpoint roots in a folder."""
+    return [root.url for root in place.roots() if os.fspath(tmp_path) in root.url]
 
 
 def measured(tmp_path: Path, *topics: str) -> list[list[str]]:

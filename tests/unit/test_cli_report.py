@@ -99,6 +99,7 @@ def test_a_report_as_json(document):
         "exit": -9,
         "steps": 4,
         "detail": "killed by SIGKILL",
+        "went_on": False,
         "recovery": {
             "generation": 2,
             "commit": 3,

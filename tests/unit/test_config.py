@@ -1,4 +1,6 @@
+import dataclasses
 import os
+import re
 import signal
 import socket
 from pathlib import Path
@@ -6,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover import config
+from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.errors import ConfigError
 
 
@@ -212,3 +215,12 @@ def test_a_child_that_horovodrun_started_keeps_the_launchers_choice(clean_enviro
 def test_a_child_that_nobody_launched_chooses_for_itself(clean_environment, monkeypatch):
     assert chosen_by_a_parent(monkeypatch) == "gloo"
     assert os.environ["HVDRECOVER_CONTROLLER_CHOSEN_BY"] == str(os.getpid())
+
+
+def test_the_page_of_settings_names_all_of_them():
+    page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
+    table = config.__doc__.split("Our own processes")[0]
+    settings = re.findall(r"^``(HVDRECOVER_\w+)``", table, re.MULTILINE)
+    assert len(settings) > 5
+    assert [name for name in settings if f"| `{name}` |" not in page] == []
+    assert [field.name for field in dataclasses.fields(Checkpoint) if f"`{field.name}" not in page] == []

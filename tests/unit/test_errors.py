@@ -70,6 +70,12 @@ def test_the_tree_in_the_docstring_is_the_tree_of_classes():
     assert documented == of_classes
 
 
+def test_each_class_stands_once_in_the_troubleshooting_page():
+    page = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| .+ \| .+ \|$", page, re.MULTILINE)
+    assert sorted(rows) == sorted({*the_classes()} - {"HvdrecoverError"})
+
+
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 def test_an_error_survives_the_way_to_another_process(error):
     copy = pickle.loads(pickle.dumps(error))

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvdrecover.checkpoint.storage.mounted import kind_of
 from hvdrecover.host_memory import available
 
 SLOTS = 3  # commits of which a near root has memory, at most
@@ -33,7 +34,7 @@ def look(folder: Path) -> Room:
         OSError: the folder, or ``/proc``, can't be read.
     """
     status = os.statvfs(folder)
-    in_memory = "tmpfs" in _kind(folder)
+    in_memory = "tmpfs" in kind_of(folder)
     left = available().nbytes if in_memory else None
     return Room(status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize, left)
 
@@ -68,17 +69,6 @@ def largest(room: Room, held: int = 0) -> int:
     if room.memory is not None:
         need = min(room.free - room.total // 4, room.memory * 3 // 4)
     return max(0, need + held) // SLOTS
-
-
-def _kind(folder: Path) -> str:
-    """Return the type of the file system that a folder lies in."""
-    device = folder.stat().st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        fields, _, rest = line.partition(" - ")
-        if fields.split()[2] == number:
-            return rest.split()[0]
-    return ""
 
 
 def _size(nbytes: float) -> str:

@@ -43,6 +43,13 @@ class Storage(Protocol):
 
     url: str
 
+    def check(self) -> None:
+        """Make sure that the storage can give what a root needs, as far as that is known without writing.
+
+        Raises:
+            ConfigError: it can't.
+        """
+
     def names(self, folder: str = "") -> list[str]:
         """Names directly below a folder, sorted; empty if there is no such folder."""
 

@@ -13,6 +13,7 @@ from hvdrecover.checkpoint.digest import Digest
 from hvdrecover.checkpoint.storage.failures import failures
 from hvdrecover.checkpoint.storage.interface import ReadBytes, Temporary
 from hvdrecover.checkpoint.storage.pieces import transferred
+from hvdrecover.errors import ConfigError
 
 PIECE = 1 << 24  # bytes
 AT_ONCE = 8  # pieces that are under way; one connection to an object store is too slow for a fast link
@@ -32,10 +33,14 @@ class RemoteStorage:
         self._fs = filesystem
         self._piece = piece
         self._root = root
+        self._refuses = False  # to create what exists
         self.url = url
 
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
+
+    def check(self) -> None:
+        """Do nothing: `create` finds out, as this takes a file."""
 
     def names(self, folder: str = "") -> list[str]:
         """Names directly below a folder, sorted; empty if there is no such folder."""
@@ -94,7 +99,24 @@ class RemoteStorage:
                 if self._size(path) is None:
                     raise
                 return bool(self._fs.cat_file(self._path(path)) == data)
+            self._check_refuses(path, data)
             return True
+
+    def _check_refuses(self, path: str, data: bytes) -> None:
+        """Make sure, once, that a file that is there is not created again, as some stores do."""
+        if self._refuses:
+            return
+        try:
+            self._fs.pipe_file(self._path(path), data, mode="create")
+        except OSError:
+            self._refuses = True
+            return
+        self._fs.rm_file(self._path(path))
+        raise ConfigError(
+            self.url,
+            "this storage creates a file that exists (it ignores If-None-Match, or knows no such condition), "
+            "so two jobs could write to one root. Name a root on a storage with conditional writes.",
+        )
 
     def remove(self, path: str) -> None:
         """Delete a file, if it exists."""

@@ -56,8 +56,20 @@ class S3Storage(RemoteStorage):
         with failures(self.url, folder, "delete the folder"):
             self._fs.invalidate_cache()
             # One by one, because s3fs keeps to itself which files of many could not be deleted.
-            for path in self._fs.find(self._path(folder)):
+            paths = self._fs.find(self._path(folder))
+            for path in paths:
                 self._fs.rm_file(path)
+            self._delete_folders(paths, self._path(folder))
+
+    def _delete_folders(self, paths: list[str], top: str) -> None:
+        """Delete the folders themselves, which SeaweedFS has and shows; on S3 that does nothing."""
+        folders = {top}
+        for path in paths:
+            while len(path := path.rpartition("/")[0]) > len(top):
+                folders.add(path)
+        for folder in sorted(folders, key=len, reverse=True):
+            bucket, key, _ = self._fs.split_path(folder)
+            self._fs.call_s3("delete_object", Bucket=bucket, Key=f"{key}/")
 
     def temporaries(self) -> list[Temporary]:
         """The unfinished uploads: their parts can't be seen, but are paid for."""

@@ -41,6 +41,9 @@ class SftpStorage:
         self._root = root
         self.url = url
 
+    def check(self) -> None:
+        """Do nothing: a server's answers are never remembered, and its rename does not replace."""
+
     def names(self, folder: str = "") -> list[str]:
         """Names directly below a folder, sorted; empty if there is no such folder."""
         with self._session(folder, "list the folder") as session:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from hvdrecover.checkpoint.storage.descriptors import opened
 from hvdrecover.checkpoint.storage.interface import TEMPORARY
+from hvdrecover.checkpoint.storage.mounted import kind_of
 
 _OF_ONE_HOST = {"ext4", "xfs"}
 
@@ -94,14 +95,4 @@ def _is_nobody_elses(path: Path) -> bool:
 
 def _is_of_this_host(folder: Path) -> bool:
     """Return whether a folder's file system is one that no other host can have mounted."""
-    device = folder.stat().st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return False
-    for mount in mounts:  # see proc_pid_mountinfo(5)
-        fields, _, kind = mount.partition(" - ")
-        if fields.split()[2] == number:
-            return kind.split()[0] in _OF_ONE_HOST
-    return False
+    return kind_of(folder) in _OF_ONE_HOST

@@ -214,11 +214,13 @@ def _miscounted(clean: Testimony, drilled: Testimony) -> Iterator[tuple[str, Cou
     """Epochs with samples that were lost or repeated, and these."""
     expected, found = _samples(clean), _samples(drilled)
     whole = drilled.newest >= clean.newest  # else it was ended earlier, in the middle of its last epoch
+    ahead = drilled.newest > clean.newest  # it was ended later, with more of the epoch in which the other was
     last = max((epoch for _, epoch in found), default=0)
+    ended = max((epoch for _, epoch in expected), default=0)
     for (name, epoch), count in sorted(expected.items()):
         mine = found.get((name, epoch), Counter())
         lost = count - mine if whole or epoch < last else Counter[int]()
-        repeated = mine - count
+        repeated = mine - (count | Counter(dict.fromkeys(mine, 1)) if ahead and epoch == ended else count)
         if lost or repeated:
             yield f"epoch {epoch} of state.{name}", lost, repeated
 

@@ -92,7 +92,7 @@ class HostPoweredOff(_OfHosts):
     """All that runs on a host ends at once, without a word to the others; as `HostCutOff`."""
 
     name: ClassVar[str] = "host-powered-off"
-    summary: ClassVar[str] = "a host loses its power"
+    summary: ClassVar[str] = "a host is powered off"
 
     def _break(self, host: Switchable) -> None:
         host.power_off()

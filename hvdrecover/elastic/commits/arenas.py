@@ -20,6 +20,7 @@ class Arenas:
     nothing is in flight, one state's size is used, and never more than two.
 
     The process that keeps its host's near tier has commits in that memory instead, whenever there is some.
+    Another one may have borrowed a commit from there; its next one goes to memory of its own.
 
     Attributes:
         near: the near tier, if this process keeps it.
@@ -44,7 +45,7 @@ class Arenas:
 
     def _acquire_private(self, pinned: weakref.WeakSet[Arena]) -> Mapping[str, Arena]:
         newest = self._newest
-        if self._is_near(newest):
+        if self._is_near(newest) or any(arena.borrowed for arena in newest.values()):
             self._newest = {}
             return {}
         if pinned.isdisjoint(newest.values()):

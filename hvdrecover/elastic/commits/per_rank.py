@@ -42,6 +42,12 @@ class PerRank:
 
     Raises:
         ConfigError: all ranks have the value in common, as they have an elastic sampler.
+
+    Examples:
+        >>> losses = recover.PerRank(0.0, on_resize=lambda states, rank, size: sum(states) / size)
+        >>> losses.value += 0.5  # as state.losses.value, once it is an attribute of a state
+        >>> losses.value
+        0.5
     """
 
     def __init__(self, value: Any, on_resize: OnResize | None = None) -> None:

@@ -49,6 +49,10 @@ class Guard:
 
     Raises:
         ConfigError: a value that can't be.
+
+    Examples:
+        >>> data = recover.fingerprint(list(range(1000)))
+        >>> guard = recover.Guard(numerics="skip", data=data)  # for the state: TorchState(guard=guard)
     """
 
     parameters_every_commits: int | None = 10

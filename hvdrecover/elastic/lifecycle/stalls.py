@@ -43,6 +43,10 @@ def paused() -> Iterator[None]:
 
     All ranks must enter it, also those that have nothing to do in it: they wait for the others afterwards,
     which nobody holds against them until there is progress again.
+
+    Examples:
+        >>> with recover.paused():
+        ...     evaluated = sum(range(1000))  # something long
     """
     with heartbeat.paused():
         if _world is not None:

@@ -36,6 +36,17 @@ class Tracker:
 
     All but `check` is called by one process at a time, rank 0's, on a thread beside training. An exception is
     a warning; training continues without the tracker.
+
+    Examples:
+        >>> class Lines(recover.Tracker):
+        ...     def open(self, run):
+        ...         self._file = open(f"{run}.txt", "a")
+        ...         return 0  # with each start, all steps are logged again
+        ...     def log(self, rows):
+        ...         for row in rows:
+        ...             print(row.step, row.values, file=self._file)
+        ...     def close(self, *, finished):
+        ...         self._file.close()
     """
 
     def check(self) -> None:
@@ -72,6 +83,9 @@ class WandB(Tracker):
 
     Args:
         options: of ``wandb.init``, such as ``project`` and ``config``, or the ``id`` of a run of yours.
+
+    Examples:
+        >>> tracker = recover.WandB(project="digits", config={"lr": 0.1})  # for the state: tracker=tracker
     """
 
     def __init__(self, **options: Any) -> None:
@@ -110,6 +124,9 @@ class MLflow(Tracker):
         run_name: the run's name.
         params: parameters of a new run.
         tracking_uri: the server or store; None takes ``MLFLOW_TRACKING_URI``.
+
+    Examples:
+        >>> tracker = recover.MLflow("digits", params={"lr": 0.1})  # for the state: tracker=tracker
     """
 
     _RUN, _STEP = "hvdrecover.run", "hvdrecover.step"  # tags: MLflow itself chooses the ids of runs

@@ -290,6 +290,11 @@ def virtual_size() -> int:
 
     Raises:
         StepError: no state with virtual ranks has been made yet.
+
+    Examples:
+        >>> state = recover.TorchState(epoch=0, virtual_ranks=4)
+        >>> recover.virtual_size()
+        4
     """
     return _of_latest_state().size
 
@@ -299,6 +304,11 @@ def virtual_rank() -> int:
 
     Raises:
         StepError: none is, as outside of a step's inner loop; or there is no state with virtual ranks.
+
+    Examples:
+        >>> for step in state.steps(loader):  # doctest: +SKIP
+        ...     for images, labels in step:
+        ...         print(recover.virtual_rank())  # 0, 1, … of recover.virtual_size()
     """
     return _of_latest_state().rank()
 

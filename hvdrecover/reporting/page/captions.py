@@ -12,7 +12,8 @@ _NAMED_FAULTS = 10  # in a description
 
 def title(timeline: Timeline) -> str:
     """Return what is drawn."""
-    return f"Time line of {_count(len(timeline.lanes), 'rank')} over {words.duration(timeline.length)}"
+    since = f", from {words.duration(timeline.begin)} on" if timeline.begin else ""
+    return f"Time line of {_count(len(timeline.lanes), 'rank')} over {words.duration(timeline.length)}{since}"
 
 
 def description(timeline: Timeline) -> str:
@@ -66,7 +67,10 @@ def faults(timeline: Timeline, together: Sequence[Strike]) -> str:
     for fault in together:
         who = {None: "the whole job", -1: "a process without a rank"}.get(fault.rank, f"rank {fault.rank}")
         when = _clock(timeline, fault.time)
-        text = f"fault {fault.number}: {fault.kind} of {who} on {fault.host}, {when}"
+        where = f" on {fault.host}" if fault.host else ""
+        text = f"fault {fault.number}: {fault.kind} of {who}{where}, {when}"
+        if fault.noticed is not None and fault.noticed - fault.time >= 1.0:
+            text += f", noticed {_clock(timeline, fault.noticed)}"
         texts.append(f"{text}: {fault.detail}" if fault.detail else text)
     return "; ".join(texts)
 

@@ -104,7 +104,20 @@ class Table:
     cards: bool = False
 
 
-Block = Paragraphs | Items | Facts | Table | Timeline
+@dataclass(frozen=True)
+class Badges:
+    """Badges in columns, for many at a glance.
+
+    Attributes:
+        caption: what they show, for those who can't see their colours.
+        badges: in order, down the first column.
+    """
+
+    caption: str
+    badges: Sequence[Badge]
+
+
+Block = Badges | Paragraphs | Items | Facts | Table | Timeline
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def draw(timeline: Timeline) -> Drawing:
     lanes = _chosen(timeline)
     labels, label_rows, right = _fault_labels(timeline)
     rows = _Rows.of(list(lanes), label_rows, bool(timeline.commits))
-    ticks = axis.ticks(timeline.length, 7)
+    ticks = axis.ticks(timeline.length, 7, timeline.begin)
     shapes: list[Shape] = [
         Line("grid", _percent(timeline, time), rows.top - 2, rows.foot) for time, _ in ticks
     ]
@@ -89,7 +89,8 @@ class _Rows:
 
 
 def _percent(timeline: Timeline, seconds: float) -> float:
-    return 100 * min(max(seconds / timeline.length, 0.0), 1.0) if timeline.length > 0 else 0.0
+    along = seconds - timeline.begin
+    return 100 * min(max(along / timeline.length, 0.0), 1.0) if timeline.length > 0 else 0.0
 
 
 def _chosen(timeline: Timeline) -> dict[int, Sequence[Stretch]]:

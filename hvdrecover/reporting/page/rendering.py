@@ -8,6 +8,7 @@ import jinja2
 
 from hvdrecover.reporting import words
 from hvdrecover.reporting.page import content, drawing, shapes
+from hvdrecover.reporting.page.rows import rows
 from hvdrecover.version import __version__
 
 
@@ -27,6 +28,6 @@ def render(page: content.Page) -> str:
         lstrip_blocks=True,
     )
     environment.filters["kind"] = lambda block: type(block).__name__
-    environment.filters["drawn"] = drawing.draw
+    environment.filters["drawn"] = lambda timeline: [drawing.draw(row) for row in rows(timeline)]
     template = environment.get_template("page.html")
     return template.render(page=page, legend=shapes.LEGEND, narrowest=drawing.NARROWEST, version=__version__)

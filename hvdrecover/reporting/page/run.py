@@ -70,7 +70,7 @@ def figures(report: Report) -> list[Figure]:
         Figure("goodput", goodput, "of the time in committed steps"),
         Figure("faults", str(overall.count), f"{overall.recovered} recovered from" if overall.count else ""),
     ]
-    if overall.recovered:
+    if overall.median is not None:
         worst = f"median; worst {words.duration(overall.worst)}" if overall.recovered > 1 else ""
         found.append(Figure("time to recover", words.duration(overall.median), worst))
     repeated = f"and {report.commits_repeated} commits" if report.commits_repeated else ""
@@ -88,7 +88,7 @@ def recoveries(report: Report) -> Table:
                 kind,
                 str(each.count),
                 str(each.recovered),
-                words.duration(each.median),
+                words.median(each),
                 words.duration(each.worst),
             )
             for kind, each in tallies.items()
@@ -132,7 +132,7 @@ def _row(number: int, fault: Fault) -> list[str | Badge]:
         fault.kind,
         fault.host,
         words.rank(fault.rank),
-        words.duration(recovery.seconds) if recovery else Badge("not yet", "bad"),
+        words.to_recover(fault) if recovery or fault.went_on else Badge(words.to_recover(fault), "bad"),
         *(f"{spent[phase]:.2f}" if phase in spent else "" for phase in PHASES),
         fault.detail,
     ]

@@ -21,10 +21,19 @@ __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "callbacks", "
 __getattr__, __dir__ = _standing_in(_hvd, globals())
 
 DistributedOptimizer = taking_what(_hvd.DistributedOptimizer, distribute)
-"""See `hvdrecover.tensorflow.optimizer.distribute`; it takes what Horovod's takes."""
+"""See `hvdrecover.tensorflow.optimizer.distribute`; it takes what Horovod's takes.
+
+Examples:
+    >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+"""
 
 PartialDistributedOptimizer = taking_what(_horovod_keras.PartialDistributedOptimizer, distribute)
-"""`DistributedOptimizer`, but that the gradients of ``local_layers`` are left to each rank."""
+"""`DistributedOptimizer`, but that the gradients of ``local_layers`` are left to each rank.
+
+Examples:
+    >>> head = keras.layers.Dense(2)
+    >>> optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=[head])
+"""
 
 
 def load_model(
@@ -45,6 +54,9 @@ def load_model(
 
     Raises:
         ConfigError: ``legacy_opts`` is asked for.
+
+    Examples:
+        >>> model = hvd.load_model("best.keras")  # doctest: +SKIP
     """
     if legacy_opts:
         raise ConfigError("legacy_opts", "Keras 3 has no legacy optimizers; leave it out")

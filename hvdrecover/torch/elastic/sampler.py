@@ -36,6 +36,12 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     Raises:
         ConfigError: the data set has no length, or an unknown ``tail``.
+
+    Examples:
+        >>> sampler = recover.ElasticSampler(range(10), shuffle=False)
+        >>> sampler.record_batch(0, 4)  # of one rank here
+        >>> list(sampler)
+        [4, 5, 6, 7, 8, 9]
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0, tail: Tail = "pad") -> None:

@@ -54,7 +54,7 @@ class Wrapped:
         self.plan: list[Exception | None] = []
         self.kill_at: int | None = None
         self.after = False
-        self.names, self.size = inner.names, inner.size
+        self.check, self.names, self.size = inner.check, inner.names, inner.size
         self.read, self.read_into = inner.read, inner.read_into
         self.temporaries = inner.temporaries
 

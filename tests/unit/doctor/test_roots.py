@@ -86,7 +86,7 @@ def test_a_storage_that_tells_everybody_to_be_first(tmp_path: Path, monkeypatch:
     found = probe.try_creating()
     assert (found["winners"], found["kept"]) == (4, False)
     probe.close()
-    assert roots.judge_creating(found).outcome == "warning"
+    assert roots.judge_creating(found).outcome == "failure"
 
 
 def test_a_storage_that_refuses_to_create(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,9 +128,9 @@ def test_other_bytes_than_were_written_are_a_failure() -> None:
     ("winners", "whole", "kept", "outcome"),
     [
         (1, True, True, "ok"),
-        (2, True, True, "warning"),
-        (1, False, True, "warning"),
-        (1, True, False, "warning"),
+        (2, True, True, "failure"),
+        (1, False, True, "failure"),
+        (1, True, False, "failure"),
     ],
 )
 def test_creating_is_for_one_only(winners: int, whole: bool, kept: bool, outcome: str) -> None:

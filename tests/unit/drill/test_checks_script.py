@@ -116,6 +116,13 @@ def test_the_epoch_in_which_a_run_was_ended_lacks_nothing() -> None:
     assert script.samples(clean().told, disturbed().told) == []
 
 
+def test_a_run_that_was_ended_later_has_more_of_its_last_epoch_and_nothing_twice() -> None:
+    more = finish(disturbed()).step(samples=(24, 25), at=24).commit()
+    assert script.samples(clean().told, more.told) == []
+    (found,) = script.samples(clean().told, more.step(samples=(4, 26), at=26).commit().told)
+    assert "0 samples were lost (none), and 1 were trained on once more (4)" in found.message
+
+
 def test_weights_that_differ_are_told_with_the_last_commit_that_was_right() -> None:
     mine = disturbed().step().step().commit("other", {"lr": 0.1}).told
     expected = clean().told

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdrecover.drill import history
-from hvdrecover.drill.advice import Measured, Phases
+from hvdrecover.drill.advice import Measured, Phases, Rates
 from hvdrecover.drill.forecast import forecast
 from hvdrecover.drill.measured import longest_stall, measure
 from hvdrecover.reporting import reading
@@ -88,20 +88,26 @@ def test_what_was_measured_is_put_together(tmp_path: Path) -> None:
     assert longest_stall([clean]) == pytest.approx(0.3)
 
 
-def test_a_forecast_is_worse_for_more_workers() -> None:
-    phases = Phases(0.1, 0.1, 0.1, 0.1, 0.1, 0.1)
-    found = forecast(Measured(stall=0.05, interval=60.0, in_memory=(phases,)), 30 * DAY)
-    assert [each.goodput for each in found] == sorted((each.goodput for each in found), reverse=True)
-    assert 0.0 < found[-1].goodput < found[0].goodput < 1.0
+RECOVERIES = (Phases(*[0.1] * 6), Phases(*[0.2] * 6), Phases(*[0.3] * 6))
+
+
+def test_a_forecast_begins_with_its_assumption_and_is_worse_the_more_failures() -> None:
+    measured = Measured(stall=0.05, interval=60.0, in_memory=RECOVERIES[:2], from_durable=RECOVERIES[2:])
+    found = forecast(measured, Rates(workers=30, mtbf_worker=90 * DAY), others=(7 * DAY, DAY, 60.0))
+    assert found is not None
+    assert (found.recoveries, found.recovery) == (3, pytest.approx(1.2))
+    assert list(found.goodput) == [3 * DAY, DAY, 60.0]  # more rarely than assumed is not of interest
+    shares = list(found.goodput.values())
+    assert shares == sorted(shares, reverse=True) and 0.0 < shares[-1] < shares[0] < 1.0
 
 
 @pytest.mark.parametrize(
     "lacking",
     [
         Measured(),
-        Measured(stall=0.1, interval=1.0),
-        Measured(stall=2.0, interval=1.0, in_memory=(Phases(*[1.0] * 6),)),
+        Measured(stall=0.1, interval=1.0, in_memory=RECOVERIES[:2]),
+        Measured(stall=2.0, interval=1.0, in_memory=RECOVERIES),
     ],
 )
 def test_without_numbers_there_is_no_forecast(lacking: Measured) -> None:
-    assert forecast(lacking, DAY) == []
+    assert forecast(lacking, Rates(workers=2)) is None

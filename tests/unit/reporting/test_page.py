@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hvdrecover import cli
 from hvdrecover.reporting import page, reading, summary, timeline, words
 from hvdrecover.reporting.page import axis, content, drawing, run
+from hvdrecover.reporting.page.rows import rows
 from hvdrecover.reporting.page.shapes import Bar, Line, Mark
 from hvdrecover.reporting.timeline import Commit, Start, Stretch, Strike, Timeline
 from tests.unit.reporting.runs import example
@@ -306,3 +307,35 @@ def test_without_its_package_there_is_an_error_that_names_the_extra(tmp_path):
 )
 def test_what_would_be_obeyed_is_shown(text, shown):
     assert words.printable(text) == shown
+
+
+# -- rows of a time line --------------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(0, 1000), max_size=120).map(sorted), st.integers(1, 40), st.floats(1, 5000))
+def test_a_time_line_in_rows_has_all_that_it_has_whole(times, ranks, length):
+    times = [min(time, length) for time in times]
+    lanes = {rank: [Stretch("training", 0, length, "node-1", 1, 0)] for rank in range(ranks)}
+    faults = [fault(number, time) for number, time in enumerate(times, 1)]
+    commits = [Commit(time, 1, number, True) for number, time in enumerate(times)]
+    parts = rows(made_up(length, lanes, faults, commits, [Start(0, 1)]))
+    assert [each for part in parts for each in part.faults] == faults
+    assert [each for part in parts for each in part.commits] == commits
+    assert sum(len(part.starts) for part in parts) == 1
+    for rank in lanes:
+        lane = [stretch for part in parts for stretch in part.lanes[rank]]
+        assert (lane[0].begin, lane[-1].end) == (0, length)
+        assert all(before.end == after.begin for before, after in itertools.pairwise(lane))
+    assert len(parts) == 1 or len(parts) * ranks <= 48
+    assert len({part.length for part in parts}) == 1  # one scale
+
+
+def test_forty_faults_are_in_rows_with_round_times_and_each_has_its_name():
+    faults = [fault(number, 25 * number) for number in range(1, 41)]
+    parts = rows(made_up(1010.0, faults=faults))
+    assert [part.begin for part in parts] == [0, 150, 300, 450, 600, 750, 900]
+    drawn = [drawing.draw(part) for part in parts]
+    times = [label.text for label in drawn[1].labels if not label.fault]
+    assert times == ["2 min 30 s", "3 min", "3 min 30 s", "4 min", "4 min 30 s", "5 min"]
+    assert sum(label.fault for row in drawn for label in row.labels) == 40
+    assert rendered(made_up(1010.0, faults=faults)).count("figure") == 1

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from hvdrecover.reporting import reading, summary
+from hvdrecover.reporting import reading, summary, words
 from hvdrecover.reporting.summary import PHASES, Tally
 from tests.unit.reporting.runs import BEGIN, REPLACED, TWO, Run, example
 
@@ -104,6 +104,14 @@ def test_what_is_not_recovered_from_says_so(run):
     assert recoveries(report) == [None]
     assert report.kinds == {"crash": Tally(1, 0, None, None)}
     assert (report.ending.outcome, report.end) == ("open", BEGIN + 42)
+
+
+def test_where_all_trained_on_there_was_nothing_to_recover_from(run):
+    run.fault(15, "lost_host", "node-3", rank=-1)  # a spare one, before two more commits
+    report = report_of(run)
+    assert report.faults[0].went_on and report.faults[0].recovery is None
+    assert report.kinds == {"lost_host": Tally(1, 1, None, None)}
+    assert words.to_recover(report.faults[0]) == words.median(report.overall) == "training went on"
 
 
 def test_a_fault_before_the_ranks_first_met(tmp_path):

@@ -1,0 +1,60 @@
+"""The script and the commands of docs/torch.md run as they stand there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+from hvdrecover.examples.digits_run import PATIENCE, ROOT_MAY_USE_MPI
+from hvdrecover.launch.job import Job
+from tests.integration.conftest import WHOLE
+
+PAGE = (Path(__file__).parents[2] / "docs" / "torch.md").read_text()
+SUPERVISED, *COMMANDS = re.findall(r"^\$ (.*train\.py)$", PAGE, re.MULTILINE)
+
+
+def test_it_shows_each_way_to_start() -> None:
+    starts = [command.split()[0] for command in COMMANDS]
+    assert starts == ["python", "horovodrun", "horovodrun", "mpirun", "horovodrun"]
+    assert SUPERVISED.startswith("hvdrecover run ")
+
+
+def test_its_script_resumes_through_all_its_commands(tmp_path: Path) -> None:
+    """Each command is killed by a script error at a later commit, and the next one resumes from there."""
+    (script,) = re.findall(r"```python\n(import horovod\.torch.*?)```", PAGE, re.DOTALL)
+    marker = "            state.commit()"
+    assert marker in script
+    stop = """
+            if state.last_commit.commit >= int(os.environ["STOP_AT"]):
+                state.flush()
+                hvd.barrier()  # a launcher ends the other workers as soon as one has failed
+                raise SystemExit(3)"""
+    (tmp_path / "train.py").write_text("import os\n" + script.replace(marker, marker + stop, 1))
+    (tmp_path / "hosts").write_text("localhost:1\n127.0.0.1:1\n")
+    for number, command in enumerate(COMMANDS, start=1):
+        run(command, tmp_path, stop_at=10 * number)
+        resumed = re.findall(r"resumed from commit (\d+)", (tmp_path / "log").read_text())
+        assert [int(commit) for commit in resumed] == [10 * earlier for earlier in range(1, number)]
+    assert run(SUPERVISED, tmp_path, stop_at=10**9) == 0
+    assert "finished at commit" in (tmp_path / "log").read_text()
+    (look,) = re.findall(r"^\$ (hvdrecover ls .*)$", PAGE, re.MULTILINE)
+    assert run(look, tmp_path, stop_at=0) == 0
+    assert "finished" in (tmp_path / "log").read_text().splitlines()[-3]
+
+
+def run(command: str, folder: Path, stop_at: int) -> int:
+    settings = {
+        "STOP_AT": str(stop_at),
+        "PATH": os.pathsep.join([os.fspath(Path(sys.executable).parent), os.environ["PATH"]]),
+        **ROOT_MAY_USE_MPI,
+        **WHOLE,
+    }
+    # sh finds the programs on the path that is set here, as the reader's shell would.
+    job = Job(["sh", "-c", f"cd {shlex.quote(str(folder))} && {command}"], folder / "log", settings)
+    try:
+        return job.wait(PATIENCE)
+    finally:
+        job.kill()
