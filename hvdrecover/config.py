@@ -302,10 +302,10 @@ def alone() -> Iterator[None]:
 
 def bypass_proxy() -> None:
     """Reach the job's rendezvous server directly, though ``http_proxy`` is set: Horovod asks it by urllib."""
-    from urllib.request import getproxies_environment, proxy_bypass_environment
+    from urllib.request import getproxies_environment, proxy_bypass
 
     address = os.environ.get(_GLOO_LAUNCHED)
-    if address and "http" in getproxies_environment() and not proxy_bypass_environment(address):
+    if address and "http" in getproxies_environment() and not proxy_bypass(address):
         listed = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
         exempt = ",".join(filter(None, (listed, address)))
         os.environ.update(no_proxy=exempt, NO_PROXY=exempt)

@@ -4,7 +4,7 @@ import re
 import signal
 import socket
 from pathlib import Path
-from urllib.request import proxy_bypass_environment
+from urllib.request import proxy_bypass
 
 import pytest
 
@@ -235,7 +235,7 @@ def test_the_rendezvous_is_reached_without_the_proxy(monkeypatch, environ, exemp
         config.bypass_proxy()
         assert os.environ.get("no_proxy") == exempt
     if exempt:
-        assert proxy_bypass_environment("10.0.0.7")
+        assert proxy_bypass("10.0.0.7")
 
 
 def test_the_page_of_settings_names_all_of_them():
