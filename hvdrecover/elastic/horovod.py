@@ -175,6 +175,7 @@ def notifications(state: Any) -> Iterator[None]:
     """Have Horovod's driver tell a state when hosts come or go, by ``state.on_hosts_updated``."""
     from horovod.common.elastic import notification_manager
 
+    config.bypass_proxy()
     drawn = random.getstate()
     notification_manager.init()  # draws ports from the generator that the run's seed may come from
     random.setstate(drawn)
