@@ -14,8 +14,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import report
-from benchmarks.rows import Fact, Row, load
+from benchmarks import curves, report
+from benchmarks.rows import Curve, Fact, Found, Row, load
 from benchmarks.states import SHAPES, STATES
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.launch.job import Job
@@ -34,13 +34,13 @@ TOPICS = {
     "recovery": ("torch", "tensorflow"),
     "near": ("large",),
     "peers": ("torch",),
-    "scale": ("stubs",),
+    "scale": ("ranks", "guardians", "hosts", "sizes", "tensors", "limits", "jobs"),
     "stores": ("large",),
     "machine": ("large",),
 }
 _PATIENCE = 1200.0  # seconds for one topic
 _MARK = "HVDRECOVER_BENCHMARK"
-_PAGE = Path("docs/performance.md")
+_PAGE, _SCALE = Path("docs/performance.md"), Path("docs/scale.md")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,30 +58,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         shutil.rmtree(folder)
     rows = [each for each in found if isinstance(each, Row)]
-    facts = [each for each in found if isinstance(each, Fact)]
+    facts = [each for each in found if isinstance(each, Fact) and each.page == _PAGE.stem]
+    growing = [each for each in found if isinstance(each, Curve)]
     report.show(rows, facts, console)
     page = options.page or (_PAGE if options.size == "full" and not options.only else None)
-    if page is not None:
+    if page is not None and rows:
         from benchmarks import plot
 
         report.write(rows, facts, page)
         plot.draw(rows, page.with_name(report.PLOT))
         console.print(f"written to {page}")
+    if growing:
+        told = [each for each in found if isinstance(each, Fact) and each.page == _SCALE.stem]
+        _show_growth(growing, told, options, console)
     return 0
 
 
-def _measure(options: argparse.Namespace, folder: Path, console: Console) -> list[Row | Fact]:
+def _show_growth(
+    growing: Sequence[Curve], facts: Sequence[Fact], options: argparse.Namespace, console: Console
+) -> None:
+    """Print what grows with a number; at full size, or where a page was named, write its page as well."""
+    from benchmarks import plot
+
+    curves.show(growing, console)
+    for fact in facts:
+        console.print(f"{fact.what}: {fact.value}")
+    if options.page is None and options.size != "full":
+        return
+    page = _SCALE if options.page is None else options.page.with_name(_SCALE.name)
+    curves.write(growing, facts, page)
+    for chart, drawn in curves.charts(growing).items():
+        plot.grow(drawn, page.parent / curves.picture(chart))
+    console.print(f"written to {page}")
+
+
+def _measure(options: argparse.Namespace, folder: Path, console: Console) -> list[Found]:
     asked = [f"{topic}:{state}" for topic in options.only or TOPICS for state in TOPICS[topic]]
     # At full size, each where no other has left memory behind.
     groups = [[each] for each in asked] if options.size == "full" else [asked]
-    found: list[Row | Fact] = []
+    found: list[Found] = []
     for group in groups:
         with console.status(", ".join(group)):
             found += _in_a_process(group, options.size, folder)
     return found
 
 
-def _in_a_process(asked: Sequence[str], size: str, parent: Path) -> list[Row | Fact]:
+def _in_a_process(asked: Sequence[str], size: str, parent: Path) -> list[Found]:
     """Measure some topics in a process of their own."""
     folder = Path(tempfile.mkdtemp(dir=parent))
     result, log = parent / "result.json", parent / "log.txt"

@@ -1,4 +1,4 @@
-"""The picture of the rows that matter most: our seconds beside theirs."""
+"""Pictures: of the rows that matter most, our seconds beside theirs; and of what grows, its curves."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib
+import numpy as np
 
-from benchmarks.rows import Row
+from benchmarks import laws
+from benchmarks.rows import Curve, Row
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -20,27 +22,30 @@ _ROOM = 1.14  # of the longest bar, for the number behind it
 
 
 class _Panel(NamedTuple):
-    """One thing that is measured: its title, the beginning of `Row.what`, and of each `Row.peer` to show."""
+    """A comparison: its title, `Row.topic`, and how `Row.what` and each `Row.peer` to show begin."""
 
     title: str
+    topic: str
     what: str
-    peers: Sequence[str]
+    peers: Sequence[str] = ("",)
 
 
 _PANELS = (
-    _Panel(
-        "A worker is killed, until all step again",
-        "SIGKILL of a worker to the next step of all",
-        ("torchrun", "plain elastic horovodrun"),
-    ),
+    _Panel("SIGKILL of one worker, until all step again", "peers", "SIGKILL of one worker"),
+    _Panel("SIGKILL of all workers, until all step again", "peers", "SIGKILL of all"),
     _Panel(
         "How long a commit stalls training",
+        "stall",
         "stall of a commit that is due",
         ("Horovod's TorchState.save()", "DCP async_save"),
     ),
-    _Panel("Until a commit is durable", "time until durable", ("torch.save", "safetensors", "DCP save")),
-    _Panel("Until a commit is restored from disk", "restore, nothing cached", ("torch.load",)),
-    _Panel("Until a new worker has the state", "sync of a new worker", ("Horovod's TorchState.sync()",)),
+    _Panel(
+        "Until a commit is durable",
+        "durable",
+        "time until durable",
+        ("torch.save", "safetensors", "DCP save"),
+    ),
+    _Panel("Until a commit is restored from disk", "restore", "restore, nothing cached"),
 )
 
 
@@ -70,10 +75,35 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     plt.close(figure)
 
 
+def grow(curves: Sequence[Curve], path: Path) -> None:
+    """Draw curves of one chart, each with its law: values as dots, the law as a line.
+
+    Args:
+        curves: along the same number.
+        path: PNG file to write.
+    """
+    figure, axes = plt.subplots(figsize=(8, 4.5), dpi=110)
+    for curve in curves:
+        law = laws.of(curve)
+        numbers = np.geomspace(min(curve.points), max(curve.points), 50)
+        label = f"{curve.what}, {curve.unit}: {law.name}"
+        (line,) = axes.plot(numbers, [law.at(float(each)) for each in numbers], linewidth=1, label=label)
+        for number, values in curve.points.items():
+            axes.plot([number] * len(values), values, "o", markersize=3, color=line.get_color(), alpha=0.6)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel(f"{curves[0].along}; {curves[0].kind}", fontsize=8)
+    axes.legend(fontsize=7, frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
+
+
 def _chosen(panel: _Panel, rows: Sequence[Row]) -> list[Row]:
     """The rows of a panel; all are of the first state that was measured, which is the largest."""
-    found = [row for row in rows if row.what.startswith(panel.what) and row.theirs and row.unit in _SECONDS]
-    found = [row for row in found if row.state == found[0].state]
+    found = [row for row in rows if row.topic == panel.topic and row.what.startswith(panel.what)]
+    found = [row for row in found if row.theirs and row.unit in _SECONDS and row.state == found[0].state]
     return [row for peer in panel.peers for row in found if row.peer.startswith(peer)]
 
 

@@ -30,7 +30,13 @@ def show(rows: Sequence[Row], facts: Sequence[Fact], console: Console) -> None:
 
 
 def write(rows: Sequence[Row], facts: Sequence[Fact], page: Path) -> None:
-    """Put the table into a page, between its two markers.
+    """Put the table into a page; see `fill`."""
+    picture = f"![Five rows that matter, in seconds, ours beside theirs]({PLOT})"
+    fill(page, [*_markdown(rows), "", *listed(facts), "", picture])
+
+
+def fill(page: Path, lines: Sequence[str]) -> None:
+    """Put lines into a page, between its two markers.
 
     Raises:
         ValueError: the page lacks the markers.
@@ -39,9 +45,7 @@ def write(rows: Sequence[Row], facts: Sequence[Fact], page: Path) -> None:
     section = re.compile(f"{re.escape(_START)}.*{re.escape(_END)}", re.DOTALL)
     if not section.search(text):
         raise ValueError(f"{page} lacks the lines '{_START}' and '{_END}'; put them where the table belongs")
-    picture = f"![Five rows that matter, in seconds, ours beside theirs]({PLOT})"
-    body = [*_markdown(rows), "", *_listed(facts), "", picture]
-    content = "\n".join([_START, "", *body, "", _END])
+    content = "\n".join([_START, "", *lines, "", _END])
     page.write_text(section.sub(lambda _: content, text))
 
 
@@ -76,9 +80,15 @@ def _spread(values: Sequence[float], unit: str) -> str:
 
 
 def _markdown(rows: Sequence[Row]) -> list[str]:
-    lines = [_HEADINGS, ["---"] * len(_HEADINGS), *map(_cells, rows)]
+    return markdown([_HEADINGS, *map(_cells, rows)])
+
+
+def markdown(lines: Sequence[Sequence[str]]) -> list[str]:
+    """A table, the first of whose lines are its headings."""
+    lines = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
-def _listed(facts: Sequence[Fact]) -> list[str]:
+def listed(facts: Sequence[Fact]) -> list[str]:
+    """A list of facts."""
     return [f"- {fact.what}: {fact.value}" for fact in facts]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import operator
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+Kind = Literal["measured", "simulated"]
 Verdict = Literal["stretch met", "bar met", "missed", ""]
 
 
@@ -88,25 +89,59 @@ class Row:
 
 @dataclass(frozen=True)
 class Fact:
-    """Something about the machine that the rows depend on."""
+    """Something about the machine that the rows depend on, or that is no figure.
+
+    Attributes:
+        what: what it is.
+        value: how it is.
+        page: the page that tells it, among those of the documentation.
+    """
 
     what: str
     value: str
+    page: str = "performance"
 
 
-def dump(found: Sequence[Row | Fact], path: Path) -> None:
+@dataclass(frozen=True)
+class Curve:
+    """A figure that depends on a number.
+
+    Attributes:
+        chart: the picture that it is drawn in.
+        what: what the figure is.
+        unit: of the figure.
+        along: what the number counts, such as ``ranks``.
+        kind: whether all of it is real, or whether what is counted is simulated.
+        points: number to values.
+    """
+
+    chart: str
+    what: str
+    unit: str
+    along: str
+    kind: Kind
+    points: Mapping[float, Sequence[float]]
+
+
+Found = Row | Fact | Curve
+
+
+def dump(found: Sequence[Found], path: Path) -> None:
     """Write what a topic found."""
-    entries = [{"kind": type(each).__name__, **asdict(each)} for each in found]
+    entries = [{"kind of finding": type(each).__name__, **asdict(each)} for each in found]
     path.write_text(json.dumps(entries))
 
 
-def load(path: Path) -> list[Row | Fact]:
+def load(path: Path) -> list[Found]:
     """Read what a topic found."""
-    found: list[Row | Fact] = []
-    for entry in json.loads(path.read_text()):
-        if entry.pop("kind") == "Fact":
-            found.append(Fact(**entry))
-        else:
-            goal = entry.pop("goal")
-            found.append(Row(**entry, goal=Goal(**goal) if goal else None))
-    return found
+    return [_found(entry.pop("kind of finding"), entry) for entry in json.loads(path.read_text())]
+
+
+def _found(kind: str, entry: dict[str, Any]) -> Found:
+    if kind == "Fact":
+        return Fact(**entry)
+    if kind == "Curve":
+        points = {float(number): values for number, values in entry.pop("points").items()}
+        return Curve(**entry, points=points)
+    goal = entry.pop("goal")
+    return Row(**entry, goal=Goal(**goal) if goal else None)

@@ -300,6 +300,17 @@ def alone() -> Iterator[None]:
         os.environ.update(hidden)
 
 
+def bypass_proxy() -> None:
+    """Reach the job's rendezvous server directly, though ``http_proxy`` is set: Horovod asks it by urllib."""
+    from urllib.request import getproxies_environment, proxy_bypass
+
+    address = os.environ.get(_GLOO_LAUNCHED)
+    if address and "http" in getproxies_environment() and not proxy_bypass(address):
+        listed = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
+        exempt = ",".join(filter(None, (listed, address)))
+        os.environ.update(no_proxy=exempt, NO_PROXY=exempt)
+
+
 def keep_to_this_process(*descriptors: int) -> None:
     """Do not hand what a guardian gave to this process on to programs that it starts."""
     os.environ.pop("HVDRECOVER_SLOT", None)

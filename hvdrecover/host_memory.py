@@ -33,6 +33,17 @@ def available(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
     return Available(min([host, *left]), min([host, *left]) < host)
 
 
+def left(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Available | None:
+    """Return `available`, with swap where no cgroup limits; None if the system does not tell."""
+    try:
+        found = available(proc, cgroups)
+        words = (proc / "meminfo").read_text().split()
+        swap = 0 if found.limited else int(words[words.index("SwapFree:") + 1]) * 1024
+    except (OSError, ValueError):
+        return None
+    return Available(found.nbytes + swap, found.limited)
+
+
 def _room(folder: Path) -> int | None:
     """Return what a cgroup leaves; None if it has no limit."""
     for limit, used, unused in (

@@ -1,4 +1,4 @@
-"""The ways to start a job of two workers on this host that goes on when one of them is killed."""
+"""The ways to start a job on this host, of two workers unless said otherwise, that survives a lost one."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class Launcher:
         python: whether the interpreter is part of the training's command.
         standbys: how many processes stand by.
         settings: environment variables that it needs.
+        workers: how many it starts.
     """
 
     title: str
@@ -42,6 +43,7 @@ class Launcher:
     python: bool = True
     standbys: int = 0
     settings: Mapping[str, str] = field(default_factory=dict)
+    workers: int = WORKERS
 
 
 def _horovodrun(folder: Path, hosts: list[str], *options: str) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from benchmarks.jobs import steps
-from benchmarks.jobs.launchers import WORKERS, Launcher
+from benchmarks.jobs.launchers import Launcher
 from benchmarks.jobs.steps import Step
 from benchmarks.measure import cpu_time
 from hvdrecover.errors import HvdrecoverError
@@ -34,8 +34,8 @@ class Running:
 
     Args:
         launcher: what starts it.
-        framework: ``torch`` or ``tensorflow``; ``near``, for a training with a large state; or ``peers``,
-            for a small one that all peers can keep.
+        framework: ``torch`` or ``tensorflow``; ``near``, for a training with a large state; ``peers``, for a
+            small one that all peers can keep; or ``tiny``, for one of a few KB.
         folder: a new folder for all that it writes.
         durable: whether its commits are written.
     """
@@ -63,6 +63,13 @@ class Running:
         self._wait_for(self._has_settled, "training for a while")
         if self._launcher.standbys:
             self._wait_for(self._all_stand_by, "standbys")
+
+    def first_step(self) -> float:
+        """Seconds from the start until all ranks have done a step."""
+        began: dict[int, float] = {}
+        for step in self.steps():
+            began.setdefault(step.rank, step.time)
+        return max(began.values()) - self._started
 
     def strike(self, rank: int) -> tuple[float, float]:
         """SIGKILL a rank's process.
@@ -125,6 +132,7 @@ class Running:
         return self._job.processes()
 
     def _start(self) -> Job:
+        self._started = time.monotonic()
         module = f"benchmarks.jobs.{self._framework}_training"
         command = self._launcher.words(self._folder)
         command += [sys.executable, "-m", module] if self._launcher.python else [module]
@@ -142,15 +150,16 @@ class Running:
         return Job(command, self._folder / "log.txt", environ)
 
     def _time_to_recover(self, struck: float) -> float:
-        self._wait_for(lambda: steps.recovered(self.steps(), struck, WORKERS) is not None, "recovery")
-        recovered = steps.recovered(self.steps(), struck, WORKERS)
+        workers = self._launcher.workers
+        self._wait_for(lambda: steps.recovered(self.steps(), struck, workers) is not None, "recovery")
+        recovered = steps.recovered(self.steps(), struck, workers)
         assert recovered is not None
         return recovered - struck
 
     def _has_settled(self) -> bool:
         done = self.steps()
         newest = {step.rank: step for step in done}
-        if len(newest) < WORKERS:
+        if len(newest) < self._launcher.workers:
             return False
         began = [next(step.time for step in done if step.pid == last.pid) for last in newest.values()]
         return min(step.time for step in newest.values()) - max(began) > _SETTLED

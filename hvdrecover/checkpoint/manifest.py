@@ -138,7 +138,7 @@ def loads(data: bytes, url: str, expected: CommitId) -> Manifest:
 
 
 def _canonical(fields: dict[str, Any]) -> bytes:
-    return json.dumps(fields, separators=(",", ":")).encode()
+    return json.dumps(fields, separators=(",", ":"), default=dict).encode()
 
 
 def _build(fields: dict[str, Any]) -> Manifest:

@@ -19,7 +19,8 @@ class Snapshot:
     Attributes:
         id: which commit this is.
         arenas: a safetensors file for each attribute of the state that holds tensors, by attribute name.
-        state: all else, as plain JSON values; see `hvdrecover.elastic.state`.
+        state: all else, as plain JSON values, and mappings that are read when it is written; see
+            `hvdrecover.elastic.state`.
         world_size: number of ranks when the commit was made.
         versions: of the framework, Horovod and hvdrecover.
         finished: whether the training function had returned.

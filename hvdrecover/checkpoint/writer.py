@@ -123,6 +123,15 @@ class BackgroundWriter:
             ) from cause
         return True
 
+    def withdraw(self) -> None:
+        """Let go of a snapshot that waits for its next attempt; one that is being written stays in flight."""
+        with self._lock:
+            if self._snapshot is not None and not self._attempting:
+                self._release(self._snapshot)
+                self._snapshot = None
+                self._answered.set()
+                self._wake.set()
+
     def wait_for_cleanup(self, timeout: float) -> bool:
         """Wait, for so many seconds at most, until nothing is in flight and what is no longer kept is gone.
 
@@ -163,7 +172,7 @@ class BackgroundWriter:
 
     def _write_through(self) -> None:
         """Attempt to write until that has succeeded, or never will."""
-        while not self._stopped:
+        while not self._stopped and self._snapshot is not None:
             try:
                 retrying(self._store.clock, attempts=None, wake=self._wake)(self._attempt)
                 return
@@ -171,11 +180,12 @@ class BackgroundWriter:
                 continue  # at once, with short pauses again; or not, if stopped
             except HvdrecoverError:
                 break  # for good; noted as `progress.failure`
-        self._let_go()
+        if self._stopped or self.progress.failure is not None:  # else it was withdrawn; there may be another
+            self._let_go()
 
     def _attempt(self) -> None:
         with self._lock:
-            if self._stopped:
+            if self._stopped or self._snapshot is None:
                 raise WokenError
             self._attempting = True
             self._wake.clear()

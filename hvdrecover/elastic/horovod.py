@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdrecover import config
-from hvdrecover.elastic.interfaces import World
+from hvdrecover.elastic.interfaces import Buffer, World
 from hvdrecover.errors import ConfigError, RemovedError, RendezvousError
 
 Fault = Literal["peers", "hosts", "numbers"]
@@ -120,16 +120,13 @@ class Ranks:
         """Begin an `allgather`; this one does all of it when its outcome is waited for."""
         return lambda: self.allgather(values, name)
 
-    def gather(self, mine: bytes, name: str) -> list[bytes]:
-        """Everybody's bytes by rank, of any length each; in one collective."""
-        # In whole blocks: a tensor of another shape than the last one of its name has to be negotiated anew.
-        blocks = -(-(len(mine) + _WORD) // _BLOCK)
-        padded = len(mine).to_bytes(_WORD, "little") + mine.ljust(blocks * _BLOCK - _WORD, b"\0")
-        rest = memoryview(self.join(np.frombuffer(padded, dtype="<i8"), name).tobytes())
+    def gather(self, mine: bytes, name: str) -> Sequence[Buffer]:
+        """Everybody's bytes by rank, of any length each; in one collective. They are not copied."""
+        rest = self.join(np.frombuffer(framed(mine), dtype="<i8"), name).view(np.uint8).data
         found = []
         while rest:
             length = int.from_bytes(rest[:_WORD], "little")
-            found.append(bytes(rest[_WORD : _WORD + length]))
+            found.append(rest[_WORD : _WORD + length])
             rest = rest[-(-(length + _WORD) // _BLOCK) * _BLOCK :]
         return found
 
@@ -137,6 +134,15 @@ class Ranks:
         """Have collectives fail for which a rank is missing for so long; 0 lets them wait for ever."""
         if (function := _own(self._hvd, "horovod_set_stall_shutdown_seconds")) is not None:
             function(seconds)
+
+
+def framed(mine: bytes) -> bytes:
+    """Return bytes of any length in whole blocks, with the length before them.
+
+    A tensor of another shape than the last one of its name has to be negotiated anew.
+    """
+    blocks = -(-(len(mine) + _WORD) // _BLOCK)
+    return len(mine).to_bytes(_WORD, "little") + mine.ljust(blocks * _BLOCK - _WORD, b"\0")
 
 
 def rendezvous_alone(hvd: Any) -> None:
@@ -169,6 +175,7 @@ def notifications(state: Any) -> Iterator[None]:
     """Have Horovod's driver tell a state when hosts come or go, by ``state.on_hosts_updated``."""
     from horovod.common.elastic import notification_manager
 
+    config.bypass_proxy()
     drawn = random.getstate()
     notification_manager.init()  # draws ports from the generator that the run's seed may come from
     random.setstate(drawn)

@@ -27,6 +27,7 @@ Tensor = Any
 Component = Any
 Tree = Any
 """Nested containers of plain values and tensors, such as a ``state_dict()``."""
+Buffer = bytes | memoryview
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,7 @@ class World(Protocol):
         A rank that was lost is noticed by waiting only: what is done meanwhile is not in vain.
         """
 
-    def gather(self, mine: bytes, name: str) -> list[bytes]:
+    def gather(self, mine: bytes, name: str) -> Sequence[Buffer]:
         """Everybody's bytes by rank, of any length each; in one collective."""
 
     def broadcast(self, buffer: Bytes, root: int, name: str) -> None:

@@ -69,7 +69,7 @@ def version_of(distribution: str, search: Sequence[str] | None = None) -> str | 
     """Return the installed version of a distribution, or None; ``search`` replaces ``sys.path``."""
     where = list(sys.path if search is None else search)
     for found in Distribution.discover(name=distribution, path=where):
-        if found.metadata["Version"]:
+        if "Version" in found.metadata:
             return found.version
     return None
 

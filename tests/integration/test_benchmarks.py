@@ -124,6 +124,14 @@ def test_stalls_are_measured_and_nothing_is_left_behind(tmp_path: Path) -> None:
 def test_every_row_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> None:
     rows = measured(tmp_path, *(topic for topic in TOPICS if topic not in JOBS))
     check(rows, [goal for goals in GOALS.values() for goal in goals])
+    page = (tmp_path / "scale.md").read_text()
+    for title in ("## Measured", "## Simulated", "## Computed"):
+        assert title in page
+    for chart in re.findall(r"\((images/scale-.*)\)", page):
+        assert (tmp_path / chart).read_bytes().startswith(b"\x89PNG")
+    assert "with room for 0.5 states more: exit code 1: hvdrecover.errors.StateError" in page or (
+        "not measured: commits of 0.1 GB in a cgroup" in page
+    )
 
 
 @LONG
@@ -161,7 +169,9 @@ def near_roots(tmp_path: Path) -> list[str]:
 def measured(tmp_path: Path, *topics: str) -> list[list[str]]:
     """The rows of a run at small size."""
     page = tmp_path / "performance.md"
-    shutil.copy(ROOT / "docs" / "performance.md", page)
+    for name in ("performance.md", "scale.md"):
+        shutil.copy(ROOT / "docs" / name, tmp_path)
+    (tmp_path / "images").mkdir()
     command = [sys.executable, "-m", "benchmarks", "--size", "small", "--page", os.fspath(page)]
     folder = tmp_path / "disk"
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}

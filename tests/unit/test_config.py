@@ -4,6 +4,7 @@ import re
 import signal
 import socket
 from pathlib import Path
+from urllib.request import proxy_bypass
 
 import pytest
 
@@ -215,6 +216,26 @@ def test_a_child_that_horovodrun_started_keeps_the_launchers_choice(clean_enviro
 def test_a_child_that_nobody_launched_chooses_for_itself(clean_environment, monkeypatch):
     assert chosen_by_a_parent(monkeypatch) == "gloo"
     assert os.environ["HVDRECOVER_CONTROLLER_CHOSEN_BY"] == str(os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("environ", "exempt"),
+    [
+        ({}, None),
+        ({"http_proxy": "http://proxy:3128"}, "10.0.0.7"),
+        ({"HTTP_PROXY": "http://proxy:3128", "NO_PROXY": ".site"}, ".site,10.0.0.7"),
+        ({"http_proxy": "http://proxy:3128", "no_proxy": "a", "NO_PROXY": "b"}, "a,10.0.0.7"),
+        ({"http_proxy": "http://proxy:3128", "no_proxy": "*"}, "*"),
+        ({"https_proxy": "http://proxy:3128"}, None),
+    ],
+)
+def test_the_rendezvous_is_reached_without_the_proxy(monkeypatch, environ, exempt):
+    monkeypatch.setattr(os, "environ", {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.7", **environ})
+    for _ in range(2):
+        config.bypass_proxy()
+        assert os.environ.get("no_proxy") == exempt
+    if exempt:
+        assert proxy_bypass("10.0.0.7")
 
 
 def test_the_page_of_settings_names_all_of_them():

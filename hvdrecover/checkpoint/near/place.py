@@ -17,13 +17,13 @@ import json
 import os
 import shutil
 import stat
-import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from hvdrecover.checkpoint.digest import digest
+from hvdrecover.checkpoint.near.loans import is_locked
 from hvdrecover.checkpoint.storage import redact
 from hvdrecover.errors import StorageError
 
@@ -32,7 +32,6 @@ LIFETIME = 7 * 86400.0  # seconds without use after which another job may take t
 SLOT = ".hvdrecover-slot-"
 _OWNER = "root.json"
 _LOCK = "lock"
-_FLOCK = "hhqqi0q"  # struct flock of Linux, 64 bits
 _kept: set[Path] = set()  # by this process: a lock of its own would not keep it out
 
 
@@ -230,11 +229,9 @@ def _is_kept(path: Path) -> bool:
     with suppress(OSError):
         descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
         try:
-            # Asked, not tried: a job that begins at this moment would find the lock taken.
-            answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, 0, 0, 0, 0))
+            return is_locked(descriptor)
         finally:
             os.close(descriptor)
-        return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
     return False
 
 

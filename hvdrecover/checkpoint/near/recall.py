@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvdrecover.checkpoint import root
-from hvdrecover.checkpoint.arena import Arena, allocate
+from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import Manifest
 from hvdrecover.checkpoint.near import place
@@ -95,29 +95,27 @@ def by_copy(path: Path, usable: Usable, passed_over: PassedOver) -> Recalled | N
     return None
 
 
-def copied(path: Path, commit: CommitId) -> Files:
-    """Return a copy of what may be a commit, sealed or not, by its folder; of no file if there is none.
+def borrowed(path: Path, commit: CommitId) -> Files:
+    """Return what may be a commit, sealed or not, by its folder, without a copy; no file if there is none.
 
-    Nobody vouches for it: it may be overwritten at this moment, or be of another job.
+    Nobody vouches for it: it may be of another job, or have been overwritten meanwhile. If the digests are
+    right, it stays right for as long as the arenas exist.
 
     Args:
         path: a near root that another process may keep.
         commit: which one.
 
     Raises:
-        StorageError: a file can't be read.
-        OSError: a folder or a file can't be read, or there is no memory.
+        OSError: a folder or a file can't be read, or mapped.
         ValueError: a file is nonsense.
     """
-    storage = LocalStorage(path)
     folder = next((each for each in _folders(path) if of_folder(each) == commit), None)
-    arenas, digests = {}, {}
-    if folder is not None:
-        for name, each in Slot.found(folder).layouts.items():
-            arenas[name] = Arena(each, allocate(each.nbytes))
-            file = f"{folder.name}/{name}{TENSORS}"
-            digests[name] = storage.read_into(file, arenas[name].buffer).digest
-    return arenas, digests
+    if folder is None:
+        return {}, {}
+    slot = Slot.found(folder)
+    slot.borrow()
+    digests = slot.digests()
+    return slot.arenas, digests
 
 
 def _folders(path: Path) -> list[Path]:

@@ -24,6 +24,7 @@ from hvdrecover.checkpoint.arena import Arena, Bytes
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import Digest
 from hvdrecover.checkpoint.layout import Layout
+from hvdrecover.checkpoint.near import loans
 from hvdrecover.checkpoint.near.place import SLOT
 from hvdrecover.checkpoint.root import TENSORS
 from hvdrecover.checkpoint.storage.interface import TEMPORARY
@@ -95,8 +96,16 @@ class Slot:
         if not self.arenas:
             self.arenas = {name: _opened(self._file(name), each) for name, each in self.layouts.items()}
 
+    def borrow(self) -> None:
+        """Map its files to be read alone, in a process that does not keep the near root.
+
+        Raises:
+            OSError: a file can't be mapped, or is not whole.
+        """
+        self.arenas = {name: loans.borrowed(self._file(name), each) for name, each in self.layouts.items()}
+
     def digests(self) -> dict[str, str]:
-        """Map it, and return the digests of its files by attribute name.
+        """Map it, unless it is mapped, and return the digests of its files by attribute name.
 
         Raises:
             OSError: a file can't be mapped.
@@ -134,6 +143,10 @@ class Slot:
     def fits(self, wanted: Mapping[str, Layout]) -> bool:
         """Return whether a commit of these layouts fits it exactly."""
         return self.layouts == wanted
+
+    def is_lent(self) -> bool:
+        """Return whether another process reads it, so that it must not be overwritten; see `borrow`."""
+        return any(loans.is_lent(self._file(name)) for name in self.layouts)
 
     def label(self, commit: CommitId) -> None:
         """Note that a whole commit was copied, which may be of use even if it is never sealed."""

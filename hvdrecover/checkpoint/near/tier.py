@@ -108,7 +108,11 @@ class NearTier:
             if self._sealing is not None:
                 self._sealing.digests.hurry()
             fitting = [slot for slot in self._slots if slot.fits(layouts)]
-            slot, is_short = self._choose([slot for slot in fitting if not slot.shares(pinned)])
+            free = [slot for slot in fitting if not slot.shares(pinned)]
+            slot, is_short = self._choose(free)
+            while slot is not None and slot.is_lent():
+                free.remove(slot)
+                slot, is_short = self._choose(free)
             if slot is not None:
                 self._misses = 0
                 self._take(slot)

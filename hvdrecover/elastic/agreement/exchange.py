@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hvdrecover.elastic.interfaces import World
+from hvdrecover.elastic.interfaces import Buffer, World
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -24,23 +24,21 @@ def gather_json(world: World, value: Any, name: str) -> list[Any]:
         value: this rank's, of what JSON can hold.
         name: of the collective.
     """
-    return [json.loads(text) for text in world.gather(encoded(value), name)]
+    return [json.loads(bytes(text)) for text in world.gather(encoded(value), name)]
 
 
-def gather_packed(
-    world: World, value: Any, files: Sequence[Bytes], name: str
-) -> list[tuple[Any, list[Bytes]]]:
-    """Return each rank's value and files, by rank; in one collective.
-
-    Args:
-        world: the ranks, all of which call this.
-        value: this rank's, of what JSON can hold.
-        files: this rank's, uint8 of shape ``[n]`` each.
-        name: of the collective.
-    """
+def packed(value: Any, files: Sequence[Bytes]) -> bytes:
+    """Return a value and files in one, each where its memory is aligned."""
     pieces = [encoded([value, [len(file) for file in files]]), *(file.tobytes() for file in files)]
-    rows = world.gather(b"".join(_padded(piece) for piece in (_length(pieces[0]), *pieces)), name)
-    return [_unpacked(row) for row in rows]
+    return b"".join(_padded(piece) for piece in (_length(pieces[0]), *pieces))
+
+
+def unpacked(row: Buffer) -> tuple[Any, list[Bytes]]:
+    """Return what was `packed`."""
+    whole = np.frombuffer(bytearray(row), dtype=np.uint8)  # may be written to, as torch wants memory to be
+    size = int.from_bytes(whole[:8].tobytes(), "little")
+    value, lengths = json.loads(whole[_ALIGNMENT : _ALIGNMENT + size].tobytes())
+    return value, list(_files(whole[_ALIGNMENT + _end(size) :], lengths))
 
 
 def encoded(value: Any) -> bytes:
@@ -58,13 +56,6 @@ def _padded(piece: bytes) -> bytes:
 
 def _end(length: int) -> int:
     return -(-length // _ALIGNMENT) * _ALIGNMENT
-
-
-def _unpacked(row: bytes) -> tuple[Any, list[Bytes]]:
-    whole = np.frombuffer(bytearray(row), dtype=np.uint8)  # may be written to, as torch wants memory to be
-    size = int.from_bytes(whole[:8].tobytes(), "little")
-    value, lengths = json.loads(whole[_ALIGNMENT : _ALIGNMENT + size].tobytes())
-    return value, list(_files(whole[_ALIGNMENT + _end(size) :], lengths))
 
 
 def _files(rest: Bytes, lengths: Sequence[int]) -> Iterator[Bytes]:

@@ -36,13 +36,14 @@ class Timings(Observer):
         """Wait for the end of the first step."""
         self._agreements += 1
         number, ended, commit = self._agreements, self._clock.monotonic(), agreement.snapshot.id
+        is_durable = agreement.source == "durable"  # the agreement itself would keep its commit's memory
 
         def first_step() -> None:
             if number != self._agreements:
                 return  # there was another rendezvous since then
             self.add("first_step", self._clock.monotonic() - ended)
             parts = self._take()
-            if agreement.source == "durable":
+            if is_durable:
                 self._pacing.restored(parts["seconds"])
             facts: dict[str, Any] = {"generation": commit.generation, "commit": commit.commit, **parts}
             self._events.emit("recovered", **facts)

@@ -137,7 +137,7 @@ def receive(
 
 
 def _broadcast_json(world: World, root: int, value: dict[str, Any] | None) -> dict[str, Any]:
-    text = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8).copy()
+    text = np.frombuffer(json.dumps(value, default=dict).encode(), dtype=np.uint8).copy()
     length = np.array([len(text)], dtype=np.int64).view(np.uint8)
     world.broadcast(length, root, "hvdrecover.header.length")
     if world.rank() != root:

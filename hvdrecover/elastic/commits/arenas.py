@@ -20,6 +20,7 @@ class Arenas:
     nothing is in flight, one state's size is used, and never more than two.
 
     The process that keeps its host's near tier has commits in that memory instead, whenever there is some.
+    Another one may have borrowed a commit from there; its next one goes to memory of its own.
 
     Attributes:
         near: the near tier, if this process keeps it.
@@ -38,13 +39,34 @@ class Arenas:
             in_flight: the commit that is being written and must not change, if any.
             layouts: of the next commit's files, by attribute name.
         """
-        pinned = self._abandoned.union(in_flight.arenas.values() if in_flight is not None else ())
+        pinned = self._pinned(in_flight)
         near = None if self.near is None else self.near.acquire(layouts, pinned)
         return self._acquire_private(pinned) if near is None else near
 
+    def lacks(self, in_flight: Snapshot | None, layouts: Mapping[str, Layout]) -> int:
+        """Return how many bytes of new private memory the next commit needs; 0 if the near tier has some.
+
+        Args:
+            in_flight: the commit that is being written, if any.
+            layouts: of the next commit's files, by attribute name.
+        """
+        if self.near is not None:
+            return 0  # it has looked for room for all that it will ever take
+        usable = {} if any(arena.borrowed for arena in self._newest.values()) else self._newest
+        if not self._pinned(in_flight).isdisjoint(usable.values()):
+            usable = self._spare if self._abandoned.isdisjoint(self._spare.values()) else {}
+        return sum(
+            layout.nbytes
+            for name, layout in layouts.items()
+            if (arena := usable.get(name)) is None or arena.layout != layout
+        )
+
+    def _pinned(self, in_flight: Snapshot | None) -> weakref.WeakSet[Arena]:
+        return self._abandoned.union(in_flight.arenas.values() if in_flight is not None else ())
+
     def _acquire_private(self, pinned: weakref.WeakSet[Arena]) -> Mapping[str, Arena]:
         newest = self._newest
-        if self._is_near(newest):
+        if self._is_near(newest) or any(arena.borrowed for arena in newest.values()):
             self._newest = {}
             return {}
         if pinned.isdisjoint(newest.values()):

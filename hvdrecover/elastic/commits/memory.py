@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from hvdrecover import host_memory
 from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.layout import Layout
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.elastic.commits.arenas import Arenas
 from hvdrecover.elastic.commits.contents import Contents, Present
 from hvdrecover.elastic.commits.own import RANDOM, Own, Shares
-from hvdrecover.errors import HvdrecoverError
+from hvdrecover.errors import HvdrecoverError, StateError
+from hvdrecover.host_memory import Available
 
 if TYPE_CHECKING:
     from hvdrecover.elastic.companions import Kept
     from hvdrecover.elastic.context import Place
+
+logger = logging.getLogger(__name__)
 
 
 class Memory:
@@ -35,6 +41,8 @@ class Memory:
         objection: the reason why the newest commit must not become durable, if there is one.
         arenas: the memory that commits are copied into.
         in_flight: returns the snapshot that is being written and must not change, if any.
+        vacate: waits until it is written, or given up.
+        room: returns what memory is left; None if that can't be told.
     """
 
     def __init__(
@@ -59,6 +67,9 @@ class Memory:
         self.attempt = CommitId(0, 0)
         self.objection: HvdrecoverError | None = None
         self.in_flight: Callable[[], Snapshot | None] = lambda: None
+        self.vacate: Callable[[], None] = lambda: None
+        self.room: Callable[[], Available | None] = host_memory.left
+        self._has_waited = False
 
     # -- commits ---------------------------------------------------------------------------------------
 
@@ -115,7 +126,9 @@ class Memory:
         if unchanged and self.newest is not None:
             arenas = dict(self.newest.arenas)
         else:
-            reuse = self.arenas.acquire(self.in_flight(), present.layouts())
+            layouts = present.layouts()
+            self._make_room(layouts)
+            reuse = self.arenas.acquire(self.in_flight(), layouts)
             self.newest = None  # an interrupted copy must not pass for a commit
             arenas = self._contents.copy(present, reuse)
             self.arenas.hold(arenas)
@@ -187,6 +200,30 @@ class Memory:
     def _present(self) -> Present:
         return self._contents.take_apart(self._own.capture(self._place.carried))
 
+    def _make_room(self, layouts: Mapping[str, Layout]) -> None:
+        """Have the next commit wait for the one that is being written, if both don't fit into memory.
+
+        Raises:
+            StateError: it does not fit by itself.
+        """
+        if (lacking := self._beyond_room(layouts)) is None:
+            return
+        if self.in_flight() is not None:
+            if not self._has_waited:
+                self._has_waited = True
+                logger.warning("commits wait for the write before them: %s", _shortage(*lacking))
+            self.vacate()
+            lacking = self._beyond_room(layouts)
+        if lacking is not None:
+            remedy = "use a host or a limit with more, fewer processes on each host, or a smaller state"
+            raise StateError("state", f"{_shortage(*lacking)}; {remedy}")
+
+    def _beyond_room(self, layouts: Mapping[str, Layout]) -> tuple[int, Available] | None:
+        """Return the memory that the next commit needs, and what is left, if that is too little."""
+        need = self.arenas.lacks(self.in_flight(), layouts)
+        left = self.room() if need else None
+        return None if left is None or need <= left.nbytes else (need, left)
+
     def _mark(self) -> None:
         """Note where the samplers are at the newest commit."""
         self._positions = self._contents.positions()
@@ -198,3 +235,9 @@ class Memory:
             and self.is_at_commit()
             and self._contents.is_copy(present, self.newest.state, self.newest.arenas)
         )
+
+
+def _shortage(need: int, left: Available) -> str:
+    where = "in this process's cgroup" if left.limited else "on this host"
+    sizes = f"{need / 1e9:.3g} GB of memory, and {left.nbytes / 1e9:.3g} GB are left"
+    return f"a commit takes another {sizes} {where}"

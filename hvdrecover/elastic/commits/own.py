@@ -7,7 +7,8 @@ process has the states of those that it carries out; whoever carries them out ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,12 +21,13 @@ from hvdrecover.elastic.agreement.exchange import Bytes
 from hvdrecover.elastic.commits.carried import Carried
 from hvdrecover.elastic.commits.copier import Copier, rebuild
 from hvdrecover.elastic.commits.randomness import Generators
-from hvdrecover.elastic.interfaces import Framework, Tree, World
+from hvdrecover.elastic.interfaces import Buffer, Framework, Tree, World
 from hvdrecover.errors import CorruptCheckpointError, HvdrecoverError, UnsupportedValueError
 
 RANDOM = "_random"  # no attribute has this name
 
 _LARGEST = 1 << 26  # bytes that a process sends with each commit
+_layout = functools.lru_cache(maxsize=16)(layout.parse)  # of a value, that of most ranks is the same
 
 
 class Value(Protocol):
@@ -62,11 +64,39 @@ class Shares:
 
     Attributes:
         ranks: how many ranks made the commit.
-        states: by rank, as far as they are known; of random streams as JSON, of all else as trees.
+        states: by rank, as far as they are known, as trees; of random streams as JSON, as are their ranks.
     """
 
     ranks: int
-    states: Mapping[int, Any] = field(default_factory=dict)
+    states: Mapping[Any, Any] = field(default_factory=dict)
+
+
+class Sent(Mapping[str, Any]):
+    """The states of all ranks' random streams by rank, read when somebody asks for them.
+
+    Few commits are written, and few are resumed from: where each rank reads at each commit what all others
+    have sent, a thousand ranks take a thousand times as long as one.
+
+    Args:
+        rows: what the processes have sent.
+    """
+
+    def __init__(self, rows: Sequence[Buffer]) -> None:
+        self._rows = rows
+
+    @functools.cached_property
+    def _states(self) -> dict[str, Any]:
+        heads = (exchange.unpacked(row)[0] for row in self._rows)
+        return {rank: state for head in heads for rank, state in head[RANDOM].items()}
+
+    def __getitem__(self, rank: str) -> Any:
+        return self._states[rank]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._states)
+
+    def __len__(self) -> int:
+        return len(self._states)
 
 
 class Own:
@@ -102,10 +132,12 @@ class Own:
         if not self.exists:
             return
         if world.size() > 1:
-            mine = self._packed(carried, self._present(carried))
+            rows = world.gather(self._packed(carried, self._present(carried)), "hvdrecover.own")
             self._known, self._carried = {}, carried
-            for head, files in exchange.gather_packed(world, *mine, "hvdrecover.own"):
-                self._learn(head, files)
+            if self._values:
+                self._learn(map(exchange.unpacked, rows))
+            else:
+                self._known = {RANDOM: Shares(carried.size, Sent(rows))}
         else:
             self._known = self.capture(carried)
         for name, each in self._values.items():
@@ -128,7 +160,7 @@ class Own:
         if not self.exists:
             return
         self._known = {}
-        mine: tuple[Any, list[Bytes]] = (None, [])
+        mine = exchange.packed(None, [])
         if newest is None:
             mine = self._packed(carried, self._present(carried))
         elif held is not None and held.id == newest:
@@ -137,10 +169,8 @@ class Own:
             for name, states in self._of_new().items():
                 present[name] |= states
             mine = self._packed(self._carried, present)
-        rows = [mine] if world.size() == 1 else exchange.gather_packed(world, *mine, "hvdrecover.own")
-        for head, files in rows:
-            if head is not None:
-                self._learn(head, files)
+        rows = [mine] if world.size() == 1 else world.gather(mine, "hvdrecover.own")
+        self._learn(map(exchange.unpacked, rows))
         for name, shares in self._known.items():
             if name in self._values:
                 self._values[name].gathered(shares.states)
@@ -162,15 +192,20 @@ class Own:
             if name in known
         }
 
-    def _packed(self, carried: Carried, present: Mapping[str, Any]) -> tuple[Any, list[Bytes]]:
-        """These states as JSON; and for each value that holds tensors, a safetensors file."""
+    def _packed(self, carried: Carried, present: Mapping[str, Any]) -> bytes:
+        """These states as JSON and, for each value that holds tensors, a safetensors file."""
         parts = self._copier.take_apart({name: present[name] for name in self._values})
         arenas = self._copier.copy(parts, {})
         values = {name: [part.outline.structure, name in arenas] for name, part in parts.items()}
-        random = {str(rank): each for rank, each in present.get(RANDOM, {}).items()}
-        head = {"ranks": carried.ranks, "size": carried.size, "values": values, RANDOM: random}
+        head = {
+            "ranks": carried.ranks,
+            "size": carried.size,
+            "values": values,
+            RANDOM: present.get(RANDOM, {}),
+        }
         files: list[Bytes] = [arenas[name].buffer for name in values if name in arenas]
-        if (size := sum(map(len, files)) + len(exchange.encoded(head))) > _LARGEST:
+        row = exchange.packed(head, files)
+        if len(row) > _LARGEST:
             largest = max(
                 values,
                 key=lambda name: (
@@ -179,30 +214,36 @@ class Own:
             )
             raise UnsupportedValueError(
                 f"state.{largest}",
-                f"the ranks exchange their own states at each commit, and this rank's take {size} bytes of "
-                f"{_LARGEST} that they may. Keep less in it",
+                f"the ranks exchange their own states at each commit, and this rank's take {len(row)} "
+                f"bytes of {_LARGEST} that they may. Keep less in it",
             )
-        return head, files
+        return row
 
-    def _learn(self, head: Mapping[str, Any], files: list[Bytes]) -> None:
-        """Add what a process has sent to what is known."""
-        ranks, left = int(head["size"]), iter(files)
-        for name in self._values:
-            structure, has_file = head["values"][name]
-            self._add(name, ranks, self._unpacked(structure, next(left) if has_file else None))
-        if self.random.stored:
-            self._add(RANDOM, ranks, {int(rank): each for rank, each in head[RANDOM].items()})
+    def _learn(self, sent: Iterable[tuple[Any, list[Bytes]]]) -> None:
+        """Add what processes have sent to what is known; None has been sent by those that have nothing."""
+        known = {name: Shares(shares.ranks, dict(shares.states)) for name, shares in self._known.items()}
 
-    def _add(self, name: str, ranks: int, states: Mapping[int, Any]) -> None:
-        shares = self._known.get(name, Shares(ranks))
-        if shares.ranks == ranks:  # else they have been made of these by `PerRank.on_resize`
-            self._known[name] = Shares(ranks, {**shares.states, **states})
+        def add(name: str, ranks: int, states: Mapping[Any, Any]) -> None:
+            shares = known.setdefault(name, Shares(ranks, {}))
+            if shares.ranks == ranks:  # else they have been made of these by `PerRank.on_resize`
+                shares.states.update(states)  # type: ignore[attr-defined]
+
+        for head, files in sent:
+            if head is None:
+                continue
+            ranks, left = int(head["size"]), iter(files)
+            for name in self._values:
+                structure, has_file = head["values"][name]
+                add(name, ranks, self._unpacked(structure, next(left) if has_file else None))
+            if self.random.stored:
+                add(RANDOM, ranks, head[RANDOM])
+        self._known = known
 
     def _unpacked(self, structure: Any, file: Bytes | None) -> Any:
         if file is None:
             return rebuild(self._framework, structure, None, own=False)
         header = file[: layout.header_size(file[:8].tobytes(), len(file))].tobytes()
-        return rebuild(self._framework, structure, Arena(layout.parse(header, len(file)), file), own=True)
+        return rebuild(self._framework, structure, Arena(_layout(header, len(file)), file), own=True)
 
     # -- commits ---------------------------------------------------------------------------------------
 
@@ -289,8 +330,8 @@ class Own:
         }
         if present and self.random.states() != streams:
             self.random.put(streams)  # a loader that has just been loaded draws when it is asked
-        random = dict.fromkeys(carried.ranks, streams)
-        return {**present, RANDOM: random} if self.random.stored else present
+        random: dict[Any, Any] = {str(rank): streams for rank in carried.ranks}
+        return present | {RANDOM: random} if self.random.stored else present
 
     def _names(self) -> list[str]:
         return [*self._values, *([RANDOM] if self.random.stored else [])]
@@ -300,7 +341,7 @@ class Own:
         ranks, found = snapshot.state.get("own", {}), {}
         for name in [name for name in self._names() if name in ranks]:
             if name == RANDOM:
-                states = {int(rank): each for rank, each in snapshot.state["random"]["states"].items()}
+                states = snapshot.state["random"]["states"]
             else:
                 structure = snapshot.state["attributes"][name]
                 states = rebuild(self._framework, structure, snapshot.arenas.get(name), own=True)

@@ -75,10 +75,9 @@ class Generators:
         """Set what `states` gave."""
         self._framework.set_generators(values.decode(states))
 
-    def capture(self, states: Mapping[int, Json]) -> dict[str, Json]:
+    def capture(self, states: Mapping[str, Json]) -> dict[str, Json]:
         """Return what a commit keeps: the run's seed, and the states by rank."""
-        known = {str(rank): state for rank, state in states.items()}
-        return {"seed": self.seed, "stream": self.number, "states": known}
+        return {"seed": self.seed, "stream": self.number, "states": states}
 
     def committed(self, kept: Mapping[str, Json], commit: int, rank: int) -> None:
         """After a commit: begin its stream."""

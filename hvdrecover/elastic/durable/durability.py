@@ -137,6 +137,14 @@ class Durability:
             self._submit(snapshot, deadline)
         self._wait(deadline, attempts)
 
+    def vacate(self) -> None:
+        """Return when nothing is in flight: the memory is needed. What can't be written now is given up."""
+        while self.writer.in_flight is not None:
+            try:
+                self._wait(math.inf, attempts=1)
+            except HvdrecoverError:  # `verdict` tells what is for good
+                self.writer.withdraw()
+
     def verdict(self) -> HvdrecoverError | None:
         """Return why the job must stop, if it must."""
         progress = self.writer.progress

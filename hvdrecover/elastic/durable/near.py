@@ -86,7 +86,7 @@ class NearSide:
         with suppress(OSError, StorageError, ValueError):  # it is sent, then
             if self._path is not None and self._tier is None and self._is_there(self._path):
                 if self._keeper is None:
-                    return recall.copied(self._path, commit)
+                    return recall.borrowed(self._path, commit)
                 for slot in self._left:
                     if slot.copied == commit:
                         digests = slot.digests()
@@ -104,7 +104,7 @@ class NearSide:
         """
         sealed = max((slot.commit for slot in self._left if slot.commit is not None), default=None)
         spare = [slot for slot in self._left if slot.commit is None or slot.commit != sealed]
-        fitting = [slot for slot in spare if slot.fits(layouts)]
+        fitting = [slot for slot in spare if slot.fits(layouts) and not slot.is_lent()]
         with suppress(OSError):  # then it has no arenas
             for slot in sorted(fitting, key=lambda each: each.copied or _ANY, reverse=True)[:1]:
                 slot.open()

@@ -51,7 +51,7 @@ class DurableSide(Voter):
         self._failure: HvdrecoverError | None = None
         self._loaded: Snapshot | None = None
         self.near = NearSide(settings, context, memory)
-        memory.in_flight = self._in_flight
+        memory.in_flight, memory.vacate = self._in_flight, self._vacate
 
     # -- facts -----------------------------------------------------------------------------------------
 
@@ -229,6 +229,10 @@ class DurableSide(Voter):
 
     def _in_flight(self) -> Snapshot | None:
         return self._writing.writer.in_flight if self._writing is not None else None
+
+    def _vacate(self) -> None:
+        if self._writing is not None:
+            self._writing.vacate()
 
     # -- a voter ---------------------------------------------------------------------------------------
 

@@ -131,7 +131,7 @@ class Replay:
         else:
             batches = {rank: fetch(rank) for rank in ranks.carried.ranks}
             mine = self._packed(batches[found.rank], found.rank)
-        inputs = world.gather(mine, "hvdrecover.replay.inputs")[found.owner]
+        inputs = bytes(world.gather(mine, "hvdrecover.replay.inputs")[found.owner])
         sent, inputs = inputs[:1] == _SENT, inputs[1:]
         if not sent:
             self.turn_off(inputs.decode())

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,7 +16,7 @@ from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import Digest, digest
 from hvdrecover.checkpoint.layout import Layout, TensorSpec, plan
-from hvdrecover.checkpoint.near import digests, place, recall
+from hvdrecover.checkpoint.near import digests, loans, place, recall
 from hvdrecover.checkpoint.near.place import Keeper
 from hvdrecover.checkpoint.near.recall import Recalled
 from hvdrecover.checkpoint.near.slots import Slot
@@ -144,15 +145,71 @@ def test_a_commit_that_was_copied_is_found_before_it_is_sealed_and_not_while_it_
     for number in (2, 3):
         snapshot = process.commit(number)
         assert snapshot is not None
-        arenas, found = recall.copied(process.path, CommitId(2, number))
+        arenas, found = recall.borrowed(process.path, CommitId(2, number))
         assert arenas["model"].buffer.tobytes() == snapshot.arenas["model"].buffer.tobytes()
         assert arenas["model"] is not snapshot.arenas["model"]
         assert found == {"model": digest(snapshot.arenas["model"].buffer)}
-    assert recall.copied(process.path, CommitId(2, 2)) == ({}, {})  # its memory has the third by now
+        del arenas
+    assert recall.borrowed(process.path, CommitId(2, 2)) == ({}, {})  # its memory has the third by now
     process.commit(4, seal=False)  # killed while it is copied
-    assert recall.copied(process.path, CommitId(2, 3)) == ({}, {})
+    assert recall.borrowed(process.path, CommitId(2, 3)) == ({}, {})
     assert [slot.copied for slot in recall.found(process.path, process.note)] == [None, CommitId(2, 1)]
     assert process.names() == ["g0002-c00000001"]
+
+
+def test_memory_that_another_process_has_borrowed_is_not_overwritten_until_it_lets_go(
+    process: Process,
+) -> None:
+    process.commit(1)
+    lent = process.commit(2)
+    assert lent is not None
+    file = process.path / "g0002-c00000002" / "model.safetensors"
+    before = file.read_bytes()
+    arenas, found = recall.borrowed(process.path, CommitId(2, 2))
+    for number in range(3, 9):
+        made = process.commit(number)
+        assert made is not None and made.arenas["model"] is not lent.arenas["model"]
+        assert process.names()[-1] == f"g0002-c{number:08}"
+    assert arenas["model"].buffer.tobytes() == before and digest(arenas["model"].buffer) == found["model"]
+    arenas["model"].buffer[:] = 0  # a mistake
+    assert lent.arenas["model"].buffer.tobytes() == before
+    del arenas
+    after = [process.commit(number) for number in range(9, 12)]
+    assert lent.arenas["model"] in [made.arenas["model"] for made in after if made is not None]
+
+
+def test_who_has_borrowed_lets_go_of_it_and_none_of_its_children_does(process: Process) -> None:
+    process.commit(1)
+    arenas, _ = recall.borrowed(process.path, CommitId(2, 1))
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        del arenas
+        os.write(writing, b"!")
+        signal.pause()
+    try:
+        assert os.read(reading, 1) == b"!"
+        (file,) = process.path.glob("g*/model.safetensors")
+        assert loans.is_lent(file)
+        del arenas
+        assert not loans.is_lent(file)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reading)
+        os.close(writing)
+
+
+def test_a_file_with_holes_is_not_borrowed(process: Process) -> None:
+    process.commit(1)
+    (file,) = process.path.glob("g*/model.safetensors")
+    whole = file.read_bytes()
+    file.unlink()
+    file.write_bytes(whole[:4096])
+    os.truncate(file, len(whole))
+    with pytest.raises(OSError, match="holes"):
+        recall.borrowed(process.path, CommitId(2, 1))
+    assert not loans.is_lent(file)
 
 
 def test_the_newest_sealed_commit_is_never_overwritten(process: Process) -> None:

@@ -173,6 +173,26 @@ def test_in_a_pause_a_newer_commit_takes_the_place_of_the_one_that_waits(store, 
     assert_is(load_newest(store), newer)
 
 
+def test_in_a_pause_a_commit_can_be_withdrawn_and_another_one_is_written(store, wrapped, clock, writer):
+    begin_outage(writer, wrapped, clock)
+    writer.withdraw()
+    assert writer.in_flight is None
+    wrapped.plan.clear()
+    newer = make_snapshot(1, 9)
+    assert writer.submit(newer)
+    writer.wait()
+    assert writer.progress.last_durable == CommitId(1, 9)
+    assert_is(load_newest(store), newer)
+
+
+def test_a_commit_that_is_withdrawn_is_not_written_later(store, wrapped, clock, writer):
+    begin_outage(writer, wrapped, clock)
+    wrapped.plan.clear()
+    writer.withdraw()
+    assert writer.wait_for_cleanup(TIMEOUT)
+    assert f"{CommitId(1, 2)}/MANIFEST.json" not in content(wrapped.inner)
+
+
 def test_how_long_commits_have_been_waiting(store, wrapped, clock, writer):
     clock.advance(1000)
     assert writer.progress.behind == 0  # nothing waits, so this is not the storage's doing
@@ -327,6 +347,12 @@ def test_one_commit_is_written_at_a_time(gated):
     assert writer.submit(make_snapshot(1, 2))
     writer.wait()
     assert writer.progress.last_durable == CommitId(1, 2)
+
+
+def test_a_commit_that_is_being_written_is_not_withdrawn(gated):
+    writer, snapshot, _ = gated
+    writer.withdraw()
+    assert writer.in_flight is snapshot
 
 
 def test_submit_does_not_wait_for_the_write(gated):

@@ -25,10 +25,12 @@ from hvdrecover.errors import (
     FencedError,
     FlushTimeoutError,
     ForeignRootError,
+    StateError,
     StoppedError,
     StorageError,
 )
 from hvdrecover.events import Events
+from hvdrecover.host_memory import Available
 from tests.fakes.clock import FakeClock
 from tests.fakes.framework import FakeModel
 from tests.fakes.root import FakeRoot, FakeRoots
@@ -399,6 +401,63 @@ def test_an_outage_holds_no_more_than_two_snapshots(process: Process, root: Fake
         assert state._memory.newest is not None
         seen.append(weakref.ref(state._memory.newest.arenas["model"]))
         assert len({arena() for arena in seen} - {None}) <= 2
+
+
+def without_room(state: State) -> None:
+    """Let the host have no memory left."""
+    state._memory.room = lambda: Available(0, limited=True)
+
+
+def test_without_memory_for_a_second_commit_one_waits_for_the_write_before_it(
+    process: Process, root: FakeRoot, roots: FakeRoots, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = begun(process)
+    arena = state._memory.newest.arenas["model"]  # type: ignore[union-attr]
+    without_room(state)
+    vacate = state._memory.vacate
+
+    def after_the_gate_opens() -> None:
+        root.gate.set()
+        vacate()
+
+    state._memory.vacate = after_the_gate_opens
+    block(root)
+    train(state)
+    state.commit()
+    wait_until_blocked(root)
+    for _ in range(3):
+        train(state)
+        state.commit()
+    state.flush()
+    assert root.published == [CommitId(1, number) for number in (1, 2, 3, 4)]
+    assert state._memory.newest is not None and state._memory.newest.arenas["model"] is arena
+    assert [weight_in(roots, CommitId(1, number)) for number in (2, 3, 4)] == [2.0, 3.0, 4.0]
+    (line,) = [message for message in caplog.messages if "commits wait for the write" in message]
+    assert "0 GB are left in this process's cgroup" in line
+
+
+def test_without_memory_for_a_second_commit_an_outage_does_not_hold_up_training(
+    process: Process, root: FakeRoot, roots: FakeRoots
+) -> None:
+    state = begun(process)
+    break_storage(process, root, state)
+    without_room(state)
+    for _ in range(3):
+        train(state)
+        state.commit()
+    root.failures = 0
+    state.flush()
+    assert weight_in(roots, state.last_commit) == 3.0
+
+
+def test_a_commit_for_which_there_is_no_memory_is_an_error_that_says_so(process: Process) -> None:
+    state = begun(process)
+    state.model.weights["v"] = state.model.weights["w"].repeat(1000)
+    without_room(state)
+    with pytest.raises(StateError, match="GB of memory, and 0 GB are left in this process's"):
+        state.commit()
+    state._memory.room = lambda: None
+    state.commit()
 
 
 def test_a_write_that_never_succeeds_breaks_no_commit_and_is_raised_by_flush(

@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,20 @@ def test_a_process_restarted_beside_others_takes_part_in_the_election(near: Path
         return began
 
     assert on_ranks(2, body) == [(5, CommitId(2, 5), [5.0, -5.0])] * 2
+
+
+def test_private_memory_of_the_first_commits_is_given_back_once_there_is_memory_near_by(near: Path) -> None:
+    def body(process: Process) -> Any:
+        state = made(process, near)
+        state.sync()
+        assert state._memory.newest is not None
+        first = [weakref.ref(arena) for arena in state._memory.newest.arenas.values()]
+        train(state, 4)
+        state.flush()
+        dies(state)
+        return [arena() is None for arena in first]
+
+    assert on_ranks(1, body) == [[True]]
 
 
 def test_a_finished_job_leaves_nothing(near: Path) -> None:
@@ -258,6 +273,38 @@ def test_a_process_restarted_beside_another_is_sent_nothing_that_its_host_has(
     near: Path, lost: int, sealed: bool
 ) -> None:
     assert restarted(near, lost, sealed=sealed) == [(5, [5.0, -5.0], 0)] * 2
+
+
+def test_what_its_host_has_is_borrowed_until_the_next_commit_and_rolled_back_to(near: Path) -> None:
+    def body(process: Process) -> Any:
+        state, is_lost = made(process, near), process.world.rank() == 1
+        state.sync()
+        train(state, 5)
+        process.world.shutdown()
+        process.world.init()
+        if is_lost:
+            state = made(process, near)
+        state.sync()
+        borrowed = [is_borrowed(state)]
+        state.model.weights["w"][:] = 0.0
+        state.restore()
+        found = [state.model.weights["w"].tolist()]
+        for _ in range(3):
+            train(state, 1)
+            borrowed.append(is_borrowed(state))
+        state.restore()
+        found.append(state.model.weights["w"].tolist())
+        dies(state)
+        return borrowed, found
+
+    found = [[5.0, -5.0], [8.0, -8.0]]
+    assert on_ranks(2, body) == [([False] * 4, found), ([True, False, False, False], found)]
+
+
+def is_borrowed(state: State) -> bool:
+    """Return whether the newest commit lies in memory of another process."""
+    assert state._memory.newest is not None
+    return all(arena.borrowed for arena in state._memory.newest.arenas.values())
 
 
 def test_what_was_torn_is_not_used_for_the_commit_that_it_was_to_be(near: Path) -> None:

@@ -300,3 +300,17 @@ def test_right_at_a_commit_an_iterator_does_not_move_the_users_own_streams(proce
     at_the_commit = process.generator.state
     next(iter(FakeLoader(sampler, 2, process.generator)))
     assert process.generator.state == at_the_commit
+
+
+def test_what_others_send_at_a_commit_is_read_only_when_it_is_asked_for() -> None:
+    def body(process: Process) -> tuple[bool, list[str], bool]:
+        state = process.state(rng="store", model=FakeModel(w=0.0))
+        state.sync()
+        state.commit()
+        assert state._memory.newest is not None
+        states = state._memory.newest.state["random"]["states"]
+        unread = "_states" not in vars(states)
+        state.restore()
+        return unread, list(states), "_states" in vars(states)
+
+    assert on_ranks(3, body) == [(True, ["0", "1", "2"], True)] * 3

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from hvdrecover import cli
 from hvdrecover.errors import InstallError
 from hvdrecover.install import horovod, wheel_cache
 from hvdrecover.install.environment import Frameworks, Mpi, describe
+from hvdrecover.install.pins import BUILD_REQUIREMENTS, HOROVOD_VERSION, MPI_REQUIREMENTS
+
+ROOT = Path(__file__).parents[3]
 
 SWITCHES = {"HOROVOD_WITHOUT_TENSORFLOW": "1", "HOROVOD_WITHOUT_MPI": "1"}
 
@@ -99,3 +105,23 @@ def test_an_answer_as_expected_passes() -> None:
 def test_any_other_answer_is_an_error(lines: list[str], complaint: str) -> None:
     with pytest.raises(InstallError, match=complaint):
         horovod.check_answer("horovod.torch", lines, "1+x", gloo=True, mpi=False)
+
+
+def test_the_page_lists_all_packages_of_an_installation_without_a_network() -> None:
+    page = (ROOT / "docs" / "compatibility.md").read_text()
+    commands = [shlex.split(line) for line in page.splitlines() if line.startswith("$ pip download")]
+    named = {word for command in commands for word in command}
+    assert {f"horovod=={HOROVOD_VERSION}", *BUILD_REQUIREMENTS, *MPI_REQUIREMENTS} <= named
+
+
+def test_the_extras_let_the_pins_in_and_replace_no_tensorflow_by_another() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    lines = (ROOT / "scripts" / "requirements.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if "==" in line)
+    extras = setup["options.extras_require"]
+    for extra, pinned in (("torch", "torch"), ("tensorflow", "tensorflow-cpu")):
+        required = Requirement(extras[extra].strip())
+        assert required.name == extra
+        assert pins[pinned] in required.specifier
+        assert "999" in required.specifier
