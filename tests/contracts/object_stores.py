@@ -43,6 +43,7 @@ class ObjectStore:
         folder: where it stores, and logs.
         environment: what a process needs besides the options.
         ending: the signal that ends the server.
+        sockets: what it leaves elsewhere than in its folder.
     """
 
     protocol: str
@@ -51,6 +52,7 @@ class ObjectStore:
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
     ending: int = signal.SIGKILL
+    sockets: list[Path] = field(default_factory=list)
     _process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -64,6 +66,8 @@ class ObjectStore:
         assert self._process is not None
         self._process.send_signal(self.ending)
         self._process.wait(_PATIENCE)
+        for socket in self.sockets:
+            socket.unlink(missing_ok=True)
 
     def variables(self) -> dict[str, str]:
         """The variables with which another process gets there."""
@@ -96,7 +100,8 @@ def seaweedfs(folder: Path) -> ObjectStore:
     (folder / "users.json").write_text(json.dumps(users))
     ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
     flags = [f"-{name}.port={port}" for name, port in ports.items()]
-    flags += [f"-{name}.port.grpc={free_port()}" for name in ports]
+    internal = {name: free_port() for name in ports}
+    flags += [f"-{name}.port.grpc={port}" for name, port in internal.items()]
     flags += [f"-s3.port.{name}={free_port()}" for name in ("iceberg", "lance")]
     options = {
         "key": _USER,
@@ -106,7 +111,10 @@ def seaweedfs(folder: Path) -> ObjectStore:
     }
     where = [f"-dir={folder}", f"-ip={HOST}", f"-ip.bind={HOST}", f"-s3.config={folder}/users.json"]
     small = ["-master.volumeSizeLimitMB=64", "-volume.max=100", "-master.telemetry=false"]
-    return ObjectStore("s3", options, [weed, "server", "-filer", "-s3", *where, *small, *flags], folder)
+    command = [weed, "server", "-filer", "-s3", *where, *small, *flags]
+    named = [*ports.items(), *((f"{name}-grpc", port) for name, port in internal.items())]
+    sockets = [Path(f"/tmp/seaweedfs-{name}-{port}.sock") for name, port in named]
+    return ObjectStore("s3", options, command, folder, sockets=sockets)
 
 
 def azurite(folder: Path) -> ObjectStore:
