@@ -10,9 +10,11 @@ import pytest
 from hvdrecover import events
 from tests.fakes import world
 
+# A shell has started the tests in the background, or nohup has: their own processes would be as deaf.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell has started the tests in the background; processes of theirs would be deaf to Ctrl+C as well.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 # Files of tests that take long, the longest first: one that came last would leave the other processes idle.
