@@ -46,12 +46,7 @@ LONGEST = [
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONGEST)}
-    # Stable: unit tests, which may have the same names, come after all files that start jobs.
-    items.sort(
-        key=lambda item: (
-            len(LONGEST) if "unit" in item.path.parts else places.get(item.path.stem, len(LONGEST))
-        )
-    )
+    items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
 
 
 @pytest.fixture(autouse=True)

@@ -97,6 +97,7 @@ def test_a_schedule_is_replayed_and_what_is_missed_is_named(of_torch: Drilled, t
     assert (again.code, again.found["recovers"], list(again.found["missed"])) == (1, True, ["goodput"])
 
 
+@LONG
 def test_the_tensorflow_example_recovers(tmp_path: Path) -> None:
     words = ["--seed", "1", "--faults", TENSORFLOWS, "--no-standby", "--", sys.executable]
     drilled = drill(tmp_path / "drill", *words, "-m", "hvdrecover.examples.tensorflow_digits", *QUICK)
@@ -202,7 +203,7 @@ def test_the_page_fits_any_screen_and_asks_for_nothing(of_torch: Drilled, tab: B
         assert name in shown
 
 
-@pytest.mark.parametrize(("rate", "code"), [("2e-3", 0), ("1", 1)])
+@pytest.mark.parametrize(("rate", "code"), [pytest.param("2e-3", 0, marks=LONG), ("1", 1)])
 def test_where_a_rank_is_lost_for_good_losses_are_compared(rate: str, code: int, tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost:2\n")

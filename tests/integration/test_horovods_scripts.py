@@ -62,8 +62,10 @@ def test_the_import_line_is_all_that_they_have_of_ours(name: str) -> None:
     "name",
     [
         "distributed_sampler.py",
-        "keras_fit.py",
-        *(pytest.param(name, marks=LONG) for name in ("elastic_sampler.py", "tensorflow_loop.py")),
+        *(
+            pytest.param(name, marks=LONG)
+            for name in ("keras_fit.py", "elastic_sampler.py", "tensorflow_loop.py")
+        ),
     ],
 )
 def test_killed_in_part_and_as_a_whole_they_end_as_undisturbed(

@@ -66,6 +66,7 @@ def test_the_other_rank_goes_on_when_one_is_killed(
     kill_one_rank(a_run(tmp_path / "run", 3, way, *SLOW), 0, start, hosts)
 
 
+@LONG
 def test_a_host_that_joins_and_one_that_leaves_cost_no_step(
     start: Start, hosts: Path, tmp_path: Path
 ) -> None:

@@ -13,11 +13,15 @@ from hvdrecover.launch import first
 
 SCRIPT = """
 import os, signal, subprocess, sys, time
+from contextlib import suppress
 from pathlib import Path
 from hvdrecover.launch.first import run_below
 
 def dead():
-    states = [Path(f"/proc/{name}/stat").read_text() for name in os.listdir("/proc") if name.isdecimal()]
+    states = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has gone meanwhile
+            states.append(Path(f"/proc/{name}/stat").read_text())
     return [state for state in states if state.rpartition(")")[2].split()[0] == "Z"]
 
 def job():
