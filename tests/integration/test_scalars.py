@@ -14,6 +14,7 @@ import pytest
 from hvdrecover.examples.digits_run import PATIENCE, ROOT_MAY_USE_MPI, static
 from hvdrecover.launch.job import Job
 from tests.integration import tensorboard_page
+from tests.integration.conftest import LONG
 from tests.integration.scalars import Run, read
 
 SCRIPTS = Path(__file__).with_name("scripts")
@@ -40,7 +41,9 @@ def run(way: str, folder: Path, *stop: str) -> int | None:
         job.kill()
 
 
-@pytest.fixture(scope="module", params=WAYS)
+@pytest.fixture(
+    scope="module", params=[pytest.param(way, marks=LONG if way == "loop" else ()) for way in WAYS]
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a job that was stopped, and has gone on to its end."""
     made = tmp_path_factory.mktemp(request.param)

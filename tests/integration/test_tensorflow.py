@@ -59,7 +59,8 @@ def test_resumed_in_mid_epoch_it_is_bitwise_equal(
     assert_each_sample_once(run, padding=1)
 
 
-@pytest.mark.parametrize("way", [pytest.param("loop", marks=LONG), "fit"])
+@LONG
+@pytest.mark.parametrize("way", ["loop", "fit"])
 def test_the_other_rank_goes_on_when_one_is_killed(
     way: str, start: Start, hosts: Path, tmp_path: Path
 ) -> None:
