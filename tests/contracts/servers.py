@@ -15,12 +15,15 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import psutil
+from moto.s3.models import s3_backends
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import BaseWSGIServer, make_server
 
 HOST = "127.0.0.1"
+_ACCOUNT = "123456789012"  # moto's
 _SET_PARENT_DEATH_SIGNAL = 1  # linux/prctl.h
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 Environ = dict[str, Any]
@@ -31,8 +34,11 @@ class S3Server:
 
     Attributes:
         port: where it listens.
-        fault: is asked about every request first, as ``METHOD path?query``; True has it refused.
-        conditions: whether it heeds If-None-Match, as some stores that speak S3's language don't.
+        fault: is asked about every request first, as ``METHOD path?query``; True has it refused. The method
+            of those that copy a part is ``COPY`` here.
+        refusal: the status with which it is refused.
+        conditions: whether it heeds If-None-Match, and If-Match of what is copied, as some stores that speak
+            S3's language don't.
         lost: likewise; True has it done, and its answer lost on the way.
         requests: every request that came, likewise.
     """
@@ -49,6 +55,7 @@ class S3Server:
         self.lost: Callable[[str], bool] = lambda request: False
         self.requests: list[str] = []
         self.conditions = True
+        self.refusal = "400 Bad Request"
 
     def start(self) -> None:
         self._server = make_server(HOST, self.port, self._answer, threaded=True)
@@ -62,13 +69,17 @@ class S3Server:
         self._server.server_close()
 
     def _answer(self, environ: Environ, start_response: Any) -> Iterable[bytes]:
-        request = f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}?{environ['QUERY_STRING']}"
+        method = "COPY" if "HTTP_X_AMZ_COPY_SOURCE" in environ else environ["REQUEST_METHOD"]
+        request = f"{method} {environ['PATH_INFO']}?{environ['QUERY_STRING']}"
         self.requests.append(request)
         if self.fault(request):
-            start_response("400 Bad Request", [("Content-Length", "0")])
+            start_response(self.refusal, [("Content-Length", "0")])
             return [b""]
         if not self.conditions:
             environ.pop("HTTP_IF_NONE_MATCH", None)
+        elif method == "COPY" and not _is_the_same(environ):  # which moto does not look at
+            start_response("412 Precondition Failed", [("Content-Length", "0")])
+            return [b""]
         if "HTTP_IF_NONE_MATCH" not in environ:
             answer = list(self._app(environ, start_response))
         else:
@@ -78,6 +89,17 @@ class S3Server:
         if self.lost(request):
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
         return answer
+
+
+def stored(bucket: str, key: str) -> Any:
+    """moto's own object of a key; None if there is none."""
+    return s3_backends[_ACCOUNT]["aws"].get_object(bucket, key)
+
+
+def _is_the_same(environ: Environ) -> bool:
+    bucket, _, key = environ["HTTP_X_AMZ_COPY_SOURCE"].lstrip("/").partition("/")
+    found = stored(bucket, unquote(key))
+    return found is None or found.etag == environ.get("HTTP_X_AMZ_COPY_SOURCE_IF_MATCH", found.etag)
 
 
 class SftpServer:

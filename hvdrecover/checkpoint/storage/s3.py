@@ -1,21 +1,21 @@
 """A checkpoint root in an S3 bucket, or in one of another store that speaks S3's language, over s3fs.
 
 Large files are uploaded in parts, several at a time. Until the last request of an upload nothing of the file
-is to be seen; then it is there, whole.
+is to be seen; then it is there, whole. Parts that did not change are copied within the store.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from hvdrecover.checkpoint.arena import Bytes
-from hvdrecover.checkpoint.digest import Digest, digest
+from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.storage.failures import failures
 from hvdrecover.checkpoint.storage.interface import Temporary
-from hvdrecover.checkpoint.storage.pieces import transferred
+from hvdrecover.checkpoint.storage.multipart import Uploader
 from hvdrecover.checkpoint.storage.remote import AT_ONCE, PIECE, RemoteStorage
+from hvdrecover.checkpoint.storage.uploads import Place
 
 _MOST_PARTS = 10_000  # https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html
 _MIB = 1 << 20  # bytes
@@ -42,12 +42,16 @@ class S3Storage(RemoteStorage):
     A piece, as a part of an upload, must have 5 MiB at least.
     """
 
+    def __init__(self, filesystem: Any, root: str, url: str, piece: int = PIECE) -> None:
+        super().__init__(filesystem, root, url, piece)
+        self._uploader = Uploader(filesystem, AT_ONCE, _limit)
+
     def write(self, path: str, buffer: Bytes) -> str:
         """Write a file that is durable on return, and is there either whole or not at all."""
         with failures(self.url, path, "write the file"):
             size = part_size(len(buffer), self._piece)
             if len(buffer) > size:
-                return self._upload(path, buffer, size)
+                return self._uploader.upload(self._place(path), buffer, size)
             self._fs.pipe_file(self._path(path), buffer.tobytes(), timeout=_limit(len(buffer)))
             return digest(buffer)
 
@@ -84,38 +88,10 @@ class S3Storage(RemoteStorage):
         with failures(self.url, "", "look for unfinished uploads"):
             for upload in self._unfinished():
                 if stale(self._below(upload).split("/")[0]):
-                    self._abort(upload)
+                    self._uploader.abort(upload)
 
     def _make_folder(self, folder: str) -> None:
         """Do nothing: prefixes need not be made, and a bucket is not made because of a misspelt name."""
-
-    def _upload(self, path: str, buffer: Bytes, size: int) -> str:
-        upload = self._object(path)
-        upload["UploadId"] = self._fs.call_s3("create_multipart_upload", **upload)["UploadId"]
-        limit = _limit(size * AT_ONCE)
-
-        def put(part: Bytes, start: int) -> dict[str, Any]:
-            number = start // size + 1
-            done = self._fs.call_s3(
-                "upload_part", **upload, PartNumber=number, Body=part.tobytes(), timeout=limit
-            )
-            return {"PartNumber": number, "ETag": done["ETag"]}
-
-        content, parts = Digest(), []
-        try:
-            for part, done in transferred(buffer, size, AT_ONCE, put):
-                content.update(part)
-                parts.append(done)
-            self._fs.call_s3("complete_multipart_upload", **upload, MultipartUpload={"Parts": parts})
-        except BaseException:
-            with suppress(Exception):  # the store may be away; the next start of a job tidies up
-                self._abort(upload)
-            raise
-        return content.hex()
-
-    def _abort(self, upload: dict[str, str]) -> None:
-        with suppress(FileNotFoundError):
-            self._fs.call_s3("abort_multipart_upload", **upload)
 
     def _unfinished(self) -> list[dict[str, str]]:
         """The unfinished uploads below the root."""
@@ -153,8 +129,12 @@ class S3Storage(RemoteStorage):
             marker = answer["NextPartNumberMarker"]
 
     def _object(self, path: str) -> dict[str, str]:
-        bucket, key, _ = self._fs.split_path(self._path(path))
+        bucket, key = self._place(path)
         return {"Bucket": bucket, "Key": key}
+
+    def _place(self, path: str) -> Place:
+        bucket, key, _ = self._fs.split_path(self._path(path))
+        return Place(bucket, key)
 
 
 def _limit(nbytes: int) -> float:
