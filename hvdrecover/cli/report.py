@@ -75,6 +75,8 @@ def document(folder: Path, report: Report) -> dict[str, Any]:
         "restarts": report.restarts,
         "warm_restarts": report.warm,
         "given_up": list(report.given_up),
+        "machine": report.machine,
+        "versions": dict(report.versions),
         "goodput": report.goodput,
         "steps_repeated": report.steps_repeated,
         "commits_repeated": report.commits_repeated,

@@ -91,6 +91,11 @@ def _stop(arguments: argparse.Namespace) -> int:
     newest, durable = (each.number if each else None for each in (status.commit, status.durable))
     kept = f"commit {durable} is durable" if durable is not None else "no commit is durable"
     lost = f", commit {newest} is not" if newest != durable else ""
+    if status.ending.code is None:  # nobody has written how it ended
+        problem = (
+            "the supervisor was killed before the job had left; look at what still runs, and start it again"
+        )
+        raise LaunchError(f"process {supervised.pid}", problem)
     sys.stdout.write(f"the job has ended with exit code {status.ending.code}; {kept}{lost}\n")
     return 0 if newest == durable else 1
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import platform
 import socket
 import struct
 import sys
@@ -18,17 +17,8 @@ from typing import Any
 from hvdrecover import host_memory
 from hvdrecover.install.edits import EDITS, Edit
 from hvdrecover.install.edits.torch_wait import TORCH_WAIT
-from hvdrecover.install.environment import version_of
-from hvdrecover.version import __version__
+from hvdrecover.surroundings import versions
 
-# What goes by several names, each with the distributions that bring it.
-_PACKAGES: dict[str, tuple[str, ...]] = {
-    "torch": ("torch",),
-    "tensorflow": ("tensorflow", "tensorflow-cpu"),
-    "keras": ("keras",),
-    "horovod": ("horovod",),
-    "mpi4py": ("mpi4py",),
-}
 _SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of an interface
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _GPUS = Path("/proc/driver/nvidia/gpus")
@@ -104,14 +94,6 @@ def gather(port: int) -> HostFacts:
 def gpus() -> int:
     """Return how many NVIDIA GPUs the driver has found."""
     return len(list(_GPUS.iterdir())) if _GPUS.is_dir() else 0
-
-
-def versions() -> dict[str, str | None]:
-    """Package to its version, or None if it is not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version(), "hvdrecover": __version__}
-    for package, distributions in _PACKAGES.items():
-        found[package] = next(filter(None, map(version_of, distributions)), None)
-    return found
 
 
 def horovod() -> Horovod | None:

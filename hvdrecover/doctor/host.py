@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvdrecover import config
 from hvdrecover.doctor import facts
+from hvdrecover.surroundings import versions
 
 if TYPE_CHECKING:
     from hvdrecover.doctor.probing import Probe
@@ -66,7 +67,7 @@ class Host:
         from hvdrecover.doctor import products
 
         found = products.run("cpus")
-        return [*found, *products.run("gpus")] if facts.gpus() and facts.versions()["torch"] else found
+        return [*found, *products.run("gpus")] if facts.gpus() and versions()["torch"] else found
 
     def gpus(self) -> dict[str, Any] | None:
         """Return what is known of the health of GPUs."""

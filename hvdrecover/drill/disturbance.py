@@ -92,13 +92,14 @@ class Disturbance:
         whom = fault.whom(rank, len(ranks))
         struck = Struck(strike, time.monotonic(), time.time(), whom, run.newest)
         self.struck.append(struck)
-        if self._strike(fault, struck, rank):
-            struck.recovered = True
+        stepped_again = self._strike(fault, struck, rank)
+        if not stepped_again and run.newest < self._commits:
+            raise run.failure("the job ended")
+        struck.recovered = True  # also if it made its last commits before it felt the fault
+        if stepped_again:
             stepped = run.testimony().stepped_again(struck.begun)
             struck.seconds = None if stepped is None else stepped - struck.begun
             self._go_on()
-        elif run.newest < self._commits:
-            raise run.failure("the job ended")
         for process in run.left():
             self.mapped |= machine.shared_memory(process)
         for process in run.lasting() if run.running else []:

@@ -107,12 +107,12 @@ def _train_with_faults(run: DigitsRun, console: Console) -> list[Fault]:
     faults = []
     try:
         run.wait_for(job, lambda batch: batch.commit >= 4)
-        _wait_for_standbys(run, job, latest=40)
+        _wait_for_standbys(run, job, latest=60)
         console.print("   SIGKILL to the worker of rank 0; its standby takes its place …")
         struck = time.time()
         kill(run.process_of(rank=0))
         faults.append(_measure(job, run, "worker killed", 0, struck))
-        _wait_for_standbys(run, job, latest=80)
+        _wait_for_standbys(run, job, latest=100)
         console.print(f"   the worker of rank 1 hangs, by SIGSTOP; it may for {_HANG_SECONDS} s …")
         struck = time.time()
         os.kill(run.process_of(rank=1), signal.SIGSTOP)

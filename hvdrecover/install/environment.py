@@ -13,13 +13,13 @@ import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import Distribution
 from pathlib import Path
 
 from hvdrecover.errors import ConfigError, InstallError
 from hvdrecover.install.edits import EDITS, digest
 from hvdrecover.install.pins import HOROVOD_VERSION, OPENMPI_VERSION
 from hvdrecover.install.wheel_cache import BuildSpec
+from hvdrecover.surroundings import version_of
 
 _BUILD_VARIABLE = re.compile(
     r"HOROVOD_((WITH|WITHOUT|GPU|CUDA|NCCL|NVTX|ROCM|BUILD)_\w+|GPU|ALLOW_MIXED_GPU_IMPL|CPU_OPERATIONS|DEBUG|SKIP_COMPILE)"
@@ -63,15 +63,6 @@ class Mpi:
     identity: str
     compiler: Path | None = None
     install: bool = False
-
-
-def version_of(distribution: str, search: Sequence[str] | None = None) -> str | None:
-    """Return the installed version of a distribution, or None; ``search`` replaces ``sys.path``."""
-    where = list(sys.path if search is None else search)
-    for found in Distribution.discover(name=distribution, path=where):
-        if "Version" in found.metadata:
-            return found.version
-    return None
 
 
 def is_on(environ: Mapping[str, str], name: str) -> bool:

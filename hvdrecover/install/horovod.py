@@ -24,10 +24,10 @@ from hvdrecover.install.environment import (
     find_frameworks,
     is_on,
     require_toolchain,
-    version_of,
 )
 from hvdrecover.install.pins import MPI_REQUIREMENTS, RUNTIME_REQUIREMENTS
 from hvdrecover.install.process import Runner
+from hvdrecover.surroundings import version_of
 
 _PROBE_MARK = "hvdrecover-probe:"
 _PROBE = f"""

@@ -29,6 +29,7 @@ from hvdrecover.launch.shortage import Shortage
 from hvdrecover.launch.slurm import SlurmJob
 from hvdrecover.launch.stalls import Stall
 from hvdrecover.launch.waking import Waking
+from hvdrecover.surroundings import machine, versions
 
 logger = logging.getLogger("hvdrecover")
 
@@ -84,6 +85,7 @@ class Supervisor:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._command = list(command)
+        self._started: dict[str, Any] = {"command": self._command, "machine": machine(), "versions": versions()}
         self._settings = settings
         self._config = config
         self._slurm = slurm
@@ -184,7 +186,7 @@ class Supervisor:
     def _attempt(self, arguments: Sequence[str], path: str) -> None:
         attempt = Attempt(len(self._attempts) + 1)
         self._attempts.append(attempt)
-        self._events.emit("start", attempt=attempt.number, command=self._command)
+        self._events.emit("start", attempt=attempt.number, **self._started)
         shortage = Shortage(self._settings.options, self._clock)
         name, _, value = self._mark.partition("=")
         how = "mpi" if self._settings.options.mpi else "gloo"

@@ -111,6 +111,8 @@ class Report:
         faults: in order of time.
         steps_repeated: steps that were done again, as they had not been committed.
         commits_repeated: commits that were made again, as the job resumed from an earlier one.
+        machine: the host of the newest start, its system and its processors; empty if there was none.
+        versions: package to its version on that host.
         goodput: the share of the time that was spent between commits that were carried over, from 0 to 1;
             None if no time has passed.
         clocks: host to how many seconds its clock is ahead; its times are corrected.
@@ -128,6 +130,8 @@ class Report:
     faults: tuple[Fault, ...]
     steps_repeated: int
     commits_repeated: int
+    machine: str
+    versions: Mapping[str, str]
     goodput: float | None
     clocks: Mapping[str, float]
     files: int
@@ -174,6 +178,8 @@ def summarise(log: Log) -> Report:
         faults=tuple(_fault(event, rendezvouses) for event in faults),
         steps_repeated=_steps_repeated(faults, rendezvouses),
         commits_repeated=_commits_repeated(rendezvouses),
+        machine=_machine(starts[-1]) if starts else "",
+        versions=_versions(starts[-1]) if starts else {},
         goodput=min(_carried_over(rendezvouses) / (end - begin), 1.0) if end > begin else None,
         clocks=wrong,
         files=log.files,
@@ -265,6 +271,16 @@ def _ending(log: Log, rendezvouses: Sequence[Rendezvous]) -> Ending:
     if rendezvouses and rendezvouses[-1].finished:
         return Ending("finished", code, reason)
     return Ending("ended" if left else "open", code, reason)
+
+
+def _machine(start: Event) -> str:
+    return ", ".join(filter(None, (start.host, start.word("machine"))))
+
+
+def _versions(start: Event) -> dict[str, str]:
+    found = start.facts.get("versions")
+    known = found if isinstance(found, dict) else {}
+    return {package: version for package, version in known.items() if isinstance(version, str)}
 
 
 def _given_up(event: Event) -> str:

@@ -49,6 +49,12 @@ def facts(report: Report, last_event: str) -> dict[str, str]:
     return found
 
 
+def surroundings(report: Report) -> dict[str, str]:
+    """Return where a run was started, and with which versions, by name; empty texts if it does not tell."""
+    versions = ", ".join(f"{package} {version}" for package, version in report.versions.items())
+    return {"machine": report.machine, "versions": versions}
+
+
 def moment(time: float) -> datetime.datetime:
     """Seconds since the Unix epoch as a date and time of the local time zone."""
     return datetime.datetime.fromtimestamp(time).astimezone()

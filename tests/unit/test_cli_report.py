@@ -58,7 +58,7 @@ def keys(value):
         return {key for item in value for key in keys(item)}
     if not isinstance(value, dict):
         return set()
-    named = ("clocks", "phases")
+    named = ("clocks", "phases", "versions")
     inner = [
         list(item.values()) if key == "kinds" else item for key, item in value.items() if key not in named
     ]
@@ -85,6 +85,8 @@ def test_a_report_as_json(document):
     assert (found["begin"], found["wall_seconds"]) == (BEGIN, 104)
     assert (found["starts"], found["restarts"], found["warm_restarts"]) == (1, 2, 1)
     assert (found["steps_repeated"], found["commits_repeated"], found["clocks"]) == (6, 0, {})
+    assert found["machine"] == "node-1, Linux x86_64, 2 processors"
+    assert found["versions"] == {"python": "3.11.9", "torch": "2.13.0"}
     assert found["kinds"]["crash"] == {
         "count": 1,
         "recovered": 1,

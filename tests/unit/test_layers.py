@@ -24,6 +24,7 @@ LAYERS = {
     "renamed": 0,
     "uncaught": 0,
     "stand_in": 0,
+    "surroundings": 0,
     "version": 0,
     "checkpoint": 1,
     "discovery": 1,

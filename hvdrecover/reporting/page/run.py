@@ -139,7 +139,8 @@ def _row(number: int, fault: Fault) -> list[str | Badge]:
 
 
 def _facts(report: Report, last: str) -> Facts:
-    facts = {**words.facts(report, f"at {last}"), "event files": str(report.files)}
+    told = {name: text for name, text in words.surroundings(report).items() if text}
+    facts = {**words.facts(report, f"at {last}"), **told, "event files": str(report.files)}
     if report.passed_over:
         facts["passed over"] = f"{report.passed_over} lines that are not events"
     return Facts(facts)

@@ -83,7 +83,9 @@ REPLACED: Ranks = {0: ("node-1", 10), 1: ("node-2", 21)}
 def example(folder: Path, clocks: Mapping[str, float] | None = None) -> Run:
     """The run of the documentation: a crash and a hang on two hosts, then the end."""
     run = Run(folder, clocks)
-    run.tell(0, "start", "node-1", 5, attempt=1, command=["python", "train.py"])
+    versions = {"python": "3.11.9", "torch": "2.13.0", "keras": None}
+    found = {"machine": "Linux x86_64, 2 processors", "versions": versions}
+    run.tell(0, "start", "node-1", 5, attempt=1, command=["python", "train.py"], **found)
     run.meet(4, TWO, 1, 0, "initial")
     run.commit(TWO, 1, {1: 14, 2: 24, 3: 34})
     lost = {"host": "node-2", "rank": 1, "commit": [1, 3], "steps": 4}

@@ -196,7 +196,9 @@ def test_the_page_of_a_run(tmp_path):
     parsed = Parsed((tmp_path / "page.html").read_text())
     assert (parsed.count("table"), parsed.count("rect", "recovery")) == (2, 4 + 1)  # and in the legend
     text = " ".join(parsed.texts)
-    for said in ("my run", "66.5%", "22.7 s", "no progress; killed in load_batch (train.py:31)", "finished"):
+    machine, versions = "node-1, Linux x86_64, 2 processors", "python 3.11.9, torch 2.13.0"
+    hang = "no progress; killed in load_batch (train.py:31)"
+    for said in ("my run", "66.5%", "22.7 s", hang, "finished", machine, versions):
         assert said in text
     assert parsed.count("td") == 3 * 5 + 2 * 13
 

@@ -359,3 +359,12 @@ def test_moments_that_come_twice_are_not_compared(run):
 def test_a_report_is_made_of_facts_that_can_be_compared(tmp_path):
     reports = [report_of(example(tmp_path / name)) for name in ("a", "b")]
     assert dataclasses.asdict(reports[0]) == dataclasses.asdict(reports[1])
+
+
+def test_where_and_with_what_the_job_was_last_started_is_told(run):
+    assert (report_of(run).machine, report_of(run).versions) == ("node-1", {})  # by an earlier version
+    facts = {"machine": "Linux x86_64, 8 processors", "versions": {"torch": "2.13.0", "keras": None, "x": 1}}
+    run.tell(40, "start", "node-2", 6, attempt=2, command=["python"], **facts)
+    report = report_of(run)
+    assert report.machine == "node-2, Linux x86_64, 8 processors"
+    assert report.versions == {"torch": "2.13.0"}

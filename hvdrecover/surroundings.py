@@ -1,0 +1,42 @@
+"""The machine that a process runs on, and the versions that are installed there; no framework is imported."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from importlib.metadata import Distribution
+
+from hvdrecover.version import __version__
+
+# Packages that go by several names, each with the distributions that bring it.
+_PACKAGES: dict[str, tuple[str, ...]] = {
+    "torch": ("torch",),
+    "tensorflow": ("tensorflow", "tensorflow-cpu"),
+    "keras": ("keras",),
+    "horovod": ("horovod",),
+    "mpi4py": ("mpi4py",),
+}
+
+
+def version_of(distribution: str, search: Sequence[str] | None = None) -> str | None:
+    """Return the installed version of a distribution, or None; ``search`` replaces ``sys.path``."""
+    where = list(sys.path if search is None else search)
+    for found in Distribution.discover(name=distribution, path=where):
+        if "Version" in found.metadata:
+            return found.version
+    return None
+
+
+def versions() -> dict[str, str | None]:
+    """Return package to its version, or None if it is not installed; Python and hvdrecover as well."""
+    found: dict[str, str | None] = {"python": platform.python_version(), "hvdrecover": __version__}
+    for package, distributions in _PACKAGES.items():
+        found[package] = next(filter(None, map(version_of, distributions)), None)
+    return found
+
+
+def machine() -> str:
+    """Return the system of this machine and how many processors this process may use, in a few words."""
+    return f"{platform.system()} {platform.machine()}, {len(os.sched_getaffinity(0))} processors"
