@@ -17,7 +17,7 @@ FOLDER = f"horovod-{HOROVOD_VERSION}"
 
 
 class Downloading:
-    """A runner that downloads a source of one file, and another outside of its folder if that is asked for."""
+    """A runner that downloads a source with files of these names."""
 
     def __init__(self, *names: str) -> None:
         self._names = names
