@@ -35,7 +35,10 @@ def _fetch(runner: Runner, work: Path, environ: Mapping[str, str]) -> Path:
     runner.run(f"Fetching Horovod {HOROVOD_VERSION}", pip("download", *options), environ=environ)
     archive = work / f"horovod-{HOROVOD_VERSION}.tar.gz"
     with tarfile.open(archive) as tar:
-        tar.extractall(work, filter="data")
+        tar.extraction_filter = getattr(
+            tarfile, "data_filter", None
+        )  # which Python 3.11.2, of Debian 12, lacks
+        tar.extractall(work)
     return work / f"horovod-{HOROVOD_VERSION}"
 
 

@@ -31,7 +31,7 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
     (
         r"Could NOT find CUDAToolkit|CUDAToolkit not found|Failed to find nvcc",
         "This PyTorch is a CUDA build and the CUDA toolkit is missing or incomplete: install it, set "
-        "HOROVOD_CUDA_HOME, or install PyTorch's CPU build.",
+        "HOROVOD_CUDA_HOME, or install PyTorch's CPU build, which README tells how to get.",
     ),
     (r"Could NOT find NCCL", "Install NCCL with its headers, or set HOROVOD_NCCL_HOME."),
     (r"Could NOT find MPI", "Install an MPI with mpicxx, or set HOROVOD_WITHOUT_MPI=1."),

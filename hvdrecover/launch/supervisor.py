@@ -85,7 +85,11 @@ class Supervisor:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._command = list(command)
-        self._started: dict[str, Any] = {"command": self._command, "machine": machine(), "versions": versions()}
+        self._started: dict[str, Any] = {
+            "command": self._command,
+            "machine": machine(),
+            "versions": versions(),
+        }
         self._settings = settings
         self._config = config
         self._slurm = slurm

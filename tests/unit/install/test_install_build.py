@@ -1,0 +1,60 @@
+"""Horovod's source is unpacked, by any Python 3.11."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from hvdrecover.install import build
+from hvdrecover.install.pins import HOROVOD_VERSION
+from hvdrecover.install.process import Runner
+
+FOLDER = f"horovod-{HOROVOD_VERSION}"
+
+
+class Downloading:
+    """A runner that downloads a source with files of these names."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def run(self, title: str, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        work = Path(command[-1])
+        (work / "file").touch()
+        with tarfile.open(work / f"{FOLDER}.tar.gz", "w:gz") as tar:
+            for name in self._names:
+                tar.add(work / "file", name)
+
+
+def fetch(work: Path, *names: str) -> Path:
+    return build._fetch(cast(Runner, Downloading(*names)), work, {})
+
+
+def test_the_source_is_unpacked(tmp_path: Path) -> None:
+    assert (fetch(tmp_path, f"{FOLDER}/setup.py") / "setup.py").is_file()
+
+
+def test_a_python_whose_tarfile_has_no_filters_unpacks_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of Debian 12 is 3.11.2; filters came with 3.11.4."""
+    extract = tarfile.TarFile.extractall
+
+    def extractall(self: tarfile.TarFile, path: Any) -> None:
+        self.extraction_filter = lambda member, path: member
+        extract(self, path)
+
+    monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    monkeypatch.setattr(tarfile.TarFile, "extractall", extractall)
+    assert (fetch(tmp_path, f"{FOLDER}/setup.py") / "setup.py").is_file()
+
+
+@pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="this Python has no filters")
+def test_nothing_is_unpacked_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    with pytest.raises(tarfile.OutsideDestinationError):
+        fetch(tmp_path / "work", "../outside")
