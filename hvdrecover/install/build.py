@@ -35,9 +35,8 @@ def _fetch(runner: Runner, work: Path, environ: Mapping[str, str]) -> Path:
     runner.run(f"Fetching Horovod {HOROVOD_VERSION}", pip("download", *options), environ=environ)
     archive = work / f"horovod-{HOROVOD_VERSION}.tar.gz"
     with tarfile.open(archive) as tar:
-        tar.extraction_filter = getattr(
-            tarfile, "data_filter", None
-        )  # which Python 3.11.2, of Debian 12, lacks
+        # Debian 12's Python 3.11.2 has no filters.
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)
         tar.extractall(work)
     return work / f"horovod-{HOROVOD_VERSION}"
 
