@@ -11,9 +11,10 @@ from contextlib import suppress
 from typing import Any
 
 from hvdrecover.checkpoint.arena import Bytes
+from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import Digest, digest
 from hvdrecover.checkpoint.storage.failures import failures
-from hvdrecover.checkpoint.storage.interface import Temporary
+from hvdrecover.checkpoint.storage.interface import TEMPORARY, Temporary
 from hvdrecover.checkpoint.storage.pieces import transferred
 from hvdrecover.checkpoint.storage.remote import AT_ONCE, PIECE, RemoteStorage
 
@@ -118,7 +119,7 @@ class S3Storage(RemoteStorage):
             self._fs.call_s3("abort_multipart_upload", **upload)
 
     def _unfinished(self) -> list[dict[str, str]]:
-        """The unfinished uploads below the root."""
+        """The unfinished uploads of this root; below it may be other roots, and files of others."""
         root = self._object("")
         asked = {"Bucket": root["Bucket"], "Prefix": f"{root['Key']}/" if root["Key"] else ""}
         found: list[dict[str, str]] = []
@@ -128,6 +129,7 @@ class S3Storage(RemoteStorage):
             found += [
                 {"Bucket": root["Bucket"], "Key": upload["Key"], "UploadId": upload["UploadId"]}
                 for upload in answer.get("Uploads", ())
+                if self._is_ours(upload)
             ]
             if not answer.get("IsTruncated"):
                 return found
@@ -135,6 +137,11 @@ class S3Storage(RemoteStorage):
                 "KeyMarker": answer["NextKeyMarker"],
                 "UploadIdMarker": answer["NextUploadIdMarker"],
             }
+
+    def _is_ours(self, upload: dict[str, str]) -> bool:
+        folder, _, file = self._below(upload).partition("/")
+        ours = CommitId.parse(folder) is not None or folder.startswith(TEMPORARY)
+        return ours and "/" not in file
 
     def _below(self, upload: dict[str, str]) -> str:
         """An upload's path below the root."""
