@@ -7,6 +7,8 @@ from pathlib import Path
 
 from hvdrecover.cgroups import folders as cgroups_of
 
+_FILES = ("inactive_file", "active_file")  # both can be dropped, and both are part of ``MemAvailable``
+
 
 @dataclass(frozen=True)
 class Available:
@@ -25,37 +27,41 @@ def available(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
     """Return what the processes of this process's cgroup can still have.
 
     That is the kernel's ``MemAvailable``, or less if this cgroup, or one above it, has a limit: then the
-    limit, less what is used, but for cached files that were not in use lately.
+    limit, less what is used, but for cached files.
     """
-    words = (proc / "meminfo").read_text().split()
-    host = int(words[words.index("MemAvailable:") + 1]) * 1024
-    left = [room for folder in cgroups_of("memory", proc, cgroups) if (room := _room(folder)) is not None]
-    return Available(min([host, *left]), min([host, *left]) < host)
+    return _least("MemAvailable:", proc=proc, cgroups=cgroups)
 
 
 def left(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Available | None:
     """Return `available`, with swap where no cgroup limits; None if the system does not tell."""
     try:
-        found = available(proc, cgroups)
-        words = (proc / "meminfo").read_text().split()
-        swap = 0 if found.limited else int(words[words.index("SwapFree:") + 1]) * 1024
+        return _least("MemAvailable:", "SwapFree:", proc=proc, cgroups=cgroups)
     except (OSError, ValueError):
         return None
-    return Available(found.nbytes + swap, found.limited)
+
+
+def _least(*fields: str, proc: Path, cgroups: Path) -> Available:
+    """Return the sum of fields of ``/proc/meminfo``, or less if a cgroup leaves less."""
+    words = (proc / "meminfo").read_text().split()
+    host = sum(int(words[words.index(field) + 1]) * 1024 for field in fields)
+    rooms = [room for folder in cgroups_of("memory", proc, cgroups) if (room := _room(folder)) is not None]
+    least = min([host, *rooms])
+    return Available(least, least < host)
 
 
 def _room(folder: Path) -> int | None:
     """Return what a cgroup leaves; None if it has no limit."""
-    for limit, used, unused in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    for limit, used, prefix in (
+        ("memory.max", "memory.current", ""),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
     ):
         try:
             text = (folder / limit).read_text().strip()
             if not text.isdigit():  # "max"
                 return None
             words = (folder / "memory.stat").read_text().split()
-            cached = int(words[words.index(unused) + 1]) if unused in words else 0
+            names = [name for each in _FILES if (name := prefix + each) in words]
+            cached = sum(int(words[words.index(name) + 1]) for name in names)
             return max(0, int(text) - int((folder / used).read_text()) + cached)
         except OSError:
             continue

@@ -94,12 +94,22 @@ def test_an_upload_that_fails_leaves_no_parts_and_the_file_as_it_was(
 
 def test_tidying_aborts_what_killed_processes_left_below_the_root(s3: Backend) -> None:
     storage = s3.open()
-    for path in ("a/1", "a/2", "3"):
+    for path in ("g0001-c00000001/a", "g0001-c00000001/b", "g0001-c00000002/a"):
         begin_upload(f"{s3.url}/{path}")
-    begin_upload(f"{s3.url}-other/a/1")
+    begin_upload(f"{s3.url}-other/g0001-c00000001/a")
     assert len(unfinished(s3)) == 4
     storage.tidy(lambda folder: True)
-    assert unfinished(s3) == ["runs/one-other/a/1"]
+    assert unfinished(s3) == ["runs/one-other/g0001-c00000001/a"]
+
+
+def test_uploads_of_roots_below_and_of_others_are_not_touched(s3: Backend) -> None:
+    others = ["below/g0001-c00000001/model.safetensors", "data/large.bin", "large.bin"]
+    for path in others:
+        begin_upload(f"{s3.url}/{path}")
+    storage = s3.open()
+    assert storage.temporaries() == []
+    storage.tidy(lambda folder: is_of_before(folder, 2))
+    assert unfinished(s3) == [f"runs/one/{path}" for path in others]
 
 
 _WRITER = """

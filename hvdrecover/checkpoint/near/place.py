@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -112,15 +113,20 @@ class Keeper:
 
         Raises:
             OSError: the lock can't be opened.
+            StorageError: the file system has no locks.
         """
         if path in _kept:
             return None
         descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             os.close(descriptor)
-            return None
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                return None
+            raise StorageError(
+                str(path), f"its file system gives no lock: {error}. Name another folder with near=."
+            ) from error
         if not os.fstat(descriptor).st_nlink:  # who kept it has just deleted it all
             os.close(descriptor)
             return None
@@ -196,6 +202,7 @@ def remove(path: Path) -> bool:
 
     Raises:
         OSError: its lock can't be opened.
+        StorageError: its file system has no locks.
     """
     keeper = Keeper.take(path)
     if keeper is None:

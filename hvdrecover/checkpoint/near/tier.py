@@ -95,6 +95,12 @@ class NearTier:
         with self._lock:
             return self._slot_of(arenas) is not None
 
+    @property
+    def has_memory(self) -> bool:
+        """Return whether it has memory for any commit, free or not; it has none if it was refused."""
+        with self._lock:
+            return bool(self._slots)
+
     def acquire(self, layouts: Layouts, pinned: Collection[Arena]) -> Mapping[str, Arena] | None:
         """Return memory that the next commit may be copied into; None if it has to go elsewhere this time.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from hvdrecover.checkpoint.storage.pieces import transferred
 from hvdrecover.errors import ConfigError
 
 PIECE = 1 << 24  # bytes
+_EXISTS = (errno.EEXIST, errno.EINVAL)  # the latter is s3fs's for a condition that does not hold
 AT_ONCE = 8  # pieces that are under way; one connection to an object store is too slow for a fast link
 
 
@@ -108,9 +110,13 @@ class RemoteStorage:
             return
         try:
             self._fs.pipe_file(self._path(path), data, mode="create")
-        except OSError:
-            self._refuses = True
-            return
+        except Exception as error:
+            if isinstance(error, FileExistsError) or getattr(error, "errno", None) in _EXISTS:
+                self._refuses = True
+                return
+            with suppress(Exception):  # an outage, say; who tries again creates it anew, and asks again
+                self._fs.rm_file(self._path(path))
+            raise
         self._fs.rm_file(self._path(path))
         raise ConfigError(
             self.url,

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from hvdrecover.checkpoint.arena import Bytes
+from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.storage.failures import failures
-from hvdrecover.checkpoint.storage.interface import Temporary
+from hvdrecover.checkpoint.storage.interface import TEMPORARY, Temporary
 from hvdrecover.checkpoint.storage.multipart import Uploader
 from hvdrecover.checkpoint.storage.remote import AT_ONCE, PIECE, RemoteStorage
 from hvdrecover.checkpoint.storage.uploads import Place
@@ -94,7 +95,7 @@ class S3Storage(RemoteStorage):
         """Do nothing: prefixes need not be made, and a bucket is not made because of a misspelt name."""
 
     def _unfinished(self) -> list[dict[str, str]]:
-        """The unfinished uploads below the root."""
+        """The unfinished uploads of this root; below it may be other roots, and files of others."""
         root = self._object("")
         asked = {"Bucket": root["Bucket"], "Prefix": f"{root['Key']}/" if root["Key"] else ""}
         found: list[dict[str, str]] = []
@@ -104,6 +105,7 @@ class S3Storage(RemoteStorage):
             found += [
                 {"Bucket": root["Bucket"], "Key": upload["Key"], "UploadId": upload["UploadId"]}
                 for upload in answer.get("Uploads", ())
+                if self._is_ours(upload)
             ]
             if not answer.get("IsTruncated"):
                 return found
@@ -111,6 +113,11 @@ class S3Storage(RemoteStorage):
                 "KeyMarker": answer["NextKeyMarker"],
                 "UploadIdMarker": answer["NextUploadIdMarker"],
             }
+
+    def _is_ours(self, upload: dict[str, str]) -> bool:
+        folder, _, file = self._below(upload).partition("/")
+        ours = CommitId.parse(folder) is not None or folder.startswith(TEMPORARY)
+        return ours and "/" not in file
 
     def _below(self, upload: dict[str, str]) -> str:
         """An upload's path below the root."""

@@ -50,7 +50,7 @@ class Arenas:
             in_flight: the commit that is being written, if any.
             layouts: of the next commit's files, by attribute name.
         """
-        if self.near is not None:
+        if self.near is not None and self.near.has_memory:
             return 0  # it has looked for room for all that it will ever take
         usable = {} if any(arena.borrowed for arena in self._newest.values()) else self._newest
         if not self._pinned(in_flight).isdisjoint(usable.values()):

@@ -138,12 +138,18 @@ class Durability:
         self._wait(deadline, attempts)
 
     def vacate(self) -> None:
-        """Return when nothing is in flight: the memory is needed. What can't be written now is given up."""
+        """Return when nothing is in flight: the memory is needed. What can't be written now is given up.
+
+        Raises:
+            DurableAgeError: a write hangs, and the job must stop.
+        """
         while self.writer.in_flight is not None:
             try:
                 self._wait(math.inf, attempts=1)
             except HvdrecoverError:  # `verdict` tells what is for good
                 self.writer.withdraw()
+                if self.writer.in_flight is not None and (verdict := self.verdict()) is not None:
+                    raise verdict from None
 
     def verdict(self) -> HvdrecoverError | None:
         """Return why the job must stop, if it must."""

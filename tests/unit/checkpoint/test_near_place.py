@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +66,15 @@ def test_looking_does_not_lose_this_processs_own_lock(tmp_path, path):
     keeper.release()
     assert Keeper.take(path) is not None
     place._kept.discard(path)
+
+
+def test_a_file_system_without_locks_is_not_one_that_another_process_uses(path, monkeypatch):
+    def lockf(descriptor, kind):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", lockf)
+    with pytest.raises(StorageError, match=r"No locks available.*near="):
+        Keeper.take(path)
 
 
 def test_only_what_nobody_keeps_and_nobody_came_back_to_expires():

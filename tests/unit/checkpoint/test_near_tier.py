@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import threading
@@ -198,6 +199,22 @@ def test_who_has_borrowed_lets_go_of_it_and_none_of_its_children_does(process: P
         os.waitpid(child, 0)
         os.close(reading)
         os.close(writing)
+
+
+def test_memory_of_which_nobody_can_tell_whether_it_is_lent_is_not_overwritten(
+    process: Process,
+) -> None:
+    assert process.commit(1) is not None
+    arenas, _ = recall.borrowed(process.path, CommitId(2, 1))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))  # as many files are open as may be
+    try:
+        others = [process.commit(number, seal=False) for number in (2, 3, 4)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert others == [None] * 3
+    assert arenas["model"].bytes_of("w").view(np.float64)[0] == 1.0
+    assert process.commit(5) is not None
 
 
 def test_a_file_with_holes_is_not_borrowed(process: Process) -> None:

@@ -4,10 +4,12 @@ import os
 import threading
 import uuid
 from pathlib import Path
+from typing import Any, ClassVar
 
 import fsspec
 import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from hvdrecover.checkpoint.storage import LocalStorage, RemoteStorage, open_storage, redact
 from hvdrecover.errors import ConfigError, HvdrecoverError, StorageError
@@ -54,6 +56,30 @@ def test_an_unknown_protocol_is_a_config_error():
 )
 def test_credentials_are_taken_out(url, shown):
     assert redact(url) == shown
+
+
+class Careless(MemoryFileSystem):
+    """A store that creates what exists, and is away for the second request to create something."""
+
+    cachable = False
+    store: ClassVar[dict[str, Any]] = {}
+    requests = 0
+
+    def pipe_file(self, path, value, mode="overwrite", **facts):
+        self.requests += 1
+        if self.requests == 2:
+            raise OSError(errno.EBUSY, "Please reduce your request rate.")
+        super().pipe_file(path, value)
+
+
+def test_an_outage_does_not_pass_for_a_store_that_creates_nothing_twice():
+    storage = RemoteStorage(Careless(), "/careless", "careless://host/run")
+    with pytest.raises(StorageError, match="reduce your request rate"):
+        storage.create("claims/g0001.json", b"mine")
+    assert storage.names("claims") == []
+    with pytest.raises(ConfigError, match="two jobs could write"):
+        storage.create("claims/g0001.json", b"mine")
+    assert storage.names("claims") == []
 
 
 class Broken:

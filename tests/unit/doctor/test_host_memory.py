@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.doctor.host_memory import judge
-from hvdrecover.host_memory import Available, available
+from hvdrecover.host_memory import Available, available, left
 
 GB = 10**9
 
@@ -20,10 +20,10 @@ def machine(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def limit(folder: Path, most: str, used: int, cached: int) -> None:
+def limit(folder: Path, most: str, used: int, cached: int, used_lately: int = 0) -> None:
     (folder / "memory.max").write_text(f"{most}\n")
     (folder / "memory.current").write_text(f"{used}\n")
-    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {cached}\nactive_file 7\n")
+    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {cached}\nactive_file {used_lately}\n")
 
 
 def found(machine: Path) -> Available:
@@ -43,6 +43,8 @@ def test_the_tightest_limit_counts_whichever_cgroup_above_has_it(machine: Path) 
     assert found(machine) == Available(4000, True)
     limit(machine / "cgroup" / "job", "4500", 4200, 200)  # cached files can be dropped
     assert found(machine) == Available(500, True)
+    limit(machine / "cgroup" / "job", "4500", 4200, 200, used_lately=50)  # so can those
+    assert found(machine) == Available(550, True)
     limit(machine / "cgroup" / "job", "4500", 4700, 0)
     assert found(machine) == Available(0, True)
 
@@ -53,8 +55,16 @@ def test_cgroups_of_version_1(machine: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "memory.limit_in_bytes").write_text("5000\n")
     (folder / "memory.usage_in_bytes").write_text("2000\n")
-    (folder / "memory.stat").write_text("cache 1\ntotal_inactive_file 300\n")
-    assert found(machine) == Available(3300, True)
+    (folder / "memory.stat").write_text("cache 1\ntotal_inactive_file 300\ntotal_active_file 40\n")
+    assert found(machine) == Available(3340, True)
+
+
+def test_swap_is_not_beyond_the_limit_of_a_cgroup(machine: Path) -> None:
+    with (machine / "proc" / "meminfo").open("a") as file:
+        file.write("SwapFree: 500 kB\n")
+    assert left(machine / "proc", machine / "cgroup") == Available(8_192_000 + 512_000, False)
+    limit(machine / "cgroup" / "job", "8300000", 0, 0)  # more than the host has without swap
+    assert left(machine / "proc", machine / "cgroup") == Available(8_300_000, True)
 
 
 @pytest.mark.parametrize(

@@ -623,6 +623,25 @@ def test_a_job_whose_storage_hangs_for_too_long_stops(process: Process, root: Fa
     root.gate.set()
 
 
+def test_a_commit_that_waits_for_memory_stops_a_job_whose_storage_hangs(
+    process: Process, root: FakeRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = limited(process)
+    without_room(state)
+    block(root)
+    state.commit()
+    wait_until_blocked(root)
+    process.clock.impatient = True
+    assert state._durable._writing is not None
+    writer, turns = state._durable._writing.writer, iter(range(3))
+    hurry = writer.hurry
+    monkeypatch.setattr(writer, "hurry", lambda attempts: (next(turns), hurry(attempts)))  # not for ever
+    train(state)
+    with pytest.raises(DurableAgeError):
+        state.commit()
+    root.gate.set()
+
+
 def test_commits_that_are_merely_rare_stop_no_job(process: Process, root: FakeRoot) -> None:
     state = limited(process)
     for _ in range(3):

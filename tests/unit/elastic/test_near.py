@@ -15,13 +15,15 @@ import pytest
 from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.near import place
+from hvdrecover.checkpoint.near import place, room
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.elastic.agreement import parts
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.state import State
+from hvdrecover.host_memory import Available
 from tests.fakes.framework import FakeModel
 from tests.fakes.root import FakeRoots
+from tests.fakes.world import HANG_SECONDS
 from tests.unit.elastic.jobs import CONFIG, URL, Process, on_ranks
 
 JOB, OTHER = "a" * 32, "b" * 32
@@ -420,3 +422,35 @@ def test_who_waits_for_a_near_root_that_another_keeps_does_not_write_to_it(
         assert on_ranks(1, body) == [["as its keeper wrote it", json.dumps({"url": URL})]]
     said = [line.split(":")[1] for line in caplog.messages if line.startswith("near tier: o")]
     assert said == [" off on host", " on"]
+
+
+def test_where_the_near_tier_has_no_room_a_commit_waits_for_the_write_before_it(
+    near: Path, roots: FakeRoots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "refusal", lambda *facts: "there is too little")
+
+    def body(process: Process) -> Any:
+        config = dataclasses.replace(CONFIG, job=JOB, local_rank=0)
+        state = process.state(
+            Checkpoint(URL, near=str(near)), config=config, model=FakeModel(w=[1.0, 2.0]), step=0
+        )
+        state.sync()
+        state._durable.near.settle(30)
+        state._memory.room = lambda: Available(0, limited=True)
+        waited, vacate = [], state._memory.vacate
+
+        def after_the_gate_opens() -> None:
+            waited.append(state.step)
+            roots[URL].gate.set()
+            vacate()
+
+        state._memory.vacate = after_the_gate_opens
+        roots[URL].gate.clear()
+        train(state, 1)
+        assert roots[URL].at_the_gate.wait(HANG_SECONDS)
+        train(state, 1)
+        state.flush()
+        dies(state)
+        return waited
+
+    assert on_ranks(1, body) == [[2]]
