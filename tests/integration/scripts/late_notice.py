@@ -25,11 +25,11 @@ STEPS, LOST_AT, PROBES = 6, 4, 2000
 
 def is_told_of_the_loss() -> None:
     """Wait until Horovod has nothing more to do with the lost rank."""
-    probes = [hvd.allreduce_async(torch.ones(1), name=f"probe {number}") for number in range(PROBES)]
     try:
+        probes = [hvd.allreduce_async(torch.ones(1), name=f"probe {number}") for number in range(PROBES)]
         hvd.synchronize(probes[0])
     except HorovodInternalError:
-        return  # while Horovod's own thread still has most of them before it
+        return  # while Horovod's own thread still has most of them before it, unless it was quick
     raise AssertionError("the other rank is still there")
 
 
