@@ -78,7 +78,9 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         if options.keep:
             shutil.copytree(runs, options.keep)
-        shutil.rmtree(runs)  # the page is left
+        shutil.rmtree(runs)  # the page is left, if there is one
+        if not (folder / _PAGE).exists():
+            folder.rmdir()
 
 
 def _demo(folder: Path, report: Path, framework: str, console: Console) -> int:
