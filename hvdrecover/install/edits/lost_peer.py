@@ -2,9 +2,8 @@
 
 Gloo knows messages by the kind of their collective only, and Horovod starts the next collective after one has
 failed. Other ranks still have the failed one, and may take the next one's messages for it. Where a message is
-longer than expected, Gloo throws in its own thread, where nobody catches, and the process aborts. Where it is
-not, wrong bytes may count as a result. What is left over blocks a connection, so that its loss shows by the
-time-out only.
+longer than expected, Gloo throws in its own thread, where nobody catches, and the process aborts. What is
+left over blocks a connection, so that its loss shows by the time-out only.
 """
 
 from __future__ import annotations
