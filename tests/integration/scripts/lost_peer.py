@@ -1,10 +1,10 @@
-"""Two ranks, to one of which happens what Gloo takes for the end, or does not notice, without our edits.
+"""Three ranks, to one of which happens what Gloo takes for the end, or does not notice, without our edits.
 
 ::
 
-    hvdrecover run -np 2 -- python lost_peer.py FOLDER
+    hvdrecover run -np 3 -- python lost_peer.py FOLDER
 
-First rank 1 sends rank 0 a message that it doesn't wait for. Then rank 1 is lost while rank 0 has a part of a
+First rank 2 sends rank 0 a message that it doesn't wait for. Then rank 2 is lost while rank 0 has a part of a
 message from it. Each rank writes its process id into ``FOLDER/starts-RANK`` whenever it starts to train.
 """
 
@@ -26,7 +26,7 @@ from horovod.torch import mpi_ops
 
 import hvdrecover.torch as recover
 
-ROWS = 1 << 25  # of rank 1: far more bytes than fit between two processes
+ROWS = 1 << 25  # of rank 2, the last one: far more bytes than fit between two processes
 VALUE = 7.0
 # Of Gloo's messages: bytes with this head, kind, slot, offset, bytes without it, offset at the receiver.
 UNEXPECTED = struct.pack("=6Q", 48 + 8, 1, 1 << 60, 0, 8, 0)
@@ -43,12 +43,12 @@ def connections() -> Iterator[socket.socket]:
 
 
 def send_what_nobody_waits_for(folder: Path) -> None:
-    """Rank 1 sends a message by each of its connections to rank 0; returns by an exception."""
+    """Rank 2 sends a message by each of its connections to rank 0; returns by an exception."""
     if hvd.rank() == 0:
         names = [str(each.getsockname()) for each in connections()]
         (folder / "names").write_text("\n".join(names))
     hvd.barrier()
-    if hvd.rank() == 1:
+    if hvd.rank() == 2:
         (folder / "sent").touch()
         names = (folder / "names").read_text().split("\n")
         for each in connections():
@@ -59,19 +59,21 @@ def send_what_nobody_waits_for(folder: Path) -> None:
 
 
 def lose_a_rank(folder: Path) -> None:
-    """Gather rows until rank 1 is lost meanwhile; returns by an exception."""
+    """Start two collectives at once, until rank 2 is lost in the first; returns by an exception."""
     pids = hvd.allgather(torch.tensor([os.getpid()]), name="pids")
-    mine = torch.full((ROWS if hvd.rank() == 1 else 1,), VALUE)
+    mine = torch.full((ROWS if hvd.rank() == 2 else 1,), VALUE)
     while True:
-        handle = hvd.allgather_async(mine, name="rows")
+        first = hvd.allgather_async(mine, name="first")
+        second = hvd.allgather_async(torch.ones(1), name="second")
         if hvd.rank() == 0:
-            kill_in_the_middle(int(pids[1]), mpi_ops._handle_map[handle][-1], folder)
-        hvd.synchronize(handle)
+            kill_in_the_middle(int(pids[2]), mpi_ops._handle_map[first][-1], folder)
+        hvd.synchronize(first)
+        hvd.synchronize(second)
 
 
 def kill_in_the_middle(process: int, result: Any, folder: Path) -> None:
-    """SIGKILL rank 1 when some of its rows, but not all, have come; do nothing if all have."""
-    while result.untyped_storage().nbytes() < result.element_size() * (ROWS + 1) or result[1] != VALUE:
+    """SIGKILL rank 2 when some of its rows, but not all, have come; do nothing if all have."""
+    while result.untyped_storage().nbytes() < result.element_size() * (ROWS + 2) or result[2] != VALUE:
         pass  # Horovod's thread makes it, and fills it
     os.kill(process, signal.SIGSTOP)
     if result[-1] == VALUE:
