@@ -61,7 +61,7 @@ class FineTuning:
 
     @property
     def title(self) -> str:
-        """How tables name it."""
+        """Its name in tables."""
         nbytes = sum(len(arena.buffer) for arena in self._arenas.values())
         changing = sum(len(each) for each in self._changing)
         return f"{nbytes / 1e6:.0f} MB, of which {changing / nbytes:.0%} changed"
@@ -78,7 +78,7 @@ class FineTuning:
 
 
 def measure(setting: Setting) -> list[Row]:
-    """How long it takes, and how much is sent: nine tenths of SGD's state stay, three quarters of AdamW's."""
+    """Time and bytes that are sent: nine tenths of SGD's state stay, three quarters of AdamW's."""
     rows = []
     for where, rate in _LINKS.items():
         for optimizer, moments in (("SGD", 0), ("AdamW", 2)):

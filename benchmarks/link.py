@@ -26,7 +26,7 @@ class Link:
         self._sent = sent
 
     def sent(self) -> int:
-        """How many bytes have been sent to the server so far."""
+        """The number of bytes that have been sent to the server so far."""
         return int(self._sent.value)
 
 

@@ -91,7 +91,7 @@ def _stop(arguments: argparse.Namespace) -> int:
     newest, durable = (each.number if each else None for each in (status.commit, status.durable))
     kept = f"commit {durable} is durable" if durable is not None else "no commit is durable"
     lost = f", commit {newest} is not" if newest != durable else ""
-    if status.ending.code is None:  # nobody has written how it ended
+    if status.ending.code is None:  # a supervisor that ends by itself writes how
         problem = (
             "the supervisor was killed before the job had left; look at what still runs, and start it again"
         )

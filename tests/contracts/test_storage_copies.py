@@ -1,4 +1,4 @@
-"""What S3's storage sends again and what the store copies, counted at the client of real servers."""
+"""The parts that S3's storage sends and those that the store copies, counted at the client of real servers."""
 
 from __future__ import annotations
 

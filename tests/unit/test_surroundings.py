@@ -1,4 +1,4 @@
-"""What machine this is, and what is installed there."""
+"""The machine, and what is installed there."""
 
 from __future__ import annotations
 

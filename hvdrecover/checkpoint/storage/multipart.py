@@ -32,7 +32,7 @@ class _Done(NamedTuple):
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether the store's digest of a copy is another one than that of what was sent."""
+        """Return whether the store's digest of a copy is another one than that of what was sent."""
         return self.copied and self.tag.strip('"') != self.part.tag.strip('"')
 
 

@@ -15,7 +15,7 @@ LONGEST_LINE = 30
 
 
 class Place(NamedTuple):
-    """Where an object is: its bucket and its key."""
+    """The place of an object: its bucket and its key."""
 
     bucket: str
     key: str
