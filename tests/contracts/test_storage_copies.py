@@ -1,4 +1,4 @@
-"""The parts that S3's storage sends and those that the store copies, counted at the client of real servers."""
+"""The parts that S3's storage sends, and those that the store copies, counted at real servers' client."""
 
 from __future__ import annotations
 
