@@ -74,7 +74,7 @@ class Script:
 
     Args:
         server: what is reported to.
-        durable_every: every so many commits are made durable; 0 for none.
+        durable_every: the first commit and every so many after it are made durable; 0 for none.
     """
 
     def __init__(self, server: Server, durable_every: int = 0) -> None:
@@ -101,7 +101,7 @@ class Script:
                     state.commit()
                     if world.rank() == 0:
                         self.server.wait_for(state.step)
-                    if self._durable_every and state.step % (2 * self._durable_every) == 0:
+                    if self._durable_every and (state.step // 2 - 1) % self._durable_every == 0:
                         state.flush()
                     state.log_metrics(accuracy=state.step / 10)
 
