@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -51,6 +54,20 @@ class Backend:
 
     def open(self) -> Storage:
         return open_storage(self.url)
+
+
+def kill_when_it_says(word: str, script: str, backend: Backend) -> None:
+    """Run a script with a backend's root as its argument, and kill it as soon as it has printed a word."""
+    writer = subprocess.Popen(
+        [sys.executable, "-c", script, backend.url],
+        env={**os.environ, **backend.environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert writer.stdout and writer.stdout.readline() == f"{word}\n"
+    writer.kill()
+    writer.communicate()
 
 
 def local(folder: Path) -> Backend:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +16,7 @@ from hvdrecover.checkpoint.reader import load_newest
 from hvdrecover.checkpoint.storage import Storage, uploads
 from hvdrecover.errors import StorageError
 from tests.contracts.servers import S3Server, stored
-from tests.contracts.storages import Backend
+from tests.contracts.storages import Backend, kill_when_it_says
 from tests.contracts.test_storage import noise
 from tests.integration.conftest import LONG
 from tests.unit.checkpoint.roots import make_snapshot, make_store
@@ -374,15 +371,7 @@ storage.write("g0001-c00000003/model.safetensors", data)
 
 
 def test_the_next_writer_aborts_the_copying_of_one_that_was_killed(each: Backend) -> None:
-    writer = subprocess.Popen(
-        [sys.executable, "-c", _WRITER, each.url],
-        env={**os.environ, **each.environment},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert writer.stdout and writer.stdout.readline() == b"copied\n"
-    writer.kill()
-    writer.communicate()
+    kill_when_it_says("copied", _WRITER, each)
     assert [left.folder for left in each.open().temporaries()] == ["g0001-c00000003"]
     make_store(each.open(), job="next").claim_next()
     assert each.open().temporaries() == []

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -24,7 +21,7 @@ from hvdrecover.checkpoint.storage.s3 import part_size
 from hvdrecover.doctor.probing import Probe
 from hvdrecover.errors import ConfigError, StorageError
 from tests.contracts.servers import HOST, S3Server
-from tests.contracts.storages import SECRET, Backend, s3_options
+from tests.contracts.storages import SECRET, Backend, kill_when_it_says, s3_options
 from tests.contracts.test_storage import noise
 from tests.integration.conftest import LONG
 from tests.unit.checkpoint.roots import make_store
@@ -136,15 +133,7 @@ def test_the_next_writer_aborts_the_upload_of_one_that_was_killed(
     request: pytest.FixtureRequest, kind: str
 ) -> None:
     backend: Backend = request.getfixturevalue(kind)
-    writer = subprocess.Popen(
-        [sys.executable, "-c", _WRITER, backend.url],
-        env={**os.environ, **backend.environment},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert writer.stdout and writer.stdout.readline() == b"uploaded\n"
-    writer.kill()
-    writer.communicate()
+    kill_when_it_says("uploaded", _WRITER, backend)
     assert [each.folder for each in backend.open().temporaries()] == ["g0001-c00000001"]
     make_store(backend.open(), job="next").claim_next()
     assert backend.open().temporaries() == []
