@@ -17,7 +17,7 @@ from hvdrecover.examples import ledger
 from hvdrecover.examples.ledger import Batch
 from hvdrecover.launch.job import Job
 
-PATIENCE = 180.0  # seconds to wait for anything
+PATIENCE = 400.0  # seconds to wait for anything, on a machine that has much else to do
 TRAINING_SAMPLES = 1437
 ROOT_MAY_USE_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 

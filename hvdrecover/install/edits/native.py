@@ -172,6 +172,7 @@ NATIVE: tuple[Edit, ...] = (
             "    // Reset initialization flags\n"
             "    horovod_global.initialization_done = false;\n"
             "    horovod_global.initialization_failed = false;\n"
+            "    InitializationError().clear();\n"
         ),
         why="after one failed initialization all later ones would count as failed",
     ),

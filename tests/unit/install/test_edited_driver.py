@@ -6,6 +6,8 @@ import random
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +19,7 @@ from horovod.runner.http.http_server import RendezvousServer
 
 SLOTS = 2
 HANGS = 20.0  # seconds, far more than anything here takes
+NOT_FOUND, GONE = 404, 410
 
 
 class Request(threading.Thread):
@@ -35,6 +38,35 @@ class Request(threading.Thread):
     def answered(self, within: float = HANGS) -> bool:
         self.join(within)
         return not self.is_alive()
+
+
+class Asking(threading.Thread):
+    """A rank that asks the driver's server for another's address, as Gloo does."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(daemon=True)
+        self._address = address
+        self._answer: bytes | int | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with urllib.request.urlopen(self._address, timeout=2 * HANGS) as answer:
+                self._answer = answer.read()
+        except urllib.error.HTTPError as error:
+            self._answer = error.code
+
+    def answer(self, within: float = HANGS) -> bytes | int | None:
+        """The address, or an HTTP status; None as long as there is no answer."""
+        self.join(within)
+        return self._answer
+
+
+def tell(address: str) -> None:
+    """Tell the server a rank's address, which is that of where it stands there."""
+    request = urllib.request.Request(address, data=address.encode(), method="PUT")
+    with urllib.request.urlopen(request, timeout=HANGS):
+        pass
 
 
 class Workers:
@@ -67,6 +99,11 @@ def driver(workers: Workers) -> Iterator[ElasticDriver]:
     yield driver
     if not driver.finished():
         driver.stop()
+
+
+@pytest.fixture
+def server(driver: ElasticDriver) -> str:
+    return f"http://127.0.0.1:{driver._rendezvous._httpd.server_port}"
 
 
 def test_all_are_answered_when_all_have_asked(driver: ElasticDriver) -> None:
@@ -152,3 +189,65 @@ def test_the_job_ends_when_all_workers_have(driver: ElasticDriver, workers: Work
     results = driver.get_results().worker_results
     assert driver.finished()
     assert {name: code for name, (code, _) in results.items()} == {"localhost[0]": 0, "localhost[1]": 0}
+
+
+# -- addresses --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scope", ["global", "local_localhost"])
+def test_no_address_is_given_before_all_have_told_theirs(
+    driver: ElasticDriver, server: str, scope: str
+) -> None:
+    tell(f"{server}/{scope}/0")
+    tell(f"{server}/{scope}/rank_1")
+    asking = [Asking(f"{server}/{scope}/{rank}") for rank in range(SLOTS)]
+    assert [each.answer(0.1) for each in asking] == [None] * SLOTS
+    tell(f"{server}/{scope}/1")
+    assert [each.answer() for each in asking] == [
+        f"{server}/{scope}/{rank}".encode() for rank in range(SLOTS)
+    ]
+
+
+def test_for_what_only_clients_know_nobody_waits(driver: ElasticDriver, server: str) -> None:
+    for key in ("global/rank_1", "global_process_set/0", "unknown/0"):
+        assert Asking(f"{server}/{key}").answer() == NOT_FOUND
+
+
+def test_who_waits_is_told_that_another_was_lost(
+    driver: ElasticDriver, server: str, workers: Workers
+) -> None:
+    asking = Asking(f"{server}/global/1")
+    assert asking.answer(0.1) is None
+    workers.end(1, 1)
+    assert asking.answer() == GONE
+    assert Asking(f"{server}/global/1").answer() == GONE
+
+
+def test_who_waits_is_told_that_another_has_come_anew_and_all_meet_in_the_next_round(
+    driver: ElasticDriver, server: str
+) -> None:
+    tell(f"{server}/global/0")
+    asking = Asking(f"{server}/global/1")
+    assert asking.answer(0.1) is None
+    restarted = Request(driver, 1)
+    assert asking.answer() == GONE
+    assert Request(driver, 0).answered() and restarted.answered()
+    asking = Asking(f"{server}/global/1")
+    assert asking.answer(0.1) is None  # rank 0's address was that of the round before
+    tell(f"{server}/global/0")
+    tell(f"{server}/global/1")
+    assert asking.answer() == f"{server}/global/1".encode()
+
+
+def test_nobody_waits_any_longer_when_the_job_ends(driver: ElasticDriver, server: str) -> None:
+    asking = Asking(f"{server}/global/1")
+    assert asking.answer(0.1) is None
+    driver.stop()
+    assert asking.answer() == GONE
+
+
+def test_who_waits_in_vain_may_ask_again_after_horovods_elastic_timeout(
+    monkeypatch: pytest.MonkeyPatch, driver: ElasticDriver, server: str
+) -> None:
+    monkeypatch.setattr(driver, "_timeout", 0.2)
+    assert Asking(f"{server}/global/1").answer() == NOT_FOUND

@@ -1,0 +1,163 @@
+"""Edits of how ranks meet: the driver gives addresses out when all have come, or says that not all will.
+
+A worker that comes to a job is started when the others wait for it already, and imports its libraries only
+then. They give it up after Gloo's time-out, which is to be short for hosts that are lost. The driver
+knows better: each worker that it has started comes, or its end is recorded, or it asks for another place.
+"""
+
+from __future__ import annotations
+
+from hvdrecover.install.edits.edit import Edit
+
+_REGISTRY = "horovod/runner/elastic/registration.py"
+_HANDLER = "horovod/runner/elastic/rendezvous.py"
+_STORE = "horovod/common/gloo/http_store.cc"
+_SLOW = (
+    "a worker that comes to a running job and takes longer than HOROVOD_GLOO_TIMEOUT_SECONDS to import its "
+    "libraries fails, which ends the job where no other host is left"
+)
+_OVER = "ranks wait out a time-out for one that is known to be lost, and who has just come ends with an error"
+_WAIT_CODE = '''\
+    def wait_for_all(self, arrived, seconds):
+        """Wait until all have arrived; False if the round has ended before: a worker was lost, or asks for
+        a place in the next one."""
+        deadline = time.monotonic() + seconds
+        with self._lock:
+            rendezvous_id = self._rendezvous_id
+            while not arrived() and time.monotonic() < deadline:
+                if self._states or self._rendezvous_id != rendezvous_id or self._driver.finished():
+                    return False
+                self._lock.wait(1.0)
+            return True
+
+    def wake(self):
+        with self._lock:
+            self._lock.notify_all()
+
+    def size(self):
+'''
+_HANDLER_CODE = '''\
+    class ElasticRendezvousHandler(RendezvousHandler):
+        def do_GET(self):
+            _, scope, key = (self.path.split('/') + ['', ''])[:3]
+            if key.isdigit() and not driver.wait_for_all(lambda: self._all_in(scope)):
+                self.send_status_code(GONE)
+            else:
+                super().do_GET()
+
+        def _all_in(self, scope):
+            """Whether all ranks of a scope have told their addresses, if its size is known."""
+            with self.server.cache_lock:
+                told = sum(key.isdigit() for key in self.server.cache.get(scope, {}))
+                return told >= self.server.scope_size.get(scope, 0)
+
+'''
+
+
+MEETING: tuple[Edit, ...] = (
+    Edit(
+        name="meeting-time",
+        file=_REGISTRY,
+        old="import logging\nimport threading\n",
+        new="import logging\nimport threading\nimport time\n",
+        why=_SLOW,
+    ),
+    Edit(name="meeting-wait", file=_REGISTRY, old="    def size(self):\n", new=_WAIT_CODE, why=_SLOW),
+    Edit(
+        name="meeting-driver",
+        file="horovod/runner/elastic/driver.py",
+        old="    def record_ready(self, host, slot):\n",
+        new=(
+            "    def wait_for_all(self, arrived):\n"
+            "        return self._worker_registry.wait_for_all(arrived, self._timeout)\n"
+            "\n"
+            "    def wake(self):\n"
+            "        self._worker_registry.wake()\n"
+            "\n"
+            "    def record_ready(self, host, slot):\n"
+        ),
+        why=_SLOW,
+    ),
+    Edit(
+        name="meeting-status",
+        file=_HANDLER,
+        old="def create_rendezvous_handler(driver):\n",
+        new="GONE = 410\n\n\ndef create_rendezvous_handler(driver):\n",
+        why=_OVER,
+    ),
+    Edit(
+        name="meeting-answers",
+        file=_HANDLER,
+        old="    class ElasticRendezvousHandler(RendezvousHandler):\n",
+        new=_HANDLER_CODE,
+        why=_SLOW,
+    ),
+    Edit(
+        name="meeting-complete",
+        file=_HANDLER,
+        old="            super(RendezvousHandler, self)._put_value(scope, key, value)\n",
+        new=(
+            "            super(RendezvousHandler, self)._put_value(scope, key, value)\n"
+            "            if self._all_in(scope):\n"
+            "                driver.wake()\n"
+        ),
+        why=_SLOW,
+    ),
+    Edit(
+        name="round-over-answered",
+        file=_STORE,
+        old="if (response.status != HTTP_OK && response.status != HTTP_NOT_FOUND) {\n",
+        new=(
+            "if (response.status != HTTP_OK && response.status != HTTP_NOT_FOUND &&\n"
+            "          response.status != HTTP_GONE) {\n"
+        ),
+        why=_OVER,
+    ),
+    Edit(
+        name="round-over",
+        file=_STORE,
+        old="  // If the key is not present, return false.\n",
+        new=(
+            "  if (response.status == HTTP_GONE) {\n"
+            "    throw std::runtime_error(\n"
+            '        "the round is over: before all had met, a rank was lost or came anew");\n'
+            "  }\n"
+            "  // If the key is not present, return false.\n"
+        ),
+        why=_OVER,
+    ),
+    Edit(
+        name="round-over-status",
+        file="horovod/common/gloo/http_store.h",
+        old="#define HTTP_NOT_FOUND 404\n",
+        new="#define HTTP_NOT_FOUND 404\n#define HTTP_GONE 410\n",
+        why=_OVER,
+    ),
+    Edit(
+        name="next-round",
+        file="horovod/common/basics.py",
+        old="        if not initialization_ok:\n",
+        new=(
+            "        if not initialization_ok and self._is_round_over():\n"
+            "            self.shutdown()\n"
+            "            return self.init(comm, process_sets)\n"
+            "        if not initialization_ok:\n"
+        ),
+        why=_OVER,
+    ),
+    Edit(
+        name="next-round-asked",
+        file="horovod/common/basics.py",
+        old="    def shutdown(self):\n",
+        new=(
+            "    def _is_round_over(self):\n"
+            '        """Whether initialization failed as the driver begins another round."""\n'
+            "        function = self.MPI_LIB_CTYPES.horovod_initialization_error\n"
+            "        function.restype = ctypes.c_char_p\n"
+            "        return b'the round is over' in function()\n"
+            "\n"
+            "    def shutdown(self):\n"
+        ),
+        why=_OVER,
+    ),
+)

@@ -1,0 +1,49 @@
+"""A worker that comes to a running job, and takes its time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.examples.digits_run import PATIENCE, ROOT_MAY_USE_MPI, elastic, supervised
+from hvdrecover.launch.job import Job
+
+SCRIPT = Path(__file__).with_name("scripts") / "late_worker.py"
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Path:
+    return tmp_path / "hosts"
+
+
+def under_us(hosts: Path, workers: int) -> list[str]:
+    return supervised("--no-standby", "--min-np", "1", "--discover", f"file {hosts}", workers=workers)
+
+
+def run(folder: Path, hosts: Path, launcher: Sequence[str], workers: int, lost: bool = False) -> list[int]:
+    """Run the script to its end; return the number of processes that started as each rank."""
+    hosts.write_text(f"localhost:{workers}\n")
+    command = [*launcher, sys.executable, str(SCRIPT), str(folder)]
+    settings = {"HOSTS": str(hosts), "LOST": str(int(lost)), "HOROVOD_GLOO_TIMEOUT_SECONDS": "2"}
+    job = Job(command, folder / "log", {**ROOT_MAY_USE_MPI, **settings})
+    try:
+        assert job.wait(PATIENCE) == 0, job.tail()
+    finally:
+        job.kill()
+    assert (folder / "came").exists()
+    assert (folder / "sizes").read_text().split() == [str(workers), str(workers + 1)], job.tail()
+    return [len((folder / str(rank)).read_text().split()) for rank in range(workers + 1)]
+
+
+@pytest.mark.parametrize("launcher", [elastic, under_us])
+def test_the_others_wait_for_it(
+    tmp_path: Path, hosts: Path, launcher: Callable[[Path, int], list[str]]
+) -> None:
+    assert run(tmp_path, hosts, launcher(hosts, 1), 1) == [1, 1]
+
+
+def test_it_takes_its_place_though_another_is_lost_meanwhile(tmp_path: Path, hosts: Path) -> None:
+    assert run(tmp_path, hosts, under_us(hosts, 2), 2, lost=True) == [1, 2, 1]
