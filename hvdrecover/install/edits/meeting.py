@@ -19,16 +19,18 @@ _SLOW = (
 _OVER = "ranks wait out a time-out for one that is known to be lost, and who has just come ends with an error"
 _WAIT_CODE = '''\
     def wait_for_all(self, arrived, seconds):
-        """Wait until all have arrived; False if the round has ended before: a worker was lost, or asks for
-        a place in the next one."""
+        """Wait until all have arrived; False if the round is over: a worker was lost, or asks for a place
+        in the next one."""
         deadline = time.monotonic() + seconds
         with self._lock:
             rendezvous_id = self._rendezvous_id
-            while not arrived() and time.monotonic() < deadline:
-                if self._states or self._rendezvous_id != rendezvous_id or self._driver.finished():
-                    return False
+
+            def is_over():
+                return self._states or self._rendezvous_id != rendezvous_id or self._driver.finished()
+
+            while not is_over() and not arrived() and time.monotonic() < deadline:
                 self._lock.wait(1.0)
-            return True
+            return not is_over()
 
     def wake(self):
         with self._lock:

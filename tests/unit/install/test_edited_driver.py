@@ -223,6 +223,16 @@ def test_who_waits_is_told_that_another_was_lost(
     assert Asking(f"{server}/global/1").answer() == GONE
 
 
+def test_who_comes_after_another_was_lost_is_not_given_the_address_of_the_lost(
+    driver: ElasticDriver, server: str, workers: Workers
+) -> None:
+    tell(f"{server}/global/0")
+    workers.end(0, 1)
+    assert Asking(f"{server}/global/0").answer() == GONE
+    tell(f"{server}/global/1")
+    assert Asking(f"{server}/global/0").answer() == GONE
+
+
 def test_who_waits_is_told_that_another_has_come_anew_and_all_meet_in_the_next_round(
     driver: ElasticDriver, server: str
 ) -> None:
