@@ -36,6 +36,7 @@ TOPICS = {
     "peers": ("torch",),
     "scale": ("ranks", "guardians", "hosts", "sizes", "tensors", "limits", "jobs"),
     "stores": ("large",),
+    "device": STATES,
     "machine": ("large",),
 }
 _PATIENCE = 1200.0  # seconds for one topic

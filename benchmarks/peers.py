@@ -56,7 +56,7 @@ def until_durable(
 class AsyncSave:
     """How long torch's ``async_save`` holds the training loop up, in each of its configurations.
 
-    Pinned memory and asynchronous staging need CUDA.
+    Pinned memory and asynchronous staging need CUDA, and are tried for a state that is on a device.
     """
 
     def __init__(self, training: Training, folder: Path, reserve: Reserve) -> None:
@@ -68,6 +68,9 @@ class AsyncSave:
             "a stager that is kept": DefaultStager(StagingOptions(False, False, False, False)),
             "a stager that is kept, shared memory": DefaultStager(StagingOptions(False, True, False, False)),
         }
+        if training.device.type == "cuda":
+            pinned = StagingOptions(True, False, False, True)
+            self._stagers["a stager that is kept, pinned memory"] = DefaultStager(pinned)
 
     def best(self) -> tuple[str, Take]:
         """The configuration that is fastest here."""
@@ -84,6 +87,7 @@ class AsyncSave:
 
     def _take(self, stager: DefaultStager | None) -> float:
         self._training.step()
+        self._training.wait()
         path = self._folder / "dcp"
         running: list[Future[object]] = []
 
@@ -91,6 +95,7 @@ class AsyncSave:
             tree = self._training.tree()
             future = dcp.async_save(tree, checkpoint_id=path, no_dist=True, async_stager=stager)
             running.append(future)  # type: ignore[arg-type]
+            self._training.wait()
 
         with self._reserve.freed():
             seconds = stopwatch(save)

@@ -75,15 +75,18 @@ class Training:
     Args:
         shape: of the network.
         trained: whether a step has been done, so that the optimizer has its state.
+        device: where it lives.
 
     Attributes:
         nbytes: bytes of the whole state, without gradients.
+        device: where it lives.
     """
 
-    def __init__(self, shape: Shape, *, trained: bool) -> None:
+    def __init__(self, shape: Shape, *, trained: bool, device: str = "cpu") -> None:
         self.nbytes = shape.nbytes
+        self.device = torch.device(device)
         layers = [torch.nn.Linear(shape.width, shape.width, device="meta") for _ in range(shape.layers)]
-        self.model = torch.nn.Sequential(*layers).to_empty(device="cpu")
+        self.model = torch.nn.Sequential(*layers).to_empty(device=self.device)
         with torch.no_grad():  # as random as the measures need it, and a hundred times as fast
             for number, parameter in enumerate(self.model.parameters()):
                 values = torch.linspace(-0.01, 0.01 + number / 1e6, parameter.numel())
@@ -94,9 +97,14 @@ class Training:
 
     def step(self) -> None:
         """Train on one sample; every parameter and all of the optimizer's state change."""
-        self.model(torch.ones(1, self.model[0].in_features)).sum().backward()
+        self.model(torch.ones(1, self.model[0].in_features, device=self.device)).sum().backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+    def wait(self) -> None:
+        """Wait until a device has done all that it was asked for."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def nudge(self) -> None:
         """Change one parameter."""

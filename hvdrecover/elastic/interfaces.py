@@ -77,6 +77,9 @@ class Framework(Protocol):
     def views(self, arena: Arena) -> dict[str, Tensor]:
         """A tensor over each tensor's bytes in an arena; no copies."""
 
+    def pin(self, arena: Arena, tensors: Sequence[Tensor]) -> None:
+        """Make an arena fit for tensors to be copied into it again and again, wherever those are."""
+
     def clone(self, tensor: Tensor) -> Tensor:
         """A tensor of its own memory."""
 

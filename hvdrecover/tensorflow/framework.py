@@ -109,6 +109,9 @@ class TensorFlowFramework(Reports):
             for tensor, spec in zip(tensors, specs, strict=True)
         )
 
+    def pin(self, arena: Arena, tensors: Sequence[tf.Tensor | tf.Variable]) -> None:
+        """Do nothing: TensorFlow copies through host memory of its own."""
+
     def views(self, arena: Arena) -> dict[str, View]:
         """A view of each tensor's bytes in an arena; no copies."""
         return {spec.name: _view(arena, spec) for spec in arena.layout.specs}

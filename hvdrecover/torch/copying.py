@@ -29,11 +29,23 @@ def copy_all(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -
             spans.append((target.data_ptr(), source.data_ptr(), source.nbytes))
         else:
             rest.append((source, target))
-    if rest:
-        with torch.no_grad():
-            torch._foreach_copy_([target for _, target in rest], [source for source, _ in rest])
-    if spans:
-        memcpy.copy(spans)
+    try:
+        if rest:
+            with torch.no_grad():
+                torch._foreach_copy_(
+                    [target for _, target in rest], [source for source, _ in rest], non_blocking=True
+                )
+        if spans:
+            memcpy.copy(spans)
+    finally:
+        _wait_for_devices(rest)
+
+
+def _wait_for_devices(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Wait for what devices copy into host memory."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        for device in {source.device for source, target in copies if source.is_cuda and target.is_cpu}:
+            torch.cuda.current_stream(device).synchronize()
 
 
 def all_equal(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> bool:

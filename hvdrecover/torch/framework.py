@@ -21,7 +21,7 @@ from hvdrecover.elastic.commits import generator_states
 from hvdrecover.elastic.commits.fitting import fit_tensors
 from hvdrecover.elastic.interfaces import Entry, Tree
 from hvdrecover.errors import UnsupportedTensorError
-from hvdrecover.torch import finite, optimizers, structure
+from hvdrecover.torch import finite, optimizers, pinning, structure
 from hvdrecover.torch.copying import all_equal, copy_all
 from hvdrecover.torch.reports import Reports
 from hvdrecover.torch.scalars import TorchWriter
@@ -110,6 +110,11 @@ class TorchFramework(Reports):
     def views(self, arena: Arena) -> dict[str, torch.Tensor]:
         """A tensor over each tensor's bytes in an arena; no copies."""
         return {spec.name: _view(arena, spec) for spec in arena.layout.specs}
+
+    def pin(self, arena: Arena, tensors: Sequence[torch.Tensor]) -> None:
+        """Let devices copy into an arena by themselves, if tensors are on one."""
+        if _cuda_in_use() and any(tensor.is_cuda for tensor in tensors):
+            pinning.pin(arena)
 
     def clone(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of its own memory."""

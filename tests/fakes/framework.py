@@ -211,6 +211,9 @@ class FakeFramework:
             for spec in arena.layout.specs
         }
 
+    def pin(self, arena: Arena, tensors: Sequence[Array]) -> None:
+        pass
+
     def clone(self, tensor: Array) -> Array:
         return tensor.copy()
 

@@ -136,6 +136,7 @@ class Copier:
         known = self._views.get(arena)
         if known is None or known[0] != names:
             by_name = self._framework.views(arena)
+            self._framework.pin(arena, part.tensors)
             known = self._views[arena] = (names, [by_name[name] for name in names])
         return known[1]
 
