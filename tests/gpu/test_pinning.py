@@ -1,0 +1,53 @@
+"""Memory of commits that devices copy into by themselves."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from hvdrecover.checkpoint import layout
+from hvdrecover.checkpoint.arena import Arena, allocate
+from hvdrecover.checkpoint.layout import TensorSpec
+from hvdrecover.torch import pinning
+from tests.gpu.jobs import joined, pair, train
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="nothing is pinned for a CPU")
+LAYOUT = layout.plan([TensorSpec("weight", "F32", (1 << 20,))])
+
+
+def is_pinned(arena: Arena) -> bool:
+    return torch.from_numpy(arena.buffer).is_pinned()
+
+
+def test_it_is_pinned_until_the_commit_is_let_go() -> None:
+    memory = torch.from_numpy(allocate(LAYOUT.nbytes))
+    arena = Arena(LAYOUT, memory.numpy())
+    assert not memory.is_pinned()
+    pinning.pin(arena)
+    assert memory.is_pinned()
+    del arena
+    gc.collect()
+    assert not memory.is_pinned()
+
+
+def test_a_refusal_disturbs_nobody(device: torch.device) -> None:
+    arena = Arena(LAYOUT)
+    pinning.pin(arena)
+    pinning.pin(arena)  # CUDA refuses memory that is pinned already
+    assert torch.ones(3, device=device).sum().item() == 3.0
+    assert is_pinned(arena)
+
+
+@pytest.mark.parametrize("where", ["cuda", "cpu"])
+def test_commits_are_pinned_if_they_are_of_tensors_on_a_device(where: str) -> None:
+    torch.zeros((), device="cuda")  # CUDA is in use
+    model, optimizer = pair(torch.device(where))
+    state = joined(model=model, optimizer=optimizer)
+    for _ in range(4):
+        train(model, optimizer)
+        state.commit()
+    held = [arena for arena in gc.get_objects() if type(arena) is Arena and arena.layout.nbytes > 1 << 20]
+    assert held
+    assert {is_pinned(arena) for arena in held} == {where == "cuda"}
