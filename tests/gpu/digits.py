@@ -1,6 +1,7 @@
 """The digits example with its network on a device, which workers may share.
 
-Gradients go through host memory, so that any build of Horovod can average them.
+NCCL averages gradients if Horovod was built with it and each worker has a device of its own. Else they go
+through host memory, so that any build of Horovod can.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ def main() -> None:
     samples, _ = digits()
     model = network().to(device)
     optimizer = optimizer_for(chosen.optimizer, model.parameters())
+    has_nccl = device.type == "cuda" and hvd.nccl_built() and hvd.size() <= torch.cuda.device_count()
+    if has_nccl:
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     sampler = recover.ElasticSampler(TensorDataset(*map(torch.from_numpy, samples)), shuffle=True, seed=0)
     loader = DataLoader(sampler.dataset, batch_size=chosen.batch_size, sampler=sampler)
     state = recover.TorchState(
@@ -53,7 +57,8 @@ def main() -> None:
                 ledger.batch(hvd.rank(), hvd.size(), indices.tolist())
                 optimizer.zero_grad()
                 torch.nn.functional.cross_entropy(model(images.to(device)), labels.to(device)).backward()
-                average(model)
+                if not has_nccl:
+                    average(model)
                 optimizer.step()
                 sampler.record_batch(state.batch, len(labels))
                 state.batch += 1

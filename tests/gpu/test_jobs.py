@@ -1,4 +1,4 @@
-"""Jobs of two workers on a device, which are killed, and end with the very bits of one that was not."""
+"""Jobs on a device, whose workers are killed, and end with the very bits of one that was not."""
 
 from __future__ import annotations
 
@@ -35,24 +35,26 @@ def a_users_shell() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(a_users_shell: None, tmp_path_factory: pytest.TempPathFactory) -> DigitsRun:
-    clean = run(tmp_path_factory.mktemp("undisturbed"))
-    clean.finish(clean.start(supervised()))
-    return clean
+def undisturbed(a_users_shell: None, tmp_path_factory: pytest.TempPathFactory) -> dict[int, DigitsRun]:
+    """A run that nothing happens to, by its number of workers."""
+    runs = {workers: run(tmp_path_factory.mktemp("undisturbed")) for workers in (1, 2)}
+    for workers, clean in runs.items():
+        clean.finish(clean.start(supervised(workers=workers)))
+    return runs
 
 
-@pytest.mark.parametrize("everybody", [False, True])
+@pytest.mark.parametrize(("workers", "killed"), [(1, [0]), (2, [1]), (2, [0, 1])])
 def test_workers_that_are_killed_end_with_the_same_bits(
-    undisturbed: DigitsRun, start: Any, tmp_path: Path, everybody: bool
+    undisturbed: dict[int, DigitsRun], start: Any, tmp_path: Path, workers: int, killed: list[int]
 ) -> None:
     disturbed = run(tmp_path)
-    job = start(disturbed, supervised())
-    disturbed.wait_for(job, lambda batch: batch.epoch == 1 and batch.rank == 1)
-    for rank in (0, 1) if everybody else (1,):
+    job = start(disturbed, supervised(workers=workers))
+    disturbed.wait_for(job, lambda batch: batch.epoch == 1 and batch.rank == workers - 1)
+    for rank in killed:
         os.kill(disturbed.process_of(rank), signal.SIGKILL)
     disturbed.finish(job)
     assert "resum" in disturbed.log
-    assert disturbed.digest() == undisturbed.digest()
+    assert disturbed.digest() == undisturbed[workers].digest()
 
 
 def test_a_drill_on_the_device_finds_that_the_script_recovers(tmp_path: Path) -> None:

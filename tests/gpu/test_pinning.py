@@ -21,6 +21,12 @@ def is_pinned(arena: Arena) -> bool:
     return torch.from_numpy(arena.buffer).is_pinned()
 
 
+def arenas() -> list[Arena]:
+    """All that there are in this process, of commits of other tests as well."""
+    gc.collect()
+    return [each for each in gc.get_objects() if type(each) is Arena]
+
+
 def test_it_is_pinned_until_the_commit_is_let_go() -> None:
     memory = torch.from_numpy(allocate(LAYOUT.nbytes))
     arena = Arena(LAYOUT, memory.numpy())
@@ -43,11 +49,12 @@ def test_a_refusal_disturbs_nobody(device: torch.device) -> None:
 @pytest.mark.parametrize("where", ["cuda", "cpu"])
 def test_commits_are_pinned_if_they_are_of_tensors_on_a_device(where: str) -> None:
     torch.zeros((), device="cuda")  # CUDA is in use
+    of_others = arenas()
     model, optimizer = pair(torch.device(where))
     state = joined(model=model, optimizer=optimizer)
     for _ in range(4):
         train(model, optimizer)
         state.commit()
-    held = [arena for arena in gc.get_objects() if type(arena) is Arena and arena.layout.nbytes > 1 << 20]
-    assert held
-    assert {is_pinned(arena) for arena in held} == {where == "cuda"}
+    mine = [each for each in arenas() if all(each is not other for other in of_others)]
+    assert mine
+    assert {is_pinned(arena) for arena in mine} == {where == "cuda"}
