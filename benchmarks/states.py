@@ -113,8 +113,7 @@ class Training:
 
     def tree(self) -> dict[str, object]:
         """The state as torch's own means save it."""
-        # dict, as the stagers of torch 2.11's async_save can't take the OrderedDict.
-        return {"model": dict(self.model.state_dict()), "optimizer": self.optimizer.state_dict()}
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All tensors under flat names, as safetensors saves them."""
