@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hvdrecover.errors import InstallError
 from hvdrecover.install.edits import EDITS, apply
-from hvdrecover.install.environment import Frameworks, Mpi, build_environment
+from hvdrecover.install.environment import Frameworks, Mpi, build_environment, find_nccl
 from hvdrecover.install.pins import BUILD_REQUIREMENTS, HOROVOD_SHA256, HOROVOD_VERSION
 from hvdrecover.install.process import Runner
 
@@ -58,6 +58,26 @@ def _without_spaces(prefix: Path, work: Path, tools: Path) -> Path:
     return link
 
 
+def offer_nccl(nccl: Path, folder: Path) -> dict[str, str]:
+    """Offer PyTorch's NCCL to the build: its wheel lacks the file name that linkers look for.
+
+    Args:
+        nccl: the wheel's folder.
+        folder: an existing folder, which should stay: the built library looks there for NCCL last.
+
+    Returns:
+        Variables for the build.
+    """
+    home = folder / "nccl"
+    (home / "lib").mkdir(parents=True, exist_ok=True)
+    library = nccl / "lib" / "libnccl.so.2"
+    links = {"include": nccl / "include", "lib/libnccl.so": library, "lib/libnccl.so.2": library}
+    for name, target in links.items():
+        (home / name).unlink(missing_ok=True)
+        (home / name).symlink_to(target)
+    return {"HOROVOD_NCCL_HOME": str(home)}
+
+
 def _only_wheel(folder: Path, runner: Runner) -> Path:
     wheels: Sequence[Path] = sorted(folder.glob("horovod-*.whl"))
     if len(wheels) != 1:
@@ -75,7 +95,7 @@ def build_wheel(
     frameworks: Frameworks,
     mpi: Mpi,
     prefix: Path,
-    label: str,
+    folder: Path,
 ) -> Path:
     """Build Horovod's wheel for the current environment.
 
@@ -86,7 +106,7 @@ def build_wheel(
         frameworks: what to build for.
         mpi: what to link to; it is installed.
         prefix: the environment's root folder.
-        label: the local part of the wheel's version.
+        folder: the build's folder in the cache, whose name is the local part of the wheel's version.
 
     Returns:
         The wheel, below ``work``.
@@ -104,8 +124,14 @@ def build_wheel(
     )
     root = _without_spaces(prefix, work, tools)
     python = Path(sys.executable) if root == prefix else root / "bin" / Path(sys.executable).name
+    nccl = find_nccl(environ)
     variables = build_environment(
-        environ, frameworks=frameworks, mpi=mpi, prefix=root, tools=tools, label=label
+        {**environ, **offer_nccl(nccl, folder)} if nccl else environ,
+        frameworks=frameworks,
+        mpi=mpi,
+        prefix=root,
+        tools=tools,
+        label=folder.name,
     )
     runner.run(
         f"Compiling Horovod ({variables['MAKEFLAGS']})",

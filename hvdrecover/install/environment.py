@@ -26,6 +26,7 @@ _BUILD_VARIABLE = re.compile(
     r"|CC|CXX|CFLAGS|CXXFLAGS|CPPFLAGS|LDFLAGS|CUDACXX|CUDAHOSTCXX|CUDA_HOME|CUDA_PATH|CUDAToolkit_ROOT"
     r"|NCCL_ROOT|MPI_HOME|CCL_ROOT|CCL_CONFIGURATION"
 )
+_NCCL_PLACES = ("HOROVOD_NCCL_HOME", "HOROVOD_NCCL_INCLUDE", "HOROVOD_NCCL_LIB", "NCCL_ROOT")
 _CPU_FEATURES = ("avx", "f16c", "fma")  # Horovod's CMake turns these on where the building machine has them
 _COMPILERS = ("c++", "g++", "clang++")
 _BYTES_PER_JOB = 2 << 30  # what compiling one file with PyTorch's headers takes at its worst
@@ -154,6 +155,20 @@ def find_nvcc(environ: Mapping[str, str]) -> str | None:
     places += [Path(on_path)] if on_path else []
     places.append(Path("/usr/local/cuda/bin/nvcc"))
     return next((str(place.resolve()) for place in places if place.is_file()), None)
+
+
+def find_nccl(environ: Mapping[str, str], search: Sequence[str] | None = None) -> Path | None:
+    """Return the folder of the NCCL that PyTorch uses, if the build is to have one and the user names none.
+
+    Args:
+        environ: the environment variables.
+        search: where to look for it, instead of ``sys.path``.
+    """
+    settings = dict(build_settings(environ))
+    if "NCCL" not in settings.values() or any(name in settings for name in _NCCL_PLACES):
+        return None
+    places = (Path(entry) / "nvidia" / "nccl" for entry in (sys.path if search is None else search))
+    return next((place for place in places if (place / "include" / "nccl.h").is_file()), None)
 
 
 def build_settings(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

@@ -103,7 +103,7 @@ def _obtain_wheel(plan: _Plan, runner: Runner, rebuild: bool) -> tuple[Path, boo
                 frameworks=plan.frameworks,
                 mpi=plan.mpi,
                 prefix=plan.prefix,
-                label=plan.label,
+                folder=plan.folder,
             )
             return wheel_cache.publish(built, plan.folder), True
 

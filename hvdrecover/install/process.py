@@ -33,7 +33,16 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
         "This PyTorch is a CUDA build and the CUDA toolkit is missing or incomplete: install it, set "
         "HOROVOD_CUDA_HOME, or install PyTorch's CPU build, which README tells how to get.",
     ),
-    (r"Could NOT find NCCL", "Install NCCL with its headers, or set HOROVOD_NCCL_HOME."),
+    (
+        r"cannot find -lcuda(devrt|rt_static)",
+        "The CUDA compiler finds no libraries in lib64, as PyPI's wheels have them in lib: run `ln -s lib lib64` "
+        "in HOROVOD_CUDA_HOME.",
+    ),
+    (
+        r"Could NOT find NCCL",
+        "Install NCCL with its headers, or set HOROVOD_NCCL_HOME to a "
+        "folder with include/nccl.h and lib/libnccl.so.",
+    ),
     (r"Could NOT find MPI", "Install an MPI with mpicxx, or set HOROVOD_WITHOUT_MPI=1."),
     (r"Killed signal terminated program|virtual memory exhausted", "Memory ran out: set MAKEFLAGS=-j1."),
     (r"No space left on device", "The disk is full: free some space, or set TMPDIR to a larger disk."),

@@ -1,4 +1,4 @@
-"""Horovod's source is unpacked, by any Python 3.11."""
+"""Horovod's source is unpacked, by any Python 3.11; NCCL is offered under the name that linkers look for."""
 
 from __future__ import annotations
 
@@ -58,3 +58,17 @@ def test_nothing_is_unpacked_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     with pytest.raises(tarfile.OutsideDestinationError):
         fetch(tmp_path / "work", "../outside")
+
+
+def test_nccl_is_where_the_build_looks_and_can_be_offered_again(tmp_path: Path) -> None:
+    nccl, folder = tmp_path / "site" / "nccl", tmp_path / "hvdrecover.abc"
+    for file in ("include/nccl.h", "lib/libnccl.so.2"):
+        (nccl / file).parent.mkdir(parents=True, exist_ok=True)
+        (nccl / file).write_text(file)
+    folder.mkdir()
+    for _ in range(2):
+        home = Path(build.offer_nccl(nccl, folder)["HOROVOD_NCCL_HOME"])
+        assert (home / "include" / "nccl.h").read_text() == "include/nccl.h"
+        for name in ("libnccl.so", "libnccl.so.2"):
+            assert (home / "lib" / name).read_text() == "lib/libnccl.so.2"
+    assert home.parent == folder

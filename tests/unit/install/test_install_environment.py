@@ -130,6 +130,38 @@ def test_only_build_variables_count() -> None:
     assert environment.build_settings({"HOROVOD_CPU_OPERATIONS": "GLOO"})
 
 
+def torchs_nccl(site: Path) -> Path:
+    """What PyTorch's CUDA build has brought along."""
+    nccl = site / "nvidia" / "nccl"
+    for file in ("include/nccl.h", "lib/libnccl.so.2"):
+        (nccl / file).parent.mkdir(parents=True, exist_ok=True)
+        (nccl / file).touch()
+    return nccl
+
+
+@pytest.mark.parametrize("name", ["HOROVOD_GPU_OPERATIONS", "HOROVOD_GPU_ALLREDUCE"])
+def test_who_asks_for_nccl_gets_pytorchs(tmp_path: Path, name: str) -> None:
+    search = [str(tmp_path / "empty"), str(tmp_path)]
+    assert environment.find_nccl({name: "NCCL"}, search) is None
+    assert environment.find_nccl({name: "NCCL"}, [str(tmp_path / "empty")]) is None
+    nccl = torchs_nccl(tmp_path)
+    assert environment.find_nccl({name: "NCCL"}, search) == nccl
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"HOROVOD_GPU_OPERATIONS": "MPI"},
+        {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_HOME": "/opt/nccl"},
+        {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_INCLUDE": "/opt/nccl/include"},
+    ],
+)
+def test_nobody_else_does(tmp_path: Path, variables: dict[str, str]) -> None:
+    torchs_nccl(tmp_path)
+    assert environment.find_nccl(variables, [str(tmp_path)]) is None
+
+
 def test_cpu_features_are_part_of_the_platform(tmp_path: Path) -> None:
     info = tmp_path / "cpuinfo"
     info.write_text("processor: 0\nflags\t\t: fpu avx avx2 fma\n")

@@ -115,6 +115,9 @@ def test_known_failures_have_a_remedy() -> None:
     assert "HOROVOD_WITHOUT_MPI" in (
         remedy_for(["x\n", "Could NOT find MPI (missing: MPI_CXX_FOUND)\n"]) or ""
     )
+    assert "lib64" in (
+        remedy_for(["/usr/bin/ld: cannot find -lcudadevrt: No such file or directory\n"]) or ""
+    )
     assert remedy_for(["something else\n"]) is None
 
 
