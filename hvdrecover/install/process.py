@@ -35,8 +35,8 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"cannot find -lcuda(devrt|rt_static)",
-        "The CUDA compiler finds no libraries in lib64, as PyPI's wheels have them in lib: run `ln -s lib lib64` "
-        "in HOROVOD_CUDA_HOME.",
+        "The CUDA compiler finds no libraries in lib64, as PyPI's wheels have them in lib: run "
+        "`ln -s lib lib64` in HOROVOD_CUDA_HOME.",
     ),
     (
         r"Could NOT find NCCL",
