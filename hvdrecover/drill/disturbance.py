@@ -79,10 +79,9 @@ class Disturbance:
 
     def _let_strike(self, strike: Strike) -> None:
         run, fault = self._run, FAULTS[strike.fault]
-        due = run.wait_until(
-            lambda told: run.newest >= strike.commit and has_stepped(told, 0.0) and fault.ready(run),
-            self._patience,
-        )
+        while run.running and run.newest < strike.commit:
+            run.follow(self._patience)
+        due = run.wait_until(lambda told: has_stepped(told, 0.0) and fault.ready(run), self._patience)
         if not due or run.newest > self._commits - _FEW:
             self.missed.append(strike)
             return
