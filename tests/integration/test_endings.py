@@ -22,7 +22,8 @@ from tests.integration.faults import FaultyRun, assert_same_weights, wait_for_du
 from tests.integration.test_kill_and_resume import assert_each_sample_once
 
 
-def wait_until(reached: Callable[[], bool], seconds: float = 60) -> None:
+def wait_until(reached: Callable[[], bool], seconds: float = 200) -> None:
+    """Wait for what is sure to come, though processes of low priority may wait long for a busy processor."""
     deadline = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < deadline

@@ -14,7 +14,7 @@ _REGISTRY_CODE = """\
         key = (host, slot)
         with self._lock:
             self._lock.wait_for(lambda: not self._acting)
-            if self._driver.finished():
+            if self._driver.finished() or not self._driver.has_rank_assignment(host, slot):
                 return self._rendezvous_id
             if key not in self._states or state == FAILURE:
                 logging.info('record state: {}[{}] = {}'.format(host, slot, state))
@@ -30,7 +30,8 @@ _REGISTRY_CODE = """\
             self._lock.notify_all()
             self._acting = len(self._states) >= self._size
             if not self._acting:
-                self._lock.wait_for(lambda: self._waiting.get(key) is not mine)
+                while self._waiting.get(key) is mine and not self._driver.finished():
+                    self._lock.wait(1.0)
                 return rendezvous_id
         try:
             self._on_workers_recorded()

@@ -12,11 +12,13 @@ from hvdrecover.install.edits.edit import Edit
 _REGISTRY = "horovod/runner/elastic/registration.py"
 _HANDLER = "horovod/runner/elastic/rendezvous.py"
 _STORE = "horovod/common/gloo/http_store.cc"
+_BASICS = "horovod/common/basics.py"
 _SLOW = (
     "a worker that comes to a running job and takes longer than HOROVOD_GLOO_TIMEOUT_SECONDS to import its "
     "libraries fails, which ends the job where no other host is left"
 )
 _OVER = "ranks wait out a time-out for one that is known to be lost, and who has just come ends with an error"
+_LOST = "a worker that has just come ends with an error if another is lost while all connect"
 _WAIT_CODE = '''\
     def wait_for_all(self, arrived, seconds):
         """Wait until all have arrived; False if the round is over: a worker was lost, or asks for a place
@@ -53,6 +55,24 @@ _HANDLER_CODE = '''\
                 told = sum(key.isdigit() for key in self.server.cache.get(scope, {}))
                 return told >= self.server.scope_size.get(scope, 0)
 
+'''
+_TRY_AGAIN_CODE = '''\
+    _failures = 0  # initializations in a row
+
+    def _initialization_error(self):
+        function = self.MPI_LIB_CTYPES.horovod_initialization_error
+        function.restype = ctypes.c_char_p
+        return function().decode(errors="replace")
+
+    def _may_try_again(self, error):
+        """Whether the driver begins another round: it says so, or a rank was lost while all connected."""
+        if os.environ.get("HOROVOD_ELASTIC") != "1" or "has been removed" in error:
+            return False
+        if "the round is over" not in error:
+            self._failures += 1
+        return self._failures < 4
+
+    def shutdown(self):
 '''
 
 
@@ -137,29 +157,39 @@ MEETING: tuple[Edit, ...] = (
     ),
     Edit(
         name="next-round",
-        file="horovod/common/basics.py",
-        old="        if not initialization_ok:\n",
-        new=(
-            "        if not initialization_ok and self._is_round_over():\n"
-            "            self.shutdown()\n"
-            "            return self.init(comm, process_sets)\n"
+        file=_BASICS,
+        old=(
             "        if not initialization_ok:\n"
+            "            raise ValueError(\n"
+            '                "Horovod initialization failed. Please check log messages above for a more '
+            'descriptive error.")\n'
+        ),
+        new=(
+            "        if not initialization_ok:\n"
+            "            error = self._initialization_error()\n"
+            "            if self._may_try_again(error):\n"
+            "                self.shutdown()\n"
+            "                return self.init(comm, process_sets)\n"
+            '            raise ValueError(f"Horovod initialization failed: {error}")\n'
+            "        self._failures = 0\n"
         ),
         why=_OVER,
     ),
     Edit(
         name="next-round-asked",
-        file="horovod/common/basics.py",
+        file=_BASICS,
         old="    def shutdown(self):\n",
+        new=_TRY_AGAIN_CODE,
+        why=_LOST,
+    ),
+    Edit(
+        name="process-sets-error",
+        file="horovod/common/operations.cc",
+        old='        << "Horovod could not be initialized: " << ex.what();\n',
         new=(
-            "    def _is_round_over(self):\n"
-            '        """Whether initialization failed as the driver begins another round."""\n'
-            "        function = self.MPI_LIB_CTYPES.horovod_initialization_error\n"
-            "        function.restype = ctypes.c_char_p\n"
-            "        return b'the round is over' in function()\n"
-            "\n"
-            "    def shutdown(self):\n"
+            '        << "Horovod could not be initialized: " << ex.what();\n'
+            "    InitializationError() = ex.what();\n"
         ),
-        why=_OVER,
+        why="why process sets could not be made is known to the log only",
     ),
 )

@@ -98,9 +98,11 @@ NATIVE: tuple[Edit, ...] = (
             "                   rank, size, dev, timeout_);\n"
         ),
         new=(
-            "  auto patience = reset_ ? timeout_\n"
-            "                         : std::max<std::chrono::milliseconds>(\n"
-            "                               timeout_, std::chrono::seconds(60));\n"
+            "  // An elastic driver gives addresses out when all have come.\n"
+            "  auto patience = elastic || reset_\n"
+            "                      ? timeout_\n"
+            "                      : std::max<std::chrono::milliseconds>(\n"
+            "                            timeout_, std::chrono::seconds(60));\n"
             "  ctx = Rendezvous(HOROVOD_GLOO_GLOBAL_PREFIX,\n"
             "                   rendezvous_addr_env, rendezvous_port,\n"
             "                   rank, size, dev, patience);\n"

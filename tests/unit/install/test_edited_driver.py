@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from horovod.runner.elastic.rendezvous import create_rendezvous_handler
 from horovod.runner.http.http_server import RendezvousServer
 
 SLOTS = 2
+REMOVED = -1  # the rank of who has no place
 HANGS = 20.0  # seconds, far more than anything here takes
 NOT_FOUND, GONE = 404, 410
 
@@ -181,6 +184,21 @@ def test_one_that_fails_while_it_waits_is_given_up_when_the_others_have_asked(
     assert {name: code for name, (code, _) in results.items()} == {"localhost[0]": 1}
 
 
+def test_who_has_no_place_is_told_so_at_once_and_does_not_count(driver: ElasticDriver) -> None:
+    dropped = Request(driver, SLOTS)
+    assert dropped.answered() and dropped.rank == REMOVED
+    first = Request(driver, 0)
+    assert not first.answered(0.05)
+    assert Request(driver, 1).answered() and first.answered()
+
+
+def test_nobody_waits_for_a_place_when_the_job_has_ended(driver: ElasticDriver) -> None:
+    waiting = Request(driver, 0)
+    assert not waiting.answered(0.05)
+    driver.stop()
+    assert waiting.answered()
+
+
 def test_the_job_ends_when_all_workers_have(driver: ElasticDriver, workers: Workers) -> None:
     workers.end(0, 0)
     time.sleep(0.05)
@@ -261,3 +279,77 @@ def test_who_waits_in_vain_may_ask_again_after_horovods_elastic_timeout(
 ) -> None:
     monkeypatch.setattr(driver, "_timeout", 0.2)
     assert Asking(f"{server}/global/1").answer() == NOT_FOUND
+
+
+# -- processes --------------------------------------------------------------------------------------------
+
+MEET = "import horovod.torch as hvd; hvd.init(); print(hvd.rank(), hvd.size()); hvd.shutdown()"
+
+
+class Worker:
+    """A process that has just come, and rendezvouses with the other ranks through Horovod."""
+
+    def __init__(self, driver: ElasticDriver, rank: int) -> None:
+        settings = {
+            "ELASTIC": 1,
+            "HOSTNAME": "localhost",
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "SIZE": SLOTS,
+            "LOCAL_SIZE": SLOTS,
+            "GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+            "GLOO_RENDEZVOUS_PORT": driver._rendezvous._httpd.server_port,
+            "GLOO_IFACE": "lo",
+            "GLOO_TIMEOUT_SECONDS": 2,
+            "CONTROLLER": "gloo",
+            "CPU_OPERATIONS": "gloo",
+        }
+        environ = {**os.environ, **{f"HOROVOD_{name}": str(value) for name, value in settings.items()}}
+        self.process = subprocess.Popen([sys.executable, "-c", MEET], env=environ, stdout=subprocess.PIPE)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def printed(self) -> bytes:
+        """What it has printed in the end, if all went well."""
+        printed, _ = self.process.communicate(timeout=10 * HANGS)
+        assert self.process.returncode == 0
+        return bytes(printed)
+
+
+Begin = Callable[[int], Worker]
+
+
+@pytest.fixture
+def begin(driver: ElasticDriver) -> Iterator[Begin]:
+    begun: list[Worker] = []
+
+    def begin_one(rank: int) -> Worker:
+        begun.append(Worker(driver, rank))
+        return begun[-1]
+
+    yield begin_one
+    for each in begun:
+        each.kill()
+
+
+def _until(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10 * HANGS
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_who_came_in_vain_as_another_was_lost_while_they_connected_asks_for_a_place_again(
+    driver: ElasticDriver, begin: Begin
+) -> None:
+    lost = begin(1)
+    _until(lambda: "1" in driver._rendezvous._httpd.cache.get("global", {}))
+    lost.kill()
+    newcomer = begin(0)  # is given the address of the lost one
+    _until(lambda: ("localhost", 0) in driver._worker_registry.get_recorded_slots())
+    assert Request(driver, 1).answered()
+    restarted = begin(1)
+    assert newcomer.printed() == b"0 2\n"
+    assert restarted.printed() == b"1 2\n"
