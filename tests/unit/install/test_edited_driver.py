@@ -312,7 +312,7 @@ class Worker:
         self.process.wait()
 
     def printed(self) -> bytes:
-        """What it has printed in the end, if all went well."""
+        """Return what it printed; it must have ended well."""
         printed, _ = self.process.communicate(timeout=10 * HANGS)
         assert self.process.returncode == 0
         return bytes(printed)
