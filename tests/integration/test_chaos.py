@@ -20,7 +20,8 @@ from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
 from tests.integration.conftest import IS_LONG, TENSORFLOW_IF_LONG, Start
 from tests.integration.faults import FaultyRun, wait_until_all_train
-from tests.integration.test_endings import running, wait_until
+from tests.integration.test_endings import running
+from tests.waiting import wait_until
 
 ENDLESS = 10_000  # epochs; the run ends when the faults have
 FAULTS = ("kill rank 0", "kill both", "stop a worker", "kill a guardian", "kill horovodrun", "preempt")

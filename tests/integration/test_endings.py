@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,14 +19,7 @@ from hvdrecover.launch.processes import kill
 from tests.integration.conftest import LONG, TENSORFLOW_IF_LONG, Start
 from tests.integration.faults import FaultyRun, assert_same_weights, wait_for_durable
 from tests.integration.test_kill_and_resume import assert_each_sample_once
-
-
-def wait_until(reached: Callable[[], bool], seconds: float = 200) -> None:
-    """Wait for what is sure to come, though processes of low priority may wait long for a busy processor."""
-    deadline = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+from tests.waiting import wait_until
 
 
 def running(job: Job, *command: str) -> list[int]:

@@ -19,7 +19,7 @@ from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
 from tests.integration.conftest import LONG
 from tests.integration.test_chaos import Watch
-from tests.integration.test_endings import wait_until
+from tests.waiting import wait_until
 
 SCRIPT = Path(__file__).with_name("scripts") / "stubborn.py"
 Begin = Callable[..., Job]

@@ -15,8 +15,9 @@ from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
 from tests.integration.conftest import LONG, WHOLE, Start
 from tests.integration.faults import SLOW, wait_for_durable
-from tests.integration.test_endings import a_run, running, wait_until
+from tests.integration.test_endings import a_run, running
 from tests.integration.test_kill_and_resume import assert_each_sample_once
+from tests.waiting import wait_until
 
 SECRET = "a-key-that-nobody-else-may-see"
 

@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import yaml
 from hvdrecover.examples.digits_run import PATIENCE
 from tests.unit.deploy.queries import RULES, of_alerts, of_dashboard
 from tests.unit.reporting.runs import REPLACED, TWO, Run
+from tests.waiting import wait_until
 
 PROMETHEUS = shutil.which("prometheus")
 pytestmark = pytest.mark.skipif(
@@ -54,13 +55,6 @@ class Prometheus:
 
     def values(self, query: str) -> list[float]:
         return [float(sample["value"][1]) for sample in self.query(query)]
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 @contextmanager
@@ -96,7 +90,7 @@ def scraping(target: str, folder: Path) -> Iterator[Prometheus]:
             except OSError:
                 return False
 
-        wait_until(answers)
+        wait_until(answers, PATIENCE)
         yield server
 
 
@@ -109,11 +103,13 @@ def test_prometheus_scrapes_a_run_to_its_end(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hvdrecover", "report", str(tmp_path / "events"), "--watch"]
     with running([*command, "--prometheus", "127.0.0.1:0"], tmp_path / "watch.log") as watch:
         told = tmp_path / "watch.log"
-        wait_until(lambda: "metrics are served" in told.read_text())
+        wait_until(lambda: "metrics are served" in told.read_text(), PATIENCE)
         match = re.search(r"metrics are served at (\S+)", told.read_text())
         assert match is not None
         with scraping(match[1], tmp_path) as prometheus:
-            wait_until(lambda: prometheus.values('hvdrecover_activity{activity="training"}') == [1.0])
+            wait_until(
+                lambda: prometheus.values('hvdrecover_activity{activity="training"}') == [1.0], PATIENCE
+            )
             (target,) = prometheus.get("targets")["activeTargets"]
             assert (target["health"], target["lastError"]) == ("up", "")
             assert prometheus.values("hvdrecover_commits_total") == [2.0]
@@ -127,7 +123,7 @@ def test_prometheus_scrapes_a_run_to_its_end(tmp_path: Path) -> None:
             run.meet(100.2, REPLACED, 2, 2)
             run.step(100.3, REPLACED, 2, 2)
             run.commit(REPLACED, 2, {3: 110})
-            wait_until(lambda: prometheus.values("hvdrecover_recovery_seconds_count") == [1.0])
+            wait_until(lambda: prometheus.values("hvdrecover_recovery_seconds_count") == [1.0], PATIENCE)
             assert prometheus.values('hvdrecover_faults_total{kind="crash"}') == [1.0]
 
             for title, queries in of_dashboard().items():
@@ -137,11 +133,11 @@ def test_prometheus_scrapes_a_run_to_its_end(tmp_path: Path) -> None:
                 groups = prometheus.get("rules")["groups"]
                 return {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
 
-            wait_until(lambda: alerts() == dict.fromkeys(of_alerts(), "ok"))
+            wait_until(lambda: alerts() == dict.fromkeys(of_alerts(), "ok"), PATIENCE)
             assert prometheus.query("ALERTS") == []
 
             # Whoever serves the metrics ends with the run, but not before its end was scraped.
             run.tell(120, "end", "node-1", 5, code=75, reason="preempted")
             assert watch.wait(PATIENCE) == 1
             ended = 'ALERTS{alertname="HvdrecoverEndedUnfinished", alertstate="firing"}'
-            wait_until(lambda: prometheus.values(ended) == [1.0])
+            wait_until(lambda: prometheus.values(ended) == [1.0], PATIENCE)

@@ -21,8 +21,9 @@ from hvdrecover.launch.processes import command, kill, parent
 from tests.integration.conftest import LONG, Start
 from tests.integration.faults import FaultyRun, wait_until_all_train
 from tests.integration.raylets import Raylets, environment, raylets
-from tests.integration.test_endings import running, wait_until
+from tests.integration.test_endings import running
 from tests.integration.test_kill_and_resume import assert_each_sample_once, durable
+from tests.waiting import wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ray" / "train.py"
 SCRIPT = Path(__file__).with_name("scripts") / "ray_digits.py"

@@ -14,8 +14,8 @@ import safetensors.numpy
 from hvdrecover.examples.digits_run import DigitsRun, elastic, static
 from hvdrecover.launch.job import Job
 from tests.integration.conftest import LONG, Start
-from tests.integration.test_endings import wait_until
 from tests.integration.test_kill_and_resume import durable
+from tests.waiting import wait_until
 
 SCRIPT = Path(__file__).with_name("scripts") / "virtual_digits.py"
 EPOCHS = 6  # of 6 steps

@@ -13,7 +13,7 @@ from hvdrecover.drill.lab.hosts import INTERFACE
 from hvdrecover.drill.lab.lab import Lab
 from tests.integration.conftest import LONG, Start
 from tests.integration.faults import FaultyRun
-from tests.integration.test_endings import wait_until
+from tests.waiting import wait_until
 
 PATIENCE = 400.0  # seconds
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from hvdrecover.drill.lab.lab import Lab
 from hvdrecover.examples.digits_run import DigitsRun
 from tests.integration.conftest import LONG
-from tests.integration.test_endings import wait_until
 from tests.lab.slurm import Slurm
 from tests.lab.test_doctor import WRONG_PRODUCTS
 from tests.lab.test_slurm import cluster
+from tests.waiting import wait_until
 
 __all__ = ["cluster"]
 

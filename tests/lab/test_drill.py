@@ -13,7 +13,7 @@ import pytest
 
 from hvdrecover.drill.lab.network import traces
 from tests.integration.conftest import LONG
-from tests.integration.test_endings import wait_until
+from tests.waiting import wait_until
 
 FAULTS = {"host-cut-off", "host-powered-off", "kill"}
 SCRIPT = [sys.executable, "-m", "hvdrecover.examples.torch_digits"]

@@ -23,8 +23,9 @@ from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
 from tests.integration.conftest import LONG, TENSORFLOW_IF_LONG, Start
 from tests.integration.faults import FaultyRun, wait_until_all_train
-from tests.integration.test_endings import running, wait_until
+from tests.integration.test_endings import running
 from tests.integration.test_guardians import SECRET, assert_private
+from tests.waiting import wait_until
 
 EPOCHS = 200  # more than any test waits for
 

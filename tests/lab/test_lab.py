@@ -6,9 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from hvdrecover.drill.lab.lab import Lab
 from hvdrecover.drill.lab.network import PATIENCE, program, traces
 from hvdrecover.examples.digits_run import DigitsRun
 from tests.integration.conftest import Start
+from tests.waiting import wait_until
 
 OWNER = """
 from hvdrecover.drill.lab.lab import Lab
@@ -55,13 +55,6 @@ def assert_silent(lab: Lab, source: Host, target: Host) -> None:
     _, errors = attempt.communicate(timeout=PATIENCE)
     assert attempt.returncode == 255
     assert "timed out" in errors or "No route to host" in errors
-
-
-def until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def marked(mark: str) -> list[int]:
@@ -163,7 +156,7 @@ def test_a_closed_lab_leaves_nothing() -> None:
     with Lab() as lab:
         lab.hosts[0].run(["sleep", "1000"], {"MARK": mark})
         ssh(lab, lab.hosts[1], lab.hosts[2], f"MARK={mark} setsid sleep 1000")
-        until(lambda: len(marked(mark)) == 2)
+        wait_until(lambda: len(marked(mark)) == 2, PATIENCE)
         lab.hosts[2].cut_off()
         assert interfaces() == before  # they are in namespaces
         assert len(traces(lab.number)) == 8
@@ -218,7 +211,7 @@ def test_a_lab_whose_owner_is_killed_is_removed(owner: Owner) -> None:
     assert len(marked(owner.mark)) > 1
     owner.process.kill()
     owner.process.wait()
-    until(lambda: traces(owner.lab) == [] and marked(owner.mark) == [])
+    wait_until(lambda: traces(owner.lab) == [] and marked(owner.mark) == [], PATIENCE)
 
 
 def test_a_lab_whose_janitor_is_killed_too_is_removed_by_the_next(owner: Owner) -> None:
@@ -227,7 +220,7 @@ def test_a_lab_whose_janitor_is_killed_too_is_removed_by_the_next(owner: Owner) 
     os.kill(owner.janitor, signal.SIGKILL)
     owner.process.kill()
     owner.process.wait()
-    until(lambda: ended(owner.janitor))
+    wait_until(lambda: ended(owner.janitor), PATIENCE)
     with Lab():
         assert marked(owner.mark) == []
     assert traces(owner.lab) == []
@@ -239,7 +232,7 @@ def test_two_labs_at_once_do_not_disturb_each_other(lab: Lab, owner: Owner) -> N
     cat = ssh(lab, first, second, "cat")
     assert echoed(cat, "both") == "both"
     owner.process.kill()
-    until(lambda: traces(owner.lab) == [])
+    wait_until(lambda: traces(owner.lab) == [], PATIENCE)
     assert echoed(cat, "one") == "one"
     with Lab() as other:
         assert other.number != lab.number
@@ -286,4 +279,4 @@ def test_horovodrun_trains_over_the_three_hosts(lab: Lab, start: Start, tmp_path
     assert [len(ranks.intersection(host.processes())) for host in lab.hosts] == [1, 1, 1]
     run.finish(job)
     # Their ssh servers; what Horovod starts beside the ranks ends by itself, milliseconds after the launcher.
-    until(lambda: [len(host.processes()) for host in lab.hosts] == [1, 1, 1])
+    wait_until(lambda: [len(host.processes()) for host in lab.hosts] == [1, 1, 1], PATIENCE)

@@ -19,9 +19,9 @@ from hvdrecover.drill.lab.network import PATIENCE, program
 from hvdrecover.launch.job import Job
 from tests.fakes.kubernetes_api import TOKEN, KubernetesApi, pod
 from tests.integration.conftest import LONG, Start
-from tests.integration.test_endings import wait_until
 from tests.lab.test_jobs import JobInLab
 from tests.unit.deploy.manifests import FOLDER
+from tests.waiting import wait_until
 
 _NETWORK = 0x40000000  # CLONE_NEWNET
 

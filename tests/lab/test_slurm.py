@@ -14,9 +14,9 @@ from hvdrecover.drill.lab.lab import Lab
 from hvdrecover.examples.digits_run import PATIENCE, DigitsRun
 from hvdrecover.examples.ledger import Batch
 from tests.integration.conftest import LONG
-from tests.integration.test_endings import wait_until
 from tests.lab import slurm
 from tests.lab.slurm import Slurm
+from tests.waiting import wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "slurm" / "train.sbatch"
 # Tasks of an array share its options, so the ledger of each is found by its environment.

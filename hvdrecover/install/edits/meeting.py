@@ -176,7 +176,7 @@ MEETING: tuple[Edit, ...] = (
         why=_OVER,
     ),
     Edit(
-        name="next-round-asked",
+        name="next-round-tried",
         file=_BASICS,
         old="    def shutdown(self):\n",
         new=_TRY_AGAIN_CODE,

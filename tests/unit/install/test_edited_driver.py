@@ -19,6 +19,8 @@ from horovod.runner.elastic.driver import ElasticDriver
 from horovod.runner.elastic.rendezvous import create_rendezvous_handler
 from horovod.runner.http.http_server import RendezvousServer
 
+from tests.waiting import wait_until
+
 SLOTS = 2
 REMOVED = -1  # the rank of who has no place
 HANGS = 20.0  # seconds, far more than anything here takes
@@ -334,21 +336,14 @@ def begin(driver: ElasticDriver) -> Iterator[Begin]:
         each.kill()
 
 
-def _until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10 * HANGS
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_who_came_in_vain_as_another_was_lost_while_they_connected_asks_for_a_place_again(
     driver: ElasticDriver, begin: Begin
 ) -> None:
     lost = begin(1)
-    _until(lambda: "1" in driver._rendezvous._httpd.cache.get("global", {}))
+    wait_until(lambda: "1" in driver._rendezvous._httpd.cache.get("global", {}))
     lost.kill()
     newcomer = begin(0)  # is given the address of the lost one
-    _until(lambda: ("localhost", 0) in driver._worker_registry.get_recorded_slots())
+    wait_until(lambda: ("localhost", 0) in driver._worker_registry.get_recorded_slots())
     assert Request(driver, 1).answered()
     restarted = begin(1)
     assert newcomer.printed() == b"0 2\n"
