@@ -57,7 +57,7 @@ _HANDLER_CODE = '''\
 
 '''
 _TRY_AGAIN_CODE = '''\
-    _failures = 0  # initializations in a row
+    _failures = 0  # initializations that failed in a row
 
     def _initialization_error(self):
         function = self.MPI_LIB_CTYPES.horovod_initialization_error
@@ -65,7 +65,7 @@ _TRY_AGAIN_CODE = '''\
         return function().decode(errors="replace")
 
     def _may_try_again(self, error):
-        """Whether the driver begins another round: it says so, or a rank was lost while all connected."""
+        """Return whether to wait for another round: the driver says so, or a rank was lost while all connected."""
         if os.environ.get("HOROVOD_ELASTIC") != "1" or "has been removed" in error:
             return False
         if "the round is over" not in error:

@@ -31,6 +31,20 @@ NATIVE: tuple[Edit, ...] = (
         why=_CPP20,
     ),
     Edit(
+        name="group-table-string",
+        file="horovod/common/group_table.h",
+        old="#include <queue>\n",
+        new="#include <queue>\n#include <string>\n",
+        why="GCC 13 and later don't bring std::string along with other headers",
+    ),
+    Edit(
+        name="flatbuffers-span",
+        file="third_party/flatbuffers/include/flatbuffers/stl_emulation.h",
+        old="  pointer const data_;\n  const size_type count_;\n",
+        new="  pointer data_;\n  size_type count_;\n",
+        why="its operator= assigns to constants, which GCC 14 refuses even where nobody calls it",
+    ),
+    Edit(
         name="relative-rpath",
         file="CMakeLists.txt",
         old="set(CMAKE_CXX_STANDARD_REQUIRED ON)\n",
