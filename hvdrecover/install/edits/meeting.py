@@ -65,7 +65,7 @@ _TRY_AGAIN_CODE = '''\
         return function().decode(errors="replace")
 
     def _may_try_again(self, error):
-        """Return whether to wait for another round: the driver says so, or a rank was lost while all connected."""
+        """Return whether another round may come: the driver says so, or a rank was lost while connecting."""
         if os.environ.get("HOROVOD_ELASTIC") != "1" or "has been removed" in error:
             return False
         if "the round is over" not in error:
