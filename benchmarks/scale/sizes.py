@@ -9,7 +9,7 @@ from benchmarks.scale import states
 from benchmarks.states import Setting, Shape
 
 _LAYERS = {"full": 20, "small": 2}
-_WIDTHS = {"full": (645, 2048, 2896, 4096), "small": (64,)}  # 0.1, 1, 2 and 4 GB
+_WIDTHS = {"full": (645, 2048, 2896, 4096, 5792), "small": (64,)}  # 0.1, 1, 2, 4 and 8 GB
 
 
 def measure(setting: Setting) -> Sequence[Found]:
