@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from hvdrecover.drill import document, surroundings
@@ -25,7 +25,7 @@ from hvdrecover.reporting.page.content import (
     Section,
     Table,
 )
-from hvdrecover.reporting.timeline import Strike, Timeline, trace
+from hvdrecover.reporting.timeline import Stretch, Strike, Timeline, trace
 
 
 def page(command: str, outcome: Outcome, advice: list[Advice], forecast: Forecast | None) -> Page:
@@ -161,7 +161,36 @@ def _timeline(result: Result, first: int) -> Timeline:
         )
         for number, each in enumerate(result.struck, first)
     ]
-    return replace(traced, faults=strikes)
+    struck = {each.time - traced.origin: each.seconds for each in result.struck if each.seconds is not None}
+    return replace(traced, faults=strikes, lanes=_from_strikes(traced.lanes, struck))
+
+
+def _from_strikes(
+    lanes: Mapping[int, Sequence[Stretch]], struck: Mapping[float, float]
+) -> dict[int, list[Stretch]]:
+    """Return lanes whose recoveries begin when their faults struck, not when somebody noticed.
+
+    Args:
+        lanes: rank to its stretches, by what guardians and ranks report.
+        struck: when each fault struck, in seconds since the run's beginning, to how many seconds later all
+            ranks stepped again.
+    """
+    moved: dict[int, list[Stretch]] = {}
+    for rank, stretches in lanes.items():
+        lane = moved.setdefault(rank, [])
+        for stretch in stretches:
+            before = lane[-1] if lane and lane[-1].activity == "training" else None
+            if before is not None and stretch.activity in ("recovery", "down"):
+                causes = [
+                    time
+                    for time, seconds in struck.items()
+                    if before.begin < time < stretch.begin < time + seconds
+                ]
+                if causes:
+                    lane[-1] = replace(before, end=min(causes))
+                    stretch = replace(stretch, begin=min(causes))
+            lane.append(stretch)
+    return moved
 
 
 def _goodput(forecast: Forecast) -> Section:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,6 +68,15 @@ def test_each_fault_is_there_once_by_its_number_and_name(outcome: Outcome) -> No
     titles = [shape.title for shape in drawn.shapes if shape.style == "fault" and "fault 1:" in shape.title]
     assert all("kill of rank 1, " in title for title in titles) and titles
     assert not re.search("crash|hang|lost_host", " ".join(shape.title for shape in drawn.shapes))
+
+
+def test_a_recovery_is_drawn_from_the_moment_at_which_its_fault_struck(outcome: Outcome) -> None:
+    (shown,) = (each for each in blocks(outcome) if isinstance(each, Timeline))
+    times = [each.time for each in shown.faults]
+    for rank, lane in shown.lanes.items():
+        recoveries = [each.begin for each in lane if each.activity == "recovery"]
+        assert recoveries and set(recoveries) <= set(times), rank
+        assert all(one.end <= other.begin for one, other in itertools.pairwise(lane)), rank
 
 
 def test_no_time_is_left_blank(outcome: Outcome) -> None:
