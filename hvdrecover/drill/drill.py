@@ -28,6 +28,7 @@ from hvdrecover.launch.hangs import FACTOR, LEAST_TIMEOUT
 from hvdrecover.reporting import summary
 
 PATIENCE = 300.0  # seconds without any progress until a run counts as stuck
+_IN_VAIN = 2  # repeats of a run that was over before any of its faults could strike
 _HANG_TIMEOUT = "--hang-timeout"
 # Ranks wait for half of it for those on other hosts, and one that takes the place of a lost host's must have
 # started by then.
@@ -112,8 +113,8 @@ class Drill:
     def strike(self, schedule: Schedule, skipped: Mapping[str, str]) -> Outcome:
         """Run the script once for each of a schedule's runs, with its faults.
 
-        Faults for which a run is over too early strike in one more. What is to strike is told and stored
-        before anything does.
+        Faults for which a run is over too early strike in one more, but not for ever where none of them does.
+        What is to strike is told and stored before anything does.
 
         Args:
             schedule: the faults.
@@ -121,13 +122,17 @@ class Drill:
         """
         results: list[Result] = []
         runs = list(schedule.runs)
+        in_vain = [0] * len(runs)  # how many runs for the same faults were over before any of them struck
         self._store(schedule)
         for number, strikes in enumerate(runs, 1):
             self._tell(number, strikes)
         while len(results) < len(runs):
-            results.append(result := self._run(len(results) + 1, runs[len(results)]))
-            if result.missed and result.struck and not result.findings:
+            place = len(results)
+            results.append(result := self._run(place + 1, runs[place]))
+            vain = 0 if result.struck else in_vain[place] + 1
+            if result.missed and vain <= _IN_VAIN and not result.findings:
                 runs.append(again(result.missed, self._clean.newest))
+                in_vain.append(vain)
                 self._tell(len(runs), runs[-1])
         schedule = replace(schedule, runs=tuple(runs))
         self._store(schedule)
