@@ -30,7 +30,7 @@ logger = logging.getLogger("hvdrecover")
 
 TICK = 0.2  # seconds between looks at the page
 _REPORT = 5.0  # seconds between reports of the last commit to the supervisor
-_DISMISSAL = 10.0  # seconds for the supervisor to end the job, when an error of the script is to end it
+_DISMISSAL = 45.0  # seconds for the supervisor to end the job, when an error of the script is to end it
 _SUSPENDED = 5.0  # seconds between looks after which this process, too, must have been stopped
 
 
@@ -86,6 +86,7 @@ class Guardian:
         self._hung = False
         self._silent_since = 0.0
         self._divergences = 0
+        self._begun = False
         self._stop_by: float | None = None
         self._signalled = False
         self._signals: list[int] = []
@@ -171,10 +172,11 @@ class Guardian:
         if (ready := self._readiness.news()) is not None:
             self._reports.events.emit("standby", slot=self._config.local_rank, ready=ready)
 
-        if now - self._reported > _REPORT:
-            self._reported = now
+        begun = reading.phase != Phase.UNKNOWN
+        if now - self._reported > _REPORT or begun != self._begun:
+            self._reported, self._begun = now, begun
             commit = [reading.generation, reading.commit]
-            self._reports.send(kind="commit", commit=commit, point=self._record.farthest)
+            self._reports.send(kind="commit", commit=commit, point=self._record.farthest, begun=begun)
 
     def _heed(self, number: int) -> int | None:
         if number == signal.SIGQUIT:

@@ -147,6 +147,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
 }
 _TOLD: dict[str, _Check] = {
     "again": _is_flag,
+    "begun": _is_flag,
     "commit": _is_pair,
     "detail": _is_text,
     "end": _is_text,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import signal
@@ -38,7 +39,8 @@ _MARGIN = 5.0  # seconds beyond the grace for what is left to end
 _REQUEUE = 10.0  # seconds beyond these for a controller to take a requeue before it ends the job
 _ANSWERS = 3.0  # seconds for guardians to say where ranks are
 _LINGERING = 60.0  # seconds for horovodrun to end when the training is finished and all guardians have gone
-_OTHERS = 2.0  # seconds for other ranks to fail as one has at the start, so that they are counted
+_OTHERS = 2.0  # seconds for other ranks to fail as one has at the start, so that they are counted,
+_IMPORTS = 30.0  # once all have imported an adapter; so many at most for that
 _HEARSAY = 10.0  # seconds for the rank that had an error to report it, when others have
 _LAST_WORDS = 1.0  # seconds for guardians to obey before all is killed
 _REPORTS = "failing-hosts"  # hosts on which slots were given up or diverged; discovery excludes them
@@ -107,6 +109,7 @@ class Supervisor:
         self._job = secrets.token_hex(16)
         self._suspects: list[str] = []
         self._heard_at: float | None = None
+        self._begun: dict[str, float] = {}  # by slot, when this start's process is known to have begun
 
     def run(self) -> int:
         """Keep the job going until its training is finished or can't be.
@@ -190,6 +193,7 @@ class Supervisor:
     def _attempt(self, arguments: Sequence[str], path: str) -> None:
         attempt = Attempt(len(self._attempts) + 1)
         self._attempts.append(attempt)
+        self._begun = {}
         self._events.emit("start", attempt=attempt.number, **self._started)
         shortage = Shortage(self._settings.options, self._clock)
         name, _, value = self._mark.partition("=")
@@ -249,10 +253,14 @@ class Supervisor:
         if fault is None:
             self._heard_at = None
             return False
-        alone = len(restarts.first_errors(self._attempts[-1])) < self._settings.options.processes
+        ranks = self._settings.options.processes
+        alone = len(restarts.first_errors(self._attempts[-1])) < ranks
         patience = _HEARSAY if fault.get("heard") else _OTHERS if restarts.is_first(fault) and alone else 0.0
-        self._heard_at = self._heard_at or self._clock.monotonic()
-        return self._clock.monotonic() - self._heard_at >= patience
+        since = self._heard_at = self._heard_at or self._clock.monotonic()
+        if patience == _OTHERS:
+            all_begun = max(self._begun.values()) if len(self._begun) >= ranks else math.inf
+            since = min(max(since, all_begun), since + _IMPORTS)
+        return self._clock.monotonic() - since >= patience
 
     def _lingers(self, attempt: Attempt) -> bool:
         """Return whether Horovod's driver has been all that is left of a finished training for too long."""
@@ -329,6 +337,8 @@ class Supervisor:
         if isinstance(commit, list):
             guardian.commit = commit
             attempt.committed = attempt.committed or int(commit[1]) > 0
+        if message.get("begun") or message.get("kind") in ("end", "fault"):
+            self._begun.setdefault(f"{guardian.host}/{guardian.slot}", self._clock.monotonic())
         if "point" in message:
             changed, steps = message["point"]
             attempt.point = max(attempt.point, (int(changed), int(steps)))

@@ -1,0 +1,66 @@
+"""How long a supervisor waits for other ranks when a script has failed before the job's first commit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hvdrecover import config
+from hvdrecover.launch.guardians import Guardian
+from hvdrecover.launch.horovodrun import Options
+from hvdrecover.launch.messages import Message
+from hvdrecover.launch.restarts import Attempt
+from hvdrecover.launch.supervisor import _IMPORTS, _OTHERS, Settings, Supervisor
+from tests.fakes.clock import FakeClock
+from tests.unit.launch.test_guardians import FAULT
+
+FIRST, SECOND = Guardian("h1", 0), Guardian("h2", 0)
+ERROR: Message = {**FAULT, "fault": "script_error", "end": "first_error", "exit": 1, "final": True}
+BEGUN: Message = {"kind": "commit", "commit": [0, 0], "begun": True}
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def supervisor(clock: FakeClock, tmp_path: Path) -> Supervisor:
+    """One of two ranks, of which one has failed."""
+    made = Supervisor(["train"], Settings(Options(2), (), {}, tmp_path), config.read({}), clock=clock)
+    made._attempts = [Attempt(1)]
+    made._hear(FIRST, ERROR)
+    assert not made._is_over()
+    return made
+
+
+def patience(supervisor: Supervisor, clock: FakeClock) -> float:
+    """Return for how many seconds from now the start goes on."""
+    began = clock.seconds
+    while not supervisor._is_over():
+        clock.advance(0.5)
+    return clock.seconds - began
+
+
+def test_it_waits_for_no_rank_when_all_have_failed(supervisor: Supervisor, clock: FakeClock) -> None:
+    supervisor._hear(SECOND, ERROR)
+    assert patience(supervisor, clock) == 0.0
+
+
+def test_a_rank_that_has_begun_is_to_fail_soon(supervisor: Supervisor, clock: FakeClock) -> None:
+    supervisor._hear(SECOND, BEGUN)
+    assert patience(supervisor, clock) == _OTHERS
+
+
+def test_one_that_begins_late_is_waited_for_from_then_on(supervisor: Supervisor, clock: FakeClock) -> None:
+    clock.advance(_IMPORTS / 2)
+    assert not supervisor._is_over()
+    supervisor._hear(SECOND, {**BEGUN, "begun": False})
+    assert not supervisor._is_over()
+    supervisor._hear(SECOND, BEGUN)
+    assert patience(supervisor, clock) == _OTHERS
+
+
+def test_one_that_never_begins_is_not_waited_for_for_ever(supervisor: Supervisor, clock: FakeClock) -> None:
+    assert patience(supervisor, clock) == _IMPORTS + _OTHERS
