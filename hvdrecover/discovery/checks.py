@@ -14,7 +14,7 @@ CONNECT = 2.0  # seconds for a host to answer
 _AT_ONCE = 256  # hosts; each may take a socket or a process
 _OWN = ("127.0.0.1", "127.0.1.1")  # what names of this host stand for; Debian has the second
 # As horovodrun calls ssh, which must not wait for a person either.
-_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no", "-o", f"ConnectTimeout={CONNECT:.0f}")
+_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no")
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,19 @@ def is_local(host: str) -> bool:
         return False
 
 
-def command_on(name: str, checks: Checks, *, here: bool) -> list[str]:
-    """Return what runs the command on a host: by ssh, or if it is this one, by its shell."""
+def command_on(name: str, checks: Checks, *, here: bool, seconds: float = CONNECT) -> list[str]:
+    """Return what runs the command on a host: by ssh, or if it is this one, by its shell.
+
+    Args:
+        name: the host.
+        checks: the command, and how ssh gets there.
+        here: whether it is this host.
+        seconds: for the host's ssh server to answer.
+    """
     if here:
         return ["sh", "-c", str(checks.command)]
-    words = [*_SSH, *(["-p", str(checks.ssh_port)] if checks.ssh_port is not None else [])]
+    words = [*_SSH, "-o", f"ConnectTimeout={seconds:.0f}"]
+    words += ["-p", str(checks.ssh_port)] if checks.ssh_port is not None else []
     return [
         *words,
         *(["-i", checks.identity] if checks.identity is not None else []),

@@ -24,6 +24,7 @@ from hvdrecover.doctor.host import MARK
 from hvdrecover.errors import LaunchError
 from hvdrecover.launch import processes
 
+_CONNECT = 15.0  # seconds for a host's ssh server to answer; one that is busy may need some
 _PARTING = 10.0  # seconds for a process to remove what it has made
 _NEEDED = ("PYTHONPATH", "LD_LIBRARY_PATH")  # before Python runs; the rest is sent to it
 _NOT_HANDED_ON = ("BASH_FUNC_", "OLDPWD", "SSH_")
@@ -50,7 +51,7 @@ class Agent:
         checks = Checks(ssh_port, identity, _command())
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  (a pipe could be full)
         self._process = processes.start(
-            _as_jobs_do(command_on(name, checks, here=self.here)),
+            _as_jobs_do(command_on(name, checks, here=self.here, seconds=_CONNECT)),
             config.environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
