@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hvdrecover.examples import ledger
 from hvdrecover.examples.digits_run import DigitsRun, supervised
 from hvdrecover.examples.ledger import Batch
 from hvdrecover.launch.job import Job
@@ -83,6 +84,12 @@ def wait_until_all_train(run: DigitsRun, job: Job, after: int, size: int = 2) ->
             job, lambda batch, rank=rank: batch.rank == rank and batch.generation >= first.generation
         )
     return first
+
+
+def assert_no_step_is_lost(run: DigitsRun) -> None:
+    """Assert that all batches so far count; looks once, as a job that still runs trains more meanwhile."""
+    batches = run.batches()
+    assert len(ledger.committed(batches, run.generations())) == len(batches)
 
 
 def assert_same_weights(framework: str, run: DigitsRun, clean: DigitsRun) -> None:

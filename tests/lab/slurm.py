@@ -13,9 +13,10 @@ from pathlib import Path
 from hvdrecover.drill.lab import network
 from hvdrecover.drill.lab.hosts import Host
 from hvdrecover.drill.lab.lab import Lab
-from hvdrecover.drill.lab.network import PATIENCE, program
+from hvdrecover.drill.lab.network import program
 
 PACKAGES = ("slurm-wlm", "munge")
+PATIENCE = 200.0  # seconds to wait for anything
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol")
 
 # A requeued job waits as long as a credential lives, which is 5 s at least. "urgent" preempts "normal".
@@ -31,7 +32,9 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 MpiDefault=none
 ReturnToService=1
-SlurmdTimeout=10
+SlurmdTimeout=30
+MessageTimeout=60
+BatchStartTimeout=60
 KillWait=30
 SchedulerParameters=sched_interval=1,sched_min_interval=0,bf_interval=1
 PreemptType=preempt/partition_prio

@@ -13,6 +13,7 @@ from hvdrecover.drill.lab.hosts import INTERFACE
 from hvdrecover.drill.lab.lab import Lab
 from tests.integration.conftest import LONG, Start
 from tests.integration.faults import FaultyRun
+from tests.lab.conftest import SLOW_HOSTS
 from tests.waiting import wait_until
 
 PATIENCE = 400.0  # seconds
@@ -43,7 +44,7 @@ def doctor(lab: Lab, *words: str, environ: Mapping[str, str] | None = None) -> t
     """Exit code and the findings of each check."""
     command = [sys.executable, "-m", "hvdrecover", "doctor", "--json", "-i", os.fspath(lab.key)]
     command += ["-H", ",".join(f"{name}:1" for name in names(lab)), *words]
-    process = lab.hosts[0].run(command, environ)
+    process = lab.hosts[0].run(command, {**SLOW_HOSTS, **(environ or {})})
     output, errors = process.communicate(timeout=PATIENCE)
     assert errors == "", errors
     # Their ssh servers; one's process for a login ends after it.
@@ -111,7 +112,8 @@ def test_a_job_starts_without_a_host_that_computes_wrongly(lab: Lab, start: Star
     command = [sys.executable, "-m", "hvdrecover", "run", "--preflight", "-np", "3", "--min-np", "2"]
     command += ["-H", ",".join(f"{name}:1" for name in names(lab)), "--network-interface", INTERFACE]
     command += ["-i", os.fspath(lab.key), "--no-standby", "--"]
-    job = start(run, first.command(command), {**run.faults, "PYTHONPATH": str(tmp_path)})
+    environ = {**run.faults, **SLOW_HOSTS, "PYTHONPATH": str(tmp_path)}
+    job = start(run, first.command(command), environ)
     run.finish(job)
     assert {batch.size for batch in run.batches()} == {2}
     (event,) = run.events("preflight")

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 from hvdrecover.drill.lab.lab import Lab
-from hvdrecover.examples.digits_run import DigitsRun
+from hvdrecover.examples.digits_run import PATIENCE, DigitsRun
 from tests.integration.conftest import LONG
+from tests.lab.conftest import SLOW_HOSTS
 from tests.lab.slurm import Slurm
 from tests.lab.test_doctor import WRONG_PRODUCTS
 from tests.lab.test_slurm import cluster
@@ -29,6 +30,7 @@ def test_a_node_that_computes_wrongly_is_left_out(lab: Lab, cluster: Slurm, tmp_
     command += ["--ledger", str(run.folder / "ledger")]
     words = ["--parsable", "--nodes=3", "--ntasks-per-node=1", f"--output={run.folder}/log.txt"]
     environ = {
+        **SLOW_HOSTS,
         "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}",
         "HVDRECOVER_EVENTS": str(run.folder / "events"),
         "HVDRECOVER_NEAR": "off",  # the hosts of a lab have one memory
@@ -36,7 +38,7 @@ def test_a_node_that_computes_wrongly_is_left_out(lab: Lab, cluster: Slurm, tmp_
         "PATH": os.pathsep.join([os.fspath(Path(sys.executable).parent), os.environ["PATH"]]),
     }
     job = cluster.run("sbatch", *words, "--wrap", shlex.join(command), environ=environ).strip()
-    wait_until(lambda: cluster.job(job)["JobState"] in ("COMPLETED", "FAILED"), 180)
+    wait_until(lambda: cluster.job(job)["JobState"] in ("COMPLETED", "FAILED"), PATIENCE)
     assert cluster.job(job)["ExitCode"] == "0:0", run.log
     assert {batch.size for batch in run.batches()} == {2}
     assert f"{second.name} left out: compute: computed wrongly: {second.name}: CPU " in run.log

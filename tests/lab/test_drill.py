@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,13 +13,15 @@ import psutil
 import pytest
 
 from hvdrecover.drill.lab.network import traces
+from hvdrecover.examples.digits_run import PATIENCE
 from tests.integration.conftest import LONG
+from tests.lab.conftest import SLOW_HOSTS
 from tests.waiting import wait_until
 
 FAULTS = {"host-cut-off", "host-powered-off", "kill"}
 SCRIPT = [sys.executable, "-m", "hvdrecover.examples.torch_digits"]
 JANITOR = "hvdrecover.drill.lab.janitor"
-EPOCHS = ("--epochs", "4", "--step-seconds", "0.04", "--commit-every", "2")
+EPOCHS = ("--epochs", "4", "--step-seconds", "0.1", "--commit-every", "2")
 
 
 def command(folder: Path, *words: str) -> list[str]:
@@ -43,8 +46,12 @@ def left(folder: Path) -> list[str]:
 @pytest.mark.parametrize("options", [(), pytest.param(("--virtual-ranks", "4"), marks=LONG)])
 def test_the_torch_example_recovers_from_the_loss_of_hosts(options: tuple[str, ...], tmp_path: Path) -> None:
     folder = tmp_path / "drill"
-    words = ["--seed", "1", "--faults", ",".join(sorted(FAULTS)), "--json", "--", *SCRIPT, *EPOCHS, *options]
-    done = subprocess.run(command(folder, *words), capture_output=True, text=True, timeout=900, check=False)
+    words = ["--seed", "1", "--faults", ",".join(sorted(FAULTS)), "--hang-timeout", "60", "--json", "--"]
+    words += [*SCRIPT, *EPOCHS, *options]
+    environ = {**os.environ, **SLOW_HOSTS}
+    done = subprocess.run(
+        command(folder, *words), env=environ, capture_output=True, text=True, timeout=900, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert (found["recovers"], found["findings"]) == (True, [])
@@ -76,6 +83,6 @@ def test_a_drill_that_is_ended_leaves_nothing(number: signal.Signals, code: int,
         lab = lab_of(drill.pid)
         assert traces(lab)
         drill.send_signal(number)
-        assert drill.wait(120) == code
+        assert drill.wait(PATIENCE) == code
     assert traces(lab) == []
     assert left(folder) == []

@@ -17,14 +17,15 @@ from hvdrecover.checkpoint.near import place
 from hvdrecover.config import PREEMPTED
 from hvdrecover.drill.lab.hosts import INTERFACE, Host
 from hvdrecover.drill.lab.lab import Lab
-from hvdrecover.examples.digits_run import TRAINING_SAMPLES
+from hvdrecover.examples.digits_run import PATIENCE, TRAINING_SAMPLES
 from hvdrecover.examples.ledger import Batch
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
 from tests.integration.conftest import LONG, TENSORFLOW_IF_LONG, Start
-from tests.integration.faults import FaultyRun, wait_until_all_train
+from tests.integration.faults import FaultyRun, assert_no_step_is_lost, wait_until_all_train
 from tests.integration.test_endings import running
 from tests.integration.test_guardians import SECRET, assert_private
+from tests.lab.conftest import SLOW_HOSTS
 from tests.waiting import wait_until
 
 EPOCHS = 200  # more than any test waits for
@@ -60,7 +61,7 @@ class JobInLab:
         command = [sys.executable, "-m", "hvdrecover", "run", "-np", "3", "--min-np", "1", "--no-standby"]
         command += ["--discover", f"file {self._listing}", "--network-interface", INTERFACE]
         command += ["-i", os.fspath(self.lab.key), "--blacklist-cooldown-range", "1", "60", "--"]
-        environ = {"OMP_NUM_THREADS": "1", "AWS_SECRET_ACCESS_KEY": SECRET, **self.run.faults}
+        environ = {**SLOW_HOSTS, "OMP_NUM_THREADS": "1", "AWS_SECRET_ACCESS_KEY": SECRET, **self.run.faults}
         environ["FAULTS_NEAR"] = os.fspath(self._near)
         self.job = self._start(self.run, self.lab.hosts[0].command(command), environ)
         return self.job
@@ -93,6 +94,7 @@ class JobInLab:
 
     def assert_each_sample_once(self) -> None:
         """In all epochs that have ended."""
+        self.run.wait_for(self.job, lambda batch: batch.epoch > 0)
         last = max(batch.epoch for batch in self.run.committed())
         assert last > 0
         for epoch in range(last):
@@ -123,11 +125,10 @@ def test_hosts_come_and_go_in_every_way(job: JobInLab) -> None:
     # One host's preemption: it leaves at a commit, and no step is lost.
     after = job.generation()
     os.kill(job.guardian_on(third), signal.SIGTERM)
-    job.wait_for(2, after)
-    assert len(job.run.committed()) == len(job.run.batches())
+    after = job.wait_for(2, after).generation
+    assert_no_step_is_lost(job.run)
     wait_until(lambda: len(third.processes()) == 1)  # its ssh server
     job.list(*lab.hosts[:2])
-    after = job.generation()
     job.list(*lab.hosts)
     job.wait_for(3, after)
 
@@ -140,7 +141,7 @@ def test_hosts_come_and_go_in_every_way(job: JobInLab) -> None:
     after = job.generation()
     third.join()
     job.wait_for(3, after)
-    assert job.explained()[third.address] == "used"
+    wait_until(lambda: job.explained()[third.address] == "used")
 
     # Without power, and switched on again.
     print(f"powered off: the others step again after {lose(job, second.power_off):.1f} s")
@@ -172,7 +173,7 @@ def test_launchers_are_lost_and_nothing_is_left_on_any_host(job: JobInLab) -> No
     # The whole job's preemption.
     job.run.wait_for(job.job, lambda batch: batch.epoch >= 2)
     os.kill(running(job.job, "hvdrecover", "run")[0], signal.SIGTERM)
-    assert job.job.wait(60) == PREEMPTED
+    assert job.job.wait(PATIENCE) == PREEMPTED
     wait_until(lambda: [len(host.processes()) for host in job.lab.hosts] == [1, 1, 1])  # their ssh servers
     job.assert_each_sample_once()
 

@@ -16,11 +16,12 @@ import pytest
 
 from hvdrecover.drill.lab.hosts import INTERFACE, Host
 from hvdrecover.drill.lab.lab import Lab
-from hvdrecover.drill.lab.network import PATIENCE, program, traces
+from hvdrecover.drill.lab.network import program, traces
 from hvdrecover.examples.digits_run import DigitsRun
 from tests.integration.conftest import Start
 from tests.waiting import wait_until
 
+PATIENCE = 200.0  # seconds for anything that is sure to come
 OWNER = """
 from hvdrecover.drill.lab.lab import Lab
 lab = Lab()
@@ -30,9 +31,9 @@ input()
 """
 
 
-def ssh(lab: Lab, source: Host, target: Host, *command: str) -> subprocess.Popen[str]:
-    """Start a command on a host, from another one."""
-    return source.run(["ssh", *lab.ssh_options, "-o", "ConnectTimeout=1", target.address, *command])
+def ssh(lab: Lab, source: Host, target: Host, *command: str, seconds: int = 60) -> subprocess.Popen[str]:
+    """Start a command on a host, from another one, which is given some seconds to answer."""
+    return source.run(["ssh", *lab.ssh_options, "-o", f"ConnectTimeout={seconds}", target.address, *command])
 
 
 def said(process: subprocess.Popen[str]) -> str:
@@ -51,7 +52,7 @@ def echoed(cat: subprocess.Popen[str], line: str) -> str:
 
 def assert_silent(lab: Lab, source: Host, target: Host) -> None:
     """No answer at all: a host that is there would refuse or reset a connection that it doesn't want."""
-    attempt = ssh(lab, source, target, "true")
+    attempt = ssh(lab, source, target, "true", seconds=5)
     _, errors = attempt.communicate(timeout=PATIENCE)
     assert attempt.returncode == 255
     assert "timed out" in errors or "No route to host" in errors
@@ -264,11 +265,11 @@ def settings(folder: Path) -> dict[str, str]:
     """The environment of a launcher that is to notice a lost host; Horovod has no option for ssh's."""
     wrapper = folder / "programs" / "ssh"
     wrapper.parent.mkdir()
-    options = "-o ServerAliveInterval=2 -o ServerAliveCountMax=2 -o ConnectTimeout=5"
+    options = "-o ServerAliveInterval=10 -o ServerAliveCountMax=6 -o ConnectTimeout=60"
     wrapper.write_text(f'#!/bin/sh\nexec {program("ssh")} {options} "$@"\n')
     wrapper.chmod(0o755)
     path = os.pathsep.join([os.fspath(wrapper.parent), os.environ["PATH"]])
-    return {"HOROVOD_GLOO_TIMEOUT_SECONDS": "10", "PATH": path}
+    return {"HOROVOD_GLOO_TIMEOUT_SECONDS": "120", "PATH": path}
 
 
 def test_horovodrun_trains_over_the_three_hosts(lab: Lab, start: Start, tmp_path: Path) -> None:

@@ -15,10 +15,13 @@ from pathlib import Path
 
 from hvdrecover.drill.lab.hosts import INTERFACE, Host
 from hvdrecover.drill.lab.lab import Lab
-from hvdrecover.drill.lab.network import PATIENCE, program
+from hvdrecover.drill.lab.network import program
+from hvdrecover.examples.digits_run import PATIENCE
 from hvdrecover.launch.job import Job
 from tests.fakes.kubernetes_api import TOKEN, KubernetesApi, pod
 from tests.integration.conftest import LONG, Start
+from tests.integration.faults import assert_no_step_is_lost
+from tests.lab.conftest import SLOW_HOSTS
 from tests.lab.test_jobs import JobInLab
 from tests.unit.deploy.manifests import FOLDER
 from tests.waiting import wait_until
@@ -110,7 +113,8 @@ class JobOnPods(JobInLab):
         command = [sys.executable, "-m", "hvdrecover", "run", "-np", "3", "--min-np", "1", "--no-standby"]
         command += ["--discover", "kubernetes --selector app=train", "--network-interface", INTERFACE]
         command += ["-i", os.fspath(self.lab.key), "--blacklist-cooldown-range", "1", "60", "--"]
-        environ = {"OMP_NUM_THREADS": "1", "KUBECONFIG": os.fspath(self.config), **self.run.faults}
+        environ = {**SLOW_HOSTS, "OMP_NUM_THREADS": "1", "KUBECONFIG": os.fspath(self.config)}
+        environ |= self.run.faults
         self.job = self._start(self.run, self.lab.hosts[0].command(command), environ)
         return self.job
 
@@ -128,7 +132,7 @@ def test_a_pod_leaves_before_it_is_killed(lab: Lab, start: Start, tmp_path: Path
         after = job.generation()
         pods[1].delete()
         job.wait_for(2, after)
-        assert len(job.run.committed()) == len(job.run.batches())
+        assert_no_step_is_lost(job.run)
 
         # Another one in its place.
         after = job.generation()
@@ -140,7 +144,7 @@ def test_a_pod_leaves_before_it_is_killed(lab: Lab, start: Start, tmp_path: Path
         pods[0].list(disrupted="True")
         job.wait_for(2, after)
         wait_until(lambda: pods[0].processes() == 1)
-        assert len(job.run.committed()) == len(job.run.batches())
+        assert_no_step_is_lost(job.run)
         after = job.generation()
         pods[0].list(disrupted="False")
         job.wait_for(3, after)

@@ -14,7 +14,10 @@ from hvdrecover.drill.lab.lab import Lab
 from hvdrecover.examples.digits_run import PATIENCE, DigitsRun
 from hvdrecover.examples.ledger import Batch
 from tests.integration.conftest import LONG
+from tests.integration.faults import assert_no_step_is_lost
+from tests.integration.test_kill_and_resume import durable
 from tests.lab import slurm
+from tests.lab.conftest import SLOW_HOSTS
 from tests.lab.slurm import Slurm
 from tests.waiting import wait_until
 
@@ -54,6 +57,7 @@ class SlurmRun(DigitsRun):
         super().__init__(folder, epochs)
         (folder / "train.py").write_text(TRAIN)
         environ = {
+            **SLOW_HOSTS,
             "HVDRECOVER_EVENTS": os.fspath(folder / "events"),
             "HVDRECOVER_NEAR": "off",  # the hosts of a lab have one memory
             "XDG_CACHE_HOME": os.fspath(folder / "cache"),  # each cluster's first job is job 1
@@ -112,9 +116,6 @@ class SlurmRun(DigitsRun):
         """The newest generation that trains."""
         return self.batches()[-1].generation
 
-    def assert_no_step_is_lost(self) -> None:
-        assert len(self.committed()) == len(self.batches())
-
 
 def assert_hosts_are_empty(lab: Lab, cluster: Slurm) -> None:
     """Nothing of a job is left anywhere."""
@@ -134,12 +135,12 @@ def test_a_preempted_job_is_requeued_and_resumes_and_a_cancelled_one_is_not(
     run.trains(3, after)
     assert run.until(JobState="RUNNING")["Restarts"] == "1"
     assert "Slurm preempts it in" in run.log
-    run.assert_no_step_is_lost()
+    assert_no_step_is_lost(run)
 
     cluster.run("scancel", run.id)  # by SIGTERM to all of its processes on the first node
     shown = run.until(JobState="CANCELLED")
     assert (shown["Restarts"], shown["ExitCode"]) == ("1", LEFT)
-    run.assert_no_step_is_lost()
+    assert_no_step_is_lost(run)
     assert_hosts_are_empty(lab, cluster)
 
 
@@ -154,18 +155,18 @@ def test_a_cluster_may_send_the_signal_of_a_preemption(cluster: Slurm, tmp_path:
     )
     run.trains(3, after)
     assert "hvdrecover: SIGTERM: the job leaves" in run.log
-    run.assert_no_step_is_lost()
+    assert_no_step_is_lost(run)
 
 
 @LONG
 def test_a_job_leaves_before_its_time_limit_and_is_requeued(cluster: Slurm, tmp_path: Path) -> None:
-    run = SlurmRun(tmp_path / "run", cluster, "--nodes=2", "--time=2", SILENT)
+    run = SlurmRun(tmp_path / "run", cluster, "--nodes=2", "--time=3", SILENT)
     run.trains(2)
     after = run.generation()
     run.trains(2, after)
     assert run.until(JobState="RUNNING")["Restarts"] == "1"
     assert "Slurm ends it at its time limit in" in run.log
-    run.assert_no_step_is_lost()
+    assert_no_step_is_lost(run)
 
 
 @LONG
@@ -183,7 +184,7 @@ def test_nodes_are_lost_and_others_take_their_place_at_a_requeue(
     run.trains(1, after)
     shown = run.shown()
     assert (shown["JobState"], shown["Restarts"], shown["NodeList"]) == ("RUNNING", "0", first.name)
-    run.assert_no_step_is_lost()
+    assert_no_step_is_lost(run)
     wait_until(lambda: set(second.processes()) <= set(cluster.daemons()))
 
     # An administrator's requeue tells all processes on the first node at once.
@@ -194,7 +195,7 @@ def test_nodes_are_lost_and_others_take_their_place_at_a_requeue(
     shown = run.until(JobState="RUNNING")
     assert shown["Restarts"] == "1"
     assert shown["NodeList"] == f"{first.name.removesuffix('1')}[1,3]"
-    run.assert_no_step_is_lost()
+    assert_no_step_is_lost(run)
 
 
 @LONG
@@ -204,7 +205,7 @@ def test_a_job_whose_first_node_loses_its_power_is_requeued_by_slurm(
     first, second, _ = lab.hosts
     cluster.set_node(first, "DRAIN")
     run = SlurmRun(tmp_path / "run", cluster, "--nodes=2")
-    run.wait_for(run, lambda batch: batch.commit >= 3)  # type: ignore[arg-type]
+    run.wait(lambda: durable(run.root) >= 3)
     assert run.shown()["BatchHost"] == second.name
     after = run.generation()
     second.power_off()
@@ -218,7 +219,7 @@ def test_a_job_whose_first_node_loses_its_power_is_requeued_by_slurm(
 
 @LONG
 def test_one_task_of_an_array_is_requeued_and_the_other_goes_on(cluster: Slurm, tmp_path: Path) -> None:
-    run = SlurmRun(tmp_path / "run", cluster, "--nodes=1", "--array=0-1", epochs=6)
+    run = SlurmRun(tmp_path / "run", cluster, "--nodes=1", "--array=0-1", epochs=15)
     folder = run.folder / "checkpoints"
 
     def generations(task: int) -> set[str]:
