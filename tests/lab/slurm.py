@@ -33,7 +33,8 @@ SelectTypeParameters=CR_CPU
 MpiDefault=none
 ReturnToService=1
 SlurmdTimeout=30
-MessageTimeout=60
+MessageTimeout=30
+UnkillableStepTimeout=150
 BatchStartTimeout=60
 KillWait=30
 SchedulerParameters=sched_interval=1,sched_min_interval=0,bf_interval=1

@@ -160,7 +160,7 @@ def test_a_cluster_may_send_the_signal_of_a_preemption(cluster: Slurm, tmp_path:
 
 @LONG
 def test_a_job_leaves_before_its_time_limit_and_is_requeued(cluster: Slurm, tmp_path: Path) -> None:
-    run = SlurmRun(tmp_path / "run", cluster, "--nodes=2", "--time=3", SILENT)
+    run = SlurmRun(tmp_path / "run", cluster, "--nodes=2", "--time=4", SILENT)
     run.trains(2)
     after = run.generation()
     run.trains(2, after)
