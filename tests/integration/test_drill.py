@@ -23,13 +23,15 @@ BUGGY = Path(__file__).with_name("scripts") / "buggy_digits.py"
 RESHUFFLING = BUGGY.with_name("reshuffling_tensorflow.py")
 BATCH_NORM = BUGGY.with_name("batch_norm_digits.py")
 SHRINKING = BUGGY.with_name("shrinking_digits.py")
-QUICK = ("--epochs", "2", "--step-seconds", "0.02", "--commit-every", "2")
+QUICK = ("--epochs", "2", "--step-seconds", "0.1", "--commit-every", "2")
 # TensorFlow traces its functions anew after each recovery, for seconds.
 TENSORFLOWS = "kill-all,preemption"
+LONGEST = 2400  # seconds; a recovery takes most of a minute on a machine that has much else to do
 KILL_ALL = ("--faults", "kill-all", "--no-standby", "--")
 NEEDS_MORE = {"data-changed", "host-cut-off", "host-powered-off", "resize"}
 if os.geteuid() != 0:
     NEEDS_MORE.add("tmpfs-full")
+pytestmark = pytest.mark.timeout(LONGEST + 60)
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Drilled:
 
 def drill(folder: Path, *words: str) -> Drilled:
     command = [sys.executable, "-m", "hvdrecover", "drill", "-np", "2", "--output", str(folder), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, check=False)
     assert (folder / "report.json").exists(), done.stderr
     return Drilled(done.returncode, json.loads((folder / "report.json").read_text()), done.stdout, folder)
 
@@ -161,8 +163,9 @@ def test_what_each_rank_has_of_its_own_is_named_as_that(tmp_path: Path) -> None:
     assert (drilled.found["recovers"], list(drilled.found["missed"])) == (True, ["rank_local"])
     assert drilled.code == 1  # as it was asked for
     assert drilled.found["verdict"] == "recovers, but for rank-local state"
-    assert drilled.found["runs"][0]["commits_compared"] >= 15
-    named = drilled.found["runs"][0]["rank_local"]
+    last = drilled.found["runs"][-1]  # the one in which it struck
+    assert last["commits_compared"] >= 15
+    named = last["rank_local"]
     assert {"model.2.running_mean", "model.2.running_var"} <= set(named)
     assert all(each.startswith(("model.2.running_", "losses")) for each in named)
     assert drilled.found["rank_local"]["remedy"] == rules.RANK_LOCAL.remedy
@@ -212,4 +215,4 @@ def test_where_a_rank_is_lost_for_good_losses_are_compared(rate: str, code: int,
     assert drilled.code == code, drilled.words
     assert [each["rule"] for each in drilled.found["findings"]] == [rules.LOSS.name] * code
     assert hosts.read_text() == "localhost:1\n"
-    assert [run["unproven"] for run in drilled.found["runs"]] == [""]
+    assert {run["unproven"] for run in drilled.found["runs"]} == {""}

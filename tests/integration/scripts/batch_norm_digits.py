@@ -38,7 +38,7 @@ def train(state):
             state.batch += 1
             state.losses = [*state.losses[-3:], loss.item()]
             state.commit()
-            time.sleep(0.1)
+            time.sleep(0.3)
         state.epoch += 1
         state.batch = 0
 

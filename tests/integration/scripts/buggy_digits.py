@@ -65,7 +65,7 @@ def train(state):
                 state.batch += 1
                 if state.batch % 3 == 0:
                     state.commit()
-            time.sleep(0.05)
+            time.sleep(0.15)
         state.epoch += 1
         state.batch = 0
 

@@ -22,7 +22,7 @@ state = recover.TensorFlowKerasState(model, data=data, epoch=0, batch=0)
 
 @recover.run
 def train(state):
-    slower = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(0.1))
+    slower = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(0.2))
     model.fit(
         data,
         epochs=1,

@@ -48,7 +48,7 @@ def train(state):
             state.batch += 1
             if state.batch % 3 == 0:
                 state.commit()
-            time.sleep(0.5 if leaves else 0.03)
+            time.sleep(1.0 if leaves else 0.1)
         state.epoch += 1
         state.batch = 0
 
