@@ -13,6 +13,7 @@ import pytest
 from hvdrecover.examples.digits_run import PATIENCE, static, supervised
 from hvdrecover.launch.job import Job
 from tests.integration.conftest import LONG
+from tests.waiting import wait_until
 
 SCRIPT = Path(__file__).with_name("scripts") / "moody_storage.py"
 Launch = Callable[..., Job]
@@ -89,7 +90,7 @@ def test_a_job_that_can_make_nothing_durable_for_too_long_ends_on_all_ranks(
     launch: Launch, mood: Path, tmp_path: Path, kind: str, trouble: str
 ) -> None:
     launcher = static(2) if kind == "static" else supervised("--no-standby")
-    job = launch(launcher, HVDRECOVER_MAX_DURABLE_AGE="2", HVDRECOVER_EVENTS=str(tmp_path / "events"))
+    job = launch(launcher, HVDRECOVER_MAX_DURABLE_AGE="30", HVDRECOVER_EVENTS=str(tmp_path / "events"))
     here = wait_for(job, r"rank 0 durable g0001-c")
     mood.write_text(trouble)
     assert job.wait(PATIENCE) != 0
@@ -98,5 +99,4 @@ def test_a_job_that_can_make_nothing_durable_for_too_long_ends_on_all_ranks(
     assert "resuming from commit" not in log and "restarted" not in log and "resumed" not in log
     if kind == "supervised":
         assert re.search(r"`HVDRECOVER_MAX_DURABLE_AGE` is over: .* \d+ s", log)
-    while job.processes():  # the launcher's exit is not awaited by its workers
-        time.sleep(0.02)
+    wait_until(lambda: job.processes() == [])  # the launcher's exit is not awaited by its workers

@@ -7,12 +7,12 @@ import re
 import sys
 from pathlib import Path
 
-from hvdrecover.examples.digits_run import supervised
+from hvdrecover.examples.digits_run import PATIENCE, supervised
 from hvdrecover.launch.job import Job
 
 SCRIPT = Path(__file__).with_name("scripts") / "evaluation.py"
-OPTIONS = ("--no-standby", "--hang-timeout", "10", "--max-restarts", "0")
-BUSY = 8.0  # the other waits for 3 s, and Horovod takes up to 3 s more to notice
+OPTIONS = ("--no-standby", "--hang-timeout", "40", "--max-restarts", "0")
+BUSY = 30.0  # the other waits for 15 s, and Horovod takes up to 10 s more to notice
 
 
 def test_a_long_evaluation_is_learnt_and_what_always_fails_comes_to_an_end(tmp_path: Path) -> None:
@@ -20,14 +20,14 @@ def test_a_long_evaluation_is_learnt_and_what_always_fails_comes_to_an_end(tmp_p
     settings["HVDRECOVER_CHECKPOINT"] = f"file://{tmp_path}/root"
     job = Job([*supervised(*OPTIONS), sys.executable, str(SCRIPT)], tmp_path / "log", settings)
     try:
-        assert job.wait(150) not in (0, 75), job.tail()
+        assert job.wait(PATIENCE) not in (0, 75), job.tail()
     finally:
         job.kill()
     lines = "".join(path.read_text() for path in (tmp_path / "events").glob("*.jsonl")).splitlines()
     events = sorted((json.loads(line) for line in lines), key=lambda event: event["time"])
     # The evaluation: one rollback, one warning, and the second attempt is waited for.
     (kept,) = [event for event in events if event["kind"] == "kept_waiting"]
-    assert (kept["rank"], kept["limit"]) == (0, 3)
+    assert (kept["rank"], kept["limit"]) == (0, 15)
     assert kept["seconds"] >= BUSY
     assert kept["where"].startswith(str(SCRIPT)) and kept["where"].endswith("in do_step")
     log = job.log.read_text()

@@ -1,6 +1,6 @@
 """Healthy but irregular training: a slow rank, long evaluations on one rank, a long phase with heartbeats.
 
-SECONDS says for how long, LONG how many of them a long phase takes: longer than the limit for hangs.
+SECONDS says for how long at least, LONG how many of them a long phase takes: longer than the limit for hangs.
 """
 
 import os
@@ -40,8 +40,8 @@ def compile_slowly():
 @recover.run
 def train(state):
     began, computed = time.monotonic(), time.process_time()
-    while state.elapsed < SECONDS:
-        time.sleep(mood.uniform(0, LONG / 6))  # one rank is always the slow one
+    while state.elapsed < SECONDS or state.step < 9:  # after one of each of the long phases
+        time.sleep(mood.uniform(0, 1.5))  # one rank is always the slow one
         optimizer.zero_grad()
         model(torch.ones(4, 8)).sum().backward()
         optimizer.step()
