@@ -10,6 +10,7 @@ Writes TensorBoard's runs to ``FOLDER/logs``, and each rank's losses by step to 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -23,7 +24,7 @@ import tensorflow as tf
 import hvdrecover.tensorflow as recover
 
 SAMPLES, BATCH, EPOCHS, COMMIT_EVERY = 96, 4, 3, 4
-SLOWNESS = 0.15  # seconds for a batch; two are read at once
+SLOWNESS = 0.3  # seconds for a batch; two are read at once
 
 
 class Net(keras.Sequential):
@@ -82,6 +83,7 @@ class Script:
     def may_stop(self) -> None:
         if self.state.step == self.stop:
             self.state.flush()
+            wait_for_rank_0()
             sys.exit("stopped")
 
     def fit(self, state: recover.TensorFlowKerasState) -> None:
@@ -116,6 +118,13 @@ class Script:
                     state.commit()
                 self.may_stop()
             state.epoch, state.batch = state.epoch + 1, 0
+
+
+def wait_for_rank_0() -> None:
+    """Wait for its end, and that of its writing, elsewhere: horovodrun ends the others when one has ended."""
+    process = int(hvd.broadcast(tf.constant([os.getpid()]), root_rank=0, name="process_of_rank_0")[0])
+    while hvd.rank() != 0 and Path(f"/proc/{process}").exists():
+        time.sleep(0.05)
 
 
 def main() -> None:

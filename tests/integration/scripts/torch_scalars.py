@@ -10,6 +10,7 @@ Writes TensorBoard's runs to ``FOLDER/logs``, and each rank's losses by step to 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 import hvdrecover.torch as recover
 
 SAMPLES, BATCH, EPOCHS, COMMIT_EVERY = 96, 4, 3, 4
-SLOWNESS = 0.04  # seconds for a sample: more than the noise of a busy machine
+SLOWNESS = 0.1  # seconds for a sample: more than the noise of a busy machine
 
 
 class Data(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -35,6 +36,13 @@ class Data(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         time.sleep(self.slowness)
         return self.inputs[number], self.inputs[number].sum(0, keepdim=True)
+
+
+def wait_for_rank_0() -> None:
+    """Wait for its end, and that of its writing, elsewhere: horovodrun ends the others when one has ended."""
+    process = int(hvd.broadcast(torch.tensor([os.getpid()]), root_rank=0, name="process of rank 0"))
+    while hvd.rank() != 0 and Path(f"/proc/{process}").exists():
+        time.sleep(0.05)
 
 
 def main() -> None:
@@ -79,6 +87,7 @@ def main() -> None:
                     state.commit(durable=True)
                 if state.step == stop:
                     state.flush()
+                    wait_for_rank_0()
                     sys.exit("stopped")
             state.epoch += 1
 
