@@ -15,7 +15,8 @@ import pytest
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.near import place
-from hvdrecover.examples.digits_run import DigitsRun, supervised
+from hvdrecover.examples.digits_run import PATIENCE, DigitsRun, supervised
+from hvdrecover.launch import processes
 from hvdrecover.launch.job import Job
 from tests.integration.conftest import Start
 from tests.integration.faults import FaultyRun, assert_same_weights
@@ -26,7 +27,7 @@ RESUMED = re.compile(
     r"resumed from commit (\d+) in the memory of \S+, (\d+) commits? newer than the durable one"
 )
 EVERY = 15  # steps between durable commits
-STEPS = 150
+STEPS = 300
 
 
 class NearRun:
@@ -52,12 +53,12 @@ class NearRun:
         return (self.folder / "log.txt").read_text(errors="replace")
 
     def finish(self, job: Job) -> None:
-        assert job.wait(120) == 0, job.tail()
+        assert job.wait(PATIENCE) == 0, job.tail()
 
     def wait_for(self, job: Job, commit: int) -> None:
         """Wait until a commit of this number, or a later one, is sealed."""
-        deadline = time.monotonic() + 120
-        while not self.sealed() or self.sealed()[-1].commit < commit:
+        deadline = time.monotonic() + PATIENCE
+        while max((each.commit for each in self.sealed()), default=0) < commit:
             assert job.running and time.monotonic() < deadline, job.tail()
             time.sleep(0.02)
 
@@ -67,12 +68,12 @@ class NearRun:
 
     def stop_between_durable_commits(self, job: Job) -> None:
         """Stop what trains where two commits are sealed that are newer than the durable one."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE
         while True:
             for process in self.trainings(job):
                 os.kill(process, signal.SIGSTOP)
-            newer = [each for each in self.sealed() if each.commit > durable(self.root)]
-            if len(newer) >= 2:
+            newest = durable(self.root)
+            if newest > 0 and len([each for each in self.sealed() if each.commit > newest]) >= 2:
                 return
             assert time.monotonic() < deadline, job.tail()
             for process in self.trainings(job):
@@ -81,12 +82,7 @@ class NearRun:
 
     def trainings(self, job: Job) -> list[int]:
         """The processes of a job that train."""
-        found = []
-        for process in job.processes():
-            words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-            if words[1:2] == [os.fsencode(SCRIPT)]:
-                found.append(process)
-        return found
+        return [each for each in job.processes() if processes.command(each)[1:2] == [os.fspath(SCRIPT)]]
 
 
 @pytest.fixture
@@ -113,9 +109,11 @@ def test_whatever_is_killed_the_job_resumes_from_memory_and_ends_bitwise_equal(
     run = a_run(runs, tmp_path / "run")
     job = run.start()
     run.wait_for(job, 20)
+    run.stop_between_durable_commits(job)
+    killed = run.sealed()[-1].commit
     for process in run.trainings(job):  # the guardians live, and restart them in place
         os.kill(process, 9)
-    run.wait_for(job, 50)
+    run.wait_for(job, killed + 2 * EVERY)
     run.stop_between_durable_commits(job)
     job.kill()  # and now the supervisor, horovodrun, guardians and all
     older, newest = run.sealed()[-2:]
@@ -125,8 +123,8 @@ def test_whatever_is_killed_the_job_resumes_from_memory_and_ends_bitwise_equal(
         file.write(b"?")
     run.finish(run.start(seconds=0.0))
     (first, lead), (second, _) = [(int(commit), int(lead)) for commit, lead in RESUMED.findall(run.log())]
-    assert 20 <= first < 50 and second == older.commit
-    assert 0 < lead < 2 * EVERY  # a durable commit that is being written is none yet
+    assert 20 <= first <= killed and second == older.commit
+    assert lead > 0  # a durable commit that is being written is none yet
     assert run.log().count(f"passing over {newest.name}") == 1
     assert not run.near.exists()
     clean.finish(beside)
