@@ -11,7 +11,7 @@ import pytest
 from hvdrecover.elastic.durable.interval import Costs, best
 from hvdrecover.examples.digits_run import DigitsRun, static
 from tests.integration.conftest import ONE_OPTIMIZER, Start
-from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once, assert_same_weights
+from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once, assert_same_weights, durable
 
 SCRIPT = Path(__file__).with_name("scripts") / "auto_interval.py"
 DAY = 86400.0
@@ -25,6 +25,11 @@ def events(run: DigitsRun, kind: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda event: float(event["time"]))
 
 
+def decided_in(run: DigitsRun) -> bool:
+    """Return whether it has chosen, and can be resumed."""
+    return "commits become durable every" in run.log and durable(run.root) > 0
+
+
 @ONE_OPTIMIZER
 def test_it_decides_says_so_and_resumes_bitwise_equal(
     undisturbed: tuple[str, DigitsRun], start: Start, tmp_path: Path
@@ -32,7 +37,8 @@ def test_it_decides_says_so_and_resumes_bitwise_equal(
     optimizer, clean = undisturbed
     run = DigitsRun(tmp_path, clean.epochs, "--optimizer", optimizer, *SLOW, program=[str(SCRIPT)])
     job = start(run, static(2))
-    run.wait_for(job, lambda batch: batch.epoch == 1 and batch.commit >= 12)  # in mid-epoch
+    # In mid-epoch.
+    run.wait_for(job, lambda batch: batch.epoch == 1 and batch.commit >= 12 and decided_in(run))
     job.kill()
     before = len(events(run, "interval"))
     run.finish(start(run, static(2)))
