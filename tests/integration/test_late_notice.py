@@ -17,4 +17,5 @@ def test_a_commit_is_made_although_a_rank_was_lost_right_before_it(tmp_path: Pat
         assert job.wait(PATIENCE) == 0, job.tail()
     finally:
         job.kill()
-    assert (tmp_path / "steps").read_text().split() == ["0", "4"], job.tail()
+    # Whoever comes back slowly may cost another rollback.
+    assert (tmp_path / "steps").read_text().split()[:2] == ["0", "4"], job.tail()

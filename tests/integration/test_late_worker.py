@@ -27,7 +27,7 @@ def run(folder: Path, hosts: Path, launcher: Sequence[str], workers: int, lost: 
     """Run the script to its end; return the number of processes that started as each rank."""
     hosts.write_text(f"localhost:{workers}\n")
     command = [*launcher, sys.executable, str(SCRIPT), str(folder)]
-    settings = {"HOSTS": str(hosts), "LOST": str(int(lost)), "HOROVOD_GLOO_TIMEOUT_SECONDS": "2"}
+    settings = {"HOSTS": str(hosts), "LOST": str(int(lost)), "HOROVOD_GLOO_TIMEOUT_SECONDS": "10"}
     job = Job(command, folder / "log", {**ROOT_MAY_USE_MPI, **settings})
     try:
         assert job.wait(PATIENCE) == 0, job.tail()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.examples.digits_run import supervised
+from hvdrecover.examples.digits_run import PATIENCE, supervised
 from hvdrecover.launch.job import Job
 from tests.integration.conftest import LONG
 
@@ -39,7 +39,7 @@ def test_a_wrong_script_on_two_ranks_is_told_once_and_last(
     if script is not None:
         (tmp_path / "train.py").write_text(script)
     jobs.append(Job([*supervised(), "python", "train.py"], tmp_path / "log"))
-    assert jobs[0].wait(200) == 1
+    assert jobs[0].wait(PATIENCE) == 1
     log = (tmp_path / "log").read_text()
     last = last.format(tmp_path)
     assert log.rstrip().endswith(last)

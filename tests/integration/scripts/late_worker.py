@@ -23,7 +23,7 @@ import torch
 import hvdrecover.torch as recover
 
 HOSTS = Path(os.environ["HOSTS"])
-IMPORTS = 3 * float(os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"])  # seconds
+IMPORTS = 2 * float(os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"])  # seconds
 
 
 def started(folder: Path) -> list[int]:
