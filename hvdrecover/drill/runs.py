@@ -24,7 +24,7 @@ from hvdrecover.launch import processes
 from hvdrecover.launch.job import Job
 
 _COOLDOWN = ("1", "3")  # seconds for which Horovod leaves a lost host of a lab alone; it is soon back
-_LOOK = 0.05  # seconds between looks at what witnesses have written; more, if a look takes long:
+_LOOK = 0.05  # seconds between looks at what witnesses have written; more, if a look computes for long:
 _SHARE = 10.0  # so many times that, so as not to take the job's processor
 _NAMING_HOSTS = {"-H", "--hosts", "-hostfile", "--hostfile", "--host-discovery-script", "--discover"}
 _REACHING_HOSTS = {
@@ -232,7 +232,7 @@ class Run:
         """
         deadline = time.monotonic() + timeout
         while True:
-            began, running = time.monotonic(), self.running
+            computed, running = time.thread_time(), self.running
             if true(self.testimony()):
                 return True
             if not running:
@@ -240,7 +240,7 @@ class Run:
             if time.monotonic() > deadline:
                 self._ask_where_ranks_are()
                 raise self.failure(f"no progress for {timeout:.0f} s")
-            time.sleep(max(_LOOK, _SHARE * (time.monotonic() - began)))
+            time.sleep(max(_LOOK, _SHARE * (time.thread_time() - computed)))
 
     def _ask_where_ranks_are(self) -> None:
         """Have the log say it, and their stacks written beside the run's events."""
