@@ -5,15 +5,24 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.examples.digits_run import TRAINING_SAMPLES, DigitsRun, elastic, static, supervised
+from hvdrecover.examples.digits_run import (
+    PATIENCE,
+    TRAINING_SAMPLES,
+    DigitsRun,
+    elastic,
+    static,
+    supervised,
+)
 from hvdrecover.launch.job import Job
 from tests.integration.conftest import LONG, ONE_OPTIMIZER, Start
+from tests.integration.gates import GatedRun
+from tests.waiting import wait_until
 
 SLOW = ("--step-seconds", "0.04")  # so that a kill comes where the test wants it
 
@@ -36,13 +45,17 @@ def assert_each_sample_once(run: DigitsRun, *, padding: int) -> None:
         assert seen.total() - TRAINING_SAMPLES <= padding
 
 
-def kill_in_epoch(run: DigitsRun, job: Job, epoch: int, commits: int) -> None:
-    """Kill all of a job a few commits after an epoch has begun, once a commit of that epoch is durable."""
+def kill_in_epoch(run: GatedRun, job: Job, epoch: int, commits: int) -> None:
+    """Kill all of a job a few commits after an epoch has begun, once a commit of that epoch is durable.
+
+    The run has a gate in that epoch: on a busy machine writes lag behind.
+    """
     first = run.wait_for(job, lambda batch: batch.epoch == epoch)
     run.wait_for(
         job, lambda batch: batch.commit >= first.commit + commits and durable(run.root) > first.commit
     )
     job.kill()
+    run.open()
 
 
 def durable(root: Path) -> int:
@@ -69,7 +82,7 @@ def test_resumed_in_mid_epoch_it_is_bitwise_equal(
     undisturbed: tuple[str, DigitsRun], start: Start, tmp_path: Path
 ) -> None:
     optimizer, clean = undisturbed
-    run = DigitsRun(tmp_path, clean.epochs, "--optimizer", optimizer, *SLOW)
+    run = GatedRun(tmp_path, clean.epochs, "--optimizer", optimizer, *SLOW, gates=[16])
     kill_in_epoch(run, start(run, static(2)), epoch=1, commits=3)
     assert not run.weights.exists()
     run.finish(start(run, static(2)))
@@ -85,7 +98,7 @@ def test_resumed_twice_with_prefetching_loaders_it_is_bitwise_equal(
 ) -> None:
     optimizer, clean = undisturbed
     options = ("--optimizer", optimizer, "--loader-workers", "1", *SLOW)
-    run = DigitsRun(tmp_path, clean.epochs, *options)
+    run = GatedRun(tmp_path, clean.epochs, *options, gates=[7, 24])
     kill_in_epoch(run, start(run, static(2)), epoch=0, commits=2)
     kill_in_epoch(run, start(run, static(2)), epoch=2, commits=1)
     run.finish(start(run, static(2)))
@@ -112,15 +125,14 @@ def test_a_finished_run_returns_at_once(
 def test_ctrl_c_leaves_nothing_that_a_later_start_trips_over(
     start: Start, hosts: Path, tmp_path: Path
 ) -> None:
-    run = DigitsRun(tmp_path / "run", 3, *SLOW)
+    run = GatedRun(tmp_path / "run", 3, *SLOW, gates=[12])
     job = start(run, elastic(hosts))
     run.wait_for(job, lambda batch: batch.commit >= 4)
     for process in job.processes():  # a terminal sends SIGINT to all of the foreground
-        os.kill(process, signal.SIGINT)
-    job.wait(timeout=60)
-    deadline = time.monotonic() + 60  # workers were told as well, and may end after their launcher
-    while job.processes() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert job.processes() == []
+        with suppress(ProcessLookupError):  # who looks for hosts comes and goes
+            os.kill(process, signal.SIGINT)
+    job.wait(PATIENCE)
+    wait_until(lambda: job.processes() == [])  # workers were told as well, and may end after their launcher
+    run.open()
     run.finish(start(run, elastic(hosts)))
     assert_each_sample_once(run, padding=1)

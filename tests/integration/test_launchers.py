@@ -6,13 +6,14 @@ from pathlib import Path
 
 from hvdrecover.examples.digits_run import DigitsRun, elastic, mpi, mpirun, static
 from tests.integration.conftest import Start
+from tests.integration.gates import GatedRun
 from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once, durable
 
 
 def test_each_launcher_goes_on_from_where_the_one_before_was_killed(
     start: Start, hosts: Path, tmp_path: Path
 ) -> None:
-    run = DigitsRun(tmp_path / "run", 4, *SLOW)
+    run = GatedRun(tmp_path / "run", 4, *SLOW, gates=[6, 12, 18, 24])  # one for each start
     launchers = [
         ("plain", [], 1),
         ("mpirun", mpirun(2), 2),
@@ -29,6 +30,7 @@ def test_each_launcher_goes_on_from_where_the_one_before_was_killed(
             lambda batch, first=first: batch.commit >= first.commit + 3 and durable(run.root) > first.commit,
         )
         job.kill()
+        run.open()
     run.finish(start(run, mpi(2)))
     starts = [commit for _, commit in sorted(run.generations().items())]
     assert starts[0] == 0 and starts == sorted(set(starts))

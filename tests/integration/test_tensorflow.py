@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,14 +10,23 @@ import pytest
 
 from hvdrecover.examples.digits_run import DigitsRun, static
 from tests.integration.conftest import LONG, Start
-from tests.integration.test_elastic import change_hosts, kill_one_rank
+from tests.integration.gates import GatedRun
+from tests.integration.test_elastic import SIZES, change_hosts, kill_one_rank
 from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once, kill_in_epoch
 
 WAYS = {"loop": (), "fit": ("--fit",)}
 
 
-def a_run(folder: Path, epochs: int, way: str, *options: str) -> DigitsRun:
-    return DigitsRun(folder, epochs, *WAYS[way], *options, framework="tensorflow")
+def a_run(
+    folder: Path,
+    epochs: int,
+    way: str,
+    *options: str,
+    gates: Sequence[int] = (),
+    sizes: Mapping[int, int] | None = None,
+) -> GatedRun:
+    words = (*WAYS[way], *options)
+    return GatedRun(folder, epochs, *words, framework="tensorflow", gates=gates, sizes=sizes)
 
 
 def assert_same_weights(run: DigitsRun, clean: DigitsRun) -> None:
@@ -47,7 +57,7 @@ def test_resumed_in_mid_epoch_it_is_bitwise_equal(
     undisturbed: tuple[str, str, DigitsRun], start: Start, tmp_path: Path
 ) -> None:
     way, optimizer, clean = undisturbed
-    run = a_run(tmp_path, clean.epochs, way, "--optimizer", optimizer, *SLOW)
+    run = a_run(tmp_path, clean.epochs, way, "--optimizer", optimizer, *SLOW, gates=[16])
     kill_in_epoch(run, start(run, static(2)), epoch=1, commits=3)
     assert not run.weights.exists()
     run.finish(start(run, static(2)))
@@ -64,11 +74,12 @@ def test_resumed_in_mid_epoch_it_is_bitwise_equal(
 def test_the_other_rank_goes_on_when_one_is_killed(
     way: str, start: Start, hosts: Path, tmp_path: Path
 ) -> None:
-    kill_one_rank(a_run(tmp_path / "run", 3, way, *SLOW), 0, start, hosts)
+    kill_one_rank(a_run(tmp_path / "run", 3, way, *SLOW, gates=[20]), 0, start, hosts)
 
 
 @LONG
 def test_a_host_that_joins_and_one_that_leaves_cost_no_step(
     start: Start, hosts: Path, tmp_path: Path
 ) -> None:
-    change_hosts(a_run(tmp_path / "run", 6, "fit", "--step-seconds", "0.05"), start, hosts)
+    run = a_run(tmp_path / "run", 4, "fit", "--step-seconds", "0.05", sizes=SIZES)
+    change_hosts(run, start, hosts)

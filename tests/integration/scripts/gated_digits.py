@@ -1,0 +1,43 @@
+"""The digits example, which goes on only when a test has done what is to come before.
+
+A rank that has begun a batch after a commit of GATES waits there for a file of that number in GATES_OPEN.
+By a word ``EPOCH:SIZE`` of SIZES, from that epoch on the ranks make one commit after the other until they
+have been so many: hosts come and go at commits.
+"""
+
+import importlib
+import os
+import sys
+import time
+from pathlib import Path
+
+from hvdrecover.elastic.state import State
+from hvdrecover.examples.ledger import Ledger
+
+GATES = [int(commit) for commit in os.environ["GATES"].split()]
+OPEN = Path(os.environ["GATES_OPEN"])
+SIZES = [tuple(map(int, word.split(":"))) for word in os.environ["SIZES"].split()]
+
+begin, commit = Ledger.batch, State.commit
+seen = set()  # sizes: all ranks know the same of those that are waited for, as they have met
+
+
+def begin_and_wait(ledger, rank, size, indices):
+    begin(ledger, rank, size, indices)
+    last = ledger._state.last_commit.commit
+    while any(gate <= last and not (OPEN / str(gate)).exists() for gate in GATES):
+        time.sleep(0.02)
+
+
+def commit_until_all_were_seen(state, durable=False):
+    commit(state, durable)
+    seen.add(example.hvd.size())
+    while any(epoch <= state.epoch and size not in seen for epoch, size in SIZES):
+        time.sleep(0.05)
+        commit(state)
+
+
+if __name__ == "__main__":
+    Ledger.batch, State.commit = begin_and_wait, commit_until_all_were_seen
+    example = importlib.import_module(f"hvdrecover.examples.{sys.argv.pop(1)}_digits")
+    example.main()
