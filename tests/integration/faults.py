@@ -16,6 +16,7 @@ from tests.integration.conftest import EPOCHS
 
 FAULTY = Path(__file__).with_name("scripts") / "faulty_digits.py"
 SLOW = ("--step-seconds", "0.1")  # so that many faults, and what is done between them, fit into a run
+PATIENT = ("--grace", "300")  # seconds; a commit comes sooner, also on a machine that has much else to do
 
 Event = dict[str, Any]
 
@@ -48,6 +49,10 @@ class FaultyRun(DigitsRun):
         """Start it under ``hvdrecover run``, with more options of that; a standby costs as much as a rank."""
         words = options if standby else ("--no-standby", *options)
         return start(self, supervised(*words), {**self.faults, **(environ or {})})
+
+    def open(self) -> None:
+        """Have a rank that holds go on."""
+        (self.folder / "open").touch()
 
     def events(self, *kinds: str) -> list[Event]:
         """The events of some kinds, in order of time."""

@@ -7,19 +7,23 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from hvdrecover.config import PREEMPTED
 from hvdrecover.discovery import cooldown
-from hvdrecover.examples.digits_run import DigitsRun, supervised
+from hvdrecover.examples.digits_run import PATIENCE, DigitsRun, supervised
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
 from tests.integration.conftest import LONG, TENSORFLOW_IF_LONG, Start
-from tests.integration.faults import FaultyRun, assert_same_weights, wait_for_durable
+from tests.integration.faults import PATIENT, FaultyRun, assert_same_weights, wait_for_durable
 from tests.integration.test_kill_and_resume import assert_each_sample_once
 from tests.waiting import wait_until
+
+HOLD = "hold step 0 12"  # for faults that the test itself lets strike: the run does not end before
 
 
 def running(job: Job, *command: str) -> list[int]:
@@ -43,7 +47,7 @@ def a_run(folder: Path, *faults: str, framework: str = "torch") -> FaultyRun:
 def ask(command: str, run: FaultyRun) -> tuple[int, str]:
     """Call a command about a run; its exit code, and what it says."""
     words = [sys.executable, "-m", "hvdrecover", command, str(run.folder / "events")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
     return done.returncode, done.stdout
 
 
@@ -58,15 +62,19 @@ def resume(run: FaultyRun, start: Start) -> None:
 def test_a_preempted_job_leaves_with_75_and_loses_no_step(
     framework: str, undisturbed_run: DigitsRun, start: Start, tmp_path: Path
 ) -> None:
-    run = FaultyRun(tmp_path / "run", framework)
-    job = run.begin(start)
+    run = FaultyRun(tmp_path / "run", framework, ["hold step 0 30"])
+    job = run.begin(start, *PATIENT)
     run.wait_for(job, lambda batch: batch.commit >= 4)
     code, text = ask("status", run)
     said = dict(line.split(maxsplit=1) for line in text.splitlines())
     assert (code, said["state"], said["ranks"]) == (0, "training", "2 of 2")
     assert said["supervisor"].startswith(f"process {job.pid} on ")
-    assert ask("stop", run)[0] == 0
-    assert job.wait(60) == PREEMPTED
+    with ThreadPoolExecutor() as threads:
+        stopped = threads.submit(ask, "stop", run)
+        wait_until(lambda: "leaves at its next commit" in run.log or stopped.done())
+        run.open()
+        assert stopped.result()[0] == 0
+    assert job.wait(PATIENCE) == PREEMPTED
     assert job.processes() == []
     assert ask("status", run)[0] == 1
     leaving = run.events("leave")
@@ -79,24 +87,27 @@ def test_a_preempted_job_leaves_with_75_and_loses_no_step(
 
 @pytest.mark.parametrize("who", ["guardian", "training process"])
 def test_of_a_job_on_one_host_any_process_can_be_told(who: str, start: Start, tmp_path: Path) -> None:
-    run = a_run(tmp_path)
-    job = run.begin(start)
+    run = a_run(tmp_path, HOLD)
+    job = run.begin(start, *PATIENT)
     run.wait_for(job, lambda batch: batch.commit >= 4)
     target = running(job, "hvdrecover", "worker")[0] if who == "guardian" else run.process_of(1)
     os.kill(target, signal.SIGUSR1)
-    assert job.wait(60) == PREEMPTED
+    run.open()
+    assert job.wait(PATIENCE) == PREEMPTED
     assert job.processes() == []
     assert len(run.events("start")) == 1
     assert run.events("leave")
 
 
 def test_a_job_of_which_all_processes_are_told_at_once_leaves_as_well(start: Start, tmp_path: Path) -> None:
-    run = a_run(tmp_path)
-    job = run.begin(start)
+    run = a_run(tmp_path, HOLD)
+    job = run.begin(start, *PATIENT)
     run.wait_for(job, lambda batch: batch.commit >= 4)
     for process in job.processes():  # as a batch system does
-        os.kill(process, signal.SIGTERM)
-    assert job.wait(60) == PREEMPTED
+        with suppress(ProcessLookupError):  # who looks for hosts comes and goes
+            os.kill(process, signal.SIGTERM)
+    run.open()
+    assert job.wait(PATIENCE) == PREEMPTED
     assert job.processes() == []
     assert {event["scope"] for event in run.events("leave")} == {"job"}
     assert len(run.committed()) == len(run.batches())
@@ -107,7 +118,7 @@ def test_the_end_of_the_grace_ends_a_job_that_makes_no_commit(start: Start, tmp_
     job = run.begin(start, "--grace", "2")
     wait_until(lambda: (tmp_path / "run" / "struck" / "0").exists())
     os.kill(job.pid, signal.SIGTERM)
-    assert job.wait(60) == PREEMPTED
+    assert job.wait(PATIENCE) == PREEMPTED
     assert job.processes() == []
     assert run.events("leave") == []
     resume(run, start)
@@ -120,18 +131,19 @@ def test_a_second_signal_ends_it_at_once(start: Start, tmp_path: Path) -> None:
     os.kill(job.pid, signal.SIGTERM)
     wait_until(lambda: "leaves at its next commit" in run.log)
     os.kill(job.pid, signal.SIGTERM)
-    assert job.wait(30) == PREEMPTED
+    assert job.wait(PATIENCE) == PREEMPTED
     assert job.processes() == []
 
 
 def test_ctrl_c_ends_it_without_a_traceback(start: Start, tmp_path: Path) -> None:
-    run = a_run(tmp_path)
+    run = a_run(tmp_path, HOLD)
     job = run.begin(start, standby=True)
     run.wait_for(job, lambda batch: batch.commit >= 4)
     os.kill(job.pid, signal.SIGINT)
-    assert job.wait(30) == 130
+    assert job.wait(PATIENCE) == 130
     assert job.processes() == []
     assert "Traceback" not in run.log
+    run.open()
     resume(run, start)
 
 
@@ -140,18 +152,20 @@ def test_ctrl_c_ends_it_without_a_traceback(start: Start, tmp_path: Path) -> Non
 def test_no_process_outlives_its_launcher_and_the_next_start_resumes(
     victim: str, framework: str, start: Start, tmp_path: Path
 ) -> None:
-    run = a_run(tmp_path, framework=framework)
+    run = a_run(tmp_path, HOLD, framework=framework)
     job = run.begin(start, standby=True)
     wait_for_durable(run, job, 4)
     workers = job.processes()
     if victim == "supervisor":
         kill(job.pid)
         wait_until(lambda: job.processes() == [])
+        run.open()
         resume(run, start)
     else:
         workers.remove(job.pid)
         kill(running(job, "hvdrecover.launch.run_horovodrun")[0])
         wait_until(lambda: not set(workers) & set(job.processes()))
+        run.open()
         assert job.wait(400) == 0, job.tail()
         assert "launcher_lost" in {event["fault"] for event in run.events("fault")}
         assert_each_sample_once(run, padding=1)
@@ -243,12 +257,13 @@ def test_two_starts_that_give_up_restart_the_job(start: Start, tmp_path: Path) -
 
 
 def test_a_launcher_that_does_not_answer_costs_a_start_and_no_commit(start: Start, tmp_path: Path) -> None:
-    run = a_run(tmp_path)
-    job = run.begin(start, "--startup-timeout", "20")
+    run = a_run(tmp_path, HOLD)
+    job = run.begin(start, "--startup-timeout", "60")
     wait_for_durable(run, job, 4)
     (launcher,) = running(job, "hvdrecover.launch.run_horovodrun")
     os.kill(launcher, signal.SIGSTOP)
     kill(run.process_of(1))
+    run.open()
     assert job.wait(400) == 0, job.tail()
     assert "the ranks have not come together" in run.log
     assert len(run.events("start")) == 2
@@ -262,10 +277,11 @@ def test_a_launcher_that_does_not_answer_costs_a_start_and_no_commit(start: Star
 def test_a_launcher_that_does_not_end_after_the_training_is_not_waited_for(
     start: Start, tmp_path: Path
 ) -> None:
-    run = a_run(tmp_path)
+    run = a_run(tmp_path, HOLD)
     job = run.begin(start)
     run.wait_for(job, lambda batch: batch.commit >= 4)
     os.kill(running(job, "hvdrecover.launch.run_horovodrun")[0], signal.SIGSTOP)
-    assert job.wait(200) == 0, job.tail()
+    run.open()
+    assert job.wait(PATIENCE) == 0, job.tail()
     assert "the training is finished" in run.log and len(run.events("start")) == 1
     assert job.processes() == []

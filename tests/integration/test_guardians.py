@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.examples.digits_run import DigitsRun, elastic, supervised
+from hvdrecover.examples.digits_run import PATIENCE, DigitsRun, elastic, supervised
 from hvdrecover.launch import processes
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
 from tests.integration.conftest import LONG, WHOLE, Start
 from tests.integration.faults import SLOW, wait_for_durable
-from tests.integration.test_endings import a_run, running
+from tests.integration.test_endings import HOLD, a_run, running
 from tests.integration.test_kill_and_resume import assert_each_sample_once
 from tests.waiting import wait_until
 
@@ -52,33 +52,36 @@ def by_hand(folder: Path) -> list[str]:
 
 
 def test_a_guardian_works_without_a_supervisor(start: Start, tmp_path: Path) -> None:
-    run = a_run(tmp_path)
+    run = a_run(tmp_path, HOLD)
     job = start(run, by_hand(tmp_path), run.faults)
     run.wait_for(job, lambda batch: batch.commit >= 4)
     kill(run.process_of(1))
+    run.open()
     run.finish(job)
     assert run.sources() == {1: "initial", 2: "memory"}
     assert_each_sample_once(run, padding=1)
 
 
 def test_without_a_supervisor_guardians_watch_horovods_driver(start: Start, tmp_path: Path) -> None:
-    run = a_run(tmp_path)
+    run = a_run(tmp_path, HOLD)
     job = start(run, by_hand(tmp_path), run.faults)
     wait_for_durable(run, job, 4)
     kill(job.pid)
     wait_until(lambda: job.processes() == [])
+    run.open()
     run.finish(start(run, by_hand(tmp_path), run.faults))
     assert run.sources()[2] == "durable"
     assert_each_sample_once(run, padding=1)
 
 
 def test_with_mpi_a_lost_rank_restarts_the_job(start: Start, tmp_path: Path) -> None:
-    run = a_run(tmp_path)
+    run = a_run(tmp_path, HOLD)
     faults = {**run.faults, "AWS_SECRET_ACCESS_KEY": SECRET}
     job = start(run, supervised("--mpi", "--mpi-args=--oversubscribe"), faults)
     wait_for_durable(run, job, 4)
     assert_private(job)
     kill(run.process_of(1))
+    run.open()
     assert job.wait(400) == 0, job.tail()
     assert len(run.events("start")) == 2
     assert run.sources() == {1: "initial", 2: "near"}
@@ -88,12 +91,13 @@ def test_with_mpi_a_lost_rank_restarts_the_job(start: Start, tmp_path: Path) -> 
 
 @LONG
 def test_a_job_waits_for_a_lost_host_unless_it_may_shrink(start: Start, tmp_path: Path) -> None:
-    run = a_run(tmp_path)
+    run = a_run(tmp_path, HOLD)
     two = ("-H", "localhost:1,127.0.0.1:1", "--blacklist-cooldown-range", "15", "16")
     job = run.begin(start, *two)
     wait_for_durable(run, job, 4)
     lost = processes.parent(run.process_of(1))
     kill(lost)
+    run.open()
     run.finish(job)
     assert "1 of 2 processes are left; the job waits until 2 run again" in run.log
     assert "With --min-np 1 it would resume with what is left" in run.log
@@ -107,12 +111,13 @@ def test_sigquit_has_all_ranks_say_where_they_are_and_train_on(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    run = a_run(tmp_path)
+    run = a_run(tmp_path, HOLD)
     job = run.begin(start)
     run.wait_for(job, lambda batch: batch.commit >= 4)
     assert_private(job)
     os.kill(job.pid, signal.SIGQUIT)
     wait_until(lambda: {event["rank"] for event in run.events("stacks")} == {0, 1})
+    run.open()
     run.finish(job)  # what is printed comes through horovodrun, later than the event
     for event in run.events("stacks"):
         assert "most recent call first" in Path(event["file"]).read_text()
@@ -134,4 +139,4 @@ def test_a_waiting_standby_holds_neither_sockets_nor_loops_that_wake(start: Star
         assert [link for link in links if "socket" in link or "eventpoll" in link] == []
         assert "libtorch" in Path(f"/proc/{standby}/maps").read_text()
     os.kill(job.pid, signal.SIGINT)
-    assert job.wait(30) == 130
+    assert job.wait(PATIENCE) == 130

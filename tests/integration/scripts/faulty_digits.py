@@ -1,8 +1,8 @@
 """The digits example with faults in it: the lines of FAULTS, one after the other, each once in all processes.
 
 A line is ``WHAT PLACE RANK COMMIT``: what happens, where, to which rank (-1 is any), at which commit or after
-it. The folder FAULTS_STRUCK remembers which have struck. Under the folder
-FAULTS_NEAR, if there is one, each host has a near tier of its own.
+it. The folder FAULTS_STRUCK remembers which have struck; who is to hold waits for a file ``open`` beside it.
+Under the folder FAULTS_NEAR, if there is one, each host has a near tier of its own.
 """
 
 import functools
@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 from hvdrecover import heartbeat
@@ -56,6 +57,11 @@ def leave_early():
     os._exit(0)
 
 
+def hold():
+    while not STRUCK.with_name("open").exists():
+        time.sleep(0.02)
+
+
 def be_hungry():
     Path(os.environ["FAULTS_CGROUP"], "cgroup.procs").write_text(str(os.getpid()))
     bytearray(1 << 30)[:: 1 << 12] = b"x" * (1 << 18)  # touches every page of it
@@ -72,6 +78,7 @@ WHAT = {
     "fail-always": fail,
     "leave": leave_early,
     "hunger": be_hungry,
+    "hold": hold,  # for a test that does something else before the run ends
 }
 
 
