@@ -15,11 +15,11 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Keep
 from hvdrecover.checkpoint.storage.interface import TEMPORARY
 from hvdrecover.config import PREEMPTED
-from hvdrecover.examples.digits_run import TRAINING_SAMPLES
+from hvdrecover.examples.digits_run import PATIENCE, TRAINING_SAMPLES
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
 from tests.integration.conftest import IS_LONG, TENSORFLOW_IF_LONG, Start
-from tests.integration.faults import FaultyRun, wait_until_all_train
+from tests.integration.faults import PATIENT, FaultyRun, wait_until_all_train
 from tests.integration.test_endings import running
 from tests.waiting import wait_until
 
@@ -28,6 +28,8 @@ FAULTS = ("kill rank 0", "kill both", "stop a worker", "kill a guardian", "kill 
 # How many of each, for torch; TensorFlow traces its functions anew after each, for seconds.
 TIMES = 2 if IS_LONG else 1
 KILLS_OF_RANK_1 = {"torch": 7 if IS_LONG else 5, "tensorflow": 3}
+
+pytestmark = pytest.mark.timeout(1800)  # seconds; for a machine on which each recovery takes a minute
 
 
 class Watch:
@@ -74,7 +76,7 @@ class Chaos:
 
     def begin(self) -> Job:
         """Start it, or start it again."""
-        return self.run.begin(self._start, "--hang-timeout", "6", standby=True)
+        return self.run.begin(self._start, "--hang-timeout", "30", *PATIENT, standby=True)
 
     def strike(self, kind: str) -> None:
         """Let a fault strike after some commits, and wait until all ranks train again."""
@@ -93,7 +95,7 @@ class Chaos:
             kill(running(self.job, "hvdrecover.launch.run_horovodrun")[0])
         else:
             os.kill(self.job.pid, signal.SIGTERM)
-            assert self.job.wait(60) == PREEMPTED, self.job.tail()
+            assert self.job.wait(PATIENCE) == PREEMPTED, self.job.tail()
             assert self.job.processes() == []
             self.job = self.begin()
         wait_until_all_train(self.run, self.job, generation)
@@ -108,7 +110,7 @@ class Chaos:
     def finish(self) -> None:
         """Have it leave."""
         os.kill(self.job.pid, signal.SIGTERM)
-        assert self.job.wait(60) == PREEMPTED, self.job.tail()
+        assert self.job.wait(PATIENCE) == PREEMPTED, self.job.tail()
         assert self.job.processes() == []
 
 

@@ -14,12 +14,20 @@ import pytest
 from hvdrecover.examples.digits_run import DigitsRun, supervised
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
-from tests.integration.faults import Event, FaultyRun, assert_same_weights, wait_until_all_train
+from tests.integration.faults import (
+    Event,
+    FaultyRun,
+    assert_same_weights,
+    wait_for_durable,
+    wait_until_all_train,
+)
 from tests.integration.test_kill_and_resume import assert_each_sample_once
 
-HANG_TIMEOUTS = {"torch": "10", "tensorflow": "20"}  # tracing takes half of it where much else is done
+HANG_TIMEOUTS = {"torch": "30", "tensorflow": "45"}  # tracing takes half of it where much else is done
 ENVIRON = {"OMP_NUM_THREADS": "1", "HVDRECOVER_NEAR": "off"}  # one test is about durable commits
 CALM = 6  # commits between faults; a standby is there by then, or is being made
+
+pytestmark = pytest.mark.timeout(1800)  # seconds, for one that is slow: the first test waits for the story
 
 
 @dataclass
@@ -83,7 +91,7 @@ def _processes(run: DigitsRun) -> tuple[int, int]:
 def _strike(told: Story, job: Job, name: str, commit: int, strike: Callable[[], object]) -> None:
     """Let a fault strike at a commit, and wait until both ranks train again."""
     run = told.run
-    run.wait_for(job, lambda batch: batch.commit >= commit)
+    wait_for_durable(run, job, commit)
     before, generation = _processes(run), max(run.generations())
     strike()
     wait_until_all_train(run, job, generation)
