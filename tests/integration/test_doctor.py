@@ -25,7 +25,7 @@ from tests.contracts.servers import HOST, S3Server
 from tests.integration.mounts import mounted
 from tests.unit.checkpoint.roots import make_snapshot, make_store
 
-PATIENCE = 300.0  # seconds; all checks together take half a minute on two cores that are busy
+PATIENCE = 600.0  # seconds; all checks together take half a minute on two cores that are busy
 DOCS = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
 FRAMEWORKS = [name for name in ("torch", "tensorflow") if importlib.util.find_spec(name)]
 # Hosts that can't be logged in to, in two ways; ranks are then not started, which saves time as well.

@@ -39,6 +39,8 @@ FAULTS = {
 
 Outcome = dict[str, Any]
 
+pytestmark = pytest.mark.timeout(1800)  # seconds; the first test waits for the whole job, which may be slow
+
 
 def outcomes(
     launcher: list[str], size: int, faults: list[str], folder: Path, framework: str = "torch"

@@ -27,6 +27,8 @@ FLIPS = [(2, 40), pytest.param((2, 200), marks=LONG), pytest.param((3, 200), mar
 
 Outcomes = dict[str, list[dict[str, Any]]]
 
+pytestmark = pytest.mark.timeout(1800)  # seconds; the first test waits for the whole job, which may be slow
+
 
 @pytest.fixture(scope="module", params=FLIPS)
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcomes, Path]:

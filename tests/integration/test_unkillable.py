@@ -19,6 +19,7 @@ from hvdrecover.launch.training import Training
 from hvdrecover.launch.waking import Waking
 from tests.integration.mounts import mounted
 from tests.unit.launch.children import environment, gone, is_alive, state, until
+from tests.waiting import wait_until
 
 WRITE = "import os, sys; print(os.getpid(), flush=True); open(sys.argv[1], 'w').write('x')"
 
@@ -44,7 +45,8 @@ def stuck(process: int) -> int:
 
 def named_in(path: Path) -> int:
     """The process that has written its number into a file, and waits for the disk."""
-    return stuck(int(until(lambda: path.exists() and path.read_text().strip(), "a training process")))
+    wait_until(lambda: path.exists() and path.read_text())  # two launchers have to be started before
+    return stuck(int(path.read_text()))
 
 
 def test_killing_ends_while_one_still_waits_and_signals_are_heeded_meanwhile(hung: Path) -> None:
