@@ -111,8 +111,9 @@ def moosefs_mounts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounts]
 
 @pytest.fixture
 def moosefs(moosefs_mounts: Mounts) -> Backend:
-    (folder := moosefs_mounts[0] / uuid.uuid4().hex).mkdir()
-    return storages.local(folder)
+    name = uuid.uuid4().hex
+    (moosefs_mounts[0] / name).mkdir()
+    return storages.local(*(place / name for place in moosefs_mounts))
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ class Backend:
         shared: whether other processes see the root.
         stop: takes the server away; None if there is none.
         start: brings it back, with all it had.
+        others: the same root's URLs by other mounts, as other hosts have it.
     """
 
     url: str
@@ -51,6 +52,12 @@ class Backend:
     environment: dict[str, str] = field(default_factory=dict)
     stop: Callable[[], None] | None = None
     start: Callable[[], None] | None = None
+    others: tuple[str, ...] = ()
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The root by each mount."""
+        return (self.url, *self.others)
 
     def open(self) -> Storage:
         return open_storage(self.url)
@@ -70,8 +77,12 @@ def kill_when_it_says(word: str, script: str, backend: Backend) -> None:
     writer.communicate()
 
 
-def local(folder: Path) -> Backend:
-    return Backend(f"file://{folder}/root", (1 << 25) + 5, lambda: LocalStorage(folder / "root"))
+def local(folder: Path, *elsewhere: Path) -> Backend:
+    """A folder; ``elsewhere`` it is seen by other mounts."""
+    others = tuple(f"file://{other}/root" for other in elsewhere)
+    return Backend(
+        f"file://{folder}/root", (1 << 25) + 5, lambda: LocalStorage(folder / "root"), others=others
+    )
 
 
 def drill(folder: Path) -> Backend:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -209,7 +210,7 @@ def test_create_is_for_files_that_are_not_there(storage: Storage) -> None:
 
 
 def test_one_of_many_threads_creates_a_file(backend: Backend) -> None:
-    storages = [backend.open() for _ in range(6)]
+    storages = [open_storage(url) for _, url in zip(range(6), cycle(backend.urls), strict=False)]
     for round_ in range(5):
         start, winners = threading.Barrier(len(storages)), []
 
@@ -245,13 +246,16 @@ print(sum(storage.create(f"claims/{number}", content) for number in range(20)), 
 @pytest.mark.parametrize("kind", ["local", "drill", "s3", "sftp", *REAL])
 def test_one_of_many_processes_creates_a_file(request: pytest.FixtureRequest, kind: str) -> None:
     backend: Backend = request.getfixturevalue(kind)
-    command = [sys.executable, "-c", _COMPETITOR, backend.url]
     environment = {**os.environ, **backend.environment}
     processes = [
         subprocess.Popen(
-            [*command, name], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", _COMPETITOR, url, name],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
-        for name in "abc"
+        for name, url in zip("abc", cycle(backend.urls), strict=False)
     ]
     try:
         assert all(process.stdout and process.stdout.readline() == "ready\n" for process in processes)
@@ -269,12 +273,13 @@ def test_one_of_many_processes_creates_a_file(request: pytest.FixtureRequest, ki
     assert {name: found.count(name) for name in "abc"} == won
 
 
-@pytest.mark.parametrize("kind", ["s3", "sftp", *REAL])
+@pytest.mark.parametrize("kind", ["local", "s3", "sftp", *REAL])
 def test_one_of_a_hundred_claims_wins(
     request: pytest.FixtureRequest, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend: Backend = request.getfixturevalue(kind)
-    storages, start = [backend.open() for _ in range(100)], threading.Barrier(100)
+    storages = [open_storage(url) for _, url in zip(range(100), cycle(backend.urls), strict=False)]
+    start = threading.Barrier(100)
 
     def claim(number: int) -> bool:
         # Without the look that spares most of them the request: the storage itself has to decide.
