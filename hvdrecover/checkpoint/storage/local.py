@@ -12,13 +12,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hvdrecover.checkpoint.arena import Bytes
-from hvdrecover.checkpoint.storage import direct
+from hvdrecover.checkpoint.storage import direct, unfit
 from hvdrecover.checkpoint.storage.descriptors import opened
 from hvdrecover.checkpoint.storage.failures import failures
 from hvdrecover.checkpoint.storage.interface import TEMPORARY, ReadBytes, Temporary
-from hvdrecover.checkpoint.storage.mounted import kind_of
+from hvdrecover.checkpoint.storage.mounted import mount_of
 from hvdrecover.checkpoint.storage.spares import Spares, folder_of
-from hvdrecover.errors import ConfigError
 
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
@@ -32,18 +31,13 @@ class LocalStorage:
         self.url = f"file://{root}"
 
     def check(self) -> None:
-        """Make sure that a look shows what other hosts have done, which sshfs remembers for 20 s by default.
+        """Make sure that the file system gives what a root needs, as far as its kind tells.
 
         Raises:
-            ConfigError: it does not; a job that was replaced would go on writing.
+            ConfigError: it does not; two jobs could write to the root.
         """
         there = next(folder for folder in (self._root, *self._root.parents) if folder.exists())
-        if kind_of(there) == "fuse.sshfs":
-            raise ConfigError(
-                self.url,
-                "sshfs shows what it remembers, so that a job does not see for 20 s that another one has "
-                "taken the root. Name the server instead, as sftp://HOST/PATH, which needs no mount.",
-            )
+        unfit.refuse(mount_of(there), self.url)
 
     def names(self, folder: str = "") -> list[str]:
         """Names directly below a folder, sorted; empty if there is no such folder."""
