@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from benchmarks import laws, report
 from benchmarks.rows import Curve
+from hvdrecover.launch.horovodrun import COLLECTIVE_SECONDS
 
 _RANKS, _GIGABYTES = 1000.0, 100.0
 _HEAD = ("1,000 ranks with 100 GB of state each", "computed", "made of")
@@ -40,8 +41,19 @@ def _rows(at: At) -> list[tuple[str, str, str]]:
     rounds = math.log2(_RANKS)
     sent = f"a sync of {sync:.0f} s between two ranks, up to {rounds:.0f} times that by gloo's tree to all"
     return [
-        ("a step", "0", "nothing is sent or counted between commits"),
+        (
+            "a step",
+            "not measured",
+            "ranks send each other nothing of ours between commits; of a job of two, a cost "
+            "[can't be seen](performance.md#recovery)",
+        ),
         ("a commit", f"{copy:.1f} s", f"one copy; all ranks' numbers take {consult:.1f} ms of it"),
+        (
+            "more by gloo's ring",
+            "not measured",
+            f"those numbers go {_RANKS - 1:.0f} hops, one after another, beside the copy: as many times the "
+            "latency between two hosts",
+        ),
         ('more with rng="store"', f"{store:.1f} ms", "the streams of all ranks are kept as they came"),
         ("until a commit is durable", f"{durable:.0f} s", "beside training, to a disk as fast as this one"),
         (
@@ -51,8 +63,9 @@ def _rows(at: At) -> list[tuple[str, str, str]]:
         ),
         (
             "a host is lost",
-            f"{start + sync:.0f} s",
-            f"processes on another host start in {start:.1f} s; {sent}",
+            f"{start + sync:.0f} to {COLLECTIVE_SECONDS + start + sync:.0f} s",
+            f"up to {COLLECTIVE_SECONDS} s until ranks give up a host that does not answer, by default (not "
+            f"measured); processes on another one start in {start:.1f} s; {sent}",
         ),
         (
             "the whole job, from the checkpoint root",
