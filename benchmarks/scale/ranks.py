@@ -12,7 +12,7 @@ import torch
 from benchmarks.rows import Curve
 from benchmarks.scale.simulated import Simulated
 from benchmarks.states import Setting
-from hvdrecover.checkpoint import manifest
+from hvdrecover.checkpoint import manifest, values
 from hvdrecover.elastic.agreement import exchange
 from hvdrecover.elastic.commits.own import RANDOM
 from hvdrecover.elastic.commits.per_rank import PerRank
@@ -69,13 +69,13 @@ def _milliseconds(ranks: int, options: dict[str, Any], action: Callable[[State],
     state.sync()
     gc.collect()
     gc.freeze()
-    values = []
+    took = []
     for _ in range(_WARMUPS + _ROUNDS):
         state.batch += 1
         began, others = time.perf_counter(), world.seconds
         action(state)
-        values.append(1e3 * (time.perf_counter() - began - (world.seconds - others)))
-    return values[_WARMUPS:]
+        took.append(1e3 * (time.perf_counter() - began - (world.seconds - others)))
+    return took[_WARMUPS:]
 
 
 def _state(
@@ -96,5 +96,9 @@ def _other(mine: bytes, rank: int) -> bytes:
     head, files = exchange.unpacked(mine)
     if head is None:
         return mine
-    head = {**head, "ranks": [rank], RANDOM: {str(rank): state for state in head[RANDOM].values()}}
-    return exchange.packed(head, files)
+    streams = {str(rank): state for state in head[RANDOM].values()}
+    own = {
+        name: [values.join_dict([rank], values.split_dict(structure)), has_file]
+        for name, (structure, has_file) in head["values"].items()
+    }
+    return exchange.packed({**head, "ranks": [rank], "values": own, RANDOM: streams}, files)
