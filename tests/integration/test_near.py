@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,10 @@ RESUMED = re.compile(
 )
 EVERY = 15  # steps between durable commits
 STEPS = 300
+USER = 12345  # another one than who runs the tests
+AS_USER = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
+# The interpreter and the folder of the test may lie where only root can read.
+AS_USER += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
 
 
 class NearRun:
@@ -42,8 +46,10 @@ class NearRun:
         self.near = place.folder("auto" if near == "off" else near, place.named(str(self.root)))
         self.jobs: list[Job] = []
 
-    def start(self, steps: int = STEPS, seconds: float = 0.05, near: str | None = None) -> Job:
-        command = [*supervised()[:-1], "--no-standby", "--", sys.executable, str(SCRIPT)]
+    def start(
+        self, steps: int = STEPS, seconds: float = 0.05, near: str | None = None, launcher: Sequence[str] = ()
+    ) -> Job:
+        command = [*launcher, *supervised()[:-1], "--no-standby", "--", sys.executable, str(SCRIPT)]
         command += [str(self.root), str(steps), str(seconds), str(self.digest), str(EVERY)]
         environ = self.environ if near is None else {"HVDRECOVER_NEAR": near}
         self.jobs.append(Job(command, self.folder / "log.txt", environ))
@@ -92,8 +98,8 @@ def runs(tmp_path: Path) -> Iterator[list[NearRun]]:
     for run in runs:
         for job in run.jobs:
             job.kill()
-        if run.near.exists():
-            place.remove(run.near)
+        for near in run.near.parent.parent.glob(f"hvdrecover-*/{run.near.name}"):  # of any user
+            place.remove(near)
 
 
 def a_run(runs: list[NearRun], folder: Path, near: str = "auto") -> NearRun:
@@ -160,10 +166,31 @@ def test_a_folder_that_another_user_has_made_first_is_not_trusted(
 ) -> None:
     run = a_run(runs, tmp_path / "run", str(tmp_path / "near"))
     run.near.parent.mkdir(parents=True)
-    os.chown(run.near.parent, 12345, 12345)
+    os.chown(run.near.parent, USER, USER)
     run.finish(run.start(steps=5))
     assert re.search(f"near tier: off.*{run.near.parent}: ", run.log())
     assert list(run.near.parent.iterdir()) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to run as another user first")
+def test_a_job_that_another_user_continues_goes_back_to_the_durable_commit(
+    runs: list[NearRun], tmp_path: Path
+) -> None:
+    run = a_run(runs, tmp_path / "run")
+    mine, theirs = run.near, run.near.parent.with_name(f"hvdrecover-{USER}") / run.near.name
+    run.near = theirs
+    run.environ |= {"HOME": str(run.folder), "HVDRECOVER_EVENTS": str(run.folder / "events")}
+    os.chown(run.folder, USER, USER)
+    job = run.start(launcher=AS_USER)
+    run.wait_for(job, EVERY)
+    run.stop_between_durable_commits(job)
+    job.kill()
+    left, before = run.sealed(), durable(run.root)
+    assert theirs.stat().st_uid == USER and left[-1].commit > before > 0
+    run.finish(run.start(seconds=0.0))
+    assert run.log().count(f"passing over {left[-1].name}: user {USER} ") == 1
+    assert f"resumed from commit {before} " in run.log() and RESUMED.findall(run.log()) == []
+    assert run.sealed() == left and not mine.exists()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to mount a file system")

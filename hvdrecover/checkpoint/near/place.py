@@ -33,6 +33,7 @@ LIFETIME = 7 * 86400.0  # seconds without use after which another job may take t
 SLOT = ".hvdrecover-slot-"
 _OWNER = "root.json"
 _LOCK = "lock"
+_USER = "hvdrecover-"
 _kept: set[Path] = set()  # by this process: a lock of its own would not keep it out
 
 
@@ -42,7 +43,7 @@ def base(near: str) -> Path:
     Args:
         near: ``auto`` for the host's shared memory, or a folder.
     """
-    return (SHARED_MEMORY if near == "auto" else Path(near).absolute()) / f"hvdrecover-{os.getuid()}"
+    return (SHARED_MEMORY if near == "auto" else Path(near).absolute()) / f"{_USER}{os.getuid()}"
 
 
 def named(url: str) -> str:
@@ -185,6 +186,21 @@ def roots(near: str = "auto") -> list[NearRoot]:
             if path.is_dir() and not path.is_symlink():
                 found.append(_seen(path))
     return found
+
+
+def of_others(path: Path) -> Iterator[tuple[Path, int]]:
+    """Return the near roots of the same checkpoint root that other users have on this host, and their ids.
+
+    The user's folder is private, so only a privileged process finds any.
+
+    Args:
+        path: this user's near root; it may not exist yet.
+    """
+    for each in sorted(path.parent.parent.glob(f"{_USER}*/{path.name}")):
+        with suppress(OSError):
+            user = each.lstat().st_uid
+            if user != os.getuid() and each.parent.name == f"{_USER}{user}":
+                yield each, user
 
 
 def expired(found: Sequence[NearRoot], now: float) -> list[NearRoot]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.root import TENSORS
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import LocalStorage
-from hvdrecover.errors import CheckpointError, CorruptCheckpointError
+from hvdrecover.errors import CheckpointError, CorruptCheckpointError, StorageError
 
 Files = tuple[Mapping[str, Arena], Mapping[str, str]]
 """Files of a commit, and their digests, by attribute name."""
@@ -93,6 +94,25 @@ def by_copy(path: Path, usable: Usable, passed_over: PassedOver) -> Recalled | N
         except CheckpointError as error:
             passed_over(commit.name, str(error))
     return None
+
+
+def pass_over_others(path: Path, usable: Usable, passed_over: PassedOver) -> None:
+    """Tell of the commits that other users have left of the same checkpoint root, as far as that can be seen.
+
+    Args:
+        path: this user's near root; it may not exist yet.
+        usable: whether a commit might be used, if it were this user's.
+        passed_over: told of the newest one of each user.
+    """
+    for other, user in place.of_others(path):
+        storage = LocalStorage(other)
+        with suppress(StorageError):
+            for commit in root.commits(storage):
+                if usable(commit) and root.is_complete(storage, commit):
+                    passed_over(
+                        commit.name, f"user {user} has made it, and only that user's jobs resume from {other}"
+                    )
+                    break
 
 
 def borrowed(path: Path, commit: CommitId) -> Files:

@@ -65,6 +65,7 @@ class NearSide:
             return commit > newer_than and not commit.is_within(self._context.config.suspects)
 
         try:
+            recall.pass_over_others(self._path, usable, self._passed_over)
             if not self._is_there(self._path):
                 return None
             if self._keeper is None:

@@ -276,6 +276,25 @@ def test_a_broken_commit_is_passed_over_for_the_one_before(process: Process) -> 
     successor.tier.stop()
 
 
+def test_of_what_another_user_has_left_the_newest_is_named_and_not_used(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process.commit(1)
+    process.commit(2)
+    user = os.getuid()
+    mine = process.path.parent.with_name(f"hvdrecover-{user + 1}") / process.path.name
+    recall.pass_over_others(process.path, lambda commit: True, process.note)
+    assert process.passed_over == []
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    recall.pass_over_others(mine, lambda commit: commit.commit < 2, process.note)
+    recall.pass_over_others(mine, lambda commit: commit.commit < 1, process.note)
+    (passed_over,) = process.passed_over
+    assert passed_over.startswith("g0002-c00000001: ") and str(process.path) in passed_over
+    process.path.parent.rename(process.path.parent.with_name("hvdrecover-x"))  # nobody's
+    recall.pass_over_others(mine, lambda commit: True, process.note)
+    assert len(process.passed_over) == 1
+
+
 @pytest.mark.parametrize(
     "damage",
     [
