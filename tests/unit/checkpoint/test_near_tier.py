@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import resource
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hvdrecover import cli
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import Digest, digest
@@ -66,7 +68,7 @@ class Process:
         if arenas is None:
             return None
         arenas["model"].bytes_of("w").view(np.float64)[...] = number
-        state = {"attributes": {"step": number}, "samplers": {}}
+        state = {"attributes": {"step": number, "model": {"w": {"$tensor": "w"}}}, "samplers": {}}
         snapshot = Snapshot(CommitId(2, number), dict(arenas), state, 2, {"fake": "1"})
         if seal:
             self.tier.seal(snapshot)
@@ -112,7 +114,36 @@ def test_what_was_sealed_is_a_commit_of_the_usual_format(process: Process) -> No
     assert process.decisions == [None]
     assert process.names() == ["g0002-c00000001", "g0002-c00000002"]
     snapshot = read_commit(LocalStorage(process.path), CommitId(2, 2))
-    assert values(snapshot) == {2.0} and snapshot.state["attributes"] == {"step": 2}
+    assert values(snapshot) == {2.0} and snapshot.state["attributes"]["step"] == 2
+
+
+def test_the_commands_that_look_at_roots_read_it_while_it_is_kept(
+    process: Process, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process.commit(1)
+    process.commit(2)
+
+    def run(command: str, *commits: str) -> Any:
+        code = cli.main([command, str(process.path), *commits, "--json"])
+        return code, json.loads(capsys.readouterr().out)
+
+    code, listed = run("ls", "--verify")
+    assert code == 0 and listed["leftovers"] == []
+    assert [(each["number"], each["state"], each["intact"]) for each in listed["commits"]] == [
+        (2, "complete", True),
+        (1, "complete", True),
+    ]
+    code, shown = run("show")
+    assert (code, shown["commit"], shown["attributes"]["step"]) == (0, "g0002-c00000002", 2)
+    assert [each["name"] for each in shown["files"][0]["tensors"]] == ["w"]
+    code, differing = run("diff", "1", "2")
+    assert code == 0 and differing["objects"] == [{"path": "step", "a": "1", "b": "2"}]
+    assert [(each["name"], each["elements_changed"]) for each in differing["changed"]] == [("model.w", SIZE)]
+    assert run("verify")[0] == 0
+    file = process.path / "g0002-c00000002" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    code, verified = run("verify")
+    assert code == 1 and [each["intact"] for each in verified["commits"]] == [False, True]
 
 
 def test_the_next_process_takes_the_newest_over_without_a_copy(process: Process) -> None:
