@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 Kind = Literal["measured", "simulated"]
 Verdict = Literal["stretch met", "bar met", "missed", ""]
+MEMORY = "states"  # the unit of memory that commits hold: multiples of the state's size
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,11 @@ class Curve:
 
 
 Found = Row | Fact | Curve
+
+
+def broken(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of memory that miss their bar: a promise, which no load of the machine excuses."""
+    return [row for row in rows if row.unit == MEMORY and row.verdict == "missed"]
 
 
 def dump(found: Sequence[Found], path: Path) -> None:

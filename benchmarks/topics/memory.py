@@ -6,7 +6,7 @@ import horovod.torch as hvd
 
 import hvdrecover.torch as recover
 from benchmarks.measure import PeakMemory, resident
-from benchmarks.rows import Goal, Row
+from benchmarks.rows import MEMORY, Goal, Row
 from benchmarks.states import Setting, Shape, Training
 
 
@@ -27,8 +27,8 @@ def measure(setting: Setting) -> list[Row]:
         idle.append((resident() - before) / training.nbytes)
     title, goals = setting.shape.title, (Goal(1.0, 1.0), Goal(2.0, 2.0))
     return [
-        Row("memory", "extra memory when idle", title, "states", idle, goal=goals[0]),
-        Row("memory", "extra memory, a commit beside a write", title, "states", in_flight, goal=goals[1]),
+        Row("memory", "extra memory when idle", title, MEMORY, idle, goal=goals[0]),
+        Row("memory", "extra memory, a commit beside a write", title, MEMORY, in_flight, goal=goals[1]),
     ]
 
 

@@ -15,7 +15,7 @@ from benchmarks.jobs.near_commits import RESULT, SMALL
 from benchmarks.jobs.near_roots import tidied
 from benchmarks.jobs.near_state import EVERY_SECONDS
 from benchmarks.jobs.running import Running
-from benchmarks.rows import Goal, Row
+from benchmarks.rows import MEMORY, Goal, Row
 from benchmarks.states import Setting
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.examples.digits_run import ROOT_MAY_USE_MPI, supervised
@@ -93,7 +93,7 @@ def _commits(setting: Setting) -> list[Row]:
                 "near",
                 f"extra memory of {whose}, {when} (peak)",
                 title,
-                "states",
+                MEMORY,
                 [found["memory"][name]],
                 goal=goal,
             )
@@ -104,7 +104,7 @@ def _commits(setting: Setting) -> list[Row]:
                 ("idle", "idle", limit),
             )
         ),
-        Row("near", "the near root in tmpfs", title, "states", [keeper["memory"]["tmpfs"]], goal=share),
+        Row("near", "the near root in tmpfs", title, MEMORY, [keeper["memory"]["tmpfs"]], goal=share),
     ]
 
 
