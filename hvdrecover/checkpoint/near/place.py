@@ -31,6 +31,7 @@ from hvdrecover.errors import StorageError
 SHARED_MEMORY = Path("/dev/shm")
 LIFETIME = 7 * 86400.0  # seconds without use after which another job may take the memory back
 SLOT = ".hvdrecover-slot-"
+SPARE_LIFETIME = 3600.0  # the same of memory in which no commit is sealed
 _OWNER = "root.json"
 _LOCK = "lock"
 _USER = "hvdrecover-"
@@ -203,14 +204,15 @@ def of_others(path: Path) -> Iterator[tuple[Path, int]]:
                 yield each, user
 
 
-def expired(found: Sequence[NearRoot], now: float) -> list[NearRoot]:
-    """Return the near roots that are not in use, and were not for longer than `LIFETIME`. A pure function.
+def expired(found: Sequence[NearRoot], now: float, lifetime: float = LIFETIME) -> list[NearRoot]:
+    """Return the near roots that are not in use, and were not for longer than this. A pure function.
 
     Args:
         found: near roots of this user.
         now: seconds since the Unix epoch.
+        lifetime: seconds.
     """
-    return [each for each in found if not each.in_use and now - each.used > LIFETIME]
+    return [each for each in found if not each.in_use and now - each.used > lifetime]
 
 
 def remove(path: Path) -> bool:
@@ -225,6 +227,22 @@ def remove(path: Path) -> bool:
         return False
     keeper.remove()
     return True
+
+
+def trim(path: Path) -> None:
+    """Delete what memory a near root has beside its sealed commits, if no process keeps it.
+
+    Raises:
+        OSError: its lock can't be opened.
+        StorageError: its file system has no locks.
+    """
+    if (keeper := Keeper.take(path)) is not None:
+        used = path.stat().st_mtime_ns
+        for each in leftovers(path):
+            if each.name.startswith(SLOT):
+                shutil.rmtree(each, ignore_errors=True)
+        os.utime(path, ns=(used, used))  # it is not in use by that
+        keeper.release()
 
 
 def _seen(path: Path) -> NearRoot:

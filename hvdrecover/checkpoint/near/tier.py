@@ -26,6 +26,7 @@ from hvdrecover.clock import Clock
 
 _NICENESS = 5  # of the tier's thread: behind training, but not by so much that steps overtake it
 _FIRST = 2  # slots: the newest sealed commit lies in one, the next commit goes to the other
+_SEALED = 2  # commits that stay sealed: the one before the newest counts if that turns out to be broken
 _PATIENCE = 10  # commits in a row with other tensors each, after which no memory is made for the next
 
 Layouts = Mapping[str, Layout]
@@ -335,6 +336,9 @@ class NearTier:
         self._drop(stale)
         given_up, self._given_up = self._given_up, []
         self._sealed = [each for each in self._sealed if each not in given_up]
+        for older in self._sealed[:-_SEALED]:
+            older.open()
+        del self._sealed[:-_SEALED]
         return stale + given_up
 
     def _drop(self, slots: Sequence[Slot]) -> None:

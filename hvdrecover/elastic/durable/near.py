@@ -215,12 +215,15 @@ class NearSide:
         return {"host": self._context.config.host, "rank": place.rank, "job": place.job}
 
     def _delete_expired(self, path: Path) -> None:
-        """Delete this user's near roots, beside our own, that were not used for days."""
-        context = self._context
+        """Delete near roots of this user that were not used for days, and spare memory sooner."""
+        context, now = self._context, self._context.clock.now()
         with suppress(OSError, StorageError):  # of other jobs: no trouble of ours
-            for old in place.expired(place.roots(str(path.parent.parent)), context.clock.now()):
+            found = place.roots(str(path.parent.parent))
+            for unused in place.expired(found, now, place.SPARE_LIFETIME):
+                place.trim(unused.path)
+            for old in place.expired(found, now):
                 if place.remove(old.path):
-                    days = (context.clock.now() - old.used) / 86400
+                    days = (now - old.used) / 86400
                     message = (
                         f"near tier: deleted {old.path} of {old.url}, which was not used for {days:.0f} days"
                     )

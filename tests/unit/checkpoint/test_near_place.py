@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +84,23 @@ def test_only_what_nobody_keeps_and_nobody_came_back_to_expires():
         for name, used, in_use in (("old", 0.0, False), ("kept", 0.0, True), ("young", 1.0, False))
     )
     assert place.expired([old, kept, young], LIFETIME + 0.5) == [old]
+    assert place.expired([old, kept, young], 2.5, lifetime=1.0) == [old, young]
+
+
+def test_memory_without_a_sealed_commit_is_deleted_unless_a_process_keeps_it(tmp_path, path):
+    for name in ("g0001-c00000001", f"{place.SLOT}1", f"{place.SLOT}2.g0001-c00000002"):
+        (path / name).mkdir()
+        (path / name / "model.safetensors").write_bytes(b"x")
+    keeper = Keeper.take(path)
+    assert keeper is not None
+    place.trim(path)
+    assert len(list(path.glob("*/model.safetensors"))) == 3
+    keeper.release()
+    os.utime(path, (5.0, 5.0))
+    place.trim(path)
+    assert [each.parent.name for each in path.glob("*/model.safetensors")] == ["g0001-c00000001"]
+    assert path.stat().st_mtime == 5.0  # which tells when it was used
+    assert not place.roots(str(tmp_path))[0].in_use
 
 
 def test_a_root_whose_owner_is_unreadable_is_still_listed(tmp_path, path):

@@ -281,6 +281,20 @@ def test_what_is_being_written_elsewhere_is_not_overwritten_and_gets_a_third(pro
     assert len(list(place.leftovers(process.path))) <= 4  # three slots, and the leases of readers
 
 
+def test_of_three_slots_two_hold_a_sealed_commit_and_the_third_is_memory_for_the_next(
+    process: Process,
+) -> None:
+    first = process.commit(1)
+    assert first is not None
+    for number in range(2, 6):
+        process.commit(number, pinned=tuple(first.arenas.values()))
+        process.settle()
+    for number in range(6, 12):
+        process.commit(number)
+        assert process.names() == [f"g0002-c{each:08}" for each in (number - 1, number)]
+        assert len(list(process.path.glob(f"{place.SLOT}*/*.safetensors"))) == 1
+
+
 def test_until_the_third_is_made_an_older_commit_that_is_being_written_vouches_for_the_newest(
     process: Process,
 ) -> None:
