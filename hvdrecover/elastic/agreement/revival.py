@@ -74,8 +74,7 @@ def revived(context: Context, recalled: Recalled | None, root: Root | None, pass
         CheckpointError: the root can't be taken; on rank 0.
         StoppedError: the same, on the other ranks.
     """
-    commit = None if recalled is None else recalled.snapshot.id
-    mine = None if recalled is None or commit is None else [*_numbers(commit), recalled.start]
+    mine = None if recalled is None else [*_numbers(recalled.snapshot.id), recalled.start]
     rows = gather_json(context.world, [context.config.host, mine], "hvdrecover.near")
     error: Exception | None = None
     decided: dict[str, Any] = {}
@@ -89,8 +88,8 @@ def revived(context: Context, recalled: Recalled | None, root: Root | None, pass
         raise error
     if "error" in decided:
         raise stopped(0, decided)
-    if recalled is not None and commit is not None and recalled.start not in decided["starts"]:
-        pass_over(commit, "another job has taken the checkpoint root since")
+    if recalled is not None and recalled.start not in decided["starts"]:
+        pass_over(recalled.snapshot.id, "another job has taken the checkpoint root since")
     return _claimed(rows, decided)
 
 
