@@ -12,6 +12,7 @@ from hvdrecover.checkpoint.niceness import step_back
 
 _PIECE = 1 << 22  # bytes between two looks at whether there is haste; some 0.2 ms for a thread that is let
 _WORTH_A_THREAD = 1 << 26  # bytes
+_HEAD_START = 0.005  # seconds for a commit to end; its ranks wait for each other, and the interpreter is one
 _PATIENCE = 2.0  # seconds; where all cores are busy, a gigabyte takes about as long without haste
 
 
@@ -43,6 +44,7 @@ class Digests:
 
     def compute(self) -> dict[str, str] | None:
         """Return the digests; None if they were cancelled."""
+        self._haste.wait(_HEAD_START)
         if self._nbytes >= _WORTH_A_THREAD:
             patient = threading.Thread(target=self._without_haste, name="hvdrecover-near-digest", daemon=True)
             with suppress(RuntimeError):  # no more threads

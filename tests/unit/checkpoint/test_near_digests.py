@@ -85,6 +85,22 @@ def test_what_is_hurried_before_it_begins_needs_no_other_thread(arenas: dict[str
     assert names() == [MINE] * PIECES
 
 
+def test_the_commit_itself_ends_first_unless_there_is_haste(
+    arenas: dict[str, Arena], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patient, waited = Digests(arenas), []
+    monkeypatch.setattr(patient._haste, "wait", lambda seconds: waited.append((seconds, names())))
+    assert patient.compute() is not None
+    assert waited == [(digests._HEAD_START, [])]
+    monkeypatch.setattr(digests, "_HEAD_START", 60.0)
+    hasty, found = Digests(arenas), []
+    thread = threading.Thread(target=lambda: found.append(hasty.compute()))
+    thread.start()
+    hasty.hurry()
+    thread.join(30)
+    assert found == [{"model": digest(arenas["model"].buffer)}]
+
+
 @pytest.mark.parametrize("hurried", [False, True])
 def test_cancelled_digests_come_to_an_end_at_once(arenas: dict[str, Arena], hurried: bool) -> None:
     mine = Digests(arenas)
