@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal
 
 import numpy as np
@@ -210,7 +211,8 @@ class Companions:
 
         def hear() -> list[Table]:
             self._unheard = None
-            return np.split(sent(), np.cumsum([len(row) for row in rows])[:-1], axis=1)
+            table, ends = sent(), accumulate(map(len, rows))
+            return [table[:, end - len(row) : end] for row, end in zip(rows, ends, strict=True)]
 
         self._unheard = None if apart else hear
         return hear
