@@ -115,6 +115,21 @@ def _report(error: HvdrecoverError) -> None:
     Console(stderr=True, highlight=False).print(message, soft_wrap=True)
 
 
+def parsed(argv: Sequence[str]) -> argparse.Namespace:
+    """Return what a command line says, and run nothing; wrong arguments exit with 2.
+
+    Args:
+        argv: the arguments.
+    """
+    words, command = launching.split(list(argv))
+    arguments, others = build()[0].parse_known_args(words)
+    if launching.takes_command(words) and not command:
+        arguments.refuse("there is no command; write it after --, as in -- python train.py")
+    _refuse_unknown(words[0], others)
+    arguments.named, arguments.others, arguments.command = words[0], others, command
+    return arguments
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
@@ -126,14 +141,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         interrupted.
         Wrong arguments exit with 2.
     """
-    words, command = launching.split(list(sys.argv[1:] if argv is None else argv))
-    arguments, others = build()[0].parse_known_args(words)
-    if launching.takes_command(words) and not command:
-        arguments.refuse("there is no command; write it after --, as in -- python train.py")
-    _refuse_unknown(words[0], others)
-    arguments.others, arguments.command = others, command
+    arguments = parsed(sys.argv[1:] if argv is None else argv)
     try:
-        instruments.start(config.read(), words[0])
+        instruments.start(config.read(), arguments.named)
         code = int(arguments.run(arguments))
         sys.stdout.flush()
         return code

@@ -1,13 +1,16 @@
-"""The README's diff applies, and its numbers, links and commands are right."""
+"""The README is right: its diff, numbers and links; and its commands and those of ``docs`` can be parsed."""
 
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from hvdrecover import cli
+from hvdrecover.cli import discovering
 from hvdrecover.install import EDITS, HOROVOD_VERSION
 
 ROOT = Path(__file__).parents[2]
@@ -43,11 +46,72 @@ def test_its_links_lead_somewhere(path: str) -> None:
     assert (ROOT / path).exists()
 
 
-@pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))], ids=lambda page: page.stem
-)
+PAGES = [Path("README.md"), *sorted(page.relative_to(ROOT) for page in ROOT.glob("docs/**/*.md"))]
+each_page = pytest.mark.parametrize("page", PAGES, ids=str)
+
+
+def typed(text: str) -> list[str]:
+    """Return the command lines of a page's blocks, without prompts and comments; a continued line is one."""
+    blocks = re.findall(r"^```(?:console|bash)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [line.removeprefix("$ ") for line in lines if re.match(r"\$ |exec ", line)]
+
+
+def arguments_of(line: str) -> list[str] | None:
+    """Return what a command line gives to ``hvdrecover``; None if it starts something else."""
+    words = shlex.split(line, comments=True)
+    while words and (words[0] in ("exec", "sudo") or re.match(r"\w+=", words[0])):
+        del words[0]
+    return words[1:] if words and Path(words[0]).name == "hvdrecover" else None
+
+
+def check(line: str) -> None:
+    """Have the parsers read a command line, and the sources of hosts within it; wrong ones exit with 2."""
+    if (argv := arguments_of(line)) is not None:
+        given = cli.parsed(argv)
+        if given.named == "discover":
+            discovering.Request(given.source, given.words).parsed()
+        elif getattr(given, "discover", None) is not None:
+            discovering.request(given.discover, []).parsed()
+        return
+    for words in re.findall(r'"discover-hosts ([^"]*)"', line):
+        discovering.request(words, []).parsed()
+
+
+@each_page
 def test_each_command_that_is_named_exists(page: Path) -> None:
     """`worker` is left out of the help, as our own processes call it."""
     known = {*re.findall(r"^## (\S+)$", (ROOT / "docs" / "help.md").read_text(), re.MULTILINE), "worker"}
-    named = re.findall(r"(?:`|^\$ |&& )hvdrecover ([a-z][a-z-]*)", page.read_text(), re.MULTILINE)
+    named = re.findall(r"(?:`|^\$ |&& )hvdrecover ([a-z][a-z-]*)", (ROOT / page).read_text(), re.MULTILINE)
     assert {*named} <= known
+
+
+@each_page
+def test_each_command_that_is_shown_is_understood(page: Path) -> None:
+    for line in typed((ROOT / page).read_text()):
+        check(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("hvdrecover run -np 2 --hang-time-out 10m -- python train.py", "--hang-time-out"),
+        ("A=1 hvdrecover run -np 2 --discover 'file hosts --omit gpu7' -- python train.py", "--omit"),
+        ("sudo .venv/bin/hvdrecover drill -np 2 --laps 3 -- python train.py", "--laps"),
+        ("exec hvdrecover discover mpi --addresses x  # of one node", "--addresses"),
+        ("hvdrecover run -np 2 python train.py", "there is no command"),
+        ("hvdrecover report --watch --page report.html", "--page"),
+        ('horovodrun --host-discovery-script "discover-hosts ray --adress x" python train.py', "--adress"),
+    ],
+)
+def test_a_wrong_command_would_be_found(line: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = typed(f"Text.\n\n```console\n$ {line}\nwhat it prints\n```\n")
+    with pytest.raises(SystemExit, match="2"):
+        check(found)
+    assert named in capsys.readouterr().err
+
+
+def test_each_command_is_shown_somewhere() -> None:
+    shown = [arguments_of(line) for page in PAGES for line in typed((ROOT / page).read_text())]
+    known = {name for names in cli.GROUPS.values() for name in names}
+    assert known <= {argv[0] for argv in shown if argv}
