@@ -123,19 +123,26 @@ def _answer(request: Request, given: argparse.Namespace, *, patient: bool) -> An
 
 
 def parser(name: str) -> argparse.ArgumentParser:
-    """The parser of what comes after a source's name."""
+    """Return the parser of what comes after a source's name."""
+    made = _parser(name, epilog=options.DURATIONS)
+    _add_options(made)
+    return made
+
+
+def own_parser(name: str) -> argparse.ArgumentParser:
+    """Return the parser of what a source has of its own, without the options of all."""
+    return _parser(name, add_help=False)
+
+
+def _parser(name: str, **settings: Any) -> argparse.ArgumentParser:
     kind = Request(name, ()).kind
     described = (kind.__doc__ or name).splitlines()[0]
     made = argparse.ArgumentParser(
-        f"hvdrecover discover {name}",
-        description=described,
-        epilog=options.DURATIONS,
-        allow_abbrev=False,
+        f"hvdrecover discover {name}", description=described, allow_abbrev=False, **settings
     )
     types = typing.get_type_hints(kind)
     for field in _fields(kind):
         _add_field(made, field, types[field.name])
-    _add_options(made)
     return made
 
 

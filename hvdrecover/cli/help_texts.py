@@ -12,9 +12,10 @@ from typing import Any
 
 from hvdrecover import cli
 from hvdrecover.cli import discovering
+from hvdrecover.discovery import sources
 
 _WIDTH = 100  # columns
-_SOURCE = "file"  # the source of hosts whose help stands for all of them
+_SOURCE = "file"  # the source of hosts whose help is shown whole
 
 
 def document() -> str:
@@ -29,8 +30,21 @@ def document() -> str:
         for name in names:
             parts += [f"## {name}", _text(commands[name])]
             if name == "discover":
-                parts += [f"### discover {_SOURCE}", _text(discovering.parser(_SOURCE))]
+                parts += _sources()
     return "\n\n".join(parts) + "\n"
+
+
+def _sources() -> list[str]:
+    """What each source of hosts takes: of one all, of the others what they have of their own."""
+    parts = [f"### discover {_SOURCE}", _text(discovering.parser(_SOURCE))]
+    parts.append(
+        "The options of `file` are those of all sources; with `command` they stand before the program. This "
+        "is what each other source has of its own."
+    )
+    for name in sources.OURS:
+        if name != _SOURCE:
+            parts += [f"### discover {name}", _text(discovering.own_parser(name))]
+    return parts
 
 
 def _text(parser: argparse.ArgumentParser) -> str:

@@ -19,6 +19,7 @@ from hvdrecover.checkpoint.near import place
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.cli import help_texts, options, tables
+from hvdrecover.discovery import sources
 from tests.unit.checkpoint.roots import content, make_snapshot, make_store
 from tests.unit.terminal import on_a_terminal, plain_lines
 
@@ -332,6 +333,7 @@ def test_prune_says_what_it_leaves_alone(run, root):
 WRITER = """
 import sys
 from pathlib import Path
+from hvdrecover.discovery import sources
 from tests.unit.checkpoint.roots import make_snapshot, make_store
 from hvdrecover.checkpoint.storage import LocalStorage
 
@@ -591,6 +593,14 @@ def test_the_page_of_help_texts_is_what_commands_print():
     written = help_texts.document()
     if sys.version_info < (3, 13):  # argparse words some of it differently from then on
         assert HELP.read_text() == written, "python -m hvdrecover.cli.help_texts > docs/help.md"
+
+
+def test_the_page_of_help_texts_has_each_source_of_hosts_and_their_options_once():
+    written = help_texts.document()
+    shown = re.findall(r"^### discover (\S+)$", written, re.MULTILINE)
+    assert sorted(shown) == sorted(sources.OURS)
+    assert all(option in written for option in ("--selector", "--mpirun", "--placement-group", "--path"))
+    assert len(re.findall(r"^  --max-hosts ", written, re.MULTILINE)) == 1
 
 
 def test_the_help_fits_a_screen_and_lists_what_people_call(run):

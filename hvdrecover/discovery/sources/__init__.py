@@ -1,4 +1,4 @@
-"""Host sources by name. A new one is a class beside these and a line in `_OURS`.
+"""Host sources by name. A new one is a class beside these and a line in `OURS`.
 
 Others' are found by the entry point group ``hvdrecover.host_sources``: the name is what users type, the
 object is the class.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "hvdrecover.host_sources"
-_OURS = {
+OURS = {
     "static": "hvdrecover.discovery.sources.static:Static",
     "file": "hvdrecover.discovery.sources.file:File",
     "command": "hvdrecover.discovery.sources.command:Command",
@@ -27,12 +27,13 @@ _OURS = {
     "ray": "hvdrecover.discovery.sources.ray:Ray",
     "tf-config": "hvdrecover.discovery.sources.tf_config:TfConfig",
 }
+"""Name: module and class, of those that are here wherever hvdrecover is."""
 
 
 def names() -> list[str]:
     """Names of all sources, ours first."""
     others = {point.name for point in _others()}
-    return [*_OURS, *sorted(others - _OURS.keys())]
+    return [*OURS, *sorted(others - OURS.keys())]
 
 
 def find(name: str) -> type[Source]:
@@ -41,8 +42,8 @@ def find(name: str) -> type[Source]:
     Raises:
         ConfigError: there is none of this name, or it can't be imported.
     """
-    if name in _OURS:
-        module, _, item = _OURS[name].partition(":")
+    if name in OURS:
+        module, _, item = OURS[name].partition(":")
         found: type[Source] = getattr(importlib.import_module(module), item)
         return found
     for point in _others():

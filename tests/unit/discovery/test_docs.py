@@ -23,7 +23,7 @@ REQUESTS = sorted({found for way in WAYS for found in re.findall(way, DOCS, re.M
 
 
 def test_each_source_is_shown() -> None:
-    assert {shlex.split(request)[0] for request in REQUESTS} == {*sources._OURS, OWN}
+    assert {shlex.split(request)[0] for request in REQUESTS} == {*sources.OURS, OWN}
 
 
 @pytest.mark.parametrize("request_", [request for request in REQUESTS if not request.startswith(OWN)])
