@@ -33,6 +33,11 @@ class Host:
     Attributes:
         name: as ssh takes it.
         slots: how many processes it takes; None if the source does not say.
+
+    Examples:
+        >>> from hvdrecover.discovery import Host
+        >>> [Host("node1", slots=4), Host("node2")]
+        [Host(name='node1', slots=4), Host(name='node2', slots=None)]
     """
 
     name: str

@@ -14,17 +14,21 @@ PAGES = {
     "hvdrecover.tensorflow": "tensorflow",
     "hvdrecover.tensorflow.keras": "keras",
     "hvdrecover.ray": "ray",
+    "hvdrecover.discovery": "discovery",
+    "hvdrecover.errors": "errors",
 }
-"""Package: its page in docs/api."""
+"""Package or module: its page in docs/api."""
 
 
 def names(package: str) -> list[str]:
-    """Return the names in a package's ``__all__``."""
-    for node in _tree(package).body:
+    """Return the names in ``__all__``, or without that the public classes and functions that stand there."""
+    body = _tree(package).body
+    for node in body:
         if isinstance(node, ast.Assign) and _assigned(node) == "__all__":
             found: list[str] = ast.literal_eval(node.value)
             return found
-    raise LookupError(f"{package} has no __all__")
+    defined = [node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    return [name for name in defined if not name.startswith("_")]
 
 
 def page(package: str) -> str:
@@ -33,7 +37,9 @@ def page(package: str) -> str:
 
 
 def listed(package: str) -> list[str]:
-    """Return the package's names that have an entry in its page."""
+    """Return the package's names that have an entry in its page; all of them have if it has one itself."""
+    if re.search(rf"^::: {re.escape(package)}$", page(package), re.MULTILINE):
+        return names(package)
     return re.findall(rf"^::: {re.escape(package)}\.(\w+)$", page(package), re.MULTILINE)
 
 

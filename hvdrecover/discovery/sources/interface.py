@@ -19,6 +19,21 @@ class Source(Protocol):
     Attributes:
         every: seconds between two looks at it, at least.
         variables: names of the environment variables that tell one job's hosts from another's.
+
+    Examples:
+        >>> from dataclasses import dataclass, field
+        >>> from hvdrecover.discovery import Host, Source
+        >>> @dataclass(frozen=True)
+        ... class Rack(Source):
+        ...     'The machines of a rack, with a slot for each GPU.'
+        ...     every = 5.0
+        ...     variables = ()
+        ...     number: int = field(metadata={"help": "of the rack"})
+        ...     gpus: int = field(default=8, metadata={"help": "of each machine", "metavar": "N"})
+        ...     def hosts(self, environ, timeout):
+        ...         return [Host(f"rack{self.number}-{machine}", self.gpus) for machine in ("a", "b")]
+        >>> Rack(7).hosts({}, timeout=5.0)
+        [Host(name='rack7-a', slots=8), Host(name='rack7-b', slots=8)]
     """
 
     every: ClassVar[float]
