@@ -22,6 +22,16 @@ _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 # the lost ones in it: connecting fails after seconds, and torchrun restarts once more. A new store helps.
 _NEW_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **_LOOPBACK}
 
+_RAY = {
+    # By default its controller takes reports, and looks for lost workers, every 2 s. In between there is room
+    # for one report, so a step that reports would take as long.
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.05",
+    "RAY_worker_niceness": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "SPT_NOENV": "1",  # else a title of a process is written over the environment that it is known by
+    **_LOOPBACK,
+}
+
 
 @dataclass(frozen=True)
 class Launcher:
@@ -81,12 +91,14 @@ def peers(python: str | None) -> list[Launcher]:
     if python is None:
         return found
     ours = "benchmarks.jobs.peers.run_"
+    trainer = [python, "-m", f"{ours}ray", str(WORKERS)]
     replicas = [python, "-m", f"{ours}torchft", str(WORKERS), *_RESTARTS, "-m"]
     return [
         *found,
         _restarting("dlrover 0.6.1", "dlrover", python=python, module=f"{ours}dlrover"),
         _restarting("lm-resiliency 0.2.0", "lm_resiliency", python=python),
         Launcher("torchft 0.2.0", "torchft", lambda _: [*replicas], python=False, settings=_LOOPBACK),
+        Launcher("Ray Train 2.60.0", "ray", lambda _: [*trainer], python=False, settings=_RAY),
     ]
 
 

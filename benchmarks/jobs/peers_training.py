@@ -17,10 +17,17 @@ WAYS = {
     "dlrover": "in_memory",
     "lm_resiliency": "in_memory",
     "torchft": "in_memory",
+    "ray": "rays",
 }
 
-if __name__ == "__main__":
-    given = orders(tuple(WAYS))
+
+def main(words: list[str] | None = None) -> None:
+    """Train as a command line says; by default that of this process."""
+    given = orders(tuple(WAYS), words)
     torch.set_num_threads(1)
     module = importlib.import_module(f"benchmarks.jobs.peers.{WAYS[given.way]}")
     getattr(module, f"by_{given.way}")(given.steps, given.checkpoint)
+
+
+if __name__ == "__main__":
+    main()

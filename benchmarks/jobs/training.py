@@ -30,11 +30,11 @@ class Orders:
     checkpoint: Path | None
 
 
-def orders(ways: tuple[str, ...]) -> Orders:
-    """Read the command line."""
+def orders(ways: tuple[str, ...], words: list[str] | None = None) -> Orders:
+    """Read a command line; by default that of this process."""
     parser = argparse.ArgumentParser()
     parser.add_argument("way", choices=ways)
     parser.add_argument("steps", type=Path)
     parser.add_argument("--checkpoint", type=Path)
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     return Orders(given.way, given.steps, given.checkpoint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from benchmarks.rows import Fact, Goal, Row
 from benchmarks.states import Setting
 from hvdrecover.errors import HvdrecoverError
 
-_SHARED, _DLROVERS = Path("/dev/shm"), "standalone_*_ckpt_shm_*"
+_DLROVERS = Path("/dev/shm/standalone_*_ckpt_shm_")
 _FAULTS = {"full": 3, "small": 1}  # of each kind
 _BETTER = Goal(1.0, 1.0)
 _STATE = f"{SHAPE.title}, a step of {1e3 * STEP_SECONDS:.0f} ms"
@@ -106,13 +107,21 @@ def _strike(launcher: Launcher, setting: Setting) -> _Found:
 
 @contextmanager
 def _forgotten() -> Iterator[None]:
-    """Within this, dlrover's agent may be killed: what it leaves in shared memory is deleted."""
-    before = {*_SHARED.glob(_DLROVERS)}
+    """Within this, dlrover's agent and Ray may be killed: what they leave behind is deleted."""
+    before = {*_leftovers()}
     try:
         yield
     finally:
-        for path in {*_SHARED.glob(_DLROVERS)} - before:
-            path.unlink(missing_ok=True)
+        for path in {*_leftovers()} - before:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _leftovers() -> Iterator[Path]:
+    for path in (_DLROVERS, environment.RAY_FOLDERS):
+        yield from path.parent.glob(f"{path.name}*")
 
 
 def _stalls(folder: Path, processes: set[int]) -> list[float]:

@@ -6,16 +6,23 @@ import os
 import subprocess
 import sys
 import sysconfig
+from pathlib import Path
 
 from hvdrecover import config
 
 DLROVER, LM_RESILIENCY, TORCHFT = "dlrover==0.6.1", "lm-resiliency==0.2.0", "torchft==0.2.0"
+RAY = "ray==2.60.0"
+RAY_FOLDERS = Path("/tmp/hvdrecover-peer-ray-")  # and more letters; paths of Ray's sockets have to be short
 # Without what they require: torch is here, and the rest is not needed on CPUs.
-_PACKAGES = (DLROVER, LM_RESILIENCY, TORCHFT)
+_PACKAGES = (DLROVER, LM_RESILIENCY, TORCHFT, RAY)
 _NEEDED = {
     DLROVER: (
         *("psutil", "pynvml", "nvidia-ml-py", "deprecated", "wrapt", "packaging", "requests"),
         *("kubernetes", "tornado", "grpcio"),
+    ),
+    RAY: (
+        *("click", "filelock", "jsonschema", "msgpack", "pyyaml"),
+        *("pyarrow", "pandas", "python-dateutil", "six", "tensorboardX"),
     ),
     TORCHFT: (  # which logs through it
         *("opentelemetry-api==1.45.2", "opentelemetry-sdk==1.45.2", "opentelemetry-proto==1.45.2"),
