@@ -130,7 +130,7 @@ class Witness(Observer):
             "tensors": {name: _digests(arena) for name, arena in snapshot.arenas.items()},
             "values": snapshot.state["attributes"],
             "buffers": {name: sorted(names) for name, names in self._contents.rank_local().items()},
-            "virtual": None if self._context.virtual is None else self._context.virtual.size,
+            "virtual": self._context.ranks.virtual,
         }
         if self._world.rank() == 0:
             facts["samplers"] = snapshot.state["samplers"]

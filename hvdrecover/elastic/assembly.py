@@ -29,8 +29,6 @@ from hvdrecover.elastic.lifecycle.leaving import Leaving
 from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.elastic.scalars.stragglers import Stragglers
 from hvdrecover.elastic.scalars.trackers import Tracker
-from hvdrecover.elastic.virtual.replay import Replay
-from hvdrecover.errors import ConfigError
 from hvdrecover.version import __version__
 
 
@@ -81,16 +79,8 @@ def assemble(
     Raises:
         ConfigError: a setting has no usable value.
     """
-    virtual = () if context.virtual is None else (context.virtual,)
-    if virtual and rng == "store":
-        raise ConfigError("rng", "virtual ranks have random streams of their own; leave out rng='store'")
-    if guard is not None and guard.replay and not virtual:
-        raise ConfigError("replay", "only parts of virtual ranks are replayed, and the state has none")
     own = Own(context.framework, context.contents.per_rank, Generators(context.framework, rng))
-    for each in virtual:
-        each.join(context, own)
-        if guard is not None and guard.replay:
-            each.replay = Replay(guard, context, own, each)
+    virtual = context.ranks.join(context, own, guard)
     pacing = Pacing(context.clock, on=settings is not None and settings.interval == "auto")
     timings = Timings(context.clock, context.events, pacing)
     hosts = HostChanges(context.config)

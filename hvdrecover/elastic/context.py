@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hvdrecover.clock import Clock
 from hvdrecover.config import Config
 from hvdrecover.elastic.commits.carried import Carried
 from hvdrecover.elastic.commits.contents import Contents
 from hvdrecover.elastic.interfaces import Framework, World
-from hvdrecover.errors import ConfigError
+from hvdrecover.elastic.ranks import Ranks
 from hvdrecover.events import Events
-
-if TYPE_CHECKING:
-    from hvdrecover.elastic.virtual.ranks import VirtualRanks
 
 
 class Place:
     """This rank's place in the job. Until it has agreed on a state with the others, it counts as alone.
 
     Args:
-        world: the ranks.
-        virtual: the virtual ranks; None if the job has none.
+        world: the processes.
+        ranks: which ranks they carry out.
 
     Attributes:
         job: identity of the job; empty before the first agreement.
     """
 
-    def __init__(self, world: World, virtual: VirtualRanks | None = None) -> None:
+    def __init__(self, world: World, ranks: Ranks) -> None:
         self._world = world
-        self._virtual = virtual
+        self._ranks = ranks
         self.job = ""
 
     @property
@@ -51,18 +47,17 @@ class Place:
     @property
     def carried(self) -> Carried:
         """The ranks whose own states this process has: itself, or its virtual ranks."""
-        return Carried((self.rank,), self.size) if self._virtual is None else self._virtual.carried
+        return self._ranks.carried_by(self.rank, self.size)
 
     @property
     def among_all(self) -> Carried:
         """The same once this rank has agreed with the others."""
-        alone = self._virtual is None
-        return Carried((self._world.rank(),), self._world.size()) if alone else self.carried
+        return self._ranks.carried_by(self._world.rank(), self._world.size())
 
     @property
     def stream(self) -> int:
         """The rank whose random streams this process has; all have one outside of a virtual rank's part."""
-        return self.rank if self._virtual is None else self._virtual.size
+        return self._ranks.stream_of(self.rank)
 
 
 @dataclass(frozen=True)
@@ -77,7 +72,7 @@ class Context:
         events: of this process.
         clock: where times come from.
         place: this rank's place in the job.
-        virtual: the virtual ranks; None if the job has none.
+        ranks: which ranks a process carries out.
     """
 
     framework: Framework
@@ -87,14 +82,4 @@ class Context:
     events: Events
     clock: Clock
     place: Place
-    virtual: VirtualRanks | None = None
-
-    def virtual_ranks(self) -> VirtualRanks:
-        """Return the virtual ranks.
-
-        Raises:
-            ConfigError: the job has none.
-        """
-        if self.virtual is None:
-            raise ConfigError("state.steps()", "the state has no virtual ranks; make it with virtual_ranks=")
-        return self.virtual
+    ranks: Ranks

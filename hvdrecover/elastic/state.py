@@ -20,10 +20,10 @@ from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.interfaces import Framework, HiddenAttribute, World
 from hvdrecover.elastic.lifecycle import stalls
 from hvdrecover.elastic.lifecycle.leaving import Departure
+from hvdrecover.elastic.ranks import Ranks
 from hvdrecover.elastic.recovery import Recovery
 from hvdrecover.elastic.scalars.observed import observed
 from hvdrecover.elastic.scalars.trackers import Tracker
-from hvdrecover.elastic.virtual.ranks import VirtualRanks
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.events import Events
 
@@ -84,7 +84,7 @@ class State(Attributes):
         clock: Clock = SYSTEM_CLOCK,
         companions: Companions | None = None,
         hidden: Mapping[str, HiddenAttribute] | None = None,
-        virtual: VirtualRanks | None = None,
+        virtual: Ranks | None = None,
         attributes: dict[str, Any],
     ) -> None:
         config = config or configs.read()
@@ -92,16 +92,16 @@ class State(Attributes):
             checkpoint=checkpoint, rng=rng, guard=guard, tensorboard=tensorboard, tracker=tracker
         )
         attributes = {**attributes, **others}
-        reserved = self._begin(attributes, State)
+        reserved, ranks = self._begin(attributes, State), virtual or Ranks()
         self._contents = Contents(
-            framework, attributes, reserved, lambda: self._recovery.iteration_begins(), hidden, virtual
+            framework, attributes, reserved, lambda: self._recovery.iteration_begins(), hidden, ranks
         )
-        events, place = Events(config.events, config.host, clock), Place(world, virtual)
-        self._context = Context(framework, world, self._contents, config, events, clock, place, virtual)
+        events, place = Events(config.events, config.host, clock), Place(world, ranks)
+        self._context = Context(framework, world, self._contents, config, events, clock, place, ranks)
         rank = assemble(
             self._context,
             settings=settings_of(keywords["checkpoint"], config),
-            rng=keywords["rng"] or (type(self)._rng if virtual is None else "reseed"),
+            rng=ranks.rng(keywords["rng"], type(self)._rng),
             guard=keywords["guard"],
             tensorboard=keywords["tensorboard"],
             tracker=keywords["tracker"],
@@ -143,7 +143,7 @@ class State(Attributes):
         Raises:
             ConfigError: a value is not a number.
         """
-        if self._context.virtual is not None and self._context.virtual.replaying:
+        if self._context.ranks.replaying:
             return  # its process reports it
         values = observed(self._context.framework, {"loss": loss, **others})
         self._companions.notify(Observer.observed, values)

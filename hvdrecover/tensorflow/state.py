@@ -132,7 +132,7 @@ class TensorFlowState(State):
             StepError: a step was left before its end, or passed over.
         """
         context = self._context
-        virtual = context.virtual_ranks()
+        virtual = context.ranks.virtual_ranks()
         if variables is None:
             model = self._contents.values.get("model")
             if not isinstance(model, keras.layers.Layer):

@@ -106,6 +106,6 @@ class TorchState(State):
             StepError: a step was left before its end, or passed over.
         """
         context = self._context
-        virtual = context.virtual_ranks()
+        virtual = context.ranks.virtual_ranks()
         data = feed(loader, self._contents.values, context.framework)
         return steps(virtual, data, context.clock, Step)

@@ -6,7 +6,7 @@ import copy
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import Layout
@@ -16,10 +16,8 @@ from hvdrecover.elastic.commits.copier import Copier, Part, rebuild
 from hvdrecover.elastic.commits.own import Shares, Value
 from hvdrecover.elastic.commits.per_rank import PerRank
 from hvdrecover.elastic.interfaces import Framework, HiddenAttribute
+from hvdrecover.elastic.ranks import Ranks
 from hvdrecover.errors import ConfigError, CorruptCheckpointError, MismatchError
-
-if TYPE_CHECKING:
-    from hvdrecover.elastic.virtual.ranks import VirtualRanks
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -62,7 +60,7 @@ class Contents:
         reserved: names that an attribute can't have.
         on_iterate: called when an iteration of a sampler begins; see `hvdrecover.data.order.SampleOrder`.
         hidden: what an adapter adds, by names that begin with an underscore, as no attribute's does.
-        virtual: the virtual ranks; None if the job has none.
+        ranks: which ranks this process carries out; None for itself.
 
     Attributes:
         values: attribute name to value.
@@ -80,15 +78,15 @@ class Contents:
         reserved: set[str],
         on_iterate: Callable[[], None] | None = None,
         hidden: Mapping[str, HiddenAttribute] | None = None,
-        virtual: VirtualRanks | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._framework = framework
         self._copier = Copier(framework)
         self._on_iterate = on_iterate
         self.on_record: Callable[[SampleOrder, int], None] | None = None
         self.values: dict[str, Any] = {}
-        self._virtual = virtual
-        self.per_rank: dict[str, Value] = {} if virtual is None else dict(virtual.carrier.values)
+        self._ranks = ranks or Ranks()
+        self.per_rank: dict[str, Value] = dict(self._ranks.values())
         self._hidden: dict[str, HiddenAttribute] = dict(hidden or {})
         for name, value in values.items():
             if name in reserved or name.startswith("_") or not _NAME.fullmatch(name):
@@ -110,11 +108,9 @@ class Contents:
         if isinstance(value, PerRank):
             self.per_rank[name] = value
             value.on_iterate = self._on_iterate
-            if self._virtual is not None:
-                value.become_virtual(self._virtual.size, self._virtual.rank)
+            self._ranks.split(value)
         if is_sampler(value):
-            if (virtual := self._virtual) is not None:
-                value.order.dealt_to = lambda: virtual.carried
+            self._ranks.deal(value.order)
             value.order.on_iterate = self._on_iterate
             value.order.on_record = self._recorded
 

@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING, Any, Protocol, get_args
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.elastic.attributes import nothing
 from hvdrecover.elastic.commits.carried import Carried
-from hvdrecover.elastic.commits.randomness import stream
+from hvdrecover.elastic.commits.randomness import Randomness, stream
 from hvdrecover.elastic.companions import Kept, Moment, Table, Voter
+from hvdrecover.elastic.ranks import Ranks
 from hvdrecover.elastic.virtual import shares
+from hvdrecover.elastic.virtual.replay import Replay
 from hvdrecover.errors import ConfigError, HvdrecoverError, MismatchError, StepError
 
 if TYPE_CHECKING:
+    from hvdrecover.data.order import SampleOrder
     from hvdrecover.elastic.commits.own import Own, Value
+    from hvdrecover.elastic.commits.per_rank import PerRank
     from hvdrecover.elastic.context import Context
-    from hvdrecover.elastic.virtual.replay import Replay
+    from hvdrecover.elastic.guard.settings import Guard
 
 _latest: deque[VirtualRanks] = deque(maxlen=1)
 _ENOUGH = 8  # measured parts
@@ -52,7 +56,7 @@ class Carrier(Protocol):
         """Forget the step that is under way, if any."""
 
 
-class VirtualRanks(Kept, Voter):
+class VirtualRanks(Ranks, Kept, Voter):
     """The virtual ranks, as one process sees them.
 
     Args:
@@ -62,6 +66,7 @@ class VirtualRanks(Kept, Voter):
 
     Attributes:
         size: how many there are.
+        virtual: the same.
         counts: how many each process carries out.
         dealt: how often they were dealt out.
         steps: how many steps the run has done.
@@ -84,7 +89,7 @@ class VirtualRanks(Kept, Voter):
             raise ConfigError(
                 "shares", f"{policy!r} is not a way to deal virtual ranks out; use 'equal' or 'by-speed'"
             )
-        self.size = size
+        self.size = self.virtual = size
         self.carrier = carrier
         self.counts: shares.Counts = (size,)
         self.dealt = 0
@@ -99,11 +104,46 @@ class VirtualRanks(Kept, Voter):
         self._seconds: float | None = None
         self._measured = 0.0  # when
 
-    def join(self, context: Context, own: Own) -> None:
-        """Take a place in a state; called once."""
+    # -- a place in a state ------------------------------------------------------------------------------
+
+    def rng(self, asked: Randomness | None, default: Randomness) -> Randomness:
+        """Return ``"reseed"``: each virtual rank's streams begin with each of its parts."""
+        if asked == "store":
+            raise ConfigError("rng", "virtual ranks have random streams of their own; leave out rng='store'")
+        return asked or "reseed"
+
+    def join(self, context: Context, own: Own, guard: Guard | None) -> tuple[VirtualRanks, ...]:
+        """Take a place in a state; called once. Return the companions that come with these ranks."""
         self._context = context
         self._own = own
+        if guard is not None and guard.replay:
+            self.replay = Replay(guard, context, own, self)
         _latest.append(self)
+        return (self,)
+
+    def values(self) -> Mapping[str, Value]:
+        """Return what the framework has each virtual rank have of its own."""
+        return self.carrier.values
+
+    def split(self, value: PerRank) -> None:
+        """Let a value be that of the virtual rank that is being carried out."""
+        value.become_virtual(self.size, self.rank)
+
+    def deal(self, order: SampleOrder) -> None:
+        """Let the samples of an order be dealt out to these ranks."""
+        order.dealt_to = lambda: self.carried
+
+    def carried_by(self, rank: int, size: int) -> Carried:
+        """Return those that this process carries out, whatever its rank is."""
+        return self.carried
+
+    def stream_of(self, rank: int) -> int:
+        """Return a number that no virtual rank has: all processes have one stream in common."""
+        return self.size
+
+    def virtual_ranks(self) -> VirtualRanks:
+        """Return these."""
+        return self
 
     @property
     def carried(self) -> Carried:

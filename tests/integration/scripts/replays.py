@@ -68,8 +68,7 @@ class Script:
 
     def strike(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
         """Flip a bit of a gradient, if it is this one's turn."""
-        ranks = self.state._context.virtual
-        assert ranks is not None
+        ranks = self.state._context.ranks.virtual_ranks()
         checked = plan(self.state._own.random.seed, self.step, ranks.counts, 1.0, calibrate=False)
         assert checked is not None
         random = np.random.default_rng(self.step)
@@ -114,8 +113,7 @@ class Script:
             tensors = each.values() if isinstance(each, dict) else [each]
             for tensor in tensors:
                 digest.update(tensor.numpy().tobytes())
-        ranks = self.state._context.virtual
-        assert ranks is not None
+        ranks = self.state._context.ranks.virtual_ranks()
         seen = {rank: self.state.seen.of(rank) for rank in ranks.carried.ranks}
         return {
             **found,

@@ -13,6 +13,7 @@ from hvdrecover.elastic.commits.memory import Memory
 from hvdrecover.elastic.commits.own import Own
 from hvdrecover.elastic.commits.randomness import Generators
 from hvdrecover.elastic.context import Place
+from hvdrecover.elastic.ranks import Ranks
 from tests.fakes.framework import FakeFramework
 from tests.fakes.world import FakeJob, FakeWorld
 
@@ -23,7 +24,7 @@ class Training:
     def __init__(self) -> None:
         self.contents = Contents(FakeFramework(), {"w": np.zeros(3)}, set())
         own = Own(FakeFramework(), {}, Generators(FakeFramework(), "reseed"))
-        place = Place(FakeWorld(FakeJob(lambda world: None, 1), 0.0, newcomer=False))
+        place = Place(FakeWorld(FakeJob(lambda world: None, 1), 0.0, newcomer=False), Ranks())
         self.memory = Memory(self.contents, own, (), place, {})
         self.number = 0
 

@@ -281,8 +281,7 @@ def test_samples_of_a_step_that_ends_in_an_error_are_not_done() -> None:
 def test_a_loop_that_is_left_counts_its_last_step_before_the_next_begins() -> None:
     def body(state: State, steps_once: Iterator[Step]) -> None:
         list(next(steps_once))
-        virtual = state._context.virtual
-        assert virtual is not None
+        virtual = state._context.ranks.virtual_ranks()
         again = steps(virtual, Feed(state.sampler), state._context.clock, Step)
         first = next(iter(next(again)))
         order = state.sampler.order
