@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hvdrecover.clock import Clock
 from hvdrecover.config import Config
@@ -83,3 +85,8 @@ class Context:
     clock: Clock
     place: Place
     ranks: Ranks
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """The tracked attributes by name; for adapters, which set none."""
+        return self.contents.values

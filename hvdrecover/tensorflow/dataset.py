@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from hvdrecover import config
 from hvdrecover.data.order import SampleOrder, Tail, rounds
-from hvdrecover.elastic.commits.contents import Contents
 from hvdrecover.errors import ConfigError, StepError
 from hvdrecover.tensorflow.dealing import Dealing, draws, takes_seed
 from hvdrecover.tensorflow.dealt import Dealt
@@ -247,6 +246,6 @@ def _length(data: Any, shuffle: bool) -> int:
     return int(lengths.pop())
 
 
-def datasets(contents: Contents) -> list[ElasticDataset]:
+def datasets(attributes: Mapping[str, Any]) -> list[ElasticDataset]:
     """Return the elastic data sets among a state's attributes."""
-    return [each for each in contents.values.values() if isinstance(each, ElasticDataset)]
+    return [each for each in attributes.values() if isinstance(each, ElasticDataset)]

@@ -38,7 +38,7 @@ class Reports:
     def report_times(self, contents: Contents, scalars: Scalars) -> None:
         """Report the parts of each step, and the norms of its gradients."""
         self.steps = Steps(scalars)
-        for each in datasets(contents):
+        for each in datasets(contents.values):
             each.watch(self.steps)
 
     def report_missing(self, contents: Contents, missing: Missing) -> None:
@@ -50,7 +50,7 @@ class Reports:
         def batch_size() -> int:
             """Return the samples in this rank's batch; 0 if unknown."""
             order = contents.order_in_use()
-            sizes = [each.batch_size for each in datasets(contents) if each.order is order]
+            sizes = [each.batch_size for each in datasets(contents.values) if each.order is order]
             return sizes[0] if sizes else 0
 
         def verdict_on(error: BaseException) -> BaseException:

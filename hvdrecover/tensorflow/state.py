@@ -134,20 +134,25 @@ class TensorFlowState(State):
         context = self._context
         virtual = context.ranks.virtual_ranks()
         if variables is None:
-            model = self._contents.values.get("model")
+            model = context.attributes.get("model")
             if not isinstance(model, keras.layers.Layer):
                 raise ConfigError(
                     "state.steps()", "there is no state.model; pass what you train as variables="
                 )
             variables = model.trainable_variables
-        source = feed(data, self._contents.values, context.framework)
+        source = feed(data, context.attributes, context.framework)
         self._carrier.gradients.of(variables, op, compression)
         return steps(virtual, source, context.clock, Step)
 
     @property
+    def _virtual_ranks(self) -> int | None:
+        """The number of virtual ranks; None without."""
+        return self._context.ranks.virtual
+
+    @property
     def _datasets(self) -> list[ElasticDataset]:
         """The elastic data sets among the attributes."""
-        return datasets(self._contents)
+        return datasets(self._context.attributes)
 
 
 class TensorFlowKerasState(TensorFlowState):

@@ -19,7 +19,7 @@ def watch(contents: Contents, witness: StepObserver) -> None:
     """
 
     def recorded(order: SampleOrder, count: int) -> None:
-        data = next((each for each in datasets(contents) if each.order is order), None)
+        data = next((each for each in datasets(contents.values) if each.order is order), None)
         dealt = (
             data.dealt.take(math.ceil(count / data.batch_size))
             if data is not None and data.dealt is not None

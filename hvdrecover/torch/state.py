@@ -107,5 +107,5 @@ class TorchState(State):
         """
         context = self._context
         virtual = context.ranks.virtual_ranks()
-        data = feed(loader, self._contents.values, context.framework)
+        data = feed(loader, context.attributes, context.framework)
         return steps(virtual, data, context.clock, Step)
