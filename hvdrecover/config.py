@@ -22,7 +22,8 @@ This is the only module that reads environment variables; a test holds the other
 
 Our own processes set ``HVDRECOVER_SLOT``, ``HVDRECOVER_REJOIN``, ``HVDRECOVER_SUPERVISOR``,
 ``HVDRECOVER_HOST_REPORTS``, ``HVDRECOVER_JOB_ID``, ``HVDRECOVER_AGAIN``, ``HVDRECOVER_SUSPECT``,
-``HVDRECOVER_EXCHANGE`` and ``HVDRECOVER_DRILL`` for those that they start.
+``HVDRECOVER_EXCHANGE``, ``HVDRECOVER_INSTRUMENTS``, ``HVDRECOVER_REHEARSAL`` and ``HVDRECOVER_DRILL``
+for those that they start.
 """
 
 from __future__ import annotations
@@ -104,7 +105,10 @@ class Config:
         path: where programs are searched for.
         programs: the folder of this Python environment's programs.
         host_reports: file in which the supervisor reports hosts that fail, or None.
-        drill: folder of the drill that this process is part of, or None.
+        instruments: name of the module whose instruments look at what this process does, or None.
+        rehearsal: whether nothing of this run may reach what the script names: its commits go to
+            ``HVDRECOVER_CHECKPOINT``, and its numbers nowhere.
+        drill: folder of the drill that this process is part of, or None; for its instruments.
         suspects: durable commits that this start of the job is to pass over: names of the first and the last
             of each range.
         again: whether the job has made commits before, in this start or in an earlier one.
@@ -133,6 +137,8 @@ class Config:
     path: str = os.defpath
     programs: str = os.fspath(Path(sys.executable).parent)
     host_reports: Path | None = None
+    instruments: str | None = None
+    rehearsal: bool = False
     drill: Path | None = None
     suspects: tuple[tuple[str, str], ...] = ()
     again: bool = False
@@ -141,11 +147,6 @@ class Config:
     near: str = "auto"
     remote_shell: str | None = None
     exchange: tuple[str, int, str] | None = None
-
-    @property
-    def instruments(self) -> str | None:
-        """The name of the module whose instruments this process is to have, if any."""
-        return "hvdrecover.drill.instruments" if self.drill is not None else None
 
 
 def read(environ: Mapping[str, str] | None = None) -> Config:
@@ -182,6 +183,8 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         ssh_options=env.get("HVDRECOVER_SSH_OPTIONS", _SSH_OPTIONS),
         path=env.get("PATH", os.defpath),
         host_reports=Path(reports) if (reports := env.get("HVDRECOVER_HOST_REPORTS")) else None,
+        instruments=env.get("HVDRECOVER_INSTRUMENTS") or None,
+        rehearsal=env.get("HVDRECOVER_REHEARSAL") == "1",
         drill=Path(drill) if (drill := env.get("HVDRECOVER_DRILL")) else None,
         suspects=_suspects(env.get("HVDRECOVER_SUSPECT", "")),
         again=env.get("HVDRECOVER_AGAIN") == "1",

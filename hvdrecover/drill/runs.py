@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hvdrecover.config import PREEMPTED
 from hvdrecover.discovery.history import HistoryFile
+from hvdrecover.drill import instruments
 from hvdrecover.drill.faults.fault import Fault, Switchable
 from hvdrecover.drill.lab.hosts import INTERFACE
 from hvdrecover.drill.lab.lab import Lab
@@ -97,6 +98,8 @@ class Run:
         self._environ = {
             "HVDRECOVER_EVENTS": os.fspath(folder / "events"),
             "HVDRECOVER_CHECKPOINT": os.fspath(self.root),
+            "HVDRECOVER_INSTRUMENTS": instruments.__name__,
+            "HVDRECOVER_REHEARSAL": "1",
             "HVDRECOVER_DRILL": os.fspath(folder),
             "TMPDIR": os.fspath(folder / "tmp"),
         }

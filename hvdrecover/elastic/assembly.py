@@ -84,7 +84,7 @@ def assemble(
     pacing = Pacing(context.clock, on=settings is not None and settings.interval == "auto")
     timings = Timings(context.clock, context.events, pacing)
     hosts = HostChanges(context.config)
-    wanted = context.config.drill is None and (tensorboard is not None or tracker is not None)
+    wanted = not context.config.rehearsal and (tensorboard is not None or tracker is not None)
     scalars = (Scalars(tensorboard, context, tracker),) if wanted else ()
     kept = (*scalars, pacing, *virtual, *others.kept)
     dataset = guard.data.as_json() if guard is not None and guard.data is not None else None
@@ -123,7 +123,7 @@ def assemble(
 def settings_of(checkpoint: Checkpoint | str | None, config: Config) -> Checkpoint | None:
     """Return the settings of durable commits; None without a checkpoint root.
 
-    In a drill, the environment's root takes the place of the script's, so that the job's is never touched.
+    In a rehearsal, the environment's root takes the script's place, so that the job's is never touched.
 
     Args:
         checkpoint: as the script says.
@@ -131,6 +131,6 @@ def settings_of(checkpoint: Checkpoint | str | None, config: Config) -> Checkpoi
     """
     root = checkpoint or config.checkpoint
     settings = root if isinstance(root, Checkpoint) or root is None else Checkpoint(root)
-    if config.drill is None or settings is None or config.checkpoint is None:
+    if not config.rehearsal or settings is None or config.checkpoint is None:
         return settings
     return dataclasses.replace(settings, url=config.checkpoint)

@@ -62,7 +62,7 @@ def elastic_dataset(
     dealing = Dealing(order, batch_size)
     pipeline = (_of_dataset if isinstance(data, tf.data.Dataset) else _of_arrays)(data, dealing)
     transformed = _transformed(pipeline, transform)
-    dealt = Dealt() if config.read().drill is not None else None
+    dealt = Dealt() if config.read().instruments is not None else None
     pipeline = transformed if dealt is None else dealt.follow(transformed)
     made = ElasticDataset(pipeline.prefetch(tf.data.AUTOTUNE).with_options(_untuned()), dealing)
     made.dealt = dealt
@@ -81,7 +81,7 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
     Attributes:
         order: the sample order and the cursor.
         batch_size: samples in one rank's batch; the last one of an epoch may have fewer.
-        dealt: what it has dealt; None outside of drills.
+        dealt: what it has dealt; None if no instruments look at it.
         draws: returns an operation of its transform that draws from a random stream of its own, if one does.
     """
 

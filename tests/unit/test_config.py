@@ -55,6 +55,8 @@ def test_what_a_launcher_and_our_own_processes_say_is_read():
             "HVDRECOVER_SSH_OPTIONS": "-o ConnectTimeout=9",
             "HVDRECOVER_REMOTE_SHELL": "my-shell --fast",
             "HVDRECOVER_EXCHANGE": "10.0.0.2/4712:key",
+            "HVDRECOVER_INSTRUMENTS": "some.module",
+            "HVDRECOVER_REHEARSAL": "1",
             "HOROVOD_LOCAL_RANK": "2",
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
             "HOROVOD_GLOO_RENDEZVOUS_PORT": "8080",
@@ -69,6 +71,8 @@ def test_what_a_launcher_and_our_own_processes_say_is_read():
     assert found.ssh_options == "-o ConnectTimeout=9"
     assert found.remote_shell == "my-shell --fast"
     assert found.exchange == ("10.0.0.2", 4712, "key")
+    assert found.instruments == "some.module"
+    assert found.rehearsal
     assert found.local_rank == 2
     assert found.rendezvous == ("10.0.0.1", 8080)
     assert found.collective_seconds == 12.0

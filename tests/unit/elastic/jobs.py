@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from hvdrecover.checkpoint.settings import Checkpoint
@@ -87,6 +88,14 @@ class Process:
         """End the threads that may be left."""
         for state in self.states:
             state._durable.retire()
+
+
+def in_drill(config: Config, folder: Path, checkpoint: str) -> Config:
+    """The settings of a process that is part of a drill; `hvdrecover.drill.runs` sets them by variables."""
+    module = "hvdrecover.drill.instruments"
+    return dataclasses.replace(
+        config, drill=folder, instruments=module, rehearsal=True, checkpoint=checkpoint
+    )
 
 
 def initialised(body: Callable[[Process], Any], *, seed: int = 1) -> Callable[[FakeWorld], Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ from hvdrecover.elastic.run import run
 from hvdrecover.elastic.state import State
 from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
 from tests.fakes.world import FakeJob, fail_at
-from tests.unit.elastic.jobs import Process, initialised
+from tests.unit.elastic.jobs import Process, in_drill, initialised
 
 SAMPLES, STEPS = 48, 24  # of two ranks
 KILLED_AT, RESUMED = 14, 4  # the step, and the last commit before it
@@ -36,7 +35,7 @@ def script(bug: str, folder: Path, shuffle: random.Random) -> Callable[[Process]
     def body(process: Process) -> None:
         model = FakeModel(weight=[0.5, -0.25])
         process.clock = SYSTEM_CLOCK  # all starts share it, and reports are put in order by it
-        config = dataclasses.replace(process.config, drill=folder, checkpoint=f"fake://{folder}")
+        config = in_drill(process.config, folder, f"fake://{folder}")
         state = process.state(
             config=config,
             model=model,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import signal
 import subprocess
@@ -18,7 +17,7 @@ from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.checkpoint.storage.local import LocalStorage
 from hvdrecover.elastic.state import State
 from tests.fakes.framework import FakeModel, FakeSampler
-from tests.unit.elastic.jobs import Process, on_ranks
+from tests.unit.elastic.jobs import Process, in_drill, on_ranks
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 def drilled(process: Process, folder: Path, checkpoint: Any = None, **attributes: Any) -> State:
     """A state whose process is part of a drill, which has agreed with the others."""
     root = str(folder.parent / "root")
-    config = dataclasses.replace(process.config, drill=folder, checkpoint=root)
+    config = in_drill(process.config, folder, root)
     attributes = {"model": FakeModel(weight=[0.0, 1.0]), "batch": 0, **attributes}
     state = process.state(checkpoint, config=config, **attributes)
     state.sync()

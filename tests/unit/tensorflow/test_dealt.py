@@ -20,8 +20,13 @@ ROUNDS = 6  # of 4 samples: LENGTH of them
 @pytest.fixture
 def drill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """This process is part of a drill; where it writes to."""
-    monkeypatch.setenv("HVDRECOVER_DRILL", str(tmp_path / "drill"))
-    monkeypatch.setenv("HVDRECOVER_CHECKPOINT", str(tmp_path / "root"))
+    for name, value in {
+        "HVDRECOVER_INSTRUMENTS": "hvdrecover.drill.instruments",
+        "HVDRECOVER_REHEARSAL": "1",
+        "HVDRECOVER_DRILL": str(tmp_path / "drill"),
+        "HVDRECOVER_CHECKPOINT": str(tmp_path / "root"),
+    }.items():
+        monkeypatch.setenv(name, value)
     return tmp_path / "drill"
 
 
@@ -137,7 +142,7 @@ def test_in_a_drill_a_model_is_trained_to_the_same_bits_and_each_batch_is_told(
     fit: bool, drill: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_drill = trained(fit=fit)
-    for name in ("HVDRECOVER_DRILL", "HVDRECOVER_CHECKPOINT"):
+    for name in ("HVDRECOVER_INSTRUMENTS", "HVDRECOVER_REHEARSAL", "HVDRECOVER_CHECKPOINT"):
         monkeypatch.delenv(name)
     assert trained(fit=fit) == in_drill
     (file,) = (drill / "witness").iterdir()
