@@ -4,7 +4,8 @@ An epoch is one permutation, the same on all ranks. The cursor counts the sample
 have done, so the samples ``order[cursor:]`` are left, whatever the number of ranks was or will be. They are
 dealt out one by one, ``order[cursor + rank :: size]``; so that when every rank has done ``k`` of its own,
 exactly the first ``k * size`` of them are done. A batch that is left out is a gap in the order: the samples
-around it are dealt out as if it were not there.
+around it are dealt out as if it were not there. Padding comes from the start of the epoch's order, so that a
+resumed epoch is padded as an undisturbed one.
 """
 
 from __future__ import annotations
