@@ -5,13 +5,15 @@ from __future__ import annotations
 import bisect
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hvdrecover.checkpoint.values import Json
+from hvdrecover.reporting.following import Lines
 
 
 @dataclass(frozen=True)
@@ -123,28 +125,24 @@ class Witnesses:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._read: dict[Path, int] = {}
+        self._files: Lines[dict[str, Any]] = Lines(folder, json.loads, longest=sys.maxsize)
         self.lines: list[Line] = []
 
     def look(self) -> list[Line]:
         """Read what was appended since the last look; all lines so far, in order of time."""
-        new = [line for path in self._folder.glob("*.jsonl") for line in self._appended(path)]
+        new = self._appended()
+        while self._files.behind:
+            new += self._appended()
         if new:
             self.lines = sorted([*self.lines, *new], key=lambda line: line.time)
         return self.lines
 
-    def _appended(self, path: Path) -> Iterator[Line]:
-        start = self._read.get(path, 0)
-        with path.open("rb") as file:
-            file.seek(start)
-            text = file.read()
-        whole = text.rfind(b"\n") + 1  # a process that was killed leaves its last line half-written
-        self._read[path] = start + whole
-        pid = int(path.stem.rpartition("-")[2])
-        for line in text[:whole].splitlines():
-            facts: dict[str, Any] = json.loads(line)
-            yield _KINDS[facts.pop("what")](pid=pid, **facts)
+    def _appended(self) -> list[Line]:
+        return [_line(Path(path), facts) for path, facts in self._files.look()]
+
+
+def _line(path: Path, facts: dict[str, Any]) -> Line:
+    return _KINDS[facts.pop("what")](pid=int(path.stem.rpartition("-")[2]), **facts)
 
 
 @dataclass(frozen=True)

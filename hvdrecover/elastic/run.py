@@ -87,7 +87,7 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
             source = recovery.agree(rollbacks.farthest)
             rollbacks.agreed()
             state._around("sync", nothing)  # a subclass's own: after ours, when all have one state
-            # A finished mark ends a start, not a process: a second function resumes from the first one's result.
+            # The mark ends a start, not a process: a second function resumes from the first one's result.
             if state._memory.finished and source == "durable":
                 recovery.say_finished()
             else:

@@ -2,8 +2,8 @@
 
 Its leaves are the virtual ranks. A node of n leaves splits at the largest power of two below n, so it holds
 the leaves from ``k * 2**level`` on, up to ``2**level`` of them. Rounding then depends on the number of leaves
-alone, and not on which process adds what. Exact sums, of int64 or of two float32, would need no tree; they took
-2 to 6 times as long as Horovod's allreduce.
+alone, and not on which process adds what. Exact sums, of int64 or of two float32, would need no tree; they
+took 2 to 6 times as long as Horovod's allreduce.
 """
 
 from __future__ import annotations

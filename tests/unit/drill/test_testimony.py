@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.drill.testimony import Agreed, Testimony, Witnesses
+from hvdrecover.reporting import following
 from tests.unit.drill.lines import Story
 
 
@@ -27,6 +28,15 @@ def test_what_is_appended_is_read_once_and_half_a_line_when_it_is_whole(tmp_path
     first, second = witnesses.look()
     assert (first.pid, second.pid) == (42, 42)
     assert witnesses.look() == [first, second]
+
+
+def test_whatever_is_appended_is_read_in_one_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "_PIECE", 64)
+    monkeypatch.setattr(following, "_BUDGET", 256)
+    for pid in (1, 2, 3):
+        told = [line("agreed", time=float(number), source="x" * 300) for number in range(3)]
+        (tmp_path / f"host-{pid}.jsonl").write_text("".join(told))
+    assert len(Witnesses(tmp_path).look()) == 9
 
 
 def test_lines_of_all_processes_are_in_order_of_time(tmp_path: Path) -> None:
