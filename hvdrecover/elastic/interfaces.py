@@ -124,11 +124,14 @@ class Framework(Protocol):
     def rank_local(self, component: Component) -> Collection[str]:
         """Names of the tensors of `tree` that each rank has its own of, such as running statistics."""
 
-    def not_finite(self, component: Component) -> list[str]:
-        """Names of the trained tensors of `tree` that hold NaN or infinity."""
+    def trained(self, component: Component) -> Mapping[str, Tensor]:
+        """The trained tensors of `tree` by name, each once; of what is not a model, none."""
 
-    def norm(self, component: Component) -> float:
-        """Euclidean norm of the trained tensors of `tree`; 0.0 if nothing is trained."""
+    def not_finite(self, tensors: Mapping[str, Tensor]) -> list[str]:
+        """Names of the tensors that hold NaN or infinity."""
+
+    def norm(self, tensors: Mapping[str, Tensor]) -> float:
+        """Euclidean norm of tensors together; 0.0 of none."""
 
     def writer(self, folder: str, first: int) -> Writer:
         """Open a run of TensorBoard's.

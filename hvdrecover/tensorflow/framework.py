@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -179,25 +179,22 @@ class TensorFlowFramework(Reports):
 
     def rank_local(self, component: Any) -> set[str]:
         """Variables that are not trained: each rank has running statistics and metrics of its own."""
-        if isinstance(component, keras.optimizers.Optimizer):
-            return set()
-        return {name for name, variable in named(component).items() if not variable.trainable}
+        return {name for name, each in _of_model(component).items() if not each.trainable}
 
-    def not_finite(self, component: Any) -> list[str]:
-        """The trained variables that hold NaN or infinity."""
-        if isinstance(component, keras.optimizers.Optimizer):
-            return []
-        trained = {name: each for name, each in named(component).items() if each.trainable}
-        floats = {name: each for name, each in trained.items() if each.dtype.is_floating}
+    def trained(self, component: Any) -> dict[str, tf.Variable]:
+        """Variables that are trained, of all but optimizers."""
+        return {name: each for name, each in _of_model(component).items() if each.trainable}
+
+    def not_finite(self, tensors: Mapping[str, tf.Variable]) -> list[str]:
+        """Names of the variables that hold NaN or infinity."""
+        floats = {name: each for name, each in tensors.items() if each.dtype.is_floating}
         flags = each_finite(list(floats.values())).numpy() if floats else []
         return [name for name, finite in zip(floats, flags, strict=True) if not finite]
 
-    def norm(self, component: Any) -> float:
-        """Euclidean norm of what is trained of a model; 0.0 of an optimizer."""
-        if isinstance(component, keras.optimizers.Optimizer):
-            return 0.0
-        trained = [tf.cast(each, tf.float32) for each in named(component).values() if each.trainable]
-        return float(tf.linalg.global_norm(trained)) if trained else 0.0
+    def norm(self, tensors: Mapping[str, tf.Variable]) -> float:
+        """Euclidean norm of variables together."""
+        floats = [tf.cast(each, tf.float32) for each in tensors.values()]
+        return float(tf.linalg.global_norm(floats)) if floats else 0.0
 
     def writer(self, folder: str, first: int) -> TensorFlowWriter:
         """Open a run of TensorBoard's."""
@@ -288,6 +285,11 @@ def _own(tensor: Any) -> tf.Tensor:
         if isinstance(tensor, View)
         else tf.identity(tensor)
     )
+
+
+def _of_model(component: Any) -> dict[str, tf.Variable]:
+    """The variables of what is not an optimizer."""
+    return {} if isinstance(component, keras.optimizers.Optimizer) else named(component)
 
 
 def _renamed(tree: dict[str, Any], mine: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import copy
 import inspect
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -184,17 +184,18 @@ class TorchFramework(Reports):
             return set()
         return component.state_dict().keys() - dict(component.named_parameters(remove_duplicate=False)).keys()
 
-    def not_finite(self, component: Any) -> list[str]:
-        """A module's trained parameters that hold NaN or infinity."""
-        if not isinstance(component, torch.nn.Module):
-            return []
-        return finite.not_finite({name: each.detach() for name, each in component.named_parameters()})
+    def trained(self, component: Any) -> dict[str, torch.Tensor]:
+        """A module's parameters."""
+        found = component.named_parameters() if isinstance(component, torch.nn.Module) else ()
+        return {name: each.detach() for name, each in found}
 
-    def norm(self, component: Any) -> float:
-        """Euclidean norm of a module's parameters; 0.0 of all else."""
-        if not isinstance(component, torch.nn.Module):
-            return 0.0
-        return float(torch.nn.utils.get_total_norm([each.detach() for each in component.parameters()]))
+    def not_finite(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+        """Names of the tensors that hold NaN or infinity."""
+        return finite.not_finite(tensors)
+
+    def norm(self, tensors: Mapping[str, torch.Tensor]) -> float:
+        """Euclidean norm of tensors together."""
+        return float(torch.nn.utils.get_total_norm(list(tensors.values())))
 
     def writer(self, folder: str, first: int) -> TorchWriter:
         """Open a run of TensorBoard's."""

@@ -225,19 +225,27 @@ def spoil(adapter: Adapter, model: Component, value: float) -> str:
     return name
 
 
+def test_what_is_trained_is_all_but_what_each_rank_has_its_own_of(adapter: Adapter) -> None:
+    model, optimizer = trained(adapter)
+    framework = adapter.framework
+    assert framework.trained(model).keys() == framework.tree(model).keys() - framework.rank_local(model)
+    assert not framework.trained(optimizer)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_parameters_that_are_not_finite_are_named(adapter: Adapter, bad: float) -> None:
     model, optimizer = trained(adapter)
-    assert adapter.framework.not_finite(model) == []
+    framework = adapter.framework
+    assert framework.not_finite(framework.trained(model)) == []
     name = spoil(adapter, model, bad)
-    assert adapter.framework.not_finite(model) == [name]
-    assert adapter.framework.not_finite(optimizer) == []
+    assert framework.not_finite(framework.trained(model)) == [name]
+    assert framework.not_finite(framework.trained(optimizer)) == []
 
 
 def test_large_numbers_are_finite(adapter: Adapter) -> None:
     model = adapter.model()
     spoil(adapter, model, 1e38)
-    assert adapter.framework.not_finite(model) == []
+    assert adapter.framework.not_finite(adapter.framework.trained(model)) == []
 
 
 # -- scalars -------------------------------------------------------------------------------------------
@@ -248,8 +256,9 @@ def test_the_norm_is_that_of_all_that_is_trained(adapter: Adapter) -> None:
     squares = [
         float(np.sum(np.square(each, dtype=np.float64))) for each in adapter.parameters(model).values()
     ]
-    assert adapter.framework.norm(model) == pytest.approx(math.sqrt(sum(squares)), rel=1e-6)
-    assert adapter.framework.norm(optimizer) == 0.0
+    framework = adapter.framework
+    assert framework.norm(framework.trained(model)) == pytest.approx(math.sqrt(sum(squares)), rel=1e-6)
+    assert framework.norm(framework.trained(optimizer)) == 0.0
 
 
 def test_scalars_are_read_back_with_their_steps_and_times(adapter: Adapter, tmp_path: Path) -> None:

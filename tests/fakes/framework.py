@@ -283,14 +283,14 @@ class FakeFramework:
             return set()
         return {name for name in component.weights if name.startswith("local")}
 
-    def not_finite(self, component: Any) -> list[str]:
-        if not isinstance(component, FakeModel):
-            return []
-        return [name for name, value in component.weights.items() if not np.isfinite(value).all()]
+    def trained(self, component: Any) -> Mapping[str, Any]:
+        return component.weights if isinstance(component, FakeModel) else {}
 
-    def norm(self, component: Any) -> float:
-        weights = component.weights.values() if isinstance(component, FakeModel) else []
-        return math.hypot(*(float(np.linalg.norm(value)) for value in weights))
+    def not_finite(self, tensors: Mapping[str, Any]) -> list[str]:
+        return [name for name, value in tensors.items() if not np.isfinite(value).all()]
+
+    def norm(self, tensors: Mapping[str, Any]) -> float:
+        return math.hypot(*(float(np.linalg.norm(value)) for value in tensors.values()))
 
     def writer(self, folder: str, first: int) -> FakeWriter:
         return FakeWriter(folder, first)

@@ -172,7 +172,7 @@ class Judge(Observer, Voter):
         return [
             f"parameter {name}.{inner}"
             for name, component in self._contents.components().items()
-            for inner in self._framework.not_finite(component)
+            for inner in self._framework.not_finite(self._framework.trained(component))
         ]
 
     def _seen(self, tensors: tuple[str, ...], first: str, batch_size: int) -> Sighting:

@@ -125,8 +125,8 @@ class Scalars(Observer, Kept):
 
     def committed(self) -> None:
         """A commit has ended."""
-        models = self._contents.components().values()
-        self._add({"norm/parameters": math.hypot(*map(self._framework.norm, models))})
+        trained = map(self._framework.trained, self._contents.components().values())
+        self._add({"norm/parameters": math.hypot(*map(self._framework.norm, trained))})
         stall = self._times.committed(self._commit_began)
         for log in self._logs:
             row = log.row(self._steps)

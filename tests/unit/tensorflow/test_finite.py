@@ -157,8 +157,9 @@ def test_trained_variables_that_are_not_finite_are_named() -> None:
     first, second, third = model.layers
     first.kernel.assign(tf.fill([3, 2], 3e38))  # finite, unlike its norm
     second.moving_mean.assign([math.nan, 0.0])  # not trained
-    assert TensorFlowFramework().not_finite(model) == []
+    framework = TensorFlowFramework()
+    assert framework.not_finite(framework.trained(model)) == []
     third.bias.assign([math.inf])
     second.gamma.assign([1.0, math.nan])
-    found = TensorFlowFramework().not_finite(model)
+    found = framework.not_finite(framework.trained(model))
     assert [name.removeprefix("net/") for name in found] == ["second/gamma", "third/bias"]
