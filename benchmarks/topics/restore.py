@@ -46,7 +46,7 @@ def measure(setting: Setting) -> list[Row]:
     return [
         Row("restore", "restore, nothing cached", title, "ms", ours_cold, _PEER, cold, Goal(0.8, 0.4)),
         Row("restore", "restore, files in the page cache", title, "ms", ours_warm, _PEER, warm),
-        Row("restore", "first sync of a job that goes on, nothing cached", title, "ms", started, _PEER, cold),
+        Row("restore", "first sync of a job that resumes, nothing cached", title, "ms", started, _PEER, cold),
     ]
 
 

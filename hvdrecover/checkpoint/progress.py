@@ -103,7 +103,7 @@ class Progress:
         if begins:
             cause = str(error).rstrip(".")
             message = (
-                f"commit {commit.commit} could not be written: {cause}. Training goes on, and this or a "
+                f"commit {commit.commit} could not be written: {cause}. Training continues, and this or a "
                 f"later commit will be written when the storage works again; {self.describe_age()}"
             )
             self._report("outage", commit, error, message, logging.WARNING, age=self.age)

@@ -27,7 +27,7 @@ def add_report(commands: argparse._SubParsersAction[Any]) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "report",
         help=help,
-        description=f"{help[0].upper()}{help[1:]}, from its event files. The run may still be going on.",
+        description=f"{help[0].upper()}{help[1:]}, from its event files. The run may still be under way.",
     )
     options.add_run(parser)
     parser.add_argument("--json", action="store_true", help="write JSON (docs/commands.md)")
@@ -158,7 +158,7 @@ def fault_document(fault: Fault) -> dict[str, Any]:
         "exit": fault.exit,
         "steps": fault.steps,
         "detail": fault.detail,
-        "went_on": fault.went_on,
+        "continued": fault.continued,
         "recovery": None
         if recovery is None
         else {

@@ -98,7 +98,7 @@ class Disturbance:
         if stepped_again:
             stepped = run.testimony().stepped_again(struck.begun)
             struck.seconds = None if stepped is None else stepped - struck.begun
-            self._go_on()
+            self._wait_for_commits()
         for process in run.left():
             self.mapped |= machine.shared_memory(process)
         for process in run.lasting() if run.running else []:
@@ -116,17 +116,17 @@ class Disturbance:
                 run.start_again()
             return self._wait_for_steps(struck)
         if fault.lasting:
-            went_on = self._go_on()
+            continued = self._wait_for_commits()
             durable = complete(run)
             fault.end(run)
             self._wait_for_other_than(durable)
-            return went_on
+            return continued
         return self._wait_for_steps(struck)
 
     def _wait_for_steps(self, struck: Struck) -> bool:
         return self._run.wait_until(lambda told: has_stepped(told, struck.begun), self._patience)
 
-    def _go_on(self) -> bool:
+    def _wait_for_commits(self) -> bool:
         """Wait for a few commits."""
         run, before = self._run, self._run.newest
         return run.wait_until(

@@ -61,7 +61,7 @@ def kinds(results: Sequence[Result]) -> dict[str, Any]:
 def times(kind: Mapping[str, Any]) -> tuple[str, str]:
     """The median and the worst time to recover from one of `kinds`, in words."""
     if kind["median_seconds"] is None and kind["recovered"] == kind["count"]:
-        return words.WENT_ON, ""
+        return words.CONTINUED, ""
     return words.duration(kind["median_seconds"]), words.duration(kind["worst_seconds"])
 
 

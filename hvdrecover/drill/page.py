@@ -143,7 +143,7 @@ def _run(result: Result, first: int) -> list[Block]:
 def _seconds(struck: Struck) -> str | Badge:
     if struck.seconds is not None:
         return words.duration(struck.seconds)
-    return words.WENT_ON if struck.recovered else Badge("not recovered", "bad")
+    return words.CONTINUED if struck.recovered else Badge("not recovered", "bad")
 
 
 def _timeline(result: Result, first: int) -> Timeline:

@@ -95,7 +95,7 @@ def outcome(
     if last.code == 0 and "finished" in last.ends:  # which all ranks have confirmed to each other
         return Outcome("end", 0, "the training is finished")
     if stopping or "preempted" in last.ends:
-        return Outcome("end", PREEMPTED, "stopped after a preemption; start it again to go on")
+        return Outcome("end", PREEMPTED, "stopped after a preemption; start it again to continue")
     if last.code == 0 and not last.ends:
         return Outcome("end", 0, "the command has ended")
     suspect, fault = suspected(attempts), ending(attempts)

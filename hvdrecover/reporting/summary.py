@@ -49,7 +49,7 @@ class Fault:
         steps: steps that the lost process had done since its last commit, or None if that is not known.
         detail: a text.
         recovery: how it was recovered from, or None if it has not been.
-        went_on: whether there was nothing to recover from, as the ranks went on without a rendezvous.
+        continued: whether there was nothing to recover from, as the ranks continued without a rendezvous.
     """
 
     time: float
@@ -60,7 +60,7 @@ class Fault:
     steps: int | None
     detail: str
     recovery: Recovery | None
-    went_on: bool = False
+    continued: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Tally:
 
     Attributes:
         count: number of faults.
-        recovered: number of those that were recovered from, or after which training went on.
+        recovered: number of those that were recovered from, or after which training continued.
         median: seconds to recover, or None if there was no recovery.
         worst: the same, of the slowest recovery.
     """
@@ -155,7 +155,7 @@ def tally(faults: Iterable[Fault]) -> Tally:
     all_faults = list(faults)
     seconds = [fault.recovery.seconds for fault in all_faults if fault.recovery is not None]
     median = statistics.median(seconds) if seconds else None
-    recovered = len(seconds) + sum(fault.went_on for fault in all_faults)
+    recovered = len(seconds) + sum(fault.continued for fault in all_faults)
     return Tally(len(all_faults), recovered, median, max(seconds, default=None))
 
 
@@ -198,7 +198,7 @@ def _fault(event: Event, rendezvouses: Sequence[Rendezvous]) -> Fault:
         steps=event.whole("steps"),
         detail=event.word("detail"),
         recovery=recovery,
-        went_on=recovery is None and _went_on(event, rendezvouses),
+        continued=recovery is None and _continued(event, rendezvouses),
     )
 
 
@@ -212,7 +212,7 @@ def _recovery(fault: Event, rendezvouses: Sequence[Rendezvous]) -> Recovery | No
     return None
 
 
-def _went_on(fault: Event, rendezvouses: Sequence[Rendezvous]) -> bool:
+def _continued(fault: Event, rendezvouses: Sequence[Rendezvous]) -> bool:
     """Return whether all ranks trained on after a fault; if one is lost, the others commit once at most."""
     if (place := broken_by(fault, rendezvouses)) < 0:
         return False

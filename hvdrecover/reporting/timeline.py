@@ -161,14 +161,14 @@ class _Lanes:
 
     def follow(self, rendezvouses: Sequence[Rendezvous]) -> None:
         activity: Activity = "starting"
-        since, going_on = self._begin, True
+        since, under_way = self._begin, True
         struck: dict[int, float] = {}  # the place of a rendezvous to when its first fault began
         for fault in self._faults:
             broke = broken_by(fault, rendezvouses)
             struck[broke] = min(began(fault), struck.get(broke, began(fault)))
         for place, rendezvous in enumerate(rendezvouses):
             if not _trained(rendezvous):
-                going_on = True
+                under_way = True
                 continue
             broken = _broken(place, rendezvouses, struck.get(place))
             ended = max(map(_last_sign, rendezvous.stints)) if broken is None else broken
@@ -177,8 +177,8 @@ class _Lanes:
                 self._pause(stint, since, stepped, activity)
                 until = stint.finished.time if stint.finished else ended
                 self._add("training", stepped, until, stint)
-            since, activity, going_on = ended, "recovery", broken is not None
-        if rendezvouses and going_on and not rendezvouses[-1].finished:
+            since, activity, under_way = ended, "recovery", broken is not None
+        if rendezvouses and under_way and not rendezvouses[-1].finished:
             end = min((time for time in self._ends if time >= since), default=self._end)
             for stint in rendezvouses[-1].stints:
                 self._pause(stint, since, end, activity)

@@ -9,9 +9,9 @@ from hvdrecover.reporting.summary import Fault, Report, Tally
 _OUTCOMES = {
     "finished": "finished",
     "ended": "ended before it was finished",
-    "open": "no end yet: it is going on, or all was killed",
+    "open": "no end yet: it is under way, or all was killed",
 }
-WENT_ON = "training went on"  # in the place of a time to recover, where ranks had no rendezvous
+CONTINUED = "training continued"  # in the place of a time to recover, where ranks had no rendezvous
 _UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"))
 
 
@@ -90,13 +90,13 @@ def to_recover(fault: Fault) -> str:
     """How long it took to recover from a fault."""
     if fault.recovery is not None:
         return duration(fault.recovery.seconds)
-    return WENT_ON if fault.went_on else "not yet"
+    return CONTINUED if fault.continued else "not yet"
 
 
 def median(tally: Tally) -> str:
     """How long it took to recover from faults of one kind, in the median."""
-    went_on = tally.median is None and tally.recovered == tally.count
-    return WENT_ON if went_on else duration(tally.median)
+    continued = tally.median is None and tally.recovered == tally.count
+    return CONTINUED if continued else duration(tally.median)
 
 
 def rank(rank: int | None) -> str:

@@ -112,7 +112,7 @@ static void look_at_all(void *kernel, TF_Context *context) {
     fail_unless_ok(context, status);
 }
 
-/* Asks what to do about tensors of which not all are finite: NULL to go on, or why the operation is to fail. */
+/* Asks what to do about tensors of which not all are finite: NULL to continue, or why the operation is to fail. */
 typedef const char *(*question)(int64_t gate, const bool *finite, const bool *mine, int64_t count);
 
 static question ask;

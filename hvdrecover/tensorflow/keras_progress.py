@@ -128,14 +128,14 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_test_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """The epoch's batches are done: whoever ends the training now, means it."""
-        self._go_on()
+        self._allow_next_epoch()
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Count."""
-        self._go_on()
+        self._allow_next_epoch()
         self.state.epoch, self.state.batch = epoch + 1, 0
 
-    def _go_on(self) -> None:
+    def _allow_next_epoch(self) -> None:
         if self._ended:
             self.model.stop_training = self._ended = False  # the next epoch is to come
 

@@ -313,7 +313,7 @@ def test_a_step_changes_all_parameters(adapter: Adapter) -> None:
 
 @pytest.mark.parametrize("twin_has_stepped", [False, True])
 @pytest.mark.parametrize("steps", [0, 1, 3])
-def test_a_twin_goes_on_with_the_same_bits(adapter: Adapter, steps: int, twin_has_stepped: bool) -> None:
+def test_a_twin_continues_with_the_same_bits(adapter: Adapter, steps: int, twin_has_stepped: bool) -> None:
     framework = adapter.framework
     model, optimizer = trained(adapter, steps)
     twin = adapter.model(seed=2)

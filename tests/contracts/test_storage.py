@@ -325,7 +325,7 @@ def test_a_root_that_is_a_file_is_a_storage_error(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("kind", ["drill", "s3", "sftp", *RESTARTED])
-def test_all_fails_while_the_server_is_away_and_goes_on_when_it_is_back(
+def test_all_fails_while_the_server_is_away_and_continues_when_it_is_back(
     request: pytest.FixtureRequest, kind: str
 ) -> None:
     backend: Backend = request.getfixturevalue(kind)

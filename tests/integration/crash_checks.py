@@ -35,7 +35,7 @@ def check_opens(root: Path, acknowledged: CommitId | None) -> CommitId | None:
 
 
 def check_start(root: Path, acknowledged: CommitId | None) -> None:
-    """A later start collects what was left behind, and goes on; only the newest commits are then there."""
+    """A later start collects what was left behind, and continues; only the newest commits are then there."""
     newest = check_opens(root, acknowledged)
     store = open_store(root, Recorder(), FakeClock(time.time() + _LATER))
     claimed = [int(claim.stem.removeprefix("g")) for claim in root.glob("claims/g*.json")]

@@ -70,7 +70,7 @@ def open_store(root: Path, events: Any, clock: Clock = SYSTEM_CLOCK, keep: int =
 
 
 def write_commits(root: Path, nbytes: int, tell: Callable[[Message], None], count: int | None = None) -> None:
-    """Start as a job does, and write ``count`` commits after the one that is found; None goes on for ever."""
+    """Start as a job does, and write ``count`` commits after the one that is found; None: for ever."""
     store = open_store(root, Reports(tell))
     generation = store.claim_next()
     tell(("claimed", generation))

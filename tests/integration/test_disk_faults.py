@@ -1,6 +1,6 @@
 """Disks that are full, read-only, gone or broken: real ones, in a real kernel.
 
-Whatever happens, what was acknowledged stays, what failed is not acknowledged, and writing goes on later.
+Whatever happens, what was acknowledged stays, what failed is not acknowledged, and writing continues later.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def refused(store: Store, number: int, cause: str | None, nbytes: int = NBYTES) 
 # -- full ------------------------------------------------------------------------------------------------
 
 
-def test_on_a_full_disk_the_last_commit_stands_and_writing_goes_on_when_there_is_space(disk: Disk) -> None:
+def test_on_a_full_disk_the_last_commit_stands_and_writing_continues_when_there_is_space(disk: Disk) -> None:
     root = disk.folder / "root"
     store = store_with_a_commit(root)
     for spare in (0, NBYTES // 2):
@@ -92,7 +92,7 @@ def test_wherever_the_space_runs_out_a_commit_is_acknowledged_or_refused(disk: D
     assert 0 < failed < 24
 
 
-def test_the_writer_never_raises_while_the_disk_is_full_and_goes_on_by_itself(disk: Disk) -> None:
+def test_the_writer_never_raises_while_the_disk_is_full_and_continues_by_itself(disk: Disk) -> None:
     root = disk.folder / "root"
     with background(store_with_a_commit(root)) as (writer, heard):
         disk.fill()
@@ -101,7 +101,7 @@ def test_the_writer_never_raises_while_the_disk_is_full_and_goes_on_by_itself(di
         assert "No space left on device" in failure["error"]
         assert failure["error"].startswith(f"file://{root}")
         for number in range(3, 6):
-            writer.submit(commit(number))  # training goes on, and makes commits
+            writer.submit(commit(number))  # training continues, and makes commits
         assert check_opens(root, CommitId(1, 1)) == CommitId(1, 1)
         disk.free()
         durable = heard("durable")
@@ -170,7 +170,7 @@ def test_a_root_that_is_deleted_is_an_outage_and_not_a_fresh_root(tmp_path: Path
 
 
 @pytest.mark.parametrize("call", ["pwrite", "fsync", "write", "rename"])
-def test_a_disk_that_fails_to_write_loses_nothing_and_goes_on_when_it_works(
+def test_a_disk_that_fails_to_write_loses_nothing_and_continues_when_it_works(
     tmp_path: Path, call: str
 ) -> None:
     store = store_with_a_commit(tmp_path)

@@ -37,7 +37,7 @@ def kill_one_rank(run: GatedRun, rank: int, start: Start, hosts: Path) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_the_other_rank_goes_on_when_one_is_killed(
+def test_the_other_rank_continues_when_one_is_killed(
     rank: int, start: Start, hosts: Path, tmp_path: Path
 ) -> None:
     kill_one_rank(GatedRun(tmp_path / "run", 3, *SLOW, gates=[20]), rank, start, hosts)

@@ -36,7 +36,7 @@ class Fault:
 
     Attributes:
         before: the processes of ranks 0 and 1.
-        after: those that went on.
+        after: those that continued.
         generation: the one that it ended.
         event: what a guardian told of it.
     """

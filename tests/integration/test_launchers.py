@@ -10,7 +10,7 @@ from tests.integration.gates import GatedRun
 from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once, durable
 
 
-def test_each_launcher_goes_on_from_where_the_one_before_was_killed(
+def test_each_launcher_continues_from_where_the_one_before_was_killed(
     start: Start, hosts: Path, tmp_path: Path
 ) -> None:
     run = GatedRun(tmp_path / "run", 4, *SLOW, gates=[6, 12, 18, 24])  # one for each start

@@ -54,14 +54,14 @@ def wait_for(job: Job, what: str, after: int = 0) -> int:
     return match.end()
 
 
-def test_training_goes_on_through_an_outage_and_says_so_twice(
+def test_training_continues_through_an_outage_and_says_so_twice(
     launch: Launch, mood: Path, tmp_path: Path
 ) -> None:
     job = launch(static(2))
     here = wait_for(job, r"rank 0 durable g0001-c")
     mood.write_text("fails")
     here = wait_for(
-        job, r"could not be written: .*on fire.*Training goes on.*last durable commit, \d+, is \d+ s", here
+        job, r"could not be written: .*on fire.*Training continues.*last durable commit, \d+, is \d+ s", here
     )
     for _ in range(10):
         here = wait_for(job, r"step \d+ rank 0", here)

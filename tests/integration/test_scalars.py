@@ -20,7 +20,7 @@ from tests.integration.scalars import Run, read
 SCRIPTS = Path(__file__).with_name("scripts")
 WAYS = {"torch": [], "loop": ["loop"], "fit": ["fit"]}
 STEPS, COMMIT_EVERY = 36, 4
-STOP = 27  # the first start stops here, and the second one goes on after the commit before
+STOP = 27  # the first start stops here, and the second one continues after the commit before
 SETTLED = range(
     13, 25
 )  # the second epoch: in the first steps of a start, graphs are made, and data read ahead
@@ -45,7 +45,7 @@ def run(way: str, folder: Path, *stop: str) -> int | None:
     scope="module", params=[pytest.param(way, marks=LONG if way == "loop" else ()) for way in WAYS]
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a job that was stopped, and has gone on to its end."""
+    """Of a job that was stopped, and has continued to its end."""
     made = tmp_path_factory.mktemp(request.param)
     assert run(request.param, made, str(STOP)) != 0
     stopped = read(made / "logs" / "rank-0")

@@ -71,7 +71,7 @@ def test_resumed_in_mid_epoch_it_is_bitwise_equal(
 
 @LONG
 @pytest.mark.parametrize("way", ["loop", "fit"])
-def test_the_other_rank_goes_on_when_one_is_killed(
+def test_the_other_rank_continues_when_one_is_killed(
     way: str, start: Start, hosts: Path, tmp_path: Path
 ) -> None:
     kill_one_rank(a_run(tmp_path / "run", 3, way, *SLOW, gates=[20]), 0, start, hosts)

@@ -20,7 +20,7 @@ class Stop(keras.callbacks.Callback):
 """
 
 
-def test_its_script_goes_on_inside_the_epoch_with_another_number_of_ranks(tmp_path: Path) -> None:
+def test_its_script_continues_inside_the_epoch_with_another_number_of_ranks(tmp_path: Path) -> None:
     (script,) = re.findall(r"```python\n(import horovod\.tensorflow.*?)```", PAGE, re.DOTALL)
     callbacks = "callbacks=recover.fit_callbacks(state, commit_every_batches=10),"
     assert callbacks in script

@@ -63,7 +63,7 @@ def steps_of_mlflow(folder: Path) -> list[int]:
 
 @LONG
 @pytest.mark.parametrize("read", [steps_of_wandb, steps_of_mlflow])
-def test_steps_are_logged_once_and_the_run_goes_on(
+def test_steps_are_logged_once_and_the_run_continues(
     read: Callable[[Path], list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = read.__name__.removeprefix("steps_of_")

@@ -125,7 +125,7 @@ def test_one_that_could_not_be_killed_ends_when_the_disk_answers(tmp_path: Path)
     with mounted("ext4", tmp_path / "disk", tmp_path / "image", 20 << 20) as disk:
         subprocess.run(["fsfreeze", "--freeze", disk.folder], check=True)
         try:
-            words = [sys.executable, "-c", f"{WRITE}; open({str(tmp_path / 'went on')!r}, 'w')"]
+            words = [sys.executable, "-c", f"{WRITE}; open({str(tmp_path / 'continued')!r}, 'w')"]
             other = subprocess.Popen([*words, str(disk.folder / "file")], stdout=subprocess.DEVNULL)
             stuck(other.pid)
             other.kill()
@@ -133,4 +133,4 @@ def test_one_that_could_not_be_killed_ends_when_the_disk_answers(tmp_path: Path)
             subprocess.run(["fsfreeze", "--unfreeze", disk.folder], check=True)
         gone(other.pid)
         assert other.wait() == -signal.SIGKILL
-        assert not (tmp_path / "went on").exists()
+        assert not (tmp_path / "continued").exists()

@@ -179,7 +179,7 @@ def test_nodes_are_lost_and_others_take_their_place_at_a_requeue(
     run.trains(2)
     after = run.generation()
 
-    # One that is down is no longer the job's, which goes on without it.
+    # One that is down is no longer the job's, which continues without it.
     cluster.set_node(second, "DOWN")
     run.trains(1, after)
     shown = run.shown()
@@ -218,7 +218,7 @@ def test_a_job_whose_first_node_loses_its_power_is_requeued_by_slurm(
 
 
 @LONG
-def test_one_task_of_an_array_is_requeued_and_the_other_goes_on(cluster: Slurm, tmp_path: Path) -> None:
+def test_one_task_of_an_array_is_requeued_and_the_other_continues(cluster: Slurm, tmp_path: Path) -> None:
     run = SlurmRun(tmp_path / "run", cluster, "--nodes=1", "--array=0-1", epochs=15)
     folder = run.folder / "checkpoints"
 

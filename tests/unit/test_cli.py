@@ -378,7 +378,7 @@ def test_what_is_being_written_is_shown_and_left_alone_by_prune(run, document, r
     assert found["aside"] == [{"path": ".hvdrecover-g0002-c00000004-12ab", "bytes": 5, "left_over": False}]
     assert "left g0002-c00000005, which is incomplete" in run("prune", root, "--keep-last", "9", "--yes")[1]
     assert content(LocalStorage(root)) == before
-    writer.communicate()  # the end of its input lets it go on
+    writer.communicate()  # the end of its input lets it continue
     assert writer.returncode == 0
     assert "g0002-c00000005: ok" in run("verify", root, "5")[1]
 
@@ -404,7 +404,7 @@ def test_what_a_killed_process_has_left_is_shown_and_pruned(run, document, root,
 
 
 def test_of_a_host_that_cannot_be_asked_prune_knows_what_claims_say(run, root):
-    """Whether a writer on another host lives is not known; a later claim says that it can't go on."""
+    """Whether a writer on another host lives is not known; a later claim says that it can't continue."""
     claim = json.loads((root / "claims" / "g0001.json").read_text())
     elsewhere = json.dumps({**claim, "process": "host-b 0-0-0 pid:[1] 1 1"})
     (root / "claims" / "g0001.json").write_text(elsewhere)

@@ -101,7 +101,7 @@ def test_a_report_as_json(document):
         "exit": -9,
         "steps": 4,
         "detail": "killed by SIGKILL",
-        "went_on": False,
+        "continued": False,
         "recovery": {
             "generation": 2,
             "commit": 3,
@@ -130,12 +130,12 @@ def test_a_run_without_faults_says_so(run, document):
     assert (document("events")["kinds"], document("events")["faults"]) == ({}, [])
 
 
-def test_a_run_that_is_going_on_says_so(run, document):
+def test_a_run_that_is_under_way_says_so(run, document):
     made = Run(Path("events"))
     made.tell(time.time() - BEGIN, "start", attempt=1, command=[])
     made.fault(time.time() - BEGIN, "lost_host", slot=None)
     output = run("events")[1]
-    assert "\noutcome    no end yet: it is going on, or all was killed (last event 0 s ago)\n" in output
+    assert "\noutcome    no end yet: it is under way, or all was killed (last event 0 s ago)\n" in output
     assert columns(output.splitlines()[-1])[1:] == ["lost_host", "node-1", "all", "not yet"]
     assert (document("events")["outcome"], document("events")["faults"][0]["recovery"]) == ("open", None)
 

@@ -21,7 +21,7 @@ class Digests:
 
     A step that computes on all cores takes longer by what digests take of one, 35 to 55 ms/GB. So a thread of
     low priority computes them in what is left over. In haste, or when that takes too long, the calling thread
-    goes on where that one is.
+    continues where that one is.
 
     Args:
         arenas: by attribute name.

@@ -31,11 +31,11 @@ NOT_OVERWRITTEN = Rule(
     "anew in there: it is called again after each fault, with the state as it was committed.",
 )
 COUNTERS = Rule(
-    "counters go on",
+    "counters continue",
     "Set a counter once, when the state is made, and count on from what the state says.",
 )
 DATA = Rule(
-    "data go on where they were",
+    "data continue where they were",
     "Let an ElasticSampler (TensorFlow: elastic_dataset) that the state tracks decide on the order, with a "
     "constant seed, of a data set that is the same in every process; call record_batch after each batch "
     "and set_epoch with the state's epoch; and let augmentation draw from the framework's global "

@@ -12,10 +12,10 @@ from hvdrecover.launch import processes
 
 # What it is to do is in a file beside it. It ends with whoever has started it, even if that is gone already.
 _PROGRAM = """#!/bin/sh
-goes_on() { [ -e "$0.mood" ] && [ "$PPID" != 1 ] && kill -0 "$PPID" 2>/dev/null; }
+still_hangs() { [ -e "$0.mood" ] && [ "$PPID" != 1 ] && kill -0 "$PPID" 2>/dev/null; }
 case "$(cat "$0.mood" 2>/dev/null)" in
     fail) echo "the inventory can't be reached (a drill's doing)" >&2; exit 1;;
-    hang) while goes_on; do sleep 0.1; done; exit 1;;
+    hang) while still_hangs; do sleep 0.1; done; exit 1;;
 esac
 SLOTS
 """

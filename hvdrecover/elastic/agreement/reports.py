@@ -69,10 +69,10 @@ def reopened(commit: CommitId) -> str:
 def leaving(commit: CommitId, root: str, *, whole: bool) -> str:
     """Ranks leave after a preemption."""
     if not whole:
-        return f"this host leaves at commit {commit.commit}; the others go on"
+        return f"this host leaves at commit {commit.commit}; the others continue"
     if not root:
         return f"stopping at commit {commit.commit}; without a checkpoint root, the state is lost"
-    return f"stopping at commit {commit.commit}, which is durable; start the job again to go on"
+    return f"stopping at commit {commit.commit}, which is durable; start the job again to continue"
 
 
 def stopped(kind: str, deed: str) -> StoppedError:

@@ -210,7 +210,7 @@ class Durability:
                 raise verdict
             waiting = f"the newest commit is not durable yet: {self.writer.progress.describe()}"
             if self._left(deadline) == 0.0:
-                remedy = "The write goes on; wait again or longer."
+                remedy = "The write continues; wait again or longer."
                 raise FlushTimeoutError(self.store.url, f"{waiting}. {remedy}")
             message = f"{self.store.url}: {waiting}"
             facts = {"seconds": self.writer.progress.behind}

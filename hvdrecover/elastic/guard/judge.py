@@ -218,7 +218,7 @@ class Judge(Observer, Voter):
 
     def _error(self, lines: list[str], used: int) -> NumericsError:
         if self._policy == "raise":
-            remedy = "Look at these samples; Guard(numerics='skip') or 'rollback' goes on without them."
+            remedy = "Look at these samples; Guard(numerics='skip') or 'rollback' continues without them."
         else:
             remedy = "Look at these samples, at the learning rate and at the loss."
         spent = f"{used} of the last {numerics.WINDOW} steps were bad before this one. " if used else ""

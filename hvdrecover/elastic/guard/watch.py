@@ -157,7 +157,7 @@ class Watch(Voter):
         rows = gather_json(self._world, mine, "hvdrecover.guard.names")
         lines = structure.differences([Description.from_json(row) for row in rows])
         warns = self._guard.on_divergence == "warn"
-        self._say_diverged(result, snapshot.id, lines, "going on" if warns else "stopping")
+        self._say_diverged(result, snapshot.id, lines, "continuing" if warns else "stopping")
         if not warns:
             raise _diverged(result, snapshot.id, lines)
 
@@ -176,7 +176,7 @@ class Watch(Voter):
         )
         differences = [Difference(**each) for row in rows for each in row]
         lines = parameters.listed(differences)
-        follows = {"raise": "stopping", "warn": "going on", "heal": f"healed from rank {result.right[0]}"}
+        follows = {"raise": "stopping", "warn": "continuing", "heal": f"healed from rank {result.right[0]}"}
         self._say_diverged(result, snapshot.id, lines, follows[policy], differences)
         if wrong and not result.tied:
             heartbeat.diverged()
@@ -246,7 +246,7 @@ class Watch(Voter):
         if not lines or self._guard is None:
             return
         policy = self._guard.data_changed
-        follows = {"raise": "stopping", "warn": "going on", "restart_epoch": "beginning the epoch anew"}
+        follows = {"raise": "stopping", "warn": "continuing", "restart_epoch": "beginning the epoch anew"}
         self._announce(
             "data_changed",
             f"the training data have changed since {where}: {'; '.join(lines)}; {follows[policy]}",

@@ -265,7 +265,7 @@ class Replayed:
         else:
             problem = f"{what} are wrong on {named(wrong)}: {agree} of {count} computations agree on others"
         lines = listed(differences)
-        follows = {"raise": "stopping", "warn": "going on", "heal": "going on with those that most agree on"}
+        follows = {"raise": "stopping", "warn": "continuing", "heal": "continuing with the majority's"}
         self._replay.say(
             policy,
             f"{problem}: {'; '.join(lines)}; {follows[policy]}",

@@ -48,7 +48,7 @@ def by_speed(size: int, seconds: Sequence[float | None]) -> Counts:
 
 
 def reconsider(present: Counts, seconds: Sequence[float | None]) -> Counts:
-    """Return the shares to go on with: the present ones, unless others save a tenth of a step.
+    """Return the shares to continue with: the present ones, unless others save a tenth of a step.
 
     Args:
         present: the present shares.

@@ -132,7 +132,7 @@ def _row(number: int, fault: Fault) -> list[str | Badge]:
         fault.kind,
         fault.host,
         words.rank(fault.rank),
-        words.to_recover(fault) if recovery or fault.went_on else Badge(words.to_recover(fault), "bad"),
+        words.to_recover(fault) if recovery or fault.continued else Badge(words.to_recover(fault), "bad"),
         *(f"{spent[phase]:.2f}" if phase in spent else "" for phase in PHASES),
         fault.detail,
     ]

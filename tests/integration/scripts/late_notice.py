@@ -4,7 +4,7 @@
 
     hvdrecover run -np 2 -- python late_notice.py FOLDER
 
-Rank 0 writes into ``FOLDER`` from which step it went on, each time.
+Rank 0 writes into ``FOLDER`` from which step it continued, each time.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ CHECKS: dict[str, Callable[["Findings"], None]] = {}
 
 
 class Findings:
-    """What a check found wrong on this rank; it goes on, so that ranks do not part ways."""
+    """What a check found wrong on this rank; it continues, so that ranks do not part ways."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -557,7 +557,7 @@ def ranks_of_different_histories(found: Findings, kind: str, graph: bool) -> Non
 
 @check_each(how=["tape", "optimizer"])
 def infinite_gradients_on_one_rank(found: Findings, how: str, graph: bool) -> None:
-    """Both skip the step and halve the scale; and both go on."""
+    """Both skip the step and halve the scale; and both continue."""
     optimizer = OPTIMIZERS["loss_scale"]()
     tape_of: Any = recover.DistributedGradientTape
     if how == "optimizer":
@@ -694,7 +694,7 @@ def fit_that_a_callback_of_one_rank_ends(found: Findings) -> None:
 
     stops = keras.callbacks.LambdaCallback(on_epoch_end=stop)
     model.fit(half(X), half(Y), epochs=4, verbose=0, callbacks=[*recover.fit_callbacks(state), stops])
-    found.expect(state.epoch == 2, f"it went on to epoch {state.epoch}")
+    found.expect(state.epoch == 2, f"it continued to epoch {state.epoch}")
 
 
 @check

@@ -64,7 +64,7 @@ def fall():
 
 
 def wait_for_another(state):
-    """Once left alone, ask for another worker, and go on with it."""
+    """Once left alone, ask for another worker, and continue with it."""
     if HOSTS is not None and hvd.size() == 1 and state.step >= 9:
         Path(HOSTS).write_text("localhost:2\n127.0.0.1:2\n")
         while True:

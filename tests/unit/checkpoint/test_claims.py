@@ -1,4 +1,4 @@
-"""Of all that claim one root, at any time and in any order, one job goes on: that which was started last."""
+"""Of all that claim one root, at any time and in any order, the job that was started last continues."""
 
 import json
 
@@ -76,7 +76,7 @@ def test_claims_of_earlier_versions_count_as_before(root):
         claims.check(4)
 
 
-def test_a_job_that_an_earlier_version_began_goes_on(root):
+def test_a_job_that_an_earlier_version_began_continues(root):
     root.publish("claims/g0003.json", json.dumps(OLD).encode())
     claims_at(root, "old").take(5)
     assert claims_at(root, "old").take_after(0) == 6
@@ -207,14 +207,14 @@ def test_a_job_that_is_replaced_while_it_deletes_goes_no_further(root, step):
         not_yet.setattr(old, "_prune", lambda manifest: None)
         for number in (1, 2):
             old.write(make_snapshot(generation, number), rank=0)
-    going_on = getattr(old._pruner, step)
+    step_of_old = getattr(old._pruner, step)
 
     def after_a_stop(*args, **facts):
         if commits(root)[0].generation == 1:
             new.claim_next()
             for number in range(4, 8):
                 new.write(make_snapshot(2, number), rank=0)
-        return going_on(*args, **facts)
+        return step_of_old(*args, **facts)
 
     setattr(old._pruner, step, after_a_stop)
     old.write(make_snapshot(generation, 3), rank=0)
@@ -243,7 +243,7 @@ class Watched:
 
 
 def recovers(storage, job, generation, *, publishes=True, looked=False):
-    """A process that goes on to a generation, and publishes if it may."""
+    """A process that continues to a generation, and publishes if it may."""
 
     def go(thread):
         claims = claims_at(Watched(thread, storage, looked=looked), job)
@@ -291,7 +291,7 @@ def test_a_start_overtakes_a_recovery_in_every_order(old_job, new_job):
             assert (old.result, new.result) == (10, 11)
         else:
             assert isinstance(old.result, FencedError)
-        # The new job goes on, also to the numbers that the old one has claimed in vain.
+        # The new job continues, also to the numbers that the old one has claimed in vain.
         later = claims_at(storage, new_job)
         for generation in range(new.result + 1, new.result + 12):
             later.take(generation)
@@ -300,7 +300,7 @@ def test_a_start_overtakes_a_recovery_in_every_order(old_job, new_job):
     assert generations == {4, 11}
 
 
-def test_of_starts_and_recoveries_at_the_same_time_one_goes_on_in_every_order():
+def test_of_starts_and_recoveries_at_the_same_time_one_continues_in_every_order():
     orders, storages = 0, []
 
     def begin():
@@ -332,7 +332,7 @@ class Overwriting(FakeStorage):
         return True
 
 
-def test_where_creating_is_not_exclusive_one_goes_on_in_every_order():
+def test_where_creating_is_not_exclusive_one_continues_in_every_order():
     orders, storages = 0, []
     verbs = ("names", "read", "create", "publish")
 

@@ -109,7 +109,7 @@ def test_a_fork_at_any_step_inherits_nothing(tmp_path, monkeypatch, does, call, 
     stop.go.set()
     thread.join(TIMEOUT)
     assert (found, found_again) == ([], [])
-    assert (tmp_path / FILE).read_bytes() == data().tobytes()  # what went on here was not disturbed
+    assert (tmp_path / FILE).read_bytes() == data().tobytes()  # what happened here was not disturbed
 
 
 def test_a_deleted_file_of_which_a_child_was_forked_frees_its_blocks(tmp_path, monkeypatch):

@@ -101,7 +101,7 @@ def test_a_lease_lasts_as_long_as_the_slowest_reader_that_is_waited_for(root):
         assert leases.is_read(root, OLD, clock.now() + leases.SPARE)
 
 
-def test_a_lease_is_renewed_while_reading_goes_on_and_is_never_absent(root):
+def test_a_lease_is_renewed_while_reading_continues_and_is_never_absent(root):
     clock, counts = FakeClock(), []
 
     class Watched(Wrapped):

@@ -144,7 +144,7 @@ def test_a_commit_that_turns_out_to_be_whole_is_no_leftover(root):
 
 
 def test_what_a_process_left_behind_has_written_after_all_is_collected(root):
-    """It was stopped while it wrote, and goes on when the next rank 0 has cleaned up."""
+    """It was stopped while it wrote, and continues when the next rank 0 has cleaned up."""
     left_behind, rank_0 = make_store(root), make_store(root)
     left_behind.claim_next()
     rank_0.write(make_snapshot(2, 2), rank=0)
@@ -210,7 +210,7 @@ def test_a_new_rank_0_gives_back_the_spare_files_of_the_last_one(with_spares):
 
 
 def test_an_old_job_takes_no_file_of_a_new_one(with_spares):
-    """It was stopped between its claim and its cleaning up, and goes on while the new job writes."""
+    """It was stopped between its claim and its cleaning up, and continues while the new job writes."""
     old = make_store(LocalStorage(with_spares), job="old")
     collect = old._collector.collect
 

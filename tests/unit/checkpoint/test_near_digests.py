@@ -56,7 +56,7 @@ def test_without_haste_training_goes_first(arenas: dict[str, Arena]) -> None:
     assert {niceness for _, niceness in Watched.threads} == {max(BACKGROUND, mine)}
 
 
-def test_in_haste_the_caller_goes_on_where_the_other_thread_is(arenas: dict[str, Arena]) -> None:
+def test_in_haste_the_caller_continues_where_the_other_thread_is(arenas: dict[str, Arena]) -> None:
     mine = Digests(arenas)
     Watched.then[3] = mine.hurry
     assert mine.compute() == {"model": digest(arenas["model"].buffer)}

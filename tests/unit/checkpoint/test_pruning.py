@@ -27,7 +27,7 @@ def test_the_newest_are_kept(root, keep):
     assert commits(store.storage) == [CommitId(1, commit) for commit in range(6, 6 - keep, -1)]
 
 
-def test_retention_goes_on_over_generations_and_starts(root):
+def test_retention_continues_over_generations_and_starts(root):
     write_all(make_store(root, keep=2), make_snapshot(1, 1), make_snapshot(1, 2))
     later = make_store(root, keep=2, job="later")
     generation = later.claim_next()
@@ -69,7 +69,7 @@ def test_all_rules_are_followed(root):
     assert [commit.commit for commit in commits(root)] == [30, 29, 28, 20, 17, 10, 1]
 
 
-def test_rules_go_on_over_starts(root):
+def test_rules_continue_over_starts(root):
     """The facts of earlier starts' commits are read from their manifests, once."""
     clock, keep = FakeClock(), Keep(last=1, best=Best("loss"))
     write_all(make_store(root, keep=9, clock=clock), *(with_loss(commit, commit) for commit in (3, 1, 2)))

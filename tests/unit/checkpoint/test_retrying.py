@@ -42,7 +42,7 @@ def test_the_last_error_is_raised_after_a_handful_of_attempts():
     assert (flaky.calls, len(clock.waits)) == (ATTEMPTS, ATTEMPTS - 1)
 
 
-def test_without_a_limit_it_goes_on():
+def test_without_a_limit_it_continues():
     clock, flaky = FakeClock(), Flaky(*(away() for _ in range(1000)))
     retrying(clock, attempts=None)(flaky)
     assert flaky.calls == 1001

@@ -145,7 +145,7 @@ def test_who_only_deletes_keeps_nothing(storage, root):
     assert list(root.iterdir()) == []
 
 
-def test_closing_deletes_them_and_writing_goes_on(storage, root):
+def test_closing_deletes_them_and_writing_continues(storage, root):
     storage.write("a/file", data(1))
     storage.delete("a")
     storage.close()

@@ -302,7 +302,7 @@ def test_an_older_job_cannot_claim_a_later_generation(root):
     assert old.claims.generations() == [2, 1]
 
 
-def test_the_same_job_goes_on_to_later_generations(root):
+def test_the_same_job_continues_to_later_generations(root):
     first_rank_0, next_rank_0 = make_store(root), make_store(root)
     first_rank_0.claim_next()
     write_all(first_rank_0, make_snapshot(1, 1))

@@ -135,7 +135,7 @@ def test_an_outage_is_one_line_when_it_begins_and_one_when_it_ends(store, wrappe
     loud = [facts["message"] for _, facts in store.events.noted if facts["level"] >= logging.INFO]
     (begins,), (ends,) = messages(store, "outage"), messages(store, "outage_over")
     assert [line for line in loud if line] == [begins, ends]
-    assert "commit 3 could not be written: url: the storage is away. Training goes on" in begins
+    assert "commit 3 could not be written: url: the storage is away. Training continues" in begins
     assert begins.endswith("the last durable commit, 2, is 42 s old")
     assert "works again after 300 s, and commit 3 is durable" in ends
     assert ends.endswith("the last durable commit, 2, is 342 s old")
@@ -217,7 +217,7 @@ def test_what_is_waited_for_is_tried_at_once(store, wrapped, clock, writer):
     assert clock.seconds == before
 
 
-def test_the_wait_ends_with_the_reasons_and_the_writer_goes_on(store, wrapped, clock, writer):
+def test_the_wait_ends_with_the_reasons_and_the_writer_continues(store, wrapped, clock, writer):
     begin_outage(writer, wrapped, clock)
     tried = len(store.events.of("write_failed"))
     clock.pauses = ATTEMPTS - 1
@@ -329,7 +329,7 @@ def gated(root, clock):
     writer.wait()
 
 
-def test_a_wait_that_is_too_short_says_so_and_the_write_goes_on(gated):
+def test_a_wait_that_is_too_short_says_so_and_the_write_continues(gated):
     writer, snapshot, gate = gated
     assert not writer.wait(0)
     assert writer.in_flight is snapshot

@@ -66,7 +66,7 @@ def every_order(start: Callable[[], list[Thread]]) -> Iterator[list[Thread]]:
     Args:
         start: makes fresh threads over a fresh storage; called once for each order.
     """
-    plan: list[int] = []  # which of the threads that could go on, at each step; then always the first
+    plan: list[int] = []  # which of the threads that could continue, at each step; then always the first
     while True:
         threads, choices = start(), []
         while waiting := [thread for thread in threads if not thread.done]:

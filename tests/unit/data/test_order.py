@@ -183,7 +183,7 @@ def test_every_sample_is_in_exactly_one_committed_batch(length, size, shuffle, e
     assert max(padding, dropped) < 6
 
 
-def test_a_resumed_epoch_goes_on_where_the_committed_one_stopped():
+def test_a_resumed_epoch_continues_where_the_committed_one_stopped():
     undisturbed, killed = Job(20, 2), Job(20, 2)
     for job in (undisturbed, killed):
         job.step(3)
@@ -223,7 +223,7 @@ def test_naming_the_epoch_under_way_keeps_the_cursor_and_another_one_resets_it()
     assert order.begin().tolist() == permutation(10, 0, 4).tolist()
 
 
-def test_an_iteration_goes_on_from_the_cursor():
+def test_an_iteration_continues_from_the_cursor():
     order = SampleOrder(10, shuffle=False)
     order.begin()
     order.record(4)

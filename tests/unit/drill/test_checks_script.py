@@ -35,7 +35,7 @@ def finish(story: Story, start: int = 2) -> Story:
 
 
 @pytest.mark.parametrize("again", [0, 1, 2])
-def test_a_run_that_goes_on_from_a_commit_breaks_no_rule(again: int) -> None:
+def test_a_run_that_continues_from_a_commit_breaks_no_rule(again: int) -> None:
     mine, expected = finish(disturbed(again), again).told, clean().told
     assert script.steps_before_commits(expected) == script.steps_before_commits(mine) == []
     assert script.overwritten(expected, mine) == script.counters(expected, mine) == []

@@ -41,11 +41,11 @@ def test_those_are_killed_and_nobody_else(run: Counting, name: str, rank: int, k
     fault(name).strike(run, rank)  # who is dead already is no problem
 
 
-def test_a_stopped_rank_does_nothing_and_the_others_go_on(run: Counting) -> None:
+def test_a_stopped_rank_does_nothing_and_the_others_continue(run: Counting) -> None:
     fault("stop").strike(run, 1)
     until(lambda: state(run.process_of(1)) == "T", "rank 1 is to be stopped")
     stands, goes = run.count("1"), run.count("2")
-    until(lambda: run.count("2") > goes + 20, "rank 2 is to go on")
+    until(lambda: run.count("2") > goes + 20, "rank 2 is to continue")
     assert run.count("1") == stands
 
 
@@ -63,12 +63,12 @@ def test_a_preempted_run_is_started_again_when_it_has_left(run: Counting) -> Non
     assert (run.starts, set(run.alive())) == (1, {"0", "1", "2", "launcher"})
 
 
-def test_a_slow_rank_is_stopped_again_and_again_and_goes_on(run: Counting) -> None:
+def test_a_slow_rank_is_stopped_again_and_again_and_continues(run: Counting) -> None:
     slow = fault("slow-rank")
     slow.strike(run, 1)
     for _ in range(3):
         until(lambda: state(run.process_of(1)) == "T", "the rank is to be stopped")
-        until(lambda: state(run.process_of(1)) != "T", "the rank is to go on")
+        until(lambda: state(run.process_of(1)) != "T", "the rank is to continue")
     before = run.count("1")
     until(lambda: run.count("1") > before, "the rank is to make progress")
     slow.end(run)

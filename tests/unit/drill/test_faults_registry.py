@@ -44,7 +44,7 @@ def test_a_fault_can_be_listed_stored_and_made_again(fault: Fault) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_a_fault_that_is_not_going_on_can_be_ended(
+def test_a_fault_that_is_not_under_way_can_be_ended(
     run: Counting, fault: Fault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "data", run.folder / "0")

@@ -36,7 +36,7 @@ def test_the_storage_is_as_the_fault_says_and_then_as_it_was(run: Counting, name
     assert fault.options(run) == ["--checkpoint", f"hvdrecover-drill://{run.root}"]
 
 
-def test_faults_of_the_storage_may_go_on_at_once(run: Counting) -> None:
+def test_faults_of_the_storage_may_be_under_way_at_once(run: Counting) -> None:
     FAULTS["disk-full"].strike(run, 0)
     FAULTS["storage-slow"].strike(run, 0)
     FAULTS["disk-full"].end(run)

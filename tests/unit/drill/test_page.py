@@ -81,10 +81,10 @@ def test_a_recovery_is_drawn_from_the_moment_at_which_its_fault_struck(outcome: 
 
 def test_no_time_is_left_blank(outcome: Outcome) -> None:
     times = {row[2]: row[-1] for row in table(outcome, "Faults of the run").rows}
-    assert times["storage-away"] == "training went on"
+    assert times["storage-away"] == "training continued"
     assert times["host-powered-off"] == "15.5 s"
     kinds = {row[0]: row[-2] for row in table(outcome, "Seconds from each kind").rows}
-    assert (kinds["storage-away"], kinds["host-powered-off"]) == ("training went on", "15.5 s")
+    assert (kinds["storage-away"], kinds["host-powered-off"]) == ("training continued", "15.5 s")
     outcome.results[0].struck[1].recovered = False
     last = {row[2]: row[-1] for row in table(outcome, "Faults of the run").rows}
     assert last["storage-away"] == Badge("not recovered", "bad")

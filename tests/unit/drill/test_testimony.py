@@ -56,7 +56,7 @@ def test_a_job_that_counts_from_the_same_generation_again_has_met_again() -> Non
 
 
 @pytest.mark.parametrize(("again", "kept"), [(3, [1, 2, 3, 4]), (1, [1, 2, 3]), (0, [1, 2])])
-def test_what_was_done_after_the_commit_that_a_later_meeting_went_on_from_is_lost(
+def test_what_was_done_after_the_commit_that_a_later_rendezvous_continued_from_is_lost(
     again: int, kept: list[int]
 ) -> None:
     story = Story().meet(1, 0).step().commit().step().commit().step().commit().step()

@@ -323,7 +323,7 @@ def test_flush_waits_for_a_write_that_is_in_flight_already(process: Process, roo
     assert root.attempts == 1
 
 
-def test_flush_gives_up_after_its_timeout_and_the_write_goes_on(process: Process, root: FakeRoot) -> None:
+def test_flush_gives_up_after_its_timeout_and_the_write_continues(process: Process, root: FakeRoot) -> None:
     state = begun(process)
     block(root)
     state.commit()
@@ -370,7 +370,7 @@ def break_storage(process: Process, root: FakeRoot, state: State) -> None:
     assert process.clock.in_pause.wait(HANG_SECONDS)
 
 
-def test_training_goes_on_through_an_outage_and_the_newest_commit_is_what_gets_written(
+def test_training_continues_through_an_outage_and_the_newest_commit_is_what_gets_written(
     process: Process, root: FakeRoot, roots: FakeRoots
 ) -> None:
     state = begun(process, every_commits=10)
@@ -761,7 +761,7 @@ class _Copied(FakeModel):
         return super().state_dict()
 
 
-def test_a_rank_that_its_own_job_went_on_without_writes_again_when_they_have_met(
+def test_a_rank_that_its_own_job_continued_without_writes_again_when_they_have_met(
     process: Process, root: FakeRoot, roots: FakeRoots
 ) -> None:
     state = begun(process)

@@ -29,7 +29,7 @@ def as_before() -> Any:
 
 
 @pytest.mark.parametrize("take", [generator_states.python, random.getstate])  # older commits have the latter
-def test_a_state_goes_on_where_it_was(take: Callable[[], Any]) -> None:
+def test_a_state_continues_where_it_was(take: Callable[[], Any]) -> None:
     random.gauss(0, 1)
     python, mine = take(), np.random.get_state(legacy=False)
     drawn = random.random(), np.random.normal()

@@ -269,7 +269,7 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 
 def train(process: Process, state: State, root: FakeRoot, steps: int) -> list[float]:
-    """Steps of 1 s, each with a commit, and a tenth longer beside a write, which goes on for two of them.
+    """Steps of 1 s, each with a commit, and a tenth longer beside a write, which continues for two of them.
 
     Returns:
         When durable commits were begun, in seconds.

@@ -201,7 +201,7 @@ def own_streams(process: Process) -> State:
     return process.state(URL, rng="store", model=FakeModel(w=0.0))
 
 
-def test_the_users_own_streams_go_on_through_meetings_and_commits() -> None:
+def test_the_users_own_streams_continue_through_meetings_and_commits() -> None:
     def body(process: Process) -> list[int]:
         state = own_streams(process)
         found = []

@@ -72,7 +72,7 @@ def test_how_an_epoch_is_evened_out_is_reported(tmp_path: Path) -> None:
     assert facts == [("sampler", 0, 1, 0)]
 
 
-def test_people_are_told_once_where_a_run_goes_on_from(
+def test_people_are_told_once_where_a_run_continues_from(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     events_of(tmp_path, 2, fail_at(0, "step", 2, action="kill_all"))

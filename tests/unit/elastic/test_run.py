@@ -47,7 +47,7 @@ class Counting:
     Attributes:
         commit_every: steps from one commit to the next.
         check: whether to look at the hosts after each step.
-        flush: whether each commit is to be durable before training goes on.
+        flush: whether each commit is to be durable before training continues.
         config: of each process.
         entries: what ranks saw when their training functions were called.
         states: the states that were made, in no particular order.
@@ -133,7 +133,7 @@ def test_all_ranks_start_from_rank_0() -> None:
 # -- lost ranks --------------------------------------------------------------------------------------------
 
 
-def test_when_a_rank_is_lost_the_others_go_back_to_the_last_commit_and_go_on() -> None:
+def test_when_a_rank_is_lost_the_others_go_back_to_the_last_commit_and_continue() -> None:
     counting = Counting()
     assert counting.results(2, fail_at(1, "gradient", 4)) == [("trained", 6, 6.0)]
     assert entered(counting) == [(0, 0, 2), (0, 1, 2), (2, 0, 1)]
@@ -180,7 +180,7 @@ def test_a_rank_restarted_in_place_of_rank_0_does_not_set_the_others_back() -> N
         (2, [change_at(1, "gradient", 2, add=1, ahead=True)], [(0, 3), (1, 3), (2, 3)]),
     ],
 )
-def test_samplers_have_their_new_place_when_training_goes_on(
+def test_samplers_have_their_new_place_when_training_continues(
     size: int, faults: Sequence[Fault], places: list[tuple[int, int]]
 ) -> None:
     counting = Counting()
@@ -233,7 +233,7 @@ def test_an_interrupt_between_commits_never_mixes_old_counters_with_new_weights(
     assert entered(counting)[2:] == [(1, 0, 3), (1, 1, 3), (1, 2, 3), (3, 0, 1), (3, 0, 2), (3, 1, 2)]
 
 
-def test_ranks_that_are_taken_out_leave_and_the_others_go_on() -> None:
+def test_ranks_that_are_taken_out_leave_and_the_others_continue() -> None:
     counting = Counting()
     outcomes = counting.run(3, change_at(2, "gradient", 1, remove=[0, 2]))
     assert [outcome.status for outcome in outcomes] == ["returned", "left", "left"]
@@ -457,7 +457,9 @@ def test_an_interrupt_from_the_keyboard_passes(process: Process, kind: type[Base
     assert calls == [1]
 
 
-def test_a_static_job_can_not_go_on_without_a_rank(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_static_job_can_not_continue_without_a_rank(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("HOROVOD_ELASTIC")
     lost = HorovodInternalError("a rank was lost")
 
@@ -557,7 +559,7 @@ def two_phases(process: Process) -> list[tuple[str, int]]:
     return calls
 
 
-def test_a_second_training_function_goes_on_from_where_the_first_has_finished(roots: FakeRoots) -> None:
+def test_a_second_training_function_continues_from_where_the_first_has_finished(roots: FakeRoots) -> None:
     (calls,) = FakeJob(initialised(two_phases), 1).results()
     assert calls == [("warm-up", 0), ("main", 10)]
 

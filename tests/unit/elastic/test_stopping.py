@@ -51,7 +51,7 @@ NO, HOST, JOB = Stop.NO, Stop.HOST, Stop.JOB
         ([HOST, HOST], [1, 2], True, [True, True], True),
         ([HOST, NO, HOST], [1, 1, 2], True, [True, True, True], True),
         ([HOST], [1], True, [True], True),
-        ([HOST, NO], [1, 2], False, [True, True], True),  # the others could not go on
+        ([HOST, NO], [1, 2], False, [True, True], True),  # the others could not continue
         ([JOB, NO], [1, 2], True, [True, True], True),
         ([NO, JOB], [1, 2], False, [True, True], True),
         ([HOST, NO, JOB], [1, 2, 3], True, [True, True, True], True),
@@ -239,7 +239,7 @@ class Job:
                 state.commit()
 
 
-def test_one_host_leaves_and_the_others_go_on_without_losing_a_step(
+def test_one_host_leaves_and_the_others_continue_without_losing_a_step(
     monkeypatch: pytest.MonkeyPatch, roots: FakeRoots
 ) -> None:
     job = Job(monkeypatch, ["h1", "h2", "h1", "h2"], {3: (2, HOST)})
@@ -256,7 +256,7 @@ def test_one_host_leaves_and_the_others_go_on_without_losing_a_step(
 
 
 @pytest.mark.parametrize(("hosts", "stop"), [(["h1", "h1"], HOST), (["h1", "h2"], JOB)])
-def test_a_whole_job_leaves_at_one_durable_commit_and_goes_on_from_it(
+def test_a_whole_job_leaves_at_one_durable_commit_and_continues_from_it(
     hosts: list[str], stop: Stop, monkeypatch: pytest.MonkeyPatch, roots: FakeRoots
 ) -> None:
     outcomes = Job(monkeypatch, hosts, {3: (1, stop)}).run()

@@ -296,7 +296,7 @@ def test_fresh_ranks_resume_from_the_newest_durable_commit() -> None:
     assert results[1] == results[0]
 
 
-def test_commits_go_on_being_counted_after_a_resume(roots: FakeRoots) -> None:
+def test_commits_continue_being_counted_after_a_resume(roots: FakeRoots) -> None:
     write_commits(3)
     write_commits(1)
     assert roots[URL].commits() == [CommitId(1, 2), CommitId(1, 3), CommitId(2, 4)]

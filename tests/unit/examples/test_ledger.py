@@ -28,7 +28,7 @@ def test_all_batches_of_the_only_generation_count() -> None:
     assert committed(batches, {1: 0}) == batches
 
 
-def test_batches_after_the_commit_that_a_later_generation_went_on_from_are_lost() -> None:
+def test_batches_after_the_commit_that_a_later_generation_continued_from_are_lost() -> None:
     batches = [batch(1, 0, 1), batch(1, 1, 2), batch(1, 2, 3), batch(2, 2, 4)]
     assert [found.indices for found in committed(batches, {1: 0, 2: 2})] == [(1,), (2,), (4,)]
 

@@ -75,7 +75,7 @@ LINES = st.one_of(
 
 @pytest.fixture
 def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
-    """The real one, as it is while a start of the job goes on."""
+    """The real one, as it is while a start of the job is under way."""
     made = Supervisor(["train"], Settings(Options(1), (), {}, tmp_path), config.read({}))
     made._selector = selectors.DefaultSelector()  # type: ignore[attr-defined]
     made._guardians = Guardians(made._selector, made._hear, made._lost, made._greeting)  # type: ignore[attr-defined]
@@ -114,7 +114,7 @@ def serve(supervisor: Supervisor) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.lists(LINES, min_size=1, max_size=12))
-def test_whatever_is_told_the_supervisor_goes_on(supervisor: Supervisor, lines: list[bytes]) -> None:
+def test_whatever_is_told_the_supervisor_continues(supervisor: Supervisor, lines: list[bytes]) -> None:
     supervisor._attempts = [Attempt(1), Attempt(2)]
     with come(supervisor) as connection:
         connection.sendall(b"\n".join([*lines, b'{"kind": "end", "how": "heard to the end"}', b""]))
@@ -143,7 +143,7 @@ def test_what_is_taken_for_an_order_has_all_that_it_needs(order: Message) -> Non
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.lists(told("order", messages._ORDERS).map(json.dumps).map(str.encode) | LINES, max_size=8))
-def test_whatever_is_ordered_a_guardian_goes_on(slot: Guardian, lines: list[bytes]) -> None:
+def test_whatever_is_ordered_a_guardian_continues(slot: Guardian, lines: list[bytes]) -> None:
     ours, theirs = socket.socketpair()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ours = socket.create_connection(listener.getsockname())

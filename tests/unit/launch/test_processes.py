@@ -178,7 +178,7 @@ def test_a_process_that_is_stopped_is_told_from_one_that_runs() -> None:
         os.kill(process.pid, signal.SIGSTOP)
         until(lambda: processes.is_stopped(process.pid), "it is to be stopped")
         os.kill(process.pid, signal.SIGCONT)
-        until(lambda: not processes.is_stopped(process.pid), "it is to go on")
+        until(lambda: not processes.is_stopped(process.pid), "it is to continue")
     assert not processes.is_stopped(process.pid)
 
 

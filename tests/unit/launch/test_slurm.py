@@ -161,7 +161,7 @@ def test_a_job_that_may_not_start_again_is_not_requeued(ask: Ask, field: str) ->
     assert asked.requeued() == []
 
 
-def test_a_script_that_goes_on_decides_for_itself(ask: Ask) -> None:
+def test_a_script_that_continues_decides_for_itself(ask: Ask) -> None:
     asked = ask(line(), SLURM_TASK_PID="1")
     asked.job.requeue(committed=True)
     assert asked.requeued() == []
@@ -171,7 +171,7 @@ def test_a_script_that_goes_on_decides_for_itself(ask: Ask) -> None:
     ("end", "preempted", "requeued"),
     [("1795595060", "None", []), ("1795595060", "1795594990", ["7"]), ("1795699999", "None", ["7"])],
 )
-def test_a_time_limit_too_short_for_a_commit_does_not_go_on_for_ever(
+def test_a_time_limit_too_short_for_a_commit_does_not_continue_for_ever(
     ask: Ask, caplog: pytest.LogCaptureFixture, end: str, preempted: str, requeued: list[str]
 ) -> None:
     asked = ask(line(end=end, preempted=preempted))

@@ -1,4 +1,4 @@
-"""The status of a run that is going on."""
+"""The status of a run that is under way."""
 
 from __future__ import annotations
 

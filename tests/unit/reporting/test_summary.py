@@ -99,7 +99,7 @@ def test_a_meeting_that_broke_before_all_had_stepped_is_no_recovery(run, commits
 
 def test_what_is_not_recovered_from_says_so(run):
     run.fault(40)
-    run.meet(42, REPLACED, 2, 3)  # the run is going on: nobody has stepped yet
+    run.meet(42, REPLACED, 2, 3)  # the run is under way: nobody has stepped yet
     report = report_of(run)
     assert recoveries(report) == [None]
     assert report.kinds == {"crash": Tally(1, 0, None, None)}
@@ -109,9 +109,9 @@ def test_what_is_not_recovered_from_says_so(run):
 def test_where_all_trained_on_there_was_nothing_to_recover_from(run):
     run.fault(15, "lost_host", "node-3", rank=-1)  # a spare one, before two more commits
     report = report_of(run)
-    assert report.faults[0].went_on and report.faults[0].recovery is None
+    assert report.faults[0].continued and report.faults[0].recovery is None
     assert report.kinds == {"lost_host": Tally(1, 1, None, None)}
-    assert words.to_recover(report.faults[0]) == words.median(report.overall) == "training went on"
+    assert words.to_recover(report.faults[0]) == words.median(report.overall) == "training continued"
 
 
 def test_a_fault_before_the_ranks_first_met(tmp_path):

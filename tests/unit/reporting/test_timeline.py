@@ -140,14 +140,14 @@ def test_a_restart_by_the_supervisor_is_part_of_the_recovery(run):
     assert trace(run).starts == [Start(0, 1), Start(41, 2)]
 
 
-def test_what_is_not_recovered_from_goes_on_to_the_last_event(run):
+def test_what_is_not_recovered_from_continues_to_the_last_event(run):
     run.fault(40, rank=1, host="node-2", commit=[1, 3])
     run.tell(47, "gave_up", pid=5, scope="job", reason="no restarts left")
     run.tell(48, "end", pid=5, code=3, reason="gave up")
     assert lane(run)[1:] == [("training", 4, 40), ("recovery", 40, 48)]
 
 
-def test_a_run_that_is_going_on_trains_up_to_its_last_commit(run):
+def test_a_run_that_is_under_way_trains_up_to_its_last_commit(run):
     assert lane(run) == [("starting", 0, 4), ("training", 4, 34)]
 
 

@@ -32,7 +32,7 @@ def test_model_optimizer_objects_and_cursor(root: str) -> None:
     assert order.done == 4
 
 
-def test_a_job_goes_on_from_it(root: str) -> None:
+def test_a_job_continues_from_it(root: str) -> None:
     expected = golden.content(golden.trained()[0])
     data = recover.elastic_dataset(np.arange(6.0), 2, seed=3)
     adam = keras.optimizers.Adam(name="adam")

@@ -1,4 +1,4 @@
-"""Keras's callbacks in a ``fit`` that is interrupted: they go on as if it had not been."""
+"""Keras's callbacks in a ``fit`` that is interrupted: they continue as if it had not been."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_a_fit_that_follows_one_that_ended_begins_anew(tmp_path: Path) -> None:
     assert len(rows) == 1 + STOPS + 1  # written anew, with its header
 
 
-def test_of_two_fits_the_second_one_goes_on_though_the_first_is_called_again(tmp_path: Path) -> None:
+def test_of_two_fits_the_second_one_continues_though_the_first_is_called_again(tmp_path: Path) -> None:
     def training(state: Any, *interrupt: Any) -> list[int]:
         judged = []
         for epochs in (2, 4):

@@ -75,7 +75,7 @@ def undisturbed() -> list[bytes]:
 
 
 @pytest.mark.parametrize("after", [1, 4, 10, 11, 15, 29])
-def test_fit_that_was_interrupted_goes_on_inside_the_epoch_and_ends_with_the_same_bits(
+def test_fit_that_was_interrupted_continues_inside_the_epoch_and_ends_with_the_same_bits(
     tmp_path: Path, undisturbed: list[bytes], after: int
 ) -> None:
     state = a_state(tmp_path)
@@ -227,7 +227,7 @@ def test_an_epoch_that_was_interrupted_after_its_last_batch_is_ended_and_not_beg
     assert weights(again) == weights(undisturbed)
 
 
-def test_averages_of_weights_that_are_swapped_in_go_on(tmp_path: Path) -> None:
+def test_averages_of_weights_that_are_swapped_in_continue(tmp_path: Path) -> None:
     def training(state: Any, *others: Any) -> list[bytes]:
         fit(state, keras.callbacks.SwapEMAWeights(swap_on_epoch=True), *others)
         return weights(state)

@@ -36,7 +36,7 @@ def test_the_model_alone_is_loaded_and_the_root_left_as_it_is(root: Path, job: d
     assert files_of(LocalStorage(root)) == before
 
 
-def test_an_unbuilt_optimizer_is_built_for_the_model_and_goes_on_to_the_last_bit(
+def test_an_unbuilt_optimizer_is_built_for_the_model_and_continues_to_the_last_bit(
     root: Path, job: dict[int, Any]
 ) -> None:
     model, optimizer = network(seed=9), keras.optimizers.Adam(0.5)

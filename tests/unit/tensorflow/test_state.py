@@ -86,7 +86,7 @@ def test_dropout_is_seeded_anew_at_each_commit_and_the_same_after_a_restore() ->
     first = draws()
     state.restore()
     assert draws() == first
-    state.batch += 1  # a commit at which nothing has changed goes on with the stream
+    state.batch += 1  # a commit at which nothing has changed continues with the stream
     state.commit()
     assert draws() != first
 

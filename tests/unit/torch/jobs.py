@@ -63,8 +63,8 @@ def state_of(*components: Any) -> Any:
     return [bits(component.state_dict()) for component in components]
 
 
-def goes_on_alike(make: Callable[[], tuple[Any, ...]], step: Callable[..., None], steps: int = 2) -> None:
-    """Assert that components go on alike after a restore, and after a durable resume, to the last bit.
+def continues_alike(make: Callable[[], tuple[Any, ...]], step: Callable[..., None], steps: int = 2) -> None:
+    """Assert that components continue alike after a restore, and after a durable resume, to the last bit.
 
     Args:
         make: makes the components; the first two are a model and an optimizer.

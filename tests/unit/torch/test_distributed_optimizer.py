@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hvdrecover.errors import MismatchError
-from tests.unit.torch.jobs import goes_on_alike, joined, network, state_of
+from tests.unit.torch.jobs import continues_alike, joined, network, state_of
 
 pytestmark = pytest.mark.usefixtures("roots")
 
@@ -68,14 +68,14 @@ def step(model: torch.nn.Module, optimizer: Any) -> None:
 
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
 @pytest.mark.parametrize("options", [{}, {"groups": 1}, {"groups": 2}, {"backward_passes_per_step": 2}])
-def test_the_wrapper_goes_on_alike(optimizer: str, options: dict[str, Any]) -> None:
+def test_the_wrapper_continues_alike(optimizer: str, options: dict[str, Any]) -> None:
     def train(model: torch.nn.Module, wrapper: Any) -> None:
         wrapper.zero_grad()
         for _ in range(options.get("backward_passes_per_step", 1)):
             backward(model)
         wrapper.step()
 
-    goes_on_alike(lambda: wrapped_pair(optimizer, **options), train)
+    continues_alike(lambda: wrapped_pair(optimizer, **options), train)
 
 
 def test_the_wrapper_and_the_bare_optimizer_read_each_others_commits() -> None:
@@ -130,7 +130,7 @@ def test_restoring_forgets_unfinished_allreduces() -> None:
     wrapper.zero_grad()  # refuses while there are any
 
 
-def test_without_a_restore_the_wrapper_could_not_go_on() -> None:
+def test_without_a_restore_the_wrapper_could_not_continue() -> None:
     """Or else the tests above could not fail."""
     model, wrapper = wrapped_pair()
     backward(model)

@@ -15,7 +15,7 @@ from hvdrecover.errors import MismatchError, UnsupportedTensorError
 from hvdrecover.torch.framework import TorchFramework
 from tests.fakes.capture import capture
 from tests.fakes.root import FakeRoots
-from tests.unit.torch.jobs import URL, bits, commit_durably, goes_on_alike, joined, network, train_one_step
+from tests.unit.torch.jobs import URL, bits, commit_durably, continues_alike, joined, network, train_one_step
 
 pytestmark = pytest.mark.usefixtures("roots")
 
@@ -199,7 +199,7 @@ def test_buffers_of_batch_normalisation_go_back() -> None:
 
     model, _ = model_and_optimizer()
     assert {"1.running_mean", "1.num_batches_tracked"} <= model.state_dict().keys()
-    goes_on_alike(model_and_optimizer, train_one_step)
+    continues_alike(model_and_optimizer, train_one_step)
 
 
 class Tied(torch.nn.Module):
@@ -221,7 +221,7 @@ def test_tied_weights_stay_tied() -> None:
         model = Tied()
         return model, torch.optim.AdamW(model.parameters())
 
-    goes_on_alike(model_and_optimizer, train_one_step)
+    continues_alike(model_and_optimizer, train_one_step)
     model, optimizer = model_and_optimizer()
     joined(URL, component_0=model, component_1=optimizer)
     assert model.first.weight is model.last.weight
@@ -234,10 +234,10 @@ def test_parametrized_weights_go_back() -> None:
         torch.nn.utils.parametrizations.spectral_norm(model[2])
         return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
-    goes_on_alike(model_and_optimizer, train_one_step)
+    continues_alike(model_and_optimizer, train_one_step)
 
 
-def test_an_averaged_model_goes_on_alike() -> None:
+def test_an_averaged_model_continues_alike() -> None:
     averaging = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
 
     def components() -> tuple[Any, ...]:
@@ -251,7 +251,7 @@ def test_an_averaged_model_goes_on_alike() -> None:
         averaged.update_parameters(model)
         scheduler.step()
 
-    goes_on_alike(components, step)
+    continues_alike(components, step)
 
 
 def test_empty_and_single_tensors_of_all_kinds_go_back() -> None:

@@ -103,7 +103,7 @@ def test_the_optimizer_alone_is_loaded(url: str, job: dict[int, Any]) -> None:
     assert (state_of(model), state_of(optimizer)) == (untouched, job[3][1])
 
 
-def test_what_is_loaded_goes_on_to_the_last_bit(url: str, job: dict[int, Any]) -> None:
+def test_what_is_loaded_continues_to_the_last_bit(url: str, job: dict[int, Any]) -> None:
     model, optimizer = fresh()
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
     recover.load(url, model=model, optimizer=optimizer, scheduler=scheduler, commit=2)

@@ -10,7 +10,7 @@ import torch
 from hvdrecover.errors import MismatchError
 from hvdrecover.torch.framework import TorchFramework
 from tests.fakes.root import FakeRoots
-from tests.unit.torch.jobs import URL, bits, commit_durably, goes_on_alike, joined, network, train_one_step
+from tests.unit.torch.jobs import URL, bits, commit_durably, continues_alike, joined, network, train_one_step
 
 pytestmark = pytest.mark.usefixtures("roots")
 
@@ -39,16 +39,16 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
-def test_every_optimizer_of_torch_goes_on_alike(make: Callable[..., Any], steps: int) -> None:
+def test_every_optimizer_of_torch_continues_alike(make: Callable[..., Any], steps: int) -> None:
     def model_and_optimizer() -> tuple[Any, ...]:
         model = network()
         return model, make(model.parameters())
 
-    goes_on_alike(model_and_optimizer, train_one_step, steps)
+    continues_alike(model_and_optimizer, train_one_step, steps)
 
 
 @pytest.mark.parametrize("make", [Optimizers.SparseAdam, Optimizers.Adagrad])
-def test_optimizers_of_sparse_gradients_go_on_alike(make: Callable[..., Any]) -> None:
+def test_optimizers_of_sparse_gradients_continue_alike(make: Callable[..., Any]) -> None:
     def model_and_optimizer() -> tuple[Any, ...]:
         torch.manual_seed(0)
         model = torch.nn.Embedding(6, 2, sparse=True)
@@ -59,7 +59,7 @@ def test_optimizers_of_sparse_gradients_go_on_alike(make: Callable[..., Any]) ->
         model(torch.tensor([1, 4, 1])).square().sum().backward()
         optimizer.step()
 
-    goes_on_alike(model_and_optimizer, step)
+    continues_alike(model_and_optimizer, step)
 
 
 class WithWideMoments(torch.optim.Optimizer):
@@ -95,7 +95,7 @@ def test_state_that_is_wider_than_its_parameter_keeps_its_bits() -> None:
         model = network(dtype=torch.bfloat16)
         return model, WithWideMoments(model.parameters())
 
-    goes_on_alike(model_and_optimizer, train_one_step)
+    continues_alike(model_and_optimizer, train_one_step)
 
 
 def test_state_that_torch_itself_would_spoil_stays_what_it_is() -> None:
@@ -117,7 +117,7 @@ def test_moments_of_bfloat16_parameters_are_kept_as_torch_keeps_them() -> None:
         model = network(dtype=torch.bfloat16)
         return model, Optimizers.AdamW(model.parameters())
 
-    goes_on_alike(model_and_optimizer, train_one_step)
+    continues_alike(model_and_optimizer, train_one_step)
 
 
 def test_state_of_no_parameter_comes_back() -> None:
@@ -176,7 +176,7 @@ def test_frozen_parameters_stay_frozen_and_are_kept() -> None:
         model[0].requires_grad_(False)
         return model, Optimizers.AdamW(model.parameters())
 
-    goes_on_alike(model_and_optimizer, train_one_step)
+    continues_alike(model_and_optimizer, train_one_step)
     model, optimizer = model_and_optimizer()
     joined(URL, **{"component_0": model, "component_1": optimizer})
     assert [parameter.requires_grad for parameter in model.parameters()] == [False, False, True, True]
@@ -229,7 +229,7 @@ def test_what_other_optimizers_keep_under_torchs_names_is_their_affair() -> None
         model = network()
         return model, WithProjectedMoments(model.parameters())
 
-    goes_on_alike(model_and_optimizer, train_one_step)
+    continues_alike(model_and_optimizer, train_one_step)
 
 
 def test_an_optimizer_of_another_kind_is_named_and_left_as_it_is() -> None:
@@ -314,7 +314,7 @@ def test_a_resumed_optimizer_does_not_share_memory_with_what_is_written_next(roo
     commit_durably(state)
     state.restore()
     roots[URL].gate.clear()
-    state.commit(durable=True)  # is being written while training goes on
+    state.commit(durable=True)  # is being written while training continues
     assert roots[URL].at_the_gate.wait(20)
     expected = bits(optimizer.state_dict())
     train_one_step(model, optimizer)

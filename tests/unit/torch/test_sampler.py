@@ -109,7 +109,7 @@ def test_states_have_what_horovods_states_have() -> None:
     assert (sampler.epoch, sampler.processed_num) == (5, 3)
 
 
-def test_another_epoch_begins_anew_and_the_running_one_goes_on() -> None:
+def test_another_epoch_begins_anew_and_the_running_one_continues() -> None:
     sampler = recover.ElasticSampler(range(10))
     sampler.record_batch(0, 4)
     sampler.set_epoch(0)  # Horovod's begins the epoch anew
@@ -205,7 +205,7 @@ def test_an_epoch_is_gone_through_once_across_restores(roots: Any, loading: Load
 
 
 @pytest.mark.parametrize("loading", LOADINGS)
-def test_a_fresh_process_goes_on_where_the_last_commit_was(roots: Any, loading: Loading) -> None:
+def test_a_fresh_process_continues_where_the_last_commit_was(roots: Any, loading: Loading) -> None:
     done: list[int] = []
     for stop_after in (2, 1, 99):
         sampler = recover.ElasticSampler(Samples(14), seed=3)

@@ -13,7 +13,7 @@ import torch
 
 import hvdrecover.torch as recover
 from hvdrecover.errors import MismatchError, UnsupportedTensorError, UnsupportedValueError
-from tests.unit.torch.jobs import URL, bits, commit_durably, goes_on_alike, joined, network, train_one_step
+from tests.unit.torch.jobs import URL, bits, commit_durably, continues_alike, joined, network, train_one_step
 from tests.unit.torch.training import Killed, Training
 
 schedulers = torch.optim.lr_scheduler
@@ -48,7 +48,7 @@ def test_model_and_optimizer_may_be_missing_or_have_other_names() -> None:
     assert bits([generator.state_dict(), discriminator.state_dict()]) == before
 
 
-def test_several_modules_and_optimizers_go_on_alike(roots: Any) -> None:
+def test_several_modules_and_optimizers_continue_alike(roots: Any) -> None:
     def components() -> tuple[Any, ...]:
         return (*pair(1), *pair(2))
 
@@ -56,7 +56,7 @@ def test_several_modules_and_optimizers_go_on_alike(roots: Any) -> None:
         train_one_step(model, optimizer)
         train_one_step(other, others)
 
-    goes_on_alike(components, step)
+    continues_alike(components, step)
 
 
 def test_another_model_in_the_place_of_a_model_is_the_one_that_is_tracked() -> None:
@@ -133,7 +133,7 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS.keys())
 @pytest.mark.parametrize("rate", [0.1, "tensor"])
-def test_schedulers_go_on_alike(roots: Any, make: Callable[[Any], Any], rate: Any) -> None:
+def test_schedulers_continue_alike(roots: Any, make: Callable[[Any], Any], rate: Any) -> None:
     def components() -> tuple[Any, ...]:
         model = network()
         lr = torch.tensor(0.1) if rate == "tensor" else rate
@@ -144,10 +144,10 @@ def test_schedulers_go_on_alike(roots: Any, make: Callable[[Any], Any], rate: An
         train_one_step(model, optimizer)
         scheduler.step()
 
-    goes_on_alike(components, step)
+    continues_alike(components, step)
 
 
-def test_a_scheduler_that_watches_a_loss_goes_on_alike(roots: Any) -> None:
+def test_a_scheduler_that_watches_a_loss_continues_alike(roots: Any) -> None:
     losses = iter([3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0])
 
     def components() -> tuple[Any, ...]:
@@ -158,10 +158,10 @@ def test_a_scheduler_that_watches_a_loss_goes_on_alike(roots: Any) -> None:
         train_one_step(model, optimizer)
         scheduler.step(next(losses))
 
-    goes_on_alike(components, step)
+    continues_alike(components, step)
 
 
-def test_a_gradient_scaler_goes_on_alike(roots: Any) -> None:
+def test_a_gradient_scaler_continues_alike(roots: Any) -> None:
     def components() -> tuple[Any, ...]:
         return (*pair(), torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3))
 
@@ -171,7 +171,7 @@ def test_a_gradient_scaler_goes_on_alike(roots: Any) -> None:
         scaler.step(optimizer)
         scaler.update()
 
-    goes_on_alike(components, step)
+    continues_alike(components, step)
 
 
 class Average:
@@ -193,7 +193,7 @@ class Average:
         self.shadow, self.updates = state["shadow"], state["updates"]
 
 
-def test_a_users_own_component_that_keeps_what_it_is_given_goes_on_alike(roots: Any) -> None:
+def test_a_users_own_component_that_keeps_what_it_is_given_continues_alike(roots: Any) -> None:
     def components() -> tuple[Any, ...]:
         model, optimizer = pair()
         return model, optimizer, Average(model)
@@ -202,7 +202,7 @@ def test_a_users_own_component_that_keeps_what_it_is_given_goes_on_alike(roots: 
         train_one_step(model, optimizer)
         average.update(model)
 
-    goes_on_alike(components, step)
+    continues_alike(components, step)
 
 
 # -- commits -------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def resume_on(data: Any, changed: DataChanged = "raise") -> list[Any]:
     return on_ranks(2, body)
 
 
-def test_a_job_goes_on_with_the_same_data() -> None:
+def test_a_job_continues_with_the_same_data() -> None:
     train_on(OLD)
     rests = [[4, 6, 8, 10], [5, 7, 9, 11]]
     assert resume_on(OLD.copy()) == [(5.0, 3, 4, rest) for rest in rests]
@@ -75,7 +75,7 @@ def test_other_data_can_be_gone_on_with(caplog: pytest.LogCaptureFixture) -> Non
     caplog.set_level(logging.WARNING)
     train_on(OLD)
     assert [result[:3] for result in resume_on(NEW, "warn")] == [(5.0, 3, 4)] * 2
-    assert f"{URL}/g0001-c00000001: " in caplog.text and "; going on" in caplog.text
+    assert f"{URL}/g0001-c00000001: " in caplog.text and "; continuing" in caplog.text
 
 
 @pytest.mark.parametrize("data", [NEW, LONGER])

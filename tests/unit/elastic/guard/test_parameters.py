@@ -44,7 +44,7 @@ def guard(policy: Divergence, every: int = 1) -> Guard:
     return Guard(parameters_every_commits=every, on_divergence=policy)
 
 
-def test_ranks_in_step_go_on_whatever_each_has_of_its_own() -> None:
+def test_ranks_in_step_continue_whatever_each_has_of_its_own() -> None:
     def body(process: Process) -> Any:
         state = build(process, guard("raise"))
         state.sync()
@@ -114,7 +114,7 @@ def test_a_slot_that_a_rank_lacks_is_warned_of(caplog: pytest.LogCaptureFixture)
         state.commit()
 
     on_ranks(2, body)
-    assert "optimizer.velocity.small: missing on rank 0; F32[2] on rank 1; going on" in caplog.text
+    assert "optimizer.velocity.small: missing on rank 0; F32[2] on rank 1; continuing" in caplog.text
 
 
 @pytest.mark.parametrize(("size", "odd", "right"), [(2, 1, 0), (3, 0, 1), (4, 2, 0)])

@@ -99,7 +99,7 @@ def test_going_back_takes_back_later_steps_written_or_not(log: Log, clock: FakeC
     assert losses(tmp_path) == [(1, 1), (2, 2), (3, 13), (4, 14)]
 
 
-def test_a_later_process_goes_on_in_the_same_run(log: Log, tmp_path: Path) -> None:
+def test_a_later_process_continues_in_the_same_run(log: Log, tmp_path: Path) -> None:
     log.begin(0)
     for step in range(1, 6):
         log.row(step)["loss"] = step

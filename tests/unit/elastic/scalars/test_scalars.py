@@ -111,14 +111,14 @@ def test_steps_that_are_rolled_back_are_taken_back(script: Script) -> None:
     assert script.series(0, "loss") == [(step, 1 / step) for step in range(1, 7)]
 
 
-def test_who_takes_the_rank_of_one_that_is_lost_goes_on_in_its_run(script: Script) -> None:
+def test_who_takes_the_rank_of_one_that_is_lost_continues_in_its_run(script: Script) -> None:
     script.run(2, fail_at(0, "step", 4))
     assert script.series(1, "norm/own_gradient") == [(1, 11.0), (2, 12.0)]
     # The lost one took with it what it had not written yet.
     assert script.series(0, "norm/own_gradient") == [(3, 3.0), (4, 4.0), (5, 5.0), (6, 6.0)]
 
 
-def test_a_rank_that_is_replaced_goes_on_in_the_same_run(script: Script) -> None:
+def test_a_rank_that_is_replaced_continues_in_the_same_run(script: Script) -> None:
     script.run(2, fail_at(1, "step", 4, replacement="in_place"))
     for rank in (0, 1):
         found = script.series(rank, "loss")
@@ -132,7 +132,7 @@ def test_a_newcomer_joins_the_axis_of_the_others(script: Script) -> None:
     assert [step for step, _ in script.series(1, "loss")] == [5, 6]
 
 
-def test_a_later_start_goes_on_with_the_axis(script: Script) -> None:
+def test_a_later_start_continues_with_the_axis(script: Script) -> None:
     script.checkpoint = URL
     script.run(2, fail_at(0, "step", 4), fail_at(1, "step", 4))
     script.run(2)

@@ -154,7 +154,7 @@ def test_a_sampler_of_virtual_ranks_is_not_gone_through_without_steps() -> None:
         sampler.record_batch(0, 2)
 
 
-def test_loaders_that_know_their_place_go_on_when_shares_change() -> None:
+def test_loaders_that_know_their_place_continue_when_shares_change() -> None:
     loaders = PerRank(lambda rank, size: StatefulDataLoader(range(4), batch_size=None))
     loaders.become_virtual(SIZE, lambda: 0)
     own = Own(TorchFramework(), {"loaders": loaders}, Generators(TorchFramework(), "reseed"))
