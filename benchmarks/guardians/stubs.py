@@ -21,7 +21,7 @@ from hvdrecover.launch.link import Link
 
 _EVERY = 5.0  # seconds between reports of each guardian
 _PATIENCE = 60.0
-_PAUSE = 0.2  # seconds between faults, so that each meets a supervisor at its usual work
+_PAUSE = 0.2  # seconds between faults, so that each finds a supervisor at its usual work
 
 
 def main(count: int, seconds: float, faults: int, result: Path) -> None:

@@ -22,7 +22,7 @@ from hvdrecover.install.process import ended_by_exception
 from hvdrecover.launch.horovodrun import Options
 
 # Seconds that things may take before they count as failed.
-_MEETING = 60.0  # logging in, and starting Python
+_BEGINNING = 60.0  # logging in, and starting Python
 _QUESTION = 30.0
 _STORAGE = 120.0
 _PRODUCTS = 250.0  # as long as hosts give their own processes
@@ -120,11 +120,11 @@ class _Examination:
 
     def of_hosts(self) -> Iterator[Finding]:
         self._tell("hosts")
-        yield from self._hosts(self._meet(), [])
+        yield from self._hosts(self._gather_facts(), [])
 
     def findings(self) -> Iterator[Finding]:
         self._tell("hosts")
-        problems = self._meet()
+        problems = self._gather_facts()
         launches, sums = self._rings(any(problems.values()))
         yield from self._hosts(problems, launches)
         yield from sums
@@ -150,12 +150,12 @@ class _Examination:
 
     # -- hosts -----------------------------------------------------------------------------------------
 
-    def _meet(self) -> dict[str, str]:
+    def _gather_facts(self) -> dict[str, str]:
         """Get the facts of all hosts that answer; what is wrong with each one, or an empty string."""
         remote = [host for host in self._ranks if host not in self._local()]
         variables = handed_on()
-        self._agents.ask(dict.fromkeys(remote, (variables,)), "adopt", _MEETING)
-        answers = self._agents.ask(dict.fromkeys(self._ranks, ()), "facts", _MEETING)
+        self._agents.ask(dict.fromkeys(remote, (variables,)), "adopt", _BEGINNING)
+        answers = self._agents.ask(dict.fromkeys(self._ranks, ()), "facts", _BEGINNING)
         problems = {}
         for host, answer in answers.items():
             problems[host] = answer.problem if isinstance(answer, LaunchError) else ""

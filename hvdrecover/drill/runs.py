@@ -297,8 +297,8 @@ class Run:
 
     def _present(self) -> list[Line]:
         """Return the reports of the ranks of the last rendezvous."""
-        met = self.testimony().rendezvouses
-        pids = {line.pid: line.time for line in met[-1]} if met else {}
+        rendezvouses = self.testimony().rendezvouses
+        pids = {line.pid: line.time for line in rendezvouses[-1]} if rendezvouses else {}
         return [line for line in self._witnesses.lines if line.time >= pids.get(line.pid, float("inf"))]
 
 
@@ -321,7 +321,7 @@ def has_stepped(told: Testimony, since: float, size: int | None = None) -> bool:
     """
     if not told.rendezvouses:
         return False
-    met = told.rendezvouses[-1]
-    if size not in (None, len(met)) or min(line.time for line in met) <= since:
+    last = told.rendezvouses[-1]
+    if size not in (None, len(last)) or min(line.time for line in last) <= since:
         return False
-    return told.stepped(met) is not None
+    return told.stepped(last) is not None

@@ -182,11 +182,11 @@ class Testimony:
         """
         found: list[list[Agreed]] = []
         for line in self.agreed:
-            same = (met for met in reversed(found) if _place(met[0]) == _place(line))
-            met = next(same, None)
-            if met is None or any(line.rank == other.rank for other in met):
-                found.append(met := [])
-            met.append(line)
+            same = (ranks for ranks in reversed(found) if _place(ranks[0]) == _place(line))
+            ranks = next(same, None)
+            if ranks is None or any(line.rank == other.rank for other in ranks):
+                found.append(ranks := [])
+            ranks.append(line)
         return found
 
     def kept(self, lines: Sequence[L]) -> list[L]:
@@ -198,7 +198,7 @@ class Testimony:
         for place in range(len(self.rendezvouses) - 1, -1, -1):
             least[place] = later
             later = min(later, self.rendezvouses[place][0].commit)
-        return [line for line in lines if line.commit < least[self.meeting_of(line)]]
+        return [line for line in lines if line.commit < least[self.rendezvous_of(line)]]
 
     @cached_property
     def progress(self) -> dict[int, tuple[int, int, int]]:
@@ -225,17 +225,17 @@ class Testimony:
         """The number of the newest commit."""
         return max((line.made for line in self.commits), default=0)
 
-    def stepped(self, met: Sequence[Agreed]) -> float | None:
+    def stepped(self, rendezvous: Sequence[Agreed]) -> float | None:
         """Return when all ranks had stepped after a rendezvous; None if some have not, or are missing."""
-        if len(met) < met[0].size:
+        if len(rendezvous) < rendezvous[0].size:
             return None
-        first = [self._first_step(line) for line in met]
+        first = [self._first_step(line) for line in rendezvous]
         return None if None in first else max(filter(None, first))
 
     def stepped_again(self, since: float) -> float | None:
         """Return when all ranks had stepped after the first rendezvous since a time, if there was one."""
-        met = (met for met in self.rendezvouses if min(line.time for line in met) > since)
-        return next(filter(None, map(self.stepped, met)), None)
+        later = (each for each in self.rendezvouses if min(line.time for line in each) > since)
+        return next(filter(None, map(self.stepped, later)), None)
 
     def _first_step(self, since: Line) -> float | None:
         lines: list[Iterable[Line]] = [self.steps, self.batches]
@@ -245,7 +245,7 @@ class Testimony:
         )
         return min(filter(None, first), default=None)
 
-    def meeting_of(self, line: Line) -> int:
+    def rendezvous_of(self, line: Line) -> int:
         """The place among the rendezvous of the one that the line's process was at last."""
         places = self._places[line.pid]
         return places[max(0, bisect.bisect_right(places, line.time, key=lambda each: each[0]) - 1)][1]
@@ -254,8 +254,8 @@ class Testimony:
     def _places(self) -> dict[int, list[tuple[float, int]]]:
         """Process to the times of its rendezvous, and their places."""
         places: dict[int, list[tuple[float, int]]] = {}
-        for place, met in enumerate(self.rendezvouses):
-            for line in met:
+        for place, rendezvous in enumerate(self.rendezvouses):
+            for line in rendezvous:
                 places.setdefault(line.pid, []).append((line.time, place))
         return {pid: sorted(each) for pid, each in places.items()}
 

@@ -80,7 +80,7 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
         try:
             if reason is not None:
                 _rendezvous(recovery, reason, steps)
-                rollbacks.met()
+                rollbacks.rejoined()
                 state.on_reset()
             if context.config.elastic:
                 rollbacks.compare()

@@ -91,8 +91,8 @@ class Live:
         report = self._summary()
         clocks, newest = report.clocks, self._newest
         begins = [first - clocks.get(host, 0.0) for host, (first, _) in self._spans.items()]
-        met, durable = newest.get("sync", clocks), newest.get("durable", clocks)
-        agreement = met and Agreement(met[0], *met[1])
+        agreed, durable = newest.get("sync", clocks), newest.get("durable", clocks)
+        agreement = agreed and Agreement(agreed[0], *agreed[1])
         return Status(
             begin=report.begin if report.starts else min(begins),
             last=max(last - clocks.get(host, 0.0) for host, (_, last) in self._spans.items()),
@@ -191,7 +191,7 @@ class Live:
     def _activity(self, report: Report) -> str:
         if report.ending.outcome != "open":
             return report.ending.outcome
-        met, started = (self._newest.get(kind, report.clocks) for kind in ("sync", "start"))
-        if met is None or (started is not None and met[0] < started[0]):
+        agreed, started = (self._newest.get(kind, report.clocks) for kind in ("sync", "start"))
+        if agreed is None or (started is not None and agreed[0] < started[0]):
             return "starting"
         return "recovering" if report.faults and report.faults[-1].recovery is None else "training"

@@ -101,7 +101,7 @@ def group(stints: Iterable[Stint]) -> list[Rendezvous]:
         if not (same and _fits(stint, same[-1])):
             same.append([])
         same[-1].append(stint)
-    found = [Rendezvous(*place, tuple(met)) for place, all_met in rendezvouses.items() for met in all_met]
+    found = [Rendezvous(*place, tuple(ranks)) for place, those in rendezvouses.items() for ranks in those]
     return sorted(found, key=lambda rendezvous: rendezvous.began)
 
 
@@ -130,7 +130,7 @@ def broken_by(fault: Event, rendezvouses: Sequence[Rendezvous]) -> int:
     return next((place for place in places if rendezvouses[place].agreed <= since), -1)
 
 
-def _fits(stint: Stint, met: Sequence[Stint]) -> bool:
+def _fits(stint: Stint, others: Sequence[Stint]) -> bool:
     begun = stint.sync.time - (stint.sync.number("seconds") or 0.0)
-    together = begun <= min(other.sync.time for other in met) + TOLERANCE
-    return together and all(other.sync.rank != stint.sync.rank for other in met)
+    together = begun <= min(other.sync.time for other in others) + TOLERANCE
+    return together and all(other.sync.rank != stint.sync.rank for other in others)

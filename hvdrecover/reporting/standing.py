@@ -47,10 +47,10 @@ def changes(before: Status, after: Status) -> list[str]:
         lines.append(f"the job is started ({after.starts} so far)")
     lines += [f"fault: {the_fault(fault)}" for fault in _more(before.faults, after.faults)]
     lines += [f"given up: {reason}" for reason in after.given_up[len(before.given_up) :]]
-    met = after.agreement
-    if met is not None and met != before.agreement:
-        ranks = _count(met.ranks, "rank")
-        lines.append(f"{ranks} agreed in generation {met.generation} to resume from commit {met.commit}")
+    new = after.agreement
+    if new is not None and new != before.agreement:
+        ranks = _count(new.ranks, "rank")
+        lines.append(f"{ranks} agreed in generation {new.generation} to resume from commit {new.commit}")
     for fault in _more(_recovered(before), _recovered(after)):
         seconds = words.duration(fault.recovery.seconds if fault.recovery else None)
         lines.append(f"recovered in {seconds} from: {the_fault(fault)}")

@@ -81,7 +81,7 @@ class _Steps:
     def _synchronized(self) -> None:
         self._scalars.waiting()
         self._synchronize()
-        self._scalars.met()
+        self._scalars.arrived()
         if self._averages:
             averages = [each.grad for each in parameters_of(self._optimizer) if each.grad is not None]
             # All at once; but those whose squares may be too large for them, or that are in pieces, alone.

@@ -1,7 +1,7 @@
 """A Horovod job without Horovod: every rank is a thread, and faults are data.
 
 `FakeJob` starts the ranks and stands for the elastic driver; each rank has a `FakeWorld`, through which it
-meets the others and communicates. Nothing can hang: a rank that waits too long, or for ranks that do
+takes part in rendezvous and communicates. Nothing can hang: a rank that waits too long, or for ranks that do
 something else, fails the test with a message that says who is where.
 """
 
@@ -22,7 +22,7 @@ from hvdrecover.elastic.lifecycle.leaving import Preempted
 from hvdrecover.errors import RemovedError, RendezvousError
 
 HANG_SECONDS = 20.0  # far more than any rank ever needs
-MEETING = "rendezvous"  # where ranks come to that meet again; for faults
+AT_RENDEZVOUS = "rendezvous"  # any but a process's first; for faults
 
 Action = Literal["kill", "kill_after", "kill_all", "cut", "change"]
 Replacement = Literal["none", "in_place", "appended"]
@@ -41,8 +41,8 @@ class Fault:
 
     Attributes:
         rank: the rank that it happens to.
-        collective: how the collective's name begins; or `MEETING`, where a rank that is killed leaves the
-            others with a rendezvous that has failed.
+        collective: how the collective's name begins; or `AT_RENDEZVOUS`, where a rank that is killed leaves
+            the others with a rendezvous that has failed.
         nth: at which of that rank's visits it happens, counted from 1.
         action: ``kill`` ends the rank before the collective and ``kill_after`` after it has come through;
             ``kill_all`` ends all ranks; ``cut`` lets the collective come through on the others only;
@@ -72,7 +72,7 @@ class Fault:
         """Count a visit; return whether the fault happens now."""
         if self.fired or rank != self.rank or not name.startswith(self.collective):
             return False
-        if (name == MEETING) != (self.collective == MEETING):
+        if (name == AT_RENDEZVOUS) != (self.collective == AT_RENDEZVOUS):
             return False
         self.visits += 1
         self.fired = self.visits == self.nth
@@ -110,7 +110,7 @@ class _Slot:
 
 @dataclass
 class _Ring:
-    """The ranks that have met."""
+    """The ranks of a rendezvous."""
 
     members: list[FakeWorld]
     slots: dict[int, _Slot] = field(default_factory=dict)
@@ -147,7 +147,7 @@ class FakeWorld:
         status: how it is.
         told: where to tell of changes of hosts: ``state.on_hosts_updated``.
         visits: how many collectives it has come to.
-        rendezvouses: how often it has met the others.
+        rendezvouses: how many it has taken part in.
         allowed: how long its collectives may wait for a rank, each time that this was changed.
     """
 
@@ -183,9 +183,9 @@ class FakeWorld:
                 raise RuntimeError("init() without a shutdown() before it")
             self._where = "init()"
             if self.rendezvouses:
-                self._meet_faults(MEETING)
+                self._let_faults_happen(AT_RENDEZVOUS)
             if not self._refused:
-                self.job.meet()
+                self.job.rendezvous()
             self._wait(lambda: self._ring is not None or self._leaving or self._refused)
             if self._leaving:
                 self._end("left")
@@ -240,7 +240,7 @@ class FakeWorld:
         """A point that is no collective, for faults to happen at."""
         with self.job.condition:
             self._present()
-            self._meet_faults(name)
+            self._let_faults_happen(name)
 
     def await_loss(self) -> None:
         """Wait until another rank is lost."""
@@ -273,7 +273,7 @@ class FakeWorld:
             ring = self._present()
             self._where = f"{signature[0]} '{name}'"
             self.visits += 1
-            cut, end = self._meet_faults(name)
+            cut, end = self._let_faults_happen(name)
             if ring.broken:
                 raise HorovodInternalError(f"{name}: a rank was lost")
             slot = ring.slots.setdefault(self._position, _Slot((*signature, name), name))
@@ -301,7 +301,7 @@ class FakeWorld:
             self._where = "its own code"
             return [slot.entries[rank] for rank in range(len(ring.members))]
 
-    def _meet_faults(self, name: str) -> tuple[bool, Fault | None]:
+    def _let_faults_happen(self, name: str) -> tuple[bool, Fault | None]:
         """Let faults happen; return whether to be cut off, and the fault that kills after the collective."""
         self.check_alive()
         cut, end = False, None
@@ -355,7 +355,7 @@ class FakeWorld:
             self._where = "the past"
             if status != "returned":
                 self._break_ring()
-            self.job.meet()
+            self.job.rendezvous()
             self.job.condition.notify_all()
 
     def describe(self) -> str:
@@ -418,8 +418,8 @@ class FakeJob:
 
     # -- called by the ranks, which hold the condition -------------------------------------------------------
 
-    def meet(self) -> None:
-        """Let the ranks meet if all that are there are waiting for it."""
+    def rendezvous(self) -> None:
+        """Connect the ranks if all that are there are waiting for it."""
         there = [member for member in self._members if member.status == "runs" and not member._leaving]
         if self.failure is not None or any(member._ring is not None for member in there):
             return

@@ -43,7 +43,7 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int =
 
 
 def joined(checkpoint: recover.Checkpoint | str | None = None, **attributes: Any) -> recover.TorchState:
-    """A state that has met the other ranks, of which there are none."""
+    """The state of a rank that is alone, after its rendezvous."""
     state = recover.TorchState(checkpoint=checkpoint, **attributes)
     state.sync()
     return state

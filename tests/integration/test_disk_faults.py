@@ -233,7 +233,7 @@ def test_the_writer_never_raises_while_the_disk_is_broken(tmp_path: Path) -> Non
     assert check_opens(tmp_path, CommitId(1, 1)) == CommitId(1, 1)
 
 
-# -- a writer that meets them -----------------------------------------------------------------------------
+# -- a writer that suffers them ---------------------------------------------------------------------------
 
 Heard = Callable[[str], dict[str, Any]]
 

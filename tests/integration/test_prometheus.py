@@ -97,7 +97,7 @@ def scraping(target: str, folder: Path) -> Iterator[Prometheus]:
 def test_prometheus_scrapes_a_run_to_its_end(tmp_path: Path) -> None:
     run = Run(tmp_path / "events", begin=time.time() - 200.0)
     run.tell(0, "start", "node-1", 5, attempt=1, command=["python", "train.py"])
-    run.meet(4, TWO, 1, 0, "initial")
+    run.rendezvous(4, TWO, 1, 0, "initial")
     run.commit(TWO, 1, {1: 14, 2: 24})
     run.tell(25, "durable", pid=10, generation=1, commit=2, bytes=1000, seconds=0.5)
     command = [sys.executable, "-m", "hvdrecover", "report", str(tmp_path / "events"), "--watch"]
@@ -120,7 +120,7 @@ def test_prometheus_scrapes_a_run_to_its_end(tmp_path: Path) -> None:
 
             run.fault(100, "crash", host="node-2", rank=1, commit=[1, 2], steps=4)
             run.reset(100.1, {0: TWO[0]}, steps=4)
-            run.meet(100.2, REPLACED, 2, 2)
+            run.rendezvous(100.2, REPLACED, 2, 2)
             run.step(100.3, REPLACED, 2, 2)
             run.commit(REPLACED, 2, {3: 110})
             wait_until(lambda: prometheus.values("hvdrecover_recovery_seconds_count") == [1.0], PATIENCE)

@@ -207,7 +207,7 @@ def test_who_cannot_see_it_is_told(tab: Browser, page: Path) -> None:
 
 def without_faults(run: Run) -> None:
     ranks: Ranks = {0: ("node-1", 10)}
-    run.meet(4, ranks, 1, 0, "initial")
+    run.rendezvous(4, ranks, 1, 0, "initial")
     run.commit(ranks, 1, {1: 9, 2: 14})
 
 
@@ -219,20 +219,20 @@ def many_ranks(run: Run) -> None:
     """With a clock that is wrong, and more faults than have room for their names."""
     ranks: Ranks = {rank: (f"node-{rank // 8}.cluster.example.org", 100 + rank) for rank in range(64)}
     run.tell(0, "start", pid=5, attempt=1, command=["python"])
-    run.meet(4, ranks, 1, 0, "initial")
+    run.rendezvous(4, ranks, 1, 0, "initial")
     for generation in range(1, 30):
         time = 100 * generation
         run.commit(ranks, generation, {4 * generation + each: time - 40 + 10 * each for each in range(4)})
         host = ranks[generation][0]
         run.fault(time, "out_of_memory", host, generation, commit=[generation, 4 * generation + 3])
-        run.meet(time + 5, ranks, generation + 1, 4 * generation + 3)
+        run.rendezvous(time + 5, ranks, generation + 1, 4 * generation + 3)
         run.step(time + 6, ranks, generation + 1, 4 * generation + 3)
 
 
 def hostile(run: Run) -> None:
     ranks: Ranks = {0: (f"{HOSTILE[8:36]}\u202e".replace("/", ""), 10)}
     run.tell(0, "start", HOSTILE[:7].strip("</"), pid=5, attempt=1, command=["python"])
-    run.meet(4, ranks, 1, 0, "initial")
+    run.rendezvous(4, ranks, 1, 0, "initial")
     run.commit(ranks, 1, {1: 9, 2: 14})
     run.fault(20, HOSTILE, detail=f"{HOSTILE}\x00\ud800")
     run.tell(30, "gave_up", pid=5, scope="job", reason=HOSTILE)

@@ -14,12 +14,12 @@ from tests.integration.test_kill_and_resume import assert_each_sample_once
 # Pairs: the first fault, and what strikes while it is being repaired.
 PAIRS = [
     ("kill step 1 4", "kill reset 0 0"),  # the survivor, before it parts
-    ("kill step 1 9", "kill rendezvous 0 0"),  # the survivor, before it meets the restarted one
+    ("kill step 1 9", "kill rendezvous 0 0"),  # the survivor, before the rendezvous with the restarted one
     ("kill step 0 14", "kill-soon rendezvous 1 0"),  # the survivor, while it waits at the rendezvous
     ("kill step 1 19", "abort rendezvous 0 0"),  # the survivor, by an exception in Gloo
     ("kill step 1 24", "kill agree 0 0"),  # the survivor, whose memory all would resume from
     ("kill step 1 29", "kill start -1 0"),  # the restarted one, as it starts
-    ("kill step 1 34", "kill-late start -1 0"),  # the restarted one, as it meets the others
+    ("kill step 1 34", "kill-late start -1 0"),  # the restarted one, at its rendezvous
     ("kill step 0 39", "kill sync 1 0"),  # the survivor, as it sends its memory to the restarted one
     ("kill step 1 44", "kill agree 1 0"),  # the restarted one, as all agree
     ("kill step 0 47", "kill reset 1 0"),  # all, so that the durable commit is read ...

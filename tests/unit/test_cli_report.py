@@ -121,7 +121,7 @@ def test_a_report_as_json(document):
 
 def test_a_run_without_faults_says_so(run, document):
     made = Run(Path("events"))
-    made.meet(4, TWO, 1, 0, "initial")
+    made.rendezvous(4, TWO, 1, 0, "initial")
     made.commit(TWO, 1, {1: 9, 2: 14})
     output = run("events")[1]
     assert output.endswith("\n\nno faults\n")
@@ -143,7 +143,7 @@ def test_a_run_that_is_under_way_says_so(run, document):
 def test_how_a_run_was_given_up_and_what_was_corrected_is_said(run, document):
     made = example(Path("events"), {"node-2": 90.0})
     made.tell(200, "start", pid=5, attempt=2, command=[])
-    made.meet(201, {0: ("node-1", 50)}, 4, 8, "durable")
+    made.rendezvous(201, {0: ("node-1", 50)}, 4, 8, "durable")
     made.tell(202, "gave_up", pid=5, scope="job", reason="no restarts left")
     made.tell(203, "end", pid=5, code=3, reason="gave up")
     output = run("events")[1]

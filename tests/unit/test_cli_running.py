@@ -42,7 +42,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setenv("HVDRECOVER_EVENTS", str(tmp_path / "events"))
     run = Run(tmp_path / "events")
     run.tell(0, "start", pid=5, attempt=1, command=["python", "train.py"])
-    run.meet(1, TWO, 1, 0, "initial")
+    run.rendezvous(1, TWO, 1, 0, "initial")
     run.commit(TWO, 1, {1: 2, 2: 3})
     run.tell(3, "durable", rank=0, generation=1, commit=1, bytes=10, seconds=0.5)
     run.tell(4, "standby", pid=9, slot=0, ready=True)

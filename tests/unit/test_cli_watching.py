@@ -125,9 +125,9 @@ def test_a_run_is_followed_from_before_its_first_event_until_its_end():
     last, clock = follow(
         [view],
         lambda: run.tell(0, "start", pid=5, attempt=1, command=[]),
-        lambda: run.meet(4, TWO, 1, 0, "initial"),
+        lambda: run.rendezvous(4, TWO, 1, 0, "initial"),
         lambda: run.fault(9, commit=[1, 0]),
-        lambda: (run.meet(12, REPLACED, 2, 0), run.step(13, REPLACED, 2, 0)),
+        lambda: (run.rendezvous(12, REPLACED, 2, 0), run.step(13, REPLACED, 2, 0)),
         lambda: run.finish(15, REPLACED, 2, 0),
         lambda: run.tell(16, "end", pid=5, code=0, reason="finished"),
     )
@@ -140,7 +140,7 @@ def test_a_run_is_followed_from_before_its_first_event_until_its_end():
 def test_a_finished_run_whose_supervisor_is_lost_is_left_after_a_while():
     run = Run(Path("events"))
     run.tell(0, "start", pid=5, attempt=1, command=[])
-    run.meet(1, TWO, 1, 0)
+    run.rendezvous(1, TWO, 1, 0)
     last, clock = follow([Shown()], lambda: run.finish(2, TWO, 1, 0))
     assert not last.over
     assert watching._GRACE < clock.seconds - BEGIN < watching._GRACE + 5
@@ -162,12 +162,12 @@ def test_lines_tell_what_changes(capsys):
     error = {**PLACES, "error": "disk \x1b[31mfull", "age": 1.0, "attempt": 1}
     follow(
         [Lines()],
-        lambda: run.meet(4, TWO, 1, 0, "initial"),
+        lambda: run.rendezvous(4, TWO, 1, 0, "initial"),
         lambda: run.commit(TWO, 1, {1: 5}),
         lambda: (run.commit(TWO, 1, {2: 7}), run.tell(8, "outage", **error)),
         lambda: run.tell(9, "durable", **PLACES, bytes=1, seconds=0.1),
         lambda: run.fault(10, host="node-2", rank=1, commit=[1, 2], detail="killed by SIGKILL"),
-        lambda: (run.meet(12, REPLACED, 2, 2), run.step(13, REPLACED, 2, 2)),
+        lambda: (run.rendezvous(12, REPLACED, 2, 2), run.step(13, REPLACED, 2, 2)),
         lambda: run.tell(14, "gave_up", pid=5, scope="job", reason="no restarts left"),
         lambda: run.tell(16, "end", pid=5, code=3, reason="gave up"),
     )
@@ -190,7 +190,7 @@ def test_lines_tell_what_changes(capsys):
 
 def test_mere_progress_is_told_from_time_to_time(capsys):
     run = Run(Path("events"))
-    run.meet(0, TWO, 1, 0)
+    run.rendezvous(0, TWO, 1, 0)
     commits = [lambda commit=commit: run.commit(TWO, 1, {commit: commit}) for commit in range(1, 121)]
     follow([Lines()], *commits, lambda: run.finish(121, TWO, 1, 120))
     told = re.findall(r"(?<=\d )commit (\d+) in", capsys.readouterr().out)
@@ -210,7 +210,7 @@ def test_a_terminal_shows_the_numbers_and_the_last_faults(width):
 
 
 def test_ctrl_c_ends_it_as_it_ends_other_commands():
-    Run(Path("events")).meet(1, TWO, 1, 0)
+    Run(Path("events")).rendezvous(1, TWO, 1, 0)
     command = [sys.executable, "-m", "hvdrecover", "report", "events", "--watch"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert " state: training" in process.stdout.readline()
@@ -235,7 +235,7 @@ def test_metrics_are_written_while_a_run_is_watched(report):
 
 def test_metrics_are_served_while_a_run_is_watched():
     run = Run(Path("events"))
-    run.meet(1, TWO, 1, 0)
+    run.rendezvous(1, TWO, 1, 0)
     command = [
         sys.executable,
         "-m",
@@ -278,7 +278,7 @@ def test_a_file_of_metrics_is_written_when_something_changes_and_from_time_to_ti
         view.show(live.status(), "")
         return file.exists()
 
-    run.meet(1, TWO, 1, 0)
+    run.rendezvous(1, TWO, 1, 0)
     assert is_written_at_a_look()
     assert not is_written_at_a_look()
     run.commit(TWO, 1, {1: 2})
@@ -290,7 +290,7 @@ def test_a_file_of_metrics_is_written_when_something_changes_and_from_time_to_ti
 
 
 def test_a_file_of_metrics_that_can_be_written_no_more_is_told_once_and_tried_again(capsys):
-    Run(Path("events")).meet(1, TWO, 1, 0)
+    Run(Path("events")).rendezvous(1, TWO, 1, 0)
     clock, folder = FakeClock(), Path("metrics")
     live = Live()
     for path, event in Follower(Path("events")).look():

@@ -108,7 +108,7 @@ def replaced(mine: Own, pairs: Iterable[tuple[Made, Made]]) -> RankLocal:
 def _set_anew(clean: Testimony, drilled: Testimony) -> set[str]:
     """Attributes whose values are changed between a recovery and the first step, and not undisturbed."""
     usual = {name for line in clean.changed for name in line.values}
-    lines = (line for line in drilled.changed if drilled.meeting_of(line) > 0)
+    lines = (line for line in drilled.changed if drilled.rendezvous_of(line) > 0)
     return {name for line in lines for name in line.values} - usual
 
 

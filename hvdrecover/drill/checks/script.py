@@ -143,7 +143,7 @@ def weights(clean: Testimony, drilled: Testimony, *, explained: bool) -> list[Fi
     for same, line in _pairs(clean, drilled):
         if line.rank != 0:
             continue
-        found, before = differences.of(same, line), drilled.meeting_of(line) == 0
+        found, before = differences.of(same, line), drilled.rendezvous_of(line) == 0
         if words := differences.in_words(found if before else own.rest_of(found), same):
             message = f"commit {line.made} is not that of the undisturbed run, as commit {last} still was: "
             words += [_DEPENDS.format(replaced)] if replaced else []
@@ -157,7 +157,7 @@ def weights(clean: Testimony, drilled: Testimony, *, explained: bool) -> list[Fi
 
 def replaced(clean: Testimony, drilled: Testimony) -> RankLocal:
     """Rank-local state that a recovery has replaced by another rank's, on any rank."""
-    pairs = (pair for pair in _pairs(clean, drilled) if drilled.meeting_of(pair[1]) > 0)
+    pairs = (pair for pair in _pairs(clean, drilled) if drilled.rendezvous_of(pair[1]) > 0)
     return rank_local.replaced(rank_local.own(clean, drilled), pairs)
 
 

@@ -192,7 +192,7 @@ class Rollbacks:
         faults = mine.faults + 1
         self._account = replace(mine, faults=faults, reached=reached.changes, done=reached.steps)
 
-    def met(self) -> None:
+    def rejoined(self) -> None:
         """Note the end of a rendezvous."""
         if self._first is not None:
             age = math.ceil((self._clock.monotonic() - self._first.time) * 1000)

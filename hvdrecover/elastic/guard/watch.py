@@ -66,12 +66,12 @@ class Watch(Voter):
         if moment.elected is None:
             return None
         try:
-            self._meet(moment, table)
+            self._compare(moment, table)
         except (StructureError, DivergedError) as error:
             return error
         return None
 
-    def _meet(self, moment: Moment, table: Table) -> None:
+    def _compare(self, moment: Moment, table: Table) -> None:
         election, held = moment.elected, moment.held
         assert election is not None
         self._compare_structures(alike=bool((table[:, :2] == table[0, :2]).all()))

@@ -64,9 +64,9 @@ class Scalars(Observer, Kept):
         """This rank begins to wait for gradients of the others."""
         self._times.waiting()
 
-    def met(self) -> None:
+    def arrived(self) -> None:
         """The gradients of all are there."""
-        self._times.met()
+        self._times.arrived()
 
     def waited(self, seconds: float) -> None:
         """A graph, which sets no marks, has waited for gradients of the others for so long."""

@@ -63,7 +63,7 @@ class Times:
         if self._waiting is None:
             self._waiting = self._clock.monotonic()
 
-    def met(self) -> None:
+    def arrived(self) -> None:
         """The others are there."""
         if self._waiting is not None:
             self.waited(self._clock.monotonic() - self._waiting)

@@ -14,14 +14,14 @@ from hvdrecover.errors import EditError
 from hvdrecover.install.edits.edit import Edit
 from hvdrecover.install.edits.launcher import LAUNCHER
 from hvdrecover.install.edits.lost_peer import LOST_PEER
-from hvdrecover.install.edits.meeting import MEETING
 from hvdrecover.install.edits.native import NATIVE
+from hvdrecover.install.edits.rendezvous import RENDEZVOUS
 from hvdrecover.install.edits.shutdown import SHUTDOWN
 from hvdrecover.install.edits.torch_wait import TORCH_WAIT
 
 __all__ = ["EDITS", "Edit", "apply", "digest"]
 
-EDITS = (*NATIVE, *SHUTDOWN, *LOST_PEER, *TORCH_WAIT, *LAUNCHER, *MEETING)
+EDITS = (*NATIVE, *SHUTDOWN, *LOST_PEER, *TORCH_WAIT, *LAUNCHER, *RENDEZVOUS)
 
 
 def digest(edits: Iterable[Edit]) -> str:

@@ -104,7 +104,7 @@ NATIVE: tuple[Edit, ...] = (
         why="after hvd.shutdown() the sockets and two threads that wake every 10 ms would stay",
     ),
     Edit(
-        name="first-meeting",
+        name="first-rendezvous",
         file="horovod/common/gloo/gloo_context.cc",
         old=(
             "  ctx = Rendezvous(HOROVOD_GLOO_GLOBAL_PREFIX,\n"

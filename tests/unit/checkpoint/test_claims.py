@@ -48,7 +48,7 @@ def test_the_error_names_the_job_that_has_replaced_this_one(root):
     assert caught.value.by in str(caught.value)
 
 
-def test_a_later_meeting_of_the_same_job_replaces_no_job(root):
+def test_a_later_rendezvous_of_the_same_job_replaces_no_job(root):
     left_behind, rank_0 = claims_at(root, "job"), claims_at(root, "job")
     left_behind.take_after(0)
     rank_0.take(2)

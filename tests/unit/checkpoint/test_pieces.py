@@ -18,13 +18,13 @@ def test_pieces_come_in_order_with_what_was_returned_for_each(nbytes, at_once):
 
 
 def test_so_many_are_under_way_at_a_time_and_no_more():
-    meet, under_way, most = threading.Barrier(3), [], []
+    barrier, under_way, most = threading.Barrier(3), [], []
 
     def transfer(piece, start):
         under_way.append(start)
-        meet.wait(30)  # breaks unless three come here
+        barrier.wait(30)  # breaks unless three come here
         most.append(len(under_way))
-        meet.wait(30)
+        barrier.wait(30)
         under_way.remove(start)
 
     assert len(list(transferred(np.zeros(90, dtype=np.uint8), 10, 3, transfer))) == 9

@@ -411,7 +411,7 @@ class _Broken(logging.Handler):
 
 @pytest.fixture
 def broken_off(monkeypatch):
-    """What threads have met that nobody has handled, while no line can be logged."""
+    """The errors of threads that nobody has handled, while no line can be logged."""
     told = []
     monkeypatch.setattr(threading, "excepthook", lambda args: told.append(args.exc_value))
     handler = _Broken()

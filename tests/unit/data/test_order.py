@@ -107,9 +107,9 @@ class Job:
         self.report = {"epoch": 0, "padding": 0, "dropped": 0}
         self.committed, self.pending = [], []
         self.state = json.dumps(self.make().state_dict())
-        self.meet(size)
+        self.rendezvous(size)
 
-    def meet(self, size):
+    def rendezvous(self, size):
         """Ranks that know nothing but the committed state take their places and begin."""
         self.pending = []
         self.orders = [self.make() for _ in range(size)]
@@ -141,7 +141,7 @@ class Job:
     def resize(self, size):
         """Hosts come or go without a loss: what is done is kept."""
         self.commit()
-        self.meet(size)
+        self.rendezvous(size)
 
     @property
     def over(self):
@@ -169,7 +169,7 @@ def test_every_sample_is_in_exactly_one_committed_batch(length, size, shuffle, e
         elif event == "commit":
             job.commit()
         elif event == "kill":
-            job.meet(number)
+            job.rendezvous(number)
         elif event == "resize":
             job.resize(number)
     while not job.over:
@@ -189,7 +189,7 @@ def test_a_resumed_epoch_continues_where_the_committed_one_stopped():
         job.step(3)
         job.commit()
     killed.step(3)
-    killed.meet(2)
+    killed.rendezvous(2)
     assert killed.left == undisturbed.left
 
 

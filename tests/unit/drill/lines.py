@@ -19,7 +19,7 @@ class Story:
         self._pids = list(range(size))
         self._steps = 0
 
-    def meet(self, generation: int, commit: int, *restarted: int, size: int | None = None) -> Story:
+    def rendezvous(self, generation: int, commit: int, *restarted: int, size: int | None = None) -> Story:
         """The ranks agree on a commit; those that were restarted have new processes."""
         self._size = size or self._size
         self._at = (generation, commit)

@@ -13,10 +13,10 @@ COMMITS = 20
 
 def run(last: float, size: int = 2, noise: float = 0.0) -> Testimony:
     """A run whose losses fall; in its second half it may have another number of ranks."""
-    story = Story().meet(1, 0)
+    story = Story().rendezvous(1, 0)
     for number in range(1, COMMITS + 1):
         if number == COMMITS // 2 + 1:
-            story.meet(2, number - 1, size=size)
+            story.rendezvous(2, number - 1, size=size)
         falling = last + max(0, 16 - number)
         story.step().commit(loss=falling + noise * (-1) ** number)
     return story.told
@@ -52,7 +52,10 @@ def test_losses_that_scatter_widely_excuse_no_worse_mean(spread: float) -> None:
 
 
 def test_what_can_not_be_compared_is_told_with_its_remedy() -> None:
-    told, silent = run(1.0, 1), Story().meet(1, 0).step().commit().meet(2, 1, size=1).step().commit().told
+    told, silent = (
+        run(1.0, 1),
+        Story().rendezvous(1, 0).step().commit().rendezvous(2, 1, size=1).step().commit().told,
+    )
     assert losses.unproven(run(1.0), told, ended=True) == ""
     assert losses.unproven(run(1.0), run(2.0), ended=False) == ""
     assert "--duration" in losses.unproven(run(1.0), told, ended=False)

@@ -22,7 +22,7 @@ def own(commit: int, ranks: tuple[int, int] = (0, 1)) -> list[Row]:
 
 
 def clean(make: Callable[[int], list[Row]] = own, size: int = 2) -> Story:
-    story = Story(size).meet(1, 0)
+    story = Story(size).rendezvous(1, 0)
     for commit in range(1, 5):
         story.step().commit(own=make(commit))
     return story
@@ -30,10 +30,10 @@ def clean(make: Callable[[int], list[Row]] = own, size: int = 2) -> Story:
 
 def disturbed(ranks: tuple[int, int], *, early: tuple[int, int] = (0, 1)) -> Story:
     """Rank 0 was killed after two commits, and both have resumed from what these ranks had."""
-    story = Story().meet(2, 0)
+    story = Story().rendezvous(2, 0)
     for commit in (1, 2):
         story.step().commit(own=own(commit, early))
-    story.meet(3, 2, 0)
+    story.rendezvous(3, 2, 0)
     return story.step().commit(own=own(3, ranks)).step().commit(own=own(4, ranks))
 
 
@@ -64,10 +64,10 @@ def test_nothing_is_said_where_all_ranks_have_their_own_again() -> None:
     ],
 )
 def test_a_bug_beside_it_is_still_caught(bug: dict[str, Any], words: str) -> None:
-    story = Story().meet(2, 0)
+    story = Story().rendezvous(2, 0)
     for commit in (1, 2):
         story.step().commit(own=own(commit))
-    story.meet(3, 2, 0).step().commit(**{"own": own(3, (1, 1)), **bug})
+    story.rendezvous(3, 2, 0).step().commit(**{"own": own(3, (1, 1)), **bug})
     (found,) = script.weights(clean().told, story.told, explained=False)
     assert found.rule is rules.WEIGHTS
     assert "commit 3 is not that" in found.message and words in found.message
@@ -75,7 +75,7 @@ def test_a_bug_beside_it_is_still_caught(bug: dict[str, Any], words: str) -> Non
 
 
 def test_what_may_follow_from_it_is_told_with_that_cause() -> None:
-    story = Story().meet(2, 0).step().commit(own=own(1)).meet(3, 1, 0)
+    story = Story().rendezvous(2, 0).step().commit(own=own(1)).rendezvous(3, 1, 0)
     story.step().commit(own=own(2, (1, 1))).step().commit("other", own=own(3, (1, 1)))
     (found,) = script.weights(clean().told, story.told, explained=False)
     assert found.rule is rules.WEIGHTS
@@ -86,12 +86,12 @@ def test_what_may_follow_from_it_is_told_with_that_cause() -> None:
 @pytest.mark.parametrize(("usual", "found"), [(False, [rules.WEIGHTS]), (True, [])])
 def test_a_list_that_the_script_sets_anew_after_a_recovery_is_its_own_fault(usual: bool, found: Any) -> None:
     before = {"losses": [[2, 10], []]}
-    expected = Story().meet(1, 0).changed(values=before if usual else {})
-    story = Story().meet(2, 0)
+    expected = Story().rendezvous(1, 0).changed(values=before if usual else {})
+    story = Story().rendezvous(2, 0)
     for commit in (1, 2, 3):
         expected.step().commit(own=own(commit))
         story.step().commit(own=own(commit)) if commit < 3 else None
-    story.meet(3, 2, 0).changed(values=before).step()
+    story.rendezvous(3, 2, 0).changed(values=before).step()
     story.commit(own=[{**each, "losses": [3]} for each in own(3, (1, 1))])
     findings = script.weights(expected.told, story.told, explained=False)
     assert [each.rule for each in findings] == found
@@ -126,7 +126,7 @@ def test_weights_that_differ_between_the_ranks_are_not_rank_local() -> None:
 
 def test_tensors_and_lists_of_other_lengths_are_covered_up_to_their_attribute() -> None:
     def plain(commit: int) -> Story:
-        story = Story().meet(1, 0).step()
+        story = Story().rendezvous(1, 0).step()
         return story.commit(values={"a": [0]}, own=[{"b": [1]}, {"b": [1, 2]}])
 
     mine = rank_local.own(plain(1).told)

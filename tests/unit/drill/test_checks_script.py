@@ -10,7 +10,7 @@ from tests.unit.drill.lines import Story
 
 
 def clean() -> Story:
-    story = Story().meet(1, 0)
+    story = Story().rendezvous(1, 0)
     for number in range(6):
         story.step(samples=(4 * number, 4 * number + 1), at=4 * number)
         story.step(samples=(4 * number + 2, 4 * number + 3), at=4 * number + 2).commit()
@@ -19,12 +19,12 @@ def clean() -> Story:
 
 def disturbed(again: int = 2) -> Story:
     """Killed after two commits and a step, and resumed from one of them."""
-    story = Story().meet(2, 0)
+    story = Story().rendezvous(2, 0)
     for number in range(2):
         story.step(samples=(4 * number, 4 * number + 1), at=4 * number)
         story.step(samples=(4 * number + 2, 4 * number + 3), at=4 * number + 2).commit()
     story.step(samples=(8, 9), at=8)
-    return story.meet(3, again, 0, 1)
+    return story.rendezvous(3, again, 0, 1)
 
 
 def finish(story: Story, start: int = 2) -> Story:
@@ -54,7 +54,7 @@ def test_tensors_that_are_changed_before_the_first_step_are_named() -> None:
 
 def test_what_the_undisturbed_run_changes_as_well_is_no_fault() -> None:
     norm = {"model": ["running_mean"]}
-    usual = Story().meet(1, 0).changed(norm, {"warm": [3, 0]}).told
+    usual = Story().rendezvous(1, 0).changed(norm, {"warm": [3, 0]}).told
     mine = disturbed().changed(norm, {"warm": [3, 0]}).told
     assert script.overwritten(usual, mine) == script.counters(usual, mine) == []
 
@@ -80,7 +80,7 @@ def test_another_batch_than_without_the_fault_is_found(inputs: str, which: str) 
 
 
 def test_a_batch_of_what_was_lost_does_not_count() -> None:
-    story = disturbed().step("other").meet(4, 2, 0, 1)
+    story = disturbed().step("other").rendezvous(4, 2, 0, 1)
     assert script.batches(clean().told, finish(story).told) == []
 
 
@@ -96,8 +96,10 @@ def test_a_batch_of_what_was_lost_does_not_count() -> None:
 def test_other_contents_of_the_same_samples_are_found_by_what_data_sets_deal(
     dealt: str | None, samples: tuple[int, int], found: bool
 ) -> None:
-    expected = Story().meet(1, 0).step(None, (0, 1), dealt="a").step(None, (2, 3), at=2, dealt="b").commit()
-    mine = Story().meet(2, 0).step(None, (0, 1), dealt="a").commit().meet(3, 1, 0, 1)
+    expected = (
+        Story().rendezvous(1, 0).step(None, (0, 1), dealt="a").step(None, (2, 3), at=2, dealt="b").commit()
+    )
+    mine = Story().rendezvous(2, 0).step(None, (0, 1), dealt="a").commit().rendezvous(3, 1, 0, 1)
     findings = script.batches(expected.told, mine.step(None, samples, at=2, dealt=dealt).told)
     assert [each.rule for each in findings] == [rules.DATA] * found
     assert all("at place 2 of epoch 0, after commit 1" in each.message for each in findings)
@@ -134,13 +136,13 @@ def test_weights_that_differ_are_told_with_the_last_commit_that_was_right() -> N
 
 @pytest.mark.parametrize(("explained", "rule"), [(False, rules.REPRODUCIBLE), (True, rules.WEIGHTS)])
 def test_what_differs_before_the_first_fault_is_no_matter_of_recovery(explained: bool, rule) -> None:
-    mine = Story().meet(2, 0).step().step().commit("other").told
+    mine = Story().rendezvous(2, 0).step().step().commit("other").told
     (found,) = script.weights(clean().told, mine, explained=explained)
     assert found.rule is rule
 
 
 def test_a_commit_more_when_hosts_come_or_go_shifts_nothing() -> None:
-    story = disturbed().commit("2").meet(4, 3)
+    story = disturbed().commit("2").rendezvous(4, 3)
     for number in range(2, 6):
         story.step(f"{number}.1").step(f"{number}.2").commit(str(number + 1))
     expected, mine = clean().told, story.told
@@ -149,7 +151,16 @@ def test_a_commit_more_when_hosts_come_or_go_shifts_nothing() -> None:
 
 
 def test_runs_are_compared_up_to_another_number_of_ranks() -> None:
-    story = disturbed().step().step().commit().meet(4, 3, size=1).step("other").step("other").commit("other")
+    story = (
+        disturbed()
+        .step()
+        .step()
+        .commit()
+        .rendezvous(4, 3, size=1)
+        .step("other")
+        .step("other")
+        .commit("other")
+    )
     expected, mine = clean().told, story.told
     assert script.batches(expected, mine) == script.weights(expected, mine, explained=False) == []
     assert script.compared(expected, mine) == 3
@@ -159,9 +170,19 @@ def test_runs_are_compared_up_to_another_number_of_ranks() -> None:
 def test_with_virtual_ranks_commits_are_compared_on_any_number_of_ranks(
     weights: str, broken: list[Rule]
 ) -> None:
-    told = Story().meet(1, 0).step().commit(virtual=4).step().commit(virtual=4).step().commit(virtual=4).told
-    resized = Story().meet(1, 0).step().commit(virtual=4).meet(2, 1, size=1).step("another share")
-    resized = resized.commit(virtual=4).meet(3, 2, 1, size=1).step().commit(weights, virtual=4)
+    told = (
+        Story()
+        .rendezvous(1, 0)
+        .step()
+        .commit(virtual=4)
+        .step()
+        .commit(virtual=4)
+        .step()
+        .commit(virtual=4)
+        .told
+    )
+    resized = Story().rendezvous(1, 0).step().commit(virtual=4).rendezvous(2, 1, size=1).step("another share")
+    resized = resized.commit(virtual=4).rendezvous(3, 2, 1, size=1).step().commit(weights, virtual=4)
     assert script.compared(told, resized.told) == 3
     assert [finding.rule for finding in script.weights(told, resized.told, explained=False)] == broken
     assert script.batches(told, resized.told) == []
@@ -177,7 +198,7 @@ def test_with_virtual_ranks_commits_are_compared_on_any_number_of_ranks(
     ],
 )
 def test_a_commit_before_the_step_is_found(counts: list[tuple[int, int]]) -> None:
-    story = Story().meet(1, 0)
+    story = Story().rendezvous(1, 0)
     for steps, batches in counts:
         story.commit(steps=steps, batches=batches)
     (found,) = script.steps_before_commits(story.told)
@@ -195,7 +216,7 @@ def test_a_commit_before_the_step_is_found(counts: list[tuple[int, int]]) -> Non
     ],
 )
 def test_steps_that_come_first_are_right(counts: list[tuple[int, int]]) -> None:
-    story = Story().meet(1, 0)
+    story = Story().rendezvous(1, 0)
     for steps, batches in counts:
         story.commit(steps=steps, batches=batches)
     assert script.steps_before_commits(story.told) == []

@@ -76,7 +76,7 @@ def test_a_run_whose_clock_was_never_set_stays_as_it_is(tmp_path: Path) -> None:
 
 def test_what_was_measured_is_put_together(tmp_path: Path) -> None:
     clean, log = a_run(tmp_path / "clean"), reading.read(a_run(tmp_path / "drilled"))
-    told = Story(size=1).meet(1, 0).step().commit().step().commit().told
+    told = Story(size=1).rendezvous(1, 0).step().commit().step().commit().told
     found = measure(clean, told, [log], [4.0, 6.0])
     assert (found.stall, found.write, found.leave) == (pytest.approx(0.2), 0.5, 6.0)
     assert found.interval == pytest.approx(3.0)  # a step, a batch and a commit, a second each

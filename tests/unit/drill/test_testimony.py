@@ -45,13 +45,13 @@ def test_lines_of_all_processes_are_in_order_of_time(tmp_path: Path) -> None:
     assert [each.pid for each in Witnesses(tmp_path).look()] == [2, 1]
 
 
-def test_who_met_is_told_by_generation_commit_and_size() -> None:
-    told = Story().meet(1, 0).step().commit().meet(2, 1, 0).told
-    assert [[each.rank for each in met] for met in told.rendezvouses] == [[0, 1], [0, 1]]
+def test_who_was_at_a_rendezvous_is_known_by_generation_commit_and_size() -> None:
+    told = Story().rendezvous(1, 0).step().commit().rendezvous(2, 1, 0).told
+    assert [[each.rank for each in ranks] for ranks in told.rendezvouses] == [[0, 1], [0, 1]]
 
 
-def test_a_job_that_counts_from_the_same_generation_again_has_met_again() -> None:
-    told = Story().meet(2, 5).step().meet(2, 5, 0, 1).told
+def test_a_job_that_counts_from_the_same_generation_again_had_a_rendezvous_again() -> None:
+    told = Story().rendezvous(2, 5).step().rendezvous(2, 5, 0, 1).told
     assert len(told.rendezvouses) == 2
 
 
@@ -59,8 +59,8 @@ def test_a_job_that_counts_from_the_same_generation_again_has_met_again() -> Non
 def test_what_was_done_after_the_commit_that_a_later_rendezvous_continued_from_is_lost(
     again: int, kept: list[int]
 ) -> None:
-    story = Story().meet(1, 0).step().commit().step().commit().step().commit().step()
-    told = story.meet(2, again, 0).step().commit().told
+    story = Story().rendezvous(1, 0).step().commit().step().commit().step().commit().step()
+    told = story.rendezvous(2, again, 0).step().commit().told
     made = sorted({each.made for each in told.kept(told.commits)})
     assert made == kept[: len(made)] == list(range(1, again + 2))
     lost = [each for each in told.steps if each not in told.kept(told.steps)]
@@ -68,26 +68,37 @@ def test_what_was_done_after_the_commit_that_a_later_rendezvous_continued_from_i
 
 
 def test_a_later_generation_of_the_same_number_loses_what_the_earlier_one_did() -> None:
-    told = Story().meet(2, 5).step("lost").meet(2, 5, 0, 1).step("kept").told
+    told = Story().rendezvous(2, 5).step("lost").rendezvous(2, 5, 0, 1).step("kept").told
     assert {each.inputs for each in told.kept(told.steps)} == {"kept"}
 
 
 def test_the_newest_commit_counts_whether_it_was_lost_or_not() -> None:
-    assert Story().meet(1, 0).commit().commit().meet(2, 0).told.newest == 2
+    assert Story().rendezvous(1, 0).commit().commit().rendezvous(2, 0).told.newest == 2
     assert Testimony.of([]).newest == 0
 
 
-def test_ranks_have_stepped_again_when_the_last_of_the_next_meeting_has() -> None:
-    told = Story().meet(1, 0).step().commit().meet(2, 1, 0).step().commit().meet(3, 2, 1).step().told
-    assert told.stepped_again(3.0) == 6.01  # they met at 5, and rank 0 stepped at 6
+def test_ranks_have_stepped_again_when_the_last_of_the_next_rendezvous_has() -> None:
+    told = (
+        Story()
+        .rendezvous(1, 0)
+        .step()
+        .commit()
+        .rendezvous(2, 1, 0)
+        .step()
+        .commit()
+        .rendezvous(3, 2, 1)
+        .step()
+        .told
+    )
+    assert told.stepped_again(3.0) == 6.01  # their rendezvous was at 5, and rank 0 stepped at 6
     assert told.stepped_again(8.5) == 10.01
     assert told.stepped_again(10.0) is None
 
 
-def test_a_meeting_at_which_a_rank_was_lost_or_missing_did_not_step() -> None:
-    broken_off = Story().meet(1, 0).step().meet(2, 0, 0).meet(3, 0, 0).step().told
-    assert [broken_off.stepped(met) for met in broken_off.rendezvouses] == [2.01, None, 6.01]
+def test_a_rendezvous_at_which_a_rank_was_lost_or_missing_did_not_step() -> None:
+    broken_off = Story().rendezvous(1, 0).step().rendezvous(2, 0, 0).rendezvous(3, 0, 0).step().told
+    assert [broken_off.stepped(each) for each in broken_off.rendezvouses] == [2.01, None, 6.01]
     assert broken_off.stepped_again(3.5) == 6.01
-    story = Story().meet(1, 0).step()
+    story = Story().rendezvous(1, 0).step()
     without = Testimony.of([each for each in story.lines if each.rank == 0])
     assert without.stepped(without.rendezvouses[0]) is None

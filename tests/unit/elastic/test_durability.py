@@ -44,7 +44,7 @@ def root(roots: FakeRoots) -> FakeRoot:
 
 
 def begun(process: Process, **settings: object) -> State:
-    """A state with one weight that has met the others and writes to the root."""
+    """A state with one weight after its rendezvous, which writes to the root."""
     state = process.state(Checkpoint(URL, **settings), model=FakeModel(w=[0.0]))  # type: ignore[arg-type]
     state.sync()
     return state
@@ -761,7 +761,7 @@ class _Copied(FakeModel):
         return super().state_dict()
 
 
-def test_a_rank_that_its_own_job_continued_without_writes_again_when_they_have_met(
+def test_a_rank_that_its_own_job_continued_without_writes_again_after_a_rendezvous(
     process: Process, root: FakeRoot, roots: FakeRoots
 ) -> None:
     state = begun(process)

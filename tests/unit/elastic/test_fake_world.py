@@ -8,7 +8,7 @@ from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover.errors import RemovedError, RendezvousError
 from tests.fakes.world import (
-    MEETING,
+    AT_RENDEZVOUS,
     FakeJob,
     FakeWorld,
     Killed,
@@ -74,7 +74,7 @@ def test_a_fault_that_never_happens_fails_the_test() -> None:
         FakeJob(main, 1, [fail_at(0, "nothing")]).run()
 
 
-def test_a_lost_rank_breaks_the_collectives_of_the_others_until_they_meet_again() -> None:
+def test_a_lost_rank_breaks_the_collectives_of_the_others_until_their_next_rendezvous() -> None:
     def main(world: FakeWorld) -> tuple[int, int]:
         world.init()
         for _ in range(2):
@@ -117,7 +117,7 @@ def test_a_rank_that_is_cut_off_fails_alone() -> None:
     assert FakeJob(main, 3, [fail_at(1, "values", action="cut")]).results() == [False, True, False]
 
 
-def test_a_change_of_hosts_is_told_to_all_and_takes_effect_at_the_next_meeting() -> None:
+def test_a_change_of_hosts_is_told_to_all_and_takes_effect_at_the_next_rendezvous() -> None:
     def main(world: FakeWorld) -> int:
         heard: list[int] = []
         world.told.append(lambda _, update: heard.append(update))
@@ -134,7 +134,7 @@ def test_a_change_of_hosts_is_told_to_all_and_takes_effect_at_the_next_meeting()
     assert [outcome.result for outcome in outcomes[:3]] == [3, 3, 3]
 
 
-def test_a_rank_that_was_taken_out_is_told_so_when_it_comes_to_a_meeting() -> None:
+def test_a_rank_that_was_taken_out_is_told_so_when_it_comes_to_a_rendezvous() -> None:
     def main(world: FakeWorld) -> str:
         world.init()
         world.allgather([1], "values")
@@ -143,14 +143,14 @@ def test_a_rank_that_was_taken_out_is_told_so_when_it_comes_to_a_meeting() -> No
             world.init()
         except RemovedError:
             return "removed"
-        return "met"
+        return "rejoined"
 
     outcomes = FakeJob(main, 2, [change_at(0, "values", remove=[1])]).run()
-    assert [outcome.result for outcome in outcomes] == ["met", "removed"]
+    assert [outcome.result for outcome in outcomes] == ["rejoined", "removed"]
 
 
 @pytest.mark.parametrize("replacement", ["none", "in_place", "appended"])
-def test_a_rank_that_is_lost_at_a_meeting_fails_it_for_the_others(replacement: Replacement) -> None:
+def test_a_rank_that_is_lost_at_a_rendezvous_fails_it_for_the_others(replacement: Replacement) -> None:
     def main(world: FakeWorld) -> tuple[bool, int]:
         world.init()
         if not world.newcomer:
@@ -160,12 +160,12 @@ def test_a_rank_that_is_lost_at_a_meeting_fails_it_for_the_others(replacement: R
             world.init()
         return world.newcomer, len(world.allgather([1], "values"))
 
-    results = FakeJob(main, 3, [fail_at(1, MEETING, replacement=replacement)]).results()
+    results = FakeJob(main, 3, [fail_at(1, AT_RENDEZVOUS, replacement=replacement)]).results()
     size = 2 if replacement == "none" else 3
     assert sorted(results) == [(False, size)] * 2 + [(True, size)] * (size - 2)
 
 
-def test_a_meeting_is_no_collective_to_faults() -> None:
+def test_a_rendezvous_is_no_collective_to_faults() -> None:
     def main(world: FakeWorld) -> int:
         world.init()
         world.shutdown()

@@ -50,7 +50,7 @@ class FakeHorovod:
         (None, RendezvousError, "Horovod initialization failed"),  # a Horovod that we have not built
     ],
 )
-def test_why_a_meeting_has_failed(reason: str | None, kind: type[Exception], message: str) -> None:
+def test_why_a_rendezvous_has_failed(reason: str | None, kind: type[Exception], message: str) -> None:
     with pytest.raises(RecoveryError) as caught:
         horovod.Ranks(FakeHorovod(reason)).init()
     assert (type(caught.value), str(caught.value)) == (kind, message)
@@ -88,7 +88,7 @@ def test_who_takes_anothers_place_begins_alone_and_asks_for_it_afterwards(
     assert os.environ["HOROVOD_RANK"] == "1"
 
 
-def test_an_interrupt_never_asks_to_skip_the_meeting() -> None:
+def test_an_interrupt_never_asks_to_skip_the_rendezvous() -> None:
     interrupt = horovod.hosts_updated()
     assert isinstance(interrupt, HostsUpdatedInterrupt)
     assert not interrupt.skip_sync

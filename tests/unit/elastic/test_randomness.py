@@ -81,7 +81,7 @@ def test_each_rank_begins_the_stream_of_each_commit() -> None:
     assert on_ranks(2, body) == expected
 
 
-def test_a_save_before_the_ranks_have_met_leaves_the_generators_alone(process: Process) -> None:
+def test_a_save_before_a_rendezvous_leaves_the_generators_alone(process: Process) -> None:
     before = process.generator.state
     state = process.state()
     state.save()
@@ -184,7 +184,7 @@ def test_at_the_boundary_of_epochs_a_resumed_run_draws_what_an_undisturbed_one_d
     assert next_epoch() == undisturbed
 
 
-def test_before_the_ranks_have_met_an_iterator_is_an_iterator(process: Process) -> None:
+def test_before_a_rendezvous_an_iterator_is_an_iterator(process: Process) -> None:
     sampler = FakeSampler(8)
     process.state(sampler=sampler)
     before = process.generator.state
@@ -201,7 +201,7 @@ def own_streams(process: Process) -> State:
     return process.state(URL, rng="store", model=FakeModel(w=0.0))
 
 
-def test_the_users_own_streams_continue_through_meetings_and_commits() -> None:
+def test_the_users_own_streams_continue_through_rendezvous_and_commits() -> None:
     def body(process: Process) -> list[int]:
         state = own_streams(process)
         found = []

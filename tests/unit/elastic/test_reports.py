@@ -49,7 +49,7 @@ def of_kind(events: list[dict[str, Any]], kind: str, *facts: str) -> list[tuple[
     return sorted(found)
 
 
-def test_every_rank_reports_every_meeting(tmp_path: Path) -> None:
+def test_every_rank_reports_every_rendezvous(tmp_path: Path) -> None:
     events = events_of(tmp_path, 2, fail_at(0, "step", 2))
     facts = of_kind(events, "sync", "generation", "rank", "source", "commit", "size")
     assert facts == [(1, 0, "initial", 0, 2), (1, 1, "initial", 0, 2), (2, 0, "memory", 1, 1)]

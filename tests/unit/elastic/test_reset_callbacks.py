@@ -72,7 +72,7 @@ class Scaling:
                 state.flush()
 
 
-def test_they_are_not_called_at_the_first_meeting() -> None:
+def test_they_are_not_called_at_the_first_rendezvous() -> None:
     scaling = Scaling()
     scaling.results(2)
     assert scaling.calls == []

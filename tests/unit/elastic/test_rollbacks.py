@@ -184,10 +184,10 @@ class Rank:
         self.rollbacks = Rollbacks(self.world, Events(None, "host", self.clock), self.clock)
 
     def fault(self, after: float, reading: Reading, limit: int = 3) -> None:
-        """Learn of a fault after so many seconds, and meet the others ten seconds after the first one."""
+        """Learn of a fault after so many seconds; the next rendezvous is ten seconds after the first one."""
         self.rollbacks.note(Moment(self.clock.seconds + after, reading, limit), 5, HorovodInternalError("no"))
         self.clock.advance(10.0)
-        self.rollbacks.met()
+        self.rollbacks.rejoined()
 
 
 def two_ranks(phase: Phase, *, limit: int = 3, times: int = 1) -> list[Any]:

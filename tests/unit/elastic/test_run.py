@@ -24,7 +24,16 @@ from hvdrecover.errors import RecoveryError, RemovedError, RendezvousError, Stor
 from hvdrecover.heartbeat import Page, Phase
 from tests.fakes.framework import FakeModel, FakeSampler
 from tests.fakes.root import FakeRoots
-from tests.fakes.world import HANG_SECONDS, MEETING, FakeJob, Fault, Outcome, Replacement, change_at, fail_at
+from tests.fakes.world import (
+    AT_RENDEZVOUS,
+    HANG_SECONDS,
+    FakeJob,
+    Fault,
+    Outcome,
+    Replacement,
+    change_at,
+    fail_at,
+)
 from tests.unit.elastic.jobs import CONFIG, STATIC, URL, Process, initialised
 
 
@@ -201,7 +210,7 @@ def test_a_second_fault_while_the_ranks_agree_is_survived() -> None:
     assert entered(counting)[-2:] == [(2, 0, 2), (2, 1, 2)]
 
 
-def test_a_rank_lost_at_the_first_meeting_is_survived() -> None:
+def test_a_rank_lost_at_the_first_rendezvous_is_survived() -> None:
     counting = Counting()
     faults = [
         fail_at(0, "hvdrecover.header", 1, replacement="in_place"),
@@ -240,7 +249,7 @@ def test_ranks_that_are_taken_out_leave_and_the_others_continue() -> None:
     assert entered(counting)[3:] == [(2, 0, 1)]
 
 
-def test_newcomers_and_survivors_of_a_removal_meet() -> None:
+def test_newcomers_and_survivors_of_a_removal_are_at_one_rendezvous() -> None:
     counting = Counting()
     outcomes = counting.run(2, change_at(0, "gradient", 4, add=2, remove=[0]))
     assert [outcome.result for outcome in outcomes[:3]] == [("trained", 6, 6.0)] * 3
@@ -253,7 +262,7 @@ def test_news_of_one_change_told_to_all_ranks_interrupts_once() -> None:
     assert len(counting.entries) == 3 + 4
 
 
-def test_news_from_before_a_meeting_is_old_news() -> None:
+def test_news_from_before_a_rendezvous_is_old_news() -> None:
     counting = Counting()
     faults = [change_at(0, "gradient", 1, add=1), fail_at(1, "gradient", 1)]
     assert counting.results(2, *faults) == [("trained", 6, 6.0)] * 2
@@ -474,13 +483,13 @@ def test_a_static_job_can_not_continue_without_a_rank(
 
 
 def train_once_lost(process: Process, refusals: list[RecoveryError]) -> list[int]:
-    """Lose a rank, and fail to meet the others as often as there are refusals; the step at each call."""
-    meet, calls, state = process.world.init, [], process.state(step=0)
+    """Lose a rank, and fail at a rendezvous as often as there are refusals; the step at each call."""
+    rendezvous, calls, state = process.world.init, [], process.state(step=0)
 
     def refuse() -> None:
         if refusals:
             raise refusals.pop(0)
-        meet()
+        rendezvous()
 
     @run
     def train(state: State) -> None:
@@ -496,12 +505,12 @@ def train_once_lost(process: Process, refusals: list[RecoveryError]) -> list[int
     return calls
 
 
-def test_a_meeting_that_fails_is_tried_again(process: Process) -> None:
+def test_a_rendezvous_that_fails_is_tried_again(process: Process) -> None:
     assert train_once_lost(process, [RendezvousError("lost at the rendezvous")] * (RENDEZVOUS - 1)) == [0, 1]
     assert process.world.rendezvouses == 2
 
 
-def test_a_rank_that_can_not_meet_the_others_again_says_so(process: Process) -> None:
+def test_a_rank_without_another_rendezvous_says_so(process: Process) -> None:
     refusals: list[RecoveryError] = [RendezvousError(f"refusal {number}") for number in range(RENDEZVOUS + 1)]
     with pytest.raises(RendezvousError, match=f"refusal {RENDEZVOUS - 1}"):
         train_once_lost(process, refusals)
@@ -521,9 +530,9 @@ def test_a_rank_that_was_taken_out_leaves_at_once(
 
 
 @pytest.mark.parametrize("replacement", ["none", "in_place", "appended"])
-def test_a_rank_that_is_lost_while_all_meet_again(replacement: Replacement) -> None:
+def test_a_rank_that_is_lost_at_the_next_rendezvous(replacement: Replacement) -> None:
     counting = Counting()
-    faults = [fail_at(0, "gradient", 4), fail_at(1, MEETING, replacement=replacement)]
+    faults = [fail_at(0, "gradient", 4), fail_at(1, AT_RENDEZVOUS, replacement=replacement)]
     size = 1 if replacement == "none" else 2
     assert counting.results(3, *faults) == [("trained", 6, 6.0)] * size
     assert entered(counting)[3:] == [(2, rank, size) for rank in range(size)]

@@ -72,7 +72,7 @@ def test_a_sampler_goes_back_to_its_cursor(process: Process) -> None:
     assert (sampler.order.epoch, sampler.order.done) == (2, 4)
 
 
-def test_commits_are_numbered_from_the_first_meeting_on(process: Process) -> None:
+def test_commits_are_numbered_from_the_first_rendezvous_on(process: Process) -> None:
     state = process.state(epoch=0)
     assert state.last_commit == CommitId(0, 0)
     state.sync()
@@ -83,7 +83,7 @@ def test_commits_are_numbered_from_the_first_meeting_on(process: Process) -> Non
     assert numbers == [CommitId(1, 0), CommitId(1, 1), CommitId(1, 2), CommitId(1, 3)]
 
 
-def test_saves_before_the_first_meeting_do_not_count(process: Process) -> None:
+def test_saves_before_the_first_rendezvous_do_not_count(process: Process) -> None:
     state = process.state(epoch=0)
     state.epoch = 1
     state.save()
@@ -102,7 +102,7 @@ def test_nothing_is_written_without_a_checkpoint_root(process: Process, roots: F
     assert state.last_durable is None
 
 
-def test_nothing_is_written_before_the_ranks_have_met(process: Process, roots: FakeRoots) -> None:
+def test_nothing_is_written_before_a_rendezvous(process: Process, roots: FakeRoots) -> None:
     state = process.state(URL, epoch=0)
     state.commit(durable=True)
     state.flush()

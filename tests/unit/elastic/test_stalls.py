@@ -75,7 +75,7 @@ def test_a_pause_in_a_pause_changes_nothing(world: FakeWorld) -> None:
     assert world.allowed == [ALLOWED, 0, ALLOWED]
 
 
-def test_a_pause_before_the_ranks_have_met_is_a_pause_all_the_same(page: Page) -> None:
+def test_a_pause_before_a_rendezvous_is_a_pause_all_the_same(page: Page) -> None:
     heartbeat.enter(Phase.TRAINING)
     with stalls.paused():
         assert page.read().paused

@@ -130,19 +130,19 @@ def test_a_worker_that_is_restarted_while_it_waits_counts_once(driver: ElasticDr
     assert restarted.answered() and other.answered()
 
 
-def test_workers_meet_however_often_some_are_restarted_while_they_wait(driver: ElasticDriver) -> None:
+def test_workers_connect_however_often_some_are_restarted_while_they_wait(driver: ElasticDriver) -> None:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)  # threads come between each other anywhere
     try:
-        met = [0] * SLOTS
+        counts = [0] * SLOTS
         over = threading.Event()
         slots = [
-            threading.Thread(target=_live, args=(driver, slot, met, over), daemon=True)
+            threading.Thread(target=_live, args=(driver, slot, counts, over), daemon=True)
             for slot in range(SLOTS)
         ]
         for each in slots:
             each.start()
-        _wait_for_meetings(met, 300)
+        _wait_for_rendezvous(counts, 300)
         over.set()
         for each in slots:
             each.join(HANGS)
@@ -150,24 +150,24 @@ def test_workers_meet_however_often_some_are_restarted_while_they_wait(driver: E
         sys.setswitchinterval(interval)
 
 
-def _live(driver: ElasticDriver, slot: int, met: list[int], over: threading.Event) -> None:
-    """A slot whose worker meets the others again and again, and is often killed while it waits to."""
+def _live(driver: ElasticDriver, slot: int, counts: list[int], over: threading.Event) -> None:
+    """A slot whose worker has one rendezvous after another, and is often killed while it waits for one."""
     dice = random.Random(slot)
     request = None
     while not over.is_set():
         if request is None or dice.random() < 0.5:
             request = Request(driver, slot)  # the worker before, if it still waits, is dead
         if request.answered(dice.choice([0.0, 0.0, 0.0005, 0.002])):
-            met[slot] += 1
+            counts[slot] += 1
             request = None
 
 
-def _wait_for_meetings(met: list[int], times: int) -> None:
+def _wait_for_rendezvous(counts: list[int], times: int) -> None:
     seen, deadline = 0, time.monotonic() + HANGS
-    while min(met) < times:
-        if sum(met) > seen:
-            seen, deadline = sum(met), time.monotonic() + HANGS
-        assert time.monotonic() < deadline, f"after {met} rendezvouses the workers wait for ever"
+    while min(counts) < times:
+        if sum(counts) > seen:
+            seen, deadline = sum(counts), time.monotonic() + HANGS
+        assert time.monotonic() < deadline, f"after {counts} rendezvouses the workers wait for ever"
         time.sleep(0.01)
 
 
@@ -253,7 +253,7 @@ def test_who_comes_after_another_was_lost_is_not_given_the_address_of_the_lost(
     assert Asking(f"{server}/global/0").answer() == GONE
 
 
-def test_who_waits_is_told_that_another_has_come_anew_and_all_meet_in_the_next_round(
+def test_who_waits_is_told_that_another_has_come_anew_and_all_are_in_the_next_round(
     driver: ElasticDriver, server: str
 ) -> None:
     tell(f"{server}/global/0")
@@ -285,7 +285,7 @@ def test_who_waits_in_vain_may_ask_again_after_horovods_elastic_timeout(
 
 # -- processes --------------------------------------------------------------------------------------------
 
-MEET = "import horovod.torch as hvd; hvd.init(); print(hvd.rank(), hvd.size()); hvd.shutdown()"
+CONNECT = "import horovod.torch as hvd; hvd.init(); print(hvd.rank(), hvd.size()); hvd.shutdown()"
 
 
 class Worker:
@@ -307,7 +307,7 @@ class Worker:
             "CPU_OPERATIONS": "gloo",
         }
         environ = {**os.environ, **{f"HOROVOD_{name}": str(value) for name, value in settings.items()}}
-        self.process = subprocess.Popen([sys.executable, "-c", MEET], env=environ, stdout=subprocess.PIPE)
+        self.process = subprocess.Popen([sys.executable, "-c", CONNECT], env=environ, stdout=subprocess.PIPE)
 
     def kill(self) -> None:
         self.process.kill()

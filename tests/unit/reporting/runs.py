@@ -37,7 +37,9 @@ class Run:
         with (self.folder / f"{host}-{pid}.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
 
-    def meet(self, time: float, ranks: Ranks, generation: int, commit: int, source: str = "memory") -> None:
+    def rendezvous(
+        self, time: float, ranks: Ranks, generation: int, commit: int, source: str = "memory"
+    ) -> None:
         """The ranks agree on a commit."""
         place = {"source": source, "generation": generation, "commit": commit, "size": len(ranks)}
         for rank, (host, pid) in ranks.items():
@@ -66,7 +68,7 @@ class Run:
         )
 
     def reset(self, time: float, ranks: Ranks, steps: int) -> None:
-        """The ranks roll back so many steps, to meet again."""
+        """The ranks roll back so many steps, before the next rendezvous."""
         for rank, (host, pid) in ranks.items():
             self.tell(time, "reset", host, pid, rank, reason="HorovodInternalError: x", steps=steps)
 
@@ -86,13 +88,13 @@ def example(folder: Path, clocks: Mapping[str, float] | None = None) -> Run:
     versions = {"python": "3.11.9", "torch": "2.13.0", "keras": None}
     found = {"machine": "Linux x86_64, 2 processors", "versions": versions}
     run.tell(0, "start", "node-1", 5, attempt=1, command=["python", "train.py"], **found)
-    run.meet(4, TWO, 1, 0, "initial")
+    run.rendezvous(4, TWO, 1, 0, "initial")
     run.commit(TWO, 1, {1: 14, 2: 24, 3: 34})
     lost = {"host": "node-2", "rank": 1, "commit": [1, 3], "steps": 4}
     run.fault(36, "crash", exit=-9, silent=0.1, detail="killed by SIGKILL", **lost)
     run.tell(36.01, "restart", "node-2", 9, 1, scope="slot", warm=True, attempt=1)
     run.reset(36.05, {0: TWO[0]}, steps=5)
-    run.meet(36.25, REPLACED, 2, 3)
+    run.rendezvous(36.25, REPLACED, 2, 3)
     run.step(36.3, REPLACED, 2, 3)
     run.commit(REPLACED, 2, {4: 46, 5: 56})
     stuck = {"host": "node-1", "rank": 0, "commit": [2, 5], "steps": 1}
@@ -101,7 +103,7 @@ def example(folder: Path, clocks: Mapping[str, float] | None = None) -> Run:
     run.tell(80.01, "restart", "node-1", 9, 0, scope="slot", warm=False, attempt=1)
     run.reset(80.1, {1: REPLACED[1]}, steps=1)
     last = {0: ("node-1", 11), 1: REPLACED[1]}
-    run.meet(82.6, last, 3, 5)
+    run.rendezvous(82.6, last, 3, 5)
     run.step(82.7, last, 3, 5, load=2.3)
     run.commit(last, 3, {6: 92, 7: 102})
     run.finish(103, last, 3, 7)

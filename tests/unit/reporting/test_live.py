@@ -52,7 +52,7 @@ def test_before_the_first_event_there_are_none(status):
 def test_a_run_from_its_start_to_its_end(run, status):
     run.tell(0, "start", pid=5, attempt=1, command=["x"])
     assert (status().activity, status().commit, status().rate(BEGIN + 9)) == ("starting", None, None)
-    run.meet(4, TWO, 1, 0, "initial")
+    run.rendezvous(4, TWO, 1, 0, "initial")
     found = status()
     assert (found.activity, found.agreement.ranks, found.commit.number) == ("training", 2, 0)
     run.commit(TWO, 1, {1: 14, 2: 24, 3: 34})
@@ -64,7 +64,7 @@ def test_a_run_from_its_start_to_its_end(run, status):
     run.fault(36, "crash", host="node-2", rank=1, commit=[1, 3], steps=4)
     assert (status().activity, status().faults[0].recovery) == ("recovering", None)
     run.tell(36.01, "restart", "node-2", 9, 1, scope="slot", warm=True, attempt=1)
-    run.meet(36.25, REPLACED, 2, 3)
+    run.rendezvous(36.25, REPLACED, 2, 3)
     run.step(36.3, REPLACED, 2, 3)
     found = status()
     assert (found.activity, found.agreement.generation) == ("training", 2)
@@ -77,7 +77,7 @@ def test_a_run_from_its_start_to_its_end(run, status):
 
 
 def test_without_a_supervisor_a_finished_run_is_over(run, status):
-    run.meet(4, TWO, 1, 0, "initial")
+    run.rendezvous(4, TWO, 1, 0, "initial")
     assert not status().over
     run.finish(9, TWO, 1, 3)
     assert status().over
@@ -85,7 +85,7 @@ def test_without_a_supervisor_a_finished_run_is_over(run, status):
 
 def test_a_start_that_ended_and_the_next(run, status):
     run.tell(0, "start", pid=5, attempt=1, command=[])
-    run.meet(1, TWO, 1, 0)
+    run.rendezvous(1, TWO, 1, 0)
     run.commit(TWO, 1, {1: 2, 2: 3})
     run.tell(4, "gave_up", pid=5, scope="job", reason="no restarts left")
     run.tell(5, "end", pid=5, code=3, reason="gave up")
@@ -95,14 +95,14 @@ def test_a_start_that_ended_and_the_next(run, status):
     run.tell(9, "start", pid=6, attempt=1, command=[])
     assert (status().activity, status().over, status().starts) == ("starting", False, 2)
     again = {0: ("node-1", 30), 1: ("node-2", 31)}
-    run.meet(11, again, 1, 0, "initial")  # it counts from an earlier generation again
+    run.rendezvous(11, again, 1, 0, "initial")  # it counts from an earlier generation again
     run.commit(again, 1, {1: 12})
     found = status()
     assert (found.activity, found.commit.number, found.commits) == ("training", 1, 3)
 
 
 def test_durable_commits(run, status):
-    run.meet(1, TWO, 1, 0)
+    run.rendezvous(1, TWO, 1, 0)
     assert (status().durable, status().durables) == (None, 0)
     run.tell(8, "durable", pid=10, generation=1, commit=5, bytes=100, seconds=2.5)
     run.tell(9, "durable", pid=10, generation=1, commit=6, bytes=50, seconds=0.5)
@@ -160,7 +160,7 @@ def test_the_order_in_which_files_are_read_does_not_matter(tmp_path):
 
 
 def test_weeks_of_commits_take_no_memory(run, status):
-    run.meet(1, TWO, 1, 0)
+    run.rendezvous(1, TWO, 1, 0)
     run.commit(TWO, 1, {commit: commit for commit in range(1, 2000)})
     found = status()
     assert (found.commits, found.commit.number) == (1999, 1999)
@@ -169,7 +169,7 @@ def test_weeks_of_commits_take_no_memory(run, status):
 
 def test_commits_alone_need_no_new_summary(run, tmp_path, monkeypatch):
     live, follower = Live(), Follower(tmp_path)
-    run.meet(1, TWO, 1, 0)
+    run.rendezvous(1, TWO, 1, 0)
     run.commit(TWO, 1, {commit: commit for commit in range(1, 50)})
     for file, event in follower.look():
         live.take(file, event)
@@ -191,7 +191,7 @@ def random_run(draw, folder):
         ranks = {0: ("node-1", 100 * start + 10), 1: ("node-2", 100 * start + 20)}
         for rendezvous in range(draw.randint(1, 4)):
             time, generation = time + draw.choice([0.25, 5.0]), generation + 1
-            run.meet(time, ranks, generation, commit, "memory")
+            run.rendezvous(time, ranks, generation, commit, "memory")
             if draw.random() < 0.9:
                 run.step(time + 0.1, ranks, generation, commit)
             made = {

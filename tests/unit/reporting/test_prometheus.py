@@ -132,7 +132,7 @@ def test_unknown_kinds_of_faults_and_odd_hosts_are_no_new_kinds_and_are_escaped(
 
 def test_totals_never_go_back(exporter, tmp_path):
     example(tmp_path / "more")
-    Run(tmp_path / "less").meet(1, TWO, 1, 0)
+    Run(tmp_path / "less").rendezvous(1, TWO, 1, 0)
     exporter.update(status_of(tmp_path / "more"))
     before = samples(generate_latest(exporter.registry).decode())
     exporter.update(status_of(tmp_path / "less"))
@@ -146,9 +146,9 @@ def test_totals_never_go_back(exporter, tmp_path):
 def test_a_recovery_that_turns_out_to_be_none_stays_counted(exporter, tmp_path):
     """A rank whose file is seen late shows that a rendezvous which seemed to step again never did."""
     run = Run(tmp_path / "seen")
-    run.meet(1, {0: TWO[0]}, 1, 0)
+    run.rendezvous(1, {0: TWO[0]}, 1, 0)
     run.fault(2, commit=[1, 0], steps=3)
-    run.meet(3, {0: TWO[0]}, 2, 0)
+    run.rendezvous(3, {0: TWO[0]}, 2, 0)
     run.step(4, {0: TWO[0]}, 2, 0)
     before = status_of(tmp_path)
     exporter.update(before)

@@ -66,7 +66,7 @@ def test_lines_that_are_no_events_are_passed_over(tmp_path, line):
 def test_facts_of_another_type_are_unknown(tmp_path):
     run = Run(tmp_path)
     run.fault(1, steps="many", exit=True, detail=None, silent=float("inf"), slot=1.5)
-    run.meet(2, TWO, 1, 0)
+    run.rendezvous(2, TWO, 1, 0)
     run.tell(3, "commit", *TWO[0], generation=1, commit=1 << 70)
     found = reading.read(tmp_path)
     (fault,) = found.of("fault")

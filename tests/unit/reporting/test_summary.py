@@ -30,7 +30,7 @@ def run(tmp_path):
     """A run of two ranks that has made three commits, 10 s apart, the first one 14 s after its beginning."""
     run = Run(tmp_path / "run")
     run.tell(0, "start", pid=5, attempt=1, command=["python"])
-    run.meet(4, TWO, 1, 0, "initial")
+    run.rendezvous(4, TWO, 1, 0, "initial")
     run.commit(TWO, 1, {1: 14, 2: 24, 3: 34})
     return run
 
@@ -40,7 +40,7 @@ def run(tmp_path):
 
 def test_a_fault_is_recovered_from_when_the_last_rank_steps_again(run):
     run.fault(40, rank=1, host="node-2", commit=[1, 3], exit=-9, steps=6, detail="SIGKILL")
-    run.meet(42, REPLACED, 2, 3)
+    run.rendezvous(42, REPLACED, 2, 3)
     run.step(43, REPLACED, 2, 3, load=0.7)
     (fault,) = report_of(run).faults
     assert (fault.kind, fault.host, fault.rank, fault.exit, fault.steps) == ("crash", "node-2", 1, -9, 6)
@@ -55,15 +55,15 @@ def test_a_fault_is_recovered_from_when_the_last_rank_steps_again(run):
 
 def test_only_the_first_step_of_a_rank_counts(run):
     run.fault(40)
-    run.meet(42, REPLACED, 2, 3)
+    run.rendezvous(42, REPLACED, 2, 3)
     run.step(43, REPLACED, 2, 3)
     run.step(60, REPLACED, 2, 3)
     assert recoveries(report_of(run)) == [(2, 3.01)]
 
 
-def test_a_first_step_after_an_earlier_meeting_is_none_after_this_one(run):
+def test_a_first_step_after_an_earlier_rendezvous_is_none_after_this_one(run):
     run.fault(40)
-    run.meet(42, REPLACED, 2, 3)
+    run.rendezvous(42, REPLACED, 2, 3)
     run.step(43, REPLACED, 1, 0)
     assert recoveries(report_of(run)) == [None]
 
@@ -71,7 +71,7 @@ def test_a_first_step_after_an_earlier_meeting_is_none_after_this_one(run):
 def test_a_hang_began_when_the_process_fell_silent(run):
     run.fault(64, "hang", silent=20.0)
     run.fault(64, "crash", silent=20.0)
-    run.meet(65, REPLACED, 2, 3)
+    run.rendezvous(65, REPLACED, 2, 3)
     run.step(66, REPLACED, 2, 3)
     assert recoveries(report_of(run)) == [(2, 22.01), (2, 2.01)]
 
@@ -79,27 +79,27 @@ def test_a_hang_began_when_the_process_fell_silent(run):
 def test_faults_before_one_recovery_share_it(run):
     run.fault(40, rank=0)
     run.fault(41, rank=1, host="node-2")
-    run.meet(42, REPLACED, 2, 3)
+    run.rendezvous(42, REPLACED, 2, 3)
     run.step(43, REPLACED, 2, 3)
     assert recoveries(report_of(run)) == [(2, 3.01), (2, 2.01)]
 
 
 @pytest.mark.parametrize("commits", [{}, {4: 43.2}])
-def test_a_meeting_that_broke_before_all_had_stepped_is_no_recovery(run, commits):
+def test_a_rendezvous_that_broke_before_all_had_stepped_is_no_recovery(run, commits):
     again = {0: ("node-1", 10), 1: ("node-2", 22)}
     run.fault(40, rank=1, host="node-2", commit=[1, 3])
-    run.meet(42, REPLACED, 2, 3)
+    run.rendezvous(42, REPLACED, 2, 3)
     run.commit({0: REPLACED[0]}, 2, commits)  # as a script does that commits before its first step
     run.step(43, {0: REPLACED[0]}, 2, 3)
     run.fault(43.5, rank=1, host="node-2", commit=[2, 3])
-    run.meet(45, again, 3, 3)
+    run.rendezvous(45, again, 3, 3)
     run.step(46, again, 3, 3)
     assert recoveries(report_of(run)) == [(3, 6.01), (3, 2.51)]
 
 
 def test_what_is_not_recovered_from_says_so(run):
     run.fault(40)
-    run.meet(42, REPLACED, 2, 3)  # the run is under way: nobody has stepped yet
+    run.rendezvous(42, REPLACED, 2, 3)  # the run is under way: nobody has stepped yet
     report = report_of(run)
     assert recoveries(report) == [None]
     assert report.kinds == {"crash": Tally(1, 0, None, None)}
@@ -114,17 +114,17 @@ def test_where_all_trained_on_there_was_nothing_to_recover_from(run):
     assert words.to_recover(report.faults[0]) == words.median(report.overall) == "training continued"
 
 
-def test_a_fault_before_the_ranks_first_met(tmp_path):
+def test_a_fault_before_the_first_rendezvous(tmp_path):
     run = Run(tmp_path)
     run.fault(1)
-    run.meet(3, TWO, 1, 0, "initial")
+    run.rendezvous(3, TWO, 1, 0, "initial")
     run.commit(TWO, 1, {1: 5, 2: 6})
     assert recoveries(report_of(run)) == [(1, 5.0)]
 
 
 def test_a_run_that_ends_without_another_step_was_recovered(run):
     run.fault(40)
-    run.meet(42, REPLACED, 2, 3)
+    run.rendezvous(42, REPLACED, 2, 3)
     run.finish(44, REPLACED, 2, 4)
     (fault,) = report_of(run).faults
     assert (fault.recovery.seconds, fault.recovery.rank, fault.recovery.phases) == (4.0, None, {})
@@ -133,7 +133,7 @@ def test_a_run_that_ends_without_another_step_was_recovered(run):
 def test_the_lost_process_s_commit_tells_what_a_fault_broke(run):
     # Noticed only when the others were already stepping again without it.
     run.fault(50, "lost_host", commit=[1, 3])
-    run.meet(42, {0: TWO[0]}, 2, 3)
+    run.rendezvous(42, {0: TWO[0]}, 2, 3)
     run.step(43, {0: TWO[0]}, 2, 3)
     assert recoveries(report_of(run)) == [(2, 0.0)]
 
@@ -142,10 +142,10 @@ def test_a_start_may_count_from_the_same_generation_again(run):
     anew = {0: ("node-1", 30), 1: ("node-2", 40)}
     run.fault(40, commit=[1, 3])
     run.tell(41, "start", pid=5, attempt=2, command=["python"])
-    run.meet(44, anew, 1, 0, "initial")
+    run.rendezvous(44, anew, 1, 0, "initial")
     run.step(45, anew, 1, 0)
     run.fault(50, commit=[1, 0])
-    run.meet(52, anew, 2, 0)
+    run.rendezvous(52, anew, 2, 0)
     run.step(53, anew, 2, 0)
     report = report_of(run)
     assert recoveries(report) == [(1, 5.01), (2, 3.01)]
@@ -155,7 +155,7 @@ def test_a_start_may_count_from_the_same_generation_again(run):
 def test_a_process_may_have_the_name_of_an_earlier_one(run):
     # In containers, hosts and pids repeat, so both append to the same files.
     run.fault(40, commit=[1, 3])
-    run.meet(44, TWO, 1, 0, "initial")
+    run.rendezvous(44, TWO, 1, 0, "initial")
     run.step(45, TWO, 1, 0)
     run.commit(TWO, 1, {1: 50, 2: 55})
     report = report_of(run)
@@ -164,9 +164,9 @@ def test_a_process_may_have_the_name_of_an_earlier_one(run):
     assert report.goodput == pytest.approx(11 / 55)
 
 
-def test_who_met_long_after_a_rank_did_not_meet_it(tmp_path):
+def test_a_rank_that_was_there_long_after_another_was_at_another_rendezvous(tmp_path):
     run = Run(tmp_path)  # of the first start only the file of rank 0 is there
-    run.meet(4, TWO, 1, 0, "initial")
+    run.rendezvous(4, TWO, 1, 0, "initial")
     run.commit(TWO, 1, {1: 14})
     (run.folder / "node-2-20.jsonl").unlink()
     run.fault(20, commit=[1, 1])
@@ -180,19 +180,19 @@ def test_who_met_long_after_a_rank_did_not_meet_it(tmp_path):
     assert report.commits_repeated == 1
 
 
-def test_a_start_that_follows_at_once_is_a_meeting_of_its_own(tmp_path):
+def test_a_start_that_follows_at_once_is_a_rendezvous_of_its_own(tmp_path):
     run = Run(tmp_path)
-    run.meet(4, TWO, 1, 0, "initial")
+    run.rendezvous(4, TWO, 1, 0, "initial")
     run.fault(4.1)
     anew = {0: ("node-1", 11), 1: ("node-2", 21)}
-    run.meet(4.5, anew, 1, 0, "initial")
+    run.rendezvous(4.5, anew, 1, 0, "initial")
     run.step(4.6, anew, 1, 0)
     assert recoveries(report_of(run)) == [(1, 0.51)]
 
 
 def test_the_file_of_a_host_that_died_may_be_missing(run):
     run.fault(40, "lost_host", slot=None, commit=None)
-    run.meet(42, REPLACED, 2, 3)
+    run.rendezvous(42, REPLACED, 2, 3)
     run.step(43, REPLACED, 2, 3)
     run.commit(REPLACED, 2, {4: 50})
     for file in run.folder.glob("node-2-*.jsonl"):
@@ -204,7 +204,7 @@ def test_the_file_of_a_host_that_died_may_be_missing(run):
 
 def test_a_file_whose_end_is_missing_does_not_hide_a_recovery(run):
     run.fault(40, commit=[1, 3])
-    run.meet(42, REPLACED, 2, 3)
+    run.rendezvous(42, REPLACED, 2, 3)
     run.step(43, {0: REPLACED[0]}, 2, 3)
     run.commit({0: REPLACED[0]}, 2, {4: 50, 5: 60})
     assert recoveries(report_of(run)) == [(2, 3.0)]
@@ -216,24 +216,24 @@ def test_a_file_whose_end_is_missing_does_not_hide_a_recovery(run):
 def test_of_ranks_that_train_in_step_the_most_steps_lost_count(run):
     run.fault(40, rank=1, host="node-2", commit=[1, 3], steps=4)
     run.reset(40.1, {0: TWO[0]}, steps=5)
-    run.meet(42, REPLACED, 2, 3)
+    run.rendezvous(42, REPLACED, 2, 3)
     run.step(43, REPLACED, 2, 3)
     run.fault(50, rank=0, commit=[2, 3], steps=7)
     run.reset(50.1, {1: REPLACED[1]}, steps=6)
-    run.meet(52, TWO, 3, 3)
+    run.rendezvous(52, TWO, 3, 3)
     run.step(53, TWO, 3, 3)
     assert report_of(run).steps_repeated == 5 + 7
 
 
 def test_a_mere_change_of_hosts_repeats_nothing(run):
     run.reset(40, TWO, steps=0)
-    run.meet(41, REPLACED, 2, 3)
+    run.rendezvous(41, REPLACED, 2, 3)
     report = report_of(run)
     assert (report.steps_repeated, report.commits_repeated, report.faults) == (0, 0, ())
 
 
 def test_goodput_is_the_time_in_commits_that_were_carried_over(run):
-    run.meet(40, REPLACED, 2, 3)
+    run.rendezvous(40, REPLACED, 2, 3)
     run.commit(REPLACED, 2, {4: 45, 5: 50})
     run.tell(100, "end", pid=5, code=75, reason="preempted")
     report = report_of(run)
@@ -242,9 +242,9 @@ def test_goodput_is_the_time_in_commits_that_were_carried_over(run):
 
 
 def test_commits_that_were_lost_do_not_count_whatever_generation_made_them(run):
-    run.meet(40, REPLACED, 2, 3)
+    run.rendezvous(40, REPLACED, 2, 3)
     run.commit(REPLACED, 2, {4: 45, 5: 50})
-    run.meet(60, TWO, 3, 2, "durable")  # all memory was lost, and commit 2 was the newest durable one
+    run.rendezvous(60, TWO, 3, 2, "durable")  # all memory was lost, and commit 2 was the newest durable one
     run.commit(TWO, 3, {3: 80})
     report = report_of(run)
     assert report.goodput == pytest.approx(((24 - 4) + 0 + (80 - 60)) / 80)
@@ -255,7 +255,7 @@ def test_what_an_earlier_run_has_finished_is_not_lost(run):
     run.finish(35, TWO, 1, 3)
     run.tell(36, "end", pid=5, code=0, reason="finished")
     run.tell(40, "start", pid=6, attempt=1, command=["python"])
-    run.meet(50, REPLACED, 1, 0, "initial")
+    run.rendezvous(50, REPLACED, 1, 0, "initial")
     run.commit(REPLACED, 1, {1: 70})
     report = report_of(run)
     assert report.goodput == pytest.approx(((34 - 4) + (70 - 50)) / 70)
@@ -316,9 +316,9 @@ def test_a_wrong_clock_changes_nothing_but_the_time_of_day(tmp_path, host, ahead
 def test_the_end_of_a_run_is_put_right_too(tmp_path):
     run = Run(tmp_path, {"node-2": -100.0})
     run.tell(0, "start", pid=5, attempt=1, command=["python"])
-    run.meet(4, TWO, 1, 0, "initial")
+    run.rendezvous(4, TWO, 1, 0, "initial")
     run.fault(40, commit=[1, 0])
-    run.meet(42, REPLACED, 2, 0)
+    run.rendezvous(42, REPLACED, 2, 0)
     run.finish(44, REPLACED, 2, 1)
     assert recoveries(report_of(run)) == [(2, 4.0)]
 
@@ -331,7 +331,7 @@ def test_clocks_that_differ_little_are_left_alone(tmp_path):
 
 def test_a_rank_that_is_slow_at_times_is_no_wrong_clock(tmp_path):
     run = Run(tmp_path)
-    run.meet(4, TWO, 1, 0, "initial")
+    run.rendezvous(4, TWO, 1, 0, "initial")
     run.commit({0: TWO[0]}, 1, {1: 44, 2: 84})  # after an evaluation of 30 s each
     run.commit({1: TWO[1]}, 1, {1: 14, 2: 54})
     assert report_of(run).clocks == {}
@@ -340,9 +340,9 @@ def test_a_rank_that_is_slow_at_times_is_no_wrong_clock(tmp_path):
 def test_clocks_are_compared_through_a_third_host(tmp_path):
     run = Run(tmp_path, {"node-2": 100.0, "node-3": 250.0})
     pair = {0: ("node-2", 20), 1: ("node-3", 30)}
-    run.meet(4, TWO, 1, 0, "initial")
+    run.rendezvous(4, TWO, 1, 0, "initial")
     run.commit(TWO, 1, {1: 14})
-    run.meet(20, pair, 2, 1)
+    run.rendezvous(20, pair, 2, 1)
     run.commit(pair, 2, {2: 24})
     run.tell(0, "start", "node-1", 5, attempt=1, command=[])
     assert report_of(run).clocks == {"node-2": pytest.approx(100), "node-3": pytest.approx(250)}
@@ -351,7 +351,7 @@ def test_clocks_are_compared_through_a_third_host(tmp_path):
 def test_moments_that_come_twice_are_not_compared(run):
     # The second start counts from generation 1 again, and its rank 1 is on a host of its own.
     anew = {0: ("node-1", 30), 1: ("node-3", 40)}
-    run.meet(500, anew, 1, 0, "initial")
+    run.rendezvous(500, anew, 1, 0, "initial")
     run.commit(anew, 1, {1: 510, 2: 520})
     assert report_of(run).clocks == {}
 

@@ -18,7 +18,7 @@ def run(tmp_path):
     """A run of two ranks that has made three commits, 10 s apart, the first one 14 s after its beginning."""
     run = Run(tmp_path / "run")
     run.tell(0, "start", pid=5, attempt=1, command=["python"])
-    run.meet(4, TWO, 1, 0, "initial")
+    run.rendezvous(4, TWO, 1, 0, "initial")
     run.commit(TWO, 1, {1: 14, 2: 24, 3: 34})
     return run
 
@@ -68,9 +68,9 @@ def test_the_clocks_of_hosts_are_corrected(tmp_path):
     assert [fault.time for fault in trace(wrong).faults] == [pytest.approx(36), 60]
 
 
-def test_ranks_that_set_out_to_meet_again_without_a_fault_stop_training(run):
+def test_ranks_that_set_out_for_a_rendezvous_without_a_fault_stop_training(run):
     run.reset(40, TWO, 0)
-    run.meet(41, REPLACED, 2, 4)
+    run.rendezvous(41, REPLACED, 2, 4)
     run.step(42, REPLACED, 2, 4)
     run.commit(REPLACED, 2, {5: 50})
     assert lane(run) == [("starting", 0, 4), ("training", 4, 40), ("recovery", 40, 42), ("training", 42, 50)]
@@ -79,11 +79,11 @@ def test_ranks_that_set_out_to_meet_again_without_a_fault_stop_training(run):
 def test_a_rank_that_is_gone_has_an_empty_lane_until_it_comes_back(run):
     alone = {0: TWO[0]}
     run.fault(40, rank=1, host="node-2", commit=[1, 3])
-    run.meet(41, alone, 2, 3)
+    run.rendezvous(41, alone, 2, 3)
     run.step(42, alone, 2, 3)
     run.commit(alone, 2, {4: 50})
     run.reset(60, alone, 0)
-    run.meet(61, REPLACED, 3, 4)
+    run.rendezvous(61, REPLACED, 3, 4)
     run.step(62, REPLACED, 3, 4)
     run.finish(70, REPLACED, 3, 5)
     assert lane(run, 1) == [
@@ -94,13 +94,13 @@ def test_a_rank_that_is_gone_has_an_empty_lane_until_it_comes_back(run):
     ]
 
 
-def test_a_meeting_that_broke_before_all_had_stepped_is_part_of_the_recovery(run):
+def test_a_rendezvous_that_broke_before_all_had_stepped_is_part_of_the_recovery(run):
     again = {0: ("node-1", 10), 1: ("node-2", 22)}
     run.fault(40, rank=1, host="node-2", commit=[1, 3])
-    run.meet(42, REPLACED, 2, 3)
+    run.rendezvous(42, REPLACED, 2, 3)
     run.step(43, {0: REPLACED[0]}, 2, 3)
     run.fault(43.5, rank=1, host="node-2", commit=[2, 3])
-    run.meet(45, again, 3, 3)
+    run.rendezvous(45, again, 3, 3)
     run.step(46, again, 3, 3)
     run.finish(50, again, 3, 4)
     assert lane(run) == [("starting", 0, 4), ("training", 4, 40), ("recovery", 40, 46), ("training", 46, 50)]
@@ -110,7 +110,7 @@ def test_a_job_that_was_ended_and_started_again_was_down_between(run):
     run.fault(40, "preemption", slot=None)
     run.tell(45, "end", pid=5, code=75, reason="preempted")
     run.tell(100, "start", pid=6, attempt=1, command=["python"])
-    run.meet(104, REPLACED, 2, 3, "durable")
+    run.rendezvous(104, REPLACED, 2, 3, "durable")
     run.step(105, REPLACED, 2, 3)
     run.finish(110, REPLACED, 2, 4)
     assert lane(run)[1:] == [
@@ -124,7 +124,7 @@ def test_a_job_that_was_ended_and_started_again_was_down_between(run):
 
 def test_a_job_that_was_killed_as_a_whole_was_down_from_its_last_sign_on(run):
     run.tell(100, "start", pid=6, attempt=1, command=["python"])
-    run.meet(104, REPLACED, 2, 3, "durable")
+    run.rendezvous(104, REPLACED, 2, 3, "durable")
     run.step(105, REPLACED, 2, 3)
     run.finish(110, REPLACED, 2, 4)
     assert lane(run)[1:4] == [("training", 4, 34), ("down", 34, 100), ("starting", 100, 105)]
@@ -133,7 +133,7 @@ def test_a_job_that_was_killed_as_a_whole_was_down_from_its_last_sign_on(run):
 def test_a_restart_by_the_supervisor_is_part_of_the_recovery(run):
     run.fault(40, "launcher_lost", slot=None)
     run.tell(41, "start", pid=5, attempt=2, command=["python"])
-    run.meet(50, REPLACED, 2, 3, "durable")
+    run.rendezvous(50, REPLACED, 2, 3, "durable")
     run.step(51, REPLACED, 2, 3)
     run.finish(60, REPLACED, 2, 4)
     assert lane(run)[1:] == [("training", 4, 40), ("recovery", 40, 51), ("training", 51, 60)]
@@ -161,10 +161,10 @@ def test_a_rank_that_only_had_a_fault_has_a_lane(run):
     assert [fault.rank for fault in found.faults] == [3, -1, None]
 
 
-def test_a_commit_is_durable_once_any_rank_says_so_also_after_the_next_meeting(run):
+def test_a_commit_is_durable_once_any_rank_says_so_also_after_the_next_rendezvous(run):
     run.tell(25, "durable", "node-1", 10, generation=1, commit=2)
     run.reset(40, TWO, 0)
-    run.meet(41, TWO, 2, 3)
+    run.rendezvous(41, TWO, 2, 3)
     run.step(42, TWO, 2, 3)
     run.commit(TWO, 2, {4: 50})
     run.tell(52, "durable", "node-1", 10, generation=1, commit=3)

@@ -43,7 +43,7 @@ def test_a_batch_whose_step_a_fault_has_prevented_is_no_part_of_the_next_one() -
     for value in (1.0, 2.0):
         model(torch.full((4, 2), value)).sum().backward()
         optimizer.step()
-    model(torch.full((4, 2), 2.0))  # then a rank is lost, and the others meet anew
+    model(torch.full((4, 2), 2.0))  # then a rank is lost, and the others have another rendezvous
     listener.agreements += 1
     model(torch.full((4, 2), 1.0)).sum().backward()
     optimizer.step()

@@ -272,7 +272,9 @@ def test_large_tensors_are_compared_piece_by_piece(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("policy", "error"), [("raise", "DivergedError"), ("warn", None), ("heal", None)])
-def test_ranks_that_meet_after_a_fault_believe_the_majority(policy: Divergence, error: str | None) -> None:
+def test_ranks_at_the_rendezvous_after_a_fault_believe_the_majority(
+    policy: Divergence, error: str | None
+) -> None:
     def body(process: Process) -> Any:
         state = build(process, guard(policy, every=100))
         if not process.world.newcomer:

@@ -72,7 +72,7 @@ def test_what_is_told_depends_on_all_of_it_but_nothing_else() -> None:
     assert all(-(2**63) <= number < 2**63 for number in told(entries))
 
 
-# -- when ranks meet ---------------------------------------------------------------------------------------
+# -- at a rendezvous --------------------------------------------------------------------------------------
 
 
 def build(process: Process, guard: Guard | None = Guard(), **attributes: Any) -> Any:  # noqa: B008  frozen

@@ -53,7 +53,7 @@ class Script:
                 scalars.waiting()
                 world.allgather([0], "step")
                 clock.advance(0.5)
-                scalars.met()
+                scalars.arrived()
                 scalars.stepped()
                 state.step += 1
                 state.log_metrics(loss=1 / state.step)

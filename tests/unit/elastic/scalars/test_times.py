@@ -30,7 +30,7 @@ def test_the_parts_of_a_step(times: Times, clock: FakeClock) -> None:
     clock.advance(2)
     times.waiting()
     clock.advance(4)
-    times.met()
+    times.arrived()
     clock.advance(8)
     assert times.stepped() == Step(15, data_wait=1, allreduce_wait=4)
 
@@ -46,7 +46,7 @@ def test_each_step_begins_anew(times: Times, clock: FakeClock) -> None:
         times.fetched()
         times.waiting()
         clock.advance(seconds)
-        times.met()
+        times.arrived()
         assert times.stepped() == Step(2 * seconds, seconds, seconds)
     clock.advance(5)
     assert times.stepped() == Step(5, None, None)
@@ -65,8 +65,8 @@ def test_waits_add_up(times: Times, clock: FakeClock) -> None:
         clock.advance(1)
         times.waiting()  # already
         clock.advance(1)
-        times.met()
-        times.met()  # already
+        times.arrived()
+        times.arrived()  # already
         clock.advance(10)
     times.waited(0.5)
     assert times.stepped().allreduce_wait == 4.5
@@ -118,7 +118,7 @@ def test_work_is_what_is_no_wait_for_others(times: Times, clock: FakeClock) -> N
         clock.advance(3)
         times.waiting()
         clock.advance(10)
-        times.met()
+        times.arrived()
         times.stepped()
     commit(times, clock, 100)
     assert times.take_busy() == 6

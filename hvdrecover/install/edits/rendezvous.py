@@ -1,4 +1,4 @@
-"""Edits of how ranks meet: the driver gives addresses out when all have come, or says that not all will.
+"""Edits of Horovod's rendezvous: the driver answers when all have come, or says that not all will.
 
 A worker that comes to a job is started when the others wait for it already, and imports its libraries only
 then. They give it up after Gloo's time-out, which is to be short for hosts that are lost. The driver
@@ -76,17 +76,17 @@ _TRY_AGAIN_CODE = '''\
 '''
 
 
-MEETING: tuple[Edit, ...] = (
+RENDEZVOUS: tuple[Edit, ...] = (
     Edit(
-        name="meeting-time",
+        name="rendezvous-time",
         file=_REGISTRY,
         old="import logging\nimport threading\n",
         new="import logging\nimport threading\nimport time\n",
         why=_SLOW,
     ),
-    Edit(name="meeting-wait", file=_REGISTRY, old="    def size(self):\n", new=_WAIT_CODE, why=_SLOW),
+    Edit(name="rendezvous-wait", file=_REGISTRY, old="    def size(self):\n", new=_WAIT_CODE, why=_SLOW),
     Edit(
-        name="meeting-driver",
+        name="rendezvous-driver",
         file="horovod/runner/elastic/driver.py",
         old="    def record_ready(self, host, slot):\n",
         new=(
@@ -101,21 +101,21 @@ MEETING: tuple[Edit, ...] = (
         why=_SLOW,
     ),
     Edit(
-        name="meeting-status",
+        name="rendezvous-status",
         file=_HANDLER,
         old="def create_rendezvous_handler(driver):\n",
         new="GONE = 410\n\n\ndef create_rendezvous_handler(driver):\n",
         why=_OVER,
     ),
     Edit(
-        name="meeting-answers",
+        name="rendezvous-answers",
         file=_HANDLER,
         old="    class ElasticRendezvousHandler(RendezvousHandler):\n",
         new=_HANDLER_CODE,
         why=_SLOW,
     ),
     Edit(
-        name="meeting-complete",
+        name="rendezvous-complete",
         file=_HANDLER,
         old="            super(RendezvousHandler, self)._put_value(scope, key, value)\n",
         new=(
