@@ -17,7 +17,7 @@ from enum import IntEnum
 from typing import Any
 
 SIZE = mmap.PAGESIZE
-_PATIENCE = 2.0  # seconds for a guardian to hear of something
+_PATIENCE = 2.0  # seconds for a guardian to learn something
 
 
 class Phase(IntEnum):
@@ -198,7 +198,7 @@ def attach(page: int, notes: int) -> None:
 
     Args:
         page: file descriptor of the page.
-        notes: file descriptor that takes what is told in words.
+        notes: file descriptor that takes notes for the guardian.
 
     Raises:
         OSError: they are none.
@@ -216,7 +216,7 @@ def watched() -> bool:
 
 
 def heartbeat() -> None:
-    """Tell that there is progress; called by training scripts wherever a long phase gets on.
+    """Report progress; called by training scripts wherever a long phase gets on.
 
     Examples:
         >>> for chunk in range(3):  # of something long
@@ -326,7 +326,7 @@ def read() -> Reading:
 
 
 def await_guardian() -> None:
-    """Wait until the guardian has heard of the longest times; it looks several times a second."""
+    """Wait until the guardian has learnt the longest times; it looks several times a second."""
     deadline = time.monotonic() + _PATIENCE
     while watched() and not _page.is_judged and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -357,7 +357,7 @@ def stall_seconds() -> int:
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Tell that what is inside may take as long as it likes without progress, on all ranks.
+    """Let what is inside take as long as it likes without progress, on all ranks.
 
     All ranks must enter it, also those that have nothing to do in it: they wait for the others afterwards.
     """
@@ -388,7 +388,7 @@ def _run(callbacks: list[Callable[[], None]]) -> None:
         callback()
 
 
-def tell(**facts: Any) -> None:
-    """Tell the guardian something in words; a line of JSON."""
+def notify(**facts: Any) -> None:
+    """Send the guardian a note, a line of JSON."""
     if _notes is not None:
         os.write(_notes, f"{json.dumps(facts)}\n".encode())

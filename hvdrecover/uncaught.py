@@ -1,4 +1,4 @@
-"""The error that ends a process: told to its guardian, which has it shown once, and last."""
+"""The error that ends a process: reported to its guardian, which has it shown once, and last."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _notes: int | None = None
 _hook: object = None  # the last that was set here
 
 
-def told_to(notes: int) -> None:
-    """Tell a guardian of the error that ends this process, and let the guardian print it.
+def report_to(notes: int) -> None:
+    """Report the error that ends this process to a guardian, and let the guardian print it.
 
     If the script, or a library, has a hook of its own for such errors, that is called, and does the printing.
 
@@ -32,9 +32,9 @@ def told_to(notes: int) -> None:
     previous, process = sys.excepthook, os.getpid()
     prints = previous is not sys.__excepthook__
 
-    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         forked = os.getpid() != process
-        if forked or issubclass(kind, KeyboardInterrupt) or not _told(error, printed=prints) or prints:
+        if forked or issubclass(kind, KeyboardInterrupt) or not _reported(error, printed=prints) or prints:
             previous(kind, error, trace)
             return
         # The exit may have to wait for other threads, for ever perhaps. The error must not wait for it.
@@ -42,10 +42,10 @@ def told_to(notes: int) -> None:
         late.daemon = True
         late.start()
 
-    sys.excepthook = _hook = tell
+    sys.excepthook = _hook = report
 
 
-def _told(error: BaseException, *, printed: bool) -> bool:
+def _reported(error: BaseException, *, printed: bool) -> bool:
     text = "".join(traceback.format_exception(error))
     short = "".join(traceback.format_exception_only(error)).strip()
     return _write(error=short, traceback=text, kinds=error_kinds.kinds(error), unprinted=not printed)

@@ -1,6 +1,6 @@
 """The digest that vouches for a file: xxh3-128, in hexadecimal.
 
-It finds damage; it is no defence against somebody who can write to the root.
+It finds damage; it is not a defence against somebody who can write to the root.
 Source: https://github.com/Cyan4973/xxHash.
 """
 

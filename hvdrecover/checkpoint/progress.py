@@ -109,7 +109,7 @@ class Progress:
             self._report("outage", commit, error, message, logging.WARNING, age=self.age)
 
     def count(self, error: StorageError) -> None:
-        """An attempt has failed, and nobody is told of it."""
+        """An attempt has failed, and it is not reported."""
         if self.error is None:
             self._outage_since, self._attempts = self._clock.monotonic(), 0
         self._attempts += 1

@@ -79,9 +79,9 @@ class BackgroundWriter:
             if begins:
                 self._attempting = True  # or will be in a moment
                 self._answered.clear()
-            rests = self._cleaned_up.is_set()
+            idle = self._cleaned_up.is_set()
             self._cleaned_up.clear()
-        if rests:
+        if idle:
             self._start()
         return True
 
@@ -217,7 +217,7 @@ class BackgroundWriter:
         except Exception as error:
             if not is_durable:
                 raise
-            _tell(error)
+            _report_unhandled(error)
 
     def _failed(self, error: HvdrecoverError) -> None:
         _forget_locals(error)
@@ -230,8 +230,8 @@ class BackgroundWriter:
                 self._answered.set()
 
     def _broke_off(self, error: Exception) -> None:
-        """An attempt has failed, and could not even be told of."""
-        _tell(error)
+        """An attempt has failed, and could not even be reported."""
+        _report_unhandled(error)
         self.progress.count(_unforeseen(self._store.url, error))
         self._let_go()
 
@@ -244,8 +244,8 @@ class BackgroundWriter:
             self._answered.set()
 
 
-def _tell(error: Exception) -> None:
-    """Tell of an error as a thread does that ends by it, and keep nothing of it."""
+def _report_unhandled(error: Exception) -> None:
+    """Report an error as a thread does that ends by it, and keep nothing of it."""
     facts = (type(error), error, error.__traceback__, threading.current_thread())
     threading.excepthook(threading.ExceptHookArgs(facts))
     _forget_locals(error)

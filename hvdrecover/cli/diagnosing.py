@@ -68,8 +68,8 @@ def _run(arguments: argparse.Namespace) -> int:
         settings = _settings(arguments)
     except (ConfigError, DiscoveryError) as error:
         arguments.refuse(str(error))
-    with progress() as tell:
-        findings = examine(settings, SYSTEM_CLOCK, tell)
+    with progress() as notify:
+        findings = examine(settings, SYSTEM_CLOCK, notify)
     if arguments.json:
         sys.stdout.write(documents.dumps(document(settings, findings)))
     else:

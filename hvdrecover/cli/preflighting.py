@@ -51,16 +51,16 @@ def selected(options: Options, request: Request | None, read: Config, clock: Clo
         identity=options.identity,
     )
     began = clock.monotonic()
-    with progress() as tell:
-        findings = examine(settings, clock, tell, hosts_only=True)
+    with progress() as notify:
+        findings = examine(settings, clock, notify, hosts_only=True)
     selection = preflight.select(hosts, findings, least)
     if selection.excluded:
         options = _without(options, selection, request)
-    _tell(selection, options.processes, Events(read.events, read.host, clock), clock.monotonic() - began)
+    _report(selection, options.processes, Events(read.events, read.host, clock), clock.monotonic() - began)
     return options
 
 
-def _tell(selection: Selection, processes: int, events: Events, seconds: float) -> None:
+def _report(selection: Selection, processes: int, events: Events, seconds: float) -> None:
     for finding in selection.warnings:
         logger.warning("%s", preflight.described(finding))
     for finding, names in _grouped(selection.excluded):

@@ -39,7 +39,7 @@ class Lines:
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._before: Status | None = None
-        self._told: tuple[float, Commit | None] = 0.0, None  # when, and how far the run had got
+        self._shown: tuple[float, Commit | None] = 0.0, None  # when, and how far the run had got
         self._problem = ""
 
     def show(self, status: Status, problem: str) -> None:
@@ -51,13 +51,13 @@ class Lines:
             lines = [f"{name}: {text}" for name, text in standing.facts(status, now).items() if text]
         else:
             lines = standing.changes(self._before, status)
-            told, commit = self._told
-            if status.commit != commit and (lines or status.over or now - told >= _PROGRESS):
+            shown, commit = self._shown
+            if status.commit != commit and (lines or status.over or now - shown >= _PROGRESS):
                 lines.append(standing.progress(status))
         if problem and problem != self._problem:
             lines.append(f"some events could not be read: {problem}")
         if lines:
-            self._told = now, status.commit
+            self._shown = now, status.commit
             self._write(lines)
         self._before, self._problem = status, problem
 

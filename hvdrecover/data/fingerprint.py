@@ -1,7 +1,7 @@
 """The fingerprint of training data: what is kept of them in a commit, to see later whether they have changed.
 
 It finds what happens by mistake: another version of a data set, files that are missing, added, cut short,
-converted or overwritten. It is no defence against somebody who means to deceive.
+converted or overwritten. It is not a defence against somebody who means to deceive.
 """
 
 from __future__ import annotations

@@ -134,11 +134,11 @@ def _answer(question: Question, file: HistoryFile, clock: Clock, writer: int, *,
         if not is_fresh(history, question, clock.now()):  # nobody has done it meanwhile
             history = asked(history, question, clock)
             problem = _keep(history, file) or problem
-        _tell(writer, history, problem)
+        _send(writer, history, problem)
         if question.checks.any:
             history = checked(history, question, clock)
             problem = _keep(history, file) or problem
-        _tell(writer, history, problem)
+        _send(writer, history, problem)
 
 
 def _keep(history: History, file: HistoryFile) -> str:
@@ -154,7 +154,7 @@ def _unwritable(error: OSError) -> str:
     return f"the cache can't be written, so that no answer is remembered: {where}{error.strerror}"
 
 
-def _tell(writer: int, history: History, problem: str) -> None:
+def _send(writer: int, history: History, problem: str) -> None:
     with suppress(BrokenPipeError):  # the caller has answered already
         with os.fdopen(writer, "wb", closefd=False) as pipe:
             pipe.write(problem.encode() + b"\t" + dumps(history) + b"\n")

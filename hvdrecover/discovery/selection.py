@@ -20,7 +20,7 @@ class Limits:
     """The user's wishes about the hosts.
 
     Attributes:
-        slots: of hosts whose source tells none.
+        slots: of hosts whose source names none.
         include: patterns as of a shell; a host must match one of them, if there are any.
         exclude: patterns that no host may match.
         max_hosts: how many hosts are named at most.
@@ -121,7 +121,7 @@ def answer(
             or f"{source}: no host passes its check; these did {now - (history.healthy_at or 0):.0f} s ago"
         )
     entries.sort(key=lambda entry: (not entry.named, entry.since))  # stable: else in the source's order
-    return Answer(tuple(_limited(_rested(entries, reports, now), limits)), warning)
+    return Answer(tuple(_limited(_without_failing(entries, reports, now), limits)), warning)
 
 
 def _entry(host: Host, history: History, limits: Limits, *, checked: bool) -> Entry:
@@ -172,18 +172,18 @@ def _last_healthy(
     raise DiscoveryError(source, f"none of its {len(left)} hosts passes its check:{reasons}")
 
 
-def _rested(entries: list[Entry], reports: Mapping[str, Sequence[float]], now: float) -> list[Entry]:
+def _without_failing(entries: list[Entry], reports: Mapping[str, Sequence[float]], now: float) -> list[Entry]:
     """Exclude hosts in their cooldown, unless nothing would be left then."""
-    rested: list[Entry] = []
+    entered: list[Entry] = []
     for entry in entries:
         until = cooldown.ends_at(reports.get(entry.name, ()), now) if entry.named else 0.0
         if until:
             times = len(reports[entry.name])
             why = f"reported as failing {times} times; excluded for another {until - now:.0f} s"
-            rested.append(replace(entry, state="cooldown", since=max(reports[entry.name]), why=why))
+            entered.append(replace(entry, state="cooldown", since=max(reports[entry.name]), why=why))
         else:
-            rested.append(entry)
-    return rested if any(entry.named for entry in rested) else entries
+            entered.append(entry)
+    return entered if any(entry.named for entry in entered) else entries
 
 
 def _limited(entries: Sequence[Entry], limits: Limits) -> list[Entry]:

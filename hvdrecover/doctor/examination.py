@@ -71,14 +71,14 @@ class Settings:
 
 
 def examine(
-    settings: Settings, clock: Clock, tell: Callable[[str], None], *, hosts_only: bool = False
+    settings: Settings, clock: Clock, notify: Callable[[str], None], *, hosts_only: bool = False
 ) -> list[Finding]:
     """Make all checks.
 
     Args:
         settings: what to examine.
         clock: where times come from.
-        tell: is told what is looked at next.
+        notify: called with the name of what is looked at next.
         hosts_only: whether to look at nothing but the hosts, which takes seconds.
 
     Returns:
@@ -94,7 +94,7 @@ def examine(
         tempfile.TemporaryDirectory(prefix="hvdrecover-doctor-") as folder,
         Agents(list(ranks), settings.ssh_port, settings.identity) as agents,
     ):
-        examination = _Examination(settings, ranks, agents, Path(folder), clock, tell)
+        examination = _Examination(settings, ranks, agents, Path(folder), clock, notify)
         return list(examination.of_hosts() if hosts_only else examination.findings())
 
 
@@ -108,27 +108,27 @@ class _Examination:
         agents: Agents,
         folder: Path,
         clock: Clock,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
         self._settings = settings
         self._ranks = ranks
         self._agents = agents
         self._folder = folder
         self._clock = clock
-        self._tell = tell
+        self._notify = notify
         self._facts: dict[str, HostFacts] = {}
 
     def of_hosts(self) -> Iterator[Finding]:
-        self._tell("hosts")
+        self._notify("hosts")
         yield from self._hosts(self._gather_facts(), [])
 
     def findings(self) -> Iterator[Finding]:
-        self._tell("hosts")
+        self._notify("hosts")
         problems = self._gather_facts()
         launches, sums = self._rings(any(problems.values()))
         yield from self._hosts(problems, launches)
         yield from sums
-        self._tell("checkpoint root")
+        self._notify("checkpoint root")
         yield from checked(roots.ROOT, self._root)
         yield from checked("host memory", self._memory)
         yield from checked(near.NEAR, self._near)
@@ -137,14 +137,14 @@ class _Examination:
         yield from checked("versions", self._versions)
         yield from checked("horovod", lambda: self._horovod(launches))
         yield from checked("ssh", lambda: network.judge_ssh(problems, self._local()))
-        self._tell("network")
+        self._notify("network")
         for check, look in (
             ("names", self._names),
             ("network", self._network),
             ("clocks", self._clocks),
         ):
             yield from checked(check, look if self._several() else lambda check=check: self._alone(check))  # type: ignore[misc]
-        self._tell("processors")
+        self._notify("processors")
         yield from checked(compute.COMPUTE, self._compute)
         yield from checked(gpus.GPUS, self._gpus)
 
@@ -233,13 +233,13 @@ class _Examination:
         found: dict[str, Any] = {}
         for hosts in zip_longest(*machines.values()):
             found |= self._agents.ask({host: () for host in hosts if host}, "compute", _PRODUCTS)
-        yield from self._told(compute.COMPUTE, found, compute.judge)
+        yield from self._judged(compute.COMPUTE, found, compute.judge)
 
     def _gpus(self) -> Iterator[Finding]:
         found = self._agents.ask(dict.fromkeys(self._facts, ()), "gpus", _QUESTION)
-        yield from self._told(gpus.GPUS, found, gpus.judge)
+        yield from self._judged(gpus.GPUS, found, gpus.judge)
 
-    def _told(
+    def _judged(
         self,
         check: str,
         answers: Mapping[str, Any | LaunchError],
@@ -287,7 +287,7 @@ class _Examination:
         return launches, found + mpi
 
     def _launch(self, by: str, launches: list[Launched]) -> Launched:
-        self._tell(ring.check_of(by))
+        self._notify(ring.check_of(by))
         options = Options(
             self._settings.processes,
             hosts=",".join(f"{host}:{slots}" for host, slots in self._settings.hosts.items()),

@@ -41,7 +41,7 @@ _FIELDS = (
     *_REASONS,
 )
 _UNKNOWN_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
-# Reasons for slow clocks that are faults: all others are a GPU at rest, or at the limit of its power.
+# Reasons for slow clocks that are faults: all others are an idle GPU, or one at the limit of its power.
 _SLOWED = {
     0x20: "slowed by the driver, as it is hot",
     0x40: "slowed by the hardware, as it is hot",
@@ -142,15 +142,15 @@ def judge(found: Mapping[str, Mapping[str, Any] | None]) -> list[Finding]:
     on = {host: each for host, each in found.items() if each is not None}
     if not on:
         return [skipped(GPUS, "no NVIDIA GPU on any host" if len(found) > 1 else "no NVIDIA GPU")]
-    told_of = {"hosts": dict(found)}
+    every = {"hosts": dict(found)}
     broken = {host: words for host, each in on.items() if (words := _broken(each))}
     ailing = {host: words for host, each in on.items() if (words := _ailing(each))}
-    told = []
+    findings = []
     if broken:
-        told.append(failure(GPUS, _named(broken), _RESET, at_fault=broken, **told_of))
+        findings.append(failure(GPUS, _named(broken), _RESET, at_fault=broken, **every))
     if ailing:
-        told.append(warning(GPUS, _named(ailing), _REMEDY, **told_of))
-    return told or [ok(GPUS, _described(on), **told_of)]
+        findings.append(warning(GPUS, _named(ailing), _REMEDY, **every))
+    return findings or [ok(GPUS, _described(on), **every)]
 
 
 _REMEDY = (

@@ -29,7 +29,7 @@ class Phases:
 
     Attributes:
         detect: from the fault until it was noticed.
-        reset: parting from the other ranks.
+        reset: leaving the other ranks.
         rendezvous: the rendezvous with those that are there.
         load: reading a durable commit; 0 if a memory held one.
         sync: bringing all ranks to one state.

@@ -114,7 +114,7 @@ class Drill:
         """Run the script once for each of a schedule's runs, with its faults.
 
         Faults for which a run is over too early strike in one more, but not for ever where none of them does.
-        What is to strike is told and stored before anything does.
+        What is to strike is announced and stored before anything does.
 
         Args:
             schedule: the faults.
@@ -125,7 +125,7 @@ class Drill:
         in_vain = [0] * len(runs)  # how many runs for the same faults were over before any of them struck
         self._store(schedule)
         for number, strikes in enumerate(runs, 1):
-            self._tell(number, strikes)
+            self._announce(number, strikes)
         while len(results) < len(runs):
             place = len(results)
             results.append(result := self._run(place + 1, runs[place]))
@@ -133,7 +133,7 @@ class Drill:
             if result.missed and vain <= _IN_VAIN and not result.findings:
                 runs.append(again(result.missed, self._clean.newest))
                 in_vain.append(vain)
-                self._tell(len(runs), runs[-1])
+                self._announce(len(runs), runs[-1])
         schedule = replace(schedule, runs=tuple(runs))
         self._store(schedule)
         leaving = [seconds for result in results for seconds in result.run.leaving]
@@ -145,7 +145,7 @@ class Drill:
     def _store(self, schedule: Schedule) -> None:
         (self._folder / "schedule.json").write_text(dumps(schedule))
 
-    def _tell(self, number: int, strikes: Sequence[Strike]) -> None:
+    def _announce(self, number: int, strikes: Sequence[Strike]) -> None:
         """Say which faults a run is to have."""
         logger.info("drill: %s is to have %s", _name(number), described(strikes, self._command.processes))
 

@@ -11,7 +11,7 @@ from hvdrecover.drill.advice import Measured, Phases
 from hvdrecover.drill.testimony import Testimony
 from hvdrecover.reporting import reading, summary
 from hvdrecover.reporting.records import Event, Log
-from hvdrecover.reporting.summary import TOLD, Recovery
+from hvdrecover.reporting.summary import REPORTED, Recovery
 
 
 def measure(clean: Path, told: Testimony, drilled: Sequence[Log], leaving: Sequence[float]) -> Measured:
@@ -55,8 +55,8 @@ def _recoveries(log: Log) -> Iterator[tuple[str, Phases]]:
 
 def _phases(recovery: Recovery) -> Phases:
     """The phases that the slowest rank tells; what came before them was for the fault to be noticed."""
-    told = {name: recovery.phases.get(name, 0.0) for name in TOLD}
-    return Phases(detect=recovery.phases.get("start", 0.0), **told)
+    reported = {name: recovery.phases.get(name, 0.0) for name in REPORTED}
+    return Phases(detect=recovery.phases.get("start", 0.0), **reported)
 
 
 def silences(told: Testimony) -> Iterator[float]:

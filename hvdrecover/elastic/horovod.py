@@ -105,7 +105,7 @@ class Ranks:
             raise kind(reason) from error
 
     def shutdown(self) -> None:
-        """Part from the other ranks."""
+        """Leave the other ranks."""
         self._hvd.shutdown()
 
     def join(self, mine: npt.NDArray[np.int64], name: str) -> npt.NDArray[np.int64]:

@@ -225,7 +225,7 @@ class World(Protocol):
         """
 
     def shutdown(self) -> None:
-        """Part from the other ranks."""
+        """Leave the other ranks."""
 
     def allow_stalls(self, seconds: int) -> None:
         """Have collectives fail for which a rank is missing for so long; 0 lets them wait for ever."""

@@ -151,7 +151,7 @@ class Recovery:
         agreement = receive(self._context.world, self.root, held, mine, self._durable.near.base)
         self._context.place.job = agreement.job
         if agreement.loaded:  # whichever rank fails next, its guardian knows from which commit
-            heartbeat.tell(loaded=agreement.loaded)
+            heartbeat.notify(loaded=agreement.loaded)
         self._load(agreement.snapshot, strict=True)
         return agreement
 
@@ -189,7 +189,7 @@ class Recovery:
     def _from_near(self, recalled: Recalled, claimed: Claimed) -> Agreement:
         self._context.place.job = claimed.job
         name = recalled.snapshot.id.name
-        heartbeat.tell(loaded=name)
+        heartbeat.notify(loaded=name)
         with self._rank.timings.of("load"):
             snapshot = self._resumed(recalled.snapshot, claimed.generation, f"near commit {name}")
         return Agreement(snapshot, "near", claimed.job, name)
@@ -213,7 +213,7 @@ class Recovery:
         if stored is None:
             self._own.random.draw_seed()
             return Agreement(memory.capture(CommitId(generation, 0)), "initial", place.job)
-        heartbeat.tell(loaded=stored.id.name)
+        heartbeat.notify(loaded=stored.id.name)
         where = f"{self._durable.root}/{stored.id}"
         if stored.finished and self._context.config.reopen:
             stored = dataclasses.replace(stored, finished=False)
@@ -353,7 +353,7 @@ class Recovery:
         if not whole:
             self._durable.near.remove()  # the others have the commit, and continue
         scope = "job" if whole else "host"
-        heartbeat.tell(left=scope)
+        heartbeat.notify(left=scope)
         heartbeat.enter(heartbeat.Phase.LEFT)
         message = reports.leaving(commit, self._durable.root, whole=whole)
         facts: dict[str, Any] = {"scope": scope, "generation": commit.generation, "commit": commit.commit}

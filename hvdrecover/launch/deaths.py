@@ -70,7 +70,7 @@ class Cause:
 
     @classmethod
     def of(cls, fault: Mapping[str, Any]) -> Cause:
-        """That which a guardian has told of, as a fault."""
+        """The one that a guardian has reported, as a fault."""
         changed, steps = fault["point"]
         return cls(int(fault["exit"]), str(fault["detail"]), (int(changed), int(steps)))
 
@@ -90,7 +90,7 @@ def end(death: Death, *, first: bool = False) -> End:
     elif phase == Phase.LEFT or (death.returncode == PREEMPTED and death.reading.stop):
         name = "left"
     elif death.returncode == -signal.SIGTERM:  # which Horovod sends to what it no longer needs
-        name = "told"
+        name = "dismissed"
     elif death.hung and phase in (Phase.STARTING, Phase.RECOVERING):
         name = "apart"  # ranks wait for each other there, so nobody knows who is to blame
     elif (name := fault(death)) == "script_error":

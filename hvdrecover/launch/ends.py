@@ -48,7 +48,7 @@ OF_PROCESSES = (
         PREEMPTED,
     ),
     End("removed", "its host no longer belongs to the job", "none", "the others resume"),
-    End("told", "Horovod ended it by SIGTERM", "none", "the others resume"),
+    End("dismissed", "Horovod ended it by SIGTERM", "none", "the others resume"),
     End(
         "crash",
         "a signal, or an error of Horovod's",

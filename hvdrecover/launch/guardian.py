@@ -219,9 +219,9 @@ class Guardian:
         if not self._reports.is_supervised and self._config.local_rank in (
             0,
             None,
-        ):  # else somebody has told it
+        ):  # else somebody has said so
             rank = self._training.read().rank
-            self._reports.tell("fault", f"{reason}: stopping", rank, fault="launcher_lost", detail=reason)
+            self._reports.report("fault", f"{reason}: stopping", rank, fault="launcher_lost", detail=reason)
         self._kill()
         self._say_end("stopped")
         if self._config.local_rank in (0, None):
@@ -231,7 +231,7 @@ class Guardian:
     # -- the end of a training process -----------------------------------------------------------------
 
     def _died(self, returncode: int) -> int | None:
-        """Restart the training process in place, or tell with which code to exit."""
+        """Restart the training process in place, or return the code to exit with."""
         kills, notes, reading = oom.kills(), self._training.notes(), self._training.read()
         ours = returncode == 1
         death = Death(
@@ -315,7 +315,7 @@ class Guardian:
             follows = f"given up: {reason}"
         words = death.kinds[0] if end.errors else death.words  # ours are long, and are printed already
         what = f"{kind.replace('_', ' ')} ({words}) after its commit {reading.commit}"
-        self._reports.tell(
+        self._reports.report(
             "fault",
             f"{self._reports.name(reading)}: {what}; {follows}",
             reading.rank,
@@ -337,7 +337,7 @@ class Guardian:
         )
 
     def _count_divergences(self, reading: Reading) -> None:
-        """Tell the supervisor each time that the parameters here were not those of most ranks."""
+        """Report to the supervisor each time that the parameters here were not those of most ranks."""
         while self._divergences < reading.diverged:
             self._divergences += 1
             self._reports.send(kind="diverged")

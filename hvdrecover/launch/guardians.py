@@ -29,8 +29,8 @@ class Guardian:
         host: its host's name.
         slot: its place there.
         ended: whether it has said that it goes.
-        commit: generation and number of the last commit that it told of, or None.
-        unclear: whether it has told what can't be understood.
+        commit: generation and number of the last commit that it reported, or None.
+        unclear: whether it has sent what can't be understood.
     """
 
     host: str = ""
@@ -41,7 +41,7 @@ class Guardian:
 
 
 class Guardians:
-    """Takes guardians' connections, hears what they tell, and hands on orders.
+    """Takes guardians' connections, hears what they send, and hands on orders.
 
     Anybody who reaches the port can connect. Who does not say the token within seconds, or sends something
     else, is dropped, and so many are held at most that guardians can always come.
@@ -165,7 +165,7 @@ class Guardians:
         elif not guardian.unclear:
             guardian.unclear = True
             logger.warning(
-                "%s slot %s tells what can't be understood: left out", guardian.host, guardian.slot
+                "%s slot %s sends what can't be understood: left out", guardian.host, guardian.slot
             )
 
     def _welcome(self, source: Link, message: Message) -> bool:

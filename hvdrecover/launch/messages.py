@@ -1,6 +1,6 @@
 """The content of messages between the supervisor and its guardians; pure functions.
 
-Both sides go by what they are told, so each message is checked where it comes in. Whatever a connection
+Both sides go by what they are sent, so each message is checked where it comes in. Whatever a connection
 brings, later code finds all fields that it needs, each of its type.
 """
 
@@ -36,8 +36,8 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 
 def of_guardian(message: Message) -> Message | None:
-    """Return what a guardian tells, or None if it isn't what guardians tell."""
-    return _checked(message, "kind", _KINDS, _TOLD)
+    """Return what a guardian sends, or None if it isn't what guardians send."""
+    return _checked(message, "kind", _KINDS, _REPORTED)
 
 
 def of_supervisor(message: Message) -> Message | None:
@@ -135,7 +135,7 @@ def _or_none(check: _Check) -> _Check:
     return lambda value: value is None or check(value)
 
 
-# What guardians tell: the fields that each kind needs, and what each field must be wherever it stands.
+# What guardians send: the fields that each kind needs, and what each field must be wherever it stands.
 _KINDS: dict[str, tuple[str, ...]] = {
     "commit": ("commit",),
     "end": ("how",),
@@ -145,7 +145,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "where": ("rank", "place"),
     "fault": ("fault", "message", "exit", "detail", "commit", "point"),
 }
-_TOLD: dict[str, _Check] = {
+_REPORTED: dict[str, _Check] = {
     "again": _is_flag,
     "begun": _is_flag,
     "commit": _is_pair,

@@ -29,7 +29,7 @@ class Readiness:
         self._environ = environ
         self._standby: Training | None = None
         self._calm_since: float | None = None
-        self._told = False
+        self._reported = False
 
     @property
     def is_warm(self) -> bool:
@@ -39,9 +39,9 @@ class Readiness:
     def news(self) -> bool | None:
         """Return whether there is a standby that has imported all and waits; None if that is known."""
         ready = self._standby is not None and self.is_warm and self._standby.read().phase == Phase.READY
-        if ready == self._told:
+        if ready == self._reported:
             return None
-        self._told = ready
+        self._reported = ready
         return ready
 
     def keep(self, training: Training, reading: Reading, now: float) -> None:

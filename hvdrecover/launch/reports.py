@@ -87,7 +87,9 @@ class Reports:
         rank = f"rank {reading.rank}" if reading.rank >= 0 else "a process that has no rank yet"
         return f"{rank} on {self._config.host}"
 
-    def tell(self, kind: str, message: str, rank: int, *, level: int = logging.WARNING, **facts: Any) -> None:
+    def report(
+        self, kind: str, message: str, rank: int, *, level: int = logging.WARNING, **facts: Any
+    ) -> None:
         """Report to all: by an event, a line on the terminal, and a message to the supervisor.
 
         Args:
@@ -114,7 +116,7 @@ class Reports:
         """
         facts: dict[str, Any] = {"end": ends.FIRST_ERROR.name, "point": (0, 0), "commit": [0, 0]}
         facts |= {"fault": "script_error", "detail": str(error), "exit": 1, "final": True}
-        self.tell("fault", str(error), -1, level=logging.DEBUG, slot=self._config.local_rank, **facts)
+        self.report("fault", str(error), -1, level=logging.DEBUG, slot=self._config.local_rank, **facts)
         orders: list[object] = []
         self.listen(waking.selector, lambda: orders.extend(each.get("order") for each in self.receive()))
         deadline = self._clock.monotonic() + seconds

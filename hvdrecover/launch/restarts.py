@@ -27,9 +27,9 @@ class Attempt:
         code: how the launcher has ended; negative for a signal.
         ends: how slots have ended, by their own account: finished, preempted (with the whole job), left (with
             their host) or stopped.
-        faults: what guardians told of faults.
-        point: the farthest point that was heard of, as in `hvdrecover.heartbeat.Reading.point`.
-        committed: whether a commit was heard of.
+        faults: the faults that guardians reported.
+        point: the farthest point that was reported, as in `hvdrecover.heartbeat.Reading.point`.
+        committed: whether a commit was reported.
     """
 
     number: int
@@ -73,7 +73,7 @@ class Outcome:
 def ending(attempts: Sequence[Attempt]) -> Fault | None:
     """Return the fault that ends the last of some starts at once; None if there is none.
 
-    A rank's own error is preferred to what others have heard of it.
+    A rank's own error is preferred to what others report of it.
     """
     found = [each for each in attempts[-1].faults if each.get("final") and _is_ending(each, attempts)]
     return min(found, key=lambda fault: bool(fault.get("heard")), default=None)

@@ -12,33 +12,33 @@ class Shortage:
     """Notices that a start has lost processes, and that none have come in their place.
 
     Args:
-        options: the job's; if they say how few processes suffice, there is nothing to tell.
+        options: the job's; if they say how few processes suffice, nothing is reported.
         clock: where times come from.
     """
 
     def __init__(self, options: Options, clock: Clock = SYSTEM_CLOCK) -> None:
         self._wanted = options.processes
-        self._tells = options.least is None and not (options.mpi or options.static)
+        self._reports = options.least is None and not (options.mpi or options.static)
         self._clock = clock
         self._was_full = False
         self._since: float | None = None
 
     def message(self, present: int) -> str:
-        """Return what to tell people, once; an empty string if there is nothing to tell.
+        """Return a message for people, once; an empty string if there is nothing to report.
 
         Args:
             present: how many guardians there are now.
         """
         if present >= self._wanted:
             self._was_full = True
-        if not (self._tells and self._was_full and 0 < present < self._wanted):
+        if not (self._reports and self._was_full and 0 < present < self._wanted):
             self._since = None
             return ""
         now = self._clock.monotonic()
         self._since = now if self._since is None else self._since
         if now - self._since < _PATIENCE:
             return ""
-        self._tells = False
+        self._reports = False
         return (
             f"{present} of {self._wanted} processes are left; the job waits until {self._wanted} run again, "
             f"up to Horovod's --elastic-timeout. With --min-np {present} it would resume with what is left"

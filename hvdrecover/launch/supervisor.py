@@ -217,12 +217,12 @@ class Supervisor:
         try:
             while driver.poll() is None and not self._is_over() and not self._lingers(attempt):
                 self._serve(_TICK)
-                self._tell_shortage(shortage, attempt)
+                self._report_shortage(shortage, attempt)
                 if self._kill_at is not None and self._clock.monotonic() > self._kill_at:
                     break
             attempt.code = 1 if restarts.ending(self._attempts) else driver.poll() or 0
             if attempt.code < 0:
-                self._tell_fault("launcher_lost", f"horovodrun was killed by signal {-attempt.code}")
+                self._report_fault("launcher_lost", f"horovodrun was killed by signal {-attempt.code}")
             self._end_attempt()
         finally:
             driver.kill()
@@ -232,7 +232,7 @@ class Supervisor:
             if left:
                 self._say_left(left)
 
-    def _tell_shortage(self, shortage: Shortage, attempt: Attempt) -> None:
+    def _report_shortage(self, shortage: Shortage, attempt: Attempt) -> None:
         ends = self._kill_at is not None or {"finished", "preempted"} & set(attempt.ends)
         if message := "" if ends else shortage.message(len(self._guardians)):
             logger.warning(message)
@@ -247,7 +247,7 @@ class Supervisor:
     def _is_over(self) -> bool:
         """Return whether a fault ends this start.
 
-        One that is only heard of waits for its own rank, and one of the script's start for other ranks.
+        One that another rank reports waits for its own rank, and one of the script's start for other ranks.
         """
         fault = restarts.ending(self._attempts)
         if fault is None:
@@ -292,7 +292,7 @@ class Supervisor:
             self._leave(detail)
         self._guardians.tend()
         if self._stall is not None and (self._stall.complete or self._clock.monotonic() > self._stall_due):
-            self._tell_stall(self._stall)
+            self._report_stall(self._stall)
 
     def _heed(self, number: int) -> None:
         if number == signal.SIGQUIT:
@@ -346,7 +346,7 @@ class Supervisor:
             guardian.ended = True
             attempt.ends.append(str(message.get("how")))
         elif message.get("kind") == "diverged":
-            self._report(guardian.host)  # discovery excludes a host that is reported twice
+            self._report_host(guardian.host)  # discovery excludes a host that is reported twice
         elif message.get("kind") == "stalled":
             missing = {int(rank): names for rank, names in message["missing"].items()}
             self._stall = Stall(missing, float(message["seconds"]))
@@ -359,15 +359,15 @@ class Supervisor:
             attempt.faults.append({**message, "at": f"{guardian.host}/{guardian.slot}"})
             of_host = message.get("fault") in deaths.OF_HOSTS and message.get("end") != "apart"
             if guardian.ended and of_host:
-                self._report(guardian.host)
+                self._report_host(guardian.host)
 
-    def _tell_stall(self, stall: Stall) -> None:
+    def _report_stall(self, stall: Stall) -> None:
         self._stall = None
         if message := stall.message():
             facts = {"seconds": stall.seconds, "missing": stall.missing}
             self._events.emit("stalled", message, level=logging.WARNING, **facts)
 
-    def _report(self, host: str) -> None:
+    def _report_host(self, host: str) -> None:
         try:
             cooldown.report(self._settings.folder / _REPORTS, host, self._clock.now())
         except OSError as error:
@@ -377,9 +377,9 @@ class Supervisor:
         """A guardian is gone without a word: killed, or with its host."""
         if self._driver.poll() is None:
             detail = f"{guardian.host} slot {guardian.slot}: its guardian is gone, perhaps with its host"
-            self._tell_fault("lost_host", detail, slot=guardian.slot, commit=guardian.commit)
+            self._report_fault("lost_host", detail, slot=guardian.slot, commit=guardian.commit)
 
-    def _tell_fault(self, kind: str, detail: str, **facts: Any) -> None:
+    def _report_fault(self, kind: str, detail: str, **facts: Any) -> None:
         self._attempts[-1].faults.append({"fault": kind, "message": detail})
         self._events.emit("fault", detail, level=logging.WARNING, fault=kind, detail=detail, **facts)
 

@@ -47,7 +47,7 @@ class Training:
         os.ftruncate(page, heartbeat.SIZE)
         self.page = Page(mmap.mmap(page, heartbeat.SIZE))
         self.page.begin(Phase.UNKNOWN)
-        self._heard = 0
+        self._seen = 0
         self._left = False
         self._shown = False
         settings = {
@@ -66,7 +66,7 @@ class Training:
 
     @property
     def returncode(self) -> int | None:
-        """Return how it has ended, as `subprocess` tells it; None while it runs.
+        """Return how it has ended, as `subprocess` reports it; None while it runs.
 
         One that can't be killed counts as killed: it never gets back to its own code.
         """
@@ -78,24 +78,24 @@ class Training:
         return self.page.read()
 
     def notes(self) -> dict[str, Any]:
-        """Return what it has told in words: of each fact the last that was said."""
-        return self._told(0)
+        """Return its notes: of each fact the last that was sent."""
+        return self._notes_since(0)
 
     def stalled(self) -> dict[int, list[str]]:
-        """Return which tensors wait for which ranks, if Horovod has told so since the last time."""
-        heard, self._heard = self._heard, os.fstat(self._notes).st_size
-        stalled = self._told(heard).get("stalled", {}) if self._heard > heard else {}
+        """Return which tensors wait for which ranks, if Horovod has reported it since the last time."""
+        seen, self._seen = self._seen, os.fstat(self._notes).st_size
+        stalled = self._notes_since(seen).get("stalled", {}) if self._seen > seen else {}
         return {int(rank): names for rank, names in stalled.items()}
 
-    def _told(self, start: int) -> dict[str, Any]:
-        told: dict[str, Any] = {}
+    def _notes_since(self, start: int) -> dict[str, Any]:
+        notes: dict[str, Any] = {}
         size = os.fstat(self._notes).st_size
         for line in os.pread(self._notes, size - start, start).splitlines():
             try:
-                told.update(json.loads(line))
+                notes.update(json.loads(line))
             except ValueError:  # it was killed as it wrote
                 continue
-        return told
+        return notes
 
     def show_error(self) -> None:
         """Print the error that has ended it, which it has left to its guardian; once."""

@@ -41,7 +41,7 @@ class Whereabouts:
             self._reports.send(kind="stalled", missing=missing, seconds=reading.silent)
         else:
             message = Stall(missing, reading.silent).message()
-            self._reports.tell("stalled", message, reading.rank, seconds=reading.silent, missing=missing)
+            self._reports.report("stalled", message, reading.rank, seconds=reading.silent, missing=missing)
 
     def report(self, training: Training, ranks: Sequence[int]) -> None:
         """Report to the supervisor where the training process is, if it is one of these ranks."""
@@ -76,7 +76,7 @@ class Whereabouts:
         where = stacks.summary(text)
         if text:
             message = f"{self._reports.name(reading)} is at {where}"
-            self._reports.tell(
+            self._reports.report(
                 "stacks", message, reading.rank, summary=where, file=self._save(text, training)
             )
         return f"at {where}" if where else ""

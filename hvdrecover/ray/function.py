@@ -26,21 +26,21 @@ def main() -> None:
     address, port, key = read.exchange
     start = ":".join(map(str, read.rendezvous or ()))
 
-    def tell(kind: str, **facts: Any) -> bytes:
-        told = Message(kind, start, _rank(), read.host, **facts)
-        return exchange.send(address, port, key.encode(), told)
+    def send(kind: str, **facts: Any) -> bytes:
+        message = Message(kind, start, _rank(), read.host, **facts)
+        return exchange.send(address, port, key.encode(), message)
 
     try:
-        function = pickle.loads(tell(FUNCTION))
+        function = pickle.loads(send(FUNCTION))
         result = function()
     except Exception as error:
         text = "".join(traceback.format_exception(error))
         hearsay = "StoppedError" in error_kinds.kinds(error)
-        tell(ERROR, pickled=_pickled(error)[0], text=text, hearsay=hearsay)
+        send(ERROR, pickled=_pickled(error)[0], text=text, hearsay=hearsay)
         raise
     if _rank() <= 0:
         pickled, problem = _pickled(result)
-        tell(RESULT, pickled=pickled, text=problem)
+        send(RESULT, pickled=pickled, text=problem)
     heartbeat.enter(Phase.FINISHED)  # also if the function has trained without a state
 
 

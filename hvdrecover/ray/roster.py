@@ -132,7 +132,7 @@ class Roster:
             except Exception as error:  # of many classes: the actor, its worker, its node is gone
                 self._lost(number, str(error))
             else:
-                self._told(number, answer)
+                self._answered(number, answer)
 
     def _note_draining(self) -> None:
         """Name no hosts that Ray is about to take away: processes then leave them at their next commit."""
@@ -156,7 +156,7 @@ class Roster:
         self._actors[number] = actor = kind.remote(self.key)
         self._awaited[actor.place.remote()] = number
 
-    def _told(self, number: int, answer: Place | int) -> None:
+    def _answered(self, number: int, answer: Place | int) -> None:
         if isinstance(answer, Place):
             self._places[number] = answer
             self._awaited[self._actors[number].hold.remote()] = number

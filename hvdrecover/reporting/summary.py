@@ -12,8 +12,8 @@ from hvdrecover.reporting.clocks import corrected, offsets
 from hvdrecover.reporting.records import Event, Log
 from hvdrecover.reporting.rendezvous import Rendezvous, began, broken_by, group
 
-TOLD = ("reset", "rendezvous", "load", "sync", "first_step")  # phases of which a rank tells
-PHASES = ("start", *TOLD)
+REPORTED = ("reset", "rendezvous", "load", "sync", "first_step")  # phases that a rank reports
+PHASES = ("start", *REPORTED)
 """All phases: the first is what passes until the rank sets out to recover; they add up to the whole."""
 
 
@@ -226,8 +226,8 @@ def _recovered(rendezvous: Rendezvous, seconds: float) -> Recovery:
     steps = rendezvous.first_steps
     if not steps:
         return Recovery(rendezvous.generation, rendezvous.commit, seconds, None, {})
-    told = {phase: steps[-1].number(phase) for phase in TOLD}
-    phases = {phase: spent for phase, spent in told.items() if spent is not None}
+    reported = {phase: steps[-1].number(phase) for phase in REPORTED}
+    phases = {phase: spent for phase, spent in reported.items() if spent is not None}
     if phases:
         phases = {"start": max(seconds - sum(phases.values()), 0.0), **phases}
     return Recovery(rendezvous.generation, rendezvous.commit, seconds, steps[-1].rank, phases)

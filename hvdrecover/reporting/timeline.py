@@ -12,7 +12,7 @@ from typing import Literal
 from hvdrecover.reporting.clocks import corrected, offsets
 from hvdrecover.reporting.records import Event, Log, Stint
 from hvdrecover.reporting.rendezvous import Rendezvous, began, broken_by, group
-from hvdrecover.reporting.summary import TOLD
+from hvdrecover.reporting.summary import REPORTED
 
 Activity = Literal["training", "recovery", "starting", "down"]
 
@@ -30,7 +30,7 @@ class Stretch:
         host: the rank's host.
         generation: the rendezvous that the stretch follows, or leads to; 0 if it leads to none.
         commit: the commit that was resumed from there.
-        phases: of a recovery, how many seconds this rank spent on each of `TOLD`, as far as it tells.
+        phases: of a recovery, how many seconds this rank spent on each of `REPORTED`, where known.
     """
 
     activity: Activity
@@ -228,8 +228,8 @@ def _last_sign(stint: Stint) -> float:
 
 
 def _phases(recovered: Event) -> dict[str, float]:
-    told = {phase: recovered.number(phase) for phase in TOLD}
-    return {phase: seconds for phase, seconds in told.items() if seconds is not None}
+    reported = {phase: recovered.number(phase) for phase in REPORTED}
+    return {phase: seconds for phase, seconds in reported.items() if seconds is not None}
 
 
 def _commits(rendezvouses: Sequence[Rendezvous], begin: float) -> list[Commit]:

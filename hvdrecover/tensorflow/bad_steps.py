@@ -28,7 +28,7 @@ def watch(components: Mapping[str, Any], judge: Judge, batch_size: Callable[[], 
     Args:
         components: by attribute name; Keras optimizers are watched, but for ``LossScaleOptimizer``, which
             has overflows as a matter of course, and leaves them out itself.
-        judge: is told of bad steps.
+        judge: gets reports of bad steps.
         batch_size: tells how many samples this rank's batch has; 0 if unknown.
     """
     sent.begin()
@@ -44,10 +44,10 @@ def watch(components: Mapping[str, Any], judge: Judge, batch_size: Callable[[], 
         ):
             own.wanted = True
             judge.steps = lambda optimizer=optimizer: int(optimizer.iterations)  # type: ignore[misc]
-            _watch(optimizer, _Told(judge, names, batch_size))
+            _watch(optimizer, _Reporter(judge, names, batch_size))
 
 
-def _watch(optimizer: keras.optimizers.Optimizer, told: _Told) -> None:
+def _watch(optimizer: keras.optimizers.Optimizer, reporter: _Reporter) -> None:
     if not isinstance(optimizer, Watched):
         averages = isinstance(optimizer, Distributed)
         kind = type(optimizer).__bases__[-1] if averages else type(optimizer)
@@ -55,11 +55,11 @@ def _watch(optimizer: keras.optimizers.Optimizer, told: _Told) -> None:
         kinds = (Distributed, Watched, kind) if averages else (Watched, kind)
         names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
         optimizer.__class__ = type(kind.__name__, kinds, names)
-    optimizer._hvdrecover_told = told
+    optimizer._hvdrecover_reporter = reporter
 
 
-class _Told:
-    """Tells the judge of a bad step, from wherever it is found."""
+class _Reporter:
+    """Reports a bad step to the judge, from wherever it is found."""
 
     def __init__(self, judge: Judge, names: Mapping[int, str], batch_size: Callable[[], int]) -> None:
         self._judge = judge
@@ -78,10 +78,10 @@ class _Told:
         if (
             names not in self._gates
         ):  # not one for each step: TensorFlow keeps something for each gate it has seen
-            self._gates[names] = Gate(functools.partial(self._tell, names))
+            self._gates[names] = Gate(functools.partial(self._report, names))
         return self._gates[names]
 
-    def _tell(self, names: Sequence[str], finite: Sequence[bool], mine: Sequence[bool]) -> None:
+    def _report(self, names: Sequence[str], finite: Sequence[bool], mine: Sequence[bool]) -> None:
         bad = [name for name, good in zip(names, finite, strict=True) if not good]
         here = [name for name, good in zip(names, mine, strict=True) if not good]
         sent.settle()
@@ -91,7 +91,7 @@ class _Told:
 class Watched(keras.optimizers.Optimizer):  # type: ignore[misc]
     """The methods that are added to an optimizer's class."""
 
-    _hvdrecover_told: _Told
+    _hvdrecover_reporter: _Reporter
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Variable] | None = None) -> None:
@@ -103,8 +103,8 @@ class Watched(keras.optimizers.Optimizer):  # type: ignore[misc]
         if mine is None:  # not averaged by us, so other ranks may see other gradients
             super().apply(grads, trainable_variables)
             return
-        good = self._hvdrecover_told.gate(theirs)(each_finite([values(each) for each in given]), mine)
-        if not self._hvdrecover_told.skips:
+        good = self._hvdrecover_reporter.gate(theirs)(each_finite([values(each) for each in given]), mine)
+        if not self._hvdrecover_reporter.skips:
             # A bad step ends in an error, so nothing has to be left out, and a branch would cost two percent.
             with tf.control_dependencies([good]):
                 super().apply(grads, trainable_variables)

@@ -80,7 +80,7 @@ class Fit:
     """The callbacks of one call of ``fit``.
 
     A callback is known by its class, and its number among those of the class. What only some ranks have, such
-    as a ``ModelCheckpoint`` on rank 0, they tell the others, as any rank may be the root of a recovery.
+    as a ``ModelCheckpoint`` on rank 0, is sent to the others, as any rank may be the root of a recovery.
 
     Args:
         callbacks: all of them, in Keras's order.
@@ -104,7 +104,7 @@ class Fit:
         self._elsewhere: Record = {}  # states of what other ranks have
         self._began: dict[str, dict[str, Any]] = {}
         self._changed: dict[str, list[str]] = {key: [] for key in self._named}
-        self._tells = self._tells_batches = False  # whether any rank has what not all have
+        self._exchanges = self._exchanges_batches = False  # whether any rank has what not all have
         self.stop = False
         self.metrics: Record | None = None
 
@@ -139,12 +139,12 @@ class Fit:
                     f"rank {lacking} has no {key}, and others have; as it changes what ranks must have in "
                     "common, pass it to fit on all of them",
                 )
-        self._tells, self._tells_batches = bool(apart), any(batches for _, batches in apart.values())
-        self.tell(world)
+        self._exchanges, self._exchanges_batches = bool(apart), any(batches for _, batches in apart.values())
+        self.exchange(world)
 
-    def tell(self, world: World, *, within_epoch: bool = False) -> None:
-        """Tell the other ranks the state of what they have not, and learn theirs; all ranks call it."""
-        if self._tells_batches or (self._tells and not within_epoch):
+    def exchange(self, world: World, *, within_epoch: bool = False) -> None:
+        """Exchange with the other ranks the state of what not all have; all ranks call it."""
+        if self._exchanges_batches or (self._exchanges and not within_epoch):
             mine = {key: values.encode(self._entry(key), key) for key in sorted(self._apart)}
             rows = gather_json(world, mine, "hvdrecover.callbacks")
             self._elsewhere = {key: values.decode(entry) for row in rows for key, entry in row.items()}

@@ -193,7 +193,7 @@ class Commit(keras.callbacks.Callback):  # type: ignore[misc]
         progress, state = self._progress, self._progress.state
         if progress.is_due and not progress.is_over and not self.model.stop_training:
             progress.fit.metrics = kept_metrics.of_all(self.model, state)
-            progress.fit.tell(state._world, within_epoch=True)
+            progress.fit.exchange(state._world, within_epoch=True)
             state.commit()
         progress.end_epoch()
 
@@ -205,7 +205,7 @@ class Commit(keras.callbacks.Callback):  # type: ignore[misc]
         if state._world.size() > 1:
             fit.stop = bool(state._world.allgather([fit.stop], "hvdrecover.stop").any())
             self.model.stop_training = fit.stop
-        fit.tell(state._world)
+        fit.exchange(state._world)
         state.commit()
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:

@@ -19,13 +19,13 @@ except ImportError:  # the package was installed without a C compiler
     _compiled = None  # type: ignore[assignment]
 
 
-def _told_nothing(*tensors: torch.Tensor | None) -> bool | None:
+def _unknown(*tensors: torch.Tensor | None) -> bool | None:
     return None
 
 
 def _look() -> Callable[..., bool | None]:
     table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    return _told_nothing if _compiled is None or table is None else functools.partial(_compiled, table)
+    return _unknown if _compiled is None or table is None else functools.partial(_compiled, table)
 
 
 look = _look()

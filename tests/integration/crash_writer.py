@@ -56,11 +56,11 @@ def make_commit(commit: CommitId, nbytes: int = 4096) -> Snapshot:
 class Reports:
     """Events that go to the parent at once; a child that is killed afterwards has been heard all the same."""
 
-    def __init__(self, tell: Callable[[Message], None]) -> None:
-        self._tell = tell
+    def __init__(self, send: Callable[[Message], None]) -> None:
+        self._send = send
 
     def emit(self, kind: str, message: str | None = None, *, level: int = logging.INFO, **facts: Any) -> None:
-        self._tell((kind, {**facts, "message": message}))
+        self._send((kind, {**facts, "message": message}))
 
 
 def open_store(root: Path, events: Any, clock: Clock = SYSTEM_CLOCK, keep: int = KEEP) -> Store:
@@ -69,11 +69,11 @@ def open_store(root: Path, events: Any, clock: Clock = SYSTEM_CLOCK, keep: int =
     return Store(LocalStorage(root), keep=keep, job=job, host="host", events=events, clock=clock)
 
 
-def write_commits(root: Path, nbytes: int, tell: Callable[[Message], None], count: int | None = None) -> None:
+def write_commits(root: Path, nbytes: int, send: Callable[[Message], None], count: int | None = None) -> None:
     """Start as a job does, and write ``count`` commits after the one that is found; None: for ever."""
-    store = open_store(root, Reports(tell))
+    store = open_store(root, Reports(send))
     generation = store.claim_next()
-    tell(("claimed", generation))
+    send(("claimed", generation))
     found = load_newest(store)
     commit = 0 if found is None else found.id.commit
     writer = BackgroundWriter(store, rank=0)
@@ -95,7 +95,7 @@ def _run(work: Callable[..., None], arguments: tuple[Any, ...], channel: Connect
 
 
 class Child:
-    """A process that does ``work(*arguments, tell)``, where ``tell(message)`` tells this process something.
+    """A process that does ``work(*arguments, send)``, where ``send(message)`` sends this process something.
 
     Attributes:
         heard: what it has told so far.

@@ -36,9 +36,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def start_and_write(root: Path, die_at: int | None, when: When, tell: Callable[[Message], None]) -> None:
-    Traced(root, lambda step: tell(("step", step)), die_at, when).install()
-    write_commits(root, NBYTES, tell, count=2)
+def start_and_write(root: Path, die_at: int | None, when: When, send: Callable[[Message], None]) -> None:
+    Traced(root, lambda step: send(("step", step)), die_at, when).install()
+    write_commits(root, NBYTES, send, count=2)
 
 
 @pytest.fixture(scope="module")

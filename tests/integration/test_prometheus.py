@@ -96,10 +96,10 @@ def scraping(target: str, folder: Path) -> Iterator[Prometheus]:
 
 def test_prometheus_scrapes_a_run_to_its_end(tmp_path: Path) -> None:
     run = Run(tmp_path / "events", begin=time.time() - 200.0)
-    run.tell(0, "start", "node-1", 5, attempt=1, command=["python", "train.py"])
+    run.report(0, "start", "node-1", 5, attempt=1, command=["python", "train.py"])
     run.rendezvous(4, TWO, 1, 0, "initial")
     run.commit(TWO, 1, {1: 14, 2: 24})
-    run.tell(25, "durable", pid=10, generation=1, commit=2, bytes=1000, seconds=0.5)
+    run.report(25, "durable", pid=10, generation=1, commit=2, bytes=1000, seconds=0.5)
     command = [sys.executable, "-m", "hvdrecover", "report", str(tmp_path / "events"), "--watch"]
     with running([*command, "--prometheus", "127.0.0.1:0"], tmp_path / "watch.log") as watch:
         told = tmp_path / "watch.log"
@@ -137,7 +137,7 @@ def test_prometheus_scrapes_a_run_to_its_end(tmp_path: Path) -> None:
             assert prometheus.query("ALERTS") == []
 
             # Whoever serves the metrics ends with the run, but not before its end was scraped.
-            run.tell(120, "end", "node-1", 5, code=75, reason="preempted")
+            run.report(120, "end", "node-1", 5, code=75, reason="preempted")
             assert watch.wait(PATIENCE) == 1
             ended = 'ALERTS{alertname="HvdrecoverEndedUnfinished", alertstate="firing"}'
             wait_until(lambda: prometheus.values(ended) == [1.0], PATIENCE)

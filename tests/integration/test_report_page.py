@@ -218,7 +218,7 @@ def one_event(run: Run) -> None:
 def many_ranks(run: Run) -> None:
     """With a clock that is wrong, and more faults than have room for their names."""
     ranks: Ranks = {rank: (f"node-{rank // 8}.cluster.example.org", 100 + rank) for rank in range(64)}
-    run.tell(0, "start", pid=5, attempt=1, command=["python"])
+    run.report(0, "start", pid=5, attempt=1, command=["python"])
     run.rendezvous(4, ranks, 1, 0, "initial")
     for generation in range(1, 30):
         time = 100 * generation
@@ -231,12 +231,12 @@ def many_ranks(run: Run) -> None:
 
 def hostile(run: Run) -> None:
     ranks: Ranks = {0: (f"{HOSTILE[8:36]}\u202e".replace("/", ""), 10)}
-    run.tell(0, "start", HOSTILE[:7].strip("</"), pid=5, attempt=1, command=["python"])
+    run.report(0, "start", HOSTILE[:7].strip("</"), pid=5, attempt=1, command=["python"])
     run.rendezvous(4, ranks, 1, 0, "initial")
     run.commit(ranks, 1, {1: 9, 2: 14})
     run.fault(20, HOSTILE, detail=f"{HOSTILE}\x00\ud800")
-    run.tell(30, "gave_up", pid=5, scope="job", reason=HOSTILE)
-    run.tell(31, "end", pid=5, code=3, reason=HOSTILE)
+    run.report(30, "gave_up", pid=5, scope="job", reason=HOSTILE)
+    run.report(31, "end", pid=5, code=3, reason=HOSTILE)
 
 
 @pytest.mark.parametrize("told", [without_faults, one_event, many_ranks, hostile])

@@ -132,7 +132,7 @@ def test_a_run_without_faults_says_so(run, document):
 
 def test_a_run_that_is_under_way_says_so(run, document):
     made = Run(Path("events"))
-    made.tell(time.time() - BEGIN, "start", attempt=1, command=[])
+    made.report(time.time() - BEGIN, "start", attempt=1, command=[])
     made.fault(time.time() - BEGIN, "lost_host", slot=None)
     output = run("events")[1]
     assert "\noutcome    no end yet: it is under way, or all was killed (last event 0 s ago)\n" in output
@@ -142,10 +142,10 @@ def test_a_run_that_is_under_way_says_so(run, document):
 
 def test_how_a_run_was_given_up_and_what_was_corrected_is_said(run, document):
     made = example(Path("events"), {"node-2": 90.0})
-    made.tell(200, "start", pid=5, attempt=2, command=[])
+    made.report(200, "start", pid=5, attempt=2, command=[])
     made.rendezvous(201, {0: ("node-1", 50)}, 4, 8, "durable")
-    made.tell(202, "gave_up", pid=5, scope="job", reason="no restarts left")
-    made.tell(203, "end", pid=5, code=3, reason="gave up")
+    made.report(202, "gave_up", pid=5, scope="job", reason="no restarts left")
+    made.report(203, "end", pid=5, code=3, reason="gave up")
     output = run("events")[1]
     assert "\noutcome    ended before it was finished, with code 3: gave up\n" in output
     assert "\ngiven up   the job: no restarts left\n" in output
@@ -177,7 +177,7 @@ def test_only_the_last_faults_are_shown(run, document):
 def test_what_a_terminal_would_obey_is_escaped(run):
     made = Run(Path("events"))
     made.fault(1, "\x1b[31mcrash", host="node-1", detail="a\nb [red]c\x1b]0;title\x07")
-    made.tell(2, "gave_up", scope="job", reason="\x1b[2J")
+    made.report(2, "gave_up", scope="job", reason="\x1b[2J")
     output = run("events")[1]
     assert "\x1b" not in output
     assert r"a\nb [red]c\x1b]0;title\x07" in output

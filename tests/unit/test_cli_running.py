@@ -26,8 +26,8 @@ from tests.unit.reporting.runs import TWO, Run
 def leave(*_):
     run = Run(Path(sys.argv[1]))
     run.commit(TWO, 1, {9: 50})
-    run.tell(51, "durable", rank=0, generation=1, commit=int(sys.argv[3]), bytes=1, seconds=0.5)
-    run.tell(52, "end", pid=5, code=75, reason="left")
+    run.report(51, "durable", rank=0, generation=1, commit=int(sys.argv[3]), bytes=1, seconds=0.5)
+    run.report(52, "end", pid=5, code=75, reason="left")
     sys.exit(75)
 signal.signal(signal.SIGUSR1, leave)
 print(flush=True)
@@ -41,14 +41,14 @@ def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HVDRECOVER_EVENTS", str(tmp_path / "events"))
     run = Run(tmp_path / "events")
-    run.tell(0, "start", pid=5, attempt=1, command=["python", "train.py"])
+    run.report(0, "start", pid=5, attempt=1, command=["python", "train.py"])
     run.rendezvous(1, TWO, 1, 0, "initial")
     run.commit(TWO, 1, {1: 2, 2: 3})
-    run.tell(3, "durable", rank=0, generation=1, commit=1, bytes=10, seconds=0.5)
-    run.tell(4, "standby", pid=9, slot=0, ready=True)
-    run.tell(4, "standby", "node-2", 9, slot=0, ready=True)
+    run.report(3, "durable", rank=0, generation=1, commit=1, bytes=10, seconds=0.5)
+    run.report(4, "standby", pid=9, slot=0, ready=True)
+    run.report(4, "standby", "node-2", 9, slot=0, ready=True)
     run.fault(5, detail="killed by SIGKILL", rank=1, host="node-2")
-    run.tell(5, "standby", "node-2", 9, slot=0, ready=False)
+    run.report(5, "standby", "node-2", 9, slot=0, ready=False)
     return run
 
 
@@ -102,7 +102,7 @@ def test_status_tells_a_run_whose_supervisor_is_gone_from_one_that_leaves_and_on
     code, text, _ = ask("status")
     assert (code, pairs(text)["state"][:34]) == (1, "gone: its supervisor has ended wit")
     assert json.loads(ask("status", "--json")[1])["running"] is False
-    run.tell(9, "end", pid=5, code=1, reason="gave up")
+    run.report(9, "end", pid=5, code=1, reason="gave up")
     code, text, _ = ask("status")
     assert (code, pairs(text)["state"]) == (1, "ended before it was finished, with code 1: gave up")
 

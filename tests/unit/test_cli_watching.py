@@ -51,9 +51,9 @@ def report(capsys):
 def ended(folder, outcome):
     run = example(folder) if outcome == "finished" else Run(folder)
     if outcome != "finished":
-        run.tell(0, "start", pid=5, attempt=1, command=[])
+        run.report(0, "start", pid=5, attempt=1, command=[])
         run.fault(2, "script_error", slot=None, detail="ValueError: x")
-        run.tell(3, "end", pid=5, code=1, reason="gave up")
+        run.report(3, "end", pid=5, code=1, reason="gave up")
 
 
 class Story(FakeClock):
@@ -124,12 +124,12 @@ def test_a_run_is_followed_from_before_its_first_event_until_its_end():
     run, view = Run(Path("events")), Shown()
     last, clock = follow(
         [view],
-        lambda: run.tell(0, "start", pid=5, attempt=1, command=[]),
+        lambda: run.report(0, "start", pid=5, attempt=1, command=[]),
         lambda: run.rendezvous(4, TWO, 1, 0, "initial"),
         lambda: run.fault(9, commit=[1, 0]),
         lambda: (run.rendezvous(12, REPLACED, 2, 0), run.step(13, REPLACED, 2, 0)),
         lambda: run.finish(15, REPLACED, 2, 0),
-        lambda: run.tell(16, "end", pid=5, code=0, reason="finished"),
+        lambda: run.report(16, "end", pid=5, code=0, reason="finished"),
     )
     seen = [status.activity for status in view.status]
     assert seen == ["starting", "training", "recovering", "training", "finished", "finished"]
@@ -139,7 +139,7 @@ def test_a_run_is_followed_from_before_its_first_event_until_its_end():
 
 def test_a_finished_run_whose_supervisor_is_lost_is_left_after_a_while():
     run = Run(Path("events"))
-    run.tell(0, "start", pid=5, attempt=1, command=[])
+    run.report(0, "start", pid=5, attempt=1, command=[])
     run.rendezvous(1, TWO, 1, 0)
     last, clock = follow([Shown()], lambda: run.finish(2, TWO, 1, 0))
     assert not last.over
@@ -158,18 +158,18 @@ def test_much_that_is_old_is_read_before_anything_is_shown(monkeypatch):
 
 def test_lines_tell_what_changes(capsys):
     run = Run(Path("events"))
-    run.tell(0, "start", pid=5, attempt=1, command=[])
+    run.report(0, "start", pid=5, attempt=1, command=[])
     error = {**PLACES, "error": "disk \x1b[31mfull", "age": 1.0, "attempt": 1}
     follow(
         [Lines()],
         lambda: run.rendezvous(4, TWO, 1, 0, "initial"),
         lambda: run.commit(TWO, 1, {1: 5}),
-        lambda: (run.commit(TWO, 1, {2: 7}), run.tell(8, "outage", **error)),
-        lambda: run.tell(9, "durable", **PLACES, bytes=1, seconds=0.1),
+        lambda: (run.commit(TWO, 1, {2: 7}), run.report(8, "outage", **error)),
+        lambda: run.report(9, "durable", **PLACES, bytes=1, seconds=0.1),
         lambda: run.fault(10, host="node-2", rank=1, commit=[1, 2], detail="killed by SIGKILL"),
         lambda: (run.rendezvous(12, REPLACED, 2, 2), run.step(13, REPLACED, 2, 2)),
-        lambda: run.tell(14, "gave_up", pid=5, scope="job", reason="no restarts left"),
-        lambda: run.tell(16, "end", pid=5, code=3, reason="gave up"),
+        lambda: run.report(14, "gave_up", pid=5, scope="job", reason="no restarts left"),
+        lambda: run.report(16, "end", pid=5, code=3, reason="gave up"),
     )
     lines = [line.split(" ", 2)[2] for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == "state: starting"
@@ -350,7 +350,7 @@ def documented():
     """The run of the documentation, as far as it has got after 101 s, and more that may be told of one."""
     run = example(Path("hvdrecover-runs/2026-01-01-120000"))
     for commit, second in {1: 14, 2: 24, 3: 34, 4: 46, 5: 56, 6: 92}.items():
-        run.tell(second + 0.6, "durable", pid=10, generation=1, commit=commit, bytes=1000, seconds=0.5)
+        run.report(second + 0.6, "durable", pid=10, generation=1, commit=commit, bytes=1000, seconds=0.5)
     live = Live()
     for file, event in Follower(run.folder).look():
         if event.time < BEGIN + 101:

@@ -114,7 +114,7 @@ def test_a_page_that_is_none_is_an_error_and_changes_nothing(page: Page) -> None
         heartbeat.attach(descriptor, descriptor)
     assert not heartbeat.watched()
     heartbeat.heartbeat()
-    heartbeat.tell(nobody="hears")
+    heartbeat.notify(nobody="hears")
 
 
 @pytest.mark.parametrize("phase", list(Phase))
@@ -134,7 +134,7 @@ def test_a_script_without_a_guardian_may_call_it_all() -> None:
     code = """
 from hvdrecover import heartbeat
 heartbeat.heartbeat(); heartbeat.stepped(); heartbeat.recorded(); heartbeat.committed(1, 2, 2)
-heartbeat.tell(a=1)
+heartbeat.notify(a=1)
 with heartbeat.paused():
     print(heartbeat.watched(), heartbeat.steps(), heartbeat.commits(), heartbeat.stall_seconds())
 """
@@ -347,7 +347,7 @@ def test_words_are_lines_of_json(page: Page, shared: int) -> None:
     notes = os.memfd_create("notes")
     try:
         heartbeat.attach(shared, notes)
-        heartbeat.tell(a=[1, 2], b="x\ny")
+        heartbeat.notify(a=[1, 2], b="x\ny")
         assert json.loads(os.pread(notes, 10_000, 0)) == {"a": [1, 2], "b": "x\ny"}
     finally:
         os.close(notes)

@@ -63,7 +63,7 @@ def in_place(path: Path, slots: Sequence[Slot], usable: Usable, passed_over: Pas
 
     Args:
         path: the near root.
-        slots: what was `found` there; one whose commit is broken is no commit any more.
+        slots: what was `found` there; one whose commit is broken has none any more.
         usable: whether a commit may be used at all.
         passed_over: told of commits that are not used.
     """

@@ -26,7 +26,7 @@ class Missing(Voter):
         self._world = context.world
         self._events = context.events
         self._on = on
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._steps: Counter[str] = Counter()
         self.digest = 0
         """Equal on ranks that have lacked the same at the same steps; 0 if nothing."""
@@ -59,8 +59,8 @@ class Missing(Voter):
         """
         if not alike:
             rows = gather_json(self._world, dict(self._steps), "hvdrecover.guard.missing")
-            lines = [line for name, line in _lines(rows).items() if name not in self._told]
-            self._told.update(*rows)
+            lines = [line for name, line in _lines(rows).items() if name not in self._reported]
+            self._reported.update(*rows)
             if lines:
                 self._events.emit(
                     "missing_gradients",

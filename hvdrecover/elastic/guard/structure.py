@@ -66,8 +66,8 @@ def describe(guard: Guard, framework: Framework, contents: Contents) -> tuple[En
     return tuple(entries)
 
 
-def told(entries: Sequence[Entry]) -> tuple[int, int]:
-    """Return what a rank tells the others of its description: 16 bytes that tell it from any other."""
+def numbers(entries: Sequence[Entry]) -> tuple[int, int]:
+    """Return what a rank sends of its description: 16 bytes that tell it from any other."""
     return digest_numbers("\0".join(f"{entry.name}\0{entry.value}" for entry in entries).encode())
 
 

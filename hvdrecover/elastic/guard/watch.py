@@ -52,7 +52,7 @@ class Watch(Voter):
         """Send digests of this rank's structure and of the parameters in its newest commit."""
         if moment.kind != "rendezvous":
             return ()
-        return [*structure.told(self._entries), *self._ballot(moment.held)]
+        return [*structure.numbers(self._entries), *self._ballot(moment.held)]
 
     def prefer(self, holders: Sequence[int], table: Table) -> Sequence[int]:
         """Prefer the ranks whose parameters more ranks hold than any other."""
@@ -145,11 +145,11 @@ class Watch(Voter):
         if result.agreed or tuple(_ABSENT) in ballots or snapshot is None:
             return False
         if len({count for _, _, count in ballots}) > 1:
-            self._tell_other_names(result, snapshot)
+            self._report_other_names(result, snapshot)
             return False
         return self._settle(result, snapshot, memory)
 
-    def _tell_other_names(self, result: Vote, snapshot: Snapshot) -> None:
+    def _report_other_names(self, result: Vote, snapshot: Snapshot) -> None:
         """Some ranks hold tensors that others lack, which can't be healed."""
         assert self._guard is not None
         tensors = parameters.tensors_of(snapshot, self._shared(snapshot))

@@ -42,19 +42,19 @@ def _attach(page: int, stacks: int, notes: int) -> None:
     except (OSError, ValueError):  # not handed down: something in between has closed what it did not know
         return
     configs.keep_to_this_process(page, stacks, notes)
-    uncaught.told_to(notes)
-    heartbeat.at_commit(_tell_modules)
+    uncaught.report_to(notes)
+    heartbeat.at_commit(_report_modules)
 
 
-def _tell_modules() -> None:
-    """At the second commit, tell which libraries are imported, so that a standby can import them, too.
+def _report_modules() -> None:
+    """At the second commit, report which libraries are imported, so that a standby can import them, too.
 
     By then the first has been made, which imports some itself.
     """
     if heartbeat.commits() < 2:
-        heartbeat.at_commit(_tell_modules)
+        heartbeat.at_commit(_report_modules)
     else:
-        heartbeat.tell(modules=[name for name, module in sys.modules.items() if _is_library(name, module)])
+        heartbeat.notify(modules=[name for name, module in sys.modules.items() if _is_library(name, module)])
 
 
 def is_library(file: str) -> bool:

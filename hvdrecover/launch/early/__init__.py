@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent
 def environment(command: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that a training process gets on top of its environment.
 
-    Python finds our `sitecustomize` by them, which tells of errors that come before hvdrecover is imported.
+    Python finds our `sitecustomize` by them, which reports errors that come before hvdrecover is imported.
 
     Args:
         command: the training command.

@@ -1,4 +1,4 @@
-"""Run by Python in a training process before its script is read, so that an error there is told, too.
+"""Run by Python in a training process before its script is read, so that an error there is reported, too.
 
 It leaves no trace in the process, and runs the `sitecustomize` that would have been found without it. It
 never fails: without it the process only prints its errors itself.
@@ -20,7 +20,7 @@ def _begin() -> None:
 
         config.forget_python_path(folder)
         if (slot := config.read().slot) is not None:
-            uncaught.told_to(slot[2])
+            uncaught.report_to(slot[2])
     own = sys.modules.pop(__name__)
     try:
         __import__("sitecustomize")

@@ -46,7 +46,7 @@ CHECKS: dict[str, Callable[["Findings"], None]] = {}
 
 
 class Findings:
-    """What a check found wrong on this rank; it continues, so that ranks do not part ways."""
+    """What a check found wrong on this rank; it continues, so that ranks stay in step."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []

@@ -30,8 +30,8 @@ def labels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, set[
     """Of each metric of a run, its labels with their values."""
     folder = tmp_path_factory.mktemp("events")
     run = example(folder)
-    run.tell(105, "durable", pid=11, generation=3, commit=7, bytes=1000, seconds=1.5)
-    run.tell(106, "tail", sampler="x", epoch=3, padding=1, dropped=0)
+    run.report(105, "durable", pid=11, generation=3, commit=7, bytes=1000, seconds=1.5)
+    run.report(106, "tail", sampler="x", epoch=3, padding=1, dropped=0)
     live, exporter = Live(), Exporter("runs/1", FakeClock(BEGIN + 110))
     for file, event in Follower(folder).look():
         live.take(file, event)

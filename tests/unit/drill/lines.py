@@ -25,11 +25,11 @@ class Story:
         self._at = (generation, commit)
         self._pids = [self._pids[rank] + 100 * (rank in restarted) for rank in range(self._size)]
         self._steps = 0
-        return self._tell(Agreed, source="memory")
+        return self._add(Agreed, source="memory")
 
     def changed(self, tensors: dict[str, Any] | None = None, values: dict[str, Any] | None = None) -> Story:
         """They had changed something before their first step."""
-        return self._tell(Changed, tensors=tensors or {}, values=values or {})
+        return self._add(Changed, tensors=tensors or {}, values=values or {})
 
     def step(
         self,
@@ -42,8 +42,8 @@ class Story:
         """They step on a batch."""
         self._steps += 1
         given = f"{self._at[1]}.{self._steps}" if inputs == "" else inputs
-        self._tell(Step, number=self._steps, inputs=given)
-        return self._tell(Batch, sampler="sampler", epoch=epoch, at=at, samples=samples, inputs=dealt)
+        self._add(Step, number=self._steps, inputs=given)
+        return self._add(Batch, sampler="sampler", epoch=epoch, at=at, samples=samples, inputs=dealt)
 
     def commit(
         self,
@@ -68,7 +68,7 @@ class Story:
             mean = {"mean": str(mine.pop("mean"))} if "mean" in mine else {}
             model = {"weight": tensors or str(commit + 1), "bias": "0", **mean}
             rows.append({"tensors": {"model": model}, "values": {**(values or {}), **mine}})
-        self._tell(Made, by_rank=rows, made=commit + 1, **facts)
+        self._add(Made, by_rank=rows, made=commit + 1, **facts)
         self._at, self._steps = (generation, commit + 1), 0
         return self
 
@@ -77,7 +77,7 @@ class Story:
         """All of it."""
         return Testimony.of(self.lines)
 
-    def _tell(self, kind: type[Line], by_rank: Sequence[Mapping[str, Any]] = (), **facts: Any) -> Story:
+    def _add(self, kind: type[Line], by_rank: Sequence[Mapping[str, Any]] = (), **facts: Any) -> Story:
         self._now += 1.0
         for rank in range(self._size):
             own = {**facts, **by_rank[rank]} if by_rank else facts

@@ -67,7 +67,7 @@ class Asking(threading.Thread):
         return self._answer
 
 
-def tell(address: str) -> None:
+def send(address: str) -> None:
     """Tell the server a rank's address, which is that of where it stands there."""
     request = urllib.request.Request(address, data=address.encode(), method="PUT")
     with urllib.request.urlopen(request, timeout=HANGS):
@@ -218,11 +218,11 @@ def test_the_job_ends_when_all_workers_have(driver: ElasticDriver, workers: Work
 def test_no_address_is_given_before_all_have_told_theirs(
     driver: ElasticDriver, server: str, scope: str
 ) -> None:
-    tell(f"{server}/{scope}/0")
-    tell(f"{server}/{scope}/rank_1")
+    send(f"{server}/{scope}/0")
+    send(f"{server}/{scope}/rank_1")
     asking = [Asking(f"{server}/{scope}/{rank}") for rank in range(SLOTS)]
     assert [each.answer(0.1) for each in asking] == [None] * SLOTS
-    tell(f"{server}/{scope}/1")
+    send(f"{server}/{scope}/1")
     assert [each.answer() for each in asking] == [
         f"{server}/{scope}/{rank}".encode() for rank in range(SLOTS)
     ]
@@ -246,17 +246,17 @@ def test_who_waits_is_told_that_another_was_lost(
 def test_who_comes_after_another_was_lost_is_not_given_the_address_of_the_lost(
     driver: ElasticDriver, server: str, workers: Workers
 ) -> None:
-    tell(f"{server}/global/0")
+    send(f"{server}/global/0")
     workers.end(0, 1)
     assert Asking(f"{server}/global/0").answer() == GONE
-    tell(f"{server}/global/1")
+    send(f"{server}/global/1")
     assert Asking(f"{server}/global/0").answer() == GONE
 
 
 def test_who_waits_is_told_that_another_has_come_anew_and_all_are_in_the_next_round(
     driver: ElasticDriver, server: str
 ) -> None:
-    tell(f"{server}/global/0")
+    send(f"{server}/global/0")
     asking = Asking(f"{server}/global/1")
     assert asking.answer(0.1) is None
     restarted = Request(driver, 1)
@@ -264,8 +264,8 @@ def test_who_waits_is_told_that_another_has_come_anew_and_all_are_in_the_next_ro
     assert Request(driver, 0).answered() and restarted.answered()
     asking = Asking(f"{server}/global/1")
     assert asking.answer(0.1) is None  # rank 0's address was that of the round before
-    tell(f"{server}/global/0")
-    tell(f"{server}/global/1")
+    send(f"{server}/global/0")
+    send(f"{server}/global/1")
     assert asking.answer() == f"{server}/global/1".encode()
 
 

@@ -35,7 +35,7 @@ OWN_ERROR = "ZeroDivisionError: division by zero"
         (death(PREEMPTED, Phase.TRAINING, stop=Stop.JOB), "left"),
         (death(PREEMPTED, Phase.TRAINING), "script_error"),  # the script's own number, by chance
         (death(1, Phase.TRAINING, stop=Stop.JOB), "script_error"),
-        (death(-signal.SIGTERM), "told"),
+        (death(-signal.SIGTERM), "dismissed"),
         (death(-signal.SIGTERM, Phase.LEFT), "left"),
         (death(-signal.SIGINT), "crash"),
         (death(KILLED), "crash"),

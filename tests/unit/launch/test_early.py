@@ -27,7 +27,7 @@ HOOKED = """
 import sys
 sys.excepthook = lambda kind, error, trace: print("hooked", error)
 from hvdrecover import config, uncaught
-uncaught.told_to(config.read().slot[2])
+uncaught.report_to(config.read().slot[2])
 1 / 0
 """
 

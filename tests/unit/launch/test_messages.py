@@ -42,7 +42,7 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 PAIRS = st.lists(st.integers(-1, 2**70) | VALUES, min_size=1, max_size=3)
-FIELDS = dict.fromkeys(sorted({*messages._TOLD, *messages._ORDERED}), VALUES) | {
+FIELDS = dict.fromkeys(sorted({*messages._REPORTED, *messages._ORDERED}), VALUES) | {
     "commit": PAIRS | VALUES,
     "point": PAIRS | VALUES,
     "missing": st.dictionaries(st.sampled_from(["0", "1", "²", "x", "9" * 40]), VALUES) | VALUES,
@@ -101,7 +101,7 @@ def serve(supervisor: Supervisor) -> None:
     for key, _ in supervisor._selector.select(0.01):  # type: ignore[attr-defined]
         key.data()
     if supervisor._stall is not None:
-        supervisor._tell_stall(supervisor._stall)
+        supervisor._report_stall(supervisor._stall)
     supervisor._is_over()
     restarts.outcome(supervisor._attempts, 0, ranks=1, stopping=False, max_restarts=1)
 
@@ -114,7 +114,7 @@ def serve(supervisor: Supervisor) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.lists(LINES, min_size=1, max_size=12))
-def test_whatever_is_told_the_supervisor_continues(supervisor: Supervisor, lines: list[bytes]) -> None:
+def test_whatever_is_sent_the_supervisor_continues(supervisor: Supervisor, lines: list[bytes]) -> None:
     supervisor._attempts = [Attempt(1), Attempt(2)]
     with come(supervisor) as connection:
         connection.sendall(b"\n".join([*lines, b'{"kind": "end", "how": "heard to the end"}', b""]))

@@ -54,12 +54,12 @@ def test_what_horovod_tells_of_a_stall_is_heard_once(start: Start) -> None:
         "import adapter, os\n"
         "from hvdrecover import heartbeat\n"
         """os.write(int(os.environ["HOROVOD_STALL_REPORT"]), b'{"stalled": {"1": ["a", "b"]}}\\n')\n"""
-        "heartbeat.tell(told=1)\n" + WAIT
+        "heartbeat.notify(noted=1)\n" + WAIT
     )
-    until(lambda: training.notes().get("told"), "its note")
+    until(lambda: training.notes().get("noted"), "its note")
     assert training.stalled() == {1: ["a", "b"]}
     assert training.stalled() == {}
-    assert training.notes()["told"] == 1
+    assert training.notes()["noted"] == 1
 
 
 def test_what_a_guardian_asks_is_read_by_the_process(start: Start) -> None:
@@ -69,7 +69,7 @@ def test_what_a_guardian_asks_is_read_by_the_process(start: Start) -> None:
         "heartbeat.committed(1, 1, 1)\n"
         "while not (heartbeat.stop_asked() and heartbeat.stall_seconds()):\n"
         "    time.sleep(0.01)\n"
-        "heartbeat.tell(stop=heartbeat.stop_asked(), stall=heartbeat.stall_seconds())\n"
+        "heartbeat.notify(stop=heartbeat.stop_asked(), stall=heartbeat.stall_seconds())\n"
     )
     training.page.allow_stalls(4, 0)
     training.page.ask(Stop.JOB)
@@ -109,7 +109,7 @@ def test_at_the_second_commit_the_libraries_are_told_and_the_scripts_own_modules
         "__spec__ = colorsys.__spec__  # as that of a program which is part of a library\n"
         "from hvdrecover import heartbeat\n"
         "heartbeat.committed(1, 1, 1)\n"
-        "heartbeat.tell(before=1)\n"
+        "heartbeat.notify(before=1)\n"
         "import wave\n"
         "heartbeat.committed(1, 2, 2)\n"
     )
@@ -124,8 +124,8 @@ def test_a_word_that_was_cut_off_does_not_hide_the_others(start: Start) -> None:
     training = start(
         "import adapter, os\n"
         "from hvdrecover import heartbeat\n"
-        "heartbeat.tell(a=1, b=1)\n"
-        "heartbeat.tell(b=2)\n"
+        "heartbeat.notify(a=1, b=1)\n"
+        "heartbeat.notify(b=2)\n"
         "os.write(heartbeat._notes, b'{\"c\": ')\n"
     )
     training.process.wait(60)
@@ -138,7 +138,7 @@ def test_a_script_hands_nothing_of_it_on_to_programs_that_it_starts(start: Start
         "import adapter, subprocess, sys\n"
         "from hvdrecover import heartbeat\n"
         f"command = [sys.executable, '-c', {program!r}]\n"
-        "heartbeat.tell(seen=subprocess.check_output(command, close_fds=False, text=True))\n",
+        "heartbeat.notify(seen=subprocess.check_output(command, close_fds=False, text=True))\n",
         rejoins=True,
     )
     assert training.process.wait(60) == 0
@@ -180,7 +180,7 @@ def test_killing_it_kills_what_it_has_started_even_when_it_is_stopped(start: Sta
         "import adapter, subprocess, sys\n"
         "from hvdrecover import heartbeat\n"
         "loader = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])\n"
-        "heartbeat.tell(loader=loader.pid)\n" + WAIT
+        "heartbeat.notify(loader=loader.pid)\n" + WAIT
     )
     loader = until(training.notes, "a word")["loader"]
     assert is_alive(loader)

@@ -20,7 +20,7 @@ def exchange() -> Iterator[Exchange]:
     started.close()
 
 
-def tell(exchange: Exchange, kind: str, start: str = "1", **facts: object) -> bytes:
+def hand_in(exchange: Exchange, kind: str, start: str = "1", **facts: object) -> bytes:
     port = int(exchange.place.partition("/")[2].partition(":")[0])
     return send("127.0.0.1", port, KEY, Message(kind, start, 0, "n1", **facts))  # type: ignore[arg-type]
 
@@ -30,8 +30,8 @@ def failure(error: Exception) -> dict[str, object]:
 
 
 def test_a_process_gets_the_function_and_brings_the_result(exchange: Exchange) -> None:
-    assert tell(exchange, FUNCTION) == b"the function"
-    assert tell(exchange, RESULT, pickled=pickle.dumps([1, 2])) == b""
+    assert hand_in(exchange, FUNCTION) == b"the function"
+    assert hand_in(exchange, RESULT, pickled=pickle.dumps([1, 2])) == b""
     assert exchange.result() == [1, 2]
     assert exchange.error() is None
 
@@ -42,40 +42,40 @@ def test_a_result_that_did_not_come_is_an_error(exchange: Exchange) -> None:
 
 
 def test_a_result_that_can_not_be_pickled_is_an_error(exchange: Exchange) -> None:
-    tell(exchange, RESULT, text="TypeError: cannot pickle a lock")
+    hand_in(exchange, RESULT, text="TypeError: cannot pickle a lock")
     with pytest.raises(LaunchError, match="can't be pickled: TypeError: cannot pickle a lock; return"):
         exchange.result()
 
 
 def test_an_error_is_raised_as_itself_with_its_traceback_as_the_cause(exchange: Exchange) -> None:
-    tell(exchange, FUNCTION)
-    tell(exchange, ERROR, **failure(KeyError("x")))
+    hand_in(exchange, FUNCTION)
+    hand_in(exchange, ERROR, **failure(KeyError("x")))
     error = exchange.error()
     assert isinstance(error, KeyError) and error.args == ("x",)
     assert str(error.__cause__) == "rank 0 on n1: \nTraceback\nKeyError('x')\n"
 
 
 def test_an_error_of_ones_own_goes_before_one_that_it_has_led_to(exchange: Exchange) -> None:
-    tell(exchange, FUNCTION)
-    tell(exchange, ERROR, **failure(KeyError("first")))
-    tell(exchange, ERROR, **failure(KeyError("own")))
-    tell(exchange, ERROR, **failure(ValueError("heard")), hearsay=True)
+    hand_in(exchange, FUNCTION)
+    hand_in(exchange, ERROR, **failure(KeyError("first")))
+    hand_in(exchange, ERROR, **failure(KeyError("own")))
+    hand_in(exchange, ERROR, **failure(ValueError("heard")), hearsay=True)
     error = exchange.error()
     assert error is not None and error.args == ("own",)
 
 
 def test_an_error_that_a_new_start_has_repaired_does_not_count(exchange: Exchange) -> None:
-    tell(exchange, FUNCTION)
-    tell(exchange, ERROR, **failure(KeyError("x")))
-    tell(exchange, FUNCTION)  # restarted in place
+    hand_in(exchange, FUNCTION)
+    hand_in(exchange, ERROR, **failure(KeyError("x")))
+    hand_in(exchange, FUNCTION)  # restarted in place
     assert exchange.error() is not None
-    tell(exchange, FUNCTION, start="2")
-    tell(exchange, ERROR, **failure(KeyError("of a process of the start before")))
+    hand_in(exchange, FUNCTION, start="2")
+    hand_in(exchange, ERROR, **failure(KeyError("of a process of the start before")))
     assert exchange.error() is None
 
 
 def test_an_error_that_can_not_be_handed_over_is_told_in_words(exchange: Exchange) -> None:
-    tell(exchange, FUNCTION)
-    tell(exchange, ERROR, text="Traceback\nOdd: 1\n")
+    hand_in(exchange, FUNCTION)
+    hand_in(exchange, ERROR, text="Traceback\nOdd: 1\n")
     error = exchange.error()
     assert isinstance(error, LaunchError) and "Odd: 1" in str(error)

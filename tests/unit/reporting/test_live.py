@@ -50,7 +50,7 @@ def test_before_the_first_event_there_are_none(status):
 
 
 def test_a_run_from_its_start_to_its_end(run, status):
-    run.tell(0, "start", pid=5, attempt=1, command=["x"])
+    run.report(0, "start", pid=5, attempt=1, command=["x"])
     assert (status().activity, status().commit, status().rate(BEGIN + 9)) == ("starting", None, None)
     run.rendezvous(4, TWO, 1, 0, "initial")
     found = status()
@@ -63,7 +63,7 @@ def test_a_run_from_its_start_to_its_end(run, status):
     assert found.rate(BEGIN + 54) == pytest.approx(0.05)
     run.fault(36, "crash", host="node-2", rank=1, commit=[1, 3], steps=4)
     assert (status().activity, status().faults[0].recovery) == ("recovering", None)
-    run.tell(36.01, "restart", "node-2", 9, 1, scope="slot", warm=True, attempt=1)
+    run.report(36.01, "restart", "node-2", 9, 1, scope="slot", warm=True, attempt=1)
     run.rendezvous(36.25, REPLACED, 2, 3)
     run.step(36.3, REPLACED, 2, 3)
     found = status()
@@ -72,7 +72,7 @@ def test_a_run_from_its_start_to_its_end(run, status):
     assert (found.restarts, found.warm, found.steps_repeated) == (1, 1, 4)
     run.finish(40, REPLACED, 2, 3)
     assert (status().activity, status().over) == ("finished", False)  # its supervisor has yet to leave
-    run.tell(41, "end", pid=5, code=0, reason="finished")
+    run.report(41, "end", pid=5, code=0, reason="finished")
     assert (status().over, status().last) == (True, BEGIN + 41)
 
 
@@ -84,15 +84,15 @@ def test_without_a_supervisor_a_finished_run_is_over(run, status):
 
 
 def test_a_start_that_ended_and_the_next(run, status):
-    run.tell(0, "start", pid=5, attempt=1, command=[])
+    run.report(0, "start", pid=5, attempt=1, command=[])
     run.rendezvous(1, TWO, 1, 0)
     run.commit(TWO, 1, {1: 2, 2: 3})
-    run.tell(4, "gave_up", pid=5, scope="job", reason="no restarts left")
-    run.tell(5, "end", pid=5, code=3, reason="gave up")
+    run.report(4, "gave_up", pid=5, scope="job", reason="no restarts left")
+    run.report(5, "end", pid=5, code=3, reason="gave up")
     found = status()
     assert (found.activity, found.over, found.ending.code) == ("ended", True, 3)
     assert found.given_up == ("the job: no restarts left",)
-    run.tell(9, "start", pid=6, attempt=1, command=[])
+    run.report(9, "start", pid=6, attempt=1, command=[])
     assert (status().activity, status().over, status().starts) == ("starting", False, 2)
     again = {0: ("node-1", 30), 1: ("node-2", 31)}
     run.rendezvous(11, again, 1, 0, "initial")  # it counts from an earlier generation again
@@ -104,8 +104,8 @@ def test_a_start_that_ended_and_the_next(run, status):
 def test_durable_commits(run, status):
     run.rendezvous(1, TWO, 1, 0)
     assert (status().durable, status().durables) == (None, 0)
-    run.tell(8, "durable", pid=10, generation=1, commit=5, bytes=100, seconds=2.5)
-    run.tell(9, "durable", pid=10, generation=1, commit=6, bytes=50, seconds=0.5)
+    run.report(8, "durable", pid=10, generation=1, commit=5, bytes=100, seconds=2.5)
+    run.report(9, "durable", pid=10, generation=1, commit=6, bytes=50, seconds=0.5)
     found = status()
     assert (found.durable.number, found.durable.time) == (6, BEGIN + 8.5)
     assert (found.durables, found.durable_bytes, found.durable_seconds) == (2, 150, 3.0)
@@ -113,27 +113,27 @@ def test_durable_commits(run, status):
 
 def test_outages(run, status):
     told = {"pid": 10, "generation": 1}
-    run.tell(1, "durable", commit=1, bytes=1, seconds=0.1, **told)
-    run.tell(2, "write_failed", commit=2, error="full", attempt=1, **told)
-    run.tell(2.1, "outage", commit=2, error="full", age=1.0, **told)
+    run.report(1, "durable", commit=1, bytes=1, seconds=0.1, **told)
+    run.report(2, "write_failed", commit=2, error="full", attempt=1, **told)
+    run.report(2.1, "outage", commit=2, error="full", age=1.0, **told)
     assert status().outage == Outage(BEGIN + 2.1, "full")
-    run.tell(5, "write_failed", commit=2, error="gone", attempt=2, **told)
+    run.report(5, "write_failed", commit=2, error="gone", attempt=2, **told)
     assert status().outage == Outage(BEGIN + 2.1, "gone")
-    run.tell(7, "durable", commit=3, bytes=1, seconds=0.1, **told)
-    run.tell(7, "outage_over", commit=3, attempts=2, seconds=4.9, age=6.0, **told)
+    run.report(7, "durable", commit=3, bytes=1, seconds=0.1, **told)
+    run.report(7, "outage_over", commit=3, attempts=2, seconds=4.9, age=6.0, **told)
     found = status()
     assert (found.outage, found.outages, found.outage_seconds, found.write_failures) == (None, 1, 4.9, 2)
-    run.tell(8, "write_failed", commit="g0001-c00000001", error="a mark", pid=10)
+    run.report(8, "write_failed", commit="g0001-c00000001", error="a mark", pid=10)
     assert status().outage is None
-    run.tell(9, "write_failed", commit=4, error="fenced", attempt=1, **told)  # for good, without an outage
+    run.report(9, "write_failed", commit=4, error="fenced", attempt=1, **told)  # for good, without an outage
     assert status().outage == Outage(BEGIN + 9, "fenced")
 
 
 def test_the_epoch_is_the_newest_that_any_sampler_names(run, status):
-    run.tell(1, "tail", sampler="train", epoch=3, padding=1, dropped=0)
-    run.tell(2, "tail", sampler="validation", epoch=0, padding=1, dropped=0)
+    run.report(1, "tail", sampler="train", epoch=3, padding=1, dropped=0)
+    run.report(2, "tail", sampler="validation", epoch=0, padding=1, dropped=0)
     assert status().epoch == 3
-    run.tell(3, "tail", sampler="train", epoch=2, padding=1, dropped=0)  # rolled back
+    run.report(3, "tail", sampler="train", epoch=2, padding=1, dropped=0)  # rolled back
     assert status().epoch == 2
 
 
@@ -176,7 +176,7 @@ def test_commits_alone_need_no_new_summary(run, tmp_path, monkeypatch):
     live.status()
     monkeypatch.setattr("hvdrecover.reporting.live.summarise", None)  # whoever calls it fails
     run.commit(TWO, 1, {50: 50})
-    run.tell(51, "durable", pid=10, generation=1, commit=50, bytes=100, seconds=2.5)
+    run.report(51, "durable", pid=10, generation=1, commit=50, bytes=100, seconds=2.5)
     for file, event in follower.look():
         live.take(file, event)
     assert (live.status().commit.number, live.status().durable.number) == (50, 50)
@@ -187,7 +187,7 @@ def random_run(draw, folder):
     run = Run(folder, {"node-2": draw.choice([0.0, 0.0, 90.0, -7.0])})
     time, generation, commit = 0.0, 0, 0
     for start in range(draw.randint(1, 2)):
-        run.tell(time, "start", pid=500 + start, attempt=1, command=[])
+        run.report(time, "start", pid=500 + start, attempt=1, command=[])
         ranks = {0: ("node-1", 100 * start + 10), 1: ("node-2", 100 * start + 20)}
         for rendezvous in range(draw.randint(1, 4)):
             time, generation = time + draw.choice([0.25, 5.0]), generation + 1
@@ -201,21 +201,23 @@ def random_run(draw, folder):
             time, commit = max([time, *made.values()]), max([commit, *made])
             if draw.random() < 0.5:
                 told = {"pid": ranks[0][1], "generation": generation, "commit": commit}
-                run.tell(time, draw.choice(["durable", "outage"]), **told, bytes=7, seconds=0.1, error="away")
+                run.report(
+                    time, draw.choice(["durable", "outage"]), **told, bytes=7, seconds=0.1, error="away"
+                )
             if draw.random() < 0.3:
-                run.tell(
+                run.report(
                     time, "tail", pid=ranks[0][1], sampler="train", epoch=rendezvous, padding=1, dropped=0
                 )
             host, pid = ranks[victim := draw.randint(0, 1)]
             run.fault(
                 time, draw.choice(["crash", "hang"]), host, victim, commit=[generation, commit], silent=1.0
             )
-            run.tell(time, "restart", host, 9, victim, scope="slot", warm=draw.random() < 0.5, attempt=1)
+            run.report(time, "restart", host, 9, victim, scope="slot", warm=draw.random() < 0.5, attempt=1)
             ranks = {**ranks, victim: (host, pid + 1)}
             if draw.random() < 0.3:
                 commit = draw.randint(0, commit)
         if draw.random() < 0.7:
-            run.tell(time, "end", pid=500 + start, code=draw.choice([0, 3]), reason="over")
+            run.report(time, "end", pid=500 + start, code=draw.choice([0, 3]), reason="over")
         time += 2
     for path in folder.iterdir():
         lines = path.read_bytes().splitlines(keepends=True)

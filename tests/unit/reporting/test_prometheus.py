@@ -55,7 +55,7 @@ def exported(exporter, tmp_path):
 
 def test_the_numbers_of_a_run(exported, tmp_path):
     run = example(tmp_path)
-    run.tell(105, "durable", pid=11, generation=3, commit=7, bytes=1000, seconds=1.5)
+    run.report(105, "durable", pid=11, generation=3, commit=7, bytes=1000, seconds=1.5)
     found = samples(exported())
     expected = {
         ("hvdrecover_run_info", "runs/1"): 1,
@@ -95,7 +95,7 @@ def test_the_numbers_of_a_run(exported, tmp_path):
 
 def test_names_types_and_help_follow_the_conventions(exported, tmp_path):
     run = example(tmp_path)
-    run.tell(105, "tail", sampler="x", epoch=3, padding=1, dropped=0)
+    run.report(105, "tail", sampler="x", epoch=3, padding=1, dropped=0)
     for name, family in families(exported()).items():
         assert name.startswith("hvdrecover_")
         assert family.documentation.endswith(".")
@@ -112,7 +112,7 @@ def test_names_types_and_help_follow_the_conventions(exported, tmp_path):
 
 
 def test_what_is_not_known_is_left_out(exported, tmp_path):
-    Run(tmp_path).tell(0, "start", pid=5, attempt=1)
+    Run(tmp_path).report(0, "start", pid=5, attempt=1)
     found = samples(exported())
     assert found["hvdrecover_activity", "starting"] == 1
     unknown = ("epoch", "ranks", "last_commit", "last_durable_commit_age_seconds", "commits_per_second")
@@ -153,7 +153,7 @@ def test_a_recovery_that_turns_out_to_be_none_stays_counted(exporter, tmp_path):
     before = status_of(tmp_path)
     exporter.update(before)
     late = Run(tmp_path / "late")
-    late.tell(3, "sync", *TWO[1], 1, source="memory", generation=2, commit=0, size=1, seconds=0.01)
+    late.report(3, "sync", *TWO[1], 1, source="memory", generation=2, commit=0, size=1, seconds=0.01)
     after = status_of(tmp_path)
     assert [status.faults[0].recovery is None for status in (before, after)] == [False, True]
     exporter.update(after)

@@ -55,10 +55,10 @@ def test_what_our_own_log_writes_is_read(tmp_path):
 )
 def test_lines_that_are_no_events_are_passed_over(tmp_path, line):
     run = Run(tmp_path)
-    run.tell(1, "start", pid=5, attempt=1)
+    run.report(1, "start", pid=5, attempt=1)
     with (tmp_path / "node-1-5.jsonl").open("ab") as file:
         file.write(line + b"\n")
-    run.tell(2, "end", pid=5, code=0, reason="")
+    run.report(2, "end", pid=5, code=0, reason="")
     found = reading.read(tmp_path)
     assert ([event.kind for event in found.events], found.passed_over) == (["start", "end"], 1)
 
@@ -67,7 +67,7 @@ def test_facts_of_another_type_are_unknown(tmp_path):
     run = Run(tmp_path)
     run.fault(1, steps="many", exit=True, detail=None, silent=float("inf"), slot=1.5)
     run.rendezvous(2, TWO, 1, 0)
-    run.tell(3, "commit", *TWO[0], generation=1, commit=1 << 70)
+    run.report(3, "commit", *TWO[0], generation=1, commit=1 << 70)
     found = reading.read(tmp_path)
     (fault,) = found.of("fault")
     assert [fault.whole(name) for name in ("steps", "exit", "slot")] == [None] * 3
@@ -77,7 +77,7 @@ def test_facts_of_another_type_are_unknown(tmp_path):
 
 def test_files_below_the_folder_are_read_too(tmp_path):
     for host in ("a", "b"):
-        Run(tmp_path / host).tell(1, "start", host)
+        Run(tmp_path / host).report(1, "start", host)
     assert (len(reading.read(tmp_path).events), reading.read(tmp_path).files) == (2, 2)
 
 

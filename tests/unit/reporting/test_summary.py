@@ -29,7 +29,7 @@ def recoveries(report):
 def run(tmp_path):
     """A run of two ranks that has made three commits, 10 s apart, the first one 14 s after its beginning."""
     run = Run(tmp_path / "run")
-    run.tell(0, "start", pid=5, attempt=1, command=["python"])
+    run.report(0, "start", pid=5, attempt=1, command=["python"])
     run.rendezvous(4, TWO, 1, 0, "initial")
     run.commit(TWO, 1, {1: 14, 2: 24, 3: 34})
     return run
@@ -141,7 +141,7 @@ def test_the_lost_process_s_commit_tells_what_a_fault_broke(run):
 def test_a_start_may_count_from_the_same_generation_again(run):
     anew = {0: ("node-1", 30), 1: ("node-2", 40)}
     run.fault(40, commit=[1, 3])
-    run.tell(41, "start", pid=5, attempt=2, command=["python"])
+    run.report(41, "start", pid=5, attempt=2, command=["python"])
     run.rendezvous(44, anew, 1, 0, "initial")
     run.step(45, anew, 1, 0)
     run.fault(50, commit=[1, 0])
@@ -172,8 +172,8 @@ def test_a_rank_that_was_there_long_after_another_was_at_another_rendezvous(tmp_
     run.fault(20, commit=[1, 1])
     anew = {0: ("node-1", 11), 1: ("node-2", 21)}
     place = {"source": "initial", "generation": 1, "commit": 0, "size": 2, "seconds": 0.5}
-    run.tell(24.0, "sync", *anew[1], rank=1, **place)
-    run.tell(24.1, "sync", *anew[0], rank=0, **place)
+    run.report(24.0, "sync", *anew[1], rank=1, **place)
+    run.report(24.1, "sync", *anew[0], rank=0, **place)
     run.step(25, anew, 1, 0)
     report = report_of(run)
     assert recoveries(report) == [(1, 5.01)]
@@ -235,7 +235,7 @@ def test_a_mere_change_of_hosts_repeats_nothing(run):
 def test_goodput_is_the_time_in_commits_that_were_carried_over(run):
     run.rendezvous(40, REPLACED, 2, 3)
     run.commit(REPLACED, 2, {4: 45, 5: 50})
-    run.tell(100, "end", pid=5, code=75, reason="preempted")
+    run.report(100, "end", pid=5, code=75, reason="preempted")
     report = report_of(run)
     assert report.goodput == pytest.approx(((34 - 4) + (50 - 40)) / 100)
     assert (report.ending.outcome, report.ending.code, report.ending.reason) == ("ended", 75, "preempted")
@@ -253,8 +253,8 @@ def test_commits_that_were_lost_do_not_count_whatever_generation_made_them(run):
 
 def test_what_an_earlier_run_has_finished_is_not_lost(run):
     run.finish(35, TWO, 1, 3)
-    run.tell(36, "end", pid=5, code=0, reason="finished")
-    run.tell(40, "start", pid=6, attempt=1, command=["python"])
+    run.report(36, "end", pid=5, code=0, reason="finished")
+    run.report(40, "start", pid=6, attempt=1, command=["python"])
     run.rendezvous(50, REPLACED, 1, 0, "initial")
     run.commit(REPLACED, 1, {1: 70})
     report = report_of(run)
@@ -270,7 +270,7 @@ def test_without_a_start_the_first_event_begins_the_run(run):
 
 def test_a_single_event_takes_no_time(tmp_path):
     run = Run(tmp_path)
-    run.tell(1, "start", attempt=1, command=[])
+    run.report(1, "start", attempt=1, command=[])
     report = report_of(run)
     assert (report.goodput, report.faults, report.kinds) == (None, (), {})
 
@@ -288,9 +288,9 @@ def test_the_example_as_a_whole(tmp_path):
 
 
 def test_what_was_given_up_is_told(run):
-    run.tell(40, "gave_up", "node-2", 9, 1, scope="slot", reason="3 deaths without a commit")
-    run.tell(40, "gave_up", "node-3", 9, -1, scope="slot", reason="it does not start")
-    run.tell(41, "gave_up", pid=5, scope="job", reason="no restarts left")
+    run.report(40, "gave_up", "node-2", 9, 1, scope="slot", reason="3 deaths without a commit")
+    run.report(40, "gave_up", "node-3", 9, -1, scope="slot", reason="it does not start")
+    run.report(41, "gave_up", pid=5, scope="job", reason="no restarts left")
     assert report_of(run).given_up == (
         "rank 1 on node-2: 3 deaths without a commit",
         "a process without a rank on node-3: it does not start",
@@ -315,7 +315,7 @@ def test_a_wrong_clock_changes_nothing_but_the_time_of_day(tmp_path, host, ahead
 
 def test_the_end_of_a_run_is_put_right_too(tmp_path):
     run = Run(tmp_path, {"node-2": -100.0})
-    run.tell(0, "start", pid=5, attempt=1, command=["python"])
+    run.report(0, "start", pid=5, attempt=1, command=["python"])
     run.rendezvous(4, TWO, 1, 0, "initial")
     run.fault(40, commit=[1, 0])
     run.rendezvous(42, REPLACED, 2, 0)
@@ -344,7 +344,7 @@ def test_clocks_are_compared_through_a_third_host(tmp_path):
     run.commit(TWO, 1, {1: 14})
     run.rendezvous(20, pair, 2, 1)
     run.commit(pair, 2, {2: 24})
-    run.tell(0, "start", "node-1", 5, attempt=1, command=[])
+    run.report(0, "start", "node-1", 5, attempt=1, command=[])
     assert report_of(run).clocks == {"node-2": pytest.approx(100), "node-3": pytest.approx(250)}
 
 
@@ -364,7 +364,7 @@ def test_a_report_is_made_of_facts_that_can_be_compared(tmp_path):
 def test_where_and_with_what_the_job_was_last_started_is_told(run):
     assert (report_of(run).machine, report_of(run).versions) == ("node-1", {})  # by an earlier version
     facts = {"machine": "Linux x86_64, 8 processors", "versions": {"torch": "2.13.0", "keras": None, "x": 1}}
-    run.tell(40, "start", "node-2", 6, attempt=2, command=["python"], **facts)
+    run.report(40, "start", "node-2", 6, attempt=2, command=["python"], **facts)
     report = report_of(run)
     assert report.machine == "node-2, Linux x86_64, 8 processors"
     assert report.versions == {"torch": "2.13.0"}

@@ -17,7 +17,7 @@ from tests.unit.reporting.runs import BEGIN, PHASES, REPLACED, TWO, Run, example
 def run(tmp_path):
     """A run of two ranks that has made three commits, 10 s apart, the first one 14 s after its beginning."""
     run = Run(tmp_path / "run")
-    run.tell(0, "start", pid=5, attempt=1, command=["python"])
+    run.report(0, "start", pid=5, attempt=1, command=["python"])
     run.rendezvous(4, TWO, 1, 0, "initial")
     run.commit(TWO, 1, {1: 14, 2: 24, 3: 34})
     return run
@@ -108,8 +108,8 @@ def test_a_rendezvous_that_broke_before_all_had_stepped_is_part_of_the_recovery(
 
 def test_a_job_that_was_ended_and_started_again_was_down_between(run):
     run.fault(40, "preemption", slot=None)
-    run.tell(45, "end", pid=5, code=75, reason="preempted")
-    run.tell(100, "start", pid=6, attempt=1, command=["python"])
+    run.report(45, "end", pid=5, code=75, reason="preempted")
+    run.report(100, "start", pid=6, attempt=1, command=["python"])
     run.rendezvous(104, REPLACED, 2, 3, "durable")
     run.step(105, REPLACED, 2, 3)
     run.finish(110, REPLACED, 2, 4)
@@ -123,7 +123,7 @@ def test_a_job_that_was_ended_and_started_again_was_down_between(run):
 
 
 def test_a_job_that_was_killed_as_a_whole_was_down_from_its_last_sign_on(run):
-    run.tell(100, "start", pid=6, attempt=1, command=["python"])
+    run.report(100, "start", pid=6, attempt=1, command=["python"])
     run.rendezvous(104, REPLACED, 2, 3, "durable")
     run.step(105, REPLACED, 2, 3)
     run.finish(110, REPLACED, 2, 4)
@@ -132,7 +132,7 @@ def test_a_job_that_was_killed_as_a_whole_was_down_from_its_last_sign_on(run):
 
 def test_a_restart_by_the_supervisor_is_part_of_the_recovery(run):
     run.fault(40, "launcher_lost", slot=None)
-    run.tell(41, "start", pid=5, attempt=2, command=["python"])
+    run.report(41, "start", pid=5, attempt=2, command=["python"])
     run.rendezvous(50, REPLACED, 2, 3, "durable")
     run.step(51, REPLACED, 2, 3)
     run.finish(60, REPLACED, 2, 4)
@@ -142,8 +142,8 @@ def test_a_restart_by_the_supervisor_is_part_of_the_recovery(run):
 
 def test_what_is_not_recovered_from_continues_to_the_last_event(run):
     run.fault(40, rank=1, host="node-2", commit=[1, 3])
-    run.tell(47, "gave_up", pid=5, scope="job", reason="no restarts left")
-    run.tell(48, "end", pid=5, code=3, reason="gave up")
+    run.report(47, "gave_up", pid=5, scope="job", reason="no restarts left")
+    run.report(48, "end", pid=5, code=3, reason="gave up")
     assert lane(run)[1:] == [("training", 4, 40), ("recovery", 40, 48)]
 
 
@@ -162,12 +162,12 @@ def test_a_rank_that_only_had_a_fault_has_a_lane(run):
 
 
 def test_a_commit_is_durable_once_any_rank_says_so_also_after_the_next_rendezvous(run):
-    run.tell(25, "durable", "node-1", 10, generation=1, commit=2)
+    run.report(25, "durable", "node-1", 10, generation=1, commit=2)
     run.reset(40, TWO, 0)
     run.rendezvous(41, TWO, 2, 3)
     run.step(42, TWO, 2, 3)
     run.commit(TWO, 2, {4: 50})
-    run.tell(52, "durable", "node-1", 10, generation=1, commit=3)
+    run.report(52, "durable", "node-1", 10, generation=1, commit=3)
     assert [(commit.number, commit.durable) for commit in trace(run).commits] == [
         *((1, False), (2, True), (3, True)),
         (4, False),
@@ -177,7 +177,7 @@ def test_a_commit_is_durable_once_any_rank_says_so_also_after_the_next_rendezvou
 @pytest.mark.parametrize("kind", ["fault", "start", "commit", "end", "note"])
 def test_a_run_of_one_event(tmp_path, kind):
     run = Run(tmp_path)
-    run.tell(0, kind)
+    run.report(0, kind)
     found = trace(run)
     assert (found.length, found.commits) == (0, [])
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hvdrecover.elastic.guard.settings import Guard
-from hvdrecover.elastic.guard.structure import Description, differences, told
+from hvdrecover.elastic.guard.structure import Description, differences, numbers
 from hvdrecover.elastic.interfaces import Entry
 from hvdrecover.errors import StructureError
 from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
@@ -65,11 +65,11 @@ def test_what_is_told_depends_on_all_of_it_but_nothing_else() -> None:
         description(A, ("model.b", "F32[4]")),
         description(A, ("b", "F32[3]")),
     ]
-    assert len({told(each.entries) for each in [*others, description(A, B)]}) == 5
-    assert told(entries) == told(
+    assert len({numbers(each.entries) for each in [*others, description(A, B)]}) == 5
+    assert numbers(entries) == numbers(
         Description.from_json(json.loads(json.dumps(description(A, B).as_json()))).entries
     )
-    assert all(-(2**63) <= number < 2**63 for number in told(entries))
+    assert all(-(2**63) <= number < 2**63 for number in numbers(entries))
 
 
 # -- at a rendezvous --------------------------------------------------------------------------------------
