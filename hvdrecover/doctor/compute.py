@@ -20,7 +20,7 @@ _SHOWN = 4  # processors of a host; programs are told of all
 
 @dataclass(frozen=True)
 class Measured:
-    """One processor, as `hvdrecover.doctor.products` tells of it.
+    """One processor, as `hvdrecover.doctor.matrix_products` tells of it.
 
     Attributes:
         device: such as ``CPU 3``.
@@ -55,7 +55,7 @@ def judge(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Finding]:
     """Return how hosts compute.
 
     Args:
-        found: host to what `hvdrecover.doctor.products.run` tells of each of its processors.
+        found: host to what `hvdrecover.doctor.matrix_products.run` tells of each of its processors.
     """
     hosts = {host: [Measured(**each) for each in devices] for host, devices in found.items()}
     facts = {"hosts": found}

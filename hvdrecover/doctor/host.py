@@ -64,10 +64,10 @@ class Host:
 
     def compute(self) -> list[dict[str, Any]]:
         """Return what came of matrix products on each processor, as far as something multiplies on it."""
-        from hvdrecover.doctor import products
+        from hvdrecover.doctor import matrix_products
 
-        found = products.run("cpus")
-        return [*found, *products.run("gpus")] if facts.gpus() and versions()["torch"] else found
+        found = matrix_products.run("cpus")
+        return [*found, *matrix_products.run("gpus")] if facts.gpus() and versions()["torch"] else found
 
     def gpus(self) -> dict[str, Any] | None:
         """Return what is known of the health of GPUs."""

@@ -17,8 +17,8 @@ from hvdrecover.elastic.commits.own import Own
 from hvdrecover.elastic.commits.randomness import Generators, Randomness
 from hvdrecover.elastic.companions import Companions
 from hvdrecover.elastic.context import Context
+from hvdrecover.elastic.durable.durable_commits import DurableSide
 from hvdrecover.elastic.durable.pacing import Pacing
-from hvdrecover.elastic.durable.side import DurableSide
 from hvdrecover.elastic.guard.judge import Judge
 from hvdrecover.elastic.guard.missing import Missing
 from hvdrecover.elastic.guard.settings import Guard

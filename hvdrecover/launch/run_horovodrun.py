@@ -18,7 +18,7 @@ from typing import Any
 
 from hvdrecover import config
 from hvdrecover.elastic import instruments
-from hvdrecover.launch import private, returning
+from hvdrecover.launch import hidden_environment, returned_hosts
 from hvdrecover.launch.processes import die_with_parent
 
 _WORKERS_FAILED = "one or more processes exited with non-zero status"  # their guardians have said why
@@ -33,8 +33,8 @@ def main() -> None:
     instruments.start(read, "horovodrun")
     how, sys.argv[:2] = sys.argv[1], ["horovodrun"]
     if how == "gloo":  # mpirun sends the environment through its own connections
-        _keep_private()
-        returning.start_anew(importlib.import_module("horovod.runner.elastic.driver").ElasticDriver)
+        _hide_environment()
+        returned_hosts.start_anew(importlib.import_module("horovod.runner.elastic.driver").ElasticDriver)
     if read.supervisor is not None:
         signal.signal(signal.SIGTERM, _left_to_supervisor)
         _leave_to_guardians()
@@ -69,11 +69,11 @@ def _left_to_supervisor(number: int, frame: FrameType | None) -> None:
     """Do nothing: a handler, as programs that are started inherit what is ignored."""
 
 
-def _keep_private() -> None:
+def _hide_environment() -> None:
     """Have Horovod leave out of its commands what workers inherit, or get through ssh."""
     env = importlib.import_module("horovod.runner.common.util.env")
     if not env.is_kubeflow_mpi():  # whose program in ssh's place takes no input
-        names = "|".join(private.hidden(config.environment()))
+        names = "|".join(hidden_environment.hidden(config.environment()))
         env.IGNORE_REGEXES.add(rf"(?:{names})\Z")
 
 

@@ -2,7 +2,7 @@
 
 Horovod calls ``ssh`` without a way to give it options, and a connection to a host that is cut off would stay
 open for hours. So an ``ssh`` of ours comes first on its path. It also hands over what is not to stand on
-command lines (``launch/private.py``). Or it is another command altogether, to which that is left.
+command lines (``launch/hidden_environment.py``). Or it is another command altogether, to which that is left.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hvdrecover.config import Config
 from hvdrecover.errors import LaunchError
-from hvdrecover.launch import private
+from hvdrecover.launch import hidden_environment
 
 _OTHER = """\
 #!/bin/sh
@@ -24,7 +24,7 @@ exec {shell} "$@"
 _SCRIPT = """\
 #!/bin/sh
 case "$*" in
-*" {mark}=${mark} "*) exec {python} -m {private} {ssh} {options} "$@" ;;
+*" {mark}=${mark} "*) exec {python} -m {environment} {ssh} {options} "$@" ;;
 esac
 exec {ssh} {options} "$@"
 """
@@ -48,9 +48,9 @@ def kept_alive(config: Config, folder: Path) -> str:
         text = _OTHER.format(shell=config.remote_shell)
     elif program is not None:
         text = _SCRIPT.format(
-            mark=private.MARK,
+            mark=hidden_environment.MARK,
             python=shlex.quote(sys.executable),
-            private=private.__name__,
+            environment=hidden_environment.__name__,
             ssh=shlex.quote(program),
             options=config.ssh_options,
         )

@@ -20,9 +20,9 @@ from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.discovery import cooldown
 from hvdrecover.events import Events
-from hvdrecover.launch import deaths, horovodrun, private, processes, restarts, ssh
-from hvdrecover.launch.first import run_below
+from hvdrecover.launch import deaths, hidden_environment, horovodrun, processes, restarts, ssh
 from hvdrecover.launch.guardians import Guardian, Guardians
+from hvdrecover.launch.init_process import run_below
 from hvdrecover.launch.messages import Message
 from hvdrecover.launch.presence import Announcement, Supervised
 from hvdrecover.launch.restarts import Attempt, Outcome
@@ -98,7 +98,7 @@ class Supervisor:
         self._clock = clock
         self._events = Events(config.events, config.host, clock)
         self._events.rank = -1
-        self._mark = f"{private.MARK}={secrets.token_hex(16)}"
+        self._mark = f"{hidden_environment.MARK}={secrets.token_hex(16)}"
         self._attempts: list[Attempt] = []
         self._leaving = False
         self._stall: Stall | None = None

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hvdrecover import config
-from hvdrecover.launch import private
+from hvdrecover.launch import hidden_environment
 from hvdrecover.ray import seat, wire
 
 UNREACHABLE = 255  # the exit code of ssh when it can't do what it is asked for
@@ -73,7 +73,7 @@ def script(command: str, environ: Mapping[str, str], devices: Sequence[str]) -> 
     path = [each for each in environ.get("PATH", os.defpath).split(os.pathsep) if each != ours]
     environ = {**environ, "PATH": os.pathsep.join(path)}
     seen = f"export CUDA_VISIBLE_DEVICES={','.join(devices)}\n" if devices else ""
-    return seen + private.script(command, environ)
+    return seen + hidden_environment.script(command, environ)
 
 
 def main() -> None:
@@ -85,7 +85,7 @@ def main() -> None:
     if found is None:
         sys.exit(_failed(call.host, "Ray has no such slot there any more"))
     command = adapted(call.command, found["interface"])
-    if f" {private.MARK}=" in command:
+    if f" {hidden_environment.MARK}=" in command:
         devices = [each for one in told["seats"][call.host] for each in one["devices"]]
         text = script(command, config.environment(), devices)
         given: IO[bytes] = BytesIO(text.encode(errors="surrogateescape"))

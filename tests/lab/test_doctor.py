@@ -30,7 +30,7 @@ if os.environ.get("SSH_CONNECTION", "").split()[2:3] == [{address!r}]:
 WRONG_PRODUCTS = """
 import os, sys
 here = os.environ.get("SSH_CONNECTION", "").split()[2:3] == [{address!r}]
-if here and "hvdrecover.doctor.products" in sys.orig_argv:
+if here and "hvdrecover.doctor.matrix_products" in sys.orig_argv:
     import numpy
     multiply = numpy.matmul
     def matmul(first, second, out):

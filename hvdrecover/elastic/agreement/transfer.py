@@ -17,7 +17,7 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.layout import Layout, parse
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.elastic.agreement.parts import Need, fill
+from hvdrecover.elastic.agreement.missing_pieces import Need, fill
 from hvdrecover.elastic.interfaces import World
 from hvdrecover.errors import StoppedError
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from hvdrecover import heartbeat
 from hvdrecover.elastic import horovod
-from hvdrecover.elastic.agreement import parts, transfer
-from hvdrecover.elastic.durable import side
+from hvdrecover.elastic.agreement import missing_pieces, transfer
+from hvdrecover.elastic.durable import durable_commits
 from hvdrecover.examples.ledger import Ledger
 
 FAULTS = [line.split() for line in os.environ["FAULTS"].splitlines()]
@@ -115,8 +115,8 @@ STRUCK.mkdir(exist_ok=True)
 before(Ledger, "batch", "step")
 before(horovod.Ranks, "shutdown", "reset")
 before(horovod.Ranks, "init", "rendezvous")
-before(side, "load_newest", "load")
-before(parts, "_send", "sync")
+before(durable_commits, "load_newest", "load")
+before(missing_pieces, "_send", "sync")
 before(transfer, "fill", "agree")
 
 framework = sys.argv.pop(1)

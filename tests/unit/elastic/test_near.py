@@ -17,7 +17,7 @@ from horovod.common.exceptions import HorovodInternalError
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.near import place, room
 from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.elastic.agreement import parts
+from hvdrecover.elastic.agreement import missing_pieces
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.state import State
 from hvdrecover.host_memory import Available
@@ -339,7 +339,7 @@ def test_what_was_torn_is_not_used_for_the_commit_that_it_was_to_be(near: Path) 
 def test_to_a_process_killed_while_it_copied_only_the_rest_is_sent(
     near: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "PIECE", 64)
+    monkeypatch.setattr(missing_pieces, "PIECE", 64)
 
     def body(process: Process) -> Any:
         state, mine = made(process, near), process.world.rank()

@@ -16,7 +16,7 @@ from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import TensorSpec, plan
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.elastic.agreement import parts, transfer
+from hvdrecover.elastic.agreement import missing_pieces, transfer
 from hvdrecover.elastic.agreement.election import Election, Left, Published, Standing, elect, revive
 from hvdrecover.elastic.agreement.exchange import gather_json
 from hvdrecover.elastic.agreement.transfer import Agreement
@@ -129,7 +129,7 @@ def test_a_snapshot_arrives_whole() -> None:
 
 
 def test_a_large_snapshot_goes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "PIECE", 1000)
+    monkeypatch.setattr(missing_pieces, "PIECE", 1000)
     weights = [float(number) for number in range(2000)]
 
     def body(world: FakeWorld) -> tuple[list[float], int]:
@@ -188,7 +188,7 @@ def test_a_rank_that_lacks_the_bytes_gets_them_while_another_keeps_its_own(other
 
 
 def test_a_large_snapshot_is_passed_on_in_the_same_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "PIECE", 1000)
+    monkeypatch.setattr(missing_pieces, "PIECE", 1000)
     weights = [float(number) for number in range(2000)]
     found = receive_or_keep({1: snapshot_of(*weights)}, snapshot_of(*weights))
     assert found[2][1].snapshot.arenas["model"].bytes_of("w").view(np.float64).tolist() == weights
@@ -198,7 +198,7 @@ def test_a_large_snapshot_is_passed_on_in_the_same_pieces(monkeypatch: pytest.Mo
 def test_of_a_snapshot_that_is_there_in_part_the_rest_is_sent_unless_a_rank_has_nothing_of_it(
     monkeypatch: pytest.MonkeyPatch, fresh: tuple[int, ...]
 ) -> None:
-    monkeypatch.setattr(parts, "PIECE", 1000)
+    monkeypatch.setattr(missing_pieces, "PIECE", 1000)
     weights = [float(number) for number in range(2000)]
     others = [snapshot_of(*weights) for _ in range(3)]
     memory = {rank: others[rank] for rank in (1, 2) if rank not in fresh}

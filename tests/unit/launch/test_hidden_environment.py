@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover import config
-from hvdrecover.launch import private
+from hvdrecover.launch.hidden_environment import MARK
 from hvdrecover.launch.ssh import kept_alive
 from tests.unit.launch.children import environment
 
@@ -42,7 +42,7 @@ def ssh(tmp_path: Path) -> dict[str, str]:
         "AWS_SECRET_ACCESS_KEY": SECRET,
         "HVDRECOVER_SUPERVISOR": "h1/4242:token",
         "CUDA_VISIBLE_DEVICES": "7",
-        private.MARK: "abc",
+        MARK: "abc",
     }
 
 
@@ -62,7 +62,7 @@ def called(ssh: dict[str, str], command: str) -> tuple[str, list[str]]:
 
 
 def test_a_worker_on_another_host_gets_the_environment_and_no_command_line_does(ssh: dict[str, str]) -> None:
-    command = f"cd / > /dev/null 2>&1 ; env {private.MARK}=abc HOROVOD_RANK=1 {sys.executable} -c '{SHOW}'"
+    command = f"cd / > /dev/null 2>&1 ; env {MARK}=abc HOROVOD_RANK=1 {sys.executable} -c '{SHOW}'"
     printed, arguments = called(ssh, command)
     found, given = json.loads(printed)
     assert found["AWS_SECRET_ACCESS_KEY"] == SECRET
@@ -80,7 +80,7 @@ def test_other_calls_of_ssh_are_left_as_they_are(ssh: dict[str, str]) -> None:
 
 
 def test_the_exit_code_is_the_workers(ssh: dict[str, str]) -> None:
-    done = subprocess.run(["ssh", "h2", f"env {private.MARK}=abc sh -c 'exit 75'"], env=ssh, timeout=60)
+    done = subprocess.run(["ssh", "h2", f"env {MARK}=abc sh -c 'exit 75'"], env=ssh, timeout=60)
     assert done.returncode == 75
 
 
@@ -90,7 +90,7 @@ def test_horovods_own_commands_name_nothing_that_is_private(tmp_path: Path) -> N
 import sys
 from types import SimpleNamespace
 from hvdrecover.launch import run_horovodrun
-run_horovodrun._keep_private()
+run_horovodrun._hide_environment()
 from horovod.runner.common.util.hosts import SlotInfo
 from horovod.runner.gloo_run import _slot_info_to_command_fn
 import os
@@ -98,11 +98,16 @@ env = {**os.environ, "HOROVOD_FUSION_THRESHOLD": "7"}
 print(_slot_info_to_command_fn("train", env)(SlotInfo("h2", 0, 0, 0, 1, 1, 1)))
 """
     secrets = {"AWS_SECRET_ACCESS_KEY": "SECRET1", "HVDRECOVER_SUPERVISOR": "SECRET2", "EXTRA": "SECRET3"}
-    environ = {**environment(), **secrets, private.MARK: "abc", "NCCL_DEBUG": "INFO"}
+    environ = {**environment(), **secrets, MARK: "abc", "NCCL_DEBUG": "INFO"}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     assert "SECRET" not in done.stdout
-    for kept in (f" {private.MARK}=abc ", " HOROVOD_FUSION_THRESHOLD=7 ", " NCCL_DEBUG=INFO ", " train\n"):
+    for kept in (
+        f" {MARK}=abc ",
+        " HOROVOD_FUSION_THRESHOLD=7 ",
+        " NCCL_DEBUG=INFO ",
+        " train\n",
+    ):
         assert kept in done.stdout

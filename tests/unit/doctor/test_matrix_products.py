@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 from hvdrecover.checkpoint.digest import digest
-from hvdrecover.doctor import compute, products
+from hvdrecover.doctor import compute, matrix_products
 from hvdrecover.doctor.findings import Finding
+from hvdrecover.errors import LaunchError
 
 Devices = list[dict[str, Any]]
 CPUS = sorted(os.sched_getaffinity(0))
@@ -41,7 +42,7 @@ DIE = "os.kill(os.getpid(), signal.SIGILL)"
 @pytest.fixture(scope="module")
 def well() -> Devices:
     """Return the products of this machine as it is."""
-    return products.run("cpus")
+    return matrix_products.run("cpus")
 
 
 def judged(**hosts: Devices) -> list[Finding]:
@@ -53,14 +54,14 @@ def faulty(folder: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> Devices
     """Return the products of this machine with a fault."""
     (folder / "sitecustomize.py").write_text(FAULTY.format(cpu=CPUS[-1], fault=fault))
     monkeypatch.setenv("PYTHONPATH", os.fspath(folder))
-    return products.run("cpus")
+    return matrix_products.run("cpus")
 
 
 def test_the_digest_of_the_product_of_whole_numbers() -> None:
-    first, second = products.whole_numbers()
+    first, second = matrix_products.whole_numbers()
     product = first @ second  # of int64, in which nothing is rounded, nor goes beyond 2**52
     assert abs(first).max() <= 2**22 and abs(second).max() <= 2**22 and len(first) == 256
-    assert digest(product.astype(np.float64)) == products.WHOLE
+    assert digest(product.astype(np.float64)) == matrix_products.WHOLE
 
 
 def test_all_processors_of_this_machine_compute_right_and_alike(well: Devices) -> None:
@@ -92,7 +93,7 @@ def test_a_host_whose_library_takes_other_code_is_named(
     well: Devices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Prescott")  # of 2004: other sums, in several times the time
-    other = products.run("cpus")
+    other = matrix_products.run("cpus")
     if other[0]["bits"].keys() == well[0]["bits"].keys():
         pytest.skip("this numpy has another library, or this processor is as old")
     found = judged(h1=well, h2=other, h3=well)
@@ -115,7 +116,7 @@ def busy() -> Iterator[None]:
 
 def test_a_host_that_is_busy_with_something_else_is_named(well: Devices, busy: None) -> None:
     # Its products get a small share of the time, as if much more were running there.
-    command = ["nice", "-n", "10", sys.executable, "-m", "hvdrecover.doctor.products", "cpus"]
+    command = ["nice", "-n", "10", sys.executable, "-m", "hvdrecover.doctor.matrix_products", "cpus"]
     environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     slowed = json.loads(subprocess.check_output(command, env=environ, timeout=300))
     last = compute.judge({"h1": well, "h2": slowed})[-1]
@@ -127,23 +128,25 @@ def test_a_host_that_is_busy_with_something_else_is_named(well: Devices, busy: N
 def test_a_process_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "numpy.py").write_text("raise ImportError('libopenblas is gone')")
     monkeypatch.setenv("PYTHONPATH", os.fspath(tmp_path))
-    with pytest.raises(products.LaunchError, match="products on cpus: ImportError: libopenblas is gone"):
-        products.run("cpus")
+    with pytest.raises(LaunchError, match="products on cpus: ImportError: libopenblas is gone"):
+        matrix_products.run("cpus")
 
 
 def test_nothing_is_left_of_one_that_is_killed() -> None:
-    command = [sys.executable, "-m", "hvdrecover.doctor.products", "cpus"]
+    command = [sys.executable, "-m", "hvdrecover.doctor.matrix_products", "cpus"]
     environ = {**os.environ, "HVDTEST_PRODUCTS": str(os.getpid())}
     process = subprocess.Popen(command, env=environ)
-    while len(products.processes.marked(f"HVDTEST_PRODUCTS={os.getpid()}")) < 1 + len(CPUS):
+    while len(matrix_products.processes.marked(f"HVDTEST_PRODUCTS={os.getpid()}")) < 1 + len(CPUS):
         assert process.poll() is None
     process.send_signal(signal.SIGKILL)
     process.wait()
-    while products.processes.marked(f"HVDTEST_PRODUCTS={os.getpid()}"):
+    while matrix_products.processes.marked(f"HVDTEST_PRODUCTS={os.getpid()}"):
         pass  # the test's time limit ends this
 
 
 def test_a_device_of_torch_multiplies_the_same_whole_numbers() -> None:
     torch = pytest.importorskip("torch")
-    found = products.measure(products.on_torch("GPU 0", "some GPU", torch, "cpu", size=64), seconds=0.0)
+    found = matrix_products.measure(
+        matrix_products.on_torch("GPU 0", "some GPU", torch, "cpu", size=64), seconds=0.0
+    )
     assert (found["wrong"], found["products"], len(found["bits"])) == (0, 3, 1)

@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from hvdrecover.launch import first
+from hvdrecover.launch import init_process
 
 SCRIPT = """
 import os, signal, subprocess, sys, time
 from contextlib import suppress
 from pathlib import Path
-from hvdrecover.launch.first import run_below
+from hvdrecover.launch.init_process import run_below
 
 def dead():
     states = []
@@ -48,4 +48,4 @@ def test_the_first_process_waits_for_orphans_and_hands_signals_on() -> None:
 
 
 def test_another_process_has_no_child() -> None:
-    assert first.run_below(os.getpid, []) == os.getpid()
+    assert init_process.run_below(os.getpid, []) == os.getpid()

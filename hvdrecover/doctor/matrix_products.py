@@ -1,4 +1,4 @@
-"""``python -m hvdrecover.doctor.products cpus|gpus``: matrix products on each processor of this host.
+"""``python -m hvdrecover.doctor.matrix_products cpus|gpus``: matrix products on each processor of this host.
 
 Two products are computed again and again. One is of whole numbers, with sums below 2**53, which float64
 holds exactly in whatever order they are summed: its digest is the same on every machine that is well. The
@@ -191,7 +191,7 @@ def run(which: str) -> list[dict[str, Any]]:
     Raises:
         LaunchError: it has failed.
     """
-    command = [sys.executable, "-m", "hvdrecover.doctor.products", which]
+    command = [sys.executable, "-m", "hvdrecover.doctor.matrix_products", which]
     environ = {**config.environment(), **dict.fromkeys(_ONE_THREAD, "1")}
     pipe = subprocess.PIPE
     child = processes.start(command, environ, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
