@@ -129,7 +129,7 @@ def ask_to_leave(supervised: Supervised) -> Leaving:
     except (LaunchError, ProcessLookupError, PermissionError) as error:
         os.close(descriptor)
         if isinstance(error, OSError):
-            raise LaunchError(name, f"can't be told: {error.strerror}") from error
+            raise LaunchError(name, f"can't be sent a signal: {error.strerror}") from error
         raise
     return Leaving(descriptor)
 

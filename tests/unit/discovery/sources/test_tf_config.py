@@ -69,8 +69,9 @@ def test_no_cluster(config):
 
 @pytest.mark.parametrize("cluster", [{}, {"ps": ["a:1"]}, {"worker": []}])
 def test_a_cluster_in_which_nobody_trains(cluster):
-    with pytest.raises(DiscoveryError, match="no chief, no master, no worker"):
+    with pytest.raises(DiscoveryError) as caught:
         discovered({"cluster": cluster})
+    assert all(job in caught.value.problem for job in ("chief", "master", "worker"))
 
 
 @pytest.mark.parametrize(
