@@ -1,4 +1,4 @@
-"""What setup.cfg can't say: files of C. Without a C compiler the package is installed all the same."""
+"""The files of C, which setup.cfg can't name. Without a C compiler the package is installed all the same."""
 
 from setuptools import Extension, setup
 

@@ -23,7 +23,7 @@ _CLEANUP_SECONDS = 60.0
 
 
 def stopwatch(action: Callable[[], object]) -> float:
-    """How long an action takes, in seconds."""
+    """Return how long an action takes, in seconds."""
     started = time.perf_counter()
     action()
     return time.perf_counter() - started

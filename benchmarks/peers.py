@@ -1,4 +1,4 @@
-"""What hvdrecover is measured against, each used as well as it can be."""
+"""The peers that hvdrecover is measured against, each used as well as it can be."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def dcp_save(training: Training, path: Path) -> None:
 def until_durable(
     save: Callable[[Training, Path], None], training: Training, path: Path, reserve: Reserve
 ) -> Take:
-    """How long a peer takes to make a changed state durable, in seconds."""
+    """Return how long a peer takes to make a changed state durable, in seconds."""
 
     def take() -> float:
         training.step()
@@ -54,7 +54,7 @@ def until_durable(
 
 
 class AsyncSave:
-    """How long torch's ``async_save`` holds the training loop up, in each of its configurations.
+    """Return how long torch's ``async_save`` holds the training loop up, in each of its configurations.
 
     Pinned memory and asynchronous staging need CUDA, and are tried for a state that is on a device.
     """

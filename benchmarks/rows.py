@@ -17,7 +17,7 @@ MEMORY = "states"  # the unit of memory that commits hold: multiples of the stat
 
 @dataclass(frozen=True)
 class Goal:
-    """What a row must reach.
+    """The goal that a row must reach.
 
     Attributes:
         bar: the value that is required.
@@ -34,7 +34,7 @@ class Goal:
     digits: int = 2
 
     def reached(self, value: float, limit: float) -> bool:
-        """Whether a value is at a limit or on the better side of it."""
+        """Return whether a value is at a limit or on the better side of it."""
         value = round(value, self.digits)
         return value >= limit if self.at_least else value <= limit
 
@@ -68,7 +68,7 @@ class Row:
 
     @property
     def value(self) -> float:
-        """What the goal is about: the ratio of medians or, without a peer, our median."""
+        """The number that the goal is about: the ratio of medians or, without a peer, our median."""
         ours = statistics.median(self.ours)
         if not self.theirs:
             return ours
@@ -80,7 +80,7 @@ class Row:
 
     @property
     def verdict(self) -> Verdict:
-        """What has been reached; empty for a row without a goal."""
+        """The part of the goal that has been reached; empty for a row without a goal."""
         if self.goal is None:
             return ""
         if self.goal.reached(self.value, self.goal.stretch):

@@ -32,7 +32,7 @@ class Shape:
 
     @property
     def title(self) -> str:
-        """How tables name it."""
+        """The name in tables."""
         size = f"{self.nbytes / 1e9:.1f} GB" if self.nbytes > 5e8 else f"{self.nbytes / 1e6:.2g} MB"
         return f"{size}, {self.tensors:,} tensors"
 
@@ -46,7 +46,7 @@ STATES = ("large", "many")
 
 @dataclass(frozen=True)
 class Setting:
-    """How a topic is to be measured.
+    """The way in which a topic is to be measured.
 
     Attributes:
         size: ``full``, or ``small`` for a test of the benchmarks themselves.
@@ -65,7 +65,7 @@ class Setting:
         return SHAPES[self.size][self.state]
 
     def rounds(self, full: int) -> int:
-        """How often to measure, if it is ``full`` times at full size."""
+        """Return how often to measure, if it is ``full`` times at full size."""
         return full if self.size == "full" else 2
 
 

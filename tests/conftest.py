@@ -1,4 +1,4 @@
-"""What holds for all tests: each leaves the process as it found it."""
+"""The fixtures of all tests: each leaves the process as it found it."""
 
 from __future__ import annotations
 

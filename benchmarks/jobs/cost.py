@@ -1,4 +1,4 @@
-"""What it costs a job to be prepared for faults."""
+"""The cost to a job of being prepared for faults."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Steady:
     unguarded: list[float] = field(default_factory=list)
 
     def differences(self) -> list[float]:
-        """How much longer a step takes, as a part of the other's time, for each pair of blocks."""
+        """Return how much longer a step takes, as a part of the other's time, for each pair of blocks."""
         return [ours / theirs - 1 for ours, theirs in zip(self.guarded, self.unguarded, strict=True)]
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """What processes need that wait while others train.
+    """The needs of processes that wait while others train.
 
     Attributes:
         standbys: memory of each standby, in bytes; of what is shared with others, its part.

@@ -27,7 +27,7 @@ _WARMUPS = 3
 
 
 class Training(Protocol):
-    """What is measured.
+    """The things that are measured.
 
     Attributes:
         state: what it commits.

@@ -110,7 +110,7 @@ class Running:
         return self._time_to_recover(struck)
 
     def steps(self) -> list[Step]:
-        """What has been done so far, in order of time."""
+        """Return the steps done so far, in order of time."""
         return steps.read(self._steps)
 
     def standbys(self) -> list[int]:
@@ -165,7 +165,7 @@ class Running:
         return min(step.time for step in newest.values()) - max(began) > _SETTLED
 
     def _all_stand_by(self) -> bool:
-        """Whether all standbys hardly use the processor any more, as those do that have imported all."""
+        """Return whether all standbys hardly use a processor any more, as those do that have imported all."""
         waiting = self.standbys()
         if len(waiting) != self._launcher.standbys:
             return False

@@ -1,4 +1,4 @@
-"""Which training steps were done, when and by whom."""
+"""The training steps that were done, when and by whom."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def read(folder: Path) -> list[Step]:
 
 
 def recovered(steps: Sequence[Step], struck: float, workers: int) -> float | None:
-    """When all ranks had done a step together again, at least one of them as a new process.
+    """Return when all ranks had done a step together again, at least one of them as a new process.
 
     A survivor may end the step in which the other one was killed; that is no recovery.
 

@@ -1,4 +1,4 @@
-"""What is trained with all frameworks: two hidden layers, on one made-up batch per rank."""
+"""The training of all frameworks: two hidden layers, on one made-up batch per rank."""
 
 from __future__ import annotations
 

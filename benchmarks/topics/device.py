@@ -1,4 +1,4 @@
-"""How long a commit holds the training loop up if the state is on a CUDA device; nothing without one."""
+"""The time that a commit holds training up if the state is on a CUDA device; nothing without one."""
 
 from __future__ import annotations
 

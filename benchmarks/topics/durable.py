@@ -1,4 +1,4 @@
-"""How long it takes until a commit is on the disk, and what that costs."""
+"""The time until a commit is on the disk, and what that costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What it costs to watch over the ranks: a step, and a commit, with and without a guard."""
+"""The cost of watching over the ranks: a step, and a commit, with and without a guard."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def measure(setting: Setting) -> list[Row | Fact]:
 
 
 def _summary(found: dict[str, Any]) -> str:
-    """What all of it comes to, in parts of a step's time."""
+    """Return what all of it comes to, in parts of a step's time."""
     differences = [ours - theirs for ours, theirs in zip(*found["steps"], strict=True)]
     step, compared = (statistics.median(found[name][1]) for name in ("steps", "commits"))
     low, middle, high = (each / step for each in statistics.quantiles(differences, n=4))

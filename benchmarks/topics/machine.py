@@ -1,4 +1,4 @@
-"""What the machine can do at best: the limits of the other topics."""
+"""The machine at its best: the limits of the other topics."""
 
 from __future__ import annotations
 

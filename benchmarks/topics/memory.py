@@ -1,4 +1,4 @@
-"""How much host memory commits hold."""
+"""The host memory that commits hold."""
 
 from __future__ import annotations
 

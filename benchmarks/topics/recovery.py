@@ -1,4 +1,4 @@
-"""How long a job stands still when a worker is killed, and what it costs to be prepared for that."""
+"""The time for which a job stands still when a worker is killed, and the cost of being prepared for that."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SLOWER, _NANOSECONDS = 0.01, 1000.0
 
 @dataclass(frozen=True)
 class _Amount:
-    """How much is measured: jobs of each kind, faults in each, pairs of jobs, and blocks of steps in each."""
+    """The amounts: jobs of each kind, faults in each, pairs of jobs, and blocks of steps in each."""
 
     jobs: int
     faults: int
@@ -68,7 +68,7 @@ def _recoveries(setting: Setting, amount: _Amount) -> list[Row | Fact]:
 
 
 def _needs(setting: Setting, amount: _Amount, waiting: Sequence[Waiting]) -> list[Row | Fact]:
-    """What those need that wait."""
+    """The needs of processes that wait."""
     standbys = [nbytes / 1e6 for each in waiting for nbytes in each.standbys]
     guardians = [nbytes / 1e6 for each in waiting for nbytes in each.guardians]
     seconds = [max(each.standby_seconds for each in waiting), max(each.guardian_seconds for each in waiting)]
@@ -103,7 +103,7 @@ def _steps(setting: Setting, amount: _Amount) -> list[Row | Fact]:
 
 
 def _beats(setting: Setting) -> list[Row]:
-    """What a sign of life costs, whatever the framework."""
+    """The cost of a sign of life, whatever the framework."""
     if setting.state != "torch":
         return []
     beats = [1e9 * seconds for seconds in cost.heartbeats()]

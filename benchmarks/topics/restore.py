@@ -1,4 +1,4 @@
-"""How long it takes to verify and load the newest commit."""
+"""The time that it takes to verify and load the newest commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much slower training steps are while a commit is being written."""
+"""The slowdown of training steps while a commit is being written."""
 
 from __future__ import annotations
 

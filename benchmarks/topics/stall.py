@@ -1,4 +1,4 @@
-"""How long a commit holds the training loop up."""
+"""The time for which a commit holds the training loop up."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _joined(training: Training, checkpoint: recover.Checkpoint) -> recover.Torch
 
 
 def _changed(training: Training, reserve: Reserve, action: Callable[[], object]) -> float:
-    """How long an action takes after a step."""
+    """Return how long an action takes after a step."""
     training.step()
     training.wait()
     with reserve.freed():

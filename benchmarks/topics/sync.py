@@ -1,4 +1,4 @@
-"""How long it takes to bring a worker that has just started to the state of the others.
+"""The time that it takes to bring a worker that has just started to the state of the others.
 
 The module is also the worker: ``horovodrun -np 2 python -m benchmarks.topics.sync SIZE STATE FOLDER``.
 """

@@ -83,7 +83,7 @@ def _model(setting: Setting) -> keras.Model:
 
 
 class _HorovodsSave:
-    """What ``TensorFlowKerasState.save`` does, which itself fails on Keras 3: it keeps ``get_weights()``."""
+    """Do as ``TensorFlowKerasState.save``, which itself fails on Keras 3: keep ``get_weights()``."""
 
     def __init__(self, model: keras.Model) -> None:
         self._variables = [*model.variables, *model.optimizer.variables]

@@ -100,11 +100,11 @@ class DealtTo(Protocol):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Which they are."""
+        """The ranks."""
 
     @property
     def size(self) -> int:
-        """Of how many."""
+        """The number of all ranks."""
 
 
 class SampleOrder:

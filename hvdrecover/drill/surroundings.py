@@ -1,4 +1,4 @@
-"""When and where a drill ran, and on what: without it, its numbers say little."""
+"""The time, the machine and the versions of a drill: without these, its numbers say little."""
 
 from __future__ import annotations
 

@@ -87,14 +87,14 @@ def roughly(seconds: float) -> str:
 
 
 def to_recover(fault: Fault) -> str:
-    """How long it took to recover from a fault."""
+    """Return how long it took to recover from a fault."""
     if fault.recovery is not None:
         return duration(fault.recovery.seconds)
     return CONTINUED if fault.continued else "not yet"
 
 
 def median(tally: Tally) -> str:
-    """How long it took to recover from faults of one kind, in the median."""
+    """Return how long it took to recover from faults of one kind, in the median."""
     continued = tally.median is None and tally.recovered == tally.count
     return CONTINUED if continued else duration(tally.median)
 

@@ -73,7 +73,7 @@ class _Reporter:
         return self._judge.skips
 
     def gate(self, variables: Sequence[Variable]) -> Gate:
-        """That of the gradients of some variables."""
+        """Return the gate of the gradients of some variables."""
         names = tuple(self._names.get(id(raw(each)), str(each.name)) for each in variables)
         if (
             names not in self._gates

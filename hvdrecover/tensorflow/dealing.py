@@ -1,4 +1,4 @@
-"""Whose batches an elastic data set deals, in which order, and the random numbers of their own."""
+"""The batches that an elastic data set deals: to whom, in which order, and with which random numbers."""
 
 from __future__ import annotations
 

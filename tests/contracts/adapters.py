@@ -1,4 +1,4 @@
-"""What an adapter supplies to be tested: things of its framework, and how to look at them."""
+"""The things that an adapter supplies to be tested: objects of its framework, and ways to look at them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the storage contract needs of each kind of storage."""
+"""The needs of the storage contract, for each kind of storage."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def object_store(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Backen
 
 
 def s3_options(port: int, **config: Any) -> dict[str, Any]:
-    """What a user would put into fsspec's configuration, but less patient."""
+    """Return what a user would put into fsspec's configuration, but less patient."""
     return {
         "key": "user",
         "secret": SECRET,
@@ -174,7 +174,7 @@ def sftp(server: SftpServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> B
 
 
 def sftp_options(server: SftpServer) -> dict[str, Any]:
-    """What a user would put into fsspec's configuration; nothing of the user's own is looked at."""
+    """Return what a user would put into fsspec's configuration; nothing of the user's own is looked at."""
     known = server.folder / "known_hosts"
     known.write_text(server.known_hosts())
     return {

@@ -1,4 +1,4 @@
-"""What `hvdrecover.elastic.interfaces.Framework` promises, held against every adapter."""
+"""The promises of `hvdrecover.elastic.interfaces.Framework`, held against every adapter."""
 
 from __future__ import annotations
 

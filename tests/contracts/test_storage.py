@@ -1,4 +1,4 @@
-"""What `hvdrecover.checkpoint.storage.Storage` promises, held against every kind of storage."""
+"""The promises of `hvdrecover.checkpoint.storage.Storage`, held against every kind of storage."""
 
 from __future__ import annotations
 

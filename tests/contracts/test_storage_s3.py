@@ -1,4 +1,4 @@
-"""What is peculiar to S3: uploads in parts, conditional requests, credentials."""
+"""The peculiarities of S3: uploads in parts, conditional requests, credentials."""
 
 from __future__ import annotations
 

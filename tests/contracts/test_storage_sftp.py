@@ -1,4 +1,4 @@
-"""What is peculiar to SFTP: one connection that can be lost, answers that come late, renames."""
+"""The peculiarities of SFTP: one connection that can be lost, answers that come late, renames."""
 
 from __future__ import annotations
 

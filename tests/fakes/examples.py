@@ -1,4 +1,4 @@
-"""How hypothesis makes examples: the same everywhere, without time limits that a busy machine would break."""
+"""The examples of hypothesis: the same everywhere, without time limits that a busy machine would break."""
 
 from hypothesis import settings
 

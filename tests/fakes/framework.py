@@ -103,7 +103,7 @@ class FakeSchedule:
 
 
 class FakeSampler:
-    """What an adapter's elastic sampler is to the core: something with an ``order``."""
+    """An elastic sampler as the core sees an adapter's: something with an ``order``."""
 
     def __init__(self, length: int, *, seed: int = 0, shuffle: bool = True, tail: Tail = "pad") -> None:
         self.order = SampleOrder(length, shuffle=shuffle, seed=seed, tail=tail)
@@ -135,7 +135,7 @@ class FakeWriter:
 
 
 def read_run(folder: Path) -> Events:
-    """What `FakeWriter` has written to a folder, without what later ones have taken back."""
+    """Return what `FakeWriter` has written to a folder, without what later ones have taken back."""
     events: Events = {}
     for line in map(json.loads, (folder / "scalars.jsonl").read_text().splitlines()):
         if "first" in line:

@@ -18,7 +18,7 @@ from tests.fakes.world import HANG_SECONDS, FakeWorld, current_world
 
 @dataclass
 class FakeRoot:
-    """What one checkpoint root holds.
+    """The contents of one checkpoint root.
 
     Attributes:
         files: path to content.

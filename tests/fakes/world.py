@@ -119,7 +119,7 @@ class _Ring:
 
 @dataclass
 class Outcome:
-    """How a rank ended.
+    """The end of a rank.
 
     Attributes:
         world: the rank.
@@ -250,7 +250,7 @@ class FakeWorld:
 
     @property
     def dead(self) -> bool:
-        """Whether the rank was killed; its thread may not have noticed."""
+        """Return whether the rank was killed; its thread may not have noticed."""
         return self._doomed or self.status == "killed"
 
     def check_alive(self) -> None:
@@ -359,7 +359,7 @@ class FakeWorld:
             self.job.condition.notify_all()
 
     def describe(self) -> str:
-        """Who and where it is, for messages."""
+        """Return who and where it is, for messages."""
         return f"rank {self._place_in_ring} (place {self.place:g}, {self.status}) is in {self._where}"
 
 

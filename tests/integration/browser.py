@@ -98,7 +98,7 @@ class Browser:
             self.events.append(self._next())
 
     def value(self, expression: str) -> Any:
-        """What an expression of JavaScript comes to."""
+        """Return what an expression of JavaScript comes to."""
         result = self.do("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")

@@ -31,7 +31,7 @@ Finished = Callable[..., DigitsRun]
 
 @pytest.fixture(autouse=True, scope="module")
 def light() -> Iterator[None]:
-    """What processes import takes most of what they compute; see ``light/sitecustomize.py``."""
+    """Have processes import less, which is most of what they compute; see ``light/sitecustomize.py``."""
     folder = str(Path(__file__).with_name("light"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", folder, prepend=os.pathsep)

@@ -1,4 +1,4 @@
-"""What must hold of a checkpoint root after any crash."""
+"""The properties that a checkpoint root must have after any crash."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Folder:
 
 
 class Disk:
-    """What a root holds in memory and on the disk.
+    """The contents of a root in memory and on the disk.
 
     Args:
         root: a folder to start with, all of it durable.

@@ -1,4 +1,4 @@
-"""What event files of TensorBoard hold, as TensorBoard itself reads them."""
+"""The contents of TensorBoard's event files, as TensorBoard itself reads them."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def tensorboard(logs: Path, folder: Path) -> Iterator[str]:
 
 
 def page(address: str, tags: Sequence[str]) -> str:
-    """Where some scalars are pinned, without smoothing."""
+    """Return where some scalars are pinned, without smoothing."""
     pins = json.dumps([{"plugin": "scalars", "tag": tag} for tag in tags])
     return f"{address}?{urllib.parse.urlencode({'pinnedCards': pins, 'smoothing': 0})}#timeseries"
 

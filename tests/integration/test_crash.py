@@ -23,7 +23,7 @@ SEEDS = [0, *(pytest.param(seed, marks=LONG) for seed in range(1, 6))]
 
 @dataclass
 class Durations:
-    """How long, in seconds, a writer takes here and now: to start, and for one commit."""
+    """Return how long, in seconds, a writer takes here and now: to start, and for one commit."""
 
     start: float
     commit: float

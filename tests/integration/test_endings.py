@@ -1,4 +1,4 @@
-"""How jobs under ``hvdrecover run`` end: preemption, lost launchers, bugs of the script, lack of memory."""
+"""The ends of jobs under ``hvdrecover run``: preemption, lost launchers, bugs, lack of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees when a job can't continue."""
+"""The words that a person sees when a job can't continue."""
 
 from __future__ import annotations
 

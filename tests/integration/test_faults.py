@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(1800)  # seconds, for one that is slow: the fir
 
 @dataclass
 class Fault:
-    """What was before and after a fault.
+    """The ranks before and after a fault.
 
     Attributes:
         before: the processes of ranks 0 and 1.

@@ -37,7 +37,7 @@ def assert_private(job: Job, size: int = 2) -> None:
 
 
 def words(process: int, file: str) -> list[bytes]:
-    """What a process was started with; empty if it is gone."""
+    """Return what a process was started with; empty if it is gone."""
     try:
         return Path(f"/proc/{process}/{file}").read_bytes().split(b"\0")
     except OSError:

@@ -76,7 +76,7 @@ def of_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome]]
 
 
 def the_same(outcome: list[Outcome]) -> Outcome:
-    """What came of it on all ranks alike."""
+    """Return what came of it on all ranks alike."""
     assert outcome == [outcome[0]] * len(outcome)
     return outcome[0]
 

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(1800)  # seconds; the first test waits for the 
 
 @pytest.fixture(scope="module", params=FLIPS)
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcomes, Path]:
-    """What came of each guard, by process; and the folder of events."""
+    """The outcome of each guard, by process; and the folder of events."""
     folder = tmp_path_factory.mktemp("replays")
     processes, flips = request.param
     guards = {**GUARDS, "heal": {**GUARDS["heal"], "flips": flips}}
@@ -51,7 +51,7 @@ def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def digest(outcomes: list[dict[str, Any]]) -> str:
-    """What all processes hold at the end of a run that was not stopped."""
+    """Return the digest of what all processes hold at the end of a run that was not stopped."""
     assert [each["error"] for each in outcomes] == [None] * len(outcomes)
     ((steps, found),) = {(each["steps"], each["digest"]) for each in outcomes}
     assert steps % OF_EPOCH == 0

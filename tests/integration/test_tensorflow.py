@@ -46,7 +46,7 @@ def assert_same_weights(run: DigitsRun, clean: DigitsRun) -> None:
 def undisturbed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, str, DigitsRun]:
-    """How it trains, by which optimizer, and a finished run of two workers that nothing happened to."""
+    """The way it trains, the optimizer, and a finished run of two workers that nothing happened to."""
     way, optimizer = request.param
     run = a_run(tmp_path_factory.mktemp("undisturbed"), 3, way, "--optimizer", optimizer)
     run.finish(run.start(static(2), {"OMP_NUM_THREADS": "1"}))

@@ -37,7 +37,7 @@ def run(side: str, launcher: list[str], folder: Path, *case: str) -> tuple[int, 
 def undisturbed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[bool, Callable[[str], Reports]]:
-    """Whether the classes are ours, and what they do without faults, by case."""
+    """Return whether the classes are ours, and what they do without faults, by case."""
     ours = request.param == "hvdrecover"
     code, reports, log = run(request.param, static(2), tmp_path_factory.mktemp("log"), "without_faults")
     assert code == 0, log

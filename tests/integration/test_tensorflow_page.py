@@ -1,4 +1,4 @@
-"""What docs/tensorflow.md shows is what runs."""
+"""The code that docs/tensorflow.md shows is run."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class VirtualRun(DigitsRun):
         return elastic(self._hosts, count)
 
     def shares(self) -> list[list[int]]:
-        """How many virtual ranks each process had, from time to time."""
+        """Return how many virtual ranks each process had, from time to time."""
         found = []
         for path in (self.folder / "events").glob("*.jsonl"):
             events = map(json.loads, path.read_text().splitlines())

@@ -35,7 +35,7 @@ def test_every_way_to_deal_gives_the_bits_of_one_process(
 
 
 def digests(folder: Path, processes: int) -> list[dict[str, list[str]]]:
-    """What each process has found, by case."""
+    """The findings of each process, by case."""
     job = Job([*static(processes), sys.executable, str(SCRIPT)], folder / "log.txt")
     try:
         status = job.wait(PATIENCE)

@@ -86,7 +86,7 @@ class JobInLab:
         return self.run.batches()[-1].generation
 
     def explained(self) -> dict[str, str]:
-        """What becomes of each host, as host discovery explains it."""
+        """Return what becomes of each host, as host discovery explains it."""
         command = [sys.executable, "-m", "hvdrecover", "discover", "file", os.fspath(self._listing)]
         command += ["--allow-empty", "--identity", os.fspath(self.lab.key), "--explain"]
         printed = subprocess.check_output(self.lab.hosts[0].command(command), text=True)

@@ -37,7 +37,7 @@ def ssh(lab: Lab, source: Host, target: Host, *command: str, seconds: int = 60) 
 
 
 def said(process: subprocess.Popen[str]) -> str:
-    """What a process that does well printed."""
+    """Return what a process printed that succeeded."""
     output, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
     return output

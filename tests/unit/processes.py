@@ -10,7 +10,7 @@ LAUNCHER_VARIABLES = ("HVDRECOVER_", "HOROVOD_", "OMPI_", "PMIX_", "PMI_", "MPI_
 
 
 def answer(code: str, given: str = "") -> str:
-    """What a fresh process prints that no launcher started."""
+    """Return what a fresh process prints that no launcher started."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_VARIABLES)}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environ, input=given, capture_output=True, text=True, timeout=120

@@ -404,7 +404,7 @@ def test_what_a_killed_process_has_left_is_shown_and_pruned(run, document, root,
 
 
 def test_of_a_host_that_cannot_be_asked_prune_knows_what_claims_say(run, root):
-    """Whether a writer on another host lives is not known; a later claim says that it can't continue."""
+    """A writer on another host may live or not; a later claim says that it can't continue."""
     claim = json.loads((root / "claims" / "g0001.json").read_text())
     elsewhere = json.dumps({**claim, "process": "host-b 0-0-0 pid:[1] 1 1"})
     (root / "claims" / "g0001.json").write_text(elsewhere)

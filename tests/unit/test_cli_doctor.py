@@ -24,7 +24,7 @@ FINDINGS = [
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Settings]:
-    """What was examined; `FINDINGS` is what is found."""
+    """The settings that were examined; `FINDINGS` are what is found."""
     noted: list[Settings] = []
 
     def examine(settings: Settings, *rest: Any) -> list[Finding]:

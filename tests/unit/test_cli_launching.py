@@ -22,7 +22,7 @@ TRAIN = ["--", "python", "train.py", "--epochs", "3"]
 
 
 class Noted(list[Any]):
-    """What was started, and how it ends."""
+    """The options that were started with, and how that ends."""
 
     code = 0
 
@@ -72,7 +72,7 @@ def job(jobs: Noted, *words: str) -> tuple[list[str], supervisor.Settings, Confi
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """What is said of wrong arguments."""
+    """Return what is said of wrong arguments."""
     with pytest.raises(SystemExit) as caught:
         cli.main(words)
     assert caught.value.code == 2

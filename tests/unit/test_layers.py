@@ -149,7 +149,7 @@ def test_adapters_never_import_each_other_or_the_other_framework(module):
 
 
 def names_of_os_used(module):
-    """What a module uses of ``os``, but for an environment that it hands on: ``{**os.environ, ...}``."""
+    """Return what a module uses of ``os``, but for an environment handed on: ``{**os.environ, ...}``."""
     nodes = list(ast.walk(tree(module)))
     handed_on = {
         id(value)

@@ -1,4 +1,4 @@
-"""What a replay looks at, and what it sends: gradients as bytes, and batches."""
+"""The things that a replay compares and sends: gradients as bytes, and batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Horovod's elastic TensorFlow API fails at; ``SIDE``, ``horovod`` or ``hvdrecover``, says who does it.
+"""The failures of Horovod's elastic TensorFlow API; ``SIDE`` says whose: ``horovod`` or ``hvdrecover``.
 
 ``python tensorflow_failures.py CASE [OPTION]`` prints a line ``report {…}`` per rank.
 """
@@ -49,7 +49,7 @@ def sync():
 
 
 def uncommitted():
-    """What was not committed when hosts change belongs together: the variables and the counters."""
+    """Keep together what was not committed when hosts change: the variables and the counters."""
     variable = tf.Variable([0.0])
     state = TensorFlowState(variables=[variable], batch=0)
     state.sync()

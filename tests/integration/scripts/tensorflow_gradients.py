@@ -46,7 +46,7 @@ CHECKS: dict[str, Callable[["Findings"], None]] = {}
 
 
 class Findings:
-    """What a check found wrong on this rank; it continues, so that ranks stay in step."""
+    """The problems that a check found on this rank; it continues, so that ranks stay in step."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -534,7 +534,7 @@ def strategies_are_refused(found: Findings) -> None:
 
 
 def a_history() -> None:
-    """What a process may have done before: it shifts Keras's and TensorFlow's numbers."""
+    """Do what a process may have done before: it shifts Keras's and TensorFlow's numbers."""
     model = a_model(embedding=True)
     for graph in (False, True):
         train(model, keras.optimizers.Adam(0.1), [(WORDS, Y)], graph=graph)

@@ -78,7 +78,7 @@ class Script:
         self.struck = False
 
     def has(self, fault: str) -> bool:
-        """Whether this rank has a fault."""
+        """Return whether this rank has a fault."""
         return self.odd and self.fault == fault
 
     def network(self) -> keras.Model:

@@ -89,7 +89,7 @@ class Script:
         )
 
     def has(self, fault: str) -> bool:
-        """Whether this rank has a fault."""
+        """Return whether this rank has a fault."""
         return self.odd and self.fault.startswith(fault)
 
     def network(self) -> torch.nn.Module:

@@ -30,7 +30,7 @@ def in_child(work):
 
 
 def mapping(array):
-    """What the kernel says of the mapping in which an array lies, in kB and flags."""
+    """Return what the kernel says of the mapping in which an array lies, in kB and flags."""
     address, found = array.ctypes.data, {}
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
@@ -156,7 +156,7 @@ def test_memory_that_the_system_took_makes_a_whole_file_when_filled_again():
 
 
 def have_it_taken(buffer):
-    """What the system does when it takes all that it is offered."""
+    """Do as the system does when it takes all that it is offered."""
     libc, address = ctypes.CDLL(None, use_errno=True), ctypes.c_void_p(buffer.ctypes.data)
     assert libc.madvise(address, ctypes.c_size_t(len(buffer)), mmap.MADV_DONTNEED) == 0
     assert not buffer.any()

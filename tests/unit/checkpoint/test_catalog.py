@@ -1,4 +1,4 @@
-"""Which commits a root holds, and what one of them holds."""
+"""The commits that a root holds, and the contents of one of them."""
 
 from __future__ import annotations
 

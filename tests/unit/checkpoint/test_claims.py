@@ -23,7 +23,7 @@ def in_memory():
 
 
 def stands(claims, generation):
-    """Whether a process may publish."""
+    """Return whether a process may publish."""
     try:
         claims.check(generation)
     except FencedError:

@@ -1,4 +1,4 @@
-"""What differs between two commits."""
+"""The differences between two commits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ A, B = CommitId(1, 1), CommitId(1, 2)
 
 
 def measured(a, b, code=None):
-    """How the tensor ``a`` becomes ``b``."""
+    """Return how the tensor ``a`` becomes ``b``."""
     a, b = np.atleast_1d(np.asarray(a)), np.atleast_1d(np.asarray(b))
     spec = TensorSpec("t", code or CODES[a.dtype], a.shape)
     return compare.measure("t", spec, a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8))

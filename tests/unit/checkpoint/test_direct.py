@@ -41,7 +41,7 @@ def open_files():
 
 
 class Calls:
-    """What goes through `os`, as (call, past the page cache, bytes, start), and the errors it shall give."""
+    """The calls of `os`, as (call, past the page cache, bytes, start), and the errors they shall give."""
 
     def __init__(self, monkeypatch):
         self.made = []

@@ -1,4 +1,4 @@
-"""Whether a process has ended is known of those of this very host, and never guessed."""
+"""The ends of processes: known of those of this very host, and never guessed."""
 
 import multiprocessing
 import os

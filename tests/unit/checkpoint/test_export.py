@@ -44,7 +44,7 @@ def storage(root):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Where to export to."""
+    """The folder to export to."""
     folder = tmp_path / "exported"
     folder.mkdir()
     return folder

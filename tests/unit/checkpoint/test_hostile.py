@@ -138,7 +138,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="module")
 def roots():
-    """Where roots are made: in memory, for there are thousands, and readers fsync what they leave."""
+    """The place of roots: in memory, for there are thousands, and readers fsync what they leave."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         yield Path(folder)

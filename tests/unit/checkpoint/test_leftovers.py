@@ -1,4 +1,4 @@
-"""What killed processes, outages and full disks leave at a root goes, and nothing else does."""
+"""The leftovers of killed processes, outages and full disks at a root are deleted, and nothing else is."""
 
 import os
 import subprocess
@@ -310,7 +310,7 @@ def test_on_a_disk_without_room_for_a_claim_spare_files_make_some(disk):
 
 
 def test_a_disk_for_one_commit_more_than_is_kept_is_enough_after_a_kill(disk):
-    """Which came right after a commit, and before the one that it replaced was deleted."""
+    """A kill right after a commit, before the one that it replaced was deleted."""
     store = make_store(LocalStorage(disk.folder / "root"), keep=1)
     store.claim_next()
     store.write(large(1, 1, 9 << 20), 0)

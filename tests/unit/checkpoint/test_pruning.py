@@ -1,4 +1,4 @@
-"""What a job deletes at its root after each durable commit."""
+"""The files that a job deletes at its root after each durable commit."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Which commits are deleted: a pure decision."""
+"""The commits that are deleted: a pure decision."""
 
 import math
 

@@ -137,7 +137,7 @@ def test_a_missing_package_is_a_config_error_without_credentials(monkeypatch):
 
 
 class Sftp(fsspec.AbstractFileSystem):
-    """What is peculiar to fsspec's file system for SFTP: `ls` takes no options, and writes return nothing."""
+    """The oddities of fsspec's file system for SFTP: `ls` takes no options, and writes return nothing."""
 
     protocol = "sftp-like"
     cachable = False

@@ -322,7 +322,7 @@ def differences_json(before, many, full):
 
 
 def encloses(line, name):
-    """Whether the range that a line names is a small one around a name."""
+    """Return whether the range that a line names is a small one around a name."""
     first, _, end = line.split(": ")[0].removeprefix("files from ").partition(" to before ")
     return first <= name < end and first.split("/")[0] <= "class-13" and end.split("/")[0] >= "class-12"
 

@@ -8,7 +8,7 @@ from hvdrecover.discovery.health import EVERY, Health, is_due, judged
 
 
 def course(results: str) -> str:
-    """What becomes of a host by good (+) and failed (-) checks, one a second."""
+    """Return what becomes of a host by good (+) and failed (-) checks, one a second."""
     health: Health | None = None
     states = ""
     for now, result in enumerate(results):

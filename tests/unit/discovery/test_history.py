@@ -1,4 +1,4 @@
-"""What calls remember for each other."""
+"""The history that calls keep for each other."""
 
 from __future__ import annotations
 

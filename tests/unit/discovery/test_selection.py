@@ -1,4 +1,4 @@
-"""Which hosts are named to Horovod, and why the others are not."""
+"""The hosts that are named to Horovod, and why the others are not."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Counting:
             assert line(each) == "counting"
 
     def count(self, name: str) -> int:
-        """How far a process has counted; 0 while it writes."""
+        """Return how far a process has counted; 0 while it writes."""
         return int((self.folder / name).read_text() or 0)
 
     def alive(self) -> list[str]:

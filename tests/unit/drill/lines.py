@@ -1,4 +1,4 @@
-"""What witnesses may tell of a run of two ranks."""
+"""The lines that witnesses may write in a run of two ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to set, from what a drill has measured."""
+"""The settings that a drill advises, from what it has measured."""
 
 import dataclasses
 import math

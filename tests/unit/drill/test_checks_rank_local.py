@@ -1,4 +1,4 @@
-"""What each rank has of its own is no bug of a script, and hides none."""
+"""State that each rank has of its own is not a bug of a script, and hides none."""
 
 from __future__ import annotations
 

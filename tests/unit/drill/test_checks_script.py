@@ -1,4 +1,4 @@
-"""What checks make of a run with faults, held against an undisturbed one."""
+"""The findings of checks in a run with faults, compared with an undisturbed one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When faults strike in a run."""
+"""The moments at which faults strike in a run."""
 
 from __future__ import annotations
 

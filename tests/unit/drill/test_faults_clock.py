@@ -50,7 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Counting]:
 
 @pytest.fixture(scope="module")
 def environ(run: Counting) -> dict[str, str]:
-    """What a process of the run is started with."""
+    """The environment that a process of the run is started with."""
     return {**environment(), **ClockJump().prepare(run)}
 
 

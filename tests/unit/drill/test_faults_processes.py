@@ -93,7 +93,7 @@ def test_a_rank_may_be_slow_twice(run: Counting) -> None:
 
 
 def _is_watched(process: int) -> bool:
-    """Whether this process has a descriptor of another one."""
+    """Return whether this process has a descriptor of another one."""
     for number in descriptors():
         try:
             text = Path(f"/proc/self/fdinfo/{number}").read_text()

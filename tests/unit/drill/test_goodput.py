@@ -22,7 +22,7 @@ JOBS = {
 
 
 def bound(conditions, failures, deviations=5.0):
-    """How far a simulation of so many failures may be from the truth, by so many standard deviations.
+    """Return how far a simulation of so many failures may be from the truth, by so many standard deviations.
 
     Goodput is a sum of useful times U over one of the times T between failures, so for n failures its
     variance is Var(U - goodput T) / (n M^2) (delta method). U - goodput T lies between -T and T, and E[T^2]

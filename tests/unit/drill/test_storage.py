@@ -36,7 +36,7 @@ def data(nbytes: int = 5) -> np.ndarray:
 
 
 def outcomes(filesystem: DrillFileSystem, path: Path, calls: int) -> list[bool]:
-    """Which of some calls go through."""
+    """Return which of some calls go through."""
     done = []
     for _ in range(calls):
         try:

@@ -1,4 +1,4 @@
-"""Which temporary files a process makes in a drill, as it is read from outside."""
+"""The temporary files that a process makes in a drill, as they are read from outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the elastic core build their jobs of."""
+"""The pieces of which the tests of the elastic core build their jobs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STATIC = dataclasses.replace(CONFIG, elastic=False)
 
 
 class Process:
-    """What one process of a job has.
+    """The things that one process of a job has.
 
     Args:
         world: its place in the job.

@@ -18,7 +18,7 @@ def undisturbed(**options: Any) -> list[Any]:
 
 
 def visits(training: Training) -> int:
-    """How many collectives each rank of an undisturbed run comes to."""
+    """Return how many collectives each rank of an undisturbed run comes to."""
     worlds: list[FakeWorld] = []
 
     def main(world: FakeWorld) -> Any:

@@ -1,4 +1,4 @@
-"""When commits become durable, and what training notices of it."""
+"""The moments at which commits become durable, and what training notices of it."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_every_write_holds_its_own_commit_whatever_training_does_meanwhile(
 
 
 def taken_at_once(arena: Arena) -> None:
-    """What a system that is short of memory does when it is offered some."""
+    """Do as a system that is short of memory when it is offered some."""
     arena.buffer[:] = 0
 
 
@@ -514,7 +514,7 @@ def test_the_end_of_a_run_is_more_patient_than_flush(process: Process, root: Fak
     left: list[int] = []
 
     def mend() -> None:
-        """When as many attempts have failed as `flush` waits for; there is no other before the time moves."""
+        """Mend the storage when as many attempts have failed as `flush` waits for."""
         assert process.clock.in_pause.wait(HANG_SECONDS)
         assert state._durable._writing is not None
         left.append(state._durable._writing.writer._patience)

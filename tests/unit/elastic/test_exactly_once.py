@@ -19,7 +19,7 @@ def training(checkpoint: str | None) -> Training:
 
 
 def seen(script: Training) -> list[Counter[int]]:
-    """How often each sample is in a committed batch, for each epoch."""
+    """Return how often each sample is in a committed batch, for each epoch."""
     batches = committed(script.batches, script.starts)
     return [
         Counter(index for batch in batches if batch.epoch == epoch for index in batch.indices)

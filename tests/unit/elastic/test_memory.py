@@ -1,4 +1,4 @@
-"""Which memory a commit goes to."""
+"""The memory that a commit goes to."""
 
 from __future__ import annotations
 

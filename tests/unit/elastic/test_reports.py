@@ -1,4 +1,4 @@
-"""What programs and people are told."""
+"""The reports to programs and people."""
 
 from __future__ import annotations
 

@@ -44,12 +44,12 @@ HERE = __file__
 
 
 def fault(reached: int = 5, done: int = 0, **facts: int) -> Account:
-    """What a survivor of a job of two ranks tells."""
+    """Return what a survivor of a job of two ranks reports."""
     return Account(**{"faults": 1, "size": 2, "reached": reached, "done": done, **facts})
 
 
 def rounds(*places: tuple[int, int]) -> list[int]:
-    """How often a job of two ranks has come back, after faults at these places."""
+    """Return how often a job of two ranks has come back, after faults at these places."""
     told, known = [], Tally()
     for changes, steps in places:
         before = {"changes": known.changes, "steps": known.steps, "returns": known.returns}

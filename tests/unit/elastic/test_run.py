@@ -39,7 +39,7 @@ from tests.unit.elastic.jobs import CONFIG, STATIC, URL, Process, initialised
 
 @dataclass(frozen=True)
 class Entry:
-    """What a rank saw when its training function was called."""
+    """The things that a rank saw when its training function was called."""
 
     newcomer: bool
     rank: int

@@ -1,4 +1,4 @@
-"""How long collectives may wait for a rank that says nothing."""
+"""The time for which collectives may wait for a rank that says nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALLOWED = 7
 def guardian(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     """A guardian that reads the page, and allows seven seconds."""
     monkeypatch.setattr(heartbeat, "_notes", 2)
-    monkeypatch.setattr(heartbeat, "tell", lambda **facts: None)
+    monkeypatch.setattr(heartbeat, "notify", lambda **facts: None)
     monkeypatch.setattr(stalls, "_world", None)
     monkeypatch.setattr(stalls, "_allowed", 0)
     page.allow_stalls(ALLOWED, 0)

@@ -206,7 +206,7 @@ class Job:
         monkeypatch.setattr(heartbeat, "stop_asked", self._stop_asked)
 
     def _stop_asked(self) -> Stop:
-        """What this rank's page says: the ranks are threads here, and share a page."""
+        """Return what this rank's page says: the ranks are threads here, and share a page."""
         world = current_world()
         return Stop.NO if world is None else self._stops.get(world.place, Stop.NO)
 

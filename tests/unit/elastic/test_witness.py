@@ -1,4 +1,4 @@
-"""What a drill learns from a training process, and what it has the process do."""
+"""The things that a drill learns from a training process, and what it has the process do."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ NOT_FOUND, GONE = 404, 410
 
 
 class Request(threading.Thread):
-    """What a worker asks the driver, and waits for: its place."""
+    """The question of a worker to the driver, for its place, and the wait for the answer."""
 
     def __init__(self, driver: ElasticDriver, slot: int) -> None:
         super().__init__(daemon=True)
@@ -75,7 +75,7 @@ def send(address: str) -> None:
 
 
 class Workers:
-    """What the driver has started: each "process" runs until it is told its exit code."""
+    """The workers that the driver has started: each "process" runs until it is told its exit code."""
 
     def __init__(self) -> None:
         self._ended = [threading.Event() for _ in range(SLOTS)]

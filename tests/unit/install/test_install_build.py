@@ -41,7 +41,7 @@ def test_the_source_is_unpacked(tmp_path: Path) -> None:
 def test_a_python_whose_tarfile_has_no_filters_unpacks_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That of Debian 12 is 3.11.2; filters came with 3.11.4."""
+    """Python 3.11.2, of Debian 12, has no filters; they came with 3.11.4."""
     extract = tarfile.TarFile.extractall
 
     def extractall(self: tarfile.TarFile, path: Any) -> None:

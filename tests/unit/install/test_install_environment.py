@@ -1,4 +1,4 @@
-"""What is found in an environment, and what the build is told."""
+"""The facts that are found in an environment, and the variables that the build gets."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_only_build_variables_count() -> None:
 
 
 def torchs_nccl(site: Path) -> Path:
-    """What PyTorch's CUDA build has brought along."""
+    """The packages that PyTorch's CUDA build has brought along."""
     nccl = site / "nvidia" / "nccl"
     for file in ("include/nccl.h", "lib/libnccl.so.2"):
         (nccl / file).parent.mkdir(parents=True, exist_ok=True)

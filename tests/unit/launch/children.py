@@ -61,7 +61,7 @@ def line(process: subprocess.Popen[str]) -> str:
 
 
 def is_alive(process: int) -> bool:
-    """Whether a process exists and is no zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return state(process) not in ("Z", "X")
     except FileNotFoundError:
@@ -74,7 +74,7 @@ def state(process: int) -> str:
 
 
 def fields(process: int) -> list[str]:
-    """What ``/proc/PID/stat`` says after the program's name."""
+    """Return what ``/proc/PID/stat`` says after the program's name."""
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
 
 
@@ -84,7 +84,7 @@ def gone(process: int) -> None:
 
 
 def descriptors(process: int | str = "self") -> dict[int, str]:
-    """What a process has open, by descriptor; without the one that this looks with."""
+    """Return what a process has open, by descriptor; without the one that this looks with."""
     found = {}
     for entry in Path(f"/proc/{process}/fd").iterdir():
         try:

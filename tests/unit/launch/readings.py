@@ -1,4 +1,4 @@
-"""What pages may say."""
+"""The readings that pages may give."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_an_error_elsewhere_or_of_another_kind_is_not(other: Death) -> None:
 
 
 def reasons(*ended: Death, record: Record | None = None) -> list[str]:
-    """Why a slot's process was not restarted after each of these deaths."""
+    """Return why a slot's process was not restarted after each of these deaths."""
     record = record or Record()
     found = []
     for each in ended:

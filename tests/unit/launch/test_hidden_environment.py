@@ -47,7 +47,7 @@ def ssh(tmp_path: Path) -> dict[str, str]:
 
 
 def called(ssh: dict[str, str], command: str) -> tuple[str, list[str]]:
-    """What a command prints on that host, and ssh's arguments."""
+    """Return what a command prints on that host, and ssh's arguments."""
     done = subprocess.run(
         ["ssh", "-p", "22", "h2", command],
         env=ssh,

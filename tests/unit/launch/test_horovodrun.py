@@ -20,7 +20,7 @@ COMMAND = ["python", "train.py", "--epochs", "3"]
 
 
 def understood(options: Options, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
-    """What ``horovodrun`` itself makes of the arguments."""
+    """Return what ``horovodrun`` itself makes of the arguments."""
     monkeypatch.setattr("sys.argv", ["horovodrun", *arguments(options, COMMAND)])
     return parse_args()
 

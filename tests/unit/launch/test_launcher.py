@@ -24,7 +24,7 @@ class Watched:
         self.watch = LauncherWatch(rendezvous, TIMEOUT, self.clock)
 
     def after(self, seconds: float) -> str:
-        """What it says when it looks again."""
+        """Return what it says when it looks again."""
         self.clock.advance(seconds)
         return self.watch.lost()
 

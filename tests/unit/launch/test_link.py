@@ -37,7 +37,7 @@ def port(listener: socket.socket) -> int:
 
 
 def received(end: Link) -> list[link.Message]:
-    """What has come, waited for."""
+    """Wait for what comes, and return it."""
     return until(end.receive, "a message")
 
 

@@ -9,7 +9,7 @@ from hvdrecover.launch import oom
 
 @pytest.fixture
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the kernel says, from files of ours."""
+    """The kernel's words, from files of ours."""
 
     def instead(path: str) -> Path:
         return tmp_path / path.lstrip("/")

@@ -1,4 +1,4 @@
-"""What is said of collectives that wait."""
+"""The messages about collectives that wait."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Captured:
         return started
 
     def output(self) -> tuple[str, str]:
-        """What has been printed since the last time."""
+        """Return what has been printed since the last time."""
         return self._capfd.readouterr()
 
     def forget(self) -> None:

@@ -1,4 +1,4 @@
-"""Who reaches the supervisor's port without belonging to the job."""
+"""Strangers that reach the supervisor's port without belonging to the job."""
 
 from __future__ import annotations
 

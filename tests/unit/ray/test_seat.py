@@ -107,7 +107,7 @@ def test_a_command_hears_that_its_caller_is_gone(shell: Shell, tmp_path: Path) -
 
 
 def test_all_ends_with_the_actor(seat: subprocess.Popen[str], shell: Shell) -> None:
-    """Whatever has killed it: its end of the seat's input is closed then."""
+    """The actor's end of the seat's input is closed, whatever has killed it."""
     caller = shell("n1", "echo $$; exec sleep 1000")
     assert caller.stdout is not None and seat.stdin is not None
     child = int(caller.stdout.readline())

@@ -74,7 +74,7 @@ def test_lines_that_are_no_events_are_told_as_such(folder, follower, garbage):
 
 
 def test_only_what_is_new_is_read(folder, follower):
-    """Whatever has been read may be gone: of what is there only the end is looked at."""
+    """Files that have been read may be gone: of what is there only the end is looked at."""
     append(folder / "a-1.jsonl", line(1) * 1000)
     assert len(follower.look()) == 1000
     with (folder / "a-1.jsonl").open("r+b") as file:

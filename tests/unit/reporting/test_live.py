@@ -19,7 +19,7 @@ from tests.unit.reporting.runs import BEGIN, REPLACED, TWO, Run, example
 
 
 def status_of(folder):
-    """What reading a folder at once gives."""
+    """Return what reading a folder at once gives."""
     follower, live = Follower(folder), Live()
     for file, event in follower.look():
         live.take(file, event)

@@ -1,4 +1,4 @@
-"""What Prometheus gets to see of a run."""
+"""The metrics that Prometheus gets to see of a run."""
 
 from __future__ import annotations
 

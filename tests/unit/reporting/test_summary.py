@@ -1,4 +1,4 @@
-"""What a run's events come to."""
+"""The summary of a run's events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each rank was doing when."""
+"""The time line: what each rank was doing when."""
 
 from __future__ import annotations
 

@@ -36,13 +36,13 @@ def operations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Where a checkpoint root may be made."""
+    """The place where a checkpoint root may be made."""
     return tmp_path / "root"
 
 
 @pytest.fixture
 def job(root: Path) -> dict[int, Any]:
-    """What model and optimizer held at each of the three commits that a job has written to the root."""
+    """The contents of model and optimizer at each of the three commits that a job has written to the root."""
     from tests.unit.tensorflow.jobs import write_three_commits
 
     return write_three_commits(root)

@@ -1,4 +1,4 @@
-"""What the golden checkpoint of a Keras model, in format 1, holds.
+"""The contents of the golden checkpoint of a Keras model, in format 1.
 
 It was written once, by ``golden.write(Path("tests/golden/format-1-keras"))``, and must keep loading. Don't
 write it anew: a new format gets a folder of its own.

@@ -1,4 +1,4 @@
-"""What the tests of commits outside a job build them of."""
+"""The pieces of which tests of commits outside a job build them."""
 
 from __future__ import annotations
 

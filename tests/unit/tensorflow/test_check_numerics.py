@@ -1,4 +1,4 @@
-"""What TensorFlow's own check of numbers raises, in a job of one."""
+"""The errors of TensorFlow's own check of numbers, in a job of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a drill learns of the batches that data sets deal."""
+"""The things that a drill learns of the batches that data sets deal."""
 
 from __future__ import annotations
 

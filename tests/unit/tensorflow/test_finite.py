@@ -1,4 +1,4 @@
-"""What tells numbers that are finite from others, compiled and by TensorFlow; and gates."""
+"""The code that tells numbers that are finite from others, compiled and by TensorFlow; and gates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank sends that lacks gradients, and what is said of it; real ranks are in the integration tests."""
+"""A rank that lacks gradients: what it sends, and the words; real ranks are in the integration tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When names of variables mean the same variables."""
+"""The cases in which names of variables mean the same variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a state keeps, and what it refuses."""
+"""The things that a state keeps, and those that it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the torch adapter build their jobs of."""
+"""The pieces of which the tests of the torch adapter build their jobs."""
 
 from __future__ import annotations
 

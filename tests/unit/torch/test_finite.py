@@ -1,4 +1,4 @@
-"""What tells numbers that are finite from others, compiled and by torch."""
+"""The code that tells numbers that are finite from others, compiled and by torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What watches over a module's calls is not in the way of the module."""
+"""The hooks that watch over a module's calls are not in the way of the module."""
 
 from __future__ import annotations
 

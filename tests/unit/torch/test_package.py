@@ -1,4 +1,4 @@
-"""What importing the adapter does to a process."""
+"""The effects on a process of importing the adapter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a drill hears of a torch job's steps."""
+"""The things that a drill learns of a torch job's steps."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class Training:
 
 
 class Process:
-    """What one process holds.
+    """The state of one process.
 
     Attributes:
         points: at how many points it could have been killed.

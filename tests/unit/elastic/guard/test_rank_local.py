@@ -1,4 +1,4 @@
-"""What ranks have of their own, and lose to another rank's at a recovery, is told beforehand."""
+"""State that ranks have of their own, and lose to another rank's at a recovery, is reported beforehand."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.unit.elastic.jobs import Process, on_ranks
 
 
 def check(mine: list[Any], batches: list[int], length: int | list[int]) -> list[str]:
-    """What all ranks hear of their shares."""
+    """Return what all ranks learn of their shares."""
 
     def body(process: Process) -> list[str]:
         rank = process.world.rank()

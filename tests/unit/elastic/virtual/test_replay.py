@@ -123,7 +123,7 @@ class Leaves:
 
 
 Fault = Callable[[FakeWorld, VirtualRanks], bool]
-"""Whether this computation goes wrong."""
+"""Returns whether this computation goes wrong."""
 
 
 class Carrier(test_runs.Carrier):

@@ -1,4 +1,4 @@
-"""What a replay sends, and how it looks at gradients."""
+"""The things that a replay sends, and the way it compares gradients."""
 
 from __future__ import annotations
 
