@@ -176,7 +176,7 @@ class FakeFramework:
 
     Attributes:
         generator: the process's global generator.
-        tear: how many more arrays can be copied before `copy_out` breaks, once; None is no limit.
+        tear: how many more arrays can be copied before `copy_out` breaks, once; None: any number.
         torn: how often `copy_out` broke.
     """
 

@@ -237,7 +237,7 @@ class FakeWorld:
         return total
 
     def here(self, name: str) -> None:
-        """A point that is no collective, for faults to happen at."""
+        """A point that is not a collective, for faults to happen at."""
         with self.job.condition:
             self._present()
             self._let_faults_happen(name)

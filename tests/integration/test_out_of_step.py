@@ -145,7 +145,7 @@ def test_the_first_module_whose_output_is_bad_is_named(of_two: dict[str, list[Ou
 
 def test_a_bad_step_is_skipped_or_rolled_back_by_all(of_two: dict[str, list[Outcome]]) -> None:
     skipped, rolled_back = the_same(of_two["nan_skip"]), the_same(of_two["nan_rollback"])
-    # Two epochs have the sample once each. The step is no update, but the batch was done, or is left out.
+    # Two epochs have the sample once each. The step is not an update, but the batch was done, or is left out.
     assert (skipped["updates"], skipped["steps"], skipped["left_out"]) == (STEPS - 2, STEPS, None)
     assert (rolled_back["updates"], rolled_back["left_out"]) == (STEPS - 2, [[64, 72]])
     assert rolled_back["weights"] == skipped["weights"]

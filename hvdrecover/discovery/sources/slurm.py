@@ -16,7 +16,7 @@ from hvdrecover.discovery import programs
 from hvdrecover.discovery.hosts import Host, check_name
 from hvdrecover.errors import DiscoveryError
 
-# As `scontrol show node` joins them by +. Words that are not here, known or not, are no reason to leave a
+# As `scontrol show node` joins them by +. Words that are not here, known or not, are not a reason to leave a
 # node out: a node that is to be rebooted (REBOOT_REQUESTED) is so when its jobs have ended, unless it drains.
 _UNUSABLE_WORDS = {
     "DOWN": "is down",

@@ -600,7 +600,7 @@ def test_a_commit_with_a_flipped_bit_or_a_lost_end_is_refused(roots, whole, choi
     assert read(write(roots, manifest, files)) is None
 
 
-# -- files that are no ordinary ones -------------------------------------------------------------------------
+# -- files that are not ordinary ones -----------------------------------------------------------------------
 
 
 def root_with_a_commit(tmp_path):

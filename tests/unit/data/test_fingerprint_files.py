@@ -407,7 +407,7 @@ def test_lists_differ_if_and_only_if_their_ranges_do(old, new, limits):
     assert (differences(*sides) == []) == (old == new)
 
 
-# -- links and what is no file -------------------------------------------------------------------------
+# -- links and what is not a file -----------------------------------------------------------------------
 
 
 def test_links_are_followed(folder, tmp_path):

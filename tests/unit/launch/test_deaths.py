@@ -19,7 +19,7 @@ OWN_ERROR = "ZeroDivisionError: division by zero"
     ("ended", "name"),
     [
         (death(0, Phase.FINISHED), "finished"),
-        (death(0, Phase.UNKNOWN), "finished"),  # it is no script of ours
+        (death(0, Phase.UNKNOWN), "finished"),  # it is not a script of ours
         (death(0, Phase.STARTING), "early_exit"),
         (death(0, Phase.TRAINING), "early_exit"),
         (death(0, Phase.RECOVERING), "early_exit"),
