@@ -51,7 +51,7 @@ class FaultyRun(DigitsRun):
         return start(self, supervised(*words), {**self.faults, **(environ or {})})
 
     def open(self) -> None:
-        """Have a rank that holds go on."""
+        """Have a rank that holds continue."""
         (self.folder / "open").touch()
 
     def events(self, *kinds: str) -> list[Event]:

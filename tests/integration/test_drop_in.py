@@ -47,11 +47,11 @@ def test_without_a_checkpoint_root_it_survives_rank_0_and_writes_nothing(
     folder.mkdir()
     launcher = elastic(hosts)
     monkeypatch.chdir(folder)
-    environ = {"ELASTIC": "hvdrecover.torch", "GO_ON": str(tmp_path / "go on")}
+    environ = {"ELASTIC": "hvdrecover.torch", "CONTINUE": str(tmp_path / "continue")}
     job = Job([*launcher, sys.executable, str(SCRIPT)], tmp_path / "log", environ)
     jobs.append(job)
     kill(process_of_rank_0_in_epoch_1(job))
-    (tmp_path / "go on").touch()
+    (tmp_path / "continue").touch()
     found = report(job)
     assert found == {
         "result": "trained",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Mount(NamedTuple):
-    """What is mounted where a folder lies.
+    """The mount on which a folder lies.
 
     Attributes:
         kind: the type of the file system, such as ``ext4`` or ``fuse.sshfs``; empty if none is known.

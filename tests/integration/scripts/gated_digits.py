@@ -1,4 +1,4 @@
-"""The digits example, which goes on only when a test has done what is to come before.
+"""The digits example, which continues only when a test has done what is to come before.
 
 A rank that has begun a batch after a commit of GATES waits there for a file of that number in GATES_OPEN.
 By a word ``EPOCH:SIZE`` of SIZES, from that epoch on the ranks make one commit after the other until they

@@ -1,6 +1,6 @@
 """A script for Horovod's own elastic API, as its documentation says; only ELASTIC differs between runs.
 
-If there is a variable GO_ON, training stops in mid-epoch 1 until the file of that name is there.
+If there is a variable CONTINUE, training stops in mid-epoch 1 until the file of that name is there.
 """
 
 import importlib
@@ -25,7 +25,7 @@ optimizer = hvd.DistributedOptimizer(
 sampler = elastic.ElasticSampler(samples, shuffle=True)
 loader = torch.utils.data.DataLoader(samples, batch_size=4, sampler=sampler)
 resets = []
-go_on = Path(os.environ.get("GO_ON", "/"))
+may_continue = Path(os.environ.get("CONTINUE", "/"))
 
 
 def on_state_reset():
@@ -46,7 +46,7 @@ def train(state):
             sampler.record_batch(batch_idx, len(batch))
             print("progress", os.getpid(), hvd.rank(), state.epoch, sum(state.seen), flush=True)
             time.sleep(0.02)
-            while (state.epoch, batch_idx) == (1, 8) and not go_on.exists():
+            while (state.epoch, batch_idx) == (1, 8) and not may_continue.exists():
                 time.sleep(0.02)
             if batch_idx % 5 == 0:
                 state.commit()

@@ -1,4 +1,4 @@
-"""Which mounts a checkpoint root may be in."""
+"""The mounts that a checkpoint root may be in."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_a_rank_that_is_cut_off_fails_alone() -> None:
     assert FakeJob(main, 3, [fail_at(1, "values", action="cut")]).results() == [False, True, False]
 
 
-def test_a_change_of_hosts_is_told_to_all_and_takes_effect_at_the_next_rendezvous() -> None:
+def test_a_change_of_hosts_is_reported_to_all_and_takes_effect_at_the_next_rendezvous() -> None:
     def main(world: FakeWorld) -> int:
         heard: list[int] = []
         world.told.append(lambda _, update: heard.append(update))

@@ -256,7 +256,7 @@ def test_newcomers_and_survivors_of_a_removal_are_at_one_rendezvous() -> None:
     assert entered(counting)[2:] == [(4, 0, 3), (4, 1, 3), (4, 2, 3)]
 
 
-def test_news_of_one_change_told_to_all_ranks_interrupts_once() -> None:
+def test_news_of_one_change_reported_to_all_ranks_interrupts_once() -> None:
     counting = Counting()
     counting.run(3, change_at(0, "gradient", 1, add=1))
     assert len(counting.entries) == 3 + 4

@@ -52,7 +52,7 @@ def run(script: Path, tmp_path: Path, **variables: str) -> Training:
         ),
     ],
 )
-def test_an_error_is_told_to_the_guardian_which_prints_it_once(
+def test_an_error_is_reported_to_the_guardian_which_prints_it_once(
     text: str, last: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     training = run(write(tmp_path, text), tmp_path)

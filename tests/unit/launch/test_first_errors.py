@@ -1,4 +1,4 @@
-"""How long a supervisor waits for other ranks when a script has failed before the job's first commit."""
+"""The time that a supervisor waits for other ranks when a script has failed before the job's first commit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def supervisor(clock: FakeClock, tmp_path: Path) -> Supervisor:
 
 
 def patience(supervisor: Supervisor, clock: FakeClock) -> float:
-    """Return for how many seconds from now the start goes on."""
+    """Return for how many seconds from now the start lasts."""
     began = clock.seconds
     while not supervisor._is_over():
         clock.advance(0.5)
