@@ -7,6 +7,7 @@ step without a word.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import horovod.torch as hvd
@@ -18,6 +19,7 @@ from hvdrecover.torch.finite import not_finite
 from hvdrecover.torch.modules import Calls
 from hvdrecover.torch.names import parameters_of
 from hvdrecover.torch.own_gradients import Outgoing
+from hvdrecover.torch.stepping import Stepping, stepping
 
 
 class Gradients:
@@ -34,36 +36,31 @@ class Gradients:
 
     def __init__(self, components: Mapping[str, Any], names: Mapping[int, str], judge: Judge) -> None:
         self._judge = judge
-        self._steps = 0
-        judge.steps = lambda: self._steps
         self._names = names
         self._calls = Calls(
             {name: each for name, each in components.items() if isinstance(each, torch.nn.Module)}
         )
-        for name, component in components.items():
-            if isinstance(component, torch.optim.Optimizer) and hasattr(component, "synchronize"):
-                self._look_at(name, component)
+        steps = [
+            self._look_at(name, component)
+            for name, component in components.items()
+            if isinstance(component, torch.optim.Optimizer) and hasattr(component, "synchronize")
+        ]
+        judge.steps = lambda: sum(each.count for each in steps)
 
-    def _look_at(self, name: str, optimizer: Any) -> None:
+    def _look_at(self, name: str, optimizer: Any) -> Stepping:
         if hasattr(optimizer, "_starting_models"):
             raise ConfigError(
                 f"state.{name}", "Adasum brings updates together, not gradients; pass Guard(numerics=None)"
             )
-        outgoing = Outgoing(optimizer)
+        steps = stepping(optimizer)
+        steps.applying.append(partial(self._applying, optimizer, Outgoing(optimizer)))
+        return steps
 
-        def before(optimizer: Any, arguments: Any, keywords: Any) -> None:
-            """Horovod's optimizers call it twice for a step, with averages in hand at the second time."""
-            if optimizer._handles or optimizer._synchronized:
-                return
-            if getattr(optimizer, "found_inf", None) is not None:  # loss scaling deals with an overflow
-                return
-            self._steps += 1
-            if not outgoing.averages_are_finite():
-                self._look_into(
-                    [each for each in parameters_of(optimizer) if each.grad is not None], outgoing
-                )
-
-        optimizer.register_step_pre_hook(before)
+    def _applying(self, optimizer: Any, outgoing: Outgoing) -> None:
+        if getattr(optimizer, "found_inf", None) is not None:  # loss scaling deals with an overflow
+            return
+        if not outgoing.averages_are_finite():
+            self._look_into([each for each in parameters_of(optimizer) if each.grad is not None], outgoing)
 
     def _look_into(self, given: Sequence[torch.Tensor], outgoing: Outgoing) -> None:
         """Some are not finite, or a sum of theirs; tell, and have the optimizer pass over the step."""

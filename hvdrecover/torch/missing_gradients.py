@@ -13,6 +13,7 @@ import torch
 
 from hvdrecover.elastic.guard.missing import Missing
 from hvdrecover.torch.names import parameters_of
+from hvdrecover.torch.stepping import stepping
 
 
 def watch(components: Mapping[str, Any], names: Mapping[int, str], missing: Missing) -> None:
@@ -29,24 +30,21 @@ def watch(components: Mapping[str, Any], names: Mapping[int, str], missing: Miss
 
 
 class _Watched:
-    """An optimizer, whose ``synchronize`` is called by its ``step``, or by the script."""
+    """A Horovod-wrapped optimizer."""
 
     def __init__(self, optimizer: Any, names: Mapping[int, str], missing: Missing) -> None:
         self._optimizer = optimizer
         self._names = names
         self._missing = missing
-        self._steps = 0
-        self._synchronize = optimizer.synchronize
-        optimizer.synchronize = self._synchronized
+        self._steps = stepping(optimizer)
+        self._steps.averaging.append(self._averaging)
 
-    def _synchronized(self) -> None:
-        self._steps += 1
+    def _averaging(self) -> None:
         # Horovod has an entry for each parameter that had a gradient, or for each whole group of them.
         handles, groups = self._optimizer._handles, getattr(self._optimizer, "_groups", None)
         counts = self._optimizer._requires_update if groups is None else self._optimizer._group_counts
         if len(handles) != len(counts) or None in [handle for handle, _ in handles.values()]:
             self._look(handles, groups)
-        self._synchronize()
 
     def _look(self, handles: dict[Any, Any], groups: Any) -> None:
         there = {parameter for key in handles for parameter in (key if isinstance(key, tuple) else (key,))}
@@ -56,7 +54,7 @@ class _Watched:
             if each in self._optimizer._requires_update and each not in there
         ]
         if absent:
-            self._missing.note(self._steps, [self._names[id(each)] for each in absent])
+            self._missing.note(self._steps.count, [self._names[id(each)] for each in absent])
         if groups is not None:
             self._complete(handles)
 

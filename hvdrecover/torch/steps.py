@@ -1,7 +1,6 @@
 """Marks of the parts of a training step, and norms of its gradients, by hooks of torch's own.
 
-A step ends when the first of the optimizers has stepped. Horovod's optimizers call hooks of a step twice:
-around all, and once gradients are averaged around the step of the optimizer that they wrap.
+A step ends when the first of the optimizers has stepped.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import torch
 from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.torch.hooks import before_calls
 from hvdrecover.torch.names import parameters_of
+from hvdrecover.torch.stepping import stepping
 
 _WIDE = (torch.float32, torch.float64)
 
@@ -56,46 +56,39 @@ class _Steps:
         self._suffix = suffix
         self._counts = counts
         self._norms: dict[int, torch.Tensor] = {}
-        self._stepping = False
-        optimizer.register_step_pre_hook(self._before)
-        optimizer.register_step_post_hook(self._after)
+        steps = stepping(optimizer)
+        steps.begins.append(self._begins)
+        steps.averaging.append(scalars.waiting)
+        steps.averaged.append(self._averaged)
+        steps.ended.append(self._ended)
         for parameter in parameters_of(optimizer):
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
-        if hasattr(optimizer, "synchronize"):
-            # Called by `step`, or by the script, which may clip the gradients then.
-            self._synchronize = optimizer.synchronize
-            optimizer.synchronize = self._synchronized
-            self._averages = not hasattr(optimizer, "_starting_models")  # as Adasum's has
 
     def _arrived(self, parameter: torch.Tensor) -> None:
         """A gradient of this rank's own is complete; averages will take its place."""
         if parameter.grad is not None:
             self._norms[id(parameter)] = _norm(parameter.grad)
 
-    def _before(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
-        self._stepping = True
-        if getattr(optimizer, "_handles", None):
+    def _begins(self) -> None:
+        if getattr(self._optimizer, "_handles", None):
             self._scalars.waiting()  # also for what others may have their ranks tell each other now
 
-    def _synchronized(self) -> None:
-        self._scalars.waiting()
-        self._synchronize()
+    def _averaged(self) -> None:
+        """The averages are there; a script may clip them next."""
         self._scalars.arrived()
-        if self._averages:
+        if not hasattr(self._optimizer, "_starting_models"):  # as Adasum's has
             averages = [each.grad for each in parameters_of(self._optimizer) if each.grad is not None]
             # All at once; but those whose squares may be too large for them, or that are in pieces, alone.
             plain = [each.dtype in _WIDE and not each.is_sparse for each in averages]
             norms = [each if alike else _norm(each) for each, alike in zip(averages, plain, strict=True)]
             self._measured("averaged_gradient", norms)
 
-    def _after(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
-        if self._stepping:
-            self._stepping = False
-            self._measured("own_gradient", list(self._norms.values()))
-            self._norms = {}
-            if self._counts:
-                self._scalars.stepped()
+    def _ended(self) -> None:
+        self._measured("own_gradient", list(self._norms.values()))
+        self._norms = {}
+        if self._counts:
+            self._scalars.stepped()
 
     def _measured(self, name: str, norms: list[torch.Tensor]) -> None:
         """The norm of parts, or of their norms, which is the same."""

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 from hvdrecover.checkpoint.digest import Digest
 from hvdrecover.elastic.interfaces import StepObserver
 from hvdrecover.torch.hooks import before_calls
+from hvdrecover.torch.stepping import stepping
 
 
 def watch(components: Mapping[str, Any], witness: StepObserver) -> None:
@@ -25,7 +26,7 @@ def watch(components: Mapping[str, Any], witness: StepObserver) -> None:
         if isinstance(component, torch.nn.Module):
             before_calls(component, given.take)
         elif isinstance(component, torch.optim.Optimizer):
-            _Steps(component, given, witness)
+            stepping(component).begins.append(lambda: witness.step_begins(given.hex()))
 
 
 class _Given:
@@ -49,22 +50,3 @@ class _Given:
     def hex(self) -> str | None:
         taken, self._digest = self._digest, None
         return taken.hex() if taken is not None else None
-
-
-class _Steps:
-    """Tells of one optimizer's steps; Horovod's call the hooks of a step twice, one inside the other."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, given: _Given, witness: StepObserver) -> None:
-        self._given = given
-        self._witness = witness
-        self._inside = 0  # the agreement in which a step is under way; one that fails never ends
-        optimizer.register_step_pre_hook(self._before)
-        optimizer.register_step_post_hook(self._after)
-
-    def _before(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
-        if self._inside != self._witness.agreements:
-            self._inside = self._witness.agreements
-            self._witness.step_begins(self._given.hex())
-
-    def _after(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
-        self._inside = 0

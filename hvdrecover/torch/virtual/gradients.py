@@ -11,6 +11,7 @@ import torch
 
 from hvdrecover.elastic.virtual.tree import Node, RunningSum, pieces
 from hvdrecover.errors import ConfigError
+from hvdrecover.torch.stepping import stepping
 from hvdrecover.torch.virtual.exchange import SUMMED_BY_HOROVOD, Allreduced, Alone, Entry, Exchange
 from hvdrecover.torch.virtual.segments import Buffers, Segments, cut
 from hvdrecover.torch.virtual.takeover import take_over
@@ -72,8 +73,10 @@ class Gradients:
         self._hold: int | None = None  # a virtual rank
         self._held: _Part | None = None
         self._sums: list[_Sum] = []
-        optimizer.synchronize, optimizer.virtual_gradients = self._synchronized, self
-        optimizer.register_step_pre_hook(self._stepping)
+        optimizer.virtual_gradients = self
+        steps = stepping(optimizer)
+        steps.average = self._average
+        steps.applying.append(self._applying)
 
     def begin(self, shares: Sequence[int], rank: int) -> None:
         """Begin a step, and forget one that was not finished.
@@ -128,7 +131,7 @@ class Gradients:
         """
         assert self._exchange is not None
         self._wait, self._exchange = self._exchange.finish, None
-        self._optimizer.synchronize()  # with what companions have put around it
+        self._optimizer.synchronize()  # which companions are told of
         self._optimizer._should_synchronize = False
 
     def abandon(self) -> None:
@@ -261,7 +264,7 @@ class Gradients:
         """A parameter's name as it was given to Horovod."""
         return entry.name.removeprefix(f"virtual.{self._name}.")
 
-    def _synchronized(self) -> None:
+    def _average(self) -> None:
         """In the place of Horovod's: called by `finish`; by a script that clips gradients, to no effect."""
         if self._wait is not None:
             self._wait()
@@ -269,8 +272,8 @@ class Gradients:
         self._require_finished()
         self._optimizer._synchronized = True
 
-    def _stepping(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
-        if not optimizer._should_synchronize:  # or else Horovod's `step` synchronizes
+    def _applying(self) -> None:
+        if not self._optimizer._should_synchronize:  # or else Horovod's `step` synchronizes
             self._require_finished()
 
     def _require_finished(self) -> None:

@@ -1,0 +1,88 @@
+"""The steps of an optimizer, hooked once, and told of once each however often torch's hooks are called.
+
+Horovod's ``step`` averages gradients by ``synchronize``, unless the script has done so, and then calls the
+step of the optimizer that it wraps; hooks are called around both. Adasum has no averages: it steps for each
+parameter by itself, in backward passes, and each of them is told of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+_Told = list[Callable[[], object]]
+
+
+def stepping(optimizer: Any) -> Stepping:
+    """Return what tells of an optimizer's steps. Copies of the optimizer, and what is stored, do without."""
+    found: Stepping | None = vars(optimizer).get("_hvdrecover_stepping")
+    return Stepping(optimizer) if found is None else found
+
+
+class Stepping:
+    """Tells of the steps of one optimizer: calls what is in its lists. Use `stepping` to have it.
+
+    Args:
+        optimizer: wrapped by ``hvd.DistributedOptimizer`` or not.
+
+    Attributes:
+        begins: called when a step begins.
+        averaging: called when gradients are about to be averaged, in a step or by the script before it.
+        averaged: called once they are.
+        applying: called when gradients are about to be applied; they may be taken away.
+        average: averages gradients; Horovod's ``synchronize``, or what takes its place.
+        count: how many times gradients were about to be applied.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self.begins: _Told = []
+        self.averaging: _Told = []
+        self.averaged: _Told = []
+        self.applying: _Told = []
+        self.count = 0
+        self._twice = hasattr(optimizer, "_synchronized") and not hasattr(optimizer, "_starting_models")
+        self._begun = self._applied = False
+        self._optimizer = optimizer
+        optimizer.register_step_pre_hook(self._before)
+        if hasattr(optimizer, "synchronize"):
+            self.average: Callable[[], object] = optimizer.synchronize
+            optimizer.synchronize = self._synchronize
+        optimizer._hvdrecover_stepping = self
+
+    @cached_property
+    def ended(self) -> _Told:
+        """Called once gradients were applied. Hooked only if somebody asks, as each hook takes time."""
+        self._optimizer.register_step_post_hook(self._after)
+        return []
+
+    def _before(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
+        # A step that failed has not ended. With gradients under way, or averaged, this is not the rest of it.
+        inside = self._begun and not (optimizer._handles or optimizer._synchronized)
+        self._begun = False
+        if not inside:
+            for tell in self.begins:
+                tell()
+            self._begun = self._twice
+        if not self._begun:
+            self.count += 1
+            for tell in self.applying:
+                tell()
+            self._applied = True
+
+    def _synchronize(self) -> None:
+        """In the place of Horovod's, for its ``step`` and for the script."""
+        begun, self._begun = self._begun, False  # as it stays if this fails
+        for tell in self.averaging:
+            tell()
+        self.average()
+        for tell in self.averaged:
+            tell()
+        self._begun = begun
+
+    def _after(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
+        self._begun = False
+        if self._applied:
+            self._applied = False
+            for tell in self.ended:
+                tell()

@@ -1,0 +1,200 @@
+"""What is told of an optimizer's steps, in a job of one."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+import pickle
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import horovod.torch as hvd
+import pytest
+import torch
+
+import hvdrecover.torch as recover
+from hvdrecover.torch.stepping import stepping
+from hvdrecover.torch.virtual.gradients import Gradients
+from tests.unit.torch.jobs import network, train_one_step
+
+KINDS = ["plain", "wrapped", "wrapped, without hooks"]
+INSIDE = ["averaging", "averaged"]
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[torch.nn.Module, Any]]:
+    """Makes models and their optimizers; Horovod's send gradients off as in an elastic job, or do not."""
+
+    def make(kind: str) -> tuple[torch.nn.Module, Any]:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if kind == "plain":
+            return model, optimizer
+        with monkeypatch.context() as elastic:
+            elastic.setenv("HOROVOD_ELASTIC", "1" if kind == "wrapped" else "")
+            return model, hvd.DistributedOptimizer(optimizer, model.named_parameters())
+
+    return make
+
+
+def log_of(optimizer: Any) -> list[str]:
+    """What is told of an optimizer from now on."""
+    log: list[str] = []
+    for name in ("begins", "averaging", "averaged", "applying", "ended"):
+        getattr(stepping(optimizer), name).append(lambda name=name: log.append(name))
+    return log
+
+
+def backward(model: torch.nn.Module, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    model(torch.ones(2, 3)).sum().backward()
+
+
+def end_allreduces(optimizer: Any) -> None:
+    """No allreduce is in flight any more; the optimizer does not know."""
+    for handle, _ in getattr(optimizer, "_handles", {}).values():
+        hvd.synchronize(handle)
+
+
+def fail() -> None:
+    raise RuntimeError("a rank was lost")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_step_is_told_of_once(kind: str, make: Any) -> None:
+    model, optimizer = make(kind)
+    log = log_of(optimizer)
+    for _ in range(3):
+        backward(model, optimizer)
+        optimizer.step()
+        log.append("-")
+    expected = ["begins", *(INSIDE if kind != "plain" else ()), "applying", "ended", "-"]
+    assert log == expected * 3
+    assert stepping(optimizer).count == 3
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_gradients_that_the_script_averages(kind: str, make: Any) -> None:
+    model, optimizer = make(kind)
+    log = log_of(optimizer)
+    for _ in range(2):
+        backward(model, optimizer)
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    assert log == [*INSIDE, "begins", "applying", "ended"] * 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_backward_pass_within_the_step(kind: str, make: Any) -> None:
+    model, optimizer = make(kind)
+    log = log_of(optimizer)
+    for _ in range(2):
+        train_one_step(model, optimizer)
+        end_allreduces(optimizer)
+        optimizer._handles = {}
+    assert [each for each in log if each not in INSIDE] == ["begins", "applying", "ended"] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [
+        *itertools.product(KINDS, ["begins", "applying"]),
+        *itertools.product(KINDS[1:], ["averaging", "average", "averaged"]),
+    ],
+)
+def test_a_step_after_one_that_failed_is_told_of_as_any(kind: str, where: str, make: Any) -> None:
+    model, optimizer = make(kind)
+    backward(model, optimizer)
+    log, told = log_of(optimizer), stepping(optimizer)
+    if where == "average":
+        whole, told.average = told.average, fail
+    else:
+        getattr(told, where).insert(0, fail)
+    with pytest.raises(RuntimeError, match="a rank was lost"):
+        optimizer.step()
+    if where == "average":
+        told.average = whole
+    else:
+        getattr(told, where).remove(fail)
+    end_allreduces(optimizer)
+    optimizer.load_state_dict(optimizer.state_dict())  # as going back does; handles are forgotten
+    log.clear()
+    before = told.count
+    for step in range(2):
+        backward(model, optimizer)
+        optimizer.step()
+        assert told.count == before + step + 1
+    assert log == ["begins", *(INSIDE if kind != "plain" else ()), "applying", "ended"] * 2
+
+
+def test_a_step_that_only_makes_an_optimizers_state_does_not_count(make: Any) -> None:
+    _, optimizer = make("wrapped")
+    log = log_of(optimizer)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert "ended" not in log and stepping(optimizer).count == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_optimizer_is_hooked_once(kind: str, make: Any) -> None:
+    _, optimizer = make(kind)
+    assert stepping(optimizer) is stepping(optimizer)
+    assert len(optimizer._optimizer_step_pre_hooks) == 1 and not optimizer._optimizer_step_post_hooks
+    assert stepping(optimizer).ended is stepping(optimizer).ended
+    assert len(optimizer._optimizer_step_pre_hooks) == len(optimizer._optimizer_step_post_hooks) == 1
+
+
+def test_copies_are_not_told_of(make: Any) -> None:
+    model, optimizer = make("plain")
+    log = log_of(optimizer)
+    backward(model, optimizer)
+    for each in (copy.copy(optimizer), copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        each.step()
+        assert stepping(each) is not stepping(optimizer) and stepping(each).count == 0
+    assert not log
+
+
+def test_an_optimizer_is_not_kept(make: Any) -> None:
+    _, optimizer = make("plain")
+    log_of(optimizer)
+    kept = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert kept() is None
+
+
+def test_virtual_ranks_average_also_what_others_were_told_of_before(make: Any) -> None:
+    model, optimizer = make("wrapped")
+    log = log_of(optimizer)
+    gradients = Gradients("optimizer", optimizer, 1)
+    gradients.begin([1], 0)
+    gradients.part_begins()
+    model(torch.ones(2, 3)).sum().backward()
+    gradients.part_ends()
+    gradients.finish()
+    optimizer.step()
+    assert log == [*INSIDE, "begins", "applying", "ended"]
+
+
+# -- those that are told -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_the_guard_counts_the_steps_of_all_optimizers(
+    kind: str, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[Callable[[], int]] = []
+    monkeypatch.setattr(
+        "hvdrecover.elastic.guard.judge.Judge.steps",
+        property(lambda judge: counts[-1], lambda judge, count: counts.append(count)),
+        raising=False,
+    )
+    (model, one), (other_model, other) = make(kind), make(kind)
+    recover.TorchState(model, one, guard=recover.Guard(), other=other, other_model=other_model).sync()
+    for _ in range(2):
+        for each, optimizer in ((model, one), (other_model, other)):
+            backward(each, optimizer)
+            optimizer.step()
+    assert counts[-1]() == 4
