@@ -7,6 +7,7 @@ from typing import Any
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hvdrecover import heartbeat
+from hvdrecover.torch.stepping import stepping
 
 
 def watch() -> None:
@@ -16,4 +17,9 @@ def watch() -> None:
 
 
 def _stepped(optimizer: Any, arguments: Any, keywords: Any) -> None:
+    if hasattr(optimizer, "synchronize"):  # by Horovod, which has this called twice
+        steps = stepping(optimizer)
+        if steps.counted == steps.count:
+            return
+        steps.counted = steps.count
     heartbeat.stepped()

@@ -33,6 +33,7 @@ class Stepping:
         applying: called when gradients are about to be applied; they may be taken away.
         average: averages gradients; Horovod's ``synchronize``, or what takes its place.
         count: how many times gradients were about to be applied.
+        counted: the count that the guardian's heartbeat was told of last, by a hook on all optimizers.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -40,7 +41,7 @@ class Stepping:
         self.averaging: _Told = []
         self.averaged: _Told = []
         self.applying: _Told = []
-        self.count = 0
+        self.count, self.counted = 0, -1
         self._twice = hasattr(optimizer, "_synchronized") and not hasattr(optimizer, "_starting_models")
         self._begun = self._applied = False
         self._optimizer = optimizer

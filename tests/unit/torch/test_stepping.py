@@ -7,14 +7,17 @@ import gc
 import itertools
 import pickle
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import horovod.torch as hvd
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import hvdrecover.torch as recover
+from hvdrecover import heartbeat
+from hvdrecover.torch import heartbeats
 from hvdrecover.torch.stepping import stepping
 from hvdrecover.torch.virtual.gradients import Gradients
 from tests.unit.torch.jobs import network, train_one_step
@@ -37,6 +40,16 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[torch.nn.Modu
             return model, hvd.DistributedOptimizer(optimizer, model.named_parameters())
 
     return make
+
+
+@pytest.fixture
+def watched() -> Iterator[None]:
+    """A guardian seems to watch this process."""
+    handle = register_optimizer_step_post_hook(heartbeats._stepped)
+    heartbeat.stand_at(0, 0, 0)
+    yield
+    handle.remove()
+    heartbeat.stand_at(0, 0, 0)
 
 
 def log_of(optimizer: Any) -> list[str]:
@@ -179,6 +192,26 @@ def test_virtual_ranks_average_also_what_others_were_told_of_before(make: Any) -
 
 
 # -- those that are told -----------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("watched")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("known", [False, True])
+def test_a_guardian_counts_each_step_once(kind: str, known: bool, make: Any) -> None:
+    model, optimizer = make(kind)
+    if known:
+        stepping(optimizer)
+    for step in range(3):
+        backward(model, optimizer)
+        optimizer.step()
+        assert heartbeat.steps() == step + 1
+
+
+@pytest.mark.usefixtures("watched")
+def test_a_guardian_leaves_optimizers_alone_that_step_once(make: Any) -> None:
+    model, optimizer = make("plain")
+    train_one_step(model, optimizer)
+    assert not optimizer._optimizer_step_pre_hooks
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
