@@ -37,9 +37,12 @@ class _Watched:
         self._names = names
         self._missing = missing
         self._steps = stepping(optimizer)
+        self._period, self._before = -1, 0  # steps that were counted before it
         self._steps.averaging.append(self._averaging)
 
     def _averaging(self) -> None:
+        if self._period != self._missing.period:  # a rank that came later has counted fewer
+            self._period, self._before = self._missing.period, self._steps.count
         # Horovod has an entry for each parameter that had a gradient, or for each whole group of them.
         handles, groups = self._optimizer._handles, getattr(self._optimizer, "_groups", None)
         counts = self._optimizer._requires_update if groups is None else self._optimizer._group_counts
@@ -54,7 +57,7 @@ class _Watched:
             if each in self._optimizer._requires_update and each not in there
         ]
         if absent:
-            self._missing.note(self._steps.count, [self._names[id(each)] for each in absent])
+            self._missing.note(self._steps.count - self._before, [self._names[id(each)] for each in absent])
         if groups is not None:
             self._complete(handles)
 

@@ -30,6 +30,8 @@ class Missing(Voter):
         self._steps: Counter[str] = Counter()
         self.digest = 0
         """Equal on ranks that have lacked the same at the same steps; 0 if nothing."""
+        self.period = 0
+        """Another number after each commit and rendezvous, from which steps are counted for `note`."""
 
     def attach(self) -> None:
         """Have the framework report parameters without a gradient."""
@@ -44,10 +46,13 @@ class Missing(Voter):
         """Name the parameters if digests differ; it is a warning only."""
         if moment.kind != "rendezvous":
             self._compare(alike=bool((table == table[0]).all()))
+        self._steps.clear()  # what came before a recovery is undone
+        self.digest = 0
+        self.period += 1
         return None
 
     def note(self, step: int, parameters: Sequence[str]) -> None:
-        """Take note of parameters of this rank that had no gradient at a step."""
+        """Take note of parameters of this rank that had no gradient at a step of this period."""
         self._steps.update(parameters)
         self.digest = zlib.crc32(repr((step, sorted(parameters))).encode(), self.digest)
 
@@ -70,8 +75,6 @@ class Missing(Voter):
                     level=logging.WARNING,
                     parameters=lines,
                 )
-        self._steps.clear()
-        self.digest = 0
 
 
 def _lines(rows: Sequence[dict[str, int]]) -> dict[str, str]:

@@ -325,6 +325,7 @@ Begin = Callable[[int], Worker]
 
 @pytest.fixture
 def begin(driver: ElasticDriver) -> Iterator[Begin]:
+    pytest.importorskip("torch", reason="the processes use Horovod's binding for torch")
     begun: list[Worker] = []
 
     def begin_one(rank: int) -> Worker:
