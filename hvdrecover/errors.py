@@ -55,17 +55,7 @@ from typing import Any
 
 
 class HvdrecoverError(Exception):
-    """Base class of all errors of hvdrecover.
-
-    Examples:
-        >>> import hvdrecover
-        >>> from hvdrecover.errors import HvdrecoverError
-        >>> try:
-        ...     hvdrecover.Checkpoint("file:///data/run-1", keep=0)
-        ... except HvdrecoverError as error:
-        ...     print(type(error).__name__, error.name)
-        ConfigError keep
-    """
+    """Base class of all errors of hvdrecover."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By default an error is remade from its message alone; these take other arguments, and have facts.
