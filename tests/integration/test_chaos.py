@@ -40,10 +40,10 @@ class Watch:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self.most = 0
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._look_on, daemon=True)
         self._thread.start()
-        self.most = 0
 
     def end(self) -> int:
         """Look no more; the most commits that were there at a time."""
