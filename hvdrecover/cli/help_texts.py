@@ -35,7 +35,7 @@ def document() -> str:
 
 
 def _sources() -> list[str]:
-    """What each source of hosts takes: of one all, of the others what they have of their own."""
+    """Return the options of each source of hosts: all of one, and of the others those of their own."""
     parts = [f"### discover {_SOURCE}", _text(discovering.parser(_SOURCE))]
     parts.append(
         "The options of `file` are those of all sources; with `command` they stand before the program. This "

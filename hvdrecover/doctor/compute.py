@@ -20,7 +20,7 @@ _SHOWN = 4  # processors of a host; programs are told of all
 
 @dataclass(frozen=True)
 class Measured:
-    """One processor, as `hvdrecover.doctor.matrix_products` tells of it.
+    """One processor, as `hvdrecover.doctor.matrix_products` reports it.
 
     Attributes:
         device: such as ``CPU 3``.

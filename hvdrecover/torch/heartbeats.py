@@ -1,4 +1,4 @@
-"""Telling a guardian that optimizers step."""
+"""Heartbeats at each step of an optimizer."""
 
 from __future__ import annotations
 

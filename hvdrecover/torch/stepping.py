@@ -1,8 +1,8 @@
-"""The steps of an optimizer, hooked once, and told of once each however often torch's hooks are called.
+"""The steps of an optimizer: hooked once, and reported once each, however often torch's hooks are called.
 
 Horovod's ``step`` averages gradients by ``synchronize``, unless the script has done so, and then calls the
 step of the optimizer that it wraps; hooks are called around both. Adasum has no averages: it steps for each
-parameter by itself, in backward passes, and each of them is told of.
+parameter by itself, in backward passes, and each of these is reported.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-_Told = list[Callable[[], object]]
+_Listeners = list[Callable[[], object]]
 
 
 def stepping(optimizer: Any) -> Stepping:
-    """Return what tells of an optimizer's steps. Copies of the optimizer, and what is stored, do without."""
+    """Return the `Stepping` of an optimizer, made once. Its copies, and what is stored of it, have none."""
     found: Stepping | None = vars(optimizer).get("_hvdrecover_stepping")
     return Stepping(optimizer) if found is None else found
 
 
 class Stepping:
-    """Tells of the steps of one optimizer: calls what is in its lists. Use `stepping` to have it.
+    """Reports the steps of one optimizer to the listeners in its lists. Use `stepping` to have it.
 
     Args:
         optimizer: wrapped by ``hvd.DistributedOptimizer`` or not.
@@ -33,14 +33,14 @@ class Stepping:
         applying: called when gradients are about to be applied; they may be taken away.
         average: averages gradients; Horovod's ``synchronize``, or what takes its place.
         count: how many times gradients were about to be applied.
-        counted: the count that the guardian's heartbeat was told of last, by a hook on all optimizers.
+        counted: the count at the last heartbeat, which a hook on all optimizers sends.
     """
 
     def __init__(self, optimizer: Any) -> None:
-        self.begins: _Told = []
-        self.averaging: _Told = []
-        self.averaged: _Told = []
-        self.applying: _Told = []
+        self.begins: _Listeners = []
+        self.averaging: _Listeners = []
+        self.averaged: _Listeners = []
+        self.applying: _Listeners = []
         self.count, self.counted = 0, -1
         self._twice = hasattr(optimizer, "_synchronized") and not hasattr(optimizer, "_starting_models")
         self._begun = self._applied = False
@@ -52,7 +52,7 @@ class Stepping:
         optimizer._hvdrecover_stepping = self
 
     @cached_property
-    def ended(self) -> _Told:
+    def ended(self) -> _Listeners:
         """Called once gradients were applied. Hooked only if somebody asks, as each hook takes time."""
         self._optimizer.register_step_post_hook(self._after)
         return []
@@ -62,28 +62,28 @@ class Stepping:
         inside = self._begun and not (optimizer._handles or optimizer._synchronized)
         self._begun = False
         if not inside:
-            for tell in self.begins:
-                tell()
+            for listener in self.begins:
+                listener()
             self._begun = self._twice
         if not self._begun:
             self.count += 1
-            for tell in self.applying:
-                tell()
+            for listener in self.applying:
+                listener()
             self._applied = True
 
     def _synchronize(self) -> None:
         """In the place of Horovod's, for its ``step`` and for the script."""
         begun, self._begun = self._begun, False  # as it stays if this fails
-        for tell in self.averaging:
-            tell()
+        for listener in self.averaging:
+            listener()
         self.average()
-        for tell in self.averaged:
-            tell()
+        for listener in self.averaged:
+            listener()
         self._begun = begun
 
     def _after(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         self._begun = False
         if self._applied:
             self._applied = False
-            for tell in self.ended:
-                tell()
+            for listener in self.ended:
+                listener()

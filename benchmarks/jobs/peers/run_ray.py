@@ -18,7 +18,7 @@ _MEMORY = 80_000_000  # bytes of the object store, the least that Ray takes; not
 
 
 def _train(given: dict[str, list[str]]) -> None:
-    """What a worker of Ray's does, which has its process group already."""
+    """Train in a worker of Ray's, which has its process group already."""
     module, *words = given["command"]
     importlib.import_module(module).main(words)
 

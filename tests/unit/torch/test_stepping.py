@@ -1,4 +1,4 @@
-"""What is told of an optimizer's steps, in a job of one."""
+"""The reports of an optimizer's steps, in a job of one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def watched() -> Iterator[None]:
 
 
 def log_of(optimizer: Any) -> list[str]:
-    """What is told of an optimizer from now on."""
+    """Return a list that fills with the reports of an optimizer from now on."""
     log: list[str] = []
     for name in ("begins", "averaging", "averaged", "applying", "ended"):
         getattr(stepping(optimizer), name).append(lambda name=name: log.append(name))
