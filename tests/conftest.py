@@ -44,9 +44,16 @@ LONGEST = [
 ]
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort the tests, and keep those of a file and a framework in one process: they share what fixtures start."""
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        framework = callspec.params.get("framework", "") if callspec else ""
+        folder = item.path.parent.name
+        item.add_marker(pytest.mark.xdist_group(f"{folder}/{item.path.stem} {framework}".strip()))
 
 
 @pytest.fixture(autouse=True)

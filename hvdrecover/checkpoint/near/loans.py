@@ -10,10 +10,9 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
-
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import Layout
+from hvdrecover.checkpoint.near import pages
 
 _FLOCK = "hhqqi0q"  # struct flock of Linux, 64 bits
 
@@ -39,12 +38,11 @@ def borrowed(path: Path, layout: Layout) -> Arena:
         if status.st_size != layout.nbytes or status.st_blocks * 512 < status.st_size:
             raise OSError(f"{path} has holes")  # to read one takes memory, and may end in SIGBUS
         # Private, so that even a mistake of ours changes nothing of the file.
-        memory = mmap.mmap(file, layout.nbytes, flags=mmap.MAP_PRIVATE)
+        memory = pages.mapped(file, layout.nbytes, mmap.MAP_PRIVATE)
     except BaseException:
         os.close(file)
         raise
-    memory.madvise(mmap.MADV_DONTFORK)
-    arena = Arena(layout, np.frombuffer(memory, dtype=np.uint8), borrowed=True)
+    arena = Arena(layout, memory, borrowed=True)
     weakref.finalize(arena, _return, file, os.getpid())
     return arena
 

@@ -8,33 +8,24 @@ alone. That name is taken away before it is overwritten.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import mmap
 import os
 import shutil
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from hvdrecover.checkpoint import layout as layouts
 from hvdrecover.checkpoint import manifest as manifests
-from hvdrecover.checkpoint.arena import Arena, Bytes
+from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import Digest
 from hvdrecover.checkpoint.layout import Layout
-from hvdrecover.checkpoint.near import loans
+from hvdrecover.checkpoint.near import loans, pages
 from hvdrecover.checkpoint.near.place import SLOT
 from hvdrecover.checkpoint.root import TENSORS
 from hvdrecover.checkpoint.storage.interface import TEMPORARY
-from hvdrecover.checkpoint.storage.pieces import transferred
-
-_PIECE = 1 << 24  # bytes of which the pages are looked up at a time
-_AT_ONCE = 2
-_MADV_POPULATE_READ = 22  # since Linux 5.14
-_libc = ctypes.CDLL(None)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Slot:
@@ -113,14 +104,14 @@ class Slot:
         self.map()
         found = {name: Digest() for name in self.arenas}
         for name, arena in self.arenas.items():
-            for piece in resident(arena.buffer):
+            for piece in pages.resident(arena.buffer):
                 found[name].update(piece)
         return {name: digest.hex() for name, digest in found.items()}
 
     def look_up(self) -> None:
         """Look up all pages, so that a commit is copied as fast as possible; other threads run meanwhile."""
         for arena in self.arenas.values():
-            for _ in resident(arena.buffer):
+            for _ in pages.resident(arena.buffer):
                 pass
 
     @property
@@ -200,23 +191,10 @@ def of_folder(path: Path) -> CommitId | None:
     return CommitId.parse(path.name) or CommitId.parse(path.suffix[1:])
 
 
-def resident(buffer: Bytes) -> Iterator[Bytes]:
-    """Give a mapped file piece by piece, each when its pages are mapped, while those of the next ones are."""
-    for piece, _ in transferred(buffer, _PIECE, _AT_ONCE, lambda piece, start: _look_up(piece)):
-        yield piece
-
-
-def _look_up(buffer: Bytes) -> None:
-    # Not MAP_POPULATE: Python maps without letting other threads run. An older kernel looks up later.
-    _libc.madvise(buffer.ctypes.data, len(buffer), _MADV_POPULATE_READ)
-
-
 def _made(path: Path, layout: Layout) -> Arena:
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        # All of it now: a page that can't be had later is not an error that Python sees, but SIGBUS.
-        os.posix_fallocate(file, 0, layout.nbytes)
-        buffer = _mapped(file, layout.nbytes)
+        buffer = pages.allocated(file, layout.nbytes)
     finally:
         os.close(file)
     buffer[: len(layout.header)] = np.frombuffer(layout.header, dtype=np.uint8)
@@ -239,12 +217,6 @@ def _opened(path: Path, layout: Layout) -> Arena:
         status = os.fstat(file)
         if status.st_blocks * 512 < status.st_size:
             os.posix_fallocate(file, 0, layout.nbytes)  # whatever has made holes in it
-        return Arena(layout, _mapped(file, layout.nbytes))
+        return Arena(layout, pages.mapped(file, layout.nbytes))
     finally:
         os.close(file)
-
-
-def _mapped(file: int, nbytes: int) -> Bytes:
-    memory = mmap.mmap(file, nbytes, flags=mmap.MAP_SHARED)
-    memory.madvise(mmap.MADV_DONTFORK)
-    return np.frombuffer(memory, dtype=np.uint8)
