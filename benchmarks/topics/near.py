@@ -52,7 +52,7 @@ def _recoveries(setting: Setting) -> list[Row]:
 
 
 def _strike(setting: Setting, folder: Path, near: str, faults: Faults) -> None:
-    """Kill each worker once, and then all of them."""
+    """Kill each worker a few times, and then all of them."""
     launcher = Launcher(
         f"hvdrecover run, HVDRECOVER_NEAR={near}",
         setting.size,
@@ -61,7 +61,7 @@ def _strike(setting: Setting, folder: Path, near: str, faults: Faults) -> None:
         settings={"HVDRECOVER_NEAR": near},
     )
     with tidied(folder / "checkpoint"), Running(launcher, "near", folder) as job:
-        faults.strike_each(job, WORKERS)
+        faults.strike_each(job, (3 if setting.size == "full" else 1) * WORKERS)
         faults.strike_all(job)
 
 
