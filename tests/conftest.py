@@ -46,7 +46,7 @@ LONGEST = [
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the tests, and keep those of a file and a framework in one process: they share what fixtures start."""
+    """Sort the tests; those of a file and a framework share what fixtures start, and so a process."""
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
     for item in items:
