@@ -8,9 +8,12 @@ process may ask for huge pages by itself (``MADV_COLLAPSE``), and gets them as f
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
+import weakref
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,13 +22,18 @@ from hvdrecover.checkpoint.storage.pieces import transferred
 
 _PIECE = 1 << 24  # bytes of which the pages are looked up at a time
 _AT_ONCE = 2
+_COLLAPSED = (
+    1 << 27
+)  # bytes that become huge pages at a time; for each, all processors are asked for what they hold
+_RESERVED = 0  # PROT_NONE: addresses alone, which count for no limit of memory
+_MAP_FIXED = 0x10
 _MADV_POPULATE_READ = 22  # since Linux 5.14
 _MADV_COLLAPSE = 25  # since Linux 6.1
-_MAP_FIXED = 0x10
 _FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_long)
 _libc.mmap.restype = ctypes.c_void_p
 
@@ -38,20 +46,23 @@ def mapped(file: int, nbytes: int, flags: int = mmap.MAP_SHARED) -> Bytes:
         nbytes: the file's size.
         flags: ``MAP_SHARED``; or ``MAP_PRIVATE``, with which nothing that is written gets into the file.
 
+    Returns:
+        A uint8 array of shape ``[nbytes]``; the mapping ends with the last array or tensor of its memory.
+
     Raises:
-        OSError: it can't be mapped.
+        OSError: it can't be mapped, or is shorter.
     """
-    # The file takes the place of the middle of a mapping that is larger; it goes when that does.
-    whole = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory = np.frombuffer(whole, dtype=np.uint8)
-    start = -memory.ctypes.data % HUGE_PAGE
-    access = mmap.PROT_READ | mmap.PROT_WRITE
-    address = memory.ctypes.data + start
-    if _libc.mmap(address, nbytes, access, flags | _MAP_FIXED, file, 0) == _FAILED:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    whole.madvise(mmap.MADV_DONTFORK)
-    return memory[start : start + nbytes]
+    if os.fstat(file).st_size < nbytes:
+        raise OSError(errno.EIO, "the file is shorter than its layout")  # to read it would end in SIGBUS
+    size = nbytes + HUGE_PAGE
+    place = _map(None, size, _RESERVED, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+    start = -(-place // HUGE_PAGE) * HUGE_PAGE
+    # If this fails, Linux may have given the addresses to another thread already. So they stay reserved.
+    _map(start, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags | _MAP_FIXED, file)
+    _libc.madvise(place, size, mmap.MADV_DONTFORK)
+    owner = (ctypes.c_uint8 * nbytes).from_address(start)
+    weakref.finalize(owner, _unmap, place, size, os.getpid()).atexit = False
+    return np.frombuffer(memoryview(owner), dtype=np.uint8)
 
 
 def allocated(file: int, nbytes: int) -> Bytes:
@@ -62,10 +73,16 @@ def allocated(file: int, nbytes: int) -> Bytes:
     """
     os.truncate(file, nbytes)
     memory = mapped(file, nbytes)
-    for start in range(0, nbytes // HUGE_PAGE * HUGE_PAGE, HUGE_PAGE):
-        os.posix_fallocate(file, start, 1)  # a huge page is made of small ones that are there: of one will do
-        if _libc.madvise(memory.ctypes.data + start, HUGE_PAGE, _MADV_COLLAPSE):
-            break  # an older Linux, no tmpfs, or no huge page is left
+    huge = nbytes // HUGE_PAGE * HUGE_PAGE
+    bounds = [0, *range(HUGE_PAGE, huge, _COLLAPSED), huge]  # the first huge page shows whether there are any
+    for first, last in pairwise(bounds):
+        for number in range(first // HUGE_PAGE, last // HUGE_PAGE):
+            # A huge page is made of what there is of it, and one small page will do. It comes from the same
+            # node's memory as that one: not the first each time, or interleaved files would lie on one node.
+            page = number * mmap.PAGESIZE % HUGE_PAGE
+            os.posix_fallocate(file, number * HUGE_PAGE + page, 1)
+        if not _collapse(memory[first:last]):
+            break
     # The rest of it now: a page that can't be had later is not an error that Python sees, but SIGBUS.
     os.posix_fallocate(file, 0, nbytes)
     return memory
@@ -75,6 +92,29 @@ def resident(memory: Bytes) -> Iterator[Bytes]:
     """Give a mapped file piece by piece, each when its pages are mapped, while those of the next ones are."""
     for piece, _ in transferred(memory, _PIECE, _AT_ONCE, lambda piece, start: _look_up(piece)):
         yield piece
+
+
+def _map(address: int | None, nbytes: int, access: int, flags: int, file: int) -> int:
+    place: int = _libc.mmap(address, nbytes, access, flags, file, 0)
+    if place == _FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return place
+
+
+def _unmap(place: int, size: int, owner: int) -> None:
+    if os.getpid() == owner:  # a child has something else there
+        _libc.munmap(place, size)
+
+
+def _collapse(memory: Bytes) -> bool:
+    """Have memory lie in huge pages; return False if Linux is older, has none left, or this is no tmpfs."""
+    for _ in range(2):
+        if _libc.madvise(memory.ctypes.data, len(memory), _MADV_COLLAPSE) == 0:
+            return True
+        if ctypes.get_errno() != errno.EAGAIN:
+            return False
+    return True  # but for pages that were in use for a moment
 
 
 def _look_up(memory: Bytes) -> None:
