@@ -20,40 +20,52 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 # Files of tests that take long, the longest first: one that came last would leave the other processes idle.
 LONGEST = [
     "test_drill",
-    "test_endings",
     "test_faults",
-    "test_tensorflow_failures",
-    "test_out_of_step",
-    "test_keras_callbacks",
+    "test_endings",
     "test_second_faults",
+    "test_drill_findings",
+    "test_torch_page",
     "test_jobs",
-    "test_kill_and_resume",
-    "test_tensorflow",
+    "test_out_of_step",
+    "test_tensorflow_gradients",
+    "test_near",
+    "test_late_worker",
+    "test_keras_callbacks",
+    "test_chaos",
     "test_horovods_scripts",
+    "test_guardians",
+    "test_scalars",
+    "test_tensorflow_failures",
     "test_ends",
     "test_doctor",
-    "test_near",
-    "test_virtual",
-    "test_virtual_tensorflow",
+    "test_outages",
     "test_irregular",
-    "test_replays",
-    "test_scalars",
-    "test_chaos",
+    "test_rollbacks",
     "test_elastic",
-    "test_guardians",
+    "test_kill_and_resume",
+    "test_tensorflow_page",
+    "test_slurm",
+    "test_virtual_tensorflow",
+    "test_launchers",
+    "test_crash_steps",
+    "test_watch",
+    "test_site",
+    "test_tensorflow",
+    "test_virtual",
+    "test_replays",
 ]
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Keep the tests of a file and a framework in one process: they share what fixtures start."""
+    callspec = getattr(item, "callspec", None)
+    framework = callspec.params.get("framework", "") if callspec else ""
+    item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}/{item.path.stem} {framework}".strip()))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the tests; those of a file and a framework share what fixtures start, and so a process."""
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
-    for item in items:
-        callspec = getattr(item, "callspec", None)
-        framework = callspec.params.get("framework", "") if callspec else ""
-        folder = item.path.parent.name
-        item.add_marker(pytest.mark.xdist_group(f"{folder}/{item.path.stem} {framework}".strip()))
 
 
 @pytest.fixture(autouse=True)
