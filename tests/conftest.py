@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from hvdrecover import events
 from tests.fakes import world
@@ -56,11 +59,17 @@ LONGEST = [
 ]
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Keep the tests of a file and a framework in one process: they share what fixtures start."""
-    callspec = getattr(item, "callspec", None)
-    framework = callspec.params.get("framework", "") if callspec else ""
-    item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}/{item.path.stem} {framework}".strip()))
+class ByFileAndFramework(LoadFileScheduling):
+    """Has one process do the tests of a file and a framework: they share what fixtures start."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file, _, test = nodeid.partition("::")
+        frameworks = {"torch", "tensorflow"} & set(re.split(r"[\[\]-]", test))
+        return " ".join([file, *sorted(frameworks)])
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
+    return ByFileAndFramework(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
