@@ -57,7 +57,7 @@ def mapped(file: int, nbytes: int, flags: int = mmap.MAP_SHARED) -> Bytes:
     size = nbytes + HUGE_PAGE
     place = _map(None, size, _RESERVED, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
     start = -(-place // HUGE_PAGE) * HUGE_PAGE
-    # If this fails, Linux may have given the addresses to another thread already. So they stay reserved.
+    # If this fails, Linux may have given the addresses to another thread already: they must not be unmapped.
     _map(start, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags | _MAP_FIXED, file)
     _libc.madvise(place, size, mmap.MADV_DONTFORK)
     owner = (ctypes.c_uint8 * nbytes).from_address(start)
@@ -108,7 +108,10 @@ def _unmap(place: int, size: int, owner: int) -> None:
 
 
 def _collapse(memory: Bytes) -> bool:
-    """Have memory lie in huge pages; return False if Linux is older, has none left, or this is no tmpfs."""
+    """Ask for huge pages; return False if there are none to be had.
+
+    That is so if Linux is older than 6.1, if it has none left, or if the file is not on a tmpfs.
+    """
     for _ in range(2):
         if _libc.madvise(memory.ctypes.data, len(memory), _MADV_COLLAPSE) == 0:
             return True
