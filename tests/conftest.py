@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import signal
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from xdist.scheduler import LoadFileScheduling
 
 from hvdrecover import events
 from tests.fakes import world
+
+gc.set_threshold(300_000, 10, 10)  # looking for garbage among ten thousand tests takes long
 
 # A shell has started the tests in the background, or nohup has: their own processes would be as deaf.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -75,6 +78,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what was imported and collected stays to the end
 
 
 @pytest.fixture(autouse=True)

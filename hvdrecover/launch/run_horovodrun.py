@@ -18,7 +18,7 @@ from typing import Any
 
 from hvdrecover import config
 from hvdrecover.elastic import instruments
-from hvdrecover.launch import hidden_environment, returned_hosts
+from hvdrecover.launch import discovery_script, hidden_environment, returned_hosts
 from hvdrecover.launch.processes import die_with_parent
 
 _WORKERS_FAILED = "one or more processes exited with non-zero status"  # their guardians have said why
@@ -35,6 +35,8 @@ def main() -> None:
     if how == "gloo":  # mpirun sends the environment through its own connections
         _hide_environment()
         returned_hosts.start_anew(importlib.import_module("horovod.runner.elastic.driver").ElasticDriver)
+        scripts = importlib.import_module("horovod.runner.elastic.discovery")
+        discovery_script.ask_by_shell(scripts.HostDiscoveryScript)
     if read.supervisor is not None:
         signal.signal(signal.SIGTERM, _left_to_supervisor)
         _leave_to_guardians()
