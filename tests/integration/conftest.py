@@ -22,6 +22,10 @@ TENSORFLOW_IF_LONG = ["torch", pytest.param("tensorflow", marks=LONG)]
 ONE_OPTIMIZER = pytest.mark.parametrize("undisturbed", ["adamw"], indirect=True)
 EPOCHS = 6  # of runs with many faults, and of the one that they are compared with
 
+# Ranks ask each other every so many milliseconds what there is to do: by Horovod's default of 1 that takes
+# 5 % of a core each, also of those that wait, and many jobs run at once.
+CYCLE = ("HOROVOD_CYCLE_TIME", "5")
+
 # Variables of a job in which frameworks are imported as a user's job does, with all that they bring along.
 WHOLE = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 
@@ -31,10 +35,14 @@ Finished = Callable[..., DigitsRun]
 
 @pytest.fixture(autouse=True, scope="module")
 def light() -> Iterator[None]:
-    """Have processes import less, which is most of what they compute; see ``light/sitecustomize.py``."""
+    """Have processes import less, which is most of what they compute, and wait for each other in peace.
+
+    See ``light/sitecustomize.py``.
+    """
     folder = str(Path(__file__).with_name("light"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", folder, prepend=os.pathsep)
+        patch.setenv(*CYCLE)
         yield
 
 
@@ -49,6 +57,7 @@ def a_users_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests import the adapter into this process, which chooses a controller for it."""
     for name in [name for name in os.environ if name.startswith(("HVDRECOVER_", "HOROVOD_"))]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv(*CYCLE)
 
 
 @pytest.fixture
