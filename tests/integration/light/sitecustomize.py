@@ -3,9 +3,11 @@
 Of what importing torch takes, two thirds are its compiler, its exporter and its kernels for shapes only. Of
 TensorFlow's, a third is what Keras imports if it happens to be installed. Standbys are processes, too.
 
-Of the rest, a quarter is looking for garbage among modules, where there is none.
+Of the rest, a quarter is looking for garbage among modules, where there is none. At the end of a process,
+taking modules apart is a third of all that it has computed.
 """
 
+import atexit
 import gc
 import sys
 import types
@@ -26,6 +28,7 @@ class Finder:
 
 
 gc.set_threshold(300_000, 10, 10)
+atexit.register(gc.freeze)
 sys.meta_path.insert(0, Finder)
 for module in ("matplotlib", "sklearn"):  # as if they were not installed
     sys.modules[module] = None

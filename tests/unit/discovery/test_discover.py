@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -48,6 +49,14 @@ def listeners() -> Iterator[Callable[[str, int], Listener]]:
     yield listen
     for each in made:
         each.close()
+
+
+def until_it_says(discover: Discover, words: tuple[str, ...], answer: str) -> None:
+    def says() -> bool:
+        time.sleep(0.3)  # each look is a process
+        return discover(*words).stdout == answer
+
+    until(says, f"the answer {answer!r}")
 
 
 def cached(tmp_path: Path) -> list[Path]:
@@ -193,7 +202,7 @@ def test_a_host_whose_ssh_port_is_shut_is_left_out_and_taken_back(
     words = ("static", "127.9.0.1:1,127.9.0.2:1,127.9.0.3:1", "--ssh-port", str(port))
     assert discover(*words).stdout == "127.9.0.1:1\n127.9.0.2:1\n"
     second.close()
-    until(lambda: discover(*words).stdout == "127.9.0.1:1\n", "the host to be left out")
+    until_it_says(discover, words, "127.9.0.1:1\n")
     table = discover(*words, "--explain").stdout.splitlines()
     assert [line.split()[:3] for line in table[1:]] == [
         ["127.9.0.1", "1", "used"],
@@ -202,7 +211,7 @@ def test_a_host_whose_ssh_port_is_shut_is_left_out_and_taken_back(
     ]
     assert "Connection refused" in table[2]
     listeners("127.9.0.2", port)
-    until(lambda: discover(*words).stdout == "127.9.0.1:1\n127.9.0.2:1\n", "the host to be back")
+    until_it_says(discover, words, "127.9.0.1:1\n127.9.0.2:1\n")
 
 
 def test_a_users_command_checks_hosts(discover: Discover, tmp_path: Path) -> None:
@@ -213,7 +222,7 @@ def test_a_users_command_checks_hosts(discover: Discover, tmp_path: Path) -> Non
     assert re.search(" 1 hosts? .*:\n  localhost: 'test -e.* 3: no GPU", done.stderr)
 
     (tmp_path / "fine").touch()
-    until(lambda: discover(*words).stdout == "localhost:1\n", "the host to be back")
+    until_it_says(discover, words, "localhost:1\n")
 
 
 def test_a_host_that_guardians_have_reported_rests(discover: Discover, tmp_path: Path) -> None:
