@@ -30,8 +30,8 @@ def begin_and_wait(ledger, rank, size, indices):
 
 
 def commit_until_all_were_seen(state, durable=False):
+    seen.add(example.hvd.size())  # before the commit, at which other hosts may be there already
     commit(state, durable)
-    seen.add(example.hvd.size())
     while any(epoch <= state.epoch and size not in seen for epoch, size in SIZES):
         time.sleep(0.05)
         commit(state)

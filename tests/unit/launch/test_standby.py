@@ -152,6 +152,15 @@ def test_what_it_has_imported_is_there_at_once(standbys: Captured) -> None:
     assert ast.literal_eval(standbys.output()[0]) == {"colorsys", "own"}
 
 
+def test_what_it_has_imported_is_not_looked_through_for_garbage(standbys: Captured) -> None:
+    looks = "[any(kept is each.KEPT for kept in gc.get_objects()) for each in (own, late)]"
+    script = write(standbys.folder, f"import gc, late, own\nprint({looks})")
+    for name in ("own", "late"):
+        (standbys.folder / f"{name}.py").write_text("KEPT = [[]]")
+    assert run(standbys.ready([str(script)], ["adapter", "own"])) == 0
+    assert ast.literal_eval(standbys.output()[0]) == [False, True]
+
+
 MISSING = ["missing", "failing", "missing.part", "raising", "adapter"]
 
 
