@@ -12,6 +12,22 @@ from hvdrecover import config
 from hvdrecover.launch import processes
 
 
+def begin(command: str, stderr: int | None = None) -> processes.Child:
+    """Start a script's command in a shell, which dies with this process.
+
+    Args:
+        command: what prints a line for each host, to a pipe.
+        stderr: as for `subprocess.Popen`.
+    """
+    return processes.start(
+        ["/bin/sh", "-c", command],
+        config.environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+    )
+
+
 def ask_by_shell(script: Any) -> None:
     """Have a class of scripts run its command in a shell, without a process in between.
 
@@ -28,12 +44,7 @@ def _printed(self: Any) -> str:
         RuntimeError: it has failed; Horovod's driver reports that, and asks again.
     """
     command: str = self._discovery_script
-    child = processes.start(
-        ["/bin/sh", "-c", command],
-        config.environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-    )
+    child = begin(command)
     printed, _ = child.communicate()
     if child.returncode != 0:
         end = processes.describe(child.returncode)

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from hvdrecover import config
 from hvdrecover.discovery.checks import is_local
 from hvdrecover.discovery.sources.file import File
 from hvdrecover.discovery.sources.interface import Source
 from hvdrecover.discovery.sources.static import Static
 from hvdrecover.errors import ConfigError, LaunchError
-from hvdrecover.launch import hangs, processes
+from hvdrecover.launch import discovery_script, hangs
 
 COLLECTIVE_SECONDS = 10  # after which ranks give up one that doesn't answer
 FOREIGN = (
@@ -159,13 +158,7 @@ def discovered(command: str) -> dict[str, int | None]:
     Raises:
         ConfigError: it has not ended in time.
     """
-    child = processes.start(
-        ["/bin/sh", "-c", command],
-        config.environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
+    child = discovery_script.begin(command, stderr=subprocess.DEVNULL)
     try:
         printed, _ = child.communicate(timeout=_DISCOVERY)
     except subprocess.TimeoutExpired as error:

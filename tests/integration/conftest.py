@@ -24,7 +24,7 @@ EPOCHS = 6  # of runs with many faults, and of the one that they are compared wi
 
 # Ranks ask each other every so many milliseconds what there is to do: by Horovod's default of 1 that takes
 # 5 % of a core each, also of those that wait, and many jobs run at once.
-CYCLE = ("HOROVOD_CYCLE_TIME", "5")
+CYCLE = "HOROVOD_CYCLE_TIME"
 
 # Variables of a job in which frameworks are imported as a user's job does, with all that they bring along.
 WHOLE = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
@@ -42,7 +42,7 @@ def light() -> Iterator[None]:
     folder = str(Path(__file__).with_name("light"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", folder, prepend=os.pathsep)
-        patch.setenv(*CYCLE)
+        patch.setenv(CYCLE, "5")
         yield
 
 
@@ -55,9 +55,8 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def a_users_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests import the adapter into this process, which chooses a controller for it."""
-    for name in [name for name in os.environ if name.startswith(("HVDRECOVER_", "HOROVOD_"))]:
+    for name in {name for name in os.environ if name.startswith(("HVDRECOVER_", "HOROVOD_"))} - {CYCLE}:
         monkeypatch.delenv(name)
-    monkeypatch.setenv(*CYCLE)
 
 
 @pytest.fixture
