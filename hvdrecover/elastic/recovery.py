@@ -206,7 +206,7 @@ class Recovery:
         place, memory = self._context.place, self._memory
         with self._rank.timings.of("load"):
             stored = self._durable.load()
-        if stored is None and memory.newest is None:
+        if stored is None and memory.newest is None and memory.attempt.generation:
             raise RecoveryError(
                 "no commit is left: the last one was interrupted on all ranks, and none is durable"
             )
@@ -253,6 +253,8 @@ class Recovery:
     def _load(self, snapshot: Snapshot, *, strict: bool, where: str | None = None) -> bool:
         """Load a commit; return whether all of it did fit."""
         where = where or f"commit {snapshot.id}"
+        if snapshot is not self._memory.newest:
+            self._memory.make_way()
         differences = self._memory.load(snapshot, where, strict=strict)
         for line in differences:
             message = f"not loaded from {where}: {line}"

@@ -115,6 +115,18 @@ def pass_over_others(path: Path, usable: Usable, passed_over: PassedOver) -> Non
                     break
 
 
+def newest(path: Path) -> CommitId | None:
+    """Return the newest sealed commit of a near root, verified or not; None if there is none.
+
+    Args:
+        path: the near root.
+
+    Raises:
+        StorageError: it can't be read.
+    """
+    return next(iter(root.commits(LocalStorage(path))), None)
+
+
 def borrowed(path: Path, commit: CommitId) -> Files:
     """Return what may be a commit, sealed or not, by its folder, without a copy; no file if there is none.
 

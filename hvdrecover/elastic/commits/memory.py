@@ -146,6 +146,15 @@ class Memory:
         self.newest = replace(snapshot, dataset=self._dataset)
         self.attempt, self.objection = snapshot.id, None
 
+    def make_way(self) -> None:
+        """Let go of the initial state, if that is all there is: another commit is about to be loaded.
+
+        A new process needs as much for its optimizer then, and memory that it has used is there at once.
+        """
+        if self.last.generation == 0:
+            self.arenas.adopt({})
+            self.newest = None
+
     def mark(self, *, finished: bool) -> None:
         """Mark the newest commit as the last one of a finished run, or as one that others follow."""
         if self.newest is not None and self.newest.finished != finished:

@@ -41,6 +41,7 @@ class NearSide:
         self._path = _folder(settings, context, self._url)
         self._keeper: Keeper | None = None
         self._left: list[Slot] = []  # what was found, until the ranks have agreed
+        self._borrowed: tuple[CommitId, Files] | None = None  # the same, where another process keeps it
         self._said: str | None = None  # why it is off; empty if it is on
         self._is_first = False  # whether this is rank 0; as of the last rendezvous, for the tier's thread
         self._awaits_lock = False
@@ -48,13 +49,16 @@ class NearSide:
     def recall(self, newer_than: CommitId) -> Recalled | None:
         """Return the newest commit that a process before this one has left here; for one that starts anew.
 
-        One process of a host does so; the others can get at the same by `held`.
+        One process of a host does so. The others look at it meanwhile, and can get at it by `held`.
 
         Args:
             newer_than: the newest commit in any rank's memory, as an older one is of no use; generation 0 if
                 there is none.
         """
-        if self._path is None or not self._keeps:
+        if self._path is None:
+            return None
+        if not self._keeps:
+            self._foresee(self._path, newer_than)
             return None
         self._is_first = self._context.world.rank() == 0
         if self._tier is not None:  # this process has lost its memory of what it had sealed
@@ -87,7 +91,7 @@ class NearSide:
         with suppress(OSError, StorageError, ValueError):  # it is sent, then
             if self._path is not None and self._tier is None and self._is_there(self._path):
                 if self._keeper is None:
-                    return recall.borrowed(self._path, commit)
+                    return self._borrow(self._path, commit)
                 for slot in self._left:
                     if slot.copied == commit:
                         digests = slot.digests()
@@ -120,6 +124,7 @@ class NearSide:
 
     def agreed(self) -> None:
         """The ranks have agreed on a commit: from now on, this process may keep the host's near tier."""
+        self._borrowed = None
         if self._path is None or not self._keeps:
             return
         self._is_first = self._context.world.rank() == 0
@@ -175,6 +180,19 @@ class NearSide:
         if self._keeps and self._keeper is None and (keeper := Keeper.take(path)) is not None:
             self._keeper, self._left = keeper, recall.found(path, self._passed_over)
         return True
+
+    def _foresee(self, path: Path, newer_than: CommitId) -> None:
+        """Borrow the newest sealed commit, while its keeper verifies it: all are likely to resume from it."""
+        with suppress(OSError, StorageError, ValueError):  # it is sent, then
+            newest = recall.newest(path) if self._is_there(path) else None
+            if newest is not None and newest > newer_than:
+                self._borrow(path, newest)
+
+    def _borrow(self, path: Path, commit: CommitId) -> Files:
+        if self._borrowed is None or self._borrowed[0] != commit:
+            self._borrowed = None
+            self._borrowed = commit, recall.borrowed(path, commit)
+        return self._borrowed[1]
 
     def _begin(self, path: Path) -> None:
         try:

@@ -326,6 +326,29 @@ def test_what_its_host_has_is_borrowed_until_the_next_commit_and_rolled_back_to(
     assert on_ranks(2, body) == [([False] * 4, found), ([True, False, False, False], found)]
 
 
+def test_the_ranks_beside_the_keeper_look_at_its_newest_commit_before_it_is_elected(near: Path) -> None:
+    job(near, 5)
+
+    def body(process: Process) -> Any:
+        state = made(process, near)
+        tier = state._durable.near
+        borrowed = []
+        elect = state._recovery._elect
+
+        def noted(recalled: Any) -> Any:
+            borrowed.append(tier._borrowed is not None)
+            return elect(recalled)
+
+        state._recovery._elect = noted  # type: ignore[method-assign]
+        state.sync()
+        borrowed.append(tier._borrowed is not None)
+        began = (state.step, borrowed, is_borrowed(state))
+        dies(state)
+        return began
+
+    assert on_ranks(2, body) == [(5, [False, False], False), (5, [True, False], True)]
+
+
 def is_borrowed(state: State) -> bool:
     """Return whether the newest commit lies in memory of another process."""
     assert state._memory.newest is not None

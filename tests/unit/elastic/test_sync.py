@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -83,6 +85,26 @@ def test_the_received_commit_is_what_restore_goes_back_to() -> None:
         return [*state.model.weights["w"].tolist(), *state.history]
 
     assert on_ranks(2, body) == [[1.0, 1.0, 1.0]] * 2
+
+
+def test_a_new_process_lets_go_of_its_initial_state_before_it_loads_another() -> None:
+    def body(process: Process) -> list[bool]:
+        state, held = made(process), []
+        load = state.model.load_state_dict
+
+        def noted(tree: Any) -> None:
+            held.append(state._memory.newest is not None)
+            load(tree)
+
+        state.model.load_state_dict = noted
+        initial = weakref.ref(state._memory.newest.arenas["model"])
+        state.sync()
+        gc.collect()
+        state.restore()
+        return [initial() is not None, *held]
+
+    # Rank 0 begins with its own state, and keeps the memory; a roll-back lets go of nothing.
+    assert on_ranks(2, body) == [[True, True], [False, False, True]]
 
 
 def test_training_on_a_received_state_does_not_change_the_commit() -> None:
