@@ -103,10 +103,15 @@ class Recovery:
         self._own.rendezvous(context.world, context.place.among_all, self._memory.newest, election.newest)
         claimed = self._revive(recalled) if election.revives else None
         self.root = election.root if claimed is None or claimed.root is None else claimed.root
-        if context.world.rank() == self.root:
-            agreement = self._lead(election, recalled, claimed)
-        else:
-            agreement = self._follow(election, recalled, claimed)
+        try:
+            if context.world.rank() == self.root:
+                agreement = self._lead(election, recalled, claimed)
+            else:
+                agreement = self._follow(election, recalled, claimed)
+        except Exception:
+            self._memory.stay()
+            self._durable.near.give_back()
+            raise
         self._adopt(agreement)
         self._report(agreement, started, reached, claimed)
         self._companions.notify(Observer.agreed, agreement)
@@ -206,7 +211,7 @@ class Recovery:
         place, memory = self._context.place, self._memory
         with self._rank.timings.of("load"):
             stored = self._durable.load()
-        if stored is None and memory.newest is None and memory.attempt.generation:
+        if stored is None and memory.newest is None:
             raise RecoveryError(
                 "no commit is left: the last one was interrupted on all ranks, and none is durable"
             )

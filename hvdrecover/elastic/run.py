@@ -18,6 +18,7 @@ from hvdrecover.elastic.recovery import Recovery
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import ConfigError, RemovedError, RendezvousError
 from hvdrecover.events import logger, show_on_terminal
+from hvdrecover.tracebacks import forget_locals
 
 RENDEZVOUS = 10  # how often a rank tries a rendezvous, as any other rank may be lost in it
 
@@ -81,6 +82,7 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
             if reason is not None:
                 _rendezvous(recovery, reason, steps)
                 rollbacks.rejoined()
+                forget_locals(reason)  # the tensors of the step that was interrupted
                 state.on_reset()
             if context.config.elastic:
                 rollbacks.compare()
@@ -118,6 +120,7 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
             if isinstance(cause, RolledBack):
                 state._around("restore", functools.partial(recovery.skip, cause))
                 reason = None  # nobody is lost: there is no need of a rendezvous
+                forget_locals(cause)
             else:
                 _keep_or_roll_back(state, recovery, fault)
 

@@ -115,16 +115,17 @@ def pass_over_others(path: Path, usable: Usable, passed_over: PassedOver) -> Non
                     break
 
 
-def newest(path: Path) -> CommitId | None:
+def newest(path: Path, usable: Usable) -> CommitId | None:
     """Return the newest sealed commit of a near root, verified or not; None if there is none.
 
     Args:
         path: the near root.
+        usable: whether a commit may be used at all.
 
     Raises:
         StorageError: it can't be read.
     """
-    return next(iter(root.commits(LocalStorage(path))), None)
+    return next(filter(usable, root.commits(LocalStorage(path))), None)
 
 
 def borrowed(path: Path, commit: CommitId) -> Files:

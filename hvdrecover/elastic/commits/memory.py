@@ -155,6 +155,11 @@ class Memory:
             self.arenas.adopt({})
             self.newest = None
 
+    def stay(self) -> None:
+        """Have something to restore, if the commit that this has made way for could not be adopted."""
+        if self.newest is None and self.attempt.generation == 0:
+            self.capture(CommitId(0, 0))
+
     def mark(self, *, finished: bool) -> None:
         """Mark the newest commit as the last one of a finished run, or as one that others follow."""
         if self.newest is not None and self.newest.finished != finished:

@@ -13,7 +13,7 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import Layout
 from hvdrecover.checkpoint.near import place, recall
 from hvdrecover.checkpoint.near.place import Keeper
-from hvdrecover.checkpoint.near.recall import Files, Recalled
+from hvdrecover.checkpoint.near.recall import Files, Recalled, Usable
 from hvdrecover.checkpoint.near.room import SLOTS
 from hvdrecover.checkpoint.near.slots import Slot
 from hvdrecover.checkpoint.near.tier import NearTier
@@ -57,17 +57,17 @@ class NearSide:
         """
         if self._path is None:
             return None
+
+        def usable(commit: CommitId) -> bool:
+            return commit > newer_than and not commit.is_within(self._context.config.suspects)
+
         if not self._keeps:
-            self._foresee(self._path, newer_than)
+            self._foresee(self._path, usable)
             return None
         self._is_first = self._context.world.rank() == 0
         if self._tier is not None:  # this process has lost its memory of what it had sealed
             newest = self._tier.newest()
             return None if newest is None else Recalled(*newest)
-
-        def usable(commit: CommitId) -> bool:
-            return commit > newer_than and not commit.is_within(self._context.config.suspects)
-
         try:
             recall.pass_over_others(self._path, usable, self._passed_over)
             if not self._is_there(self._path):
@@ -122,9 +122,13 @@ class NearSide:
         """Report a commit that is not resumed from."""
         self._passed_over(commit.name, reason)
 
+    def give_back(self) -> None:
+        """Borrow nothing any more, beside what has been adopted."""
+        self._borrowed = None
+
     def agreed(self) -> None:
         """The ranks have agreed on a commit: from now on, this process may keep the host's near tier."""
-        self._borrowed = None
+        self.give_back()
         if self._path is None or not self._keeps:
             return
         self._is_first = self._context.world.rank() == 0
@@ -181,11 +185,11 @@ class NearSide:
             self._keeper, self._left = keeper, recall.found(path, self._passed_over)
         return True
 
-    def _foresee(self, path: Path, newer_than: CommitId) -> None:
+    def _foresee(self, path: Path, usable: Usable) -> None:
         """Borrow the newest sealed commit, while its keeper verifies it: all are likely to resume from it."""
         with suppress(OSError, StorageError, ValueError):  # it is sent, then
-            newest = recall.newest(path) if self._is_there(path) else None
-            if newest is not None and newest > newer_than:
+            newest = recall.newest(path, usable) if self._is_there(path) else None
+            if newest is not None:
                 self._borrow(path, newest)
 
     def _borrow(self, path: Path, commit: CommitId) -> Files:

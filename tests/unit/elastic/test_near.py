@@ -15,15 +15,16 @@ import pytest
 from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.near import place, room
+from hvdrecover.checkpoint.near import loans, place, room
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.elastic.agreement import missing_pieces
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.state import State
 from hvdrecover.host_memory import Available
+from hvdrecover.tracebacks import forget_locals
 from tests.fakes.framework import FakeModel
 from tests.fakes.root import FakeRoots
-from tests.fakes.world import HANG_SECONDS
+from tests.fakes.world import HANG_SECONDS, fail_at
 from tests.unit.elastic.jobs import CONFIG, URL, Process, on_ranks
 
 JOB, OTHER = "a" * 32, "b" * 32
@@ -225,6 +226,7 @@ def test_a_rank_that_is_lost_during_the_agreement_costs_nothing_of_it(near: Path
         setattr(process.world, sent.__name__, fails_once)
         with pytest.raises(HorovodInternalError):
             state.sync()
+        state.restore()  # to what it has begun with, or to what it has loaded
         state.sync()
         began = (state.step, state.model.weights["w"].tolist())
         dies(state)
@@ -347,6 +349,19 @@ def test_the_ranks_beside_the_keeper_look_at_its_newest_commit_before_it_is_elec
         return began
 
     assert on_ranks(2, body) == [(5, [False, False], False), (5, [True, False], True)]
+
+
+def test_what_was_borrowed_for_an_agreement_that_failed_is_given_back(near: Path) -> None:
+    job(near, 5)
+
+    def body(process: Process) -> Any:
+        state = made(process, near)
+        with pytest.raises(HorovodInternalError) as caught:
+            state.sync()
+        forget_locals(caught.value)  # as `run` does
+        return [loans.is_lent(file) for file in near.glob("*/*/g*-c00000005/*.safetensors")]
+
+    assert on_ranks(2, body, [fail_at(0, "hvdrecover.header.length")]) == [[False]]
 
 
 def is_borrowed(state: State) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -163,6 +164,29 @@ def test_a_commit_is_made_although_another_rank_was_lost_before_it() -> None:
     counting = Counting(at_step=at_step)
     assert counting.results(2, fail_at(1, "commit")) == [("trained", 6, 6.0)]
     assert entered(counting) == [(0, 0, 2), (0, 1, 2), (4, 0, 1)]
+
+
+def test_the_memory_of_an_interrupted_step_is_let_go_before_the_ranks_agree() -> None:
+    interrupted: list[weakref.ref[Any]] = []
+    alive: list[bool] = []
+
+    def body(process: Process) -> None:
+        state = process.state(model=FakeModel(w=0.0), step=0)
+        state.register_reset_callbacks([lambda: alive.append(interrupted[0]() is not None)])
+
+        def train(state: State) -> None:
+            while state.step < 4:
+                activations = np.ones(1)
+                if process.world.rank() == 0:
+                    interrupted[:] = [weakref.ref(activations)]
+                process.world.allreduce(activations)
+                state.step += 1
+                state.commit()
+
+        run(train)(state)
+
+    FakeJob(initialised(body), 2, [fail_at(1, "gradient", 3)]).results()
+    assert alive == [False]
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
