@@ -55,9 +55,6 @@ class View(np.ndarray):
     """A tensor over memory of an arena; TensorFlow's own can't be written to."""
 
 
-_LARGE = 1 << 20  # bytes; smaller tensors are compared one by one
-
-
 class TensorFlowFramework(Reports):
     """The TensorFlow side of the core; see `hvdrecover.elastic.interfaces.Framework`."""
 
@@ -139,7 +136,7 @@ class TensorFlowFramework(Reports):
         large: list[tuple[Array, View]] = []  # kept, so that the addresses stay valid
         for tensor, view in pairs:
             mine = _on_host(tensor)
-            if mine.nbytes >= _LARGE:
+            if mine.nbytes >= memcpy.WORTH_A_SPAN:
                 large.append((mine, view))
             elif not np.array_equal(_bits(mine), _bits(view)):
                 return False

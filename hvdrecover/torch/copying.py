@@ -13,8 +13,6 @@ from hvdrecover.checkpoint.arena import HUGE_PAGE, allocate
 from hvdrecover.checkpoint.memcpy import Span
 from hvdrecover.elastic.interfaces import Tree
 
-_LARGE = 1 << 20  # bytes
-
 
 def copy_all(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
     """Copy each tensor into its target, of the same dtype and shape; done on return.
@@ -25,7 +23,7 @@ def copy_all(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -
     spans: list[Span] = []
     rest: list[tuple[torch.Tensor, torch.Tensor]] = []
     for source, target in zip(sources, targets, strict=True):
-        if source.nbytes >= _LARGE and _is_one_piece(source) and _is_one_piece(target):
+        if source.nbytes >= memcpy.WORTH_A_SPAN and _is_one_piece(source) and _is_one_piece(target):
             spans.append((target.data_ptr(), source.data_ptr(), source.nbytes))
         else:
             rest.append((source, target))
@@ -52,7 +50,7 @@ def all_equal(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> bool:
     """Return whether tensors hold the very bits of others, each of the same dtype and shape."""
     spans: list[Span] = []
     for mine, other in pairs:
-        if mine.nbytes >= _LARGE and _is_one_piece(mine) and _is_one_piece(other):
+        if mine.nbytes >= memcpy.WORTH_A_SPAN and _is_one_piece(mine) and _is_one_piece(other):
             spans.append((other.data_ptr(), mine.data_ptr(), mine.nbytes))
         elif not torch.equal(bits := _bits(mine), _bits(other).to(bits.device)):
             return False
