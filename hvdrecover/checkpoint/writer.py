@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable
 
 from hvdrecover.checkpoint.niceness import step_back
@@ -11,7 +12,6 @@ from hvdrecover.checkpoint.retrying import ATTEMPTS, WokenError, retrying
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.store import Store
 from hvdrecover.errors import HvdrecoverError, StorageError
-from hvdrecover.tracebacks import forget_locals
 
 
 class BackgroundWriter:
@@ -220,7 +220,7 @@ class BackgroundWriter:
             _report_unhandled(error)
 
     def _failed(self, error: HvdrecoverError) -> None:
-        forget_locals(error)
+        _forget_locals(error)
         assert self._snapshot is not None
         self.progress.failed(self._snapshot.id, error)
         with self._lock:
@@ -248,10 +248,22 @@ def _report_unhandled(error: Exception) -> None:
     """Report an error as a thread does that ends by it, and keep nothing of it."""
     facts = (type(error), error, error.__traceback__, threading.current_thread())
     threading.excepthook(threading.ExceptHookArgs(facts))
-    forget_locals(error)
+    _forget_locals(error)
 
 
 def _unforeseen(url: str, error: Exception) -> StorageError:
     failure = StorageError(url, f"writing failed in an unforeseen way: {error!r}.")
     failure.__cause__ = error
     return failure
+
+
+def _forget_locals(error: BaseException) -> None:
+    """Clear the frames of an error that is kept; they would keep the snapshot's memory alive."""
+    chain: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while chain:
+        link = chain.pop()
+        if link is not None and id(link) not in seen:
+            seen.add(id(link))
+            traceback.clear_frames(link.__traceback__)
+            chain += [link.__cause__, link.__context__]

@@ -51,18 +51,18 @@ class Recovery:
 
     # -- rendezvous and agreement ----------------------------------------------------------------------
 
-    def rendezvous(self, reason: BaseException, steps: int = 0) -> None:
+    def rendezvous(self, reason: str, steps: int = 0) -> None:
         """Leave the ranks that there were, and rendezvous with those that there are, after a fault.
 
         Args:
-            reason: the fault.
+            reason: the fault, in words.
             steps: how many steps this rank has rolled back for it.
 
         Raises:
             RendezvousError: a rank was lost during the rendezvous.
             RemovedError: this host is no longer part of the job.
         """
-        self._context.events.emit("reset", reason=f"{type(reason).__name__}: {reason}", steps=steps)
+        self._context.events.emit("reset", reason=reason, steps=steps)
         with self._rank.timings.of("reset"):
             self._context.world.shutdown()
         self._rank.hosts.forget()  # the rendezvous heeds all changes so far, and none after it
@@ -108,9 +108,9 @@ class Recovery:
                 agreement = self._lead(election, recalled, claimed)
             else:
                 agreement = self._follow(election, recalled, claimed)
-        except Exception:
-            self._memory.stay()
+        except BaseException:
             self._durable.near.give_back()
+            self._memory.stay()
             raise
         self._adopt(agreement)
         self._report(agreement, started, reached, claimed)

@@ -18,7 +18,6 @@ from hvdrecover.elastic.recovery import Recovery
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import ConfigError, RemovedError, RendezvousError
 from hvdrecover.events import logger, show_on_terminal
-from hvdrecover.tracebacks import forget_locals
 
 RENDEZVOUS = 10  # how often a rank tries a rendezvous, as any other rank may be lost in it
 
@@ -73,16 +72,15 @@ def run(func: Callable[..., Result]) -> Callable[..., Result | None]:
 
 def _loop(train: Callable[[], Result], state: State) -> Result | None:
     result: Result | None = None
-    reason: BaseException | None = None
+    reason = ""  # for another rendezvous; the error itself would keep the tensors of the step that it ended
     steps = 0
     context, recovery = state._context, state._recovery
     rollbacks = Rollbacks(context.world, context.events, context.clock)
     while True:
         try:
-            if reason is not None:
+            if reason:
                 _rendezvous(recovery, reason, steps)
                 rollbacks.rejoined()
-                forget_locals(reason)  # the tensors of the step that was interrupted
                 state.on_reset()
             if context.config.elastic:
                 rollbacks.compare()
@@ -113,16 +111,16 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
                 if cause is raised:
                     raise
                 raise cause from None
-            reason, steps = cause, 0 if fault == "hosts" else heartbeat.steps()
+            reason, steps = _text(cause), 0 if fault == "hosts" else heartbeat.steps()
             heartbeat.enter(heartbeat.Phase.RECOVERING)
             if fault == "peers":
                 rollbacks.note(moment, state._own.random.number, cause)
             if isinstance(cause, RolledBack):
                 state._around("restore", functools.partial(recovery.skip, cause))
-                reason = None  # nobody is lost: there is no need of a rendezvous
-                forget_locals(cause)
+                reason = ""  # nobody is lost: there is no need of a rendezvous
             else:
                 _keep_or_roll_back(state, recovery, fault)
+            del cause
 
 
 def _refuse_others(state: Any) -> None:
@@ -151,7 +149,7 @@ def _keep_or_roll_back(state: State, recovery: Recovery, fault: Fault) -> None:
         state._around("restore", recovery.roll_back)
 
 
-def _rendezvous(recovery: Recovery, reason: BaseException, steps: int) -> None:
+def _rendezvous(recovery: Recovery, reason: str, steps: int) -> None:
     for attempt in range(1, RENDEZVOUS + 1):
         try:
             recovery.rendezvous(reason, steps if attempt == 1 else 0)
@@ -159,4 +157,8 @@ def _rendezvous(recovery: Recovery, reason: BaseException, steps: int) -> None:
         except RendezvousError as error:
             if attempt == RENDEZVOUS:
                 raise
-            reason = error
+            reason = _text(error)
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -48,13 +48,13 @@ def _wait_for_devices(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> No
 
 def all_equal(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> bool:
     """Return whether tensors hold the very bits of others, each of the same dtype and shape."""
-    spans: list[Span] = []
+    large: list[tuple[torch.Tensor, torch.Tensor]] = []  # kept, so that the addresses stay valid
     for mine, other in pairs:
         if mine.nbytes >= memcpy.WORTH_A_SPAN and _is_one_piece(mine) and _is_one_piece(other):
-            spans.append((other.data_ptr(), mine.data_ptr(), mine.nbytes))
+            large.append((mine, other))
         elif not torch.equal(bits := _bits(mine), _bits(other).to(bits.device)):
             return False
-    return memcpy.equal(spans)
+    return memcpy.equal([(other.data_ptr(), mine.data_ptr(), mine.nbytes) for mine, other in large])
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

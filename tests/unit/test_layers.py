@@ -25,7 +25,6 @@ LAYERS = {
     "uncaught": 0,
     "stand_in": 0,
     "surroundings": 0,
-    "tracebacks": 0,
     "version": 0,
     "checkpoint": 1,
     "discovery": 1,

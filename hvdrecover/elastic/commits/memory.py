@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -158,7 +159,8 @@ class Memory:
     def stay(self) -> None:
         """Have something to restore, if the commit that this has made way for could not be adopted."""
         if self.newest is None and self.attempt.generation == 0:
-            self.capture(CommitId(0, 0))
+            with suppress(StateError):  # there is no room, and there is another error to report
+                self.capture(CommitId(0, 0))
 
     def mark(self, *, finished: bool) -> None:
         """Mark the newest commit as the last one of a finished run, or as one that others follow."""
