@@ -14,7 +14,7 @@ Span = tuple[int, int, int]
 """Addresses of a target and a source that don't overlap, and the number of bytes."""
 
 WORTH_A_SPAN = 1 << 16
-"""Bytes of a tensor that is worth finding its address, to copy or compare it as memory."""
+"""Bytes of a tensor from which on it is copied or compared by address; below, finding that takes longer."""
 
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)

@@ -103,11 +103,9 @@ class Recovery:
         self._own.rendezvous(context.world, context.place.among_all, self._memory.newest, election.newest)
         claimed = self._revive(recalled) if election.revives else None
         self.root = election.root if claimed is None or claimed.root is None else claimed.root
+        part = self._lead if context.world.rank() == self.root else self._follow
         try:
-            if context.world.rank() == self.root:
-                agreement = self._lead(election, recalled, claimed)
-            else:
-                agreement = self._follow(election, recalled, claimed)
+            agreement = part(election, recalled, claimed)
         except BaseException:
             self._durable.near.give_back()
             self._memory.stay()
@@ -126,11 +124,8 @@ class Recovery:
         return self._durable.near.recall(max(CommitId(*row) for row in rows.tolist()))
 
     def _elect(self, recalled: Recalled | None) -> Election:
-        moment, own, job = (
-            Moment("rendezvous", self._memory.newest),
-            self._memory.last,
-            self._context.place.job,
-        )
+        moment = Moment("rendezvous", self._memory.newest)
+        own, job = self._memory.last, self._context.place.job
         if recalled is not None:
             own, job = recalled.snapshot.id, recalled.job
         row = [own.generation, own.commit, recalled is not None, digest_numbers(job.encode())[0]]
@@ -258,8 +253,6 @@ class Recovery:
     def _load(self, snapshot: Snapshot, *, strict: bool, where: str | None = None) -> bool:
         """Load a commit; return whether all of it did fit."""
         where = where or f"commit {snapshot.id}"
-        if snapshot is not self._memory.newest:
-            self._memory.make_way()
         differences = self._memory.load(snapshot, where, strict=strict)
         for line in differences:
             message = f"not loaded from {where}: {line}"

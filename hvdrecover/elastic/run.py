@@ -117,7 +117,7 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
                 rollbacks.note(moment, state._own.random.number, cause)
             if isinstance(cause, RolledBack):
                 state._around("restore", functools.partial(recovery.skip, cause))
-                reason = ""  # nobody is lost: there is no need of a rendezvous
+                reason = ""  # all ranks are still there, so they need no rendezvous
             else:
                 _keep_or_roll_back(state, recovery, fault)
             del cause

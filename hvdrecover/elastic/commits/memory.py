@@ -147,19 +147,10 @@ class Memory:
         self.newest = replace(snapshot, dataset=self._dataset)
         self.attempt, self.objection = snapshot.id, None
 
-    def make_way(self) -> None:
-        """Let go of the initial state, if that is all there is: another commit is about to be loaded.
-
-        A new process needs as much for its optimizer then, and memory that it has used is there at once.
-        """
-        if self.last.generation == 0:
-            self.arenas.adopt({})
-            self.newest = None
-
     def stay(self) -> None:
-        """Have something to restore, if the commit that this has made way for could not be adopted."""
+        """Have something to restore, if `load` let go of the initial state for a commit that failed."""
         if self.newest is None and self.attempt.generation == 0:
-            with suppress(StateError):  # there is no room, and there is another error to report
+            with suppress(StateError):  # no room for it; what has failed is the error to report
                 self.capture(CommitId(0, 0))
 
     def mark(self, *, finished: bool) -> None:
@@ -169,6 +160,9 @@ class Memory:
 
     def load(self, snapshot: Snapshot, where: str, *, strict: bool) -> list[str]:
         """Load a commit into the attributes and all else that ranks have in common.
+
+        The initial state is let go of first, if that is all there is: a new process needs as much memory for
+        its optimizer now, and gets that which it has used before at once.
 
         Args:
             snapshot: the commit.
@@ -182,6 +176,9 @@ class Memory:
             MismatchError: ``strict``, and something doesn't fit.
             CorruptCheckpointError: the commit holds nonsense.
         """
+        if snapshot is not self.newest and self.last.generation == 0:
+            self.arenas.adopt({})
+            self.newest = None
         differences = self._contents.load(snapshot.state, snapshot.arenas, where, strict=strict)
         for each in self._kept:
             each.load(snapshot.state.get(each.key))
