@@ -131,6 +131,18 @@ class Collector:
         self._events = events
         self._clock = clock
 
+    def mark_lost(self, generation: int) -> None:
+        """Mark the commits of generations before this one whose manifest was lost. Deletes nothing.
+
+        Args:
+            generation: the one that this process writes.
+
+        Raises:
+            StorageError: the root can't be listed.
+        """
+        _, lost = incomplete(self._storage, generation)
+        self._mark(lost)
+
     def collect(self, generation: int, complete: Collection[CommitId] = ()) -> None:
         """Delete what generations before this one began to write and never completed, and no reader holds.
 
@@ -144,14 +156,12 @@ class Collector:
             StorageError: the root can't be listed.
         """
         begun, lost = incomplete(self._storage, generation, complete)
-        for commit in lost:
-            with self.reporting():
-                root.quarantine(self._storage, commit, root.MANIFEST_GONE, self._clock)
+        self._mark(lost)
         for commit in begun:
             with self.reporting():
                 if delete_unless_read(self._storage, commit, self._clock):
                     message = f"{self._storage.url}: removed {commit}, which was never completed"
-                    self._events.emit("leftover", message, level=logging.WARNING, commit=commit.name)
+                    self._events.emit("leftover", message, commit=commit.name)
 
     def drop(self, commit: CommitId) -> None:
         """Delete what this process itself has written of a commit, unless that became a whole one.
@@ -167,6 +177,11 @@ class Collector:
         with self.reporting():
             leases.collect(self._storage, self._clock.now())
             self._storage.tidy(lambda folder: is_of_before(folder, generation))
+
+    def _mark(self, lost: Collection[CommitId]) -> None:
+        for commit in lost:
+            with self.reporting():
+                root.quarantine(self._storage, commit, root.MANIFEST_GONE, self._clock)
 
     @contextmanager
     def reporting(self) -> Iterator[None]:

@@ -64,7 +64,9 @@ class Store:
         return self.storage.url
 
     def claim_next(self, *, again: bool = False) -> int:
-        """Claim a generation later than all others for a job that starts, and clean up after those.
+        """Claim a generation later than all others for a job that starts, and mark what those have lost.
+
+        All ranks wait for it, so what is left over is deleted later, before the first commit is written.
 
         Args:
             again: whether an earlier start of this job has claimed the root.
@@ -82,8 +84,7 @@ class Store:
         generation = self.claims.take_after(
             max((commit.generation for commit in commits), default=0), again=again
         )
-        self._collector.collect(generation)
-        self._collector.tidy(generation)
+        self._collector.mark_lost(generation)
         return generation
 
     def newest(self, suspects: Collection[tuple[str, str]] = ()) -> CommitId | None:

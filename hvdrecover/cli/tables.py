@@ -87,7 +87,7 @@ def _left(entries: Sequence[Entry], left: Leftovers) -> list[Text]:
     if left.aside:
         lines.append(f"left aside by processes that have ended: {_files(left.aside)}")
     if lines:
-        lines.append("the next start of a job deletes what is left over, and so does prune")
+        lines.append("a job deletes what is left over before its first commit, and so does prune")
     if left.in_use:
         lines.append(f"spare, or being written: {_files(left.in_use)}")
     return [plain(line) for line in lines]

@@ -373,5 +373,7 @@ storage.write("g0001-c00000003/model.safetensors", data)
 def test_the_next_writer_aborts_the_copying_of_one_that_was_killed(each: Backend) -> None:
     kill_when_it_says("copied", _WRITER, each)
     assert [left.folder for left in each.open().temporaries()] == ["g0001-c00000003"]
-    make_store(each.open(), job="next").claim_next()
+    following = make_store(each.open(), job="next")
+    following.claim_next()
+    following.write(make_snapshot(2, 5), rank=0)
     assert each.open().temporaries() == []

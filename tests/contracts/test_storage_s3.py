@@ -24,7 +24,7 @@ from tests.contracts.servers import HOST, S3Server
 from tests.contracts.storages import SECRET, Backend, kill_when_it_says, s3_options
 from tests.contracts.test_storage import noise
 from tests.integration.conftest import LONG
-from tests.unit.checkpoint.roots import make_store
+from tests.unit.checkpoint.roots import make_snapshot, make_store
 
 MIB = 1 << 20
 
@@ -135,7 +135,9 @@ def test_the_next_writer_aborts_the_upload_of_one_that_was_killed(
     backend: Backend = request.getfixturevalue(kind)
     kill_when_it_says("uploaded", _WRITER, backend)
     assert [each.folder for each in backend.open().temporaries()] == ["g0001-c00000001"]
-    make_store(backend.open(), job="next").claim_next()
+    following = make_store(backend.open(), job="next")
+    following.claim_next()
+    following.write(make_snapshot(2, 5), rank=0)
     assert backend.open().temporaries() == []
 
 

@@ -96,7 +96,7 @@ class Uploader:
             told = [{"PartNumber": number, "ETag": each.tag} for number, each in enumerate(parts, 1)]
             answer = self._fs.call_s3("complete_multipart_upload", **upload, MultipartUpload={"Parts": told})
         except BaseException:
-            with suppress(Exception):  # the store may be away; the next start of a job tidies up
+            with suppress(Exception):  # the store may be away; the next job tidies up
                 self.abort(upload)
             raise
         self._learn(put, place)

@@ -427,11 +427,11 @@ def test_a_start_that_fails_after_its_claim_does_not_claim_twice(root):
     root.publish("g0001-c00000001/model.safetensors", b"")
     store = make_store(wrapped)
     names = wrapped.names
-    store._collector.collect = lambda generation: (_ for _ in ()).throw(StorageError("url", "away"))
+    store._collector.mark_lost = lambda generation: (_ for _ in ()).throw(StorageError("url", "away"))
     with pytest.raises(StorageError):
         store.claim_next()
     wrapped.names = names
-    del store._collector.collect
+    del store._collector.mark_lost
     assert store.claim_next() == 2
     assert store.claims.generations() == [2]
 

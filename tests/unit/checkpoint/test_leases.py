@@ -184,13 +184,13 @@ def test_a_lease_of_a_killed_reader_holds_a_commit_until_it_expires_and_is_colle
     assert names(root) == []
 
 
-def test_a_start_collects_expired_leases_only(root):
+def test_the_first_write_collects_expired_leases_only(root):
     clock = FakeClock()
     dead = leases.Lease(root, OLD, clock)
     dead.last()
     clock.advance(2 * leases.SPARE + leases.SKEW)
     with leases.reading(root, OLD, clock):
-        make_store(root, clock=clock).claim_next()
+        write(root, 1, clock=clock)
         assert len(names(root)) == 1
 
 
@@ -199,10 +199,10 @@ def test_an_incomplete_commit_that_is_being_read_is_no_leftover_yet(root):
     store = write(root, 1, 2)
     root.remove("g0001-c00000001/MANIFEST.json")
     with leases.reading(root, OLD, store.clock):
-        make_store(root).claim_next()
-        assert commits(root) == [NEW, OLD]
-    make_store(root).claim_next()
-    assert commits(root) == [NEW]
+        make_store(root).write(make_snapshot(2, 3), rank=0)
+        assert commits(root) == [CommitId(2, 3), NEW, OLD]
+    make_store(root).write(make_snapshot(3, 4), rank=0)
+    assert OLD not in commits(root)
 
 
 @pytest.mark.parametrize("skew", [-leases.SKEW + 1, 0.0, 86400.0])

@@ -15,7 +15,7 @@ from hvdrecover.checkpoint.reader import load_newest
 from hvdrecover.checkpoint.root import commits
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import LocalStorage, spares
-from hvdrecover.errors import StorageError
+from hvdrecover.errors import FencedError, StorageError
 from tests.integration.mounts import mounted
 from tests.unit.checkpoint.roots import Wrapped, make_snapshot, make_store
 
@@ -212,7 +212,8 @@ def test_a_new_rank_0_gives_back_the_spare_files_of_the_last_one(with_spares):
 def test_an_old_job_takes_no_file_of_a_new_one(with_spares):
     """It was stopped between its claim and its cleaning up, and continues while the new job writes."""
     old = make_store(LocalStorage(with_spares), job="old")
-    collect = old._collector.collect
+    old.claim_next()
+    tidy = old._collector.tidy
 
     def after_a_stop(*args):
         new = make_store(LocalStorage(with_spares), job="new", keep=1)
@@ -223,13 +224,14 @@ def test_an_old_job_takes_no_file_of_a_new_one(with_spares):
         for name in ("model.safetensors", ".hvdrecover-1234"):
             (with_spares / "g0002-c00000004" / name).write_bytes(b"under way")
         kept.append(files(with_spares))
-        collect(*args)
+        tidy(*args)
 
     kept = []
-    old._collector.collect = after_a_stop
-    assert old.claim_next() == 1
+    old._collector.tidy = after_a_stop
+    with pytest.raises(FencedError):
+        old.write(make_snapshot(1, 1), rank=0)
     assert [path for path in kept[0] if "hvdrecover" in path] != []
-    assert files(with_spares) == kept[0]
+    assert [path for path in files(with_spares) if not path.startswith("g0001")] == kept[0]
 
 
 def test_a_folder_that_lies_aside_is_none_of_these_files(tmp_path):

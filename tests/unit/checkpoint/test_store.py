@@ -194,12 +194,18 @@ def test_a_second_attempt_never_alters_files_under_a_manifest(root):
 # -- leftovers -----------------------------------------------------------------------------------------
 
 
-def test_what_was_never_completed_is_collected_at_the_next_start(root):
+def test_what_was_never_completed_is_collected_before_the_next_write_and_not_at_the_start(root):
+    """All ranks wait for a start, and to delete gigabytes takes time."""
     write_all(make_store(root), make_snapshot(1, 1))
     root.publish("g0001-c00000002/model.safetensors", b"half")
-    store = make_store(root)
+    wrapped = Wrapped(root)
+    store = make_store(wrapped)
     store.claim_next()
-    assert commits(store.storage) == [CommitId(1, 1)]
+    assert wrapped.calls == ["create claims/g0002.json"]
+    write_all(store, make_snapshot(2, 3))
+    assert commits(store.storage) == [CommitId(2, 3), CommitId(1, 1)]
+    calls = [call for call in wrapped.calls if call.startswith(("delete", "write"))]
+    assert calls[0] == "delete g0001-c00000002"
     (leftover,) = store.events.of("leftover")
     assert leftover["commit"] == "g0001-c00000002"
     assert "never completed" in leftover["message"]
@@ -211,16 +217,20 @@ def test_a_quarantined_commit_without_a_manifest_is_no_leftover(root):
     root.publish(f"g0001-c00000002/{QUARANTINE}", b"{}")
     store = make_store(root)
     store.claim_next()
-    assert commits(store.storage) == [CommitId(1, 2)]
+    write_all(store, make_snapshot(2, 3))
+    assert commits(store.storage) == [CommitId(2, 3), CommitId(1, 2)]
 
 
-def test_a_leftover_that_cannot_be_deleted_does_not_stop_the_start(root):
+def test_a_leftover_that_cannot_be_deleted_does_not_stop_the_write(root):
     root.publish("g0001-c00000002/model.safetensors", b"half")
     wrapped = Wrapped(root)
     wrapped.plan = [None, StorageError("url", "read-only")]
     store = make_store(wrapped)
-    assert store.claim_next() == 2
+    store.claim_next()
+    write_all(store, make_snapshot(2, 3))
+    assert wrapped.calls[1] == f"remove g0001-c00000002/{FILE_NAME}"  # which comes first
     assert len(store.events.of("not_deleted")) == 1
+    assert is_complete(root, CommitId(2, 3))
 
 
 def test_a_commit_that_lost_only_its_manifest_is_quarantined_and_no_leftover(root):
@@ -243,8 +253,8 @@ def test_a_leftover_beside_the_commits_of_a_later_generation_is_collected(root):
     """Its generation's commits may have been deleted since, as newer ones were there."""
     write_all(make_store(root, keep=1), make_snapshot(1, 1), make_snapshot(2, 2))
     root.publish("g0001-c00000009/model.safetensors", b"half")
-    make_store(root).claim_next()
-    assert commits(root) == [CommitId(2, 2)]
+    write_all(make_store(root), make_snapshot(3, 10))
+    assert commits(root) == [CommitId(3, 10), CommitId(2, 2)]
 
 
 def test_what_a_later_job_is_writing_is_no_leftover(root):
@@ -259,7 +269,9 @@ def test_what_a_later_job_is_writing_is_no_leftover(root):
         collect(*args)
 
     store._collector.collect = after_a_stop
-    assert store.claim_next() == 2
+    store.claim_next()
+    with pytest.raises(FencedError):
+        write_all(store, make_snapshot(2, 2))
     assert root.names("g0007-c00000001") == ["model.safetensors"]
     assert root.names("g0001-c00000001") == []
 
@@ -357,7 +369,7 @@ def a_used_root(root, written):
     root.publish("g0001-c00000009/model.safetensors", b"a leftover to collect")
 
 
-CALLS_OF_A_LIFE = 25
+CALLS_OF_A_LIFE = 27
 
 
 def test_the_number_of_calls_that_the_next_test_goes_through(root):
@@ -384,9 +396,9 @@ def test_a_kill_at_any_call_loses_nothing_that_was_acknowledged(root, number, af
     found = load_newest(store)
     assert found.id >= written[-1].id
     assert_is(found, make_snapshot(found.id.generation, found.id.commit))
-    assert store.events.of("skipped") == []
-    assert all(is_complete(store.storage, commit) for commit in commits(store.storage))
+    assert all("never completed" in skipped["reason"] for skipped in store.events.of("skipped"))
     write_all(store, make_snapshot(generation, 100))
+    assert all(is_complete(store.storage, commit) for commit in commits(store.storage))
     assert len(commits(store.storage)) == 2
     assert root.names("readers") == []
     assert_is(load_newest(make_store(root)), make_snapshot(generation, 100))
