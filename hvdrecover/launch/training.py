@@ -13,7 +13,7 @@ from typing import Any
 
 from hvdrecover import heartbeat
 from hvdrecover.heartbeat import Page, Phase, Reading
-from hvdrecover.launch import processes
+from hvdrecover.launch import huge_pages, processes
 
 logger = logging.getLogger("hvdrecover")
 
@@ -53,6 +53,7 @@ class Training:
         settings = {
             "HVDRECOVER_SLOT": ",".join(map(str, self._descriptors)),
             "HOROVOD_STALL_REPORT": str(self._notes),
+            **huge_pages.asked_for(environ),
         }
         if rejoins:
             settings["HVDRECOVER_REJOIN"] = "1"
