@@ -1,8 +1,8 @@
 """Huge pages for all of a training process's memory.
 
 Linux gives them to processes that ask, and neither frameworks nor Python do. So a new process gets its state
-of a gigabyte in 250,000 pages, and one that is killed gives them back one by one before anybody is told of its
-death. glibc, from 2.35 on, asks in the place of all if it is told so before the process starts.
+of a gigabyte in 250,000 pages, and one that is killed gives them back one by one before anybody is told of
+its death. glibc, from 2.35 on, asks in the place of all if it is told so before the process starts.
 """
 
 from __future__ import annotations
