@@ -181,7 +181,8 @@ class Recovery:
         # A new generation: a rank left behind may hold, or be writing, another commit of this number.
         newest = CommitId(elected.generation + 1, elected.commit)
         if recalled is None:
-            snapshot = self._memory.capture(newest, finished=self._memory.finished)
+            as_before = self._memory.is_present and not self._context.contents.per_rank
+            snapshot = self._memory.capture(newest, finished=self._memory.finished, unchanged=as_before)
             return Agreement(snapshot, "memory", self._context.place.job)
         self._load(recalled.snapshot, strict=True)
         return Agreement(dataclasses.replace(recalled.snapshot, id=newest), "memory", recalled.job)

@@ -82,6 +82,7 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
                 _rendezvous(recovery, reason, steps)
                 rollbacks.rejoined()
                 state.on_reset()
+                state._memory.take_digests()  # others may have to start first
             if context.config.elastic:
                 rollbacks.compare()
             source = recovery.agree(rollbacks.farthest)
@@ -120,6 +121,7 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
                 reason = ""  # all ranks are still there, so they need no rendezvous
             else:
                 _keep_or_roll_back(state, recovery, fault)
+            state._memory.is_present = state._has_no_say()
             del cause
 
 

@@ -11,7 +11,7 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.elastic.assembly import assemble, settings_of
-from hvdrecover.elastic.attributes import Attributes, Yielding, divide, kept_elsewhere
+from hvdrecover.elastic.attributes import Attributes, Yielding, divide, is_ours, kept_elsewhere
 from hvdrecover.elastic.commits.contents import Contents
 from hvdrecover.elastic.commits.randomness import Randomness
 from hvdrecover.elastic.companions import Companions, Moment, Observer
@@ -265,6 +265,11 @@ class State(Attributes):
         """Called before the reset callbacks; for subclasses, there is nothing to do here."""
 
     # -- inside ----------------------------------------------------------------------------------------
+
+    def _has_no_say(self) -> bool:
+        """Return whether no code of the script runs between a fault and the next agreement."""
+        methods = [getattr(type(self), name) for name in ("save", "restore", "on_reset")]
+        return all(map(is_ours, methods)) and not self._recovery.reset_callbacks
 
     def _keep(self) -> None:
         """Make a commit outside of `commit`, with what is known of the other ranks' own states."""

@@ -14,7 +14,6 @@ import numpy as np
 from hvdrecover import error_kinds
 from hvdrecover.checkpoint.arena import Arena, allocate
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.layout import Layout, parse
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.elastic.agreement.missing_pieces import Need, fill
@@ -73,9 +72,7 @@ def send(world: World, root: int, agreement: Agreement) -> None:
 
 def digests(snapshot: Snapshot) -> dict[str, str]:
     """Return the digests of a commit's files, by attribute name."""
-    if snapshot.digests is not None:
-        return snapshot.digests
-    return {name: digest(arena.buffer) for name, arena in snapshot.arenas.items()}
+    return snapshot.digested().digests or {}
 
 
 def send_failure(world: World, root: int, error: BaseException) -> None:

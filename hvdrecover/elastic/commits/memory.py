@@ -38,6 +38,7 @@ class Memory:
 
     Attributes:
         newest: the newest commit; None if making the last one was interrupted.
+        is_present: whether it is of the attributes as they are: the script has had no say since.
         attempt: the commit that was last begun, whether or not it was completed.
         objection: the reason why the newest commit must not become durable, if there is one.
         arenas: the memory that commits are copied into.
@@ -65,6 +66,7 @@ class Memory:
         self._positions = contents.positions()
         self.arenas = Arenas()
         self.newest: Snapshot | None = None
+        self.is_present = False
         self.attempt = CommitId(0, 0)
         self.objection: HvdrecoverError | None = None
         self.in_flight: Callable[[], Snapshot | None] = lambda: None
@@ -124,10 +126,10 @@ class Memory:
         present = present or self._present()
         random = self._random.capture(present.own.get(RANDOM, Shares(0)).states)
         self.attempt, self.objection = commit, None
-        if unchanged and self.newest is not None:
-            arenas = dict(self.newest.arenas)
+        layouts, arenas, digests = present.layouts(), {}, None
+        if unchanged and self.newest is not None and self.newest.layouts == layouts:
+            arenas, digests = dict(self.newest.arenas), self.newest.digests
         else:
-            layouts = present.layouts()
             self._make_room(layouts)
             reuse = self.arenas.acquire(self.in_flight(), layouts)
             self.newest = None  # an interrupted copy must not pass for a commit
@@ -136,7 +138,7 @@ class Memory:
         state = {**present.state(), "random": random}
         state.update({each.key: value for each in self._kept if (value := each.capture()) is not None})
         self.newest = Snapshot(
-            commit, arenas, state, self._place.size, self._versions, finished, dataset=self._dataset
+            commit, arenas, state, self._place.size, self._versions, finished, self._dataset, digests
         )
         self._mark()
         return self.newest
@@ -144,7 +146,7 @@ class Memory:
     def adopt(self, snapshot: Snapshot) -> None:
         """Take a commit that has been loaded; the memory of those before is let go."""
         self.arenas.adopt(snapshot.arenas)
-        self.newest = replace(snapshot, dataset=self._dataset)
+        self.newest, self.is_present = replace(snapshot, dataset=self._dataset), False
         self.attempt, self.objection = snapshot.id, None
 
     def stay(self) -> None:
@@ -152,6 +154,11 @@ class Memory:
         if self.newest is None and self.attempt.generation == 0:
             with suppress(StateError):  # no room for it; what has failed is the error to report
                 self.capture(CommitId(0, 0))
+
+    def take_digests(self) -> None:
+        """Have the digests of the newest commit at hand when the other ranks ask for them."""
+        if self.newest is not None and self.newest.id.generation and self._place.size > 1:
+            self.newest = self.newest.digested()
 
     def mark(self, *, finished: bool) -> None:
         """Mark the newest commit as the last one of a finished run, or as one that others follow."""

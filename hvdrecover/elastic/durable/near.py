@@ -222,7 +222,7 @@ class NearSide:
         """Have memory made for the next commits."""
         newest = self._memory.newest
         if self._tier is not None and newest is not None:
-            self._tier.want({name: arena.layout for name, arena in newest.arenas.items()})
+            self._tier.want(newest.layouts)
 
     def _open_all_but_older(self) -> None:
         """Take away what was left; an older sealed commit stays until this start has sealed one."""

@@ -182,8 +182,9 @@ class Watch(Voter):
             heartbeat.diverged()
         if policy == "raise":
             raise _diverged(result, snapshot.id, lines)
-        memory.newest = snapshot
-        return policy == "heal" and wrong
+        healed = policy == "heal" and wrong
+        memory.newest = dataclasses.replace(snapshot, digests=None) if healed else snapshot
+        return healed
 
     def _say_diverged(
         self,
