@@ -189,6 +189,83 @@ def test_the_memory_of_an_interrupted_step_is_let_go_before_the_ranks_agree() ->
     assert alive == [False]
 
 
+class Adjusting(State):
+    """Has a method that changes a weight after ours."""
+
+    def __init__(self, process: Process, method: str) -> None:
+        self._method = method
+        attributes = {"model": FakeModel(w=0.0), "step": 0}
+        super().__init__(process.framework, process.world, config=CONFIG, attributes=attributes)
+
+    def _adjust(self, method: str) -> None:
+        if method == self._method:
+            self.model.weights["w"][...] = 9.0
+
+    def restore(self) -> None:
+        super().restore()
+        self._adjust("restore")
+
+    def on_reset(self) -> None:
+        super().on_reset()
+        self._adjust("on_reset")
+
+
+def resumed_from(make: Callable[[Process], State]) -> dict[bool, tuple[float, bool]]:
+    """Lose one of two ranks, which is restarted.
+
+    Returns:
+        By whether a rank is the survivor: the weight that it goes on with, and whether its commit has the
+        digests that were taken before the ranks agreed, so that it is no new copy.
+    """
+    found: dict[bool, tuple[float, bool]] = {}
+
+    def body(process: Process) -> None:
+        state, begun = make(process), []
+
+        def train(state: State) -> None:
+            newest = state._memory.newest
+            assert newest is not None
+            if newest.id.generation > 1:
+                found[bool(begun)] = float(state.model.weights["w"]), newest.digests is not None
+            begun.append(newest.id)
+            while state.step < 4:
+                process.world.allreduce(np.zeros(1))
+                state.model.weights["w"] += 1
+                state.step += 1
+                state.commit()
+
+        run(train)(state)
+
+    FakeJob(initialised(body), 2, [fail_at(1, "gradient", 3, replacement="in_place")]).results()
+    return found
+
+
+def with_callback(process: Process) -> State:
+    state = process.state(model=FakeModel(w=0.0), step=0)
+    state.register_reset_callbacks([lambda: state.model.weights["w"].fill(9.0)])
+    return state
+
+
+def test_a_survivor_sends_the_very_commit_that_it_holds() -> None:
+    found = resumed_from(lambda process: process.state(model=FakeModel(w=0.0), step=0))
+    assert found[True] == (2.0, True)
+    assert found[False][0] == 2.0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        with_callback,
+        lambda process: Adjusting(process, "restore"),
+        lambda process: Adjusting(process, "on_reset"),
+    ],
+    ids=["callback", "restore", "on_reset"],
+)
+def test_what_a_script_has_changed_after_a_rollback_is_sent_as_well(make: Callable[[Process], State]) -> None:
+    found = resumed_from(make)
+    assert (found[True], found[False][0]) == ((9.0, False), 9.0)
+
+
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_it_does_not_matter_which_rank_is_lost(rank: int) -> None:
     counting = Counting()

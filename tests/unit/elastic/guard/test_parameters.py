@@ -155,6 +155,25 @@ def test_what_is_rolled_back_to_is_healed_as_well() -> None:
     assert on_ranks(2, body) == [[list(np.arange(6.0)), [1.0, 2.0]]] * 2
 
 
+def test_a_commit_that_was_healed_has_not_the_digests_of_before() -> None:
+    def body(process: Process) -> Any:
+        state = build(process, guard("heal", every=2))
+        state.sync()
+        if process.world.rank() == 1:
+            flip(state.model.weights["w"])
+        state.commit()
+        state._memory.take_digests()
+        state.commit()  # the same, but that it is healed
+        newest = state._memory.newest
+        assert newest is not None
+        return weights(state), newest.digests is not None
+
+    assert on_ranks(2, body) == [
+        ([list(np.arange(6.0)), [1.0, 2.0]], True),
+        ([list(np.arange(6.0)), [1.0, 2.0]], False),
+    ]
+
+
 def test_a_warning_changes_nothing() -> None:
     def body(process: Process) -> Any:
         state = build(process, guard("warn"))
