@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -85,6 +86,10 @@ class Context:
     clock: Clock
     place: Place
     ranks: Ranks
+
+    def announce(self, kind: str, message: str, *, level: int = logging.INFO, **facts: Any) -> None:
+        """Emit an event on every rank, with a line on the terminal from rank 0 only."""
+        self.events.emit(kind, message if self.world.rank() == 0 else None, level=level, **facts)
 
     @property
     def attributes(self) -> Mapping[str, Any]:

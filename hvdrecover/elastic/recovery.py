@@ -6,13 +6,12 @@ import dataclasses
 import logging
 import uuid
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest_numbers
 from hvdrecover.checkpoint.near.recall import Files, Recalled
-from hvdrecover.checkpoint.retrying import ATTEMPTS
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.elastic.agreement import reports
 from hvdrecover.elastic.agreement.election import Election, Published, elect
@@ -20,10 +19,9 @@ from hvdrecover.elastic.agreement.revival import Claimed, Root, revived
 from hvdrecover.elastic.agreement.transfer import Agreement, Source, digests, receive, send, send_failure
 from hvdrecover.elastic.assembly import Rank
 from hvdrecover.elastic.companions import Moment, Observer
-from hvdrecover.elastic.durable.durability import FINISH_ATTEMPTS
 from hvdrecover.elastic.guard.judge import RolledBack
-from hvdrecover.elastic.horovod import fault_of, hosts_updated, mistake_of
-from hvdrecover.elastic.lifecycle import leaving, stalls
+from hvdrecover.elastic.horovod import fault_of, mistake_of
+from hvdrecover.elastic.lifecycle import stalls
 from hvdrecover.elastic.lifecycle.leaving import Departure
 from hvdrecover.errors import RecoveryError
 
@@ -76,14 +74,15 @@ class Recovery:
         for callback in self.reset_callbacks:
             callback()
 
-    def agree(self, reached: tuple[int, int] = (0, 0)) -> Source:
+    def agree(self, reached: tuple[int, int] = (0, 0), *, kept: bool = False) -> Source:
         """Bring all ranks to one commit: the newest in any memory, else the newest durable one.
 
-        The rank that holds it sends its present state under that commit's number. If there is no commit at
-        all, rank 0 sends its initial state.
+        The rank that holds it sends its present state under that commit's number, or the commit itself. If
+        there is no commit at all, rank 0 sends its initial state.
 
         Args:
             reached: how far the job had come before, for the line that says what is repeated.
+            kept: whether a commit in memory is what to go on with, and nothing that was made of it since.
 
         Returns:
             Where the state came from.
@@ -103,9 +102,11 @@ class Recovery:
         self._own.rendezvous(context.world, context.place.among_all, self._memory.newest, election.newest)
         claimed = self._revive(recalled) if election.revives else None
         self.root = election.root if claimed is None or claimed.root is None else claimed.root
-        part = self._lead if context.world.rank() == self.root else self._follow
         try:
-            agreement = part(election, recalled, claimed)
+            if context.world.rank() == self.root:
+                agreement = self._lead(election, recalled, claimed, kept)
+            else:
+                agreement = self._follow(election, recalled, claimed)
         except BaseException:
             self._durable.near.give_back()
             self._memory.stay()
@@ -162,11 +163,13 @@ class Recovery:
                 return mine.arenas, digests(mine)
         return ({}, {}) if commit is None else self._durable.near.held(commit)
 
-    def _lead(self, election: Election, recalled: Recalled | None, claimed: Claimed | None) -> Agreement:
+    def _lead(
+        self, election: Election, recalled: Recalled | None, claimed: Claimed | None, kept: bool
+    ) -> Agreement:
         """Decide what all resume from, and send it; on the elected rank."""
         try:
             if election.newest is not None:
-                agreement = self._from_memory(election.newest, recalled)
+                agreement = self._from_memory(election.newest, recalled, kept)
             elif recalled is not None and claimed is not None and claimed.root is not None:
                 agreement = self._from_near(recalled, claimed)
             else:
@@ -175,14 +178,16 @@ class Recovery:
             send_failure(self._context.world, self.root, error)
             raise
         send(self._context.world, self.root, agreement)
+        if kept:  # as the others do now: whatever has touched the state since a rollback is undone everywhere
+            self._load(agreement.snapshot, strict=True)
         return agreement
 
-    def _from_memory(self, elected: CommitId, recalled: Recalled | None) -> Agreement:
+    def _from_memory(self, elected: CommitId, recalled: Recalled | None, kept: bool) -> Agreement:
         # A new generation: a rank left behind may hold, or be writing, another commit of this number.
         newest = CommitId(elected.generation + 1, elected.commit)
         if recalled is None:
-            as_before = self._memory.is_present and not self._context.contents.per_rank
-            snapshot = self._memory.capture(newest, finished=self._memory.finished, unchanged=as_before)
+            kept = kept and not self._context.contents.per_rank
+            snapshot = self._memory.capture(newest, finished=self._memory.finished, unchanged=kept)
             return Agreement(snapshot, "memory", self._context.place.job)
         self._load(recalled.snapshot, strict=True)
         return Agreement(dataclasses.replace(recalled.snapshot, id=newest), "memory", recalled.job)
@@ -257,7 +262,7 @@ class Recovery:
         differences = self._memory.load(snapshot, where, strict=strict)
         for line in differences:
             message = f"not loaded from {where}: {line}"
-            self._announce("not_loaded", message, level=logging.WARNING, what=line)
+            self._context.announce("not_loaded", message, level=logging.WARNING, what=line)
         return not differences
 
     def _place_samplers(self) -> None:
@@ -336,57 +341,7 @@ class Recovery:
         error = self._context.framework.original(error) or self._companions.cause(error)
         return mistake_of(error) or error
 
-    # -- ends ------------------------------------------------------------------------------------------
-
-    def leave(self, departure: Departure) -> NoReturn:
-        """Leave at a commit that all ranks have made, or have a rendezvous of those that stay.
-
-        Raises:
-            Preempted: this rank leaves; if all do, the commit is durable.
-            HostsUpdatedInterrupt: others leave.
-        """
-        world, commit, whole = self._context.world, self._memory.last, departure.whole
-        world.allgather([commit.commit], "hvdrecover.leave")  # all have it before one that holds it is gone
-        if not departure.leaving[world.rank()]:
-            raise hosts_updated()
-        if whole and self._durable.wanted:
-            self._durable.make_durable(ATTEMPTS)
-        if not whole:
-            self._durable.near.remove()  # the others have the commit, and continue
-        scope = "job" if whole else "host"
-        heartbeat.notify(left=scope)
-        heartbeat.enter(heartbeat.Phase.LEFT)
-        message = reports.leaving(commit, self._durable.root, whole=whole)
-        facts: dict[str, Any] = {"scope": scope, "generation": commit.generation, "commit": commit.commit}
-        self._context.events.emit("leave", message if not whole or world.rank() == 0 else None, **facts)
-        raise leaving.Preempted()
-
-    def finish(self) -> None:
-        """Make the newest commit the run's last, and durable on all ranks; see `State.finish`."""
-        self._memory.mark(finished=True)
-        self._durable.make_durable(FINISH_ATTEMPTS)
-        self._durable.settle()
-        self._say_finished(reports.finished(self._memory.last, self._durable.root))
-
-    def reopen(self) -> None:
-        """A training function is called on a state that an earlier one of this process has finished."""
-        self._memory.mark(finished=False)
-
-    def say_finished(self) -> None:
-        """Report that there is nothing left to do."""
-        self._durable.near.remove()
-        self._say_finished(reports.finished_before(self._memory.last))
-
     # -- reports ---------------------------------------------------------------------------------------
-
-    def _announce(self, kind: str, message: str, *, level: int = logging.INFO, **facts: Any) -> None:
-        """Emit an event on every rank, with a line on the terminal from rank 0 only."""
-        shown = message if self._context.world.rank() == 0 else None
-        self._context.events.emit(kind, shown, level=level, **facts)
-
-    def _say_finished(self, message: str) -> None:
-        commit = self._memory.last
-        self._announce("finished", message, generation=commit.generation, commit=commit.commit)
 
     def _report(
         self, agreement: Agreement, started: float, reached: tuple[int, int], claimed: Claimed | None
@@ -397,5 +352,5 @@ class Recovery:
         near = "" if claimed is None else claimed.describe()
         message = reports.agreed(agreement, size, self._durable.root, seconds, reached, near=near)
         facts: dict[str, Any] = {"generation": commit.generation, "commit": commit.commit}
-        self._announce("sync", message, source=agreement.source, **facts, size=size, seconds=seconds)
+        self._context.announce("sync", message, source=agreement.source, **facts, size=size, seconds=seconds)
         self._rank.timings.add("sync", seconds - self._rank.timings.spent("load"))

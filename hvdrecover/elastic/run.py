@@ -59,7 +59,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result | None]:
         show_on_terminal(config)
         if (lack := state._not_durable()) is not None and state._context.world.rank() == 0:
             logger.warning("%s", lack)
-        state._recovery.reopen()
+        state._ends.reopen()
         with leaving.signals(config), notifications(state):
             try:
                 return _loop(lambda: func(state, *args, **kwargs), state)
@@ -74,6 +74,7 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
     result: Result | None = None
     reason = ""  # for another rendezvous; the error itself would keep the tensors of the step that it ended
     steps = 0
+    kept = False  # whether all go on with the newest commit as it is
     context, recovery = state._context, state._recovery
     rollbacks = Rollbacks(context.world, context.events, context.clock)
     while True:
@@ -85,12 +86,12 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
                 state._memory.take_digests()  # others may have to start first
             if context.config.elastic:
                 rollbacks.compare()
-            source = recovery.agree(rollbacks.farthest)
+            source = recovery.agree(rollbacks.farthest, kept=kept)
             rollbacks.agreed()
             state._around("sync", nothing)  # a subclass's own: after ours, when all have one state
             # The mark ends a start, not a process: a second function resumes from the first one's result.
             if state._memory.finished and source == "durable":
-                recovery.say_finished()
+                state._ends.say_finished()
             else:
                 if not state._memory.finished:
                     result = train()
@@ -121,7 +122,7 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
                 reason = ""  # all ranks are still there, so they need no rendezvous
             else:
                 _keep_or_roll_back(state, recovery, fault)
-            state._memory.is_present = state._has_no_say()
+            kept = not state._has_hooks()
             del cause
 
 

@@ -16,6 +16,7 @@ from hvdrecover.elastic.commits.contents import Contents
 from hvdrecover.elastic.commits.randomness import Randomness
 from hvdrecover.elastic.companions import Companions, Moment, Observer
 from hvdrecover.elastic.context import Context, Place
+from hvdrecover.elastic.ends import Ends
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.interfaces import Framework, HiddenAttribute, World
 from hvdrecover.elastic.lifecycle import stalls
@@ -109,7 +110,7 @@ class State(Attributes):
         )
         self._memory, self._durable, self._own = rank.memory, rank.durable, rank.own
         self._hosts, self._companions = rank.hosts, rank.companions
-        self._recovery = Recovery(rank)
+        self._recovery, self._ends = Recovery(rank), Ends(rank)
         self._memory.capture(CommitId(0, 0))
         self._companions.attach()
         if type(self).reset is not State.reset:
@@ -242,7 +243,7 @@ class State(Attributes):
             if not self._memory.finished:
                 self._own.gather(self._context.world, self._context.place.carried)
                 self._around("save", self._keep)
-            self._recovery.finish()
+            self._ends.finish()
 
     # -- called by Horovod, or as Horovod's states have them ---------------------------------------------
 
@@ -266,10 +267,10 @@ class State(Attributes):
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _has_no_say(self) -> bool:
-        """Return whether no code of the script runs between a fault and the next agreement."""
-        methods = [getattr(type(self), name) for name in ("save", "restore", "on_reset")]
-        return all(map(is_ours, methods)) and not self._recovery.reset_callbacks
+    def _has_hooks(self) -> bool:
+        """Return whether code of the script is called between a fault and the next agreement."""
+        methods = [getattr(self, name) for name in ("save", "restore", "on_reset")]
+        return bool(self._recovery.reset_callbacks) or not all(map(is_ours, methods))
 
     def _keep(self) -> None:
         """Make a commit outside of `commit`, with what is known of the other ranks' own states."""
@@ -299,6 +300,6 @@ class State(Attributes):
         if isinstance(verdict, Departure):
             if between:
                 self._around("save", self._keep)  # ranks leave at a commit
-            self._recovery.leave(verdict)
+            self._ends.leave(verdict)
         if verdict is not None:
             raise verdict

@@ -38,7 +38,6 @@ class Memory:
 
     Attributes:
         newest: the newest commit; None if making the last one was interrupted.
-        is_present: whether it is of the attributes as they are: the script has had no say since.
         attempt: the commit that was last begun, whether or not it was completed.
         objection: the reason why the newest commit must not become durable, if there is one.
         arenas: the memory that commits are copied into.
@@ -66,7 +65,6 @@ class Memory:
         self._positions = contents.positions()
         self.arenas = Arenas()
         self.newest: Snapshot | None = None
-        self.is_present = False
         self.attempt = CommitId(0, 0)
         self.objection: HvdrecoverError | None = None
         self.in_flight: Callable[[], Snapshot | None] = lambda: None
@@ -146,7 +144,7 @@ class Memory:
     def adopt(self, snapshot: Snapshot) -> None:
         """Take a commit that has been loaded; the memory of those before is let go."""
         self.arenas.adopt(snapshot.arenas)
-        self.newest, self.is_present = replace(snapshot, dataset=self._dataset), False
+        self.newest = replace(snapshot, dataset=self._dataset)
         self.attempt, self.objection = snapshot.id, None
 
     def stay(self) -> None:

@@ -306,9 +306,8 @@ class VirtualRanks(Ranks, Kept, Voter):
         self._times.clear()
         if counts != before or self.dealt == 1:
             message = shares.in_words(counts)
-            shown = message if self._context.world.rank() == 0 else None
             facts: dict[str, Any] = {"virtual": self.size, "counts": list(counts), "seconds": list(seconds)}
-            self._context.events.emit("shares", shown, **facts)
+            self._context.announce("shares", message, **facts)
 
     def _measure(self) -> None:
         """Bring the time of a part up to date."""

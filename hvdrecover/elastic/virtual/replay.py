@@ -149,8 +149,7 @@ class Replay:
 
     def say(self, action: str, message: str, **facts: Any) -> None:
         """Emit an event, and a line on rank 0."""
-        shown = message if self.context.world.rank() == 0 else None
-        self.context.events.emit("replay", shown, level=logging.WARNING, action=action, **facts)
+        self.context.announce("replay", message, level=logging.WARNING, action=action, **facts)
 
     def _packed(self, batch: Any, rank: int) -> bytes:
         """The inputs of a virtual rank's part; or the reason why they can't be sent."""

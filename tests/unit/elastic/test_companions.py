@@ -183,7 +183,7 @@ def test_a_rank_that_objects_passes_a_commit_over_and_makes_none_durable(root: F
         return last, str(caught.value)
 
     def finish(state: State) -> None:
-        state._recovery.finish()
+        state._ends.finish()
 
     (passed_over, reason), (other, _) = on_ranks(2, burning)
     assert (passed_over, other) == (0, 1)

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -252,14 +252,56 @@ def test_a_survivor_sends_the_very_commit_that_it_holds() -> None:
     assert found[False][0] == 2.0
 
 
+def test_what_is_let_go_after_a_rollback_changes_no_rank_alone() -> None:
+    """A generator in a variable is closed when the error of the fault is let go."""
+    ends: dict[int, list[float]] = {}
+
+    def body(process: Process) -> None:
+        state = process.state(model=FakeModel(w=0.0), step=0)
+
+        def batches() -> Iterator[int]:
+            try:
+                yield from range(state.step, 4)
+            finally:
+                if state.step < 4:
+                    state.model.weights["w"][...] = 9.0
+
+        def train(state: State) -> None:
+            ends.setdefault(process.world.rank(), []).append(float(state.model.weights["w"]))
+            steps = batches()
+            for _ in steps:
+                process.world.allreduce(np.zeros(1))
+                state.model.weights["w"] += 1
+                state.step += 1
+                state.commit()
+
+        run(train)(state)
+
+    FakeJob(initialised(body), 2, [fail_at(1, "gradient", 3, replacement="in_place")]).results()
+    assert [seen[-1] for _, seen in sorted(ends.items())] == [2.0, 2.0]
+
+
+def with_a_method_of_its_own(process: Process) -> State:
+    state = process.state(model=FakeModel(w=0.0), step=0)
+    on_reset = state.on_reset
+
+    def adjust() -> None:
+        on_reset()
+        state.model.weights["w"].fill(9.0)
+
+    vars(state)["on_reset"] = adjust
+    return state
+
+
 @pytest.mark.parametrize(
     "make",
     [
         with_callback,
+        with_a_method_of_its_own,
         lambda process: Adjusting(process, "restore"),
         lambda process: Adjusting(process, "on_reset"),
     ],
-    ids=["callback", "restore", "on_reset"],
+    ids=["callback", "instance", "restore", "on_reset"],
 )
 def test_what_a_script_has_changed_after_a_rollback_is_sent_as_well(make: Callable[[Process], State]) -> None:
     found = resumed_from(make)
