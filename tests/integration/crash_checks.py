@@ -35,18 +35,18 @@ def check_opens(root: Path, acknowledged: CommitId | None) -> CommitId | None:
 
 
 def check_start(root: Path, acknowledged: CommitId | None) -> None:
-    """A later start collects what was left behind, and continues; only the newest commits are then there."""
+    """A later start continues, and collects what was left behind; only the newest commits are then there."""
     newest = check_opens(root, acknowledged)
     store = open_store(root, Recorder(), FakeClock(time.time() + _LATER))
     claimed = [int(claim.stem.removeprefix("g")) for claim in root.glob("claims/g*.json")]
     generation = store.claim_next()
     assert generation > max(claimed, default=0)
-    for folder in _commit_folders(root):
-        assert (folder / FILE_NAME).is_file(), f"{folder.name} was left behind half-written"
     first = 0 if newest is None else newest.commit
     written = [CommitId(generation, first + 1), CommitId(generation, first + 2)]
     for commit in written:
         store.write(make_commit(commit), rank=0)
+        for folder in _commit_folders(root):
+            assert (folder / FILE_NAME).is_file(), f"{folder.name} was left behind half-written"
     store.storage.close()
     assert len(written) == KEEP
     assert [folder.name for folder in _commit_folders(root)] == [commit.name for commit in written]

@@ -9,8 +9,8 @@ Writes TensorBoard's runs to ``FOLDER/logs``, and each rank's losses by step to 
 
 from __future__ import annotations
 
+import atexit
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -83,7 +83,6 @@ class Script:
     def may_stop(self) -> None:
         if self.state.step == self.stop:
             self.state.flush()
-            wait_for_rank_0()
             sys.exit("stopped")
 
     def fit(self, state: recover.TensorFlowKerasState) -> None:
@@ -120,18 +119,29 @@ class Script:
             state.epoch, state.batch = state.epoch + 1, 0
 
 
-def wait_for_rank_0() -> None:
-    """Wait for its end, and that of its writing, elsewhere: horovodrun ends the others when one has ended."""
-    process = int(hvd.broadcast(tf.constant([os.getpid()]), root_rank=0, name="process_of_rank_0")[0])
-    while hvd.rank() != 0 and Path(f"/proc/{process}").exists():
-        time.sleep(0.05)
+def end_when_all_have_written(folder: Path) -> None:
+    """Have this rank end after all have written what they had: horovodrun ends the others when one has ended.
+
+    Called before anything else asks to be told of the end, so this is told last.
+    """
+    rank, size = hvd.rank(), hvd.size()
+
+    def wait() -> None:
+        (folder / f"ends-{rank}").touch()
+        while len(list(folder.glob("ends-*"))) < size:
+            time.sleep(0.05)
+
+    atexit.register(wait)
 
 
 def main() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     keras.utils.set_random_seed(1)
     hvd.init()
-    script = Script(Path(sys.argv[2]), int((*sys.argv[3:], "0")[0]))
+    folder, stop = Path(sys.argv[2]), int((*sys.argv[3:], "0")[0])
+    if stop:
+        end_when_all_have_written(folder)
+    script = Script(folder, stop)
     recover.run(script.fit if sys.argv[1] == "fit" else script.loop)(script.state)
 
 

@@ -9,8 +9,8 @@ Writes TensorBoard's runs to ``FOLDER/logs``, and each rank's losses by step to 
 
 from __future__ import annotations
 
+import atexit
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -38,17 +38,27 @@ class Data(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return self.inputs[number], self.inputs[number].sum(0, keepdim=True)
 
 
-def wait_for_rank_0() -> None:
-    """Wait for its end, and that of its writing, elsewhere: horovodrun ends the others when one has ended."""
-    process = int(hvd.broadcast(torch.tensor([os.getpid()]), root_rank=0, name="process of rank 0"))
-    while hvd.rank() != 0 and Path(f"/proc/{process}").exists():
-        time.sleep(0.05)
+def end_when_all_have_written(folder: Path) -> None:
+    """Have this rank end after all have written what they had: horovodrun ends the others when one has ended.
+
+    Called before anything else asks to be told of the end, so this is told last.
+    """
+    rank, size = hvd.rank(), hvd.size()
+
+    def wait() -> None:
+        (folder / f"ends-{rank}").touch()
+        while len(list(folder.glob("ends-*"))) < size:
+            time.sleep(0.05)
+
+    atexit.register(wait)
 
 
 def main() -> None:
     torch.set_num_threads(1)
     hvd.init()
     folder, stop = Path(sys.argv[1]), int((*sys.argv[2:], "0")[0])
+    if stop:
+        end_when_all_have_written(folder)
     losses = folder / f"losses-{hvd.rank()}.json"
     told = json.loads(losses.read_text()) if losses.exists() else {}
     torch.manual_seed(1)
@@ -87,7 +97,6 @@ def main() -> None:
                     state.commit(durable=True)
                 if state.step == stop:
                     state.flush()
-                    wait_for_rank_0()
                     sys.exit("stopped")
             state.epoch += 1
 

@@ -196,7 +196,7 @@ def test_a_straggler_with_a_higher_number_of_an_older_generation_loses() -> None
         if not straggler:
             # What an agreement that the straggler missed did to the others.
             recovery = state._recovery
-            recovery._adopt(recovery._from_memory(state.last_commit, None))
+            recovery._adopt(recovery._from_memory(state.last_commit, None, kept=False))
         state.sync()
         return facts(state)
 
