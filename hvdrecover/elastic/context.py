@@ -19,6 +19,8 @@ from hvdrecover.events import Events
 class Place:
     """This rank's place in the job. Until it has agreed on a state with the others, it counts as alone.
 
+    After a rendezvous it is the old one, for which the present state is, until this rank has `arrived`.
+
     Args:
         world: the processes.
         ranks: which ranks they carry out.
@@ -30,6 +32,7 @@ class Place:
     def __init__(self, world: World, ranks: Ranks) -> None:
         self._world = world
         self._ranks = ranks
+        self._rank, self._size = 0, 1
         self.job = ""
 
     @property
@@ -40,12 +43,16 @@ class Place:
     @property
     def rank(self) -> int:
         """This rank; 0 while it is alone."""
-        return self._world.rank() if self.joined else 0
+        return self._rank if self.joined else 0
 
     @property
     def size(self) -> int:
         """The number of ranks; 1 while this one is alone."""
-        return self._world.size() if self.joined else 1
+        return self._size if self.joined else 1
+
+    def arrived(self) -> None:
+        """Take the place that the last rendezvous has given to this rank."""
+        self._rank, self._size = self._world.rank(), self._world.size()
 
     @property
     def carried(self) -> Carried:

@@ -95,6 +95,7 @@ class Recovery:
             PerRankError: the commit's states of the ranks' own are of other ranks.
         """
         context, started = self._context, self._context.clock.monotonic()
+        context.place.arrived()
         context.events.rank = context.world.rank()
         heartbeat.take_rank(context.world.rank())
         recalled = self._recall()
@@ -178,8 +179,6 @@ class Recovery:
             send_failure(self._context.world, self.root, error)
             raise
         send(self._context.world, self.root, agreement)
-        if kept:  # as the others do now: whatever has touched the state since a rollback is undone everywhere
-            self._load(agreement.snapshot, strict=True)
         return agreement
 
     def _from_memory(self, elected: CommitId, recalled: Recalled | None, kept: bool) -> Agreement:

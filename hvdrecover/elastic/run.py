@@ -74,7 +74,7 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
     result: Result | None = None
     reason = ""  # for another rendezvous; the error itself would keep the tensors of the step that it ended
     steps = 0
-    kept = False  # whether all go on with the newest commit as it is
+    back = False  # whether to roll back after the rendezvous
     context, recovery = state._context, state._recovery
     rollbacks = Rollbacks(context.world, context.events, context.clock)
     while True:
@@ -82,11 +82,13 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
             if reason:
                 _rendezvous(recovery, reason, steps)
                 rollbacks.rejoined()
+                if back:  # by now, what was under way is over: Horovod's work, and the script's frames
+                    state._around("restore", recovery.roll_back)
                 state.on_reset()
                 state._memory.take_digests()  # others may have to start first
             if context.config.elastic:
                 rollbacks.compare()
-            source = recovery.agree(rollbacks.farthest, kept=kept)
+            source = recovery.agree(rollbacks.farthest, kept=back and not state._has_hooks())
             rollbacks.agreed()
             state._around("sync", nothing)  # a subclass's own: after ours, when all have one state
             # The mark ends a start, not a process: a second function resumes from the first one's result.
@@ -120,9 +122,9 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
             if isinstance(cause, RolledBack):
                 state._around("restore", functools.partial(recovery.skip, cause))
                 reason = ""  # all ranks are still there, so they need no rendezvous
-            else:
-                _keep_or_roll_back(state, recovery, fault)
-            kept = not state._has_hooks()
+            elif fault == "hosts":
+                state._around("save", state._keep)  # before the ranks part: nothing is spoilt
+            back = fault == "peers" and state._memory.last.generation > 0
             del cause
 
 
@@ -142,14 +144,6 @@ def _fault(cause: BaseException, context: Context) -> Fault | None:
     if isinstance(cause, RolledBack):
         return "numbers"
     return fault_of(cause, context.world) if context.config.elastic else None
-
-
-def _keep_or_roll_back(state: State, recovery: Recovery, fault: Fault) -> None:
-    """Before the ranks part: keep what a mere change of hosts has not spoilt, roll back what a loss has."""
-    if fault == "hosts":
-        state._around("save", state._keep)
-    elif state._memory.last.generation > 0:
-        state._around("restore", recovery.roll_back)
 
 
 def _rendezvous(recovery: Recovery, reason: str, steps: int) -> None:

@@ -66,7 +66,8 @@ class State(Attributes):
     the value is not one for the keyword: they are tracked as any others, and ours make way.
 
     A subclass may have its own `save`, `restore`, `sync` and `reset`. They are called where Horovod would
-    call them, and ``super()`` does ours there. What they keep by themselves is not part of a commit.
+    call them, but `restore` after the rendezvous, and ``super()`` does ours there. What they keep by
+    themselves is not part of a commit.
     """
 
     _rng: Randomness = "reseed"  # what becomes of random generators if the script says nothing

@@ -155,7 +155,7 @@ class Memory:
 
     def take_digests(self) -> None:
         """Have the digests of the newest commit at hand when the other ranks ask for them."""
-        if self.newest is not None and self.newest.id.generation and self._place.size > 1:
+        if self.newest is not None and self.newest.id.generation:
             self.newest = self.newest.digested()
 
     def mark(self, *, finished: bool) -> None:
