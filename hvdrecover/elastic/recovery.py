@@ -35,6 +35,7 @@ class Recovery:
     Attributes:
         reset_callbacks: functions to call when the ranks are others than before.
         root: the rank whose state all ranks have taken at the last agreement.
+        timed: adds the time of what is inside to a part of this recovery.
     """
 
     def __init__(self, rank: Rank) -> None:
@@ -46,6 +47,7 @@ class Recovery:
         self._companions = rank.companions
         self.reset_callbacks: list[Callable[[], None]] = []
         self.root = 0
+        self.timed = rank.timings.of
 
     # -- rendezvous and agreement ----------------------------------------------------------------------
 
@@ -61,10 +63,10 @@ class Recovery:
             RemovedError: this host is no longer part of the job.
         """
         self._context.events.emit("reset", reason=reason, steps=steps)
-        with self._rank.timings.of("reset"):
+        with self.timed("reset"):
             self._context.world.shutdown()
         self._rank.hosts.forget()  # the rendezvous heeds all changes so far, and none after it
-        with self._rank.timings.of("rendezvous"):
+        with self.timed("rendezvous"):
             self._context.world.init()
         stalls.forget()
 
@@ -195,7 +197,7 @@ class Recovery:
         self._context.place.job = claimed.job
         name = recalled.snapshot.id.name
         heartbeat.notify(loaded=name)
-        with self._rank.timings.of("load"):
+        with self.timed("load"):
             snapshot = self._resumed(recalled.snapshot, claimed.generation, f"near commit {name}")
         return Agreement(snapshot, "near", claimed.job, name)
 
@@ -204,12 +206,12 @@ class Recovery:
         start, job = uuid.uuid4().hex, self._context.config.job
         self._context.place.job = f"{job}/{start}" if job else start
         self._durable.retire()  # its claim is of an earlier attempt at this, and so of another job
-        with self._rank.timings.of("load"):
+        with self.timed("load"):
             return self._durable.claim()
 
     def _from_root(self, generation: int) -> Agreement:
         place, memory = self._context.place, self._memory
-        with self._rank.timings.of("load"):
+        with self.timed("load"):
             stored = self._durable.load()
         if stored is None and memory.newest is None:
             raise RecoveryError(

@@ -83,9 +83,12 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
                 _rendezvous(recovery, reason, steps)
                 rollbacks.rejoined()
                 if back:  # by now, what was under way is over: Horovod's work, and the script's frames
-                    state._around("restore", recovery.roll_back)
+                    with recovery.timed("reset"):
+                        state._around("restore", recovery.roll_back)
                 state.on_reset()
-                state._memory.take_digests()  # others may have to start first
+                if context.world.size() > 1:
+                    with recovery.timed("reset"):
+                        state._memory.take_digests()  # others may have to start first
             if context.config.elastic:
                 rollbacks.compare()
             source = recovery.agree(rollbacks.farthest, kept=back and not state._has_hooks())

@@ -134,8 +134,10 @@ class VirtualRanks(Ranks, Kept, Voter):
         order.dealt_to = lambda: self.carried
 
     def carried_by(self, rank: int, size: int) -> Carried:
-        """Return those that this process carries out, whatever its rank is."""
-        return self.carried
+        """Return those that a process carries out, by its rank, whatever the number of processes is."""
+        if not self._context.place.joined and not self.dealt:
+            return Carried(tuple(range(self.size)), self.size)
+        return Carried(tuple(shares.run_of(self.counts, rank)), self.size)
 
     def stream_of(self, rank: int) -> int:
         """Return a number that no virtual rank has: all processes have one stream in common."""
@@ -148,9 +150,8 @@ class VirtualRanks(Ranks, Kept, Voter):
     @property
     def carried(self) -> Carried:
         """Those that this process carries out."""
-        if not self._context.place.joined and not self.dealt:
-            return Carried(tuple(range(self.size)), self.size)
-        return Carried(tuple(shares.run_of(self.counts, self._context.world.rank())), self.size)
+        world = self._context.world
+        return self.carried_by(world.rank(), world.size())
 
     # -- steps -----------------------------------------------------------------------------------------
 
