@@ -174,6 +174,47 @@ def test_a_whole_job_killed_and_started_with_other_processes(
     assert results(then, checkpoint=url) == expected
 
 
+class Counter:
+    """A value of each rank's own."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+def test_a_survivor_makes_no_values_for_ranks_that_it_never_carries_out() -> None:
+    """It rolls back in its old place, though the rendezvous has given it another rank by then."""
+    made: dict[int, list[int]] = {}
+
+    def body(process: Process) -> None:
+        before = process.world.rank()
+
+        def make(rank: int, size: int) -> Counter:
+            made.setdefault(before, []).append(rank)
+            return Counter()
+
+        virtual = VirtualRanks(SIZE, "equal", Carrier(process.world))
+        state = process.state(virtual=virtual, counter=PerRank(make), step=0)
+
+        def train(state: State) -> None:
+            if state.step == 0:
+                made[before] = []  # each had all of them before the ranks agreed
+            while state.step < 4:
+                process.world.allreduce(np.zeros(1))
+                state.step += 1
+                state.commit()
+
+        run(train)(state)
+
+    FakeJob(initialised(body), SIZE, [fail_at(0, "gradient", 3)]).results()
+    assert made == {0: [], 1: [0], 2: [], 3: []}
+
+
 # -- what is refused ----------------------------------------------------------------------------------------
 
 
