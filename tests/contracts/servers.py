@@ -147,7 +147,7 @@ class SftpServer:
         config.write_text(
             f"ListenAddress {HOST}\nPort {port}\nHostKey {self.folder}/host\nPidFile none\n"
             f"AuthorizedKeysFile {self.key}.pub\nStrictModes no\nUsePAM no\n"
-            "PasswordAuthentication no\nKbdInteractiveAuthentication no\nMaxSessions 100\nMaxStartups 100\n"
+            "PasswordAuthentication no\nKbdInteractiveAuthentication no\nMaxSessions 1000\nMaxStartups 100\n"
             "Subsystem sftp internal-sftp\n"
         )
         assert SSHD is not None
