@@ -83,7 +83,7 @@ class Snapshot:
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        """Where the tensors lie in the files, by attribute name."""
+        """The layouts of the files, by attribute name."""
         return {name: arena.layout for name, arena in self.arenas.items()}
 
     @property

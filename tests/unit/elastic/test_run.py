@@ -210,6 +210,14 @@ class Adjusting(State):
         self._adjust("on_reset")
 
 
+def count(process: Process, state: State) -> None:
+    """Do a step: one more in the weight, too."""
+    process.world.allreduce(np.zeros(1))
+    state.model.weights["w"] += 1
+    state.step += 1
+    state.commit()
+
+
 def resumed_from(make: Callable[[Process], State]) -> dict[bool, tuple[float, bool]]:
     """Lose one of two ranks, which is restarted.
 
@@ -229,10 +237,7 @@ def resumed_from(make: Callable[[Process], State]) -> dict[bool, tuple[float, bo
                 found[bool(begun)] = float(state.model.weights["w"]), newest.digests is not None
             begun.append(newest.id)
             while state.step < 4:
-                process.world.allreduce(np.zeros(1))
-                state.model.weights["w"] += 1
-                state.step += 1
-                state.commit()
+                count(process, state)
 
         run(train)(state)
 
@@ -270,10 +275,7 @@ def test_what_is_let_go_after_a_rollback_changes_no_rank_alone() -> None:
             ends.setdefault(process.world.rank(), []).append(float(state.model.weights["w"]))
             steps = batches()
             for _ in steps:
-                process.world.allreduce(np.zeros(1))
-                state.model.weights["w"] += 1
-                state.step += 1
-                state.commit()
+                count(process, state)
 
         run(train)(state)
 

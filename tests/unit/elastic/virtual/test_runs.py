@@ -17,7 +17,7 @@ from hvdrecover.elastic.virtual.shares import Counts, Policy
 from hvdrecover.elastic.virtual.steps import Batches, Step, steps
 from hvdrecover.elastic.virtual.tree import RunningSum
 from hvdrecover.errors import ConfigError, HvdrecoverError, MismatchError, StepError
-from tests.fakes.framework import FakeModel, FakeSampler
+from tests.fakes.framework import FakeModel, FakeSampler, FakeSchedule
 from tests.fakes.world import Action, FakeJob, FakeWorld, Fault, Replacement, change_at, fail_at
 from tests.unit.elastic.jobs import Process, initialised, on_ranks
 
@@ -174,19 +174,6 @@ def test_a_whole_job_killed_and_started_with_other_processes(
     assert results(then, checkpoint=url) == expected
 
 
-class Counter:
-    """A value of each rank's own."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"count": self.count}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.count = state["count"]
-
-
 def test_a_survivor_makes_no_values_for_ranks_that_it_never_carries_out() -> None:
     """It rolls back in its old place, though the rendezvous has given it another rank by then."""
     made: dict[int, list[int]] = {}
@@ -194,12 +181,12 @@ def test_a_survivor_makes_no_values_for_ranks_that_it_never_carries_out() -> Non
     def body(process: Process) -> None:
         before = process.world.rank()
 
-        def make(rank: int, size: int) -> Counter:
+        def make(rank: int, size: int) -> FakeSchedule:
             made.setdefault(before, []).append(rank)
-            return Counter()
+            return FakeSchedule()
 
         virtual = VirtualRanks(SIZE, "equal", Carrier(process.world))
-        state = process.state(virtual=virtual, counter=PerRank(make), step=0)
+        state = process.state(virtual=virtual, schedule=PerRank(make), step=0)
 
         def train(state: State) -> None:
             if state.step == 0:
