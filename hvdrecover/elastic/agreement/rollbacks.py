@@ -193,7 +193,13 @@ class Rollbacks:
         self._account = replace(mine, faults=faults, reached=reached.changes, done=reached.steps)
 
     def rejoined(self) -> None:
-        """Note the end of a rendezvous."""
+        """Note the end of a rendezvous.
+
+        Raises:
+            NoProgressError: there was fault after fault, without a comparison in between.
+        """
+        if self._account.faults >= ATTEMPTS:
+            raise self._no_progress(self._account.faults)
         if self._first is not None:
             age = math.ceil((self._clock.monotonic() - self._first.time) * 1000)
             self._account = replace(self._account, age=age)
@@ -204,8 +210,6 @@ class Rollbacks:
         Raises:
             NoProgressError: they have come back too often without having got farther; on all ranks.
         """
-        if self._account.faults >= ATTEMPTS:
-            raise self._no_progress(self._account.faults)
         far = self._tally
         mine = replace(self._account, changes=far.changes, steps=far.steps, returns=far.returns)
         table = self._world.allgather(astuple(mine), "hvdrecover.rollbacks")

@@ -21,7 +21,7 @@ from hvdrecover.elastic.durable.durability import FINISH_ATTEMPTS
 from hvdrecover.elastic.lifecycle.leaving import Preempted
 from hvdrecover.elastic.run import RENDEZVOUS, run
 from hvdrecover.elastic.state import State
-from hvdrecover.errors import RecoveryError, RemovedError, RendezvousError, StorageError
+from hvdrecover.errors import NoProgressError, RecoveryError, RemovedError, RendezvousError, StorageError
 from hvdrecover.heartbeat import Page, Phase
 from tests.fakes.framework import FakeModel, FakeSampler
 from tests.fakes.root import FakeRoots
@@ -308,6 +308,22 @@ def with_a_method_of_its_own(process: Process) -> State:
 def test_what_a_script_has_changed_after_a_rollback_is_sent_as_well(make: Callable[[Process], State]) -> None:
     found = resumed_from(make)
     assert (found[True], found[False][0]) == ((9.0, False), 9.0)
+
+
+@pytest.mark.parametrize("method", ["restore", "on_reset"])
+def test_a_method_of_the_script_that_finds_a_rank_lost_each_time_has_an_end(method: str) -> None:
+    class Failing(Adjusting):
+        def _adjust(self, method: str) -> None:
+            if method == self._method:
+                raise HorovodInternalError("a collective of the script's own")
+
+    def body(process: Process) -> None:
+        state = Failing(process, method)
+        run(lambda state: [count(process, state) for _ in range(4)])(state)
+
+    job = FakeJob(initialised(body), 2, [fail_at(1, "gradient", 3)])
+    [outcome] = [each for each in job.run() if each.error is not None]
+    assert isinstance(outcome.error, NoProgressError)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
