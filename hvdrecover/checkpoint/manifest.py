@@ -58,8 +58,8 @@ class Manifest:
         world_size: number of ranks when the commit was made.
         versions: of the framework, Horovod and hvdrecover.
         files: the data files.
-        state: what `hvdrecover.elastic.snapshot.Snapshot` keeps beside tensors: components' structure, plain
-            objects, sample cursors, seed and generator states.
+        state: what a `hvdrecover.checkpoint.snapshot.Snapshot` has beside tensors: components' structure,
+            plain objects, sample cursors, seed and generator states.
         dataset: fingerprint of the training data, or None.
         finished: whether the training function had returned.
     """

@@ -22,27 +22,22 @@ class Facts:
         commit: which commit.
         time: when it was written, in seconds since the Unix epoch.
         metric: what `Keep.best` goes by; None if the commit has none.
-        good: whether it has a manifest that validates, and was not found broken.
     """
 
     commit: CommitId
     time: float
     metric: float | None = None
-    good: bool = True
 
 
 def expired(commits: Iterable[Facts], keep: Keep, now: float) -> list[CommitId]:
-    """The commits that may be deleted, oldest first.
-
-    Commits that are not good are left to the user: they are neither deleted nor counted. Of the good ones
-    the newest is never deleted.
+    """Return the commits that may be deleted, oldest first; never the newest.
 
     Args:
-        commits: all commits of a root, in any order.
+        commits: the good commits of a root, in any order: broken ones are neither deleted nor counted.
         keep: what the user wants to keep.
         now: seconds since the Unix epoch.
     """
-    good = sorted((facts for facts in commits if facts.good), key=lambda facts: facts.commit)
+    good = sorted(commits, key=lambda facts: facts.commit)
     kept = {facts.commit for facts in good[-keep.last :]}
     if keep.period is not None:
         kept |= _first_of_each_run(good, keep.period)

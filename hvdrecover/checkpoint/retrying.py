@@ -7,7 +7,6 @@ import threading
 
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, stop_never
 
-from hvdrecover.checkpoint.policy import retry_delay
 from hvdrecover.clock import Clock
 from hvdrecover.errors import StorageError
 
@@ -47,6 +46,11 @@ def retrying(
         retry=retry_if_exception_type(StorageError),
         reraise=True,
     )
+
+
+def retry_delay(attempt: int) -> float:
+    """Return how many seconds to wait at most before the ``attempt``-th retry, from 1."""
+    return min(30.0, 0.5 * 2.0 ** (attempt - 1))
 
 
 def _delay(state: RetryCallState) -> float:

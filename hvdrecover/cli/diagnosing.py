@@ -6,8 +6,7 @@ import argparse
 import dataclasses
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvdrecover import config
@@ -60,7 +59,7 @@ def add_doctor(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from hvdrecover.cli import documents, tables
+    from hvdrecover.cli import documents, progress_bar, tables
     from hvdrecover.doctor.examination import examine
     from hvdrecover.doctor.findings import has_failed
 
@@ -68,7 +67,7 @@ def _run(arguments: argparse.Namespace) -> int:
         settings = _settings(arguments)
     except (ConfigError, DiscoveryError) as error:
         arguments.refuse(str(error))
-    with progress() as notify:
+    with progress_bar.checks() as notify:
         findings = examine(settings, SYSTEM_CLOCK, notify)
     if arguments.json:
         sys.stdout.write(documents.dumps(document(settings, findings)))
@@ -107,19 +106,6 @@ def _discovered(arguments: argparse.Namespace) -> dict[str, int]:
     if not found:
         raise ConfigError("--discover", f"'{arguments.discover}' names no host")
     return {host.name: host.slots for host in found}
-
-
-@contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """Show what is looked at, on stderr, if that is a terminal."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda what: None
-        return
-    with console.status("checking hosts") as status:
-        yield lambda what: status.update(f"checking {what}")
 
 
 def document(settings: Settings, findings: Sequence[Finding]) -> dict[str, Any]:

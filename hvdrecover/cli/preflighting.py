@@ -9,7 +9,6 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from hvdrecover.cli import discovering
-from hvdrecover.cli.diagnosing import progress
 from hvdrecover.cli.discovering import Request
 from hvdrecover.clock import Clock
 from hvdrecover.config import Config
@@ -41,6 +40,8 @@ def selected(options: Options, request: Request | None, read: Config, clock: Clo
         ConfigError: there are no hosts to look at.
         DiscoveryError: there is no good answer to which hosts there are.
     """
+    from hvdrecover.cli import progress_bar
+
     hosts = _hosts(options, request)
     least = options.processes if options.mpi else options.least or options.processes
     settings = Settings(
@@ -51,7 +52,7 @@ def selected(options: Options, request: Request | None, read: Config, clock: Clo
         identity=options.identity,
     )
     began = clock.monotonic()
-    with progress() as notify:
+    with progress_bar.checks() as notify:
         findings = examine(settings, clock, notify, hosts_only=True)
     selection = preflight.select(hosts, findings, least)
     if selection.excluded:

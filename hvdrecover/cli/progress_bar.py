@@ -38,3 +38,18 @@ def bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=total)
         yield lambda count: progress.advance(task, count)
+
+
+@contextmanager
+def checks() -> Iterator[Callable[[str], None]]:
+    """A line that says what is being checked, and is gone at the end.
+
+    Gives:
+        What is told what is looked at now.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda what: None
+        return
+    with console.status("checking hosts") as status:
+        yield lambda what: status.update(f"checking {what}")

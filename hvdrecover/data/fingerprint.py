@@ -15,7 +15,7 @@ from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.data.fingerprints import arrays, datasets, file_differences, files, series
 from hvdrecover.data.fingerprints.files import Files
 from hvdrecover.data.fingerprints.series import Series
-from hvdrecover.data.order import SampleOrder
+from hvdrecover.data.order import is_sampler
 from hvdrecover.errors import ConfigError
 
 VERSION = 1  # of how data are looked at; digests of different versions can't be compared
@@ -139,7 +139,7 @@ def _urls(data: Any) -> list[str] | None:
 
 def _refuse(data: Any) -> None:
     """Refuse what looks like data, but is something else."""
-    if isinstance(getattr(data, "order", None), SampleOrder):
+    if is_sampler(data):
         raise ConfigError(
             "data", "its elements depend on the rank and on the cursor; pass the data that are dealt out"
         )

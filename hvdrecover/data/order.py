@@ -322,3 +322,8 @@ class SampleOrder:
         if self.shuffle:
             return permutation(self.length, self.seed, self.epoch)
         return np.arange(self.length, dtype=np.int64)
+
+
+def is_sampler(value: Any) -> bool:
+    """Return whether a value has a place in a sample order, which a commit holds as a cursor."""
+    return isinstance(getattr(value, "order", None), SampleOrder)

@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from hvdrecover import config
@@ -159,9 +158,7 @@ class Agents:
     def __enter__(self) -> Agents:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __getitem__(self, name: str) -> Agent:

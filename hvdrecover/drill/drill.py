@@ -43,7 +43,6 @@ class Drill:
         command: how the script is started.
         duration: seconds after which a run is ended; None lets it come to its own end.
         data: a copy of training data that faults may change.
-        patience: seconds without progress until a run counts as stuck.
         lab: the hosts that all runs are to be on; by default they are on this one.
     """
 
@@ -54,14 +53,12 @@ class Drill:
         *,
         duration: float | None = None,
         data: Path | None = None,
-        patience: float = PATIENCE,
         lab: Lab | None = None,
     ) -> None:
         self._folder = folder
         self._command = command
         self._duration = duration
         self._data = data
-        self._patience = patience
         self._lab = lab
         self._clean = Run(folder / "clean", command, data, lab)
 
@@ -76,7 +73,7 @@ class Drill:
             run.start()
             deadline = time.monotonic() + (self._duration or math.inf)
             while run.running and time.monotonic() < deadline:
-                run.follow(self._patience)
+                run.follow(PATIENCE)
             run.leave()
         finally:
             run.kill()
@@ -152,7 +149,7 @@ class Drill:
     def _run(self, number: int, strikes: Sequence[Strike]) -> Result:
         run = Run(self._folder / _name(number), self._command, self._data, self._lab)
         run.begin_like(self._clean)
-        disturbance = Disturbance(run, strikes, self._clean.newest, self._patience)
+        disturbance = Disturbance(run, strikes, self._clean.newest, PATIENCE)
         try:
             disturbance.go_through(to_its_end=self._duration is None)
             findings = [*disturbance.findings, *machine.orphans([] if run.running else run.left())]

@@ -28,7 +28,7 @@ class Struck:
         strike: which, as planned.
         begun: when, in seconds of the monotonic clock.
         time: the same, in seconds since the Unix epoch.
-        whom: as `hvdrecover.drill.faults.Fault.whom` has it.
+        whom: as `hvdrecover.drill.faults.fault.Fault.whom` has it.
         commit: how many commits there were.
         recovered: whether training continued, and, if the fault was a lasting one, also when it was over.
         seconds: until all ranks of a new rendezvous had stepped; None if there had to be none.

@@ -311,17 +311,14 @@ def _of(options: Sequence[str], names: Set[str]) -> list[str]:
     return [name for name in (option.partition("=")[0] for option in options) if name in names]
 
 
-def has_stepped(told: Testimony, since: float, size: int | None = None) -> bool:
+def has_stepped(told: Testimony, since: float) -> bool:
     """Return whether all ranks of the last rendezvous, which began after a time, have stepped since.
 
     Args:
         told: what witnesses tell.
         since: the time, in seconds of the monotonic clock.
-        size: how many ranks there must be, if that is known.
     """
     if not told.rendezvouses:
         return False
     last = told.rendezvouses[-1]
-    if size not in (None, len(last)) or min(line.time for line in last) <= since:
-        return False
-    return told.stepped(last) is not None
+    return min(line.time for line in last) > since and told.stepped(last) is not None

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichBar
     from rich.progress import TaskID
 
+_INTERVAL = 20.0  # the least time between two lines about one step's progress, in seconds
+_POINTS = 10  # the least progress between them, in percentage points
+_PATIENCE = 60.0  # the time after which a line is due without that progress, in seconds
 _PERCENT = re.compile(r"\[ *(\d{1,3})%\] ")
 
 
@@ -40,24 +43,11 @@ class PlainProgress:
     Args:
         write: takes a line without its end.
         clock: the time in seconds.
-        interval: the least time between two lines about one step's progress, in seconds.
-        points: the least progress between two such lines, in percentage points.
-        patience: the time after which a line is due without that progress, in seconds.
     """
 
-    def __init__(
-        self,
-        write: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
-        interval: float = 20.0,
-        points: int = 10,
-        patience: float = 60.0,
-    ) -> None:
+    def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._write = write
         self._clock = clock
-        self._interval = interval
-        self._points = points
-        self._patience = patience
         self._title = ""
         self._began = self._said = 0.0
         self._percent = self._shown = 0
@@ -75,7 +65,7 @@ class PlainProgress:
         found, now = percent_of(line), self._clock()
         self._percent = self._percent if found is None else found
         quiet, progress = now - self._said, self._percent - self._shown
-        if (quiet >= self._interval and progress >= self._points) or quiet >= self._patience:
+        if (quiet >= _INTERVAL and progress >= _POINTS) or quiet >= _PATIENCE:
             self._said, self._shown = now, self._percent
             self._write(f"{self._title}: {self._percent} % after {now - self._began:.0f} s")
 

@@ -128,7 +128,7 @@ def publish(wheel: Path, folder: Path) -> Path:
     return target
 
 
-def surplus(last_used: Mapping[Path, float], keep: int = KEPT_BUILDS) -> list[Path]:
+def surplus(last_used: Mapping[Path, float], keep: int) -> list[Path]:
     """Return the builds to delete: all but the ``keep`` that were used last.
 
     Args:
@@ -168,16 +168,13 @@ def prune(root: Path, current: Path, keep: int = KEPT_BUILDS) -> list[Path]:
 
 
 @contextmanager
-def locked(
-    folder: Path, on_wait: Callable[[], None], timeout: float = LOCK_TIMEOUT, poll: float = 0.5
-) -> Iterator[None]:
+def locked(folder: Path, on_wait: Callable[[], None], timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
     """Hold the lock of a build's folder, so that one wheel is not built by two processes at a time.
 
     Args:
         folder: the build's folder in the cache; it need not exist.
         on_wait: called once, when another process holds the lock.
         timeout: how long to wait for that process, in seconds.
-        poll: how often to look again, in seconds.
 
     Raises:
         InstallError: the other process did not finish in time.
@@ -200,5 +197,5 @@ def locked(
                         f"{lock}: another process has held this lock for {timeout:.0f} s. "
                         "Look whether it still builds Horovod, end it if not, and run this again."
                     ) from None
-                time.sleep(poll)
+                time.sleep(0.5)
         yield  # closing the file gives the lock back

@@ -80,7 +80,7 @@ class Announcement:
         """Return this."""
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         """Take the file away."""
         with contextlib.suppress(OSError):
             self._path.unlink()

@@ -6,7 +6,7 @@ import os
 import selectors
 import signal
 from collections.abc import Iterable
-from types import FrameType, TracebackType
+from types import FrameType
 
 
 class Waking:
@@ -31,9 +31,7 @@ class Waking:
         self._before = {number: signal.signal(number, self._note) for number in self._wanted}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         signal.set_wakeup_fd(self._wakeup)

@@ -28,7 +28,7 @@ _PARTS = {"epochs", "stop", "metrics", "callbacks"}
 
 
 class KeptCallbacks:
-    """The part of a commit that belongs to a ``fit``; see `hvdrecover.elastic.interfaces.Kept`."""
+    """The part of a commit that belongs to a ``fit``; see `hvdrecover.elastic.interfaces.HiddenAttribute`."""
 
     def __init__(self) -> None:
         self._held: Record | None = None  # of a fit that has not ended of itself

@@ -9,6 +9,7 @@ import torch
 
 from hvdrecover.elastic.interfaces import Tree
 from hvdrecover.torch.copying import own
+from hvdrecover.torch.names import parameters_of
 
 # State that torch's optimizers keep in the shape of its parameter.
 _SHAPED = {
@@ -38,7 +39,7 @@ def fit(name: str, optimizer: torch.optim.Optimizer, tree: Tree) -> tuple[Tree, 
     if differences:
         return optimizer.state_dict(), differences
     fitting = {}
-    parameters = _parameters(optimizer)
+    parameters = list(parameters_of(optimizer))
     for key, entries in tree["state"].items():
         found = _misfits(f"{name}.state.{key}", optimizer, _parameter(parameters, key), entries)
         differences += found
@@ -66,7 +67,7 @@ def load(optimizer: torch.optim.Optimizer, tree: Tree, *, keep: bool) -> None:
     if not keep:
         tree = own(tree, optimizer.state_dict())
     optimizer.load_state_dict(tree)
-    parameters = _parameters(optimizer)
+    parameters = list(parameters_of(optimizer))
     for key, entries in tree.get("state", {}).items():
         parameter = _parameter(parameters, key)
         present = optimizer.state.get(parameter) if parameter is not None else None
@@ -97,10 +98,6 @@ def _as_stored(stored: Any, present: Any) -> Any:
         return [_as_stored(*pair) for pair in zip(stored, present, strict=True)]
     # torch makes its way through anything iterable, and spoils strings and named tuples by that.
     return stored if isinstance(stored, str | bytes) else present
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _parameter(parameters: list[torch.Tensor], key: Any) -> torch.Tensor | None:

@@ -33,7 +33,6 @@ LAYERS = {
     "reporting": 1,
     "host_memory": 0,
     "elastic": 2,
-    "guard": 2,
     "torch": 3,
     "tensorflow": 3,
     "keras": 3,

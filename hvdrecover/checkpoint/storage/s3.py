@@ -96,14 +96,14 @@ class S3Storage(RemoteStorage):
 
     def _unfinished(self) -> list[dict[str, str]]:
         """The unfinished uploads of this root; below it may be other roots, and files of others."""
-        root = self._object("")
-        asked = {"Bucket": root["Bucket"], "Prefix": f"{root['Key']}/" if root["Key"] else ""}
+        root = self._place("")
+        asked = {"Bucket": root.bucket, "Prefix": f"{root.key}/" if root.key else ""}
         found: list[dict[str, str]] = []
         marker: dict[str, str] = {}
         while True:
             answer = self._fs.call_s3("list_multipart_uploads", **asked, **marker)
             found += [
-                {"Bucket": root["Bucket"], "Key": upload["Key"], "UploadId": upload["UploadId"]}
+                {"Bucket": root.bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
                 for upload in answer.get("Uploads", ())
                 if self._is_ours(upload)
             ]
@@ -121,7 +121,7 @@ class S3Storage(RemoteStorage):
 
     def _below(self, upload: dict[str, str]) -> str:
         """An upload's path below the root."""
-        return upload["Key"].removeprefix(self._object("")["Key"]).strip("/")
+        return upload["Key"].removeprefix(self._place("").key).strip("/")
 
     def _size_of_parts(self, upload: dict[str, str]) -> int:
         size, marker = 0, 0
@@ -134,10 +134,6 @@ class S3Storage(RemoteStorage):
             if not answer.get("IsTruncated"):
                 return size
             marker = answer["NextPartNumberMarker"]
-
-    def _object(self, path: str) -> dict[str, str]:
-        bucket, key = self._place(path)
-        return {"Bucket": bucket, "Key": key}
 
     def _place(self, path: str) -> Place:
         bucket, key, _ = self._fs.split_path(self._path(path))

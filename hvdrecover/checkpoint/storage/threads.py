@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -50,9 +49,7 @@ class Threads:
     def __enter__(self) -> Threads:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Forget what has not begun, and wait for what has."""
         with suppress(queue.Empty):
             while True:

@@ -62,14 +62,12 @@ class Place:
     Attributes:
         store: the file system, as URLs of it begin.
         root: the folder's path in it.
-        shown: the folder as messages show it, without credentials.
         entries: the files, in any order.
         reader: reads them.
     """
 
     store: str
     root: str
-    shown: str
     entries: Sequence[Entry]
     reader: Reader
 
@@ -95,9 +93,9 @@ def _look_at_local(path: str) -> Place:
             root, pattern = path, _EVERYTHING
         else:
             root, name = os.path.split(path)
-            return Place("file://", root, root, [_local_entry(path, name)], LocalReader(Path(root)))
+            return Place("file://", root, [_local_entry(path, name)], LocalReader(Path(root)))
         entries = list(_walk(root, pattern)) if Path(root).is_dir() else []
-    return Place("file://", root, root, _some(entries, path), LocalReader(Path(root)))
+    return Place("file://", root, _some(entries, path), LocalReader(Path(root)))
 
 
 def _local_entry(path: str, name: str) -> Entry:
@@ -193,7 +191,7 @@ def _look_at_remote(url: str, filesystem: Any, path: str, clock: Clock) -> Place
         else:
             entries = list(_walk_remote(filesystem, root, pattern, shown_root))
     reader = RemoteReader(filesystem, storage_in(filesystem, root, shown_root), clock)
-    return Place(store, root, shown_root, _some(entries, shown), reader)
+    return Place(store, root, _some(entries, shown), reader)
 
 
 def _find(filesystem: Any, root: str, pattern: Sequence[str], shown: str) -> Iterator[Entry]:

@@ -18,23 +18,18 @@ class Switchable(Protocol):
 
     def processes(self) -> list[int]:
         """Ids of the processes on it, among those of this host."""
-        ...
 
     def cut_off(self) -> None:
         """Unplug its cable: no connection is closed, but nothing gets through."""
-        ...
 
     def join(self) -> None:
         """Plug it in again."""
-        ...
 
     def power_off(self) -> None:
         """End all that runs on it at once, without a word to others."""
-        ...
 
     def power_on(self) -> None:
         """Switch it on; it can be logged in to when this returns."""
-        ...
 
 
 class Drilled(Protocol):
@@ -62,39 +57,30 @@ class Drilled(Protocol):
 
     def ranks(self) -> list[int]:
         """The ranks that train now, in order."""
-        ...
 
     def process_of(self, rank: int) -> int:
         """Process id of the training process that has a rank now."""
-        ...
 
     def guardian_of(self, rank: int) -> int:
         """Process id of its guardian."""
-        ...
 
     def supervisor(self) -> int:
         """Process id of the supervisor."""
-        ...
 
     def launcher(self) -> int:
         """Process id of Horovod's driver."""
-        ...
 
     def order(self, rank: int, what: str) -> None:
         """Have a training process do something at its next batch; see `hvdrecover.drill.witness`."""
-        ...
 
     def repaired(self) -> None:
         """Say that a host has just been repaired."""
-        ...
 
     def hosts_are_well(self) -> bool:
         """Return whether host discovery has found all hosts well since the last one was repaired."""
-        ...
 
     def start_again(self) -> None:
         """Wait until the run has left, and start it again, as a scheduler would."""
-        ...
 
 
 class Fault(Protocol):
@@ -115,23 +101,18 @@ class Fault(Protocol):
 
     def whom(self, rank: int, size: int) -> str:
         """Whom it strikes, of so many ranks, if it is to strike one; empty if it strikes no one rank."""
-        ...
 
     def lacks(self, run: Drilled) -> str:
         """Return what it needs and this machine or run lacks, with the remedy; empty if it may strike."""
-        ...
 
     def ready(self, run: Drilled) -> bool:
         """Return whether it may strike now, as far as earlier faults are concerned."""
-        ...
 
     def prepare(self, run: Drilled) -> dict[str, str]:
         """Before a run starts: the environment variables that it is to be started with."""
-        ...
 
     def options(self, run: Drilled) -> list[str]:
         """After `prepare`: the options of ``hvdrecover run`` that the run is to be started with."""
-        ...
 
     def strike(self, run: Drilled, rank: int) -> None:
         """Let it happen, to a rank if it is something that happens to one.
@@ -139,15 +120,12 @@ class Fault(Protocol):
         Raises:
             DrillError: it can't happen to this run now.
         """
-        ...
 
     def end(self, run: Drilled) -> None:
         """Let it be over; without effect if it is not under way."""
-        ...
 
     def clean_up(self, run: Drilled) -> None:
         """After a run: take away what `prepare` has made outside of its folder."""
-        ...
 
 
 class Plain:

@@ -11,7 +11,7 @@ from typing import Any
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import Layout
 from hvdrecover.checkpoint.values import Json
-from hvdrecover.data.order import SampleOrder
+from hvdrecover.data.order import SampleOrder, is_sampler
 from hvdrecover.elastic.commits.copier import Copier, Part, rebuild
 from hvdrecover.elastic.commits.own import Shares, Value
 from hvdrecover.elastic.commits.per_rank import PerRank
@@ -293,8 +293,3 @@ class Contents:
         """Return whether an attribute keeps the very tensors that it is loaded from."""
         value = self.values.get(name)
         return not (self._framework.is_component(value) and self._framework.copies_on_load(value))
-
-
-def is_sampler(value: Any) -> bool:
-    """Return whether a value has a place in a sample order, which a commit holds as a cursor."""
-    return isinstance(getattr(value, "order", None), SampleOrder)

@@ -17,7 +17,8 @@ from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import Storage, open_storage
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.clock import SYSTEM_CLOCK
-from hvdrecover.elastic.commits.contents import Contents, is_sampler
+from hvdrecover.data.order import is_sampler
+from hvdrecover.elastic.commits.contents import Contents
 from hvdrecover.elastic.interfaces import Component, Framework
 from hvdrecover.errors import CheckpointError, ConfigError, UnknownCommitError
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from hvdrecover.data.order import SampleOrder
+from hvdrecover.data.order import is_sampler
 from hvdrecover.elastic.commits.carried import Carried
 from hvdrecover.elastic.interfaces import Tree
 from hvdrecover.errors import ConfigError, PerRankError
@@ -51,7 +51,7 @@ class PerRank:
     """
 
     def __init__(self, value: Any, on_resize: OnResize | None = None) -> None:
-        if isinstance(value, PerRank) or isinstance(getattr(value, "order", None), SampleOrder):
+        if isinstance(value, PerRank) or is_sampler(value):
             raise ConfigError(
                 "PerRank",
                 f"a {type(value).__name__} is not a rank's own; make it an attribute of the state as it is",

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable
 
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.policy import is_due
 from hvdrecover.checkpoint.retrying import ATTEMPTS
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.checkpoint.snapshot import Snapshot
@@ -218,3 +217,21 @@ class Durability:
 
     def _left(self, deadline: float) -> float:
         return max(0.0, deadline - self._clock.monotonic())
+
+
+def is_due(settings: Checkpoint, commits_since: int, seconds_since: float, auto: float = 0.0) -> bool:
+    """Return whether a commit should be made durable.
+
+    Args:
+        settings: the user's wishes.
+        commits_since: commits since the last durable one, this one included.
+        seconds_since: seconds since the last durable one was begun; ``inf`` when there is none.
+        auto: with ``interval="auto"``, how many seconds that takes now.
+    """
+    if settings.interval == "auto":
+        return seconds_since >= auto
+    if settings.every_commits is None and settings.every_seconds is None:
+        return True
+    by_count = settings.every_commits is not None and commits_since >= settings.every_commits
+    by_time = settings.every_seconds is not None and seconds_since >= settings.every_seconds
+    return by_count or by_time

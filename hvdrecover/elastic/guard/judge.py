@@ -50,10 +50,10 @@ class Judge(Observer, Voter):
     def __init__(self, guard: Guard | None, context: Context) -> None:
         self._policy: Numerics | None = guard.numerics if guard is not None else None
         self._allowed = guard.numerics_budget if guard is not None else 0
+        self._context = context
         self._framework = context.framework
         self._world = context.world
         self._contents = context.contents
-        self._events = context.events
         self._host = context.config.host
         self._budget = Budget()
         self._verdict: NumericsError | RolledBack | None = None
@@ -203,9 +203,9 @@ class Judge(Observer, Voter):
         action = numerics.decide(policy, sightings, self._allowed)
         lines = numerics.findings(sightings, everywhere)
         message = f"numbers that are not finite: {'; '.join(lines)}; {_FOLLOWS[action]}"
-        self._events.emit(
+        self._context.announce(
             "numerics",
-            message if self._world.rank() == 0 else None,
+            message,
             level=logging.WARNING,
             action=action,
             findings=[dataclasses.asdict(each) for each in sightings if each.tensors],

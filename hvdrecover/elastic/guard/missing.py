@@ -24,7 +24,6 @@ class Missing(Voter):
     def __init__(self, context: Context, *, on: bool) -> None:
         self._context = context
         self._world = context.world
-        self._events = context.events
         self._on = on
         self._reported: set[str] = set()
         self._steps: Counter[str] = Counter()
@@ -67,14 +66,8 @@ class Missing(Voter):
             lines = [line for name, line in _lines(rows).items() if name not in self._reported]
             self._reported.update(*rows)
             if lines:
-                self._events.emit(
-                    "missing_gradients",
-                    f"no gradient on some ranks, so zeros were summed up for them: {'; '.join(lines)}"
-                    if self._world.rank() == 0
-                    else None,
-                    level=logging.WARNING,
-                    parameters=lines,
-                )
+                message = f"no gradient on some ranks, so zeros were summed up for them: {'; '.join(lines)}"
+                self._context.announce("missing_gradients", message, level=logging.WARNING, parameters=lines)
 
 
 def _lines(rows: Sequence[dict[str, int]]) -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
@@ -35,10 +34,10 @@ class Watch(Voter):
 
     def __init__(self, guard: Guard | None, context: Context) -> None:
         self._guard = guard
+        self._context = context
         self._framework = context.framework
         self._world = context.world
         self._contents = context.contents
-        self._events = context.events
         self._host = context.config.host
         self._fresh = True
         self._warned = False  # that the ranks hold different plain objects
@@ -102,7 +101,7 @@ class Watch(Voter):
         rows = gather_json(self._world, mine and mine.as_json(), "hvdrecover.guard.structure")
         lines = structure.differences([row and Description.from_json(row) for row in rows])
         if lines:
-            self._events.emit("structure", differences=lines)
+            self._context.events.emit("structure", differences=lines)
             raise StructureError(
                 "the ranks were not started with the same",
                 lines,
@@ -195,9 +194,10 @@ class Watch(Voter):
         differences: Sequence[Difference] = (),
     ) -> None:
         assert self._guard is not None
-        self._announce(
+        self._context.announce(
             "diverged",
             f"{_problem(result, commit)}: {'; '.join(lines)}; {follows}",
+            level=logging.WARNING,
             generation=commit.generation,
             commit=commit.commit,
             policy=self._guard.on_divergence,
@@ -229,7 +229,7 @@ class Watch(Voter):
         if lines:
             self._warned = True
             words = f"{'; '.join(lines)}; {follows}. {rank_local.REMEDY}"
-            self._announce("rank_local", words, differences=lines)
+            self._context.announce("rank_local", words, level=logging.WARNING, differences=lines)
 
     # -- data ------------------------------------------------------------------------------------------
 
@@ -248,9 +248,10 @@ class Watch(Voter):
             return
         policy = self._guard.data_changed
         follows = {"raise": "stopping", "warn": "continuing", "restart_epoch": "beginning the epoch anew"}
-        self._announce(
+        self._context.announce(
             "data_changed",
             f"the training data have changed since {where}: {'; '.join(lines)}; {follows[policy]}",
+            level=logging.WARNING,
             policy=policy,
             differences=lines,
         )
@@ -258,12 +259,6 @@ class Watch(Voter):
             raise DataChangedError(where, lines)
         if policy == "restart_epoch":
             data.restart_epoch(stored.state)
-
-    # -- reports ---------------------------------------------------------------------------------------
-
-    def _announce(self, kind: str, message: str, **facts: Any) -> None:
-        shown = message if self._world.rank() == 0 else None
-        self._events.emit(kind, shown, level=logging.WARNING, **facts)
 
 
 def _vote_of(holders: Sequence[int], table: Table) -> Vote:

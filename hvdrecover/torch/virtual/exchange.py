@@ -143,3 +143,8 @@ def forget(handles: Any) -> None:
 def _is_exact(entry: Entry) -> bool:
     """Return whether Horovod's multiplication by the inverse rounds as a division does."""
     return entry.is_wide and entry.divisor & (entry.divisor - 1) == 0
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a dense tensor's elements as they are in memory."""
+    return tensor.as_strided((tensor.numel(),), (1,))

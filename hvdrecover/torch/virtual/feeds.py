@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader
 
-from hvdrecover.data.order import SampleOrder
+from hvdrecover.data.order import SampleOrder, is_sampler
 from hvdrecover.elastic.commits.per_rank import PerRank
 from hvdrecover.elastic.interfaces import Framework
 from hvdrecover.elastic.virtual.feeds import Part, Streams, aside, deal
@@ -31,9 +31,7 @@ def feed(loader: Any, tracked: Mapping[str, Any], framework: Framework) -> Feed:
     if isinstance(loader, PerRank) and any(loader is each for each in tracked.values()):
         return Streams(loader, framework)
     sampler = getattr(loader, "sampler", None)
-    if not any(sampler is each for each in tracked.values()) or not isinstance(
-        getattr(sampler, "order", None), SampleOrder
-    ):
+    if not any(sampler is each for each in tracked.values()) or not is_sampler(sampler):
         raise ConfigError(
             "state.steps()",
             f"a {type(loader).__name__} can't be dealt out to virtual ranks; pass a DataLoader whose "

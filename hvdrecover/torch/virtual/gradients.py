@@ -11,6 +11,7 @@ import torch
 
 from hvdrecover.elastic.virtual.tree import Node, RunningSum, pieces
 from hvdrecover.errors import ConfigError
+from hvdrecover.torch.names import parameters_of
 from hvdrecover.torch.stepping import stepping
 from hvdrecover.torch.virtual.exchange import SUMMED_BY_HOROVOD, Allreduced, Alone, Entry, Exchange
 from hvdrecover.torch.virtual.segments import Buffers, Segments, cut
@@ -184,15 +185,14 @@ class Gradients:
 
     def _require_known(self) -> None:
         """Refuse parameters that came after the optimizer was wrapped: nobody sums their gradients up."""
-        for group in self._optimizer.param_groups:
-            for each in group["params"]:
-                if each.requires_grad and each not in self._known:
-                    raise ConfigError(
-                        f"state.{self._name}",
-                        f"a parameter of shape {tuple(each.shape)} was added, or has begun to require "
-                        "gradients, since the state was made. Have all of them require gradients until then; "
-                        "they may be frozen afterwards",
-                    )
+        for each in parameters_of(self._optimizer):
+            if each.requires_grad and each not in self._known:
+                raise ConfigError(
+                    f"state.{self._name}",
+                    f"a parameter of shape {tuple(each.shape)} was added, or has begun to require "
+                    "gradients, since the state was made. Have all of them require gradients until then; "
+                    "they may be frozen afterwards",
+                )
 
     def _way(self, layout: Sequence[Sequence[Node]], rank: int) -> Exchange:
         if len(layout) == 1:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hvdrecover.checkpoint.arena import Bytes
-from hvdrecover.torch.virtual.exchange import Entry
+from hvdrecover.torch.virtual.exchange import Entry, flat
 
 _Gradients = list[torch.Tensor | None]
 
@@ -33,7 +33,7 @@ class TorchLeaves:
         tensor = gradients[at]
         if tensor is None:
             return None
-        found: Bytes = _flat(tensor).view(torch.uint8).cpu().numpy()
+        found: Bytes = flat(tensor).view(torch.uint8).cpu().numpy()
         return found
 
     def put(self, place: int, data: Bytes | None) -> None:
@@ -43,7 +43,7 @@ class TorchLeaves:
             gradients[at] = None
             return
         tensor = torch.empty_like(entry.parameter, dtype=entry.wire, requires_grad=False)
-        _flat(tensor).copy_(torch.from_numpy(data).view(entry.wire))
+        flat(tensor).copy_(torch.from_numpy(data).view(entry.wire))
         gradients[at] = tensor
 
 
@@ -69,8 +69,3 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         whole = value.detach().clone().requires_grad_(value.requires_grad)
         return whole.__reduce_ex__(5)  # type: ignore[no-untyped-call]
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense tensor's elements as they are in memory."""
-    return tensor.as_strided((tensor.numel(),), (1,))

@@ -8,6 +8,7 @@ import horovod.torch as hvd
 import torch
 
 from hvdrecover.errors import ConfigError
+from hvdrecover.torch.names import parameters_of
 
 
 def check(name: str, optimizer: Any) -> None:
@@ -56,10 +57,7 @@ def take_over(name: str, optimizer: Any) -> list[tuple[str, torch.Tensor]]:
     """
     check(name, optimizer)
     named = [
-        (optimizer._parameter_names[each], each)
-        for group in optimizer.param_groups
-        for each in group["params"]
-        if each.requires_grad
+        (optimizer._parameter_names[each], each) for each in parameters_of(optimizer) if each.requires_grad
     ]
 
     def send(*arguments: Any) -> Any:

@@ -7,8 +7,9 @@ import pytest
 
 import hvdrecover
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.policy import is_due, retry_delay
+from hvdrecover.checkpoint.retrying import retry_delay
 from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.elastic.durable.durability import is_due
 from hvdrecover.errors import ConfigError
 
 
@@ -85,7 +86,6 @@ def test_when_a_commit_is_due_by_a_time_that_is_chosen(commits_since, seconds_si
 
 def test_retries_wait_twice_as_long_each_time_up_to_a_cap():
     assert [retry_delay(attempt) for attempt in range(1, 9)] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
-    assert retry_delay(3, first=1.0, cap=3.0) == 3.0
 
 
 @pytest.mark.parametrize("url", ["/data/run", "file:///data", "s3://bucket/run", Path("/data/run")])

@@ -101,11 +101,6 @@ def test_a_commit_is_kept_if_any_rule_asks_for_it():
     ]  # fmt: skip
 
 
-def test_commits_that_are_not_good_are_neither_deleted_nor_counted():
-    commits = [*run(1, 2, 3), *run(4, 5, good=False)]
-    assert expired(commits, Keep(last=2), NOW) == [CommitId(1, 1)]
-
-
 # -- what always holds ---------------------------------------------------------------------------------
 
 numbers = st.floats(allow_nan=True, allow_infinity=True)
@@ -114,7 +109,6 @@ facts = st.builds(
     st.builds(CommitId, st.integers(1, 4), st.integers(0, 40)),
     st.floats(-1e12, 1e12),
     st.none() | st.integers(-3, 3).map(float) | numbers,
-    st.booleans(),
 )
 roots = st.lists(facts, unique_by=lambda found: found.commit, max_size=30)
 keeps = st.builds(
@@ -128,9 +122,9 @@ times = st.floats(-1e12, 1e12)
 
 
 @given(roots, keeps, times)
-def test_the_newest_good_ones_stay_and_those_that_are_not_good_are_left(commits, keep, now):
+def test_the_newest_ones_stay(commits, keep, now):
     gone = expired(commits, keep, now)
-    good = sorted(found.commit for found in commits if found.good)
+    good = sorted(found.commit for found in commits)
     assert gone == sorted(set(gone))
     assert set(gone) <= set(good)
     assert not set(gone) & set(good[-keep.last :])
@@ -165,11 +159,10 @@ def test_pruning_after_each_commit_keeps_what_each_rule_is_after(commits, keep, 
         left.append(found)
         gone = set(expired(left, keep, now))
         left = [other for other in left if other.commit not in gone]
-    good = [found for found in sorted(commits, key=lambda found: found.commit) if found.good]
+    good = sorted(commits, key=lambda found: found.commit)
     kept_ids = {found.commit for found in left}
     if keep.period is not None:
-        left_good = [found for found in left if found.good]
-        for_each = [{found.commit.commit // keep.period for found in some} for some in (good, left_good)]
+        for_each = [{found.commit.commit // keep.period for found in some} for some in (good, left)]
         assert for_each[0] == for_each[1]
     if keep.best is not None:
         finite = {found.metric for found in good if found.metric is not None and math.isfinite(found.metric)}

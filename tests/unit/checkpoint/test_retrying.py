@@ -5,8 +5,7 @@ import threading
 
 import pytest
 
-from hvdrecover.checkpoint.policy import retry_delay
-from hvdrecover.checkpoint.retrying import ATTEMPTS, WokenError, retrying
+from hvdrecover.checkpoint.retrying import ATTEMPTS, WokenError, retry_delay, retrying
 from hvdrecover.errors import ConfigError, CorruptCheckpointError, FencedError, ForeignRootError, StorageError
 from tests.fakes.clock import FakeClock
 

@@ -11,9 +11,8 @@ import pytest
 from hvdrecover.checkpoint import writer as writers
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.niceness import BACKGROUND
-from hvdrecover.checkpoint.policy import retry_delay
 from hvdrecover.checkpoint.reader import load_newest
-from hvdrecover.checkpoint.retrying import ATTEMPTS
+from hvdrecover.checkpoint.retrying import ATTEMPTS, retry_delay
 from hvdrecover.checkpoint.writer import BackgroundWriter
 from hvdrecover.errors import CorruptCheckpointError, FencedError, HvdrecoverError, StorageError
 from hvdrecover.events import Events, logger
