@@ -148,6 +148,11 @@ class Config:
     remote_shell: str | None = None
     exchange: tuple[str, int, str] | None = None
 
+    @property
+    def is_first_of_host(self) -> bool:
+        """Return whether this process is the one that acts for its host."""
+        return self.local_rank in (None, 0)
+
 
 def read(environ: Mapping[str, str] | None = None) -> Config:
     """Read the settings of this process.

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdrecover.checkpoint.arena import Bytes
-from hvdrecover.elastic.horovod import Ranks, framed
+from hvdrecover.elastic.horovod import HorovodWorld, framed
 
 _WORD = 8  # bytes of the length before what a rank sends
 
@@ -17,7 +17,7 @@ Alike = Callable[[bytes, int], bytes]
 """Returns what another rank sends where this one sends some bytes."""
 
 
-class Simulated(Ranks):
+class Simulated(HorovodWorld):
     """Rank 0 of many, which all say what it says.
 
     Args:

@@ -29,11 +29,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdrecover.checkpoint import root
-from hvdrecover.checkpoint.endings import identity
 from hvdrecover.checkpoint.root import CLAIMS
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.clock import Clock
 from hvdrecover.errors import FencedError, OvertakenError, StorageError
+from hvdrecover.process_identity import identity
 
 _NAME = re.compile(r"g([0-9]{4,9})\.json")
 
@@ -53,7 +53,7 @@ class Claim:
         pid: the maker's process number there.
         time: when it was made, in seconds since the Unix epoch.
         start: identity of the job's start; in claims of earlier versions, each start was a job.
-        process: the maker's `hvdrecover.checkpoint.endings.identity`; empty if that is not known.
+        process: the maker's `hvdrecover.process_identity.identity`; empty if that is not known.
     """
 
     generation: int

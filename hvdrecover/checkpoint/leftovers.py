@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from hvdrecover.checkpoint import claims, leases, root
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.endings import has_ended
 from hvdrecover.checkpoint.pruning import delete_unless_read
 from hvdrecover.checkpoint.storage import Storage, Temporary
 from hvdrecover.clock import Clock
 from hvdrecover.errors import FencedError, StorageError
 from hvdrecover.events import Events
+from hvdrecover.process_identity import has_ended
 
 
 def incomplete(

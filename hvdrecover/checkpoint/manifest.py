@@ -21,6 +21,7 @@ from hvdrecover.errors import CorruptCheckpointError, FormatVersionError, Unsupp
 FORMAT = 1
 FILE_NAME = "MANIFEST.json"
 MAX_BYTES = 1 << 28  # of a manifest; what claims to be larger is not read into memory
+TENSORS = ".safetensors"
 _DATA_FILE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.safetensors")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -79,6 +80,11 @@ class Manifest:
     def id(self) -> CommitId:
         """The commit's identity."""
         return CommitId(self.generation, self.commit)
+
+    @property
+    def by_attribute(self) -> dict[str, FileEntry]:
+        """The data files by the attributes whose tensors they hold."""
+        return {file.name.removesuffix(TENSORS): file for file in self.files}
 
 
 def dumps(manifest: Manifest) -> bytes:

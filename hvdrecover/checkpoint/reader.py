@@ -56,10 +56,9 @@ def read_commit(
     """
     with leases.reading(storage, commit, clock) as lease:
         manifest = root.read_manifest(storage, commit)
-        entries = {entry.name.removesuffix(root.TENSORS): entry for entry in manifest.files}
         arenas = {
             name: _read_file(storage, commit, entry, lease)
-            for name, entry in entries.items()
+            for name, entry in manifest.by_attribute.items()
             if only is None or name in only
         }
     return Snapshot.of(manifest, arenas)
@@ -102,12 +101,12 @@ def read_newest(
                 marked = again(root.is_quarantined, storage, commit)
                 skipped(commit, root.MANIFEST_GONE if marked else _NEVER_COMPLETED, None)
                 continue
-            reason = reasons[commit.name] = str(error).removeprefix(f"{storage.url}/{commit.name}/")
+            reason = reasons[commit.name] = root.reason(storage, commit, error)
             skipped(commit, reason, error)
         except StorageError as error:
             storage.names()  # if the root is away, so are the older commits
             unread = unread or error
-            skipped(commit, str(error).removeprefix(f"{storage.url}/{commit.name}/"), error)
+            skipped(commit, root.reason(storage, commit, error), error)
     if unread is not None:
         raise unread
     if reasons:

@@ -30,7 +30,6 @@ CLAIMS = "claims"
 READERS = "readers"
 QUARANTINE = "QUARANTINE.json"
 SUSPECT = "SUSPECT.json"
-TENSORS = ".safetensors"
 _MAX_NOTE = 1 << 16  # bytes; what is larger is not read into memory
 MANIFEST_GONE = "its manifest is gone"  # why a commit is quarantined that lost only that
 
@@ -123,6 +122,11 @@ def read_note(storage: Storage, path: str) -> str:
     """
     size = storage.size(path)
     return "" if size is None or size > _MAX_NOTE else storage.read(path).decode()
+
+
+def reason(storage: Storage, commit: CommitId, error: Exception) -> str:
+    """Return an error's message without the commit that it is about."""
+    return str(error).removeprefix(f"{storage.url}/{commit.name}/")
 
 
 def manifest_text(storage: Storage, commit: CommitId) -> bytes | None:

@@ -11,7 +11,6 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.layout import Layout
 from hvdrecover.checkpoint.manifest import FileEntry, Manifest
-from hvdrecover.checkpoint.root import TENSORS
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Snapshot:
     @classmethod
     def of(cls, manifest: Manifest, arenas: dict[str, Arena]) -> Snapshot:
         """Return the commit that a manifest describes, with the files that were read and verified."""
-        digests = {file.name.removesuffix(TENSORS): file.digest for file in manifest.files}
+        digests = {name: file.digest for name, file in manifest.by_attribute.items()}
         return cls(
             id=manifest.id,
             arenas=arenas,

@@ -136,7 +136,7 @@ class Store:
         self.storage.remove(path)
         files = []
         for name, arena in snapshot.arenas.items():
-            file = f"{name}{root.TENSORS}"
+            file = f"{name}{manifests.TENSORS}"
             digest = self.storage.write(f"{snapshot.id.name}/{file}", arena.buffer)
             files.append(FileEntry(file, arena.layout.nbytes, digest))
         writer = {"host": self._host, "pid": os.getpid(), "rank": rank}

@@ -90,11 +90,12 @@ def document(folder: Path, report: Report) -> dict[str, Any]:
 
 def table(folder: Path, report: Report, now: float) -> RenderableType:
     """A report for people."""
-    from rich.console import Group
+    from rich.console import Console, Group
     from rich.text import Text
 
-    from hvdrecover.cli.tables import age, grid, pairs, plain, section
+    from hvdrecover.cli.tables import age, faults, grid, pairs, plain, section
     from hvdrecover.reporting import words
+    from hvdrecover.reporting.summary import PHASES
 
     facts = pairs({"run": str(folder), **words.facts(report, f"{age(now - report.end)} ago")})
     if not report.faults:
@@ -109,33 +110,12 @@ def table(folder: Path, report: Report, now: float) -> RenderableType:
             words.duration(tally.worst),
         )
         kinds.add_row(plain(kind), *row)
+    phases = () if sys.stdout.isatty() and Console().width < _WIDE else PHASES
     left_out = len(report.faults) - _SHOWN
     title = "faults" if left_out <= 0 else f"the last {_SHOWN} faults (--json lists all {len(report.faults)})"
-    return Group(facts, section("time to recover", kinds), section(title, _lines(report.faults[-_SHOWN:])))
-
-
-def _lines(faults: tuple[Fault, ...]) -> RenderableType:
-    from rich.console import Console
-
-    from hvdrecover.cli.tables import grid, plain
-    from hvdrecover.reporting import words
-    from hvdrecover.reporting.summary import PHASES
-
-    phases = () if sys.stdout.isatty() and Console().width < _WIDE else PHASES
-    headings = [f"{phase.replace('_', ' ')}>" for phase in phases]
-    lines = grid("time", "fault", "host", "rank>", "to recover>", *headings, "detail")
-    for fault in faults:
-        spent = fault.recovery.phases if fault.recovery else {}
-        lines.add_row(
-            words.clock_time(fault.time),
-            plain(fault.kind),
-            plain(fault.host),
-            words.rank(fault.rank),
-            words.to_recover(fault),
-            *(f"{spent[phase]:.2f}" if phase in spent else "" for phase in phases),
-            plain(fault.detail),
-        )
-    return lines
+    return Group(
+        facts, section("time to recover", kinds), section(title, faults(report.faults[-_SHOWN:], phases))
+    )
 
 
 def _tally(tally: Tally) -> dict[str, Any]:

@@ -26,6 +26,8 @@ from hvdrecover.checkpoint.manifest import Manifest
 from hvdrecover.checkpoint.near.place import NearRoot
 from hvdrecover.checkpoint.storage import Temporary
 from hvdrecover.discovery.selection import Answer
+from hvdrecover.reporting import words
+from hvdrecover.reporting.summary import Fault
 
 _UNLIMITED = 100_000  # characters: without a terminal, lines are as long as they are
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
@@ -82,7 +84,7 @@ def _left(entries: Sequence[Entry], left: Leftovers) -> list[Text]:
     begun = [entry for entry in entries if entry.id in left.commits]
     lines = []
     if begun:
-        count, total = _count(len(begun), "commit"), size(sum(entry.nbytes for entry in begun))
+        count, total = words.counted(len(begun), "commit"), size(sum(entry.nbytes for entry in begun))
         lines.append(f"never completed, and nobody is writing it any more: {count}, {total}")
     if left.aside:
         lines.append(f"left aside by processes that have ended: {_files(left.aside)}")
@@ -94,7 +96,7 @@ def _left(entries: Sequence[Entry], left: Leftovers) -> list[Text]:
 
 
 def _files(files: Sequence[Temporary]) -> str:
-    return f"{_count(len(files), 'file')}, {size(sum(file.nbytes for file in files))}"
+    return f"{words.counted(len(files), 'file')}, {size(sum(file.nbytes for file in files))}"
 
 
 def hosts(answer: Answer, now: float) -> RenderableType:
@@ -138,7 +140,9 @@ def verdicts(url: str, found: Mapping[CommitId, Verdict]) -> RenderableType:
         lines += [plain(f"  {file}: {problem}") for file, problem in verdict.problems.items()]
     broken = sum(not verdict.intact for verdict in found.values())
     read = size(sum(verdict.nbytes for verdict in found.values()))
-    lines.append(plain(f"{url}: {_count(len(found), 'commit')} read, {read}; {broken or 'none'} broken"))
+    lines.append(
+        plain(f"{url}: {words.counted(len(found), 'commit')} read, {read}; {broken or 'none'} broken")
+    )
     return Group(*lines)
 
 
@@ -161,7 +165,7 @@ def difference(url: str, a: CommitId, b: CommitId, found: Difference) -> Rendera
         for path, texts in found.objects.items():
             table.add_row(plain(path), *(plain("(none)" if text is None else text) for text in texts))
         parts.append(section("changed objects", table))
-    parts += [Text(), plain(f"{_count(len(found.unchanged), 'tensor')} unchanged")]
+    parts += [Text(), plain(f"{words.counted(len(found.unchanged), 'tensor')} unchanged")]
     return Group(*parts)
 
 
@@ -181,7 +185,7 @@ def pruned(url: str, plan: Plan, deleted: Sequence[tuple[Entry, bool]] | None) -
         lines.append(plain(f"{verb} what processes have left aside that have ended: {_files(plan.aside)}"))
     freed = sum(entry.nbytes for entry, done in gone if done) + sum(file.nbytes for file in plan.aside)
     kept = ", ".join(entry.id.name for entry in plan.keep) or "none"
-    count = _count(sum(done for _, done in gone), "commit")
+    count = words.counted(sum(done for _, done in gone), "commit")
     lines += [plain(f"kept: {kept}"), plain(f"{verb} {count}, {size(freed)}")]
     return Group(*lines)
 
@@ -197,7 +201,9 @@ def pruned_near(gone: Sequence[tuple[NearRoot, bool]], now: float, *, dry_run: b
         for root, done in gone
     ]
     freed = sum(root.nbytes for root, done in gone if done)
-    return Group(*lines, plain(f"{verb} {_count(sum(done for _, done in gone), 'near root')}, {size(freed)}"))
+    return Group(
+        *lines, plain(f"{verb} {words.counted(sum(done for _, done in gone), 'near root')}, {size(freed)}")
+    )
 
 
 def exported(url: str, id: CommitId, attributes: Sequence[str], file: Path) -> RenderableType:
@@ -305,5 +311,24 @@ def _framework(manifest: Manifest | None) -> Text:
     return plain(", ".join(f"{name} {version}" for name, version in versions.items() if name not in ours))
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def faults(faults: Sequence[Fault], phases: Sequence[str] = ()) -> Table:
+    """Return a line for each fault.
+
+    Args:
+        faults: what has happened.
+        phases: the parts of a recovery whose seconds are to be shown.
+    """
+    headings = [f"{phase.replace('_', ' ')}>" for phase in phases]
+    lines = grid("time", "fault", "host", "rank>", "to recover>", *headings, "detail")
+    for fault in faults:
+        spent = fault.recovery.phases if fault.recovery else {}
+        lines.add_row(
+            words.clock_time(fault.time),
+            plain(fault.kind),
+            plain(fault.host),
+            words.rank(fault.rank),
+            words.to_recover(fault),
+            *(f"{spent[phase]:.2f}" if phase in spent else "" for phase in phases),
+            plain(fault.detail),
+        )
+    return lines

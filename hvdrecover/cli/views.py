@@ -73,25 +73,15 @@ def frame(folder: Path, status: Status, problem: str, now: float) -> RenderableT
     """Return what the terminal shows of a run."""
     from rich.console import Group
 
-    from hvdrecover.cli.tables import grid, pairs, plain, section
-    from hvdrecover.reporting import standing, words
+    from hvdrecover.cli.tables import faults, pairs, plain, section
+    from hvdrecover.reporting import standing
 
     facts = pairs({"run": str(folder), **standing.facts(status, now)})
     if problem:
         facts.add_row("events", plain(f"some could not be read: {problem}"))
     if not status.faults:
         return facts
-    lines = grid("time", "fault", "host", "rank>", "to recover>", "detail")
-    for fault in status.faults[-_SHOWN:]:
-        lines.add_row(
-            words.clock_time(fault.time),
-            plain(fault.kind),
-            plain(fault.host),
-            words.rank(fault.rank),
-            words.to_recover(fault),
-            plain(fault.detail),
-        )
-    return Group(facts, section("the last faults", lines))
+    return Group(facts, section("the last faults", faults(status.faults[-_SHOWN:])))
 
 
 @contextmanager

@@ -63,14 +63,14 @@ def judge(found: Mapping[str, Mapping[str, Any] | None], state: int | None, now:
     there = [each for host, one in on.items() for each in _described(host, one["roots"], now)]
     facts = {"hosts": dict(found), "state_bytes": state}
     if state is None:
-        rooms = ", ".join(f"{_size(_largest(each))} on {host}" for host, each in on.items())
+        rooms = ", ".join(f"{room.size(_largest(each))} on {host}" for host, each in on.items())
         return ok(NEAR, "; ".join([f"there is room for states of {rooms}", *there]), **facts)
     refused = {host: room.refusal(Room(**each["room"]), state, each["held"]) for host, each in on.items()}
     problems = [
         f"{host}: {problem}, so it would be off" for host, problem in refused.items() if problem is not None
     ]
     if not problems:
-        fits = f"{room.SLOTS} commits of {_size(state)} fit on every host"
+        fits = f"{room.SLOTS} commits of {room.size(state)} fit on every host"
         return ok(NEAR, "; ".join([fits, *there]), **facts)
     tops = ", ".join(sorted({str(Path(each["folder"]).parent) for each in on.values()}))
     remedy = (
@@ -91,17 +91,13 @@ def _described(host: str, roots: Sequence[Mapping[str, Any]], now: float) -> lis
     rest = largest[_SHOWN:]
     if rest:
         kept = sum(root["in_use"] for root in rest)
-        nbytes = _size(sum(root["bytes"] for root in rest))
+        nbytes = room.size(sum(root["bytes"] for root in rest))
         lines.append(f"{host}: {len(rest)} more, {nbytes}, {kept} of them in use")
     return lines
 
 
 def _line(host: str, root: Mapping[str, Any], now: float) -> str:
-    about = f"{host}: {root['path']} of {root['url'] or 'an unknown root'}, {_size(root['bytes'])}"
+    about = f"{host}: {root['path']} of {root['url'] or 'an unknown root'}, {room.size(root['bytes'])}"
     if root["in_use"]:
         return f"{about}, in use"
     return f"{about}, left over for {max(0.0, now - root['used']) / 3600:.1f} h"
-
-
-def _size(nbytes: float) -> str:
-    return f"{nbytes / 1e9:.3g} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:.3g} MB"

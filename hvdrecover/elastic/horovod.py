@@ -72,7 +72,7 @@ def hosts_updated() -> Exception:
     return interrupt
 
 
-class Ranks:
+class HorovodWorld:
     """The ranks as each of Horovod's framework modules knows them; what a `World` is made upon.
 
     Args:

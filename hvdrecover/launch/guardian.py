@@ -76,9 +76,8 @@ class Guardian:
         self._reports = Reports(config, clock)
         self._whereabouts = Whereabouts(config, self._reports)
         command_of_standby = parse(command) if settings.standby and config.elastic else None
-        self._readiness = Readiness(
-            command_of_standby, {**environ, "HVDRECOVER_AGAIN": "1"}
-        )  # started after a commit
+        again = {**environ, "HVDRECOVER_AGAIN": "1"}  # a standby is started after a commit
+        self._readiness = Readiness(command_of_standby, again)
         self._record = Record()
         self._restart_at: float | None = None
         self._dismissed_by: float | None = None
@@ -142,7 +141,7 @@ class Guardian:
         if self._dismissed_by is not None:  # Horovod must not end the other ranks before they are heard
             return self._code if self._clock.monotonic() > self._dismissed_by else None
         if self._restart_at is not None:
-            return self._wait_to_restart(self._restart_at)
+            return self._restart_if_due(self._restart_at)
         if self._training.returncode is not None:
             return self._died(self._training.returncode)
         self._tick()
@@ -216,15 +215,12 @@ class Guardian:
 
     def _abandon(self, reason: str) -> int:
         """Nobody is left to train for."""
-        if not self._reports.is_supervised and self._config.local_rank in (
-            0,
-            None,
-        ):  # else somebody has said so
+        if self._config.is_first_of_host and not self._reports.is_supervised:  # else somebody has said so
             rank = self._training.read().rank
             self._reports.report("fault", f"{reason}: stopping", rank, fault="launcher_lost", detail=reason)
         self._kill()
         self._say_end("stopped")
-        if self._config.local_rank in (0, None):
+        if self._config.is_first_of_host:
             slurm.leave_heir(self._environ, self._config.host)
         return processes.exit_code(-signal.SIGHUP)
 
@@ -273,9 +269,9 @@ class Guardian:
             self._dismissed_by = self._clock.monotonic() + _DISMISSAL
             return None
         self._restart_at = self._clock.monotonic() + deaths.pause(self._record.deaths)
-        return self._wait_to_restart(self._restart_at)
+        return self._restart_if_due(self._restart_at)
 
-    def _wait_to_restart(self, due: float) -> int | None:
+    def _restart_if_due(self, due: float) -> int | None:
         """Restart the training process in place as soon as its pause is over."""
         if self._stop_by is not None:
             self._say_end("stopped")

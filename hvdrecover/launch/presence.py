@@ -14,7 +14,7 @@ import signal
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from hvdrecover.checkpoint import endings
+from hvdrecover import process_identity
 from hvdrecover.errors import LaunchError
 
 _PREFIX = "supervisor-"
@@ -27,7 +27,7 @@ class Supervised:
     Attributes:
         host: its host's name.
         pid: its process number there.
-        process: its `hvdrecover.checkpoint.endings.identity`.
+        process: its `hvdrecover.process_identity.identity`.
         began: when it began, in seconds since the Unix epoch.
         command: the training command.
         processes: with how many processes the job starts.
@@ -51,9 +51,9 @@ class Supervised:
     @property
     def lives(self) -> bool | None:
         """Return whether it runs; None if it is on another host, or in another container."""
-        if endings.has_ended(self.process):
+        if process_identity.has_ended(self.process):
             return False
-        return True if endings.identity(self.pid) == self.process != "" else None
+        return True if process_identity.identity(self.pid) == self.process != "" else None
 
 
 class Announcement:

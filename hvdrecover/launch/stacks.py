@@ -6,24 +6,16 @@ import os
 import re
 import shutil
 import subprocess
-import sysconfig
 import time
-from pathlib import Path
 
 from hvdrecover.config import STACKS_SIGNAL
+from hvdrecover.libraries import is_library
 
 _PATIENCE = 1.0  # seconds for a process to answer
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
 _PY_SPY_FRAME = re.compile(r"^    (?P<function>\S+) \((?P<file>.+):(?P<line>\d+)\)$", re.MULTILINE)
 _THREADS = re.compile(r"^(?=(?:Current thread|Thread) )", re.MULTILINE)
 _MAIN = re.compile(r'Current thread|Thread .*"MainThread"')
-_LIBRARIES = tuple(
-    os.path.realpath(path) + os.sep
-    for path in (
-        *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
-        os.fspath(Path(__file__).parents[1]),
-    )
-)
 
 
 def take(process: int, written: int) -> str:
@@ -76,4 +68,4 @@ def summary(stacks: str) -> str:
 
 
 def _is_library(file: str) -> bool:
-    return file.startswith("<") or os.path.realpath(file).startswith(_LIBRARIES)
+    return is_library(file) or is_library(os.path.realpath(file))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvdrecover.checkpoint import endings
+from hvdrecover import process_identity
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.discovery import cooldown
@@ -155,7 +155,7 @@ class Supervisor:
         return Supervised(
             host=socket.gethostname(),
             pid=os.getpid(),
-            process=endings.identity(),
+            process=process_identity.identity(),
             began=self._clock.now(),
             command=tuple(self._command),
             processes=options.processes,

@@ -36,7 +36,7 @@ def progress(status: Status) -> str:
     if status.agreement is None or status.commit is None:
         return "there was no rendezvous yet"
     epoch = f", epoch {status.epoch} or later" if status.epoch is not None else ""
-    ranks = _count(status.agreement.ranks, "rank")
+    ranks = words.counted(status.agreement.ranks, "rank")
     return f"commit {status.commit.number} in generation {status.commit.generation} with {ranks}{epoch}"
 
 
@@ -49,7 +49,7 @@ def changes(before: Status, after: Status) -> list[str]:
     lines += [f"given up: {reason}" for reason in after.given_up[len(before.given_up) :]]
     new = after.agreement
     if new is not None and new != before.agreement:
-        ranks = _count(new.ranks, "rank")
+        ranks = words.counted(new.ranks, "rank")
         lines.append(f"{ranks} agreed in generation {new.generation} to resume from commit {new.commit}")
     for fault in _more(_recovered(before), _recovered(after)):
         seconds = words.duration(fault.recovery.seconds if fault.recovery else None)
@@ -86,7 +86,7 @@ def _durable(status: Status, now: float) -> str:
 
 
 def _storage(status: Status, now: float) -> str:
-    past = f"; {_count(status.outages, 'outage')} so far" if status.outages else ""
+    past = f"; {words.counted(status.outages, 'outage')} so far" if status.outages else ""
     if status.outage is None:
         return f"works{past}" if status.durables else ""
     return f"fails since {words.duration(now - status.outage.since)}{past}: {status.outage.error}"
@@ -125,7 +125,3 @@ def _more(before: tuple[Fault, ...], after: tuple[Fault, ...]) -> list[Fault]:
         if known[the_fault(fault)] < 0:
             more.append(fault)
     return more
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -86,6 +86,11 @@ def roughly(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 10.0 else f"{seconds:.2g} s"
 
 
+def counted(number: int, what: str, several: str = "") -> str:
+    """Return a number of things in words: ``1 rank``, ``2 ranks``."""
+    return f"{number} {what if number == 1 else several or what + 's'}"
+
+
 def to_recover(fault: Fault) -> str:
     """Return how long it took to recover from a fault."""
     if fault.recovery is not None:

@@ -8,11 +8,11 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from hvdrecover.checkpoint.arena import Bytes
-from hvdrecover.elastic.horovod import Ranks
+from hvdrecover.elastic.horovod import HorovodWorld
 from hvdrecover.tensorflow import faults
 
 
-class TensorFlowWorld(Ranks):
+class TensorFlowWorld(HorovodWorld):
     """The ranks, by ``horovod.tensorflow``."""
 
     def __init__(self) -> None:

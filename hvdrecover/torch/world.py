@@ -13,10 +13,10 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover.checkpoint.arena import Bytes
-from hvdrecover.elastic.horovod import Ranks
+from hvdrecover.elastic.horovod import HorovodWorld
 
 
-class TorchWorld(Ranks):
+class TorchWorld(HorovodWorld):
     """The ranks, by ``horovod.torch``.
 
     Every collective has a name of its own: a process that has just started would otherwise number its

@@ -21,6 +21,8 @@ LAYERS = {
     "cgroups": 0,
     "durations": 0,
     "heartbeat": 0,
+    "libraries": 0,
+    "process_identity": 0,
     "renamed": 0,
     "uncaught": 0,
     "stand_in": 0,

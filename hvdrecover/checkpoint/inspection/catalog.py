@@ -141,19 +141,14 @@ def _judge(
     except IncompleteCommitError:
         return "incomplete", None, None  # it has just been deleted, or is about to be
     except CorruptCheckpointError as error:
-        return "broken", short(storage, commit, error), None
+        return "broken", root.reason(storage, commit, error), None
     except FormatVersionError as error:
-        return "newer format", short(storage, commit, error), None
+        return "newer format", root.reason(storage, commit, error), None
     if root.QUARANTINE in names:
         return "quarantined", _why(storage, root.quarantine_path(commit)), manifest
     if root.SUSPECT in names:
         return "suspect", _why(storage, f"{commit.name}/{root.SUSPECT}"), manifest
     return "finished" if manifest.finished else "complete", None, manifest
-
-
-def short(storage: Storage, commit: CommitId, error: Exception) -> str:
-    """An error's message without the commit that it is about."""
-    return str(error).removeprefix(f"{storage.url}/{commit.name}/")
 
 
 def _why(storage: Storage, note_path: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hvdrecover.checkpoint import leases, root
+from hvdrecover.checkpoint import leases
 from hvdrecover.checkpoint.arena import Arena, Bytes
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.inspection import contents, decoding, readable
@@ -115,7 +115,7 @@ def compare(
 
 
 def _sizes(manifest: Manifest) -> dict[str, int]:
-    return {entry.name.removesuffix(root.TENSORS): entry.size for entry in manifest.files}
+    return {attribute: entry.size for attribute, entry in manifest.by_attribute.items()}
 
 
 def _objects(storage: Storage, manifests: Sequence[Manifest]) -> dict[str, tuple[str | None, str | None]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from hvdrecover.checkpoint import layout, leases, root
+from hvdrecover.checkpoint import layout, leases
 from hvdrecover.checkpoint.arena import Bytes
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.inspection import contents, readable
@@ -139,7 +139,7 @@ class _Sparse:
 
 
 def _sources(storage: Storage, manifest: Manifest, names: Sequence[str]) -> Sources:
-    entries = {entry.name.removesuffix(root.TENSORS): entry for entry in manifest.files}
+    entries = manifest.by_attribute
     sources: dict[str, dict[str, TensorSpec]] = {}
     for attribute in names:
         prefix = f"{attribute}." if len(names) > 1 else ""

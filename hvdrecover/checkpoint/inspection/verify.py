@@ -91,7 +91,7 @@ def _verify_file(storage: Storage, commit: CommitId, entry: FileEntry, advance: 
 
 
 def _problem(storage: Storage, commit: CommitId, error: Exception) -> tuple[str, str]:
-    file, _, problem = catalog.short(storage, commit, error).partition(": ")
+    file, _, problem = root.reason(storage, commit, error).partition(": ")
     return file, problem
 
 

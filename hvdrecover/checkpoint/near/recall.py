@@ -16,7 +16,6 @@ from hvdrecover.checkpoint.near import place
 from hvdrecover.checkpoint.near.place import SLOT
 from hvdrecover.checkpoint.near.slots import Slot, of_folder
 from hvdrecover.checkpoint.reader import read_commit
-from hvdrecover.checkpoint.root import TENSORS
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.errors import CheckpointError, CorruptCheckpointError, StorageError
@@ -178,7 +177,7 @@ def _verified(path: Path, slot: Slot) -> Recalled:
     """
     assert slot.commit is not None
     manifest = root.read_manifest(LocalStorage(path), slot.commit)
-    expected = {file.name.removesuffix(TENSORS): file for file in manifest.files}
+    expected = manifest.by_attribute
     if expected.keys() != slot.layouts.keys():
         raise CorruptCheckpointError(f"{path}/{manifest.id.name}", "its files are not those of its manifest")
     digests = slot.digests()

@@ -52,14 +52,14 @@ def refusal(room: Room, nbytes: int, held: int = 0) -> str | None:
     """
     need = max(0, SLOTS * nbytes - held)
     if need > room.free:
-        return f"{SLOTS} commits of {_size(nbytes)} don't fit into the {_size(room.free)} that are free"
+        return f"{SLOTS} commits of {size(nbytes)} don't fit into the {size(room.free)} that are free"
     if room.memory is not None and need > room.free - room.total // 4:
         return (
-            f"{SLOTS} commits of {_size(nbytes)} would leave less than a quarter of its {_size(room.total)}, "
-            f"of which {_size(room.free)} are free"
+            f"{SLOTS} commits of {size(nbytes)} would leave less than a quarter of its {size(room.total)}, "
+            f"of which {size(room.free)} are free"
         )
     if room.memory is not None and need > room.memory * 3 // 4:
-        return f"{SLOTS} commits of {_size(nbytes)} are too much for the {_size(room.memory)} of memory left"
+        return f"{SLOTS} commits of {size(nbytes)} are too much for the {size(room.memory)} of memory left"
     return None
 
 
@@ -71,5 +71,6 @@ def largest(room: Room, held: int = 0) -> int:
     return max(0, need + held) // SLOTS
 
 
-def _size(nbytes: float) -> str:
+def size(nbytes: float) -> str:
+    """Return an amount of memory in words."""
     return f"{nbytes / 1e9:.3g} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:.3g} MB"

@@ -22,9 +22,9 @@ from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import Digest
 from hvdrecover.checkpoint.layout import Layout
+from hvdrecover.checkpoint.manifest import TENSORS
 from hvdrecover.checkpoint.near import loans, pages
 from hvdrecover.checkpoint.near.place import SLOT
-from hvdrecover.checkpoint.root import TENSORS
 from hvdrecover.checkpoint.storage.interface import TEMPORARY
 
 

@@ -14,13 +14,12 @@ from typing import Any
 from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import Layout
-from hvdrecover.checkpoint.manifest import FileEntry, Manifest
+from hvdrecover.checkpoint.manifest import TENSORS, FileEntry, Manifest
 from hvdrecover.checkpoint.near import room
 from hvdrecover.checkpoint.near.digests import Digests
 from hvdrecover.checkpoint.near.place import Keeper
 from hvdrecover.checkpoint.near.slots import Slot
 from hvdrecover.checkpoint.niceness import step_back
-from hvdrecover.checkpoint.root import TENSORS
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.clock import Clock
 

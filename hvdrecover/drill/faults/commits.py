@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint import root as roots
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.storage import LocalStorage
@@ -65,7 +66,7 @@ def spoil_newest(run: Drilled) -> CommitId:
 
 def spoil(commit: Path) -> None:
     """Change bytes in the middle of the largest file of the commit in a folder."""
-    files = sorted(commit.glob(f"*{roots.TENSORS}"), key=lambda path: path.stat().st_size)
+    files = sorted(commit.glob(f"*{manifests.TENSORS}"), key=lambda path: path.stat().st_size)
     with files[-1].open("r+b") as file:
         file.seek((files[-1].stat().st_size - _SPOILT) // 2)
         before = file.read(_SPOILT)

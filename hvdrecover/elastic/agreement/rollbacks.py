@@ -18,10 +18,10 @@ from hvdrecover.elastic.agreement import reports
 from hvdrecover.elastic.agreement.exchange import gather_json
 from hvdrecover.elastic.interfaces import World
 from hvdrecover.elastic.lifecycle import stalls
-from hvdrecover.elastic.lifecycle.startup import is_library
 from hvdrecover.errors import NoProgressError
 from hvdrecover.events import Events
 from hvdrecover.heartbeat import Phase, Reading
+from hvdrecover.libraries import is_library
 
 LIMIT = 3  # how often in a row all ranks may come back without having got farther than before
 ATTEMPTS = 10  # faults in a row after which ranks give up that have not been able to compare them

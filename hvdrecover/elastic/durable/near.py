@@ -11,10 +11,9 @@ from typing import Any
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import Layout
-from hvdrecover.checkpoint.near import place, recall
+from hvdrecover.checkpoint.near import place, recall, room
 from hvdrecover.checkpoint.near.place import Keeper
 from hvdrecover.checkpoint.near.recall import Files, Recalled, Usable
-from hvdrecover.checkpoint.near.room import SLOTS
 from hvdrecover.checkpoint.near.slots import Slot
 from hvdrecover.checkpoint.near.tier import NearTier
 from hvdrecover.checkpoint.settings import Checkpoint
@@ -169,7 +168,7 @@ class NearSide:
     @property
     def _keeps(self) -> bool:
         """Return whether this process is the one of its host that keeps the tier."""
-        return self._context.config.local_rank in (None, 0)
+        return self._context.config.is_first_of_host
 
     def _is_there(self, path: Path) -> bool:
         """Return whether there is a near root; see what is left in it if this process can keep it.
@@ -261,10 +260,9 @@ class NearSide:
             self._refuse(refusal)
         elif self._path is not None and self._said != "":
             self._said = ""
-            size = f"{nbytes / 1e6:.3g} MB" if nbytes < 1e8 else f"{nbytes / 1e9:.3g} GB"
             message = (
-                f"near tier: on: commits of {size} outlive their processes in {self._path}, which has memory "
-                f"for {SLOTS} of them at most"
+                f"near tier: on: commits of {room.size(nbytes)} outlive their processes in {self._path}, "
+                f"which has memory for {room.SLOTS} of them at most"
             )
             self._announce(message, on=True, reason="", bytes=nbytes)
 

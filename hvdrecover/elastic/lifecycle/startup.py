@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import faulthandler
-import os
 import sys
-import sysconfig
-from pathlib import Path
 from typing import Any
 
 from hvdrecover import config as configs
 from hvdrecover import heartbeat, uncaught
 from hvdrecover.elastic.horovod import rendezvous_alone
-
-_LIBRARIES = tuple(
-    sorted(
-        {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-        | {os.fspath(Path(heartbeat.__file__).parent) + os.sep}
-    )
-)
+from hvdrecover.libraries import is_library
 
 
 def join(hvd: Any) -> None:
@@ -55,11 +46,6 @@ def _report_modules() -> None:
         heartbeat.at_commit(_report_modules)
     else:
         heartbeat.notify(modules=[name for name, module in sys.modules.items() if _is_library(name, module)])
-
-
-def is_library(file: str) -> bool:
-    """Return whether a file of Python code is not the user's own."""
-    return file.startswith(("<", *_LIBRARIES))
 
 
 def _is_library(name: str, module: Any) -> bool:

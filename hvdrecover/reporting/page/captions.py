@@ -13,14 +13,16 @@ _NAMED_FAULTS = 10  # in a description
 def title(timeline: Timeline) -> str:
     """Return what is drawn."""
     since = f", from {words.duration(timeline.begin)} on" if timeline.begin else ""
-    return f"Time line of {_count(len(timeline.lanes), 'rank')} over {words.duration(timeline.length)}{since}"
+    ranks = words.counted(len(timeline.lanes), "rank")
+    return f"Time line of {ranks} over {words.duration(timeline.length)}{since}"
 
 
 def description(timeline: Timeline) -> str:
     """Return what is drawn, for those who can't see it."""
     durable = sum(commit.durable for commit in timeline.commits)
-    found, commits = _count(len(timeline.faults), "fault"), _count(len(timeline.commits), "commit")
-    starts = _count(len(timeline.starts), "start")
+    found = words.counted(len(timeline.faults), "fault")
+    commits = words.counted(len(timeline.commits), "commit")
+    starts = words.counted(len(timeline.starts), "start")
     parts = [f"{found}, {commits} ({durable} durable) and {starts} of the job."]
     parts += [f"{faults(timeline, [fault])}." for fault in timeline.faults[:_NAMED_FAULTS]]
     if len(timeline.faults) > _NAMED_FAULTS:
@@ -34,7 +36,7 @@ def stretches(timeline: Timeline, rank: int, together: Sequence[Stretch]) -> str
     when = f"from {_clock(timeline, first.begin)}"
     if len(together) > 1:
         recoveries = sum(stretch.activity == "recovery" for stretch in together)
-        return f"rank {rank}: {_count(recoveries, 'recovery', 'recoveries')} in {seconds}, {when}"
+        return f"rank {rank}: {words.counted(recoveries, 'recovery', 'recoveries')} in {seconds}, {when}"
     what = {
         "training": f"training for {seconds} after commit {first.commit}, generation {first.generation}",
         "recovery": f"recovery to commit {first.commit} in {seconds}, generation {first.generation}",
@@ -77,7 +79,3 @@ def faults(timeline: Timeline, together: Sequence[Strike]) -> str:
 
 def _clock(timeline: Timeline, seconds: float) -> str:
     return f"{words.moment(timeline.origin + seconds):%H:%M:%S}"
-
-
-def _count(number: int, what: str, several: str = "") -> str:
-    return f"{number} {what if number == 1 else several or what + 's'}"

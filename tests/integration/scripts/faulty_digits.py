@@ -113,8 +113,8 @@ def before(target, name, place):
 
 STRUCK.mkdir(exist_ok=True)
 before(Ledger, "batch", "step")
-before(horovod.Ranks, "shutdown", "reset")
-before(horovod.Ranks, "init", "rendezvous")
+before(horovod.HorovodWorld, "shutdown", "reset")
+before(horovod.HorovodWorld, "init", "rendezvous")
 before(durable_commits, "load_newest", "load")
 before(missing_pieces, "_send", "sync")
 before(transfer, "fill", "agree")

@@ -52,7 +52,7 @@ class FakeHorovod:
 )
 def test_why_a_rendezvous_has_failed(reason: str | None, kind: type[Exception], message: str) -> None:
     with pytest.raises(RecoveryError) as caught:
-        horovod.Ranks(FakeHorovod(reason)).init()
+        horovod.HorovodWorld(FakeHorovod(reason)).init()
     assert (type(caught.value), str(caught.value)) == (kind, message)
     assert isinstance(caught.value.__cause__, ValueError)
 
@@ -60,7 +60,7 @@ def test_why_a_rendezvous_has_failed(reason: str | None, kind: type[Exception], 
 def test_our_own_horovod_is_told_how_long_ranks_may_wait_and_another_one_is_not() -> None:
     ours, another = FakeHorovod(""), FakeHorovod(None)
     for each in (ours, another):
-        horovod.Ranks(each).allow_stalls(7)
+        horovod.HorovodWorld(each).allow_stalls(7)
     assert (ours.allowed, another.allowed) == ([7], [])
 
 

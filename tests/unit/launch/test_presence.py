@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.checkpoint import endings
 from hvdrecover.errors import LaunchError
 from hvdrecover.launch import presence
 from hvdrecover.launch.presence import Announcement, Supervised
+from hvdrecover.process_identity import identity
 
 SLEEPER = (
     "import signal; signal.signal(signal.SIGUSR1, lambda *_: exit(75)); print(flush=True); signal.pause()"
@@ -22,7 +22,7 @@ SLEEPER = (
 
 
 def of(pid: int, **facts: object) -> Supervised:
-    made = Supervised("here", pid, endings.identity(pid), 1.0, ("python", "x.py"), 2, 1, "SIGUSR1", 30.0)
+    made = Supervised("here", pid, identity(pid), 1.0, ("python", "x.py"), 2, 1, "SIGUSR1", 30.0)
     return replace(made, **facts)  # type: ignore[arg-type]
 
 
@@ -117,7 +117,7 @@ def test_no_other_process_is_taken_for_it(
     other: Callable[[str], str], problem: str, process: subprocess.Popen[str]
 ) -> None:
     with pytest.raises(LaunchError, match=problem):
-        presence.ask_to_leave(of(process.pid, process=other(endings.identity(process.pid))))
+        presence.ask_to_leave(of(process.pid, process=other(identity(process.pid))))
     assert process.poll() is None
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hvdrecover.checkpoint.endings import has_ended, identity
+from hvdrecover.process_identity import has_ended, identity
 
 
 def test_a_process_has_ended_when_it_has():
