@@ -21,7 +21,7 @@ This is the only module that reads environment variables; a test holds the other
 ============================== =====================================================================
 
 Our own processes set ``HVDRECOVER_SLOT``, ``HVDRECOVER_REJOIN``, ``HVDRECOVER_SUPERVISOR``,
-``HVDRECOVER_HOST_REPORTS``, ``HVDRECOVER_JOB_ID``, ``HVDRECOVER_AGAIN``, ``HVDRECOVER_SUSPECT``,
+``HVDRECOVER_HOST_REPORTS``, ``HVDRECOVER_JOB_ID``, ``HVDRECOVER_CLAIMED``, ``HVDRECOVER_SUSPECT``,
 ``HVDRECOVER_EXCHANGE``, ``HVDRECOVER_INSTRUMENTS``, ``HVDRECOVER_REHEARSAL`` and ``HVDRECOVER_DRILL``
 for those that they start.
 """
@@ -111,7 +111,8 @@ class Config:
         drill: folder of the drill that this process is part of, or None; for its instruments.
         suspects: durable commits that this start of the job is to pass over: names of the first and the last
             of each range.
-        again: whether the job has made commits before, in this start or in an earlier one.
+        claimed: the checkpoint root that this job had claimed, in this start or in an earlier one, when its
+            last process was lost; without credentials. None if there was none.
         near: the near tier where the script leaves it open: ``auto``, ``off`` or a folder.
         reopen: whether a run that was finished is to continue.
         job: identity of the job, the same for all its starts and restarts; None if no launcher gave one.
@@ -141,7 +142,7 @@ class Config:
     rehearsal: bool = False
     drill: Path | None = None
     suspects: tuple[tuple[str, str], ...] = ()
-    again: bool = False
+    claimed: str | None = None
     reopen: bool = False
     job: str | None = None
     near: str = "auto"
@@ -192,7 +193,7 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         rehearsal=env.get("HVDRECOVER_REHEARSAL") == "1",
         drill=Path(drill) if (drill := env.get("HVDRECOVER_DRILL")) else None,
         suspects=_suspects(env.get("HVDRECOVER_SUSPECT", "")),
-        again=env.get("HVDRECOVER_AGAIN") == "1",
+        claimed=env.get("HVDRECOVER_CLAIMED") or None,
         reopen=env.get("HVDRECOVER_REOPEN") == "1",
         job=_job(env),
         near=env.get("HVDRECOVER_NEAR") or "auto",

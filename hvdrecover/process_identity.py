@@ -21,8 +21,8 @@ def identity(pid: int | None = None) -> str:
     """
     number = os.getpid() if pid is None else pid
     try:
-        state, *fields = Path(f"/proc/{number}/stat").read_text().rpartition(") ")[2].split()
-        return "" if state in _ENDED else f"{_place()} {number} {fields[18]}"
+        state, start = _seen(number)
+        return "" if state in _ENDED else f"{_place()} {number} {start}"
     except (OSError, IndexError):
         return ""
 
@@ -39,7 +39,32 @@ def has_ended(process: str) -> bool:
         is_of_here = f"{place}]" == _place()
     except OSError:
         return False
-    return is_of_here and number.isdecimal() and identity(int(number)) != process
+    return is_of_here and number.isdecimal() and _is_gone(int(number), rest.rpartition(" ")[2])
+
+
+def _is_gone(number: int, start: str) -> bool:
+    """Return whether a process of this host has ended; another one may have its number by now."""
+    try:
+        state, present = _seen(number)
+        return state in _ENDED or present != start
+    except (OSError, IndexError):
+        return not _exists(number)  # other users' processes may be hidden, see hidepid in proc(5)
+
+
+def _seen(number: int) -> tuple[str, str]:
+    """Return the state of a process, and when it was started."""
+    state, *fields = Path(f"/proc/{number}/stat").read_text().rpartition(") ")[2].split()
+    return state, fields[18]
+
+
+def _exists(number: int) -> bool:
+    try:
+        os.kill(number, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _place() -> str:

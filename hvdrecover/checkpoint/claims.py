@@ -198,7 +198,8 @@ class Claims:
     def unreplaced(self) -> dict[str, int]:
         """Return the starts that no other job has replaced but this one, which has just taken the root.
 
-        They are all starts of this job, and of the one that had the root before it.
+        They are all starts of this job, and of the one that made commits before it. A job that took the root
+        and made nothing durable, as it ended at once perhaps, has replaced nobody.
 
         Returns:
             Start to the generation under which it took the root.
@@ -207,10 +208,11 @@ class Claims:
             StorageError: the storage failed.
         """
         found = [self.read(generation) for generation in self.generations()]
+        makers = {claim.job for claim in found if claim.acknowledged}
         jobs = {self._job}
         starts: dict[str, int] = {}
         for claim in sorted(found, key=lambda claim: (claim.first, claim.generation), reverse=True):
-            if claim.job not in jobs:
+            if claim.job in makers - jobs:
                 if len(jobs) > 1 or not claim.job:
                     break
                 jobs.add(claim.job)

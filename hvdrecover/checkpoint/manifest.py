@@ -106,13 +106,13 @@ def dumps(manifest: Manifest) -> bytes:
     return text[:-1] + b',"digest":"' + digest(text).encode() + b'"}'
 
 
-def loads(data: bytes, url: str, expected: CommitId) -> Manifest:
+def loads(data: bytes, url: str, expected: CommitId | None = None) -> Manifest:
     """Read a manifest and check it.
 
     Args:
         data: the file's bytes.
         url: what to call it in an error.
-        expected: the commit whose folder it lies in.
+        expected: the commit whose folder it lies in, if it must be that one's.
 
     Raises:
         CorruptCheckpointError: it is truncated, altered or nonsense.
@@ -138,7 +138,7 @@ def loads(data: bytes, url: str, expected: CommitId) -> Manifest:
         manifest = _build(fields)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CorruptCheckpointError(url, f"the manifest is malformed ({error!r})") from error
-    if manifest.id != expected:
+    if expected not in (None, manifest.id):
         raise CorruptCheckpointError(url, f"the manifest is that of {manifest.id}")
     return manifest
 

@@ -76,8 +76,7 @@ class Guardian:
         self._reports = Reports(config, clock)
         self._whereabouts = Whereabouts(config, self._reports)
         command_of_standby = parse(command) if settings.standby and config.elastic else None
-        again = {**environ, "HVDRECOVER_AGAIN": "1"}  # a standby is started after a commit
-        self._readiness = Readiness(command_of_standby, again)
+        self._readiness = Readiness(command_of_standby, environ)
         self._record = Record()
         self._restart_at: float | None = None
         self._dismissed_by: float | None = None
@@ -175,7 +174,9 @@ class Guardian:
         if now - self._reported > _REPORT or begun != self._begun:
             self._reported, self._begun = now, begun
             commit = [reading.generation, reading.commit]
-            self._reports.send(kind="commit", commit=commit, point=self._record.farthest, begun=begun)
+            self._record.note_root(self._training.notes())
+            facts = {"commit": commit, "point": self._record.farthest, "root": self._record.root}
+            self._reports.send(kind="commit", begun=begun, **facts)
 
     def _heed(self, number: int) -> int | None:
         if number == signal.SIGQUIT:
@@ -240,6 +241,7 @@ class Guardian:
         )
         self._memory_kills, self._hung = kills, False
         self._record.note(reading)
+        self._record.note_root(notes)
         self._count_divergences(reading)
         end = deaths.end(death, first=not self._record.committed)
         if end.name == "finished":
@@ -282,7 +284,7 @@ class Guardian:
         before = self._training.read()
         self._training.close()
         self._divergences = 0
-        woken = self._readiness.wake()
+        woken = self._readiness.wake(self._record.handed_down)
         self._training = woken or self._start(rejoins=True)
         self._training.page.has_seen(before.longest, before.longest_beginning)
         self._ticked = self._clock.monotonic()
@@ -330,6 +332,7 @@ class Guardian:
             again=reason == deaths.SAME_ERROR,
             heard="StoppedError" in death.kinds,
             loaded=None if reading.changed > reading.agreed else notes.get("loaded"),
+            root=self._record.root,
         )
 
     def _count_divergences(self, reading: Reading) -> None:
@@ -353,9 +356,9 @@ class Guardian:
 
     def _start(self, *, rejoins: bool = False) -> Training:
         try:
-            again = {"HVDRECOVER_AGAIN": "1"} if self._record.committed else {}
-            more = again or early.environment(self._command, self._environ)
-            return Training(self._command, {**self._environ, **more}, rejoins=rejoins)
+            more = {} if self._record.committed else early.environment(self._command, self._environ)
+            environ = {**self._environ, **more, **self._record.handed_down}
+            return Training(self._command, environ, rejoins=rejoins)
         except OSError as error:
             raise LaunchError(self._command[0], f"can't be started: {error.strerror}") from error
 
@@ -373,7 +376,8 @@ class Guardian:
             self._launcher = LauncherWatch(None, 0.0, self._clock)  # which the supervisor watches
 
     def _say_end(self, how: str) -> None:
-        self._reports.end(how, self._training.read())
+        self._record.note_root(self._training.notes())
+        self._reports.end(how, self._training.read(), self._record.root)
 
 
 def guard(command: Sequence[str], settings: Settings, config: Config) -> int:

@@ -162,6 +162,7 @@ _REPORTED: dict[str, _Check] = {
     "place": _or_none(_is_text),
     "point": _is_pair,
     "rank": _is_count,
+    "root": _is_text,
     "seconds": _is_seconds,
     "silent": _is_seconds,
     "slot": _or_none(_is_count),

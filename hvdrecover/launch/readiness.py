@@ -67,11 +67,15 @@ class Readiness:
                 logger.warning("no standby can be kept: %s", error.strerror)
                 self._command = None
 
-    def wake(self) -> Training | None:
-        """Have the standby take the slot over; None if there is none that can."""
+    def wake(self, environ: Mapping[str, str]) -> Training | None:
+        """Have the standby take the slot over; None if there is none that can.
+
+        Args:
+            environ: more for its environment.
+        """
         self._calm_since = None
         woken, self._standby = self._standby, None
-        if woken is not None and not standby.wake(woken):
+        if woken is not None and not standby.wake(woken, environ):
             woken.close()
             return None
         return woken

@@ -20,18 +20,29 @@ class Record:
         farthest: the farthest point that is known of, as in `hvdrecover.heartbeat.Reading.point`.
         causes: the errors of the script that were seen, here or in an earlier start of the job.
         committed: whether the job has made any commit.
+        root: the checkpoint root in use, which the job has claimed; empty if there was none.
     """
 
     deaths: int = 0
     farthest: tuple[int, int] = (0, 0)
     causes: set[Cause] = field(default_factory=set)
     committed: bool = False
+    root: str = ""
     _reached: tuple[int, int] = (0, 0)  # the farthest point at the last death
 
     def note(self, reading: Reading) -> None:
         """Note how far the training has come."""
         self.farthest = max(self.farthest, reading.point)
         self.committed = self.committed or reading.commit > 0
+
+    def note_root(self, notes: dict[str, Any]) -> None:
+        """Note which checkpoint root a training process has agreed on with the others."""
+        self.root = str(notes.get("root", self.root))
+
+    @property
+    def handed_down(self) -> dict[str, str]:
+        """Environment variables for the next training process."""
+        return {"HVDRECOVER_CLAIMED": self.root} if self.root else {}
 
     def learn(self, known: dict[str, Any]) -> None:
         """Take over what the supervisor knows of the job."""

@@ -19,7 +19,7 @@ from hvdrecover.launch.waking import Waking
 logger = logging.getLogger("hvdrecover")
 
 # Facts for the supervisor only, which no event holds.
-_UNWRITTEN = frozenset({"traceback", "final", "end", "point", "again", "heard", "loaded"})
+_UNWRITTEN = frozenset({"traceback", "final", "end", "point", "again", "heard", "loaded", "root"})
 
 
 class Reports:
@@ -124,11 +124,13 @@ class Reports:
             if waking.wait(deadline - self._clock.monotonic()):
                 return
 
-    def end(self, how: str, reading: Reading) -> None:
+    def end(self, how: str, reading: Reading, root: str) -> None:
         """Report to the supervisor how this slot has ended.
 
         Args:
             how: ``finished``, ``preempted``, ``left`` or ``stopped``.
             reading: of the training process's page.
+            root: the checkpoint root that it has claimed, if any.
         """
-        self.send(kind="end", how=how, phase=reading.phase, commit=[reading.generation, reading.commit])
+        commit = [reading.generation, reading.commit]
+        self.send(kind="end", how=how, phase=reading.phase, commit=commit, root=root)

@@ -30,6 +30,7 @@ class Attempt:
         faults: the faults that guardians reported.
         point: the farthest point that was reported, as in `hvdrecover.heartbeat.Reading.point`.
         committed: whether a commit was reported.
+        root: the checkpoint root that was claimed, if one was reported.
     """
 
     number: int
@@ -38,6 +39,7 @@ class Attempt:
     faults: list[Fault] = field(default_factory=list)
     point: tuple[int, int] = (0, 0)
     committed: bool = False
+    root: str = ""
 
     @property
     def errors(self) -> list[Fault]:

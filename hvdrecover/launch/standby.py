@@ -49,15 +49,21 @@ def start(command: PythonCommand, modules: Sequence[str], environ: Mapping[str, 
         os.close(orders)
 
 
-def wake(standby: Training) -> bool:
-    """Let a standby run its program; it may still be importing. Returns whether it lives."""
+def wake(standby: Training, environ: Mapping[str, str]) -> bool:
+    """Let a standby run its program; it may still be importing. Returns whether it lives.
+
+    Args:
+        standby: the standby.
+        environ: more for its environment.
+    """
     if standby.returncode is not None:
         return False
     stdin = standby.process.stdin
     assert stdin is not None
     standby.page.touch()
     try:
-        stdin.write(b"\n")  # which the pipe takes, whether anybody reads or not: it is all that ever comes
+        # The pipe takes it, whether anybody reads or not: it is all that ever comes.
+        stdin.write(f"{json.dumps(dict(environ))}\n".encode())
         stdin.flush()
     except OSError:
         return False
@@ -75,8 +81,9 @@ def main() -> None:
     with _silence():
         _import(orders["modules"])
     heartbeat.enter(Phase.READY)
-    if not sys.stdin.readline():
+    if not (more := sys.stdin.readline()):
         return
+    os.environ.update(json.loads(more))
     heartbeat.enter(Phase.STARTING)
     _forget_input()
     if module:

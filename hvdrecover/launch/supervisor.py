@@ -208,7 +208,7 @@ class Supervisor:
                 "HVDRECOVER_HOST_REPORTS": str(self._settings.folder / _REPORTS),
                 "HVDRECOVER_JOB_ID": self._job,
                 "HVDRECOVER_SUSPECT": ",".join(self._suspects),
-                "HVDRECOVER_AGAIN": "1" if any(each.committed for each in self._attempts) else "",
+                "HVDRECOVER_CLAIMED": next((each.root for each in self._attempts[::-1] if each.root), ""),
                 name: value,
             },
             stdin=subprocess.DEVNULL,
@@ -337,6 +337,7 @@ class Supervisor:
         if isinstance(commit, list):
             guardian.commit = commit
             attempt.committed = attempt.committed or int(commit[1]) > 0
+        attempt.root = message.get("root") or attempt.root
         if message.get("begun") or message.get("kind") in ("end", "fault"):
             self._begun.setdefault(f"{guardian.host}/{guardian.slot}", self._clock.monotonic())
         if "point" in message:

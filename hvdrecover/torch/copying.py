@@ -58,7 +58,7 @@ def all_equal(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> bool:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return tensor.detach().contiguous().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
 
 
 def own(tree: Tree, present: Tree) -> Tree:

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from hvdrecover import process_identity
 from hvdrecover.process_identity import has_ended, identity
 
 
@@ -17,6 +18,20 @@ def test_a_process_has_ended_when_it_has():
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # nobody has asked for its exit code yet
     assert has_ended(said)
+    child.communicate()
+    assert has_ended(said)
+
+
+def test_a_process_that_cannot_be_seen_has_not_ended(monkeypatch):
+    """As other users' processes where /proc is mounted with hidepid."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    said = identity(child.pid)
+
+    def hidden(number):
+        raise FileNotFoundError(f"/proc/{number}/stat")
+
+    monkeypatch.setattr(process_identity, "_seen", hidden)
+    assert not has_ended(said)
     child.communicate()
     assert has_ended(said)
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint import root
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
@@ -160,12 +161,29 @@ def _folders(path: Path) -> list[Path]:
 
 def _found(folder: Path, passed_over: PassedOver) -> Slot | None:
     try:
+        folder = _completed(folder)
         return Slot.found(folder)
     except (OSError, ValueError) as error:
         if CommitId.parse(folder.name) is not None:  # else its process was killed while it was made
             passed_over(folder.name, f"it can't be mapped: {error}")
         shutil.rmtree(folder, ignore_errors=True)
         return None
+
+
+def _completed(folder: Path) -> Path:
+    """Return a sealed slot's folder under its manifest's name: to seal it anew, the manifest comes first.
+
+    Raises:
+        OSError: it can't be given the name.
+    """
+    if CommitId.parse(folder.name) is None:
+        return folder  # a manifest in there is of what it held before
+    try:
+        sealed = manifests.loads((folder / manifests.FILE_NAME).read_bytes(), str(folder)).id
+    except (OSError, CheckpointError):
+        return folder
+    target = folder.with_name(sealed.name)
+    return folder if target.exists() else folder.rename(target)
 
 
 def _verified(path: Path, slot: Slot) -> Recalled:

@@ -326,10 +326,8 @@ class NearTier:
     def _seal(self, order: _Commit, text: bytes) -> list[Slot]:
         """Seal a commit; return the slots that are of no use any more, to be deleted."""
         slot = order.slot
-        if slot in self._sealed:
-            self._sealed.remove(slot)
-        slot.seal(order.snapshot.id, text)
-        self._sealed.append(slot)
+        slot.seal(order.snapshot.id, text)  # if that fails, what it was sealed as stays
+        self._sealed = [*(each for each in self._sealed if each is not slot), slot]
         self._newest = order
         stale = [each for each in self._slots if not each.fits(slot.layouts)]
         self._drop(stale)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from hvdrecover.checkpoint.storage.failures import failures, is_full, redact
 from hvdrecover.checkpoint.storage.interface import ReadBytes, Storage, Temporary
@@ -34,11 +35,11 @@ __all__ = [
 
 
 def open_storage(url: str) -> Storage:
-    """The storage behind a path or an fsspec URL. Nothing is read or written yet.
+    """The storage behind a path or an fsspec URL. Nothing is read or written yet; SFTP is not connected to.
 
     Raises:
         ConfigError: no file system is known for the URL, or a package that it needs is not installed.
-        StorageError: a server that has to be connected to can't be reached.
+        StorageError: fsspec connects to a server at once, and it can't be reached.
     """
     return storage_in(*open_filesystem(url, "checkpoint"), redact(url))
 
@@ -52,12 +53,12 @@ def open_filesystem(url: str, name: str) -> tuple[Any, str]:
 
     Raises:
         ConfigError: no file system is known for the URL, or a package that it needs is not installed.
-        StorageError: a server that has to be connected to can't be reached.
+        StorageError: fsspec connects to a server at once, and it can't be reached.
     """
     shown = redact(url)
     with failures(shown, "", "open the storage"):
         try:
-            filesystem, path = _sftp(url) if _is_sftp(url) else fsspec.core.url_to_fs(url, **_options(url))
+            filesystem, path = _opened(url)
         except ConfigError:
             raise
         except (ValueError, ImportError) as error:
@@ -85,12 +86,17 @@ def storage_in(filesystem: Any, path: str, shown: str) -> Storage:
     return RemoteStorage(filesystem, path.rstrip("/"), shown.rstrip("/"))
 
 
-def _options(url: str) -> dict[str, Any]:
-    """Return what to open a file system with, beyond what the URL and fsspec's configuration say."""
-    protocol = url.split("://", 1)[0]
-    if protocol in ("s3", "s3a"):
-        return {"use_listings_cache": False}  # other processes change the root too
-    return {}
+def _opened(url: str) -> tuple[Any, str]:
+    protocol, separator, _ = url.partition("://")
+    if not separator or protocol in LocalFileSystem.protocol:
+        # To `url_to_fs`, a '::' in the path would begin another URL.
+        return fsspec.filesystem("file"), LocalFileSystem._strip_protocol(url)
+    if _is_sftp(url):
+        return _sftp(url)
+    # Other processes change the root, too.
+    options = {"use_listings_cache": False} if protocol in ("s3", "s3a") else {}
+    opened: tuple[Any, str] = fsspec.core.url_to_fs(url, **options)
+    return opened
 
 
 def _is_sftp(url: str) -> bool:

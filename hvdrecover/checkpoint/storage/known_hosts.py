@@ -18,7 +18,7 @@ _REVOKED = "@revoked"
 
 
 class KnownHostsFileSystem(SFTPFileSystem):  # type: ignore[misc]
-    """Files on an SFTP server that proves to be the one that is known.
+    """Files on an SFTP server that proves to be the one that is known; see `connect`.
 
     Args:
         host: the server.
@@ -27,7 +27,6 @@ class KnownHostsFileSystem(SFTPFileSystem):  # type: ignore[misc]
 
     Raises:
         ConfigError: there is no such file.
-        HostKeyError: the server's key is unknown, another one, or revoked.
     """
 
     def __init__(self, host: str, known_hosts: str | None = None, **ssh_kwargs: Any) -> None:
@@ -43,6 +42,17 @@ class KnownHostsFileSystem(SFTPFileSystem):  # type: ignore[misc]
         super().__init__(host, **ssh_kwargs)
 
     def _connect(self) -> None:
+        """Do nothing yet: fsspec calls this at once, and training continues while the server is away."""
+        self.client, self.ftp = paramiko.SSHClient(), None
+
+    def connect(self) -> None:
+        """Connect to the server.
+
+        Raises:
+            HostKeyError: the server's key is unknown, another one, or revoked.
+            OSError: it can't be reached.
+            paramiko.SSHException: it refused.
+        """
         known = [entry for path in self._files if path.is_file() for entry in _entries(path)]
         client = paramiko.SSHClient()
         for marker, entry in reversed(known):  # the first one counts

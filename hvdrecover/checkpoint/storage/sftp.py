@@ -29,7 +29,7 @@ class SftpStorage:
     """A folder on an SFTP server.
 
     Args:
-        filesystem: a connected ``SFTPFileSystem`` of fsspec's.
+        filesystem: a `KnownHostsFileSystem`, connected or not.
         root: the folder's path on the server.
         url: the root as messages show it, without credentials.
         piece: how much of a large file to transfer at a time, in bytes.

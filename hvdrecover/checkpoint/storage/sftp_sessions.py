@@ -131,7 +131,7 @@ class Sessions:
     """Sessions of one file system of fsspec's, with its host and its credentials.
 
     Args:
-        filesystem: a connected ``SFTPFileSystem`` with a ``timeout``, which goes for every answer.
+        filesystem: a `KnownHostsFileSystem` with a ``timeout``, which goes for every answer.
     """
 
     def __init__(self, filesystem: Any) -> None:
@@ -166,7 +166,7 @@ class Sessions:
             if transport is None or not transport.is_active():
                 self._idle.clear()
                 self._fs.client.close()
-                self._fs._connect()
+                self._fs.connect()
                 transport = self._fs.client.get_transport()
             transport.set_keepalive(_KEEPALIVE)
             while self._idle:

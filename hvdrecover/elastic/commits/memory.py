@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hvdrecover import host_memory
+from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import Layout
 from hvdrecover.checkpoint.snapshot import Snapshot
@@ -153,6 +154,19 @@ class Memory:
             with suppress(StateError):  # no room for it; what has failed is the error to report
                 self.capture(CommitId(0, 0))
 
+    def separate(self, snapshot: Snapshot) -> Snapshot:
+        """Return the newest commit in memory that may be changed; an earlier one in the same may be in use.
+
+        Args:
+            snapshot: the newest commit. It is no longer held: half changed, it is none.
+        """
+        self._make_room(snapshot.layouts)
+        target = self.arenas.acquire(self.in_flight(), snapshot.layouts)
+        self.newest = None
+        arenas = {name: _copied(arena, target.get(name)) for name, arena in snapshot.arenas.items()}
+        self.arenas.hold(arenas)
+        return replace(snapshot, arenas=arenas, digests=None)
+
     def take_digests(self) -> None:
         """Have the digests of the newest commit at hand when the other ranks ask for them."""
         if self.newest is not None and self.newest.id.generation:
@@ -253,6 +267,13 @@ class Memory:
             and self.is_at_commit()
             and self._contents.is_copy(present, self.newest.state, self.newest.arenas)
         )
+
+
+def _copied(arena: Arena, target: Arena | None) -> Arena:
+    if target is not arena:
+        target = target if target is not None and target.layout == arena.layout else Arena(arena.layout)
+        target.buffer[:] = arena.buffer
+    return target
 
 
 def _shortage(need: int, left: Available) -> str:

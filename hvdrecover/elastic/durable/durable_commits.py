@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-from hvdrecover import error_kinds
+from hvdrecover import error_kinds, heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.reader import load_newest
 from hvdrecover.checkpoint.retrying import ATTEMPTS, retrying
@@ -145,7 +145,7 @@ class DurableSide(Voter):
         retry = retrying(self._context.clock)
         if (writing := retry(self.writing)) is None:
             return 1
-        return retry(writing.store.claim_next, again=self._context.config.again)
+        return retry(writing.store.claim_next, again=self._context.config.claimed == self.root)
 
     def load(self) -> Snapshot | None:
         """Read the newest durable commit of the root that was claimed; None if there is none.
@@ -184,6 +184,8 @@ class DurableSide(Voter):
         """The ranks have agreed on a commit: only rank 0 writes to the root from now on."""
         self.near.agreed()
         self._loaded = None
+        if self.wanted:
+            heartbeat.notify(root=self.root)
         if self._context.world.rank() != 0:
             self.retire()
         elif self._writing is not None:

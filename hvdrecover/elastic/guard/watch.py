@@ -165,7 +165,7 @@ class Watch(Voter):
         assert self._guard is not None
         policy, wrong = self._guard.on_divergence, self._world.rank() in result.wrong
         if policy == "heal" and wrong:
-            memory.newest = None  # half healed is not a commit
+            snapshot = memory.separate(snapshot)
         tensors = parameters.tensors_of(snapshot, self._shared(snapshot))
         found = parameters.compare(
             self._world, tensors, result.right[0], self._host, heal=policy == "heal" and wrong
@@ -181,9 +181,8 @@ class Watch(Voter):
             heartbeat.diverged()
         if policy == "raise":
             raise _diverged(result, snapshot.id, lines)
-        healed = policy == "heal" and wrong
-        memory.newest = dataclasses.replace(snapshot, digests=None) if healed else snapshot
-        return healed
+        memory.newest = snapshot
+        return policy == "heal" and wrong
 
     def _say_diverged(
         self,

@@ -439,6 +439,16 @@ def test_a_start_that_fails_after_its_claim_does_not_claim_twice(root):
 # -- a root that has vanished --------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("wrote", "left"), [(False, {"1": 1, "2": 2}), (True, {"2": 2})])
+def test_a_job_that_took_the_root_and_made_nothing_durable_has_replaced_nobody(root, wrote, left):
+    for generation, job in enumerate(["a/1", "b/2", "c/3"], 1):
+        claims = claims_at(root, job)
+        assert claims.take_after(0) == generation
+        if job == "a/1" or (wrote and job == "b/2"):
+            claims.acknowledge(generation)
+    assert claims.unreplaced() == left
+
+
 def test_a_new_rank_0_does_not_make_a_vanished_root_anew(root):
     first = make_store(root)
     first.claim_next()

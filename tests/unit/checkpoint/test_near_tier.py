@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+import errno
 import json
 import os
 import resource
@@ -465,6 +467,42 @@ def test_a_commit_with_the_same_tensors_takes_the_place_of_the_one_before(proces
     process.tier.seal(Snapshot(CommitId(3, 2), snapshot.arenas, {"attributes": {}}, 2, {}))
     process.settle()
     assert process.names() == ["g0003-c00000002"]
+
+
+def test_a_process_killed_while_it_seals_a_commit_anew_leaves_it_sealed(process: Process) -> None:
+    snapshot = process.commit(1)
+    assert snapshot is not None
+    process.dies()
+    if (child := os.fork()) == 0:
+        successor = Process(process.path)
+        assert successor.recalled is not None
+        Slot._rename = lambda slot, path: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+        successor.tier.seal(dataclasses.replace(successor.recalled.snapshot, id=CommitId(3, 1)))
+        successor.settle()
+        os._exit(1)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    last = Process(process.path)
+    assert last.passed_over == [] and last.recalled is not None
+    assert last.recalled.snapshot.id == CommitId(3, 1) and values(last.recalled.snapshot) == {1.0}
+    last.tier.stop()
+
+
+def test_a_commit_that_could_not_be_sealed_anew_stays_sealed(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = process.commit(1)
+    assert snapshot is not None
+
+    def full(path: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        process.tier.seal(dataclasses.replace(snapshot, id=CommitId(3, 1)))
+        process.settle()
+        for number in (2, 3):
+            process.commit(number)
+    assert (found := recalled(process.path)) is not None and values(found.snapshot) == {1.0}
 
 
 def test_one_process_keeps_a_near_root(process: Process) -> None:

@@ -32,6 +32,13 @@ def test_a_path_and_a_file_url_are_local(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("make", [str, lambda path: f"file://{path}"])
+def test_a_local_path_may_have_what_begins_another_url_elsewhere(tmp_path, make):
+    for name in ("lr::0.1", "lr::0.2"):
+        open_storage(make(tmp_path / name)).publish("f", name.encode())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lr::0.1", "lr::0.2"]
+
+
 def test_an_unknown_protocol_is_a_config_error():
     with pytest.raises(ConfigError, match="'carrierpigeon://loft/run'") as caught:
         open_storage("carrierpigeon://loft/run")

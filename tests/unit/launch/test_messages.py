@@ -62,7 +62,7 @@ def nearly(right: Message) -> st.SearchStrategy[Message]:
 
 LINES = st.one_of(
     told("kind", messages._KINDS).map(json.dumps).map(str.encode),
-    nearly({**FAULT, "final": True, "again": True, "end": "crash", "loaded": None})
+    nearly({**FAULT, "final": True, "again": True, "end": "crash", "loaded": None, "root": "/data"})
     .map(json.dumps)
     .map(str.encode),
     nearly({"kind": "stalled", "missing": {"1": ["a"]}, "seconds": 3.0}).map(json.dumps).map(str.encode),

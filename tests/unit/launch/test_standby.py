@@ -76,7 +76,7 @@ def standbys(
 
 def run(standby_: Training) -> int:
     """Wake it, and wait for its end."""
-    assert standby.wake(standby_)
+    assert standby.wake(standby_, {})
     return standby_.process.wait(60)
 
 
@@ -197,7 +197,7 @@ def test_it_may_be_woken_before_it_is_ready(standbys: Captured) -> None:
         "import pathlib, time\nwhile not pathlib.Path('go').exists():\n    time.sleep(0.01)"
     )
     started = standbys.start([str(script)], ["slow", "adapter"])
-    assert standby.wake(started)
+    assert standby.wake(started, {})
     assert standbys.output() == ("", "")
     Path("go").touch()
     assert started.process.wait(60) == 0
@@ -207,8 +207,16 @@ def test_it_may_be_woken_before_it_is_ready(standbys: Captured) -> None:
 def test_its_phase_tells_what_it_is_at(standbys: Captured) -> None:
     script = write(standbys.folder, "import signal\nsignal.pause()")
     started = standbys.ready([str(script)])
-    assert standby.wake(started)
+    assert standby.wake(started, {})
     until(lambda: started.read().phase == Phase.STARTING, "it is to start")
+
+
+def test_its_program_finds_what_it_was_given_when_it_was_woken(standbys: Captured) -> None:
+    script = write(standbys.folder, "import os\nprint(ascii(os.environ['ROOT']))")
+    started = standbys.ready([str(script)])
+    assert standby.wake(started, {"ROOT": "/data/ä\n\udcff"})
+    assert started.process.wait(60) == 0
+    assert standbys.output() == (f"{'/data/ä' + chr(10) + chr(0xDCFF)!a}\n", "")
 
 
 def test_one_that_has_died_can_not_be_woken(standbys: Captured) -> None:
@@ -216,7 +224,7 @@ def test_one_that_has_died_can_not_be_woken(standbys: Captured) -> None:
     started = standbys.ready([str(script)])
     os.kill(started.pid, signal.SIGKILL)
     started.process.wait()
-    assert not standby.wake(started)
+    assert not standby.wake(started, {})
 
 
 def test_it_costs_nothing_while_it_waits(standbys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +282,7 @@ import os, sys
 from hvdrecover.launch import standby
 from hvdrecover.launch.python_command import PythonCommand, parse
 all = [standby.start(parse([sys.executable, {str(script)!r}]), ["adapter"], os.environ) for _ in range(2)]
-standby.wake(all[1])
+standby.wake(all[1], {{}})
 print(*[each.pid for each in all], flush=True)
 input()
 """
@@ -343,7 +351,7 @@ def test_one_that_is_stuck_at_its_start_holds_its_guardian_up_neither_then_nor_w
     command = PythonCommand((str(program),), False, "train.py", ())
     stuck = standby.start(command, MANY, environment())
     try:
-        assert standby.wake(stuck)
+        assert standby.wake(stuck, {})
         assert stuck.read().phase == Phase.UNKNOWN
     finally:
         stuck.close()

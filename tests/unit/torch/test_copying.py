@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hvdrecover.checkpoint.arena import HUGE_PAGE
-from hvdrecover.torch.copying import copy_all, own
+from hvdrecover.torch.copying import all_equal, copy_all, own
 
 LARGE = HUGE_PAGE // 4 + 3  # float32 elements
 
@@ -59,6 +59,14 @@ def test_large_tensors_that_do_not_lie_in_memory_as_they_are_come_out_equal(make
     scattered = torch.zeros(*source.shape[:-1], 2 * source.shape[-1], dtype=source.dtype)[..., ::2]
     copy_all([source], [scattered])
     assert torch.equal(scattered, source)
+
+
+@pytest.mark.parametrize("make", [lambda x: x.conj(), lambda x: x.conj().imag])
+def test_tensors_are_compared_by_the_numbers_that_they_show(make: Any) -> None:
+    numbers = torch.randn(8, dtype=torch.complex64)
+    shown = make(numbers)
+    assert all_equal([(shown, shown.clone())])
+    assert not all_equal([(shown, make(numbers + 1j))])
 
 
 def test_nothing_is_copied_from_nothing() -> None:

@@ -15,7 +15,7 @@ from hvdrecover.elastic.state import State
 from hvdrecover.errors import DivergedError
 from tests.fakes.framework import FakeModel, FakeOptimizer
 from tests.fakes.root import FakeRoots
-from tests.fakes.world import fail_at
+from tests.fakes.world import HANG_SECONDS, fail_at
 from tests.unit.elastic.jobs import URL, Process, on_ranks
 
 
@@ -218,6 +218,27 @@ def test_a_commit_that_differs_is_not_made_durable(roots: FakeRoots) -> None:
         return float(state.model.weights["w"][0])
 
     assert on_ranks(1, resumed) == [0.0]
+
+
+def test_healing_does_not_change_a_commit_that_is_being_written(roots: FakeRoots) -> None:
+    def body(process: Process) -> Any:
+        state, root = build(process, guard("heal", every=2), URL), roots[URL]
+        state.sync()
+        if process.world.rank() == 0:
+            state.model.weights["w"][0] = 9.0
+            root.gate.clear()
+        state.commit(durable=True)
+        if process.world.rank() == 0:
+            assert root.at_the_gate.wait(HANG_SECONDS)
+        state.commit()  # of the same tensors, and they are compared
+        root.gate.set()
+        state.flush()
+        state._durable.settle()
+        return weights(state)[0][0]
+
+    assert on_ranks(3, body) == [0.0] * 3
+    written = {name.split("/")[0]: data for name, data in roots[URL].files.items() if "model.s" in name}
+    assert [np.float64(9.0).tobytes() in data for _, data in sorted(written.items())] == [True, False]
 
 
 @pytest.mark.parametrize("collective", ["ballots", "tensors", "found", "6", "48"])
