@@ -120,6 +120,21 @@ def test_a_script_that_crashes_at_one_place_is_not_restarted_for_ever(begin: Beg
     assert len(starts(tmp_path, "job")) == 6  # commits are made at each
 
 
+def test_a_root_that_was_emptied_while_all_were_killed_is_not_made_anew(begin: Begin, tmp_path: Path) -> None:
+    job = begin("job", "emptied", 100, "--max-restarts", "1")
+    assert job.wait(PATIENCE) == 1
+    assert "claims/ holds no claim of this job, which has claimed the root before" in job.log.read_text()
+    assert durable(tmp_path / "root") == set()
+
+
+def test_a_job_that_was_restarted_may_have_another_state_with_a_root_of_its_own(
+    begin: Begin, tmp_path: Path
+) -> None:
+    job = begin("job", "folds", 5, "--max-restarts", "1")
+    assert job.wait(PATIENCE) == 0, job.tail()
+    assert [len(claims(tmp_path / f"root{number}")) for number in range(2)] == [2, 1]
+
+
 @LONG
 def test_rank_0_is_killed_again_and_again_and_the_root_holds_three_commits_at_most(
     begin: Begin, tmp_path: Path

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -16,16 +18,24 @@ how, starts = sys.argv[1], Path(sys.argv[2])
 hvd.init()
 if how == "constructor":
     torch.nn.Linear(2, 1, biass=False)
-model = torch.nn.Linear(2, 1 if how != "large" else 5_000_000)  # 60 MB
-optimizer = hvd.DistributedOptimizer(
-    torch.optim.SGD(model.parameters(), lr=0.01), named_parameters=model.named_parameters()
-)
-root = recover.Checkpoint(os.environ["HVDRECOVER_CHECKPOINT"], keep=1) if how == "large" else None
-state = recover.TorchState(model=model, optimizer=optimizer, step=0, checkpoint=root)
+
+
+def make(number: int) -> tuple[torch.nn.Module, torch.optim.Optimizer, recover.TorchState]:
+    model = torch.nn.Linear(2, 1 if how != "large" else 5_000_000)  # 60 MB
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01), named_parameters=model.named_parameters()
+    )
+    url = os.environ["HVDRECOVER_CHECKPOINT"]
+    roots = {"large": recover.Checkpoint(url, keep=1), "folds": recover.Checkpoint(f"{url}{number}")}
+    return (
+        model,
+        optimizer,
+        recover.TorchState(model=model, optimizer=optimizer, step=0, checkpoint=roots.get(how)),
+    )
 
 
 @recover.run
-def train(state: recover.TorchState) -> None:
+def train(state: recover.TorchState, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     with starts.open("a") as file:
         file.write(f"{hvd.rank()} from {state.step} in {os.getpid()}\n")
     state.commit()
@@ -34,6 +44,16 @@ def train(state: recover.TorchState) -> None:
             raise ValueError("this script is wrong")
         if how == "abort" and state.step == 1:
             os.abort()
+        if (
+            how in ("folds", "emptied")
+            and state.step == 2
+            and not (lost := Path(f"{starts}.{hvd.rank()}")).exists()
+        ):
+            state.flush()
+            if how == "emptied" and hvd.rank() == 0:
+                shutil.rmtree(os.environ["HVDRECOVER_CHECKPOINT"])
+            lost.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
         optimizer.zero_grad()
         model(torch.ones(4, 2)).sum().backward()
         optimizer.step()
@@ -42,4 +62,6 @@ def train(state: recover.TorchState) -> None:
         time.sleep(float(sys.argv[4]))
 
 
-train(state)
+for number in range(2 if how == "folds" else 1):
+    model, optimizer, state = make(number)
+    train(state, model, optimizer)
