@@ -85,6 +85,8 @@ def end(death: Death, *, first: bool = False) -> End:
     phase = death.reading.phase
     if death.returncode == 0 and phase in (Phase.FINISHED, Phase.UNKNOWN):
         name = "finished"
+    elif death.returncode == 0 and phase == Phase.STARTING and first:
+        name = "untrained"
     elif phase == Phase.REMOVED:
         name = "removed"
     elif phase == Phase.LEFT or (death.returncode == PREEMPTED and death.reading.stop):

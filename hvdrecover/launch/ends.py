@@ -41,6 +41,13 @@ class End:
 OF_PROCESSES = (
     End("finished", "the training function has returned", "none", "the job ends when all ranks have", 0),
     End(
+        "untrained",
+        "exit code 0 before the job's first commit, without a call of a training function",
+        "none",
+        "the job ends when all ranks have, with a line that says so",
+        0,
+    ),
+    End(
         "left",
         "it left after a preemption",
         "none",

@@ -244,8 +244,8 @@ class Guardian:
         self._record.note_root(notes)
         self._count_divergences(reading)
         end = deaths.end(death, first=not self._record.committed)
-        if end.name == "finished":
-            self._say_end("finished")
+        if end.code == 0:
+            self._say_end(end.name)
             return 0
         if self._stop_by is not None or end.name == "left":
             whole = notes.get("left") == "job"

@@ -128,7 +128,7 @@ class Reports:
         """Report to the supervisor how this slot has ended.
 
         Args:
-            how: ``finished``, ``preempted``, ``left`` or ``stopped``.
+            how: ``finished``, ``untrained``, ``preempted``, ``left`` or ``stopped``.
             reading: of the training process's page.
             root: the checkpoint root that it has claimed, if any.
         """

@@ -14,6 +14,11 @@ from hvdrecover.launch.ends import FIRST_ERROR, End
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
+_UNTRAINED = (
+    "the command has ended, and has called no training function: nothing was committed, and no fault would have "
+    "been repaired. Decorate the function that trains with hvdrecover's run (hvd.elastic.run)"
+)
+
 Fault = dict[str, Any]
 """A guardian's report of a fault."""
 
@@ -25,8 +30,8 @@ class Attempt:
     Attributes:
         number: counted from 1.
         code: how the launcher has ended; negative for a signal.
-        ends: how slots have ended, by their own account: finished, preempted (with the whole job), left (with
-            their host) or stopped.
+        ends: how slots have ended, by their own account: finished, untrained, preempted (with the whole job),
+            left (with their host) or stopped.
         faults: the faults that guardians reported.
         point: the farthest point that was reported, as in `hvdrecover.heartbeat.Reading.point`.
         committed: whether a commit was reported.
@@ -100,6 +105,8 @@ def outcome(
         return Outcome("end", PREEMPTED, "stopped after a preemption; start it again to continue")
     if last.code == 0 and not last.ends:
         return Outcome("end", 0, "the command has ended")
+    if last.code == 0 and "untrained" in last.ends:
+        return Outcome("end", 0, "the command has ended", message=_UNTRAINED)
     suspect, fault = suspected(attempts), ending(attempts)
     if fault is not None and (end := _end(fault)) is not None:
         if end == FIRST_ERROR:

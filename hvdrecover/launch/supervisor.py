@@ -265,7 +265,7 @@ class Supervisor:
     def _lingers(self, attempt: Attempt) -> bool:
         """Return whether Horovod's driver has been all that is left of a finished training for too long."""
         now = self._clock.monotonic()
-        if "finished" not in attempt.ends or len(self._guardians):
+        if not {"finished", "untrained"} & set(attempt.ends) or len(self._guardians):
             self._left_at = now
         return now - self._left_at > _LINGERING
 

@@ -93,6 +93,12 @@ def test_an_error_before_the_first_commit_is_one_of_its_own() -> None:
     assert deaths.end(death(KILLED), first=True).name == "crash"
 
 
+def test_a_script_that_calls_no_training_function_has_not_failed() -> None:
+    assert deaths.end(death(0, Phase.STARTING), first=True).name == "untrained"
+    assert deaths.end(death(0, Phase.BEGINNING), first=True).name == "early_exit"
+    assert deaths.end(death(0, Phase.STARTING), first=False).name == "early_exit"  # restarted, and left out
+
+
 def test_the_same_error_at_the_same_place_is_the_same_cause() -> None:
     assert failed().cause == failed(generation=2).cause  # each rendezvous has a generation of its own
     assert failed().cause == failed(commit=9).cause  # a commit at which nothing had changed is not progress

@@ -33,6 +33,12 @@ def test_a_job_whose_slots_have_all_finished_is_finished() -> None:
     assert after(attempt(0, "finished", "finished")) == Outcome("end", 0, "the training is finished")
 
 
+def test_a_job_that_has_called_no_training_function_ends_well_and_says_so() -> None:
+    outcome = after(attempt(0, "untrained", "untrained", faults=[]))
+    assert (outcome.action, outcome.code) == ("end", 0) and "no training function" in outcome.message
+    assert after(attempt(1, "untrained", faults=[])).action == "restart"  # another slot is lost
+
+
 def test_a_job_that_is_finished_is_so_even_if_it_was_asked_to_leave_or_lost_hosts_before() -> None:
     assert after(attempt(0, "finished"), stopping=True).code == 0
     assert after(attempt(0, "left", "stopped", "finished")).code == 0
