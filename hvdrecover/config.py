@@ -171,7 +171,7 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
     chooser = env.get(_CHOOSER) if env.get("HOROVOD_CONTROLLER") == _CHOICE["HOROVOD_CONTROLLER"] else None
     return Config(
         checkpoint=env.get("HVDRECOVER_CHECKPOINT") or None,
-        events=Path(events) if events else None,
+        events=_local(events, "HVDRECOVER_EVENTS") if events else None,
         log=log,
         elastic=env.get("HOROVOD_ELASTIC") == "1",
         launched=any(name in env for name in _LAUNCHER_VARIABLES),
@@ -194,9 +194,9 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         drill=Path(drill) if (drill := env.get("HVDRECOVER_DRILL")) else None,
         suspects=_suspects(env.get("HVDRECOVER_SUSPECT", "")),
         claimed=env.get("HVDRECOVER_CLAIMED") or None,
-        reopen=env.get("HVDRECOVER_REOPEN") == "1",
+        reopen=_flag(env, "HVDRECOVER_REOPEN"),
         job=_job(env),
-        near=env.get("HVDRECOVER_NEAR") or "auto",
+        near=_near(env.get("HVDRECOVER_NEAR") or "auto"),
         remote_shell=env.get("HVDRECOVER_REMOTE_SHELL") or None,
         exchange=_endpoint(env.get("HVDRECOVER_EXCHANGE")),
     )
@@ -218,12 +218,33 @@ def _slot(text: str) -> tuple[int, int, int] | None:
 
 
 def _signals(text: str) -> tuple[signal.Signals, ...]:
-    names = [name.strip().upper() for name in text.split(",") if name.strip()]
-    try:
-        return tuple(signal.Signals[name if name.startswith("SIG") else f"SIG{name}"] for name in names)
-    except KeyError as error:
-        problem = f"{error.args[0]} is not a signal; use names such as SIGTERM,SIGUSR1"
-        raise ConfigError("HVDRECOVER_STOP_SIGNALS", problem) from None
+    words = [word.strip().upper() for word in text.split(",") if word.strip()]
+    names = [word if word.startswith("SIG") else f"SIG{word}" for word in words]
+    for name in names:
+        if name not in signal.Signals.__members__ or name in ("SIGKILL", "SIGSTOP"):
+            problem = f"{name} is not a signal that a process can heed; use names such as SIGTERM,SIGUSR1"
+            raise ConfigError("HVDRECOVER_STOP_SIGNALS", problem)
+    return tuple(signal.Signals[name] for name in names)
+
+
+def _flag(env: Mapping[str, str], name: str) -> bool:
+    text = env.get(name, "")
+    if text not in ("", "0", "1"):
+        raise ConfigError(name, f"'{text}' is neither 1 nor 0")
+    return text == "1"
+
+
+def _near(text: str) -> str:
+    if text not in ("auto", "off") and not Path(text).is_absolute():
+        problem = f"'{text}' is neither auto, nor off, nor the path of a folder from / on"
+        raise ConfigError("HVDRECOVER_NEAR", problem)
+    return text
+
+
+def _local(text: str, name: str) -> Path:
+    if "://" in text:
+        raise ConfigError(name, f"'{text}' is a URL; name a folder of this machine")
+    return Path(text)
 
 
 def _number(env: Mapping[str, str], *names: str) -> int | None:
@@ -318,6 +339,11 @@ def bypass_proxy() -> None:
         listed = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
         exempt = ",".join(filter(None, (listed, address)))
         os.environ.update(no_proxy=exempt, NO_PROXY=exempt)
+
+
+def take(more: Mapping[str, str]) -> None:
+    """Take environment variables that were not known when this process was started."""
+    os.environ.update(more)
 
 
 def keep_to_this_process(*descriptors: int) -> None:

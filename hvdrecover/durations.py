@@ -18,5 +18,5 @@ def parse(text: str) -> float:
     number = text if unit is None else text[:-1]
     seconds = float(number) * (unit or 1)
     if not number.isascii() or number != number.strip() or not 0 < seconds < math.inf:
-        raise ValueError(f"'{text}' is not a duration such as {EXAMPLES}")
+        raise ValueError(f"'{text}' is not a duration above 0 such as {EXAMPLES}")
     return seconds

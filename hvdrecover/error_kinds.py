@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from hvdrecover import errors
-from hvdrecover.errors import HvdrecoverError, StoppedError
+from hvdrecover.errors import HvdrecoverError, StoppedError, StorageError
 
 
 def kinds(error: BaseException) -> list[str]:
     """Return what an error is to a process that only knows its name: names of its classes, the closest first.
 
-    A `StoppedError` is first of all what stopped the other rank.
+    A `StoppedError` is first of all what stopped the other rank. After those of a `StorageError` follow those
+    of what the storage has raised.
     """
     own = type(error)
     classes = [
         *(_named().get(error.kind, own).__mro__ if isinstance(error, StoppedError) else ()),
         *own.__mro__,
     ]
-    return list(dict.fromkeys(each.__name__ for each in classes if issubclass(each, HvdrecoverError)))
+    names = [each.__name__ for each in classes if issubclass(each, HvdrecoverError)]
+    cause = type(error.__cause__).__mro__ if isinstance(error, StorageError) else ()
+    return list(dict.fromkeys([*names, *(each.__name__ for each in cause)]))
 
 
 def number(error: HvdrecoverError | None) -> int:

@@ -9,7 +9,9 @@ import threading
 import traceback
 from types import TracebackType
 
-from hvdrecover import error_kinds
+from hvdrecover import config, error_kinds
+from hvdrecover.errors import ConfigError
+from hvdrecover.libraries import is_library
 
 _PATIENCE = 5.0  # seconds for the process to end; then it shows its error itself
 
@@ -46,9 +48,32 @@ def report_to(notes: int) -> None:
 
 
 def _reported(error: BaseException, *, printed: bool) -> bool:
-    text = "".join(traceback.format_exception(error))
+    kinds = error_kinds.kinds(error)
+    text = _short(error) if kinds and not _shows_all() else _full(error)
     short = "".join(traceback.format_exception_only(error)).strip()
-    return _write(error=short, traceback=text, kinds=error_kinds.kinds(error), unprinted=not printed)
+    return _write(error=short, traceback=text, kinds=kinds, unprinted=not printed)
+
+
+def _shows_all() -> bool:
+    try:
+        return config.read().log == "debug"
+    except ConfigError:
+        return False
+
+
+def _full(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+def _short(error: BaseException) -> str:
+    """Return an error of ours, which names cause and remedy by itself, and the script's lines before it."""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_library(frame.filename)]
+    lines = [
+        "Traceback (most recent call last; HVDRECOVER_LOG=debug shows all of it):\n",
+        *traceback.format_list(own),
+        *traceback.format_exception_only(error),
+    ]
+    return "".join(lines)
 
 
 def _show(previous: object, *error: object) -> None:

@@ -129,8 +129,10 @@ def run(arguments: argparse.Namespace) -> int:
     command: list[str] = arguments.command
     wanted = slo.load(arguments.slo) if arguments.slo is not None else slo.Numbers()
     folder = (arguments.output or DRILLS / events.new_run(SYSTEM_CLOCK).name).absolute()
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError("--output", f"'{folder}' is not empty; name a new one")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError("--output", f"'{folder}' is a file, or a folder that is not empty; name a new one")
+    if arguments.data is not None and not arguments.data.exists():
+        raise ConfigError("--data", f"there is no '{arguments.data}'")
     events.show_on_terminal(config.read())
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the way out ends the job
     outcome = _drill(arguments, command, folder)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hvdrecover import config, events
 from hvdrecover.cli import options
 from hvdrecover.clock import SYSTEM_CLOCK
+from hvdrecover.errors import ConfigError, DiscoveryError
 
 if TYPE_CHECKING:
     from hvdrecover.cli.discovering import Request
@@ -187,6 +188,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     if (arguments.least or 1) > arguments.processes:
         arguments.refuse(f"--min-np {arguments.least} is more than -np {arguments.processes}")
+    if (arguments.most or arguments.processes) < arguments.processes:
+        arguments.refuse(f"--max-np {arguments.most} is less than -np {arguments.processes}")
     read = config.read()
     events.show_on_terminal(read)
     command: list[str] = arguments.command
@@ -201,6 +204,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.reopen:
         environ["HVDRECOVER_REOPEN"] = "1"
     options = _options(arguments)
+    _check(arguments, options)
     if arguments.preflight:
         from hvdrecover.cli import preflighting
 
@@ -215,6 +219,22 @@ def run(arguments: argparse.Namespace) -> int:
     )
     job = slurm.of_environment(config.environment(), SYSTEM_CLOCK)
     return Supervisor(command, settings, read, job).run()
+
+
+def _check(arguments: argparse.Namespace, options: Options) -> None:
+    """Refuse what no number of restarts would mend."""
+    from hvdrecover.launch import horovodrun
+
+    if options.identity is not None and not Path(options.identity).expanduser().is_file():
+        arguments.refuse(f"--identity: there is no file '{options.identity}'")
+    if options.discovery is not None or options.mpi:
+        return
+    try:
+        slots = sum(horovodrun.hosts(options).values())
+    except (ConfigError, DiscoveryError) as error:
+        arguments.refuse(str(error))
+    if slots < options.processes:
+        arguments.refuse(f"the hosts have {slots} slots, and -np {options.processes} needs more: HOST:SLOTS")
 
 
 def _options(arguments: argparse.Namespace) -> Options:

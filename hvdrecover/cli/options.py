@@ -64,7 +64,8 @@ def duration(text: str) -> float:
     try:
         return durations.parse(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a duration such as {durations.EXAMPLES}") from None
+        problem = f"'{text}' is not a duration above 0 such as {durations.EXAMPLES}"
+        raise argparse.ArgumentTypeError(problem) from None
 
 
 def nbytes(text: str) -> int:

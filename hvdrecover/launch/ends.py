@@ -144,6 +144,8 @@ OF_JOBS = (
     End("interrupted", "Ctrl-C", "end", _ENDS, 130),
 )
 _BY_NAME = {end.name: end for end in (*OF_PROCESSES, *OF_JOBS)}
+# What a storage raises that waiting does not mend, if the job has never made a commit there.
+_REFUSALS = {"FileNotFoundError", "NoCredentialsError", "NotADirectoryError", "PermissionError"}
 FIRST_ERROR = _BY_NAME["first_error"]
 _BY_ERROR = {error: end for end in OF_PROCESSES for error in end.errors}
 
@@ -160,6 +162,8 @@ def of_error(kinds: Sequence[str], *, first: bool) -> End:
         kinds: what `hvdrecover.error_kinds.kinds` said of it.
         first: whether the job has not made any commit yet.
     """
+    if first and not _REFUSALS.isdisjoint(kinds):
+        return FIRST_ERROR
     known = next((_BY_ERROR[kind] for kind in kinds if kind in _BY_ERROR), None)
     return known or (FIRST_ERROR if first else _BY_NAME["script_error"])
 

@@ -109,7 +109,7 @@ def ask_to_leave(supervised: Supervised) -> Leaving:
     Raises:
         LaunchError: it has ended, or is not to be reached from here, or heeds no signal.
     """
-    name = f"the supervisor, process {supervised.pid} on {supervised.host},"
+    name = f"the supervisor, process {supervised.pid} on {supervised.host}"
     try:
         descriptor = os.pidfd_open(supervised.pid)
     except OSError:

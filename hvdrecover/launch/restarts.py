@@ -15,8 +15,8 @@ from hvdrecover.launch.ends import FIRST_ERROR, End
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
 _UNTRAINED = (
-    "the command has ended, and has called no training function: nothing was committed, and no fault would have "
-    "been repaired. Decorate the function that trains with hvdrecover's run (hvd.elastic.run)"
+    "the command has ended, and has called no training function: nothing was committed, and no fault would "
+    "have been repaired. Decorate the function that trains with hvdrecover's run (hvd.elastic.run)"
 )
 
 Fault = dict[str, Any]

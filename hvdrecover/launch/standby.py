@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
-from hvdrecover import heartbeat
+from hvdrecover import config, heartbeat
 from hvdrecover.heartbeat import Phase
 from hvdrecover.launch.python_command import PythonCommand
 from hvdrecover.launch.training import Training
@@ -83,7 +83,7 @@ def main() -> None:
     heartbeat.enter(Phase.READY)
     if not (more := sys.stdin.readline()):
         return
-    os.environ.update(json.loads(more))
+    config.take(json.loads(more))
     heartbeat.enter(Phase.STARTING)
     _forget_input()
     if module:

@@ -123,7 +123,7 @@ def test_a_script_that_crashes_at_one_place_is_not_restarted_for_ever(begin: Beg
 def test_a_root_that_was_emptied_while_all_were_killed_is_not_made_anew(begin: Begin, tmp_path: Path) -> None:
     job = begin("job", "emptied", 100, "--max-restarts", "1")
     assert job.wait(PATIENCE) == 1
-    assert "claims/ holds no claim of this job, which has claimed the root before" in job.log.read_text()
+    assert "root: claims/ " in job.log.read_text()
     assert durable(tmp_path / "root") == set()
 
 

@@ -18,6 +18,7 @@ from hvdrecover.launch import guardian, horovodrun, supervisor
 from hvdrecover.launch.hangs import Limits
 from tests.unit.processes import LAUNCHER_VARIABLES
 
+KEY = __file__  # a file that is there
 TRAIN = ["--", "python", "train.py", "--epochs", "3"]
 
 
@@ -101,7 +102,7 @@ def test_a_finished_run_is_reopened_on_demand(jobs: Noted) -> None:
 
 
 def test_all_options_of_a_job(jobs: Noted) -> None:
-    words = ["-np", "4", "--min-np", "2", "--max-np", "8", "-H", "h1:4,h2:4", "-p", "2222", "-i", "/keys/id"]
+    words = ["-np", "4", "--min-np", "2", "--max-np", "8", "-H", "h1:4,h2:4", "-p", "2222", "-i", KEY]
     words += ["--network-interface", "eth0", "--network-interfaces", "eth1"]
     words += ["--checkpoint", "s3://bucket/run", "--max-restarts", "0", "--hang-timeout", "2m"]
     words += ["--grace", "90.5", "--no-standby", "--startup-timeout", "10m"]
@@ -113,7 +114,7 @@ def test_all_options_of_a_job(jobs: Noted) -> None:
         hosts="h1:4,h2:4",
         interfaces=("eth0", "eth1"),
         ssh_port=2222,
-        identity="/keys/id",
+        identity=KEY,
     )
     assert settings.environ["HVDRECOVER_CHECKPOINT"] == "s3://bucket/run"
     assert (settings.max_restarts, settings.grace) == (0, 90.5)
@@ -132,8 +133,28 @@ def test_all_options_of_a_job(jobs: Noted) -> None:
     ],
 )
 def test_other_ways_to_name_hosts(words: list[str], facts: dict[str, Any], jobs: Noted) -> None:
+    Path("hosts").write_text("h1 slots=2\n")
     _, settings, _ = job(jobs, "-np", "2", *words, *TRAIN)
     assert settings.options == horovodrun.Options(2, **facts)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--max-np", "1"], "--max-np 1 is less than -np 2"),
+        (["--min-np", "3"], "--min-np 3 is more than -np 2"),
+        (["-H", "h1"], "1 slots"),
+        (["-H", "h1:a"], "h1:a"),
+        (["--hostfile", "nowhere"], "nowhere"),
+        (["-i", "no-key"], "no-key"),
+    ],
+)
+def test_what_no_restart_would_mend_is_refused(
+    words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["run", "-np", "2", *words, *TRAIN])
+    assert caught.value.code == 2 and problem in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -144,13 +165,13 @@ def no_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_memory")
 def test_hosts_that_are_discovered(jobs: Noted) -> None:
-    words = ["-np", "2", "--max-np", "3", "-p", "2222", "-i", "/keys/id"]
+    words = ["-np", "2", "--max-np", "3", "-p", "2222", "-i", KEY]
     _, settings, _ = job(jobs, *words, "--discover", "static 'localhost:2' --slots 4", *TRAIN)
     script = settings.options.discovery
     assert script is not None
     assert shlex.split(script) == [
         *(sys.executable, "-m", "hvdrecover", "discover", "static", "--allow-empty", "--max-np", "3"),
-        *("--ssh-port", "2222", "--identity", "/keys/id", "localhost:2", "--slots", "4"),
+        *("--ssh-port", "2222", "--identity", KEY, "localhost:2", "--slots", "4"),
     ]
     assert subprocess.check_output(script, shell=True, text=True) == "localhost:2\n"
 

@@ -22,6 +22,7 @@ from hvdrecover.launch import horovodrun, supervisor
 from hvdrecover.launch.horovodrun import Options
 from tests.unit.processes import LAUNCHER_VARIABLES
 
+KEY = __file__  # a file that is there
 TRAIN = ["--", "python", "train.py"]
 WRONG = failure("compute", "computed wrongly: h2: CPU 1", "Leave it out.", at_fault=["h2"])
 SLOW = warning("compute", "slow for their kind: h1", "Look at its clocks.")
@@ -82,11 +83,9 @@ def test_without_it_nothing_is_looked_at(job: Job) -> None:
 
 def test_where_all_is_well_the_job_is_as_it_was(job: Job) -> None:
     job.findings = [ok("ssh", "logged in"), SLOW]
-    words = ["-np", "3", "-H", "h1:2,h2:2", "-p", "22", "-i", "/key", "--network-interface", "eth0"]
-    assert run(job, *words) == Options(
-        3, hosts="h1:2,h2:2", ssh_port=22, identity="/key", interfaces=("eth0",)
-    )
-    assert job.looked_at == [Settings({"h1": 2, "h2": 2}, 4, ("eth0",), 22, "/key")]
+    words = ["-np", "3", "-H", "h1:2,h2:2", "-p", "22", "-i", KEY, "--network-interface", "eth0"]
+    assert run(job, *words) == Options(3, hosts="h1:2,h2:2", ssh_port=22, identity=KEY, interfaces=("eth0",))
+    assert job.looked_at == [Settings({"h1": 2, "h2": 2}, 4, ("eth0",), 22, KEY)]
 
 
 def test_a_host_that_is_left_out_and_the_processes_that_are_left(

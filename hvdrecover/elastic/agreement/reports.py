@@ -6,6 +6,8 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.elastic.agreement.transfer import Agreement
 from hvdrecover.errors import NoProgressError, StoppedError
 
+_NO_ROOT = ", without a checkpoint root: commits are in memory only"
+
 
 def agreed(
     agreement: Agreement,
@@ -30,7 +32,7 @@ def agreed(
     ranks = f"{size} rank{'s' if size > 1 else ''}"
     change = f"it was {before}" if before != size else "as before"
     line = {
-        "initial": f"starting from the beginning on {ranks}",
+        "initial": f"starting from the beginning on {ranks}{'' if root else _NO_ROOT}",
         "durable": f"resumed from commit {commit} at {root} on {ranks} ({change})",
         "near": f"resumed from commit {commit} {near}, on {ranks} ({change})",
         "memory": f"resuming from commit {commit} in memory on {ranks}",

@@ -15,7 +15,7 @@ from hvdrecover.elastic.companions import Kept, Moment, Table, Voter
 from hvdrecover.elastic.ranks import Ranks
 from hvdrecover.elastic.virtual import shares
 from hvdrecover.elastic.virtual.replay import Replay
-from hvdrecover.errors import ConfigError, HvdrecoverError, MismatchError, StepError
+from hvdrecover.errors import ConfigError, HvdrecoverError, StepError
 
 if TYPE_CHECKING:
     from hvdrecover.data.order import SampleOrder
@@ -251,13 +251,14 @@ class VirtualRanks(Ranks, Kept, Voter):
         """Go to the step of a commit; what was under way is over.
 
         Raises:
-            MismatchError: the commit is of another number of virtual ranks.
+            ConfigError: the commit is of another number of virtual ranks.
         """
         found = value if isinstance(value, dict) else {}
         if (size := found.get("size", self.size)) != self.size:
-            raise MismatchError(
-                "virtual ranks",
-                [f"virtual_ranks: {size} in the commit, {self.size} in this state; it is part of the result"],
+            raise ConfigError(
+                "virtual_ranks",
+                f"the commit has {size}, and this state {self.size}. Their number is part of the result: "
+                f"make the state with virtual_ranks={size}, or name another checkpoint root to start anew",
             )
         self.steps = int(found.get("steps", 0))
         self._open, self.current, self._done = None, None, nothing

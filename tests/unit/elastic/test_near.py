@@ -58,7 +58,9 @@ def dies(state: State) -> None:
         state._memory.arenas.near.stop()
 
 
-def job(near: Path, steps: int, **settings: Any) -> list[tuple[Any, CommitId, list[float]]]:
+def job(
+    near: Path, steps: int, durable: bool = False, **settings: Any
+) -> list[tuple[Any, CommitId, list[float]]]:
     """Run a job of two ranks that is killed after so many steps; return what it began with."""
 
     def body(process: Process) -> Any:
@@ -66,6 +68,8 @@ def job(near: Path, steps: int, **settings: Any) -> list[tuple[Any, CommitId, li
         state.sync()
         began = (state.step, state.last_commit, state.model.weights["w"].tolist())
         train(state, steps)
+        if durable:
+            state.flush()
         dies(state)
         return began
 
@@ -89,9 +93,15 @@ def test_another_job_at_the_root_resumes_from_there_too(near: Path) -> None:
 def test_a_job_that_was_replaced_does_not_come_back_through_its_near_root(near: Path, tmp_path: Path) -> None:
     job(near, 5)
     elsewhere = tmp_path / "other host"
-    assert [began[0] for began in job(elsewhere, 3, job=OTHER)] == [0, 0]  # the first commit is durable
-    assert [began[0] for began in job(near, 0, job="c" * 32)] == [0, 0]
+    assert [began[0] for began in job(elsewhere, 3, durable=True, job=OTHER)] == [0, 0]
+    assert [began[0] for began in job(near, 0, job="c" * 32)] == [3, 3]
     assert [each.path.parent.parent for each in place.roots(str(near))] == [near]
+
+
+def test_a_job_that_ended_before_it_wrote_anything_has_replaced_nobody(near: Path, tmp_path: Path) -> None:
+    job(near, 5)
+    job(tmp_path / "other host", 0, job=OTHER)
+    assert [began[0] for began in job(near, 0, job="c" * 32)] == [5, 5]
 
 
 def test_a_process_restarted_beside_others_takes_part_in_the_election(near: Path) -> None:
