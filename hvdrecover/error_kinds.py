@@ -18,8 +18,9 @@ def kinds(error: BaseException) -> list[str]:
         *own.__mro__,
     ]
     names = [each.__name__ for each in classes if issubclass(each, HvdrecoverError)]
-    cause = type(error.__cause__).__mro__ if isinstance(error, StorageError) else ()
-    return list(dict.fromkeys([*names, *(each.__name__ for each in cause)]))
+    if isinstance(error, StorageError) and error.__cause__ is not None:
+        names += [each.__name__ for each in type(error.__cause__).__mro__]
+    return list(dict.fromkeys(names))
 
 
 def number(error: HvdrecoverError | None) -> int:

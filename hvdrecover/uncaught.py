@@ -51,6 +51,8 @@ def _reported(error: BaseException, *, printed: bool) -> bool:
     kinds = error_kinds.kinds(error)
     text = _short(error) if kinds and not _shows_all() else _full(error)
     short = "".join(traceback.format_exception_only(error)).strip()
+    if isinstance(error, SyntaxError):  # which names file and line by itself
+        short = f"{type(error).__name__}: {error}"
     return _write(error=short, traceback=text, kinds=kinds, unprinted=not printed)
 
 

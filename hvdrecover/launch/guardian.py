@@ -295,7 +295,7 @@ class Guardian:
 
     def _cannot_restart(self, death: Death, end: End) -> str:
         if end.repair == "end":
-            return end.how
+            return "no restart would mend it" if end.errors else end.how
         if not self._config.elastic:
             return "the job is not elastic, so it ends with any of its processes"
         if self._reports.has_supervisor and end.repair == "job":

@@ -112,7 +112,8 @@ def outcome(
         if end == FIRST_ERROR:
             return _ended_at_first(last, fault, ranks)
         if end.repair == "end":
-            return _ended(fault, f"{end.how}: {fault.get('detail')}", end.code)
+            # Of several errors' one end, the error itself is what a person needs.
+            return _ended(fault, f"{end.how}: {fault.get('detail')}", end.code, "the job ends by this error:")
         if end.repair != "job" and suspect is None:
             return _ended(fault, SAME_ERROR)
     progress = len(attempts) == 1 or last.point > max(each.point for each in attempts[:-1])
@@ -184,9 +185,10 @@ def _is_ending(fault: Fault, attempts: Sequence[Attempt]) -> bool:
     return bool(fault.get("again")) or Cause.of(fault) in before
 
 
-def _ended(fault: Fault, why: str, code: int | None = None) -> Outcome:
+def _ended(fault: Fault, why: str, code: int | None = None, heading: str = "") -> Outcome:
     told = str(fault.get("traceback") or "") if code is None else ""
-    return Outcome("end", code or int(fault.get("exit") or 1), why, traceback=told)
+    message = heading if told else ""
+    return Outcome("end", code or int(fault.get("exit") or 1), why, traceback=told, message=message)
 
 
 def _ended_at_first(attempt: Attempt, fault: Fault, ranks: int) -> Outcome:

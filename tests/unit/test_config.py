@@ -109,12 +109,34 @@ def test_what_none_of_our_processes_has_set_is_left_alone(name, text):
 
 
 @pytest.mark.parametrize(
-    ("text", "wrong"), [("SIGTERM,NONSENSE", "NONSENSE"), ("15", "SIG15"), ("TERM USR1", "SIGTERM USR1")]
+    ("text", "wrong"),
+    [
+        ("SIGTERM,NONSENSE", "NONSENSE"),
+        ("15", "SIG15"),
+        ("TERM USR1", "SIGTERM USR1"),
+        ("kill", "SIGKILL"),
+        ("SIGSTOP", "SIGSTOP"),
+    ],
 )
 def test_a_signal_that_is_none_is_an_error(text, wrong):
     with pytest.raises(ConfigError, match=f"{wrong} .* SIGTERM,SIGUSR1$") as caught:
         config.read({"HVDRECOVER_STOP_SIGNALS": text})
     assert caught.value.name == "HVDRECOVER_STOP_SIGNALS"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("HVDRECOVER_REOPEN", "yes"),
+        ("HVDRECOVER_NEAR", "on"),
+        ("HVDRECOVER_NEAR", "near/here"),
+        ("HVDRECOVER_EVENTS", "s3://bucket/events"),
+    ],
+)
+def test_a_setting_that_can_not_be_meant_is_an_error(name, text):
+    with pytest.raises(ConfigError) as caught:
+        config.read({name: text})
+    assert caught.value.name == name and f"'{text}'" in str(caught.value)
 
 
 def test_a_process_that_is_alone_for_a_while_has_no_place_and_then_its_own_again(monkeypatch):

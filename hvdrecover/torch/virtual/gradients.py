@@ -282,7 +282,8 @@ class Gradients:
             raise ConfigError(
                 f"state.{self._name}",
                 "stepped, or synchronized, without gradients of a whole step of all virtual ranks; do so "
-                "after the inner loop has ended: for step in state.steps(loader): for part in step: …",
+                "after the inner loop has ended, without a break: for step in state.steps(loader): for part "
+                "in step: …",
             )
 
 

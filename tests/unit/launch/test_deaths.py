@@ -90,6 +90,9 @@ def test_an_error_before_the_first_commit_is_one_of_its_own() -> None:
     assert deaths.end(failed(), first=True).name == "first_error"
     away = death(1, error="StorageError: s3://b is away", kinds=("StorageError",))
     assert deaths.end(away, first=True).name == "storage"  # which may come back
+    refused = death(1, error="StorageError: /etc is not ours", kinds=("StorageError", "PermissionError"))
+    assert deaths.end(refused, first=True).name == "first_error"
+    assert deaths.end(refused, first=False).name == "storage"
     assert deaths.end(death(KILLED), first=True).name == "crash"
 
 

@@ -64,6 +64,35 @@ def test_an_error_is_reported_to_the_guardian_which_prints_it_once(
     assert printed.count(last) == 1
 
 
+OURS = """
+from hvdrecover.data.order import SampleOrder
+from hvdrecover.errors import StorageError
+def sampler():
+    try:
+        return SampleOrder(-1)
+    except ValueError as error:
+        raise StorageError("root", "away") from error
+sampler()
+"""
+
+
+@pytest.mark.parametrize(("log", "frames", "causes"), [("info", 2, 0), ("debug", 4, 1)])
+def test_an_error_of_ours_is_shown_with_the_lines_of_the_script_alone(
+    log: str, frames: int, causes: int, tmp_path: Path
+) -> None:
+    training = run(write(tmp_path, OURS), tmp_path, HVDRECOVER_LOG=log)
+    shown = training.notes()["traceback"]
+    training.close()
+    assert shown.endswith("hvdrecover.errors.StorageError: root: away\n")
+    assert (shown.count("  File "), shown.count("ConfigError: ")) == (frames, causes)
+
+
+def test_a_script_that_can_not_be_parsed_is_told_of_in_one_line(tmp_path: Path) -> None:
+    training = run(script := write(tmp_path, "def f(:"), tmp_path)
+    assert training.notes()["error"] == f"SyntaxError: invalid syntax ({script.name}, line 1)"
+    training.close()
+
+
 def test_an_error_that_the_supervisor_shows_is_not_printed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

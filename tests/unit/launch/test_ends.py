@@ -48,6 +48,13 @@ def test_how_an_error_ends_a_process(error: BaseException, name: str) -> None:
     assert ends.of_error(error_kinds.kinds(error), first=False).name == name
 
 
+def test_what_a_storage_has_raised_counts_as_well() -> None:
+    error = errors.StorageError("root", "no")
+    error.__cause__ = FileNotFoundError(2, "there is none")
+    assert {"StorageError", "FileNotFoundError"} <= set(error_kinds.kinds(error))
+    assert "NoneType" not in error_kinds.kinds(errors.StorageError("root", "no"))
+
+
 def test_every_class_of_errors_has_a_number_and_back() -> None:
     classes = [each for each in vars(errors).values() if isinstance(each, type)]
     ours = [each for each in classes if issubclass(each, errors.HvdrecoverError)]
