@@ -49,7 +49,7 @@ def report_to(notes: int) -> None:
 
 def _reported(error: BaseException, *, printed: bool) -> bool:
     kinds = error_kinds.kinds(error)
-    text = _short(error) if kinds and not _shows_all() else _full(error)
+    text = (_short(error) if kinds and not _shows_all() else "") or _full(error)
     short = "".join(traceback.format_exception_only(error)).strip()
     if isinstance(error, SyntaxError):  # which names file and line by itself
         short = f"{type(error).__name__}: {error}"
@@ -68,14 +68,25 @@ def _full(error: BaseException) -> str:
 
 
 def _short(error: BaseException) -> str:
-    """Return an error of ours, which names cause and remedy by itself, and the script's lines before it."""
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_library(frame.filename)]
+    """Return an error of ours, which names cause and remedy by itself, and the script's lines before it.
+
+    Empty if there are none, or if one of them is what has caused it.
+    """
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    own = _own(error)
+    if not own or (cause is not None and _own(cause)):
+        return ""
     lines = [
         "Traceback (most recent call last; HVDRECOVER_LOG=debug shows all of it):\n",
         *traceback.format_list(own),
         *traceback.format_exception_only(error),
     ]
     return "".join(lines)
+
+
+def _own(error: BaseException) -> list[traceback.FrameSummary]:
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if not is_library(frame.filename)]
 
 
 def _show(previous: object, *error: object) -> None:

@@ -198,8 +198,8 @@ class Claims:
     def unreplaced(self) -> dict[str, int]:
         """Return the starts that no other job has replaced but this one, which has just taken the root.
 
-        They are all starts of this job, and of the one that made commits before it. A job that took the root
-        and made nothing durable, as it ended at once perhaps, has replaced nobody.
+        They are all starts of this job, those of the job that made commits before it, and those of jobs since
+        then that made nothing durable, as they ended at once perhaps: those have replaced nobody.
 
         Returns:
             Start to the generation under which it took the root.

@@ -234,7 +234,8 @@ def _check(arguments: argparse.Namespace, options: Options) -> None:
     except (ConfigError, DiscoveryError) as error:
         arguments.refuse(str(error))
     if slots < options.processes:
-        arguments.refuse(f"the hosts have {slots} slots, and -np {options.processes} needs more: HOST:SLOTS")
+        count = f"{slots} slot{'' if slots == 1 else 's'}"
+        arguments.refuse(f"the hosts have {count}, and -np asks for {options.processes}; write HOST:SLOTS")
 
 
 def _options(arguments: argparse.Namespace) -> Options:

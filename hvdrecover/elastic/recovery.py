@@ -15,6 +15,7 @@ from hvdrecover.checkpoint.near.recall import Files, Recalled
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.elastic.agreement import reports
 from hvdrecover.elastic.agreement.election import Election, Published, elect
+from hvdrecover.elastic.agreement.exchange import gather_json
 from hvdrecover.elastic.agreement.revival import Claimed, Root, revived
 from hvdrecover.elastic.agreement.transfer import Agreement, Source, digests, receive, send, send_failure
 from hvdrecover.elastic.assembly import Rank
@@ -132,14 +133,29 @@ class Recovery:
         own, job = self._memory.last, self._context.place.job
         if recalled is not None:
             own, job = recalled.snapshot.id, recalled.job
-        row = [own.generation, own.commit, recalled is not None, digest_numbers(job.encode())[0]]
+        numbers = [digest_numbers(text.encode())[0] for text in (job, self._durable.root)]
+        row = [own.generation, own.commit, recalled is not None, *numbers]
         published, *tables = self._companions.exchange(self._context.world, moment, row)
+        if (published[:, 4] != published[0, 4]).any():
+            self._refuse_other_roots()
         words = [Published(CommitId(*row[:2]), bool(row[2]), row[3]) for row in published.tolist()]
         election = elect(words, lambda holders: self._companions.prefer(holders, tables))
         verdict = self._companions.verdict(dataclasses.replace(moment, elected=election), tables)
         if verdict is not None:
             raise verdict
         return election
+
+    def _refuse_other_roots(self) -> None:
+        """Refuse to take one rank's state for another's of the same script.
+
+        Raises:
+            RecoveryError: on all ranks, so that all start again, and come to the same state.
+        """
+        roots = gather_json(self._context.world, self._durable.root, "hvdrecover.roots")
+        raise RecoveryError(
+            f"the ranks are at states with different checkpoint roots: {', '.join(map(repr, roots))}. "
+            "All need one. Where a script makes several states, one after the other, all ranks start again"
+        )
 
     def _revive(self, recalled: Recalled | None) -> Claimed:
         """All processes have just started: let rank 0 take the root, and ask which near commit counts."""

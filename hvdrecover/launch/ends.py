@@ -145,7 +145,13 @@ OF_JOBS = (
 )
 _BY_NAME = {end.name: end for end in (*OF_PROCESSES, *OF_JOBS)}
 # What a storage raises that waiting does not mend, if the job has never made a commit there.
-_REFUSALS = {"FileNotFoundError", "NoCredentialsError", "NotADirectoryError", "PermissionError"}
+_REFUSALS = {
+    "AuthenticationException",
+    "FileNotFoundError",
+    "NoCredentialsError",
+    "NotADirectoryError",
+    "PermissionError",
+}
 FIRST_ERROR = _BY_NAME["first_error"]
 _BY_ERROR = {error: end for end in OF_PROCESSES for error in end.errors}
 

@@ -171,7 +171,7 @@ _REPORTED: dict[str, _Check] = {
 }
 # The same of what the supervisor orders.
 _ORDERS: dict[str, tuple[str, ...]] = {
-    "know": ("committed", "causes"),
+    "know": ("committed", "causes", "root"),
     "leave": ("grace",),
     "stacks": (),
     "stop": (),
@@ -182,4 +182,5 @@ _ORDERED: dict[str, _Check] = {
     "committed": _is_flag,
     "grace": _is_seconds,
     "ranks": _are_ranks,
+    "root": _is_text,
 }

@@ -42,11 +42,12 @@ class Record:
     @property
     def handed_down(self) -> dict[str, str]:
         """Environment variables for the next training process."""
-        return {"HVDRECOVER_CLAIMED": self.root} if self.root else {}
+        return {"HVDRECOVER_CLAIMED": self.root} if self.root and self.committed else {}
 
     def learn(self, known: dict[str, Any]) -> None:
         """Take over what the supervisor knows of the job."""
         self.committed = self.committed or bool(known["committed"])
+        self.root = self.root or str(known["root"])
         self.causes |= {Cause.of(each) for each in known["causes"]}
 
     def died(self, death: Death, end: End) -> str:

@@ -35,7 +35,7 @@ class Attempt:
         faults: the faults that guardians reported.
         point: the farthest point that was reported, as in `hvdrecover.heartbeat.Reading.point`.
         committed: whether a commit was reported.
-        root: the checkpoint root that was claimed, if one was reported.
+        root: the checkpoint root that it has claimed and made a commit for, if one was reported.
     """
 
     number: int
@@ -105,15 +105,16 @@ def outcome(
         return Outcome("end", PREEMPTED, "stopped after a preemption; start it again to continue")
     if last.code == 0 and not last.ends:
         return Outcome("end", 0, "the command has ended")
-    if last.code == 0 and "untrained" in last.ends:
+    if last.code == 0 and set(last.ends) == {"untrained"} and not last.faults:
         return Outcome("end", 0, "the command has ended", message=_UNTRAINED)
     suspect, fault = suspected(attempts), ending(attempts)
     if fault is not None and (end := _end(fault)) is not None:
         if end == FIRST_ERROR:
             return _ended_at_first(last, fault, ranks)
         if end.repair == "end":
-            # Of several errors' one end, the error itself is what a person needs.
-            return _ended(fault, f"{end.how}: {fault.get('detail')}", end.code, "the job ends by this error:")
+            # One end stands for several errors, so the error itself is shown.
+            heading = "the job ends with this error:"
+            return _ended(fault, f"{end.how}: {fault.get('detail')}", end.code, heading)
         if end.repair != "job" and suspect is None:
             return _ended(fault, SAME_ERROR)
     progress = len(attempts) == 1 or last.point > max(each.point for each in attempts[:-1])

@@ -23,7 +23,7 @@ from hvdrecover.launch import discovery_script, hidden_environment, returned_hos
 from hvdrecover.launch.processes import die_with_parent
 
 _WORKERS_FAILED = "one or more processes exited with non-zero status"  # their guardians have said why
-_STOPS = "-> stop running"
+_STOPS = re.compile(r"(failure|blacklisted slots) count == \d+ -> stop running")
 _WORKER_FAILED = re.compile(r"Process \d+ exit with status code (?!255\b)")  # 255: ssh, not a guardian
 
 
@@ -59,7 +59,7 @@ def _leave_to_guardians() -> None:
             sys.stdout.write(f"{line}\n")
 
     gloo_run.print = show  # found before the built-in one
-    logging.getLogger().addFilter(lambda record: not record.getMessage().endswith(_STOPS))
+    logging.getLogger().addFilter(lambda record: not _STOPS.match(record.getMessage()))
     register = gloo_run.register_shutdown_event
 
     def register_all_but_sigterm() -> Any:

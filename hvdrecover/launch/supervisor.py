@@ -208,7 +208,7 @@ class Supervisor:
                 "HVDRECOVER_HOST_REPORTS": str(self._settings.folder / _REPORTS),
                 "HVDRECOVER_JOB_ID": self._job,
                 "HVDRECOVER_SUSPECT": ",".join(self._suspects),
-                "HVDRECOVER_CLAIMED": next((each.root for each in self._attempts[::-1] if each.root), ""),
+                "HVDRECOVER_CLAIMED": self._root(),
                 name: value,
             },
             stdin=subprocess.DEVNULL,
@@ -233,7 +233,7 @@ class Supervisor:
                 self._say_left(left)
 
     def _report_shortage(self, shortage: Shortage, attempt: Attempt) -> None:
-        ends = self._kill_at is not None or {"finished", "preempted"} & set(attempt.ends)
+        ends = self._kill_at is not None or {"finished", "untrained", "preempted"} & set(attempt.ends)
         if message := "" if ends else shortage.message(len(self._guardians)):
             logger.warning(message)
 
@@ -265,7 +265,7 @@ class Supervisor:
     def _lingers(self, attempt: Attempt) -> bool:
         """Return whether Horovod's driver has been all that is left of a finished training for too long."""
         now = self._clock.monotonic()
-        if not {"finished", "untrained"} & set(attempt.ends) or len(self._guardians):
+        if "finished" not in attempt.ends or len(self._guardians):
             self._left_at = now
         return now - self._left_at > _LINGERING
 
@@ -321,12 +321,17 @@ class Supervisor:
 
     # -- guardians -------------------------------------------------------------------------------------
 
+    def _root(self) -> str:
+        """Return the checkpoint root that the job has claimed, if it has made a commit there."""
+        return next((each.root for each in reversed(self._attempts) if each.root), "")
+
     def _greeting(self) -> list[Message]:
         names = ("exit", "detail", "point")
         errors = [error for attempt in self._attempts for error in attempt.errors]
         know: Message = {
             "order": "know",
             "committed": any(attempt.committed for attempt in self._attempts),
+            "root": self._root(),
             "causes": [{name: error[name] for name in names} for error in errors],
         }
         return [know, {"order": "leave", "grace": self._settings.grace}] if self._leaving else [know]
@@ -337,7 +342,8 @@ class Supervisor:
         if isinstance(commit, list):
             guardian.commit = commit
             attempt.committed = attempt.committed or int(commit[1]) > 0
-        attempt.root = message.get("root") or attempt.root
+        if attempt.committed:
+            attempt.root = message.get("root") or attempt.root
         if message.get("begun") or message.get("kind") in ("end", "fault"):
             self._begun.setdefault(f"{guardian.host}/{guardian.slot}", self._clock.monotonic())
         if "point" in message:
@@ -385,7 +391,7 @@ class Supervisor:
         self._events.emit("fault", detail, level=logging.WARNING, fault=kind, detail=detail, **facts)
 
     def _say_end(self, outcome: Outcome) -> None:
-        level = logging.INFO if outcome.code == 0 else logging.WARNING
+        level = logging.INFO if outcome.code == 0 and not outcome.message else logging.WARNING
         facts = {"code": outcome.code, "reason": outcome.reason}
         self._events.emit("end", outcome.message or outcome.reason, level=level, **facts)
         sys.stderr.write(outcome.traceback)

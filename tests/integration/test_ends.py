@@ -132,7 +132,10 @@ def test_a_job_that_was_restarted_may_have_another_state_with_a_root_of_its_own(
 ) -> None:
     job = begin("job", "folds", 5, "--max-restarts", "1")
     assert job.wait(PATIENCE) == 0, job.tail()
-    assert [len(claims(tmp_path / f"root{number}")) for number in range(2)] == [2, 1]
+    log = job.log.read_text()
+    # Both were killed in the first fold, and one in the second: it came to the first one's root again.
+    assert log.count("SIGKILL") == 3 and log.count("different checkpoint roots") >= 1
+    assert len(claims(tmp_path / "root0")) >= 3 and len(claims(tmp_path / "root1")) >= 2
 
 
 @LONG

@@ -143,7 +143,7 @@ def test_other_ways_to_name_hosts(words: list[str], facts: dict[str, Any], jobs:
     [
         (["--max-np", "1"], "--max-np 1 is less than -np 2"),
         (["--min-np", "3"], "--min-np 3 is more than -np 2"),
-        (["-H", "h1"], "1 slots"),
+        (["-H", "h1"], "1 slot,"),
         (["-H", "h1:a"], "h1:a"),
         (["--hostfile", "nowhere"], "nowhere"),
         (["-i", "no-key"], "no-key"),

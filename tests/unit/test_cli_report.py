@@ -66,7 +66,7 @@ def keys(value):
 
 
 def test_the_documentation_s_example_is_what_the_command_says(run):
-    example(Path("hvdrecover-runs/2026-01-01-120000"))
+    example(Path("hvdrecover-runs/20260101T120000Z-1234"))
     code, output, errors = run()
     assert (code, errors) == (0, "")
     assert f"\n$ hvdrecover report\n{output}```\n" in DOCS.read_text()

@@ -348,7 +348,7 @@ def test_only_metrics_take_their_client(arguments, code):
 
 def documented():
     """The run of the documentation, as far as it has got after 101 s, and more that may be told of one."""
-    run = example(Path("hvdrecover-runs/2026-01-01-120000"))
+    run = example(Path("hvdrecover-runs/20260101T120000Z-1234"))
     for commit, second in {1: 14, 2: 24, 3: 34, 4: 46, 5: 56, 6: 92}.items():
         run.report(second + 0.6, "durable", pid=10, generation=1, commit=commit, bytes=1000, seconds=0.5)
     live = Live()

@@ -171,19 +171,13 @@ def _found(folder: Path, passed_over: PassedOver) -> Slot | None:
 
 
 def _completed(folder: Path) -> Path:
-    """Return a sealed slot's folder under its manifest's name: to seal it anew, the manifest comes first.
-
-    Raises:
-        OSError: it can't be given the name.
-    """
-    if CommitId.parse(folder.name) is None:
-        return folder  # a manifest in there is of what it held before
-    try:
-        sealed = manifests.loads((folder / manifests.FILE_NAME).read_bytes(), str(folder)).id
-    except (OSError, CheckpointError):
-        return folder
-    target = folder.with_name(sealed.name)
-    return folder if target.exists() else folder.rename(target)
+    """Return a sealed slot's folder under its manifest's name: to seal it anew, the manifest comes first."""
+    if CommitId.parse(folder.name) is not None:  # else a manifest in there may be of what it held before
+        with suppress(OSError, CheckpointError):
+            sealed = manifests.loads((folder / manifests.FILE_NAME).read_bytes(), str(folder)).id
+            if not (target := folder.with_name(sealed.name)).exists():
+                return folder.rename(target)
+    return folder
 
 
 def _verified(path: Path, slot: Slot) -> Recalled:

@@ -7,6 +7,7 @@ from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.registry import known_implementations
 
 from hvdrecover.checkpoint.storage.failures import failures, is_full, redact
 from hvdrecover.checkpoint.storage.interface import ReadBytes, Storage, Temporary
@@ -39,7 +40,7 @@ def open_storage(url: str) -> Storage:
 
     Raises:
         ConfigError: no file system is known for the URL, or a package that it needs is not installed.
-        StorageError: fsspec connects to a server at once, and it can't be reached.
+        StorageError: the file system connects when it is made, and its server can't be reached.
     """
     return storage_in(*open_filesystem(url, "checkpoint"), redact(url))
 
@@ -53,7 +54,7 @@ def open_filesystem(url: str, name: str) -> tuple[Any, str]:
 
     Raises:
         ConfigError: no file system is known for the URL, or a package that it needs is not installed.
-        StorageError: fsspec connects to a server at once, and it can't be reached.
+        StorageError: the file system connects when it is made, and its server can't be reached.
     """
     shown = redact(url)
     with failures(shown, "", "open the storage"):
@@ -88,7 +89,8 @@ def storage_in(filesystem: Any, path: str, shown: str) -> Storage:
 
 def _opened(url: str) -> tuple[Any, str]:
     protocol, separator, _ = url.partition("://")
-    if not separator or protocol in LocalFileSystem.protocol:
+    chained = url.partition("::")[0] in known_implementations
+    if protocol in LocalFileSystem.protocol or not (separator or chained):
         # To `url_to_fs`, a '::' in the path would begin another URL.
         return fsspec.filesystem("file"), LocalFileSystem._strip_protocol(url)
     if _is_sftp(url):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +26,9 @@ class KnownHostsFileSystem(SFTPFileSystem):  # type: ignore[misc]
         known_hosts: a file of host keys, in place of those that ssh looks into.
         ssh_kwargs: as of fsspec's `SFTPFileSystem`.
 
+    Attributes:
+        lock: held by who looks whether it is connected, and connects, as fsspec hands one out to all.
+
     Raises:
         ConfigError: there is no such file.
     """
@@ -32,6 +36,7 @@ class KnownHostsFileSystem(SFTPFileSystem):  # type: ignore[misc]
     def __init__(self, host: str, known_hosts: str | None = None, **ssh_kwargs: Any) -> None:
         if self._cached:
             return
+        self.lock = threading.Lock()
         self._files = [Path(name).expanduser() for name in ([known_hosts] if known_hosts else FILES)]
         if known_hosts and not self._files[0].is_file():
             raise ConfigError("known_hosts", f"there is no file '{known_hosts}' of host keys")

@@ -6,7 +6,6 @@ ends the connection too, so that the next attempt starts from a new one.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -136,7 +135,6 @@ class Sessions:
 
     def __init__(self, filesystem: Any) -> None:
         self._fs = filesystem
-        self._lock = threading.Lock()
         self._idle: list[Session] = []
 
     @contextmanager
@@ -161,7 +159,7 @@ class Sessions:
         self._idle.append(session)
 
     def _take(self) -> Session:
-        with self._lock:
+        with self._fs.lock:
             transport = self._fs.client.get_transport()
             if transport is None or not transport.is_active():
                 self._idle.clear()

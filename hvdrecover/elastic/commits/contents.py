@@ -223,7 +223,8 @@ class Contents:
             for name, tree in hidden.items():
                 self._hidden[name].load(tree)
         except Exception as error:
-            raise MismatchError(where, [f"an attribute refused what the commit holds: {error}"]) from error
+            reason = f"{type(error).__name__}: {error}"
+            raise MismatchError(where, [f"an attribute refused what the commit holds: {reason}"]) from error
         return differences
 
     def _recorded(self, order: SampleOrder, count: int) -> None:

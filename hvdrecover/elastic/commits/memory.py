@@ -155,7 +155,7 @@ class Memory:
                 self.capture(CommitId(0, 0))
 
     def separate(self, snapshot: Snapshot) -> Snapshot:
-        """Return the newest commit in memory that may be changed; an earlier one in the same may be in use.
+        """Return the newest commit in memory that may be changed, where no earlier one is in use.
 
         Args:
             snapshot: the newest commit. It is no longer held: half changed, it is none.

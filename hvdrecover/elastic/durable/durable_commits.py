@@ -185,7 +185,7 @@ class DurableSide(Voter):
         self.near.agreed()
         self._loaded = None
         if self.wanted:
-            heartbeat.notify(root=self.root)
+            heartbeat.notify(root=self.root)  # which the guardian tells the next process; see `claim`
         if self._context.world.rank() != 0:
             self.retire()
         elif self._writing is not None:

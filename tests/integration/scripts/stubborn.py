@@ -44,11 +44,9 @@ def train(state: recover.TorchState, model: torch.nn.Module, optimizer: torch.op
             raise ValueError("this script is wrong")
         if how == "abort" and state.step == 1:
             os.abort()
-        if (
-            how in ("folds", "emptied")
-            and state.step == 2
-            and not (lost := Path(f"{starts}.{hvd.rank()}")).exists()
-        ):
+        lost = Path(f"{starts}.{number}.{hvd.rank()}")
+        dies = how == "emptied" or (how == "folds" and (number == 0 or hvd.rank() == 1))
+        if dies and state.step == 2 and not lost.exists():
             state.flush()
             if how == "emptied" and hvd.rank() == 0:
                 shutil.rmtree(os.environ["HVDRECOVER_CHECKPOINT"])

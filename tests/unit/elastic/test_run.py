@@ -7,6 +7,7 @@ import dataclasses
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -507,6 +508,26 @@ def test_an_end_that_can_not_be_written_is_an_error_on_all_ranks(roots: FakeRoot
     assert roots[URL].attempts >= FINISH_ATTEMPTS
     assert roots[URL].commits() == []
     roots[URL].failures = 0  # the writer is still at it; it ends with this
+
+
+@pytest.mark.parametrize(("claimed", "fails"), [(URL, True), ("fake://another", False), (None, False)])
+def test_a_root_that_the_job_has_claimed_must_hold_its_claim(
+    process: Process, claimed: str | None, fails: bool
+) -> None:
+    process.clock.impatient = True
+    state = process.state(URL, config=dataclasses.replace(CONFIG, claimed=claimed), step=0)
+    with pytest.raises(StorageError, match="claims/ ") if fails else nullcontext():
+        state.sync()
+
+
+def test_ranks_at_states_with_different_roots_start_again_together() -> None:
+    def body(process: Process) -> None:
+        state = process.state(f"fake://fold-{process.world.rank()}", step=0)
+        run(lambda state: None)(state)
+
+    for outcome in FakeJob(initialised(body), 2).run():
+        assert isinstance(outcome.error, RecoveryError)
+        assert "fold-0" in str(outcome.error) and "fold-1" in str(outcome.error)
 
 
 def test_a_run_without_a_checkpoint_root_is_never_finished() -> None:

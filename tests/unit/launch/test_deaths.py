@@ -122,6 +122,20 @@ def test_an_error_elsewhere_or_of_another_kind_is_not(other: Death) -> None:
     assert failed().cause != other.cause
 
 
+def test_the_root_that_was_claimed_is_handed_down_once_there_is_a_commit() -> None:
+    record = Record()
+    record.note_root({"root": "file:///fold1"})
+    assert record.handed_down == {}
+    record.committed = True
+    record.note_root({"loaded": "g0001-c00000001"})
+    assert record.handed_down == {"HVDRECOVER_CLAIMED": "file:///fold1"}
+    later = Record()
+    later.learn({"committed": True, "causes": [], "root": "file:///fold1"})
+    assert later.handed_down == record.handed_down
+    later.note_root({"root": "file:///fold2"})
+    assert later.handed_down == {"HVDRECOVER_CLAIMED": "file:///fold2"}
+
+
 def reasons(*ended: Death, record: Record | None = None) -> list[str]:
     """Return why a slot's process was not restarted after each of these deaths."""
     record = record or Record()
@@ -170,7 +184,8 @@ def test_two_equal_deaths_that_are_not_the_scripts_doing_are_not_its_error() -> 
 
 def test_what_the_supervisor_knows_of_earlier_starts_counts() -> None:
     record = Record()
-    record.learn({"committed": True, "causes": [{"exit": 1, "detail": OWN_ERROR, "point": [4, 2]}]})
+    causes = [{"exit": 1, "detail": OWN_ERROR, "point": [4, 2]}]
+    record.learn({"committed": True, "root": "", "causes": causes})
     assert record.committed
     assert reasons(failed(), record=record) == [deaths.SAME_ERROR]
 

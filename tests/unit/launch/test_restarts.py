@@ -37,6 +37,8 @@ def test_a_job_that_has_called_no_training_function_ends_well_and_says_so() -> N
     outcome = after(attempt(0, "untrained", "untrained", faults=[]))
     assert (outcome.action, outcome.code) == ("end", 0) and "no training function" in outcome.message
     assert after(attempt(1, "untrained", faults=[])).action == "restart"  # another slot is lost
+    assert after(attempt(0, "untrained", "stopped", faults=[])).action == "restart"
+    assert after(attempt(0, "untrained")).action == "restart"  # after a crash
 
 
 def test_a_job_that_is_finished_is_so_even_if_it_was_asked_to_leave_or_lost_hosts_before() -> None:
