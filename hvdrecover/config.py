@@ -33,6 +33,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -205,8 +206,12 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
 def cache(environ: Mapping[str, str]) -> Path:
     """The user's folder for what is kept between runs and can be made anew."""
     home = environ.get("XDG_CACHE_HOME", "")
-    base = Path(home) if Path(home).is_absolute() else Path.home() / ".cache"
-    return base / "hvdrecover"
+    if Path(home).is_absolute():
+        return Path(home) / "hvdrecover"
+    try:
+        return Path.home() / ".cache" / "hvdrecover"
+    except RuntimeError:  # a user id of a container that has neither HOME nor a line in /etc/passwd
+        return Path(tempfile.gettempdir()) / f"hvdrecover-{os.getuid()}"
 
 
 def _slot(text: str) -> tuple[int, int, int] | None:

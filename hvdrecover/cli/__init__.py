@@ -46,7 +46,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong with the arguments, and exit with 2."""
-        from hvdrecover.checkpoint.storage import redact
+        from hvdrecover.redaction import redact
 
         super().error(redact(message))
 

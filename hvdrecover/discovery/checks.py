@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from hvdrecover.discovery import programs
 from hvdrecover.errors import DiscoveryError
 
 CONNECT = 2.0  # seconds for a host to answer
+_MARGIN = 0.25  # seconds for a command that hangs to be killed
 _AT_ONCE = 256  # hosts; each may take a socket or a process
 _OWN = ("127.0.0.1", "127.0.1.1")  # what names of this host stand for; Debian has the second
 # As horovodrun calls ssh, which must not wait for a person either.
@@ -52,10 +54,12 @@ def run(names: Sequence[str], checks: Checks, environ: Mapping[str, str], timeou
         What is wrong with each; an empty string if nothing is. A host whose turn did not come is missing.
     """
     begun: set[str] = set()
+    deadline = time.monotonic() + timeout
 
     def check(name: str) -> str:
         begun.add(name)
-        return problem_of(name, checks, environ, timeout)
+        # The caller ends at once when the time is over, and would leave what is running then.
+        return problem_of(name, checks, environ, max(0.0, deadline - _MARGIN - time.monotonic()))
 
     pool = ThreadPoolExecutor(max_workers=min(_AT_ONCE, max(1, len(names))))
     futures = {pool.submit(check, name): name for name in names}
@@ -70,7 +74,7 @@ def run(names: Sequence[str], checks: Checks, environ: Mapping[str, str], timeou
 
 def problem_of(name: str, checks: Checks, environ: Mapping[str, str], timeout: float) -> str:
     """Return what is wrong with a host; an empty string if nothing is."""
-    here = is_local(name)
+    here, deadline = is_local(name), time.monotonic() + timeout
     if checks.ssh_port is not None and not here:
         try:
             socket.create_connection((name, checks.ssh_port), min(CONNECT, timeout)).close()
@@ -79,20 +83,26 @@ def problem_of(name: str, checks: Checks, environ: Mapping[str, str], timeout: f
     if checks.command is None:
         return ""
     try:
-        programs.output(command_on(name, checks, here=here), environ, timeout)
+        left = max(0.0, deadline - time.monotonic())
+        programs.output(command_on(name, checks, here=here), environ, left)
     except DiscoveryError as error:
         return f"'{checks.command}' {error.problem}"
     return ""
 
 
 def is_local(host: str) -> bool:
-    """Return whether a name stands for this host."""
+    """Return whether a name, or an address, stands for this host."""
     if host in ("localhost", socket.gethostname()):
         return True
     try:
-        return socket.gethostbyname(host) in _OWN
+        address = socket.gethostbyname(host)
+        if address.startswith("127."):
+            return address in _OWN
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))  # which no other host's address can be
     except OSError:
         return False
+    return True
 
 
 def command_on(name: str, checks: Checks, *, here: bool, seconds: float = CONNECT) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,8 @@ from hvdrecover.discovery.history import History, HistoryFile
 from hvdrecover.discovery.selection import Answer, Limits
 from hvdrecover.discovery.sources.interface import Source
 
+# Variables that differ from one start of a job to the next, and say nothing of its hosts.
+_OF_A_START = ("HOROVOD_", "HVDRECOVER_", "_")
 PATIENCE = 0.5  # seconds for which a call waits for the source if it has an answer already
 
 
@@ -92,8 +95,13 @@ def _is_overdue(history: History, question: Question, now: float) -> bool:
 
 
 def _key(question: Question) -> str:
-    """Return the key under which the history of a question is kept."""
-    source = question.source
-    variables = {name: question.environ.get(name) for name in source.variables}
-    text = f"{type(source).__module__}.{source!r} {question.checks!r} {variables!r}"
+    """Return the key under which the history of a question is kept.
+
+    A relative path is another file elsewhere, and a folder for caches may be shared by hosts.
+    """
+    source, environ = question.source, question.environ
+    names = sorted(environ) if "*" in source.variables else source.variables
+    variables = {name: environ.get(name) for name in names if not name.startswith(_OF_A_START)}
+    place = socket.gethostname(), str(Path.cwd())
+    text = f"{type(source).__module__}.{source!r} {question.checks!r} {variables!r} {place!r}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -9,6 +9,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +20,8 @@ from hvdrecover.discovery.health import Health
 from hvdrecover.discovery.hosts import Host
 
 _FORMAT = 2
+_BEGINNING = b'{"format": '
+_NAME = re.compile(r"[0-9a-f]{16}\.json")
 _KEPT = 2 * 86400.0  # seconds
 
 
@@ -88,7 +91,7 @@ class HistoryFile:
     def forget_others(self, now: float) -> None:
         """Remove the files beside this one that nobody has written for days."""
         with suppress(OSError):
-            for path in self._path.parent.glob("*.json"):
+            for path in filter(_is_ours, self._path.parent.iterdir()):
                 if now - path.stat().st_mtime > _KEPT:
                     path.unlink()
                     _lock_of(path).unlink()
@@ -108,6 +111,11 @@ class HistoryFile:
         with _lock_of(self._path).open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             yield
+
+
+def _is_ours(path: Path) -> bool:
+    """Return whether a file is a history: the folder may be the user's, with other files in it."""
+    return _NAME.fullmatch(path.name) is not None and path.read_bytes().startswith(_BEGINNING)
 
 
 def _lock_of(path: Path) -> Path:

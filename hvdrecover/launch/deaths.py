@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import signal
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ OF_HOSTS = ("crash", "hang", "out_of_memory")  # which may come of the host, and
 _OF_OTHERS = ("Horovod initialization failed", "HorovodInternalError", "HostsUpdatedInterrupt")
 SAME_ERROR = "the script has failed in the same way at the same place again"
 BUDGET = 3  # deaths in a row without progress
+_BRIEF = 200  # characters
 _LONGEST_PAUSE = 60.0  # seconds
 
 
@@ -46,7 +48,7 @@ class Death:
     @property
     def cause(self) -> Cause:
         """Return what the script has failed of, and how far it had come."""
-        return Cause(self.returncode, self.words, self.reading.point)
+        return Cause(self.returncode, brief(self.words), self.reading.point)
 
     @property
     def words(self) -> str:
@@ -60,7 +62,7 @@ class Cause:
 
     Attributes:
         returncode: the exit code.
-        error: the error.
+        error: the error, in `brief`.
         point: how far the training had come, as in `hvdrecover.heartbeat.Reading.point`.
     """
 
@@ -72,7 +74,15 @@ class Cause:
     def of(cls, fault: Mapping[str, Any]) -> Cause:
         """The one that a guardian has reported, as a fault."""
         changed, steps = fault["point"]
-        return cls(int(fault["exit"]), str(fault["detail"]), (int(changed), int(steps)))
+        return cls(int(fault["exit"]), brief(str(fault["detail"])), (int(changed), int(steps)))
+
+
+def brief(text: str) -> str:
+    """Return a text that is short, and another one for another text; the same if it is that already."""
+    if len(text) <= _BRIEF:
+        return text
+    digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=16)
+    return f"{text[: _BRIEF // 2]}… {digest.hexdigest()}"
 
 
 def end(death: Death, *, first: bool = False) -> End:

@@ -12,6 +12,7 @@ from hvdrecover.launch import ends
 from hvdrecover.launch.deaths import SAME_ERROR, Cause
 from hvdrecover.launch.ends import FIRST_ERROR, End
 
+_CAUSES = 100  # errors of the script that are told of, all of which a connection takes at once
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
 _UNTRAINED = (
@@ -123,6 +124,17 @@ def outcome(
         return Outcome("end", 1, f"{used} restarts in a row have brought no progress")
     pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0**used)
     return Outcome("restart", 1, reason(last), pause, used + 1, suspect)
+
+
+def known(attempts: Sequence[Attempt]) -> dict[str, Any]:
+    """Return what the processes of another start have to know of those before it."""
+    errors = [error for attempt in attempts for error in attempt.errors]
+    causes = list(dict.fromkeys(map(Cause.of, errors)))[-_CAUSES:]
+    return {
+        "committed": any(attempt.committed for attempt in attempts),
+        "root": next((each.root for each in reversed(attempts) if each.root), ""),
+        "causes": [{"exit": each.returncode, "detail": each.error, "point": each.point} for each in causes],
+    }
 
 
 def is_first(fault: Fault) -> bool:

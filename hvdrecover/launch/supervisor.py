@@ -30,6 +30,7 @@ from hvdrecover.launch.shortage import Shortage
 from hvdrecover.launch.slurm import SlurmJob
 from hvdrecover.launch.stalls import Stall
 from hvdrecover.launch.waking import Waking
+from hvdrecover.redaction import redact
 from hvdrecover.surroundings import machine, versions
 
 logger = logging.getLogger("hvdrecover")
@@ -88,7 +89,7 @@ class Supervisor:
     ) -> None:
         self._command = list(command)
         self._started: dict[str, Any] = {
-            "command": self._command,
+            "command": list(map(redact, self._command)),
             "machine": machine(),
             "versions": versions(),
         }
@@ -100,7 +101,7 @@ class Supervisor:
         self._events.rank = -1
         self._mark = f"{hidden_environment.MARK}={secrets.token_hex(16)}"
         self._attempts: list[Attempt] = []
-        self._leaving = False
+        self._leaving = self._signalled = False
         self._stall: Stall | None = None
         self._stall_due = 0.0
         self._kill_at: float | None = None
@@ -157,7 +158,7 @@ class Supervisor:
             pid=os.getpid(),
             process=process_identity.identity(),
             began=self._clock.now(),
-            command=tuple(self._command),
+            command=tuple(map(redact, self._command)),
             processes=options.processes,
             least=options.least or options.processes,
             stop_signal=signals[0].name if signals else "",
@@ -208,7 +209,7 @@ class Supervisor:
                 "HVDRECOVER_HOST_REPORTS": str(self._settings.folder / _REPORTS),
                 "HVDRECOVER_JOB_ID": self._job,
                 "HVDRECOVER_SUSPECT": ",".join(self._suspects),
-                "HVDRECOVER_CLAIMED": self._root(),
+                "HVDRECOVER_CLAIMED": restarts.known(self._attempts)["root"],
                 name: value,
             },
             stdin=subprocess.DEVNULL,
@@ -297,8 +298,10 @@ class Supervisor:
     def _heed(self, number: int) -> None:
         if number == signal.SIGQUIT:
             self._guardians.order(order="stacks")
-        elif number in self._config.stop_signals and not self._leaving:
-            self._leave(signal.Signals(number).name)
+        elif number in self._config.stop_signals and not self._signalled:
+            self._signalled = True  # it may leave already: a batch system's signal follows on its plan
+            if not self._leaving:
+                self._leave(signal.Signals(number).name)
         elif number != signal.SIGCHLD:
             self._stopped = PREEMPTED if self._leaving else processes.exit_code(-number)
             self._guardians.order(order="stop")
@@ -321,19 +324,8 @@ class Supervisor:
 
     # -- guardians -------------------------------------------------------------------------------------
 
-    def _root(self) -> str:
-        """Return the checkpoint root that the job has claimed, if it has made a commit there."""
-        return next((each.root for each in reversed(self._attempts) if each.root), "")
-
     def _greeting(self) -> list[Message]:
-        names = ("exit", "detail", "point")
-        errors = [error for attempt in self._attempts for error in attempt.errors]
-        know: Message = {
-            "order": "know",
-            "committed": any(attempt.committed for attempt in self._attempts),
-            "root": self._root(),
-            "causes": [{name: error[name] for name in names} for error in errors],
-        }
+        know: Message = {"order": "know", **restarts.known(self._attempts)}
         return [know, {"order": "leave", "grace": self._settings.grace}] if self._leaving else [know]
 
     def _hear(self, guardian: Guardian, message: Message) -> None:

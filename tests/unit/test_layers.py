@@ -23,6 +23,7 @@ LAYERS = {
     "heartbeat": 0,
     "libraries": 0,
     "process_identity": 0,
+    "redaction": 0,
     "renamed": 0,
     "uncaught": 0,
     "stand_in": 0,

@@ -16,7 +16,7 @@ from hvdrecover.checkpoint import root
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import Manifest
 from hvdrecover.checkpoint.root import read_manifest
-from hvdrecover.checkpoint.storage import Storage, redact
+from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.errors import (
     CorruptCheckpointError,
     FormatVersionError,
@@ -24,6 +24,7 @@ from hvdrecover.errors import (
     StorageError,
     UnknownCommitError,
 )
+from hvdrecover.redaction import redact
 
 State = Literal["complete", "finished", "quarantined", "suspect", "incomplete", "broken", "newer format"]
 

@@ -25,8 +25,8 @@ from pathlib import Path
 
 from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.near.loans import is_locked
-from hvdrecover.checkpoint.storage import redact
 from hvdrecover.errors import StorageError
+from hvdrecover.redaction import redact
 
 SHARED_MEMORY = Path("/dev/shm")
 LIFETIME = 7 * 86400.0  # seconds without use after which another job may take the memory back

@@ -9,12 +9,13 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
-from hvdrecover.checkpoint.storage.failures import failures, is_full, redact
+from hvdrecover.checkpoint.storage.failures import failures, is_full
 from hvdrecover.checkpoint.storage.interface import ReadBytes, Storage, Temporary
 from hvdrecover.checkpoint.storage.local import LocalStorage
 from hvdrecover.checkpoint.storage.remote import RemoteStorage
 from hvdrecover.checkpoint.storage.s3 import S3Storage
 from hvdrecover.errors import ConfigError
+from hvdrecover.redaction import redact
 
 # Without these, paramiko waits for up to an hour, or for as long as TCP does. s3fs has timeouts of its own.
 _SFTP_WAITS = ("timeout", "banner_timeout", "auth_timeout", "channel_timeout")
@@ -30,7 +31,6 @@ __all__ = [
     "is_full",
     "open_filesystem",
     "open_storage",
-    "redact",
     "storage_in",
 ]
 

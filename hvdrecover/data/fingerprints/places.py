@@ -13,11 +13,12 @@ from typing import Any, NamedTuple, Protocol
 
 from hvdrecover.checkpoint.arena import Bytes
 from hvdrecover.checkpoint.retrying import retrying
-from hvdrecover.checkpoint.storage import Storage, open_filesystem, redact, storage_in
+from hvdrecover.checkpoint.storage import Storage, open_filesystem, storage_in
 from hvdrecover.checkpoint.storage.failures import failures
 from hvdrecover.clock import Clock
 from hvdrecover.data.fingerprints import patterns
 from hvdrecover.errors import ConfigError
+from hvdrecover.redaction import redact
 
 Read = Callable[[Bytes, int], int]
 """Fills a buffer with a file's bytes from some position on; returns how many there were."""

@@ -15,7 +15,7 @@ class Command:
     """A program that prints a line host:slots for each host, as for horovodrun."""
 
     every: ClassVar[float] = 1.0
-    variables: ClassVar[tuple[str, ...]] = ()
+    variables: ClassVar[tuple[str, ...]] = ("*",)
 
     command: tuple[str, ...] = field(metadata={"help": "the program and its arguments"})
 

@@ -18,7 +18,7 @@ class Source(Protocol):
 
     Attributes:
         every: seconds between two looks at it, at least.
-        variables: names of the environment variables that tell one job's hosts from another's.
+        variables: names of the environment variables that tell one job's hosts from another's; ``*`` for all.
 
     Examples:
         >>> from dataclasses import dataclass, field

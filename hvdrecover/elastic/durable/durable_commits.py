@@ -11,7 +11,6 @@ from hvdrecover.checkpoint.reader import load_newest
 from hvdrecover.checkpoint.retrying import ATTEMPTS, retrying
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.checkpoint.storage import redact
 from hvdrecover.elastic.agreement import reports
 from hvdrecover.elastic.agreement.election import Standing
 from hvdrecover.elastic.commits.memory import Memory
@@ -22,6 +21,7 @@ from hvdrecover.elastic.durable.near import NearSide
 from hvdrecover.elastic.durable.pacing import Pacing
 from hvdrecover.elastic.lifecycle import stalls
 from hvdrecover.errors import HvdrecoverError, NoUsableCommitError
+from hvdrecover.redaction import redact
 
 SETTLE_SECONDS = 30.0  # how long a training function that failed waits for the write in flight
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from hvdrecover.checkpoint.storage import LocalStorage, RemoteStorage, open_storage, redact
+from hvdrecover.checkpoint.storage import LocalStorage, RemoteStorage, open_storage
 from hvdrecover.errors import ConfigError, HvdrecoverError, StorageError
+from hvdrecover.redaction import redact
 
 
 def buffer(data):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.unit.discovery.listener import Listener
@@ -23,11 +25,13 @@ NO_CHECKS = "--no-ssh-check"
 def discover(tmp_path: Path) -> Discover:
     """Call the command."""
 
-    def discover(*words: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    def discover(
+        *words: str | Path, cwd: Path | None = None, **environ: str
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "hvdrecover", "discover", *map(str, words)],
             env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "COLUMNS": "200", **environ},
-            cwd=tmp_path,
+            cwd=cwd or tmp_path,
             capture_output=True,
             text=True,
             timeout=60,
@@ -95,6 +99,22 @@ def test_two_questions_do_not_share_their_answers(discover: Discover, tmp_path: 
     assert discover("static", "a:1", NO_CHECKS).stdout == "a:1\n"
     assert discover("static", "b:1", NO_CHECKS).stdout == "b:1\n"
     assert len(cached(tmp_path)) == 2
+
+
+def test_one_relative_path_is_another_file_elsewhere(discover: Discover, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "hosts").write_text(f"{name}:1\n")
+    for name in ("a", "b", "a", "b"):
+        assert discover("file", "hosts", NO_CHECKS, cwd=tmp_path / name).stdout == f"{name}:1\n"
+
+
+def test_a_program_may_go_by_any_variable(discover: Discover) -> None:
+    for node in ("a", "b", "a"):
+        assert (
+            discover("command", NO_CHECKS, "sh", "-c", "echo $MY_NODE:1", MY_NODE=node).stdout
+            == f"{node}:1\n"
+        )
 
 
 # -- failures ----------------------------------------------------------------------------------------------
@@ -212,6 +232,17 @@ def test_a_host_whose_ssh_port_is_shut_is_left_out_and_taken_back(
     assert "Connection refused" in table[2]
     listeners("127.9.0.2", port)
     until_it_says(discover, words, "127.9.0.1:1\n127.9.0.2:1\n")
+
+
+def test_a_check_that_hangs_leaves_no_process(discover: Discover, tmp_path: Path) -> None:
+    seconds = str(random.SystemRandom().randrange(10**5, 10**6))
+    done = discover("static", "localhost:1", "--check", f"sleep {seconds}", "--timeout", "1")
+    assert "sleep" in done.stderr
+    until(lambda: not _running(["sleep", seconds]), "its end")
+
+
+def _running(command: list[str]) -> list[psutil.Process]:
+    return [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == command]
 
 
 def test_a_users_command_checks_hosts(discover: Discover, tmp_path: Path) -> None:

@@ -85,11 +85,17 @@ def test_a_lock_that_is_held_is_not_waited_for_unless_asked(tmp_path: Path) -> N
         pass
 
 
-def test_files_that_nobody_writes_any_more_are_removed(tmp_path: Path) -> None:
-    old, new = HistoryFile(tmp_path / "old.json"), HistoryFile(tmp_path / "new.json")
+def test_files_that_nobody_writes_any_more_are_removed_and_no_others(tmp_path: Path) -> None:
+    """The folder may be one that the user keeps other files in."""
+    old, new = (HistoryFile(tmp_path / f"{digit * 16}.json") for digit in "01")
     for file in (old, new):
         with file.lock(wait=True):
             file.write(FULL)
-    os.utime(tmp_path / "old.json", (1.0, 1.0))
+    for name in ("model_config.json", f"{'2' * 16}.json"):
+        (tmp_path / name).write_text("{}")
+    for path in tmp_path.iterdir():
+        if not path.name.startswith("1"):
+            os.utime(path, (1.0, 1.0))
     new.forget_others(time.time())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["new.json", "new.json.lock"]
+    left = {"1" * 16 + ".json", "1" * 16 + ".json.lock", "2" * 16 + ".json", "model_config.json"}
+    assert {path.name for path in tmp_path.iterdir()} == left

@@ -122,6 +122,13 @@ def test_an_error_elsewhere_or_of_another_kind_is_not(other: Death) -> None:
     assert failed().cause != other.cause
 
 
+def test_a_long_error_is_told_of_in_brief() -> None:
+    long, other = "x" * 10**5, "x" * (10**5 - 1) + "y"
+    assert deaths.brief(long) == deaths.brief(deaths.brief(long)) != deaths.brief(other)
+    assert len(deaths.brief(long)) < 200 and deaths.brief(OWN_ERROR) == OWN_ERROR
+    assert failed(error=long).cause == Cause.of({"exit": 1, "detail": long, "point": [4, 2]})
+
+
 def test_the_root_that_was_claimed_is_handed_down_once_there_is_a_commit() -> None:
     record = Record()
     record.note_root({"root": "file:///fold1"})

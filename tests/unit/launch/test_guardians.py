@@ -199,7 +199,7 @@ def test_an_order_finds_out_who_is_gone(supervisor: Supervisor) -> None:
 
 
 def test_a_guardian_without_a_script_obeys_until_it_is_stopped(supervisor: Supervisor) -> None:
-    supervisor.greeting = [{"order": "know", "committed": False, "causes": []}]
+    supervisor.greeting = [{"order": "know", "committed": False, "root": "", "causes": []}]
     code = "from hvdrecover.cli import main; raise SystemExit(main(['worker', '--', 'python', 'gone.py']))"
     environ = {**environment(), "HVDRECOVER_SUPERVISOR": supervisor.guardians.address("127.0.0.1")}
     with child(code, env=environ, stderr=subprocess.PIPE) as guardian:

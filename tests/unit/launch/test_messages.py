@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import selectors
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -104,6 +105,22 @@ def serve(supervisor: Supervisor) -> None:
         supervisor._report_stall(supervisor._stall)
     supervisor._is_over()
     restarts.outcome(supervisor._attempts, 0, ranks=1, stopping=False, max_restarts=1)
+
+
+def test_a_signal_after_the_job_leaves_by_a_plan_is_the_first_one(supervisor: Supervisor) -> None:
+    """As Slurm sends one when the time is over, long after the job has begun to leave by itself."""
+    supervisor._leaving = True
+    supervisor._heed(signal.SIGTERM)
+    assert supervisor._stopped is None
+    supervisor._heed(signal.SIGTERM)
+    assert supervisor._stopped == config.PREEMPTED
+
+
+def test_credentials_in_the_command_are_not_written_down(tmp_path: Path) -> None:
+    command = ["train", "sftp://me:hunter2@store/run"]
+    made = Supervisor(command, Settings(Options(1), (), {}, tmp_path), config.read({}))
+    assert made._started["command"] == list(made._supervised().command) == ["train", "sftp://store/run"]
+    assert made._command == command
 
 
 @settings(
