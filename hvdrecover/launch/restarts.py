@@ -113,8 +113,8 @@ def outcome(
         if end == FIRST_ERROR:
             return _ended_at_first(last, fault, ranks)
         if end.repair == "end":
-            # One end stands for several errors, so the error itself is shown.
-            heading = "the job ends with this error:"
+            # Where one end stands for several errors, the error itself is what counts.
+            heading = "the job ends with this error:" if len(end.errors) > 1 else ""
             return _ended(fault, f"{end.how}: {fault.get('detail')}", end.code, heading)
         if end.repair != "job" and suspect is None:
             return _ended(fault, SAME_ERROR)
