@@ -147,7 +147,8 @@ class SampleOrder:
         self.on_iterate: Callable[[], None] | None = None
         self.on_record: Callable[[SampleOrder, int], None] | None = None
         self.dealt_to: Callable[[], DealtTo] | None = None
-        self._iterated = False
+        self._iterated = self._handed_out = False
+        self._largest = 0  # number of samples that were recorded at once
         self._start = 0
         self._ranks: tuple[int, ...] = (0,)
         self.size = 1
@@ -181,6 +182,7 @@ class SampleOrder:
             raise ConfigError("batch_size", f"{count} samples can't have been done")
         if self.on_record is not None:
             self.on_record(self, int(count))
+        self._largest = max(self._largest, int(count))
         self.done = self.position(self.done, int(count))
         heartbeat.recorded()
 
@@ -243,14 +245,22 @@ class SampleOrder:
         """Begin an iteration: this rank's samples from the cursor on.
 
         An epoch that has been gone through and is begun again without `set_epoch` starts from its first
-        sample; but the first iteration after a restore resumes from the cursor, even if nothing is left.
+        sample; but the first iteration after a restore resumes from the cursor, even if nothing is left. What
+        a data loader leaves out as it would be less than a batch (``drop_last``) has been gone through.
         """
-        if self._iterated and self.left < (self.size if self.tail == "drop" else 1):
+        least = self.size if self.tail == "drop" else 1
+        if self._handed_out:
+            least = max(least, self._largest * self.size)
+        if self._iterated and self.left < least:
             self.done, self.gaps = 0, []
-        self._iterated = True
+        self._iterated, self._handed_out = True, False
         self.begun = next(_iterations)
         self._start = self.done
         return self.share_of(self.rank)
+
+    def end(self) -> None:
+        """Note that an iteration has handed out all of this rank's samples."""
+        self._handed_out = True
 
     def share_of(self, rank: int) -> Indices:
         """Return a rank's samples from the cursor on: int64."""
@@ -316,7 +326,7 @@ class SampleOrder:
 
     def _begin(self) -> None:
         self._start = self.done
-        self._iterated = False
+        self._iterated = self._handed_out = False
 
     def _order(self) -> Indices:
         if self.shuffle:

@@ -393,7 +393,7 @@ def _name(prefix: str | None, variables: Sequence[Variable]) -> str:
     Horovod would number it; a rank that has just started would begin at 0, and wait for the others for ever.
     """
     each = (
-        f"{without_numbers(str(variable.name))} {variable.shape} {raw(variable).dtype.name}"
+        f"{without_numbers(str(getattr(variable, 'name', '')))} {variable.shape} {raw(variable).dtype.name}"
         for variable in variables
     )
     digest = hashlib.blake2b("\n".join(each).encode(), digest_size=8).hexdigest()

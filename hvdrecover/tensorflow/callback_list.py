@@ -27,3 +27,11 @@ def arrange(callbacks: CallbackList, first: Sequence[Callback] = (), last: Seque
     placed = {id(each) for each in (*first, *last)}
     others = [each for each in callbacks.callbacks if id(each) not in placed]
     callbacks.callbacks = [*first, *others, *last]  # a new list: Keras may be going through the old one
+
+
+def batches_done(callback: Callback) -> int:
+    """Return how many batches of the epoch that begins were done before this ``fit``."""
+    found = list_of(callback)
+    states = [getattr(each, "state", None) for each in (found.callbacks if found is not None else ())]
+    counts = [getattr(state, "batch", None) for state in states]
+    return max((count for count in counts if isinstance(count, int)), default=0)

@@ -229,6 +229,12 @@ def _length(data: Any, shuffle: bool) -> int:
                 "samples of a tf.data data set can't be looked up by number, so it can't be shuffled here; "
                 "pass shuffle=False, or arrays",
             )
+        if _reshuffles(data):
+            raise ConfigError(
+                "dataset",
+                "its shuffle() gives another order each time, so a resumed epoch would repeat samples and "
+                "miss others; write shuffle(..., seed=0, reshuffle_each_iteration=False), or pass arrays",
+            )
         length = int(data.cardinality())
         if length < 0:
             raise ConfigError(
@@ -244,6 +250,11 @@ def _length(data: Any, shuffle: bool) -> int:
     if len(lengths) != 1:
         raise ConfigError("dataset", f"its arrays have no common length, but {sorted(lengths)}")
     return int(lengths.pop())
+
+
+def _reshuffles(data: tf.data.Dataset) -> bool:
+    """Return whether a data set, or one that it is made of, is shuffled anew for each iteration."""
+    return getattr(data, "_reshuffle_each_iteration", False) or any(map(_reshuffles, data._inputs()))
 
 
 def datasets(attributes: Mapping[str, Any]) -> list[ElasticDataset]:

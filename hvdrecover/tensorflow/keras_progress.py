@@ -57,6 +57,8 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         self._begun = 0
         self._begins = self._resumed = self._ended = False
         self._metrics: kept_metrics.Row | None = None
+        self._before: dict[int, int] = {}
+        self._trained: list[ElasticDataset] | None = None
 
     def set_model(self, model: keras.Model) -> None:
         """Before ``fit`` makes its training function: what can't be compiled must not be."""
@@ -82,11 +84,12 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
                 f"fit begins with epoch {epoch}, and the state is at {self.state.epoch}; pass "
                 "initial_epoch=state.epoch",
             )
-        self._begins = False
+        self._begins, self._trained = False, None
         self._rates = [(each, each.numpy()) for each in _learning_rates(self.model.optimizer)]
         for data in datasets(self.state):
             data.set_epoch(epoch)
         self._resumed = any(data.order.done for data in datasets(self.state))
+        self._before = {id(data): data.order.begun for data in datasets(self.state)}
 
     def resume_epoch(self) -> None:
         """Undo what other callbacks did at the beginning of an epoch that had begun before."""
@@ -111,11 +114,19 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         before = self.state.batch
         count = batch - self._begun + 1
         heartbeat.stepped()
-        for data in datasets(self.state):
+        for data in self.trained():
             data.record_batch(count)
         self.state.batch = before + count
         self.is_due = self._every is not None and before // self._every < self.state.batch // self._every
-        self.is_over = bool(datasets(self.state)) and all(data.is_done for data in datasets(self.state))
+        self.is_over = bool(self.trained()) and all(data.is_done for data in self.trained())
+
+    def trained(self) -> list[ElasticDataset]:
+        """Return the data sets of this epoch's training; iterations to validate over others begin later."""
+        if self._trained is None:
+            found = datasets(self.state)
+            begun = [data for data in found if data.order.begun != self._before.get(id(data))]
+            self._trained = begun or found
+        return self._trained
 
     def end_epoch(self) -> None:
         """End a resumed epoch of which nothing is left.

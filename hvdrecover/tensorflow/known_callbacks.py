@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.callbacks import Callback
 
@@ -211,12 +212,21 @@ def _unpack_comparison(callback: Callback, value: str | None) -> None:
 def _pack_history(callback: Callback, value: dict[str, list[Any]]) -> str:
     """As one text, made once an epoch: a long history would cost each commit more than all else."""
     epochs = getattr(callback, "epoch", [])
-    now = (len(epochs), *((name, *each[-1:]) for name, each in value.items()))
+    now = (len(epochs), *((name, *map(_plain, each[-1:])) for name, each in value.items()))
     known = _histories.get(callback)
     if known is None or known[0] != now:
-        numbers = {name: each for name, each in value.items() if set(map(type, each)) <= {int, float}}
+        lists = {name: list(map(_plain, each)) for name, each in value.items()}
+        numbers = {name: each for name, each in lists.items() if None not in each}
         known = _histories[callback] = (now, json.dumps([epochs, numbers]))
     return known[1]
+
+
+def _plain(value: Any) -> Any:
+    """Return a metric's value as JSON has it: a number, or an array as lists; None for all else."""
+    if isinstance(value, int | float):
+        return value
+    array = np.asarray(value)
+    return array.tolist() if array.dtype.kind in "iuf" else None
 
 
 def _unpack_history(callback: Callback, value: str) -> None:

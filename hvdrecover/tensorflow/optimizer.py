@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
+from hvdrecover.elastic.agreement.transfer import Agreement
+from hvdrecover.elastic.companions import Observer
 from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow.averaging import Reduction
 from hvdrecover.tensorflow.keywords import Layers, taking_what, weights_of
@@ -76,6 +78,11 @@ Examples:
 """
 
 
+def _inherited(optimizer: Distributed) -> Any:
+    """Return the property that a ``MultiOptimizer`` has in place of an attribute; None if there is none."""
+    return getattr(super(Distributed, type(optimizer)), "loss_scale_factor", None)
+
+
 class _Settings:
     """The settings of a distributed optimizer; Keras does not look into it."""
 
@@ -94,7 +101,8 @@ class Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
     @property
     def loss_scale_factor(self) -> float | None:
         """As in any optimizer; a ``LossScaleOptimizer`` takes it away from the one that it is put around."""
-        factor: float | None = self.__dict__["loss_scale_factor"]
+        inherited = _inherited(self)
+        factor: float | None = inherited.fget(self) if inherited else self.__dict__["loss_scale_factor"]
         return factor
 
     @loss_scale_factor.setter
@@ -106,7 +114,10 @@ class Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
                 "mixed_float16) would skip steps on some of the ranks only, and the others would wait; use "
                 "DistributedOptimizer(LossScaleOptimizer(...))",
             )
-        self.__dict__["loss_scale_factor"] = factor
+        if inherited := _inherited(self):
+            inherited.fset(self, factor)
+        else:
+            self.__dict__["loss_scale_factor"] = factor
 
     def register_local_var(self, var: Variable) -> None:
         """Leave a variable's gradient to each rank."""
@@ -179,3 +190,21 @@ def forget_sums(optimizer: Any) -> None:
     """Forget gradients that a rolled back step has left."""
     if isinstance(optimizer, Distributed) and optimizer._hvdrecover.sums is not None:
         optimizer._hvdrecover.sums.forget()
+
+
+class ForgetSums(Observer):
+    """Forgets gradients of passes that no step has had when the ranks agree on a state.
+
+    Ranks that load a commit forget theirs, so the one that has sent it must, too: all count passes alike.
+
+    Args:
+        components: returns the state's.
+    """
+
+    def __init__(self, components: Callable[[], Iterable[Any]]) -> None:
+        self._components = components
+
+    def agreed(self, agreement: Agreement) -> None:
+        """Forget them."""
+        for each in self._components():
+            forget_sums(each)

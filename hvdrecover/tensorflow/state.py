@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -23,6 +23,7 @@ from hvdrecover.tensorflow.building import build_optimizer, refuse_unbuilt
 from hvdrecover.tensorflow.dataset import ElasticDataset, datasets
 from hvdrecover.tensorflow.framework import TensorFlowFramework
 from hvdrecover.tensorflow.kept_callbacks import NAME, KeptCallbacks
+from hvdrecover.tensorflow.optimizer import ForgetSums
 from hvdrecover.tensorflow.variables import Variable
 from hvdrecover.tensorflow.virtual.carrier import Step, TensorFlowCarrier
 from hvdrecover.tensorflow.virtual.feeds import feed
@@ -94,7 +95,7 @@ class TensorFlowState(State):
             guard=guard,
             tensorboard=tensorboard,
             tracker=tracker,
-            companions=Companions(observers=(ForgetSent(),)),
+            companions=Companions(observers=(ForgetSent(), ForgetSums(self._components))),
             hidden={NAME: self._callbacks},
             virtual=virtual,
             attributes=attributes,
@@ -148,6 +149,10 @@ class TensorFlowState(State):
     def _virtual_ranks(self) -> int | None:
         """The number of virtual ranks; None without."""
         return self._context.ranks.virtual
+
+    def _components(self) -> Iterable[Any]:
+        """The tracked attributes."""
+        return self._context.attributes.values()
 
     @property
     def _datasets(self) -> list[ElasticDataset]:

@@ -169,6 +169,9 @@ class TorchFramework(Reports):
             optimizers.load(component, tree, keep=keep)
         else:
             component.load_state_dict(tree)
+            if isinstance(component, torch.amp.GradScaler):
+                # How far it was with each optimizer's step, which a fault has ended, is not in its state.
+                component._per_optimizer_states.clear()
 
     def describe(self, component: Any) -> list[Entry]:
         """A module's parameters and buffers, an optimizer's kind and groups; of all else its kind."""

@@ -15,6 +15,7 @@ from keras.src.utils import io_utils
 
 from hvdrecover.errors import ConfigError
 from hvdrecover.stand_in import standing_in
+from hvdrecover.tensorflow import callback_list
 from hvdrecover.tensorflow.variables import Variable, is_variable, raw
 
 __all__ = [
@@ -134,7 +135,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         self.start_epoch, self.end_epoch = start_epoch, end_epoch
         self.staircase, self.momentum_correction = staircase, momentum_correction
         self.steps_per_epoch = steps_per_epoch
-        self.current_epoch = 0
+        self.current_epoch = self._done = 0
         self.multiplier = multiplier if callable(multiplier) else _decay(multiplier, start_epoch)
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
@@ -144,14 +145,16 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             raise ConfigError("steps_per_epoch", f"Keras does not know it; pass it to {type(self).__name__}")
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Remember the epoch."""
+        """Remember the epoch; Keras counts the batches of a resumed one from 0 on."""
         self.current_epoch = epoch
+        self._done = callback_list.batches_done(self)
 
     def on_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Set the rate, if it is time."""
         end = math.inf if self.end_epoch is None else self.end_epoch
         if self.start_epoch <= self.current_epoch < end and (not self.staircase or batch == 0):
-            part = 0 if self.staircase else batch / self.steps_per_epoch  # type: ignore[operator]
+            done = self._done + batch
+            part = 0 if self.staircase else done / self.steps_per_epoch  # type: ignore[operator]
             self._adjust(self.initial_lr * self.multiplier(self.current_epoch + part))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

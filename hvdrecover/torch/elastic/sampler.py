@@ -66,6 +66,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
             self.order.on_iterate()
         for start in range(0, len(indices), _PIECE):
             yield from indices[start : start + _PIECE].tolist()
+        self.order.end()
 
     def __len__(self) -> int:
         return self.order.rounds

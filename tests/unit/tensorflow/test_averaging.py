@@ -143,6 +143,10 @@ def test_groups_that_cannot_be_are_refused(groups: Any) -> None:
         recover.DistributedGradientTape(tf.GradientTape(), groups=groups)
 
 
+def test_a_plain_tensor_has_no_name() -> None:
+    assert _name(None, [tf.constant([1.0])]) == _name(None, [tf.constant([2.0])])
+
+
 def test_the_name_of_a_collective_does_not_depend_on_what_the_process_has_made_before() -> None:
     def name() -> str:
         model = keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(2)])

@@ -163,6 +163,7 @@ def test_it_can_be_used_inside_a_function_and_transformed_further() -> None:
         (tf.data.Dataset.range(3), {}, "shuffle=False"),
         (tf.data.Dataset.range(3).repeat(), {"shuffle": False}, "infinite"),
         (tf.data.Dataset.range(3).filter(lambda x: x > 0), {"shuffle": False}, "assert_cardinality"),
+        (tf.data.Dataset.range(3).shuffle(3, seed=1).map(tf.abs), {"shuffle": False}, "reshuffle_each"),
         (np.zeros(3), {"tail": "cut"}, "'cut'"),
         (np.float32(1), {}, "single number"),
         ((), {}, r"length.*\[\]"),

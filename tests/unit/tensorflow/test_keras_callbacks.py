@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import hvdrecover.tensorflow as recover
 from hvdrecover.errors import ConfigError
-from hvdrecover.tensorflow.keras.callbacks import MetricAverageCallback
+from hvdrecover.tensorflow.keras.callbacks import LearningRateScheduleCallback, MetricAverageCallback
 from hvdrecover.tensorflow.keras_callbacks import scaled
 
 SAMPLES, BATCH = 40, 4  # ten batches an epoch
@@ -126,6 +126,56 @@ def test_validation_does_not_move_the_cursor() -> None:
     found = recover.fit_callbacks(state)
     state.model.fit(state.data, validation_data=(X, Y), epochs=1, callbacks=found, verbose=0)
     assert (state.epoch, state.data.order.done) == (1, SAMPLES)
+
+
+def test_a_tracked_data_set_to_validate_on_is_gone_through_each_time() -> None:
+    """It is tracked to be dealt out anew when ranks come or go; training has no part in its cursor."""
+
+    def made() -> recover.TensorFlowKerasState:
+        state = a_state()
+        state.validation = recover.elastic_dataset((X[:20], Y[:20]), BATCH, shuffle=False)
+        state.sync()
+        return state
+
+    def trained(state: Any, *extra: Any) -> None:
+        found = [*recover.fit_callbacks(state, commit_every_batches=3), count, *extra]
+        options = {"validation_data": state.validation, "callbacks": found, "verbose": 0, "shuffle": False}
+        state.model.fit(state.data, epochs=2, initial_epoch=state.epoch, **options)
+
+    tested: list[int] = []
+    count = keras.callbacks.LambdaCallback()
+    count.on_test_batch_end = lambda batch, logs=None: tested.append(batch)  # type: ignore[method-assign]
+    whole = made()
+    trained(whole)
+    assert tested == [*range(-(-20 // BATCH))] * 2 and whole.validation.order.done == 0
+    state = made()
+    with pytest.raises(InterruptionError):
+        trained(state, Interrupt(17))
+    state.restore()
+    trained(state)
+    assert weights(state) == weights(whole)
+
+
+@pytest.mark.parametrize("after", [4, 15])
+def test_a_rate_that_changes_with_each_batch_continues_from_where_it_was(after: int) -> None:
+    def trained(state: Any, *extra: Any) -> list[float]:
+        schedule = LearningRateScheduleCallback(0.1, lambda epoch: 1 + epoch, staircase=False)
+        note = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: rates.append(float(state.optimizer.learning_rate))
+        )
+        fit(state, schedule, note, *extra, epochs=2)
+        return rates
+
+    rates: list[float] = []
+    whole = trained(a_state())
+    rates = []
+    state = a_state()
+    state.sync()
+    with pytest.raises(InterruptionError):
+        trained(state, Interrupt(after))
+    state.restore()
+    del rates[10 * state.epoch + state.batch :]
+    assert trained(state) == whole
 
 
 def test_the_callbacks_go_by_their_old_name() -> None:

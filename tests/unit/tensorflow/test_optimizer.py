@@ -91,6 +91,31 @@ def test_passes_that_were_interrupted_are_forgotten() -> None:
     assert close(steps(model, optimizer, halves, graph=False), whole)
 
 
+def test_all_ranks_forget_passes_when_they_agree_also_the_one_whose_state_they_take() -> None:
+    optimizer = recover.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2)
+    model = a_model()
+    optimizer.build(model.trainable_variables)
+    state = recover.TensorFlowState(model=model, optimizer=optimizer)
+    steps(model, optimizer, [(X, Y)], graph=False)
+    assert int(optimizer._hvdrecover.sums.count) == 1
+    state.sync()
+    assert int(optimizer._hvdrecover.sums.count) == 0
+
+
+def test_several_optimizers_in_one_train_as_without_us() -> None:
+    def made() -> keras.optimizers.Optimizer:
+        pairs = {"dense.*": keras.optimizers.Adam(0.1)}
+        return keras.optimizers.MultiOptimizer(
+            keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1), pairs)
+        )
+
+    plain = steps(a_model(), made(), [(X, Y)] * 2, graph=True)
+    assert equal(steps(a_model(), recover.DistributedOptimizer(made()), [(X, Y)] * 2, graph=True), plain)
+    scaled = recover.DistributedOptimizer(made())
+    scaled.loss_scale_factor = 2.0
+    assert scaled.loss_scale_factor == 2.0
+
+
 def test_it_is_the_same_optimizer_with_all_that_it_holds() -> None:
     model = a_model()
     optimizer = keras.optimizers.Adam(0.1)

@@ -246,6 +246,23 @@ def test_epochs_that_nobody_names_are_gone_through_again() -> None:
         assert count == 7
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_a_loader_drops_at_the_end_of_an_epoch_is_not_waited_for(workers: int) -> None:
+    sampler = recover.ElasticSampler(Samples(10), shuffle=False)
+    loader = torch.utils.data.DataLoader(
+        Samples(10), 4, sampler=sampler, drop_last=True, num_workers=workers, collate_fn=list
+    )
+    for _ in range(3):
+        count = 0
+        for number, _ in enumerate(loader):
+            sampler.record_batch(number, 4)
+            count += 1
+        assert count == 2
+    state = sampler.state_dict()
+    sampler.load_state_dict(state)
+    assert list(sampler) == [8, 9]  # resumed right there, what is left is still left
+
+
 def test_what_is_recorded_while_iterating_changes_neither_the_iteration_nor_its_length() -> None:
     sampler = recover.ElasticSampler(range(10), shuffle=False)
     seen = []

@@ -174,6 +174,21 @@ def test_a_gradient_scaler_continues_alike(roots: Any) -> None:
     continues_alike(components, step)
 
 
+def test_a_gradient_scaler_unscales_a_step_that_is_repeated_after_a_fault() -> None:
+    model, optimizer = pair()
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    state = recover.TorchState(model, optimizer, scaler=scaler)
+    state.sync()
+    for fault in (True, False):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(2, 3)).sum()).backward()
+        scaler.unscale_(optimizer)  # before the ranks exchange gradients, and one of them is lost
+        if fault:
+            state.restore()
+    expected = torch.autograd.grad(model(torch.ones(2, 3)).sum(), list(model.parameters()))
+    assert all(map(torch.equal, (each.grad for each in model.parameters()), expected))
+
+
 class Average:
     """A moving average of a model's parameters, as users write it."""
 
