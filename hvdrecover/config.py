@@ -33,7 +33,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -204,14 +203,19 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
 
 
 def cache(environ: Mapping[str, str]) -> Path:
-    """The user's folder for what is kept between runs and can be made anew."""
+    """The user's folder for what is kept between runs and can be made anew.
+
+    Raises:
+        ConfigError: the user has no home.
+    """
     home = environ.get("XDG_CACHE_HOME", "")
     if Path(home).is_absolute():
         return Path(home) / "hvdrecover"
     try:
         return Path.home() / ".cache" / "hvdrecover"
-    except RuntimeError:  # a user id of a container that has neither HOME nor a line in /etc/passwd
-        return Path(tempfile.gettempdir()) / f"hvdrecover-{os.getuid()}"
+    except RuntimeError as error:  # a user id of a container that has neither HOME nor a line in /etc/passwd
+        problem = f"it is not set, and user {os.getuid()} has no home; set it, or XDG_CACHE_HOME, to a folder"
+        raise ConfigError("HOME", problem) from error
 
 
 def _slot(text: str) -> tuple[int, int, int] | None:

@@ -282,7 +282,8 @@ class SampleOrder:
     def state_dict(self) -> dict[str, Any]:
         """The cursor, and what it counts in."""
         left_out = {"left_out": [list(gap) for gap in self.gaps]} if self.gaps else {}
-        return {"epoch": self.epoch, "processed_num": self.done, **self.counts_in(), **left_out}
+        largest = {"largest": self._largest} if self._largest else {}
+        return {"epoch": self.epoch, "processed_num": self.done, **self.counts_in(), **left_out, **largest}
 
     def load_state_dict(self, state: dict[str, Any], name: str = "sampler") -> None:
         """Go to a cursor.
@@ -306,6 +307,7 @@ class SampleOrder:
         ]
         gaps = state.get("left_out", [])
         counts = [state.get("epoch"), state.get("processed_num")]
+        counts.append(state.get("largest", 0))
         if not all(map(_is_count, counts)) or not _are_gaps(gaps, self.length):
             differences.append(f"{name}: the commit holds {state}, which is not a cursor")
         if differences:
@@ -313,6 +315,7 @@ class SampleOrder:
         self.epoch = int(state["epoch"])
         self.done = min(self.length, int(state["processed_num"]))
         self.gaps = [(int(first), int(end)) for first, end in gaps]
+        self._largest = int(state.get("largest", 0))
         self._begin()
 
     def counts_in(self) -> dict[str, Any]:

@@ -54,18 +54,21 @@ def run(names: Sequence[str], checks: Checks, environ: Mapping[str, str], timeou
         What is wrong with each; an empty string if nothing is. A host whose turn did not come is missing.
     """
     begun: set[str] = set()
-    deadline = time.monotonic() + timeout
+    # The caller ends at once when the time is over, and would leave what is running then.
+    deadline = time.monotonic() + timeout - min(_MARGIN, timeout / 4)
 
-    def check(name: str) -> str:
+    def check(name: str) -> str | None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return None
         begun.add(name)
-        # The caller ends at once when the time is over, and would leave what is running then.
-        return problem_of(name, checks, environ, max(0.0, deadline - _MARGIN - time.monotonic()))
+        return problem_of(name, checks, environ, left)
 
     pool = ThreadPoolExecutor(max_workers=min(_AT_ONCE, max(1, len(names))))
     futures = {pool.submit(check, name): name for name in names}
     done, late = wait(futures, timeout=timeout)
     pool.shutdown(wait=False, cancel_futures=True)
-    found = {futures[future]: future.result() for future in done}
+    found = {futures[each]: problem for each in done if (problem := each.result()) is not None}
     found.update(
         {name: f"no answer in {timeout:.2g} s" for name in map(futures.__getitem__, late) if name in begun}
     )
@@ -74,7 +77,8 @@ def run(names: Sequence[str], checks: Checks, environ: Mapping[str, str], timeou
 
 def problem_of(name: str, checks: Checks, environ: Mapping[str, str], timeout: float) -> str:
     """Return what is wrong with a host; an empty string if nothing is."""
-    here, deadline = is_local(name), time.monotonic() + timeout
+    deadline = time.monotonic() + timeout
+    here = is_local(name)
     if checks.ssh_port is not None and not here:
         try:
             socket.create_connection((name, checks.ssh_port), min(CONNECT, timeout)).close()
@@ -83,7 +87,9 @@ def problem_of(name: str, checks: Checks, environ: Mapping[str, str], timeout: f
     if checks.command is None:
         return ""
     try:
-        left = max(0.0, deadline - time.monotonic())
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return f"no answer in {timeout:.2g} s"
         programs.output(command_on(name, checks, here=here), environ, left)
     except DiscoveryError as error:
         return f"'{checks.command}' {error.problem}"
@@ -99,10 +105,10 @@ def is_local(host: str) -> bool:
         if address.startswith("127."):
             return address in _OWN
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.bind((address, 0))  # which no other host's address can be
+            probe.connect((address, 9))  # sends nothing
+            return bool(probe.getsockname()[0] == address)
     except OSError:
         return False
-    return True
 
 
 def command_on(name: str, checks: Checks, *, here: bool, seconds: float = CONNECT) -> list[str]:

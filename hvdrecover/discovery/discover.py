@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,9 @@ from hvdrecover.discovery.selection import Answer, Limits
 from hvdrecover.discovery.sources.interface import Source
 
 # Variables that differ from one start of a job to the next, and say nothing of its hosts.
-_OF_A_START = ("HOROVOD_", "HVDRECOVER_", "_")
+_OF_A_START = re.compile(
+    r"(_?HOROVOD_|HVDRECOVER_|SSH_)|(_|PATH|PWD|OLDPWD|SHLVL|INVOCATION_ID|JOURNAL_STREAM|TERM|COLUMNS|LINES)\Z"
+)
 PATIENCE = 0.5  # seconds for which a call waits for the source if it has an answer already
 
 
@@ -100,8 +103,10 @@ def _key(question: Question) -> str:
     A relative path is another file elsewhere, and a folder for caches may be shared by hosts.
     """
     source, environ = question.source, question.environ
-    names = sorted(environ) if "*" in source.variables else source.variables
-    variables = {name: environ.get(name) for name in names if not name.startswith(_OF_A_START)}
-    place = socket.gethostname(), str(Path.cwd())
+    names = source.variables
+    if "*" in names:
+        names = tuple(name for name in sorted(environ) if not _OF_A_START.match(name))
+    variables = {name: environ.get(name) for name in names}
+    place = socket.gethostname(), str(Path.cwd()) if Path("/proc/self/cwd").exists() else ""
     text = f"{type(source).__module__}.{source!r} {question.checks!r} {variables!r} {place!r}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]

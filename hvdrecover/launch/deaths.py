@@ -21,7 +21,7 @@ OF_HOSTS = ("crash", "hang", "out_of_memory")  # which may come of the host, and
 _OF_OTHERS = ("Horovod initialization failed", "HorovodInternalError", "HostsUpdatedInterrupt")
 SAME_ERROR = "the script has failed in the same way at the same place again"
 BUDGET = 3  # deaths in a row without progress
-_BRIEF = 200  # characters
+_BRIEF = 100  # characters
 _LONGEST_PAUSE = 60.0  # seconds
 
 

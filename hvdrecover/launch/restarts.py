@@ -12,7 +12,7 @@ from hvdrecover.launch import ends
 from hvdrecover.launch.deaths import SAME_ERROR, Cause
 from hvdrecover.launch.ends import FIRST_ERROR, End
 
-_CAUSES = 100  # errors of the script that are told of, all of which a connection takes at once
+_CAUSES = 50  # errors of the script that are told of, all of which a connection takes at once
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
 _UNTRAINED = (
@@ -129,7 +129,7 @@ def outcome(
 def known(attempts: Sequence[Attempt]) -> dict[str, Any]:
     """Return what the processes of another start have to know of those before it."""
     errors = [error for attempt in attempts for error in attempt.errors]
-    causes = list(dict.fromkeys(map(Cause.of, errors)))[-_CAUSES:]
+    causes = list(dict.fromkeys(map(Cause.of, reversed(errors))))[:_CAUSES]
     return {
         "committed": any(attempt.committed for attempt in attempts),
         "root": next((each.root for each in reversed(attempts) if each.root), ""),

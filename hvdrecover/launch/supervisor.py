@@ -300,7 +300,9 @@ class Supervisor:
             self._guardians.order(order="stacks")
         elif number in self._config.stop_signals and not self._signalled:
             self._signalled = True  # it may leave already: a batch system's signal follows on its plan
-            if not self._leaving:
+            if self._leaving:
+                logger.info("%s: the job leaves already", signal.Signals(number).name)
+            else:
                 self._leave(signal.Signals(number).name)
         elif number != signal.SIGCHLD:
             self._stopped = PREEMPTED if self._leaving else processes.exit_code(-number)

@@ -29,9 +29,19 @@ def arrange(callbacks: CallbackList, first: Sequence[Callback] = (), last: Seque
     callbacks.callbacks = [*first, *others, *last]  # a new list: Keras may be going through the old one
 
 
-def batches_done(callback: Callback) -> int:
-    """Return how many batches of the epoch that begins were done before this ``fit``."""
+def batches_done(callback: Callback, steps: int) -> float:
+    """Return how many batches of the epoch that begins were done before this ``fit``.
+
+    Args:
+        callback: which is being called.
+        steps: batches of a whole epoch.
+    """
     found = list_of(callback)
     states = [getattr(each, "state", None) for each in (found.callbacks if found is not None else ())]
+    orders = [data.order for state in states for data in getattr(state, "_datasets", ())]
+    parts = [order.done / order.length for order in orders if order.length]
+    if parts:
+        done: float = max(parts) * steps  # the same part of an epoch, also where it was done by other ranks
+        return round(done) if abs(done - round(done)) < 1e-6 else done
     counts = [getattr(state, "batch", None) for state in states]
     return max((count for count in counts if isinstance(count, int)), default=0)

@@ -233,7 +233,8 @@ def _length(data: Any, shuffle: bool) -> int:
             raise ConfigError(
                 "dataset",
                 "its shuffle() gives another order each time, so a resumed epoch would repeat samples and "
-                "miss others; write shuffle(..., seed=0, reshuffle_each_iteration=False), or pass arrays",
+                "miss others; write shuffle(..., seed=0, reshuffle_each_iteration=False) and "
+                "list_files(..., shuffle=False), or pass arrays",
             )
         length = int(data.cardinality())
         if length < 0:

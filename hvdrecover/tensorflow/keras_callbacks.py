@@ -153,7 +153,7 @@ class LearningRate(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Set the rate for the batch, if it changes."""
-        # One that is validated on is never done; of several that are trained on, all have come as far.
+        # None of one that is validated on is done; of several that are trained on, all have come as far.
         parts = [data.order.done / data.order.length for data in datasets(self._state) if data.order.length]
         epochs = self._state.epoch + max(parts, default=0.0)
         rate = scaled(self._state.learning_rate, hvd.size(), epochs, self._warmup)

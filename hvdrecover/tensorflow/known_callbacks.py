@@ -209,10 +209,13 @@ def _unpack_comparison(callback: Callback, value: str | None) -> None:
             callback.min_delta *= -1
 
 
+_MOST_NUMBERS = 1000  # of an array in a history, all of which is part of each commit
+
+
 def _pack_history(callback: Callback, value: dict[str, list[Any]]) -> str:
     """As one text, made once an epoch: a long history would cost each commit more than all else."""
     epochs = getattr(callback, "epoch", [])
-    now = (len(epochs), *((name, *map(_plain, each[-1:])) for name, each in value.items()))
+    now = (len(epochs), repr({name: each[-1:] for name, each in value.items()}))
     known = _histories.get(callback)
     if known is None or known[0] != now:
         lists = {name: list(map(_plain, each)) for name, each in value.items()}
@@ -222,11 +225,14 @@ def _pack_history(callback: Callback, value: dict[str, list[Any]]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a metric's value as JSON has it: a number, or an array as lists; None for all else."""
+    """Return a metric's value as JSON has it: a number, or a small array as lists; None for all else."""
     if isinstance(value, int | float):
         return value
-    array = np.asarray(value)
-    return array.tolist() if array.dtype.kind in "iuf" else None
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError):
+        return None
+    return array.tolist() if array.dtype.kind in "iuf" and array.size <= _MOST_NUMBERS else None
 
 
 def _unpack_history(callback: Callback, value: str) -> None:

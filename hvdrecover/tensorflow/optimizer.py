@@ -80,7 +80,8 @@ Examples:
 
 def _inherited(optimizer: Distributed) -> Any:
     """Return the property that a ``MultiOptimizer`` has in place of an attribute; None if there is none."""
-    return getattr(super(Distributed, type(optimizer)), "loss_scale_factor", None)
+    found = getattr(super(Distributed, type(optimizer)), "loss_scale_factor", None)
+    return found if isinstance(found, property) else None
 
 
 class _Settings:

@@ -135,7 +135,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         self.start_epoch, self.end_epoch = start_epoch, end_epoch
         self.staircase, self.momentum_correction = staircase, momentum_correction
         self.steps_per_epoch = steps_per_epoch
-        self.current_epoch = self._done = 0
+        self.current_epoch, self._done = 0, 0.0
         self.multiplier = multiplier if callable(multiplier) else _decay(multiplier, start_epoch)
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
@@ -147,7 +147,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Remember the epoch; Keras counts the batches of a resumed one from 0 on."""
         self.current_epoch = epoch
-        self._done = callback_list.batches_done(self)
+        self._done = callback_list.batches_done(self, self.steps_per_epoch or 0)
 
     def on_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Set the rate, if it is time."""

@@ -156,6 +156,18 @@ def test_a_tracked_data_set_to_validate_on_is_gone_through_each_time() -> None:
     assert weights(state) == weights(whole)
 
 
+def test_the_part_of_an_epoch_that_was_done_is_the_same_for_any_number_of_ranks() -> None:
+    state = a_state()
+    schedule = LearningRateScheduleCallback(0.1, lambda epoch: epoch, staircase=False)
+    schedule.steps_per_epoch = 5  # of twice as many ranks
+    state.data.record_batch(8)
+    begun: list[float] = []
+    note = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: begun.append(schedule._done))
+    found = keras.callbacks.CallbackList([schedule, note, *recover.fit_callbacks(state)], model=state.model)
+    found.on_epoch_begin(0)
+    assert begun == [4]
+
+
 @pytest.mark.parametrize("after", [4, 15])
 def test_a_rate_that_changes_with_each_batch_continues_from_where_it_was(after: int) -> None:
     def trained(state: Any, *extra: Any) -> list[float]:

@@ -261,6 +261,11 @@ def test_what_a_loader_drops_at_the_end_of_an_epoch_is_not_waited_for(workers: i
     state = sampler.state_dict()
     sampler.load_state_dict(state)
     assert list(sampler) == [8, 9]  # resumed right there, what is left is still left
+    newcomer = recover.ElasticSampler(Samples(10), shuffle=False)
+    newcomer.load_state_dict(state)
+    for each in (sampler, newcomer):  # both know that it is less than a batch
+        assert list(each)[-2:] == [8, 9]
+        assert list(each)[:2] == [0, 1]
 
 
 def test_what_is_recorded_while_iterating_changes_neither_the_iteration_nor_its_length() -> None:
