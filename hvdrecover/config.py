@@ -171,7 +171,7 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
     chooser = env.get(_CHOOSER) if env.get("HOROVOD_CONTROLLER") == _CHOICE["HOROVOD_CONTROLLER"] else None
     return Config(
         checkpoint=env.get("HVDRECOVER_CHECKPOINT") or None,
-        events=_local(events, "HVDRECOVER_EVENTS") if events else None,
+        events=_events(events) if events else None,
         log=log,
         elastic=env.get("HOROVOD_ELASTIC") == "1",
         launched=any(name in env for name in _LAUNCHER_VARIABLES),
@@ -250,9 +250,9 @@ def _near(text: str) -> str:
     return text
 
 
-def _local(text: str, name: str) -> Path:
+def _events(text: str) -> Path:
     if "://" in text:
-        raise ConfigError(name, f"'{text}' is a URL; name a folder of this machine")
+        raise ConfigError("HVDRECOVER_EVENTS", f"'{text}' is a URL; name a folder of this machine")
     return Path(text)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import socket
 import sys
 from collections.abc import Sequence
 from importlib.metadata import Distribution
@@ -35,6 +36,16 @@ def versions() -> dict[str, str | None]:
     for package, distributions in _PACKAGES.items():
         found[package] = next(filter(None, map(version_of, distributions)), None)
     return found
+
+
+def source_towards(host: str) -> str:
+    """Return the IPv4 address from which this host sends to another one; empty if there is no way."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
 
 
 def machine() -> str:

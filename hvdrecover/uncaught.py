@@ -49,7 +49,8 @@ def report_to(notes: int) -> None:
 
 def _reported(error: BaseException, *, printed: bool) -> bool:
     kinds = error_kinds.kinds(error)
-    text = (_short(error) if kinds and not _shows_all() else "") or _full(error)
+    text = _short(error) if kinds and not _shows_all() else ""
+    text = text or "".join(traceback.format_exception(error))
     short = "".join(traceback.format_exception_only(error)).strip()
     if isinstance(error, SyntaxError):  # which names file and line by itself
         short = f"{type(error).__name__}: {error}"
@@ -61,10 +62,6 @@ def _shows_all() -> bool:
         return config.read().log == "debug"
     except ConfigError:
         return False
-
-
-def _full(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))
 
 
 def _short(error: BaseException) -> str:

@@ -224,6 +224,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace, options: Options) -> None:
     """Refuse what no number of restarts would mend."""
     from hvdrecover.launch import horovodrun
+    from hvdrecover.reporting import words
 
     if options.identity is not None and not Path(options.identity).expanduser().is_file():
         arguments.refuse(f"--identity: there is no file '{options.identity}'")
@@ -234,7 +235,7 @@ def _check(arguments: argparse.Namespace, options: Options) -> None:
     except (ConfigError, DiscoveryError) as error:
         arguments.refuse(str(error))
     if slots < options.processes:
-        count = f"{slots} slot{'' if slots == 1 else 's'}"
+        count = words.counted(slots, "slot")
         arguments.refuse(f"the hosts have {count}, and -np asks for {options.processes}; write HOST:SLOTS")
 
 

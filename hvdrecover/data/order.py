@@ -306,8 +306,7 @@ class SampleOrder:
             if state.get(fact, mine) != mine
         ]
         gaps = state.get("left_out", [])
-        counts = [state.get("epoch"), state.get("processed_num")]
-        counts.append(state.get("largest", 0))
+        counts = [state.get("epoch"), state.get("processed_num"), state.get("largest", 0)]
         if not all(map(_is_count, counts)) or not _are_gaps(gaps, self.length):
             differences.append(f"{name}: the commit holds {state}, which is not a cursor")
         if differences:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from hvdrecover.discovery import programs
 from hvdrecover.errors import DiscoveryError
+from hvdrecover.surroundings import source_towards
 
 CONNECT = 2.0  # seconds for a host to answer
 _MARGIN = 0.25  # seconds for a command that hangs to be killed
@@ -86,10 +87,9 @@ def problem_of(name: str, checks: Checks, environ: Mapping[str, str], timeout: f
             return f"port {checks.ssh_port} (ssh): {error.strerror or error}"
     if checks.command is None:
         return ""
+    if (left := deadline - time.monotonic()) <= 0:
+        return f"no answer in {timeout:.2g} s"
     try:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return f"no answer in {timeout:.2g} s"
         programs.output(command_on(name, checks, here=here), environ, left)
     except DiscoveryError as error:
         return f"'{checks.command}' {error.problem}"
@@ -102,13 +102,9 @@ def is_local(host: str) -> bool:
         return True
     try:
         address = socket.gethostbyname(host)
-        if address.startswith("127."):
-            return address in _OWN
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # sends nothing
-            return bool(probe.getsockname()[0] == address)
     except OSError:
         return False
+    return address in _OWN if address.startswith("127.") else address == source_towards(address)
 
 
 def command_on(name: str, checks: Checks, *, here: bool, seconds: float = CONNECT) -> list[str]:

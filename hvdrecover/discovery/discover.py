@@ -107,6 +107,6 @@ def _key(question: Question) -> str:
     if "*" in names:
         names = tuple(name for name in sorted(environ) if not _OF_A_START.match(name))
     variables = {name: environ.get(name) for name in names}
-    place = socket.gethostname(), str(Path.cwd()) if Path("/proc/self/cwd").exists() else ""
+    place = socket.gethostname(), str(Path("/proc/self/cwd").readlink())  # also of a folder that is deleted
     text = f"{type(source).__module__}.{source!r} {question.checks!r} {variables!r} {place!r}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]

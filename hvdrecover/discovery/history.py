@@ -115,7 +115,10 @@ class HistoryFile:
 
 def _is_ours(path: Path) -> bool:
     """Return whether a file is a history: the folder may be the user's, with other files in it."""
-    return _NAME.fullmatch(path.name) is not None and path.read_bytes().startswith(_BEGINNING)
+    if _NAME.fullmatch(path.name) is None:
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_BEGINNING)) == _BEGINNING
 
 
 def _lock_of(path: Path) -> Path:

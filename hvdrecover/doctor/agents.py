@@ -7,7 +7,6 @@ import json
 import os
 import select
 import shlex
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,6 @@ from typing import Any
 
 from hvdrecover import config
 from hvdrecover.discovery.checks import Checks, command_on, is_local
-from hvdrecover.doctor.facts import interfaces
 from hvdrecover.doctor.host import MARK
 from hvdrecover.errors import LaunchError
 from hvdrecover.launch import processes
@@ -44,7 +42,7 @@ class Agent:
 
     def __init__(self, name: str, ssh_port: int | None = None, identity: str | None = None) -> None:
         self.name = name
-        self.here = _is_here(name)
+        self.here = is_local(name)
         self._seen = b""
         self._lost = ""
         checks = Checks(ssh_port, identity, _command())
@@ -192,14 +190,6 @@ class Agents:
         """End all of them, after they have removed what they have made."""
         for agent in self._agents.values():
             agent.close()
-
-
-def _is_here(name: str) -> bool:
-    """Return whether a name, or an address of an interface, is this host's, as horovodrun sees it."""
-    try:
-        return is_local(name) or socket.gethostbyname(name) in interfaces().values()
-    except OSError:
-        return False
 
 
 def _as_jobs_do(command: list[str]) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any
 from hvdrecover import host_memory
 from hvdrecover.install.edits import EDITS, Edit
 from hvdrecover.install.edits.torch_wait import TORCH_WAIT
-from hvdrecover.surroundings import versions
+from hvdrecover.surroundings import source_towards, versions
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of an interface
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -150,10 +150,5 @@ def interfaces() -> dict[str, str]:
 
 def route_to(address: str) -> tuple[str, str]:
     """The interface, and its address, by which this host sends to an IPv4 address; empty if by none."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # sends nothing
-            own: str = probe.getsockname()[0]
-    except OSError:
-        return "", ""
+    own = source_towards(address)
     return next((name for name, each in interfaces().items() if each == own), ""), own

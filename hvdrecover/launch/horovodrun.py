@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from hvdrecover.discovery.sources.interface import Source
 from hvdrecover.discovery.sources.static import Static
 from hvdrecover.errors import ConfigError, LaunchError
 from hvdrecover.launch import discovery_script, hangs
+from hvdrecover.surroundings import source_towards
 
 COLLECTIVE_SECONDS = 10  # after which ranks give up one that doesn't answer
 FOREIGN = (
@@ -182,23 +182,9 @@ def _only_interface(named: Sequence[str]) -> tuple[str, ...]:
     """The interface for a job on one host, which Horovod can't find by comparing hosts."""
     if len(set(named)) != 1:
         return ()
-    if is_local(named[0]):
-        return ("lo",)
-    return _interface_towards(named[0])
-
-
-def _interface_towards(host: str) -> tuple[str, ...]:
-    """The interface of this host by which another one is reached."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, 9))  # sends nothing
-            address = probe.getsockname()[0]
-            here = address == probe.getpeername()[0]
-    except OSError:
-        return ()
-    if here:  # under a name of its own, as a node of Slurm has: then Horovod takes no other interface
-        return ("lo",)
-    return interface_of(address)
+    if is_local(named[0]):  # perhaps under a name of its own, as a node of Slurm has
+        return ("lo",)  # Horovod takes no other interface then
+    return interface_of(source_towards(named[0]))
 
 
 def interface_of(address: str) -> tuple[str, ...]:

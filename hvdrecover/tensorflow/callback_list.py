@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from keras.callbacks import Callback, CallbackList
 
+from hvdrecover.tensorflow.dataset import part_done
+
 
 def list_of(callback: Callback) -> CallbackList | None:
     """The list that is calling a callback; None if something else does.
@@ -38,10 +40,9 @@ def batches_done(callback: Callback, steps: int) -> float:
     """
     found = list_of(callback)
     states = [getattr(each, "state", None) for each in (found.callbacks if found is not None else ())]
-    orders = [data.order for state in states for data in getattr(state, "_datasets", ())]
-    parts = [order.done / order.length for order in orders if order.length]
-    if parts:
-        done: float = max(parts) * steps  # the same part of an epoch, also where it was done by other ranks
+    tracked = [data for state in states for data in getattr(state, "_datasets", ())]
+    if tracked:
+        done = part_done(tracked) * steps  # the same part of an epoch, also where it was done by other ranks
         return round(done) if abs(done - round(done)) < 1e-6 else done
     counts = [getattr(state, "batch", None) for state in states]
     return max((count for count in counts if isinstance(count, int)), default=0)

@@ -12,6 +12,7 @@ import keras
 
 from hvdrecover import renamed
 from hvdrecover.errors import ConfigError
+from hvdrecover.tensorflow.dataset import part_done
 from hvdrecover.tensorflow.keras.callbacks import MetricAverageCallback
 from hvdrecover.tensorflow.keras_progress import Commit, Progress, datasets
 from hvdrecover.tensorflow.state import TensorFlowState
@@ -153,9 +154,7 @@ class LearningRate(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Set the rate for the batch, if it changes."""
-        # None of one that is validated on is done; of several that are trained on, all have come as far.
-        parts = [data.order.done / data.order.length for data in datasets(self._state) if data.order.length]
-        epochs = self._state.epoch + max(parts, default=0.0)
+        epochs = self._state.epoch + part_done(datasets(self._state))
         rate = scaled(self._state.learning_rate, hvd.size(), epochs, self._warmup)
         if rate != self._set:
             self.model.optimizer.learning_rate = rate

@@ -1,4 +1,4 @@
-"""How far the numbers in the bytes of two tensors are apart."""
+"""The distance between the numbers in the bytes of two tensors."""
 
 from __future__ import annotations
 

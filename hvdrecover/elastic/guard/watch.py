@@ -164,12 +164,11 @@ class Watch(Voter):
         """All hold tensors of the same names, and not the same ones."""
         assert self._guard is not None
         policy, wrong = self._guard.on_divergence, self._world.rank() in result.wrong
-        if policy == "heal" and wrong:
+        heals = policy == "heal" and wrong
+        if heals:
             snapshot = memory.separate(snapshot)
         tensors = parameters.tensors_of(snapshot, self._shared(snapshot))
-        found = parameters.compare(
-            self._world, tensors, result.right[0], self._host, heal=policy == "heal" and wrong
-        )
+        found = parameters.compare(self._world, tensors, result.right[0], self._host, heal=heals)
         rows = gather_json(
             self._world, [dataclasses.asdict(each) for each in found], "hvdrecover.guard.found"
         )
@@ -182,7 +181,7 @@ class Watch(Voter):
         if policy == "raise":
             raise _diverged(result, snapshot.id, lines)
         memory.newest = snapshot
-        return policy == "heal" and wrong
+        return heals
 
     def _say_diverged(
         self,

@@ -9,7 +9,6 @@ Writes TensorBoard's runs to ``FOLDER/logs``, and each rank's losses by step to 
 
 from __future__ import annotations
 
-import atexit
 import json
 import sys
 import time
@@ -20,6 +19,7 @@ import horovod.tensorflow as hvd
 import keras
 import numpy as np
 import tensorflow as tf
+from joint_end import end_when_all_have_written
 
 import hvdrecover.tensorflow as recover
 
@@ -119,28 +119,13 @@ class Script:
             state.epoch, state.batch = state.epoch + 1, 0
 
 
-def end_when_all_have_written(folder: Path) -> None:
-    """Have this rank end after all have written what they had: horovodrun ends the others when one has ended.
-
-    Called before anything else asks to be told of the end, so this is told last.
-    """
-    rank, size = hvd.rank(), hvd.size()
-
-    def wait() -> None:
-        (folder / f"ends-{rank}").touch()
-        while len(list(folder.glob("ends-*"))) < size:
-            time.sleep(0.05)
-
-    atexit.register(wait)
-
-
 def main() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     keras.utils.set_random_seed(1)
     hvd.init()
     folder, stop = Path(sys.argv[2]), int((*sys.argv[3:], "0")[0])
     if stop:
-        end_when_all_have_written(folder)
+        end_when_all_have_written(folder, hvd.rank(), hvd.size())
     script = Script(folder, stop)
     recover.run(script.fit if sys.argv[1] == "fit" else script.loop)(script.state)
 

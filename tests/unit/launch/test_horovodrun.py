@@ -101,14 +101,14 @@ def test_an_interface_that_was_named_is_used_also_on_one_host(monkeypatch: pytes
 
 
 def test_the_interface_towards_one_other_host_is_the_one_that_leads_there() -> None:
-    assert horovodrun._interface_towards("127.0.0.2") == ("lo",)
-    assert horovodrun._interface_towards("no-such-host.invalid") == ()
+    assert horovodrun._only_interface(["127.0.0.2"]) == ("lo",)
+    assert horovodrun._only_interface(["no-such-host.invalid"]) == ()
 
 
 def test_this_host_under_any_of_its_addresses_needs_the_loopback_interface() -> None:
     addresses = [each for several in psutil.net_if_addrs().values() for each in several]
     for address in (each.address for each in addresses if each.family == socket.AF_INET):
-        assert horovodrun._interface_towards(address) == ("lo",)
+        assert horovodrun._only_interface([address]) == ("lo",)
 
 
 def test_several_hosts_are_compared_by_horovod(monkeypatch: pytest.MonkeyPatch) -> None:

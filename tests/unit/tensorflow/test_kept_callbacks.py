@@ -63,7 +63,7 @@ class Interrupt(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class EachClass(keras.metrics.Metric):  # type: ignore[misc]
-    """How often each class was predicted: an array."""
+    """The number of times that each class was predicted: an array."""
 
     def __init__(self) -> None:
         super().__init__(name="each_class")
