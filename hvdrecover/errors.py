@@ -13,6 +13,7 @@
     │   │   ├── DurableAgeError     commits could not be made durable for longer than the job allows
     │   │   └── HostKeyError        an SFTP server does not prove to be the one that is known
     │   ├── ForeignRootError        the checkpoint root holds files that are not ours
+    │   ├── EmptiedRootError        it lacks the claim of a job that left near commits
     │   ├── CorruptCheckpointError  one commit is damaged: truncated, altered, incomplete or nonsense
     │   │   └── IncompleteCommitError  it has no manifest: it was never completed, or is being deleted
     │   ├── FormatVersionError      a commit was written by a newer hvdrecover
@@ -136,6 +137,10 @@ class HostKeyError(StorageError):
 
 class ForeignRootError(CheckpointError):
     """The checkpoint root holds files that are not ours; nothing was touched."""
+
+
+class EmptiedRootError(CheckpointError):
+    """The checkpoint root was emptied or is not mounted, and near commits of its job are left."""
 
 
 class CorruptCheckpointError(CheckpointError):

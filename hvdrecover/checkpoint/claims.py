@@ -24,7 +24,7 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ from hvdrecover.checkpoint import root
 from hvdrecover.checkpoint.root import CLAIMS
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.clock import Clock
-from hvdrecover.errors import FencedError, OvertakenError, StorageError
+from hvdrecover.errors import EmptiedRootError, FencedError, OvertakenError, StorageError
 from hvdrecover.process_identity import identity
 
 _NAME = re.compile(r"g([0-9]{4,9})\.json")
@@ -194,6 +194,30 @@ class Claims:
                 return newest.generation
             generation = max([generation, *claimed]) + 1
             self._create(generation, generation, claimed)
+
+    def check_holds(self, left: Mapping[str, str]) -> None:
+        """Make sure that the starts which have left near commits have claimed this very root.
+
+        A start that was replaced still has its claim there. Without it, the root was emptied or is unmounted:
+        a job that started from the beginning would overwrite the only commits that are left.
+
+        Args:
+            left: by start, which commit it has left, and where.
+
+        Raises:
+            EmptiedRootError: a claim is missing.
+            StorageError: the storage failed.
+        """
+        found = {self.read(generation).start for generation in self.generations()}
+        if missing := [where for start, where in left.items() if start not in found]:
+            raise EmptiedRootError(
+                self._storage.url,
+                f"the root was emptied or is not mounted: {CLAIMS}/ lacks the claim of the job that left "
+                f"{missing[0]}. A job that started from the beginning would overwrite that commit. Mount the "
+                "root, or bring it back, and start the job again. If you emptied it on purpose, delete that "
+                "folder on each host first. If the commit is of another container, which has another root "
+                "under this name and shares this host's memory, give each its own HVDRECOVER_NEAR=FOLDER.",
+            )
 
     def unreplaced(self) -> dict[str, int]:
         """Return the starts that no other job has replaced but this one, which has just taken the root.

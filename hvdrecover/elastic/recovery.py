@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hvdrecover import heartbeat
@@ -161,7 +161,7 @@ class Recovery:
         """All processes have just started: let rank 0 take the root, and ask which near commit counts."""
         root = None
         if self._context.world.rank() == 0:
-            root = Root(lambda: (self._claim(), self._context.place.job), self._durable.standing)
+            root = Root(lambda left: (self._claim(left), self._context.place.job), self._durable.standing)
         return revived(self._context, recalled, root, self._durable.near.pass_over)
 
     def _follow(self, election: Election, recalled: Recalled | None, claimed: Claimed | None) -> Agreement:
@@ -217,13 +217,13 @@ class Recovery:
             snapshot = self._resumed(recalled.snapshot, claimed.generation, f"near commit {name}")
         return Agreement(snapshot, "near", claimed.job, name)
 
-    def _claim(self) -> int:
-        """Take the root for a new start of the job."""
+    def _claim(self, left: Mapping[str, str] | None = None) -> int:
+        """Take the root for a new start of the job; for ``left``, see `DurableSide.claim`."""
         start, job = uuid.uuid4().hex, self._context.config.job
         self._context.place.job = f"{job}/{start}" if job else start
         self._durable.retire()  # its claim is of an earlier attempt at this, and so of another job
         with self.timed("load"):
-            return self._durable.claim()
+            return self._durable.claim(left or {})
 
     def _from_root(self, generation: int) -> Agreement:
         place, memory = self._context.place, self._memory

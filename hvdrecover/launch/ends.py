@@ -112,12 +112,19 @@ OF_PROCESSES = (
     ),
     End(
         "unusable",
-        "the checkpoint root is not ours, too new, does not fit, or has only broken commits, or its server's "
-        "host key is unknown",
+        "the checkpoint root is not ours, too new, does not fit, was emptied while near commits are left, or "
+        "has only broken commits, or its server's host key is unknown",
         "end",
         _ENDS,
         None,
-        ("ForeignRootError", "FormatVersionError", "HostKeyError", "MismatchError", "NoUsableCommitError"),
+        (
+            "EmptiedRootError",
+            "ForeignRootError",
+            "FormatVersionError",
+            "HostKeyError",
+            "MismatchError",
+            "NoUsableCommitError",
+        ),
     ),
     End(
         "wrong",

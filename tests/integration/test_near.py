@@ -123,6 +123,11 @@ def test_whatever_is_killed_the_job_resumes_from_memory_and_ends_bitwise_equal(
     run.stop_between_durable_commits(job)
     job.kill()  # and now the supervisor, horovodrun, guardians and all
     older, newest = run.sealed()[-2:]
+    run.root.rename(tmp_path / "unmounted")
+    assert run.start().wait(PATIENCE) == 1
+    assert "EmptiedRootError" in run.log() and str(run.near) in run.log()
+    assert run.sealed()[-2:] == [older, newest] and not run.root.exists()
+    (tmp_path / "unmounted").rename(run.root)
     damaged = run.near / newest.name / "model.safetensors"
     with damaged.open("r+b") as file:
         file.seek(-3, os.SEEK_END)

@@ -21,12 +21,13 @@ class Root:
     """The checkpoint root, as rank 0 takes it.
 
     Attributes:
-        claim: takes it; returns the generation that the job may write, and the identity of the job's start.
+        claim: takes it, given which commit each start of a job has left on which host; returns the generation
+            that the job may write, and the identity of the job's start.
         standing: returns what decides between near commits and durable ones; called with whether the durable
             commit has to be one that verifies, for which it is read.
     """
 
-    claim: Callable[[], tuple[int, str]]
+    claim: Callable[[Mapping[str, str]], tuple[int, str]]
     standing: Callable[[bool], Standing]
 
 
@@ -82,7 +83,7 @@ def revived(context: Context, recalled: Recalled | None, root: Root | None, pass
     decided: dict[str, Any] = {}
     if root is not None:
         try:
-            decided = _decide(root, [_left(row[1]) for row in rows])
+            decided = _decide(root, [row[0] for row in rows], [_left(row[1]) for row in rows])
         except Exception as raised:
             error, decided = raised, failure(raised)
     decided = gather_json(context.world, decided, "hvdrecover.near.decided")[0]
@@ -95,8 +96,10 @@ def revived(context: Context, recalled: Recalled | None, root: Root | None, pass
     return _claimed(rows, decided)
 
 
-def _decide(root: Root, left: Sequence[Left | None]) -> dict[str, Any]:
-    generation, job = root.claim()
+def _decide(root: Root, hosts: Sequence[str], left: Sequence[Left | None]) -> dict[str, Any]:
+    found = zip(hosts, left, strict=True)
+    where = {each.start: f"{each.commit} in the memory of {host}" for host, each in found if each is not None}
+    generation, job = root.claim(where)
     standing = root.standing(False)
     chosen = revive(left, standing)
     if chosen is None and any(each is not None and each.start in standing.starts for each in left):

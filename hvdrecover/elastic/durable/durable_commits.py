@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from hvdrecover import error_kinds, heartbeat
@@ -136,8 +136,11 @@ class DurableSide(Voter):
 
     # -- recoveries ------------------------------------------------------------------------------------
 
-    def claim(self) -> int:
+    def claim(self, left: Mapping[str, str]) -> int:
         """Take the root for this job, on the rank that starts it; return the generation that it may write.
+
+        Args:
+            left: by start of a job, which near commit it has left on which host.
 
         Raises:
             CheckpointError: the root can't be used.
@@ -145,7 +148,11 @@ class DurableSide(Voter):
         retry = retrying(self._context.clock)
         if (writing := retry(self.writing)) is None:
             return 1
-        return retry(writing.store.claim_next, again=self._context.config.claimed == self.root)
+        again = self._context.config.claimed == self.root
+        if left and not again:
+            left = {start: f"{where} ({self.near.folder})" for start, where in left.items()}
+            retry(writing.store.claims.check_holds, left)
+        return retry(writing.store.claim_next, again=again)
 
     def load(self) -> Snapshot | None:
         """Read the newest durable commit of the root that was claimed; None if there is none.

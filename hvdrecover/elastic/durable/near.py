@@ -31,13 +31,16 @@ class NearSide:
         settings: the user's wishes; None without a checkpoint root.
         context: the surroundings.
         memory: holds the commits.
+
+    Attributes:
+        folder: of the near root; None where the tier is off.
     """
 
     def __init__(self, settings: Checkpoint | None, context: Context, memory: Memory) -> None:
         self._context = context
         self._memory = memory
         self._url = place.named(settings.url) if settings is not None else ""
-        self._path = _folder(settings, context, self._url)
+        self.folder = _folder(settings, context, self._url)
         self._keeper: Keeper | None = None
         self._left: list[Slot] = []  # what was found, until the ranks have agreed
         self._borrowed: tuple[CommitId, Files] | None = None  # the same, where another process keeps it
@@ -54,26 +57,26 @@ class NearSide:
             newer_than: the newest commit in any rank's memory, as an older one is of no use; generation 0 if
                 there is none.
         """
-        if self._path is None:
+        if self.folder is None:
             return None
 
         def usable(commit: CommitId) -> bool:
             return commit > newer_than and not commit.is_within(self._context.config.suspects)
 
         if not self._keeps:
-            self._foresee(self._path, usable)
+            self._foresee(self.folder, usable)
             return None
         self._is_first = self._context.world.rank() == 0
         if self._tier is not None:  # this process has lost its memory of what it had sealed
             newest = self._tier.newest()
             return None if newest is None else Recalled(*newest)
         try:
-            recall.pass_over_others(self._path, usable, self._passed_over)
-            if not self._is_there(self._path):
+            recall.pass_over_others(self.folder, usable, self._passed_over)
+            if not self._is_there(self.folder):
                 return None
             if self._keeper is None:
-                return recall.by_copy(self._path, usable, self._passed_over)
-            return recall.in_place(self._path, self._left, usable, self._passed_over)
+                return recall.by_copy(self.folder, usable, self._passed_over)
+            return recall.in_place(self.folder, self._left, usable, self._passed_over)
         except (OSError, StorageError) as error:
             self._refuse(str(error))
             return None
@@ -88,9 +91,9 @@ class NearSide:
             commit: which one.
         """
         with suppress(OSError, StorageError, ValueError):  # it is sent, then
-            if self._path is not None and self._tier is None and self._is_there(self._path):
+            if self.folder is not None and self._tier is None and self._is_there(self.folder):
                 if self._keeper is None:
-                    return self._borrow(self._path, commit)
+                    return self._borrow(self.folder, commit)
                 for slot in self._left:
                     if slot.copied == commit:
                         digests = slot.digests()
@@ -128,19 +131,19 @@ class NearSide:
     def agreed(self) -> None:
         """The ranks have agreed on a commit: from now on, this process may keep the host's near tier."""
         self.give_back()
-        if self._path is None or not self._keeps:
+        if self.folder is None or not self._keeps:
             return
         self._is_first = self._context.world.rank() == 0
         if self._tier is None:
-            self._begin(self._path)
+            self._begin(self.folder)
         self._want()
         self.offer()
 
     def offer(self) -> None:
         """Have the newest commit in memory sealed, if it lies in the near root."""
         newest = self._memory.newest
-        if self._awaits_lock and self._path is not None:
-            self._begin(self._path)  # a process that was killed may keep it for a while
+        if self._awaits_lock and self.folder is not None:
+            self._begin(self.folder)  # a process that was killed may keep it for a while
             self._want()
         if self._tier is not None and newest is not None and not newest.finished:
             self._tier.seal(newest)
@@ -258,10 +261,10 @@ class NearSide:
     def _decided(self, refusal: str | None, nbytes: int) -> None:
         if refusal is not None:
             self._refuse(refusal)
-        elif self._path is not None and self._said != "":
+        elif self.folder is not None and self._said != "":
             self._said = ""
             message = (
-                f"near tier: on: commits of {room.size(nbytes)} outlive their processes in {self._path}, "
+                f"near tier: on: commits of {room.size(nbytes)} outlive their processes in {self.folder}, "
                 f"which has memory for {room.SLOTS} of them at most"
             )
             self._announce(message, on=True, reason="", bytes=nbytes)
@@ -276,7 +279,7 @@ class NearSide:
         """Emit an event on each host, with a line on the terminal from rank 0."""
         shown = message if self._is_first else None
         level = logging.INFO if on else logging.WARNING
-        path = str(self._path)
+        path = str(self.folder)
         self._context.events.emit("near", shown, level=level, on=on, reason=reason, bytes=bytes, path=path)
 
 

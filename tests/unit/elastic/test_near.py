@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 from horovod.common.exceptions import HorovodInternalError
 
+from hvdrecover import error_kinds
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.near import loans, place, room
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.elastic.agreement import missing_pieces
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.state import State
+from hvdrecover.errors import EmptiedRootError, StoppedError
 from hvdrecover.host_memory import Available
 from tests.fakes.framework import FakeModel
 from tests.fakes.root import FakeRoots
@@ -96,6 +98,24 @@ def test_a_job_that_was_replaced_does_not_come_back_through_its_near_root(near: 
     assert [began[0] for began in job(elsewhere, 3, durable=True, job=OTHER)] == [0, 0]
     assert [began[0] for began in job(near, 0, job="c" * 32)] == [3, 3]
     assert [each.path.parent.parent for each in place.roots(str(near))] == [near]
+
+
+def test_a_root_that_was_emptied_or_unmounted_costs_no_near_commit(near: Path, roots: FakeRoots) -> None:
+    job(near, 5)
+    before, mounted = sealed(near), roots.by_url.pop(URL)
+
+    def body(process: Process) -> Any:
+        with pytest.raises((EmptiedRootError, StoppedError)) as error:
+            made(process, near).sync()
+        return error_kinds.kinds(error.value)[0], str(place.folder(str(near), URL)) in str(error.value)
+
+    assert on_ranks(2, body) == [("EmptiedRootError", True)] * 2
+    assert sealed(near) == before and roots[URL].files == {}
+    roots.by_url[URL] = mounted
+    assert [began[0] for began in job(near, 2)] == [5, 5]
+    del roots.by_url[URL]  # on purpose, and with what the error names
+    shutil.rmtree(place.folder(str(near), URL))
+    assert [began[0] for began in job(near, 0)] == [0, 0]
 
 
 def test_a_job_that_ended_before_it_wrote_anything_has_replaced_nobody(near: Path, tmp_path: Path) -> None:
