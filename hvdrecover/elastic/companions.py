@@ -9,7 +9,7 @@ looks on, a `Kept` is a part of each commit, a `Voter` has a say in what all ran
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -152,7 +152,6 @@ class Companions:
     observers: tuple[Observer, ...] = ()
     kept: tuple[Kept, ...] = ()
     voters: tuple[Voter, ...] = ()
-    _unheard: Callable[[], list[Table]] | None = field(default=None, init=False, compare=False, repr=False)
 
     def __add__(self, other: Companions) -> Companions:
         observers, kept = (*self.observers, *other.observers), (*self.kept, *other.kept)
@@ -198,23 +197,16 @@ class Companions:
             own: the trunk's numbers.
 
         Returns:
-            What waits for the numbers of all, and returns the trunk's table, and that of each voter. Where
-            that was never called, as a commit has failed in between, it is returned for the next one as well:
-            the others may have heard these numbers already, and this rank tries the same commit again.
+            What waits for the numbers of all, and returns the trunk's table, and that of each voter.
         """
-        apart = moment.kind == "rendezvous"
-        if self._unheard is not None and not apart:
-            return self._unheard
         rows = [list(own), *(list(each.numbers(moment)) for each in self.voters)]
-        name = "election" if apart else "updates"
+        name = "election" if moment.kind == "rendezvous" else "updates"
         sent = world.send([number for row in rows for number in row], f"hvdrecover.{name}")
 
         def hear() -> list[Table]:
-            self._unheard = None
             table, ends = sent(), accumulate(map(len, rows))
             return [table[:, end - len(row) : end] for row, end in zip(rows, ends, strict=True)]
 
-        self._unheard = None if apart else hear
         return hear
 
     def exchange(self, world: World, moment: Moment, own: Sequence[int] = ()) -> list[Table]:

@@ -26,6 +26,8 @@ from hvdrecover.elastic.lifecycle import stalls
 from hvdrecover.elastic.lifecycle.leaving import Departure
 from hvdrecover.errors import RecoveryError
 
+Hear = Callable[[], BaseException | None]
+
 
 class Recovery:
     """One rank's side of recoveries.
@@ -49,6 +51,8 @@ class Recovery:
         self.reset_callbacks: list[Callable[[], None]] = []
         self.root = 0
         self.timed = rank.timings.of
+        self._unheard: Hear | None = None  # at a commit that failed on this rank
+        self._unheard_at: Mapping[str, tuple[int, int]] = {}
 
     # -- rendezvous and agreement ----------------------------------------------------------------------
 
@@ -129,7 +133,7 @@ class Recovery:
         return self._durable.near.recall(max(CommitId(*row) for row in rows.tolist()))
 
     def _elect(self, recalled: Recalled | None) -> Election:
-        moment = Moment("rendezvous", self._memory.newest)
+        moment, self._unheard = Moment("rendezvous", self._memory.newest), None
         own, job = self._memory.last, self._context.place.job
         if recalled is not None:
             own, job = recalled.snapshot.id, recalled.job
@@ -287,22 +291,38 @@ class Recovery:
 
     # -- exchanges -------------------------------------------------------------------------------------
 
-    def send(self, moment: Moment) -> Callable[[], BaseException | None]:
+    def send(self, moment: Moment) -> Hear:
         """Send the other ranks what this one knows.
 
         Returns:
-            What waits for all of them, and returns what all are to raise.
+            What waits for all of them, and returns what all are to raise. If a commit fails before that is
+            called, the next commit gets it as well: the others may have heard these numbers already, and this
+            rank tries the same commit again.
         """
+        if self._unheard is not None:
+            return self._unheard
         world = self._context.world
         sent = self._companions.send(world, moment)
 
         def hear() -> BaseException | None:
+            self._unheard = None
             verdict = self._companions.verdict(moment, sent()[1:])
             if moment.kind == "check" and verdict is not None and self._keeps_all(verdict):
                 self._rank.own.gather(world, self._context.place.carried)  # all are there; a commit follows
             return verdict
 
+        self._unheard, self._unheard_at = hear, self._context.contents.positions()
         return hear
+
+    def catch_up(self) -> None:
+        """At a commit: raise what the ranks decided at an earlier one that failed here, and was not retried.
+
+        A sampler that has moved since tells that from a retry. Ranks that want to leave or join say so again.
+        """
+        if self._unheard is not None and self._unheard_at != self._context.contents.positions():
+            verdict = self._unheard()
+            if verdict is not None and not self._keeps_all(verdict):
+                raise verdict
 
     def _keeps_all(self, verdict: BaseException) -> bool:
         """Return whether ranks come or go, and nothing is lost."""

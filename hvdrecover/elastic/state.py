@@ -171,6 +171,7 @@ class State(Attributes):
         """
         self._companions.notify(Observer.begins)
         objection = self._companions.objection(committing=True)
+        self._recovery.catch_up()
         self._own.gather(self._context.world, self._context.place.carried)
         # What the ranks tell each other travels while they copy. A write that is waited for may add to it.
         verdict = None if durable else self._recovery.send(Moment("commit"))

@@ -129,6 +129,7 @@ class Own:
         Raises:
             UnsupportedValueError: this process's take more bytes than can be exchanged at each commit.
         """
+        self.forget()  # what a commit learned that then failed
         if not self.exists:
             return
         if world.size() > 1:

@@ -13,7 +13,8 @@ from hvdrecover.elastic.agreement.transfer import Agreement
 from hvdrecover.elastic.commits.memory import Memory
 from hvdrecover.elastic.companions import Companions, Kept, Moment, Observer, Table, Voter
 from hvdrecover.elastic.state import State
-from hvdrecover.errors import HvdrecoverError, NumericsError
+from hvdrecover.errors import HvdrecoverError, NumericsError, UnsupportedValueError
+from tests.fakes.framework import FakeSampler
 from tests.fakes.root import FakeRoot, FakeRoots
 from tests.unit.elastic.jobs import URL, Process, on_ranks
 
@@ -167,6 +168,43 @@ def test_a_vote_is_decided_by_all(root: FakeRoot) -> None:
         return thermometer.looked, str(caught.value), state.last_commit.commit
 
     assert on_ranks(2, measuring) == [(5, "105 degrees", 5)] * 2
+
+
+def test_ranks_that_go_on_after_a_failed_commit_decide_by_what_is_so_at_the_next_one() -> None:
+    def measuring(process: Process) -> tuple[str, int]:
+        thermometer = Thermometer(process.world.rank())
+        sampler = FakeSampler(8)
+        state = process.state(companions=Companions(voters=(thermometer,)), sampler=sampler, box=None)
+        state.sync()
+        state.box = object()
+        with pytest.raises(UnsupportedValueError):
+            state.commit()
+        state.box = None
+        sampler.order.record(1)
+        thermometer.degrees = 60
+        with pytest.raises(TooHotError) as caught:
+            state.commit()
+        return str(caught.value), state.last_commit.commit
+
+    assert on_ranks(2, measuring) == [("120 degrees", 1)] * 2
+
+
+def test_ranks_that_go_on_after_a_failed_commit_heed_what_they_had_decided_at_it() -> None:
+    def measuring(process: Process) -> str:
+        thermometer = Thermometer(process.world.rank())
+        sampler = FakeSampler(8)
+        state = process.state(companions=Companions(voters=(thermometer,)), sampler=sampler, box=None)
+        state.sync()
+        state.box, thermometer.degrees = object(), 60
+        with pytest.raises(UnsupportedValueError):
+            state.commit()
+        state.box, thermometer.degrees = None, 0
+        sampler.order.record(1)
+        with pytest.raises(TooHotError) as caught:
+            state.commit()
+        return str(caught.value)
+
+    assert on_ranks(2, measuring) == ["120 degrees"] * 2
 
 
 def test_a_rank_that_objects_passes_a_commit_over_and_makes_none_durable(root: FakeRoot) -> None:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 import pytest
 
 from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.elastic.commits.per_rank import PerRank
 from hvdrecover.errors import MismatchError, RecoveryError, UnsupportedValueError
 from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
 from tests.fakes.root import FakeRoots
@@ -167,6 +169,22 @@ def test_ranks_that_try_a_commit_again_stay_in_step_with_the_others(failing: set
         return [*numbers, state.last_commit.commit]
 
     assert on_ranks(2, body) == [[1, 2], [1, 2]]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_commit_after_one_that_failed_is_of_one_moment(size: int) -> None:
+    def body(process: Process) -> float:
+        state = process.state(losses=PerRank(0.0), box=None)
+        state.sync()
+        for box in (None, object(), None):
+            state.losses.value, state.box = state.losses.value + 1.0, box
+            with contextlib.suppress(UnsupportedValueError):
+                state.commit()
+        state.losses.value = 99.0
+        state.restore()
+        return state.losses.value
+
+    assert on_ranks(size, body) == [3.0] * size
 
 
 def test_restoring_into_another_model_names_what_differs_and_loads_nothing(process: Process) -> None:
