@@ -163,7 +163,7 @@ class Guardian:
                 "the grace is over: %s stops; its last durable commit stands", self._reports.name(reading)
             )
             self._kill()
-        elif hangs.is_hanging(reading, self._settings.limits):
+        elif hangs.is_hanging(reading, self._settings.limits, joins=self._record.joined):
             self._end_hang(reading)
         elif self._stop_by is None:
             self._readiness.keep(self._training, reading, now)
@@ -345,6 +345,14 @@ class Guardian:
 
     def _end_hang(self, reading: Reading) -> None:
         """Write down where the process is, and kill it."""
+        if reading.phase == Phase.READY:  # no fault of the training: the budget of deaths is not for it
+            logger.warning(
+                "the standby on %s was woken, and has not run its program for %.0f s; starting a new process",
+                self._config.host,
+                reading.silent,
+            )
+            self._restart_at = self._clock.monotonic()
+            return
         self._hung, self._silent_since = True, self._clock.monotonic() - reading.silent
         stopped = processes.is_stopped(self._training.pid)
         where = self._whereabouts.take(self._training, reading) or ("stopped" if stopped else "and no answer")

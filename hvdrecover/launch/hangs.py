@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hvdrecover.heartbeat import Phase, Reading
@@ -11,6 +12,8 @@ LEAST_TIMEOUT = 5.0  # seconds; below, Horovod's own limits, of whole seconds, c
 _FLOOR = 300.0
 FACTOR = 5.0  # how many times as long as the longest time without progress a process may have none
 _STARTUP = 3600.0
+_WAKING = 10.0  # seconds for a standby that was woken to run its program; it has imported everything
+_AFTERWARDS = 86400.0  # seconds for the script's own work after its training function has returned
 
 
 @dataclass(frozen=True)
@@ -27,17 +30,44 @@ class Limits:
     startup: float = _STARTUP
 
 
-def limit(reading: Reading, limits: Limits) -> float:
-    """Return how many seconds a process may go without progress now; infinite if it is not judged."""
-    if reading.paused:
+def limit(reading: Reading, limits: Limits, *, joins: bool = True) -> float:
+    """Return how many seconds a process may go without progress now; infinite if it is not judged.
+
+    Args:
+        reading: the process's page.
+        limits: the user's limits.
+        joins: whether the process is known to import hvdrecover. The first process of a script that never
+            does so is not judged: it can't show progress.
+    """
+    if reading.paused or (reading.phase == Phase.UNKNOWN and not joins):
         return math.inf
-    if reading.phase == Phase.TRAINING and not reading.waiting:
-        return training_limit(reading.longest, limits)
-    if reading.phase == Phase.BEGINNING and not reading.waiting and reading.longest_beginning:
-        return beginning_limit(reading, limits)
-    if reading.phase in (Phase.STARTING, Phase.BEGINNING, Phase.TRAINING, Phase.RECOVERING):
-        return max(limits.startup, limits.timeout or 0.0)
-    return math.inf
+    return (_startup if reading.waiting else DEADLINES[reading.phase])(reading, limits)
+
+
+def _startup(reading: Reading, limits: Limits) -> float:
+    return max(limits.startup, limits.timeout or 0.0)
+
+
+def _training(reading: Reading, limits: Limits) -> float:
+    return training_limit(reading.longest, limits)
+
+
+def _beginning(reading: Reading, limits: Limits) -> float:
+    return (beginning_limit if reading.longest_beginning else _startup)(reading, limits)
+
+
+DEADLINES: Mapping[Phase, Callable[[Reading, Limits], float]] = {
+    Phase.UNKNOWN: _startup,
+    Phase.READY: lambda *_: _WAKING,
+    Phase.STARTING: _startup,
+    Phase.BEGINNING: _beginning,
+    Phase.TRAINING: _training,
+    Phase.RECOVERING: _startup,
+    Phase.FINISHED: lambda *_: _AFTERWARDS,
+    Phase.LEFT: _training,
+    Phase.REMOVED: _training,
+}
+"""The seconds without progress that a training process is allowed in each phase."""
 
 
 def training_limit(longest: float, limits: Limits) -> float:
@@ -65,9 +95,9 @@ def stalls(reading: Reading, limits: Limits) -> tuple[int, int]:
     return training, stall_seconds(beginning_limit(reading, limits)) if known else 0
 
 
-def is_hanging(reading: Reading, limits: Limits) -> bool:
-    """Return whether a process has been without progress for too long."""
-    return reading.silent > limit(reading, limits)
+def is_hanging(reading: Reading, limits: Limits, *, joins: bool = True) -> bool:
+    """Return whether a process has been without progress for too long; arguments as of `limit`."""
+    return reading.silent > limit(reading, limits, joins=joins)
 
 
 def stall_seconds(timeout: float) -> int:

@@ -33,12 +33,13 @@ class Readiness:
 
     @property
     def is_warm(self) -> bool:
-        """Return whether there is a standby that lives."""
-        return self._standby is not None and self._standby.returncode is None
+        """Return whether there is a standby that has imported everything, and waits."""
+        standby = self._standby
+        return standby is not None and standby.returncode is None and standby.read().phase == Phase.READY
 
     def news(self) -> bool | None:
         """Return whether there is a standby that has imported all and waits; None if that is known."""
-        ready = self._standby is not None and self.is_warm and self._standby.read().phase == Phase.READY
+        ready = self.is_warm
         if ready == self._reported:
             return None
         self._reported = ready
@@ -54,7 +55,9 @@ class Readiness:
         """
         calm = reading.phase == Phase.TRAINING and reading.commits > 0
         self._calm_since = (self._calm_since or now) if calm else None
-        if self._standby is not None and (not self.is_warm or _is_stuck(self._standby.read())):
+        if self._standby is not None and (
+            self._standby.returncode is not None or _is_stuck(self._standby.read())
+        ):
             self.drop()
             self._calm_since = now
         if self._command is None or self._standby is not None or self._calm_since is None:
@@ -70,15 +73,18 @@ class Readiness:
     def wake(self, environ: Mapping[str, str]) -> Training | None:
         """Have the standby take the slot over; None if there is none that can.
 
+        One that still imports is ended: nobody could tell a slow import from one that never ends.
+
         Args:
             environ: more for its environment.
         """
         self._calm_since = None
-        woken, self._standby = self._standby, None
-        if woken is not None and not standby.wake(woken, environ):
-            woken.close()
-            return None
-        return woken
+        woken = self._standby if self.is_warm else None
+        if woken is not None and standby.wake(woken, environ):
+            self._standby = None
+            return woken
+        self.drop()
+        return None
 
     def drop(self) -> None:
         """End the standby, if there is one."""

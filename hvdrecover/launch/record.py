@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hvdrecover.heartbeat import Reading
+from hvdrecover.heartbeat import Phase, Reading
 from hvdrecover.launch import deaths
 from hvdrecover.launch.deaths import Cause, Death
 from hvdrecover.launch.ends import End
@@ -20,6 +20,7 @@ class Record:
         farthest: the farthest point that is known of, as in `hvdrecover.heartbeat.Reading.point`.
         causes: the errors of the script that were seen, here or in an earlier start of the job.
         committed: whether the job has made any commit.
+        joined: whether any training process of the job is known to have imported hvdrecover.
         root: the checkpoint root in use, which the job has claimed; empty if there was none.
     """
 
@@ -27,6 +28,7 @@ class Record:
     farthest: tuple[int, int] = (0, 0)
     causes: set[Cause] = field(default_factory=set)
     committed: bool = False
+    joined: bool = False
     root: str = ""
     _reached: tuple[int, int] = (0, 0)  # the farthest point at the last death
 
@@ -34,6 +36,7 @@ class Record:
         """Note how far the training has come."""
         self.farthest = max(self.farthest, reading.point)
         self.committed = self.committed or reading.commit > 0
+        self.joined = self.joined or self.committed or reading.phase != Phase.UNKNOWN
 
     def note_root(self, notes: dict[str, Any]) -> None:
         """Note which checkpoint root a training process has agreed on with the others."""

@@ -50,7 +50,7 @@ def start(command: PythonCommand, modules: Sequence[str], environ: Mapping[str, 
 
 
 def wake(standby: Training, environ: Mapping[str, str]) -> bool:
-    """Let a standby run its program; it may still be importing. Returns whether it lives.
+    """Let a standby that is ready run its program. Returns whether it lives.
 
     Args:
         standby: the standby.

@@ -125,6 +125,26 @@ def test_sigquit_has_all_ranks_say_where_they_are_and_train_on(
     assert run.events("fault") == []
 
 
+def test_a_standby_that_does_not_wake_is_replaced(start: Start, tmp_path: Path) -> None:
+    run = a_run(tmp_path, HOLD)
+    job = run.begin(start, standby=True)
+    run.wait_for(job, lambda batch: batch.commit >= 4)
+    training = run.process_of(1)
+    guardian = processes.parent(training)
+    wait_until(lambda: {event["pid"] for event in run.events("standby")} >= {guardian})
+    (standby,) = [
+        each for each in running(job, "hvdrecover.launch.standby") if processes.parent(each) == guardian
+    ]
+    os.kill(standby, signal.SIGSTOP)
+    kill(training)
+    run.open()
+    run.finish(job)
+    assert [event["fault"] for event in run.events("fault")] == ["crash"]
+    assert [event["warm"] for event in run.events("restart")] == [True, False]
+    assert run.sources() == {1: "initial", 2: "memory"}
+    assert_each_sample_once(run, padding=1)
+
+
 def test_a_waiting_standby_holds_neither_sockets_nor_loops_that_wake(start: Start, tmp_path: Path) -> None:
     run = DigitsRun(tmp_path / "run", 10_000, *SLOW)
     job = start(run, supervised(), WHOLE)

@@ -28,16 +28,27 @@ ADAPTIVE = Limits(startup=600.0)
         (Phase.BEGINNING, ADAPTIVE, 600.0),
         (Phase.RECOVERING, SHORT, 600.0),
         (Phase.RECOVERING, LONG, 900.0),
+        (Phase.UNKNOWN, SHORT, 600.0),
+        (Phase.LEFT, SHORT, 20.0),
+        (Phase.REMOVED, ADAPTIVE, 300.0),
     ],
 )
 def test_a_limit_for_each_phase(phase: Phase, limits: Limits, seconds: float) -> None:
     assert hangs.limit(reading(phase), limits) == seconds
 
 
-@pytest.mark.parametrize("phase", [Phase.UNKNOWN, Phase.READY, Phase.FINISHED, Phase.LEFT, Phase.REMOVED])
+@pytest.mark.parametrize("phase", list(Phase))
 @pytest.mark.parametrize("limits", [SHORT, ADAPTIVE])
-def test_what_is_not_at_work_is_not_judged(phase: Phase, limits: Limits) -> None:
-    assert not hangs.is_hanging(reading(phase, silent=1e9), limits)
+def test_every_phase_has_a_deadline(phase: Phase, limits: Limits) -> None:
+    assert phase in hangs.DEADLINES, f"{phase.name} needs a line in hangs.DEADLINES"
+    assert 0 < hangs.limit(reading(phase), limits) <= 86400
+    assert hangs.is_hanging(reading(phase, silent=86401.0), limits)
+
+
+def test_a_script_that_never_imports_hvdrecover_is_not_judged() -> None:
+    unknown = reading(Phase.UNKNOWN, silent=1e9)
+    assert not hangs.is_hanging(unknown, SHORT, joins=False)
+    assert hangs.is_hanging(unknown, SHORT, joins=True)
 
 
 @pytest.mark.parametrize("phase", list(Phase))

@@ -14,7 +14,7 @@ import pytest
 from hvdrecover.heartbeat import Phase
 from hvdrecover.launch import standby
 from hvdrecover.launch.python_command import PythonCommand, parse
-from hvdrecover.launch.readiness import STUCK, _is_stuck
+from hvdrecover.launch.readiness import STUCK, Readiness, _is_stuck
 from hvdrecover.launch.training import Training
 from tests.unit.launch.children import child, descriptors, environment, fields, gone, line, state, until
 from tests.unit.launch.readings import reading
@@ -191,17 +191,17 @@ def test_nothing_that_modules_print_is_seen_and_all_that_the_program_prints_is(s
     assert errors.startswith("yes\n") and "UserWarning: yes" in errors
 
 
-def test_it_may_be_woken_before_it_is_ready(standbys: Captured) -> None:
+def test_one_that_still_imports_is_ended_when_it_is_needed(standbys: Captured) -> None:
     script = write(standbys.folder, "print('runs')")
-    (standbys.folder / "slow.py").write_text(
-        "import pathlib, time\nwhile not pathlib.Path('go').exists():\n    time.sleep(0.01)"
-    )
-    started = standbys.start([str(script)], ["slow", "adapter"])
-    assert standby.wake(started, {})
+    (standbys.folder / "slow.py").write_text("import adapter, signal\nsignal.pause()")
+    started = standbys.start([str(script)], ["slow"])
+    until(lambda: started.read().phase == Phase.STARTING, "it is to import")
+    readiness = Readiness(None, environment())
+    readiness._standby = started
+    assert not readiness.is_warm
+    assert readiness.wake({}) is None
+    assert started.returncode == -signal.SIGKILL
     assert standbys.output() == ("", "")
-    Path("go").touch()
-    assert started.process.wait(60) == 0
-    assert standbys.output() == ("runs\n", "")
 
 
 def test_its_phase_tells_what_it_is_at(standbys: Captured) -> None:
