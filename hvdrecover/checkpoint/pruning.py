@@ -72,7 +72,8 @@ class Pruner:
         Args:
             allowed: called before each deletion; may raise.
             more: see `expired`.
-            resumed: a commit that must stay.
+            resumed: the commit that the job continues from, if it has made none since. It stays, and so do
+                later ones, which were passed over.
 
         Returns:
             The deleted commits, oldest first.
@@ -81,7 +82,7 @@ class Pruner:
             StorageError: something could not be deleted. What was deleted before that stays deleted, and
                 the rest is tried again next time.
         """
-        unwanted = [commit for commit in self.expired(more=more) if commit != resumed]
+        unwanted = [commit for commit in self.expired(more=more) if resumed is None or commit < resumed]
         if unwanted:
             leases.collect(self._storage, self._clock.now())
         deleted = []

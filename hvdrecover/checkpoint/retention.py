@@ -32,12 +32,17 @@ class Facts:
 def expired(commits: Iterable[Facts], keep: Keep, now: float) -> list[CommitId]:
     """Return the commits that may be deleted, oldest first; never the newest.
 
+    A job that passes over commits continues from an older one, in a later generation. Until it has made a
+    commit of a higher number, those that it passed over may be all that holds this progress: they stay, and
+    don't count.
+
     Args:
         commits: the good commits of a root, in any order: broken ones are neither deleted nor counted.
         keep: what the user wants to keep.
         now: seconds since the Unix epoch.
     """
-    good = sorted(commits, key=lambda facts: facts.commit)
+    ordered = sorted(commits, key=lambda facts: facts.commit)
+    good = [facts for facts in ordered if facts.commit.commit <= ordered[-1].commit.commit]
     kept = {facts.commit for facts in good[-keep.last :]}
     if keep.period is not None:
         kept |= _first_of_each_run(good, keep.period)

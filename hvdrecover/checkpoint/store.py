@@ -126,6 +126,7 @@ class Store:
             self._give_back(snapshot.id)
             manifest = self._publish_or_give_back(snapshot, rank)
         self._begun.discard(snapshot.id)
+        self.resumed = None
         self.claims.acknowledge(snapshot.id.generation)
         durable()
         self._prune(manifest)

@@ -167,7 +167,7 @@ def test_the_commit_that_a_job_was_resumed_from_stays_until_a_later_one_is_durab
     write = wrapped.write
     wrapped.write = lambda *args: seen.append(commits(root)) or write(*args)
     store.write(make_snapshot(2, 5), rank=0)
-    assert seen[0] == [CommitId(1, 4), CommitId(1, 3), CommitId(1, 1)]
+    assert seen[0] == [CommitId(1, 4), CommitId(1, 3), CommitId(1, 2), CommitId(1, 1)]
     assert commits(root) == [CommitId(2, 5)]
 
 

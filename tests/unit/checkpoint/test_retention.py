@@ -39,11 +39,18 @@ def measured(*values):
 
 
 def test_the_newest_are_kept_and_the_rest_expires_oldest_first():
-    commits = [*run(3, 1, 2), *run(1, generation=2)]
-    ids = [CommitId(1, 1), CommitId(1, 2), CommitId(1, 3), CommitId(2, 1)]
+    commits = [*run(3, 1, 2), *run(4, generation=2)]
+    ids = [CommitId(1, 1), CommitId(1, 2), CommitId(1, 3), CommitId(2, 4)]
     for newest in range(1, 6):
         assert expired(commits, Keep(last=newest), NOW) == ids[: max(0, 4 - newest)]
     assert expired([], Keep(last=1), NOW) == []
+
+
+def test_commits_that_a_job_has_passed_over_stay_and_do_not_count_until_it_has_got_beyond_them():
+    passed_over = run(120, 140, 160, 180)  # continued from 120
+    assert kept([*passed_over, *run(150, generation=2)], last=1) == [160, 180, 150]
+    assert kept([*passed_over, *run(150, 160, generation=2)], last=2) == [180, 150, 160]
+    assert kept([*passed_over, *run(150, 170, 190, generation=2)], last=2) == [170, 190]
 
 
 def test_of_each_run_of_commit_numbers_the_first_durable_one_is_kept():
