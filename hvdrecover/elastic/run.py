@@ -60,7 +60,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result | None]:
         if (lack := state._not_durable()) is not None and state._context.world.rank() == 0:
             logger.warning("%s", lack)
         state._ends.reopen()
-        with leaving.signals(config), notifications(state):
+        with leaving.signals(config, reports=state._context.world.rank() == 0), notifications(state):
             try:
                 return _loop(lambda: func(state, *args, **kwargs), state)
             except (Exception, SystemExit):
@@ -100,6 +100,7 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
             else:
                 if not state._memory.finished:
                     result = train()
+                    state._leave_if_told()
                 State.finish(state)  # by the class: an attribute of the script may have this name
             heartbeat.enter(heartbeat.Phase.FINISHED)
             return result

@@ -269,6 +269,18 @@ class State(Attributes):
 
     # -- inside ----------------------------------------------------------------------------------------
 
+    def _leave_if_told(self) -> None:
+        """Leave at the last commit, if ranks are to leave when the training function has returned.
+
+        A signal handler of the script's may have ended it early, so this is no finish. What it did after its
+        last commit is rolled back: it may have closed an epoch that it has not trained.
+        """
+        with stalls.paused():  # others may still be at what they do last
+            verdict = self._recovery.send(Moment("check"))()
+        if isinstance(verdict, Departure):
+            self._around("restore", self._recovery.roll_back)
+            self._ends.leave(verdict)
+
     def _has_hooks(self) -> bool:
         """Return whether code of the script is called between a fault and the next agreement."""
         methods = [getattr(self, name) for name in ("save", "restore", "on_reset")]

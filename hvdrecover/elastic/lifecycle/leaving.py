@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import threading
 import zlib
@@ -12,7 +13,10 @@ from types import FrameType
 from hvdrecover import heartbeat
 from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.elastic.companions import Moment, Table, Voter
+from hvdrecover.events import logger
 from hvdrecover.heartbeat import Stop
+
+_reported: set[int] = set()  # signals whose other handlers are known
 
 
 class Preempted(SystemExit):
@@ -77,10 +81,14 @@ def decide(asked: Sequence[int], hosts: Sequence[int], *, elastic: bool) -> Depa
 
 
 @contextmanager
-def signals(config: Config) -> Iterator[None]:
+def signals(config: Config, *, reports: bool = False) -> Iterator[None]:
     """Take the signals of a preemption as a wish to leave at the next commit; a second one ends the process.
 
     A handler of the user's own is left alone.
+
+    Args:
+        config: the process's settings.
+        reports: whether this process reports such a handler.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -88,12 +96,32 @@ def signals(config: Config) -> Iterator[None]:
     ours = [number for number in config.stop_signals if signal.getsignal(number) is signal.SIG_DFL]
     for number in ours:
         signal.signal(number, _take_note)
+    if reports:
+        _report_others(config)
+        heartbeat.at_commit(
+            functools.partial(_report_others, config)
+        )  # of those set in the training function
     try:
         yield
     finally:
         for number in ours:
             if signal.getsignal(number) is _take_note:
                 signal.signal(number, signal.SIG_DFL)
+
+
+def _report_others(config: Config) -> None:
+    for number in config.stop_signals:
+        handler = signal.getsignal(number)
+        if not callable(handler) or handler is _take_note or number in _reported:
+            continue
+        _reported.add(number)
+        logger.warning(
+            "%s is taken by the script's own handler (%s) and not by hvdrecover's: sent to a training "
+            "process alone, it does not make the job leave. Remove that handler, or send the signal to "
+            "hvdrecover run: then the job leaves at its next commit, with exit code 75",
+            signal.Signals(number).name,
+            getattr(handler, "__qualname__", handler),
+        )
 
 
 def _take_note(number: int, frame: FrameType | None) -> None:

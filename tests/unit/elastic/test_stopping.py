@@ -199,7 +199,7 @@ class Job:
         self.hosts, self.asked = hosts, asked
         self.root: str | None = URL
         self.static = False
-        self.check_only = False
+        self.check_only = self.has_handler = False
         self.resumed: list[tuple[int, int, int]] = []
         self.left: list[tuple[int, int]] = []
         self._stops: dict[float, Stop] = {}
@@ -233,6 +233,8 @@ class Job:
             place, stop = self.asked.get(state.step, (-1, Stop.NO))
             if place == world.place:
                 self._stops[place] = stop
+            if self.has_handler and stop and len(self.resumed) == len(self.hosts):
+                return  # as soon as all ranks have heard of it
             if self.check_only:
                 state.check_host_updates()
             else:
@@ -306,6 +308,29 @@ def test_a_whole_job_that_only_looks_at_hosts_leaves_with_what_it_has(
     again = Job(monkeypatch, ["h1", "h1"], {})
     again.run()
     assert sorted(again.resumed) == [(3, 0, 2), (3, 1, 2)]
+
+
+def test_a_training_function_that_ends_because_the_job_is_stopped_has_not_finished(
+    monkeypatch: pytest.MonkeyPatch, roots: FakeRoots
+) -> None:
+    job = Job(monkeypatch, ["h1", "h1"], {5: (0, HOST)})
+    job.has_handler = True
+    assert [outcome.status for outcome in job.run()] == ["left", "left"]
+    assert roots[URL].published[-1] == CommitId(1, 4)  # step 5 was not committed
+    again = Job(monkeypatch, ["h1", "h1"], {})
+    assert [outcome.result[:2] for outcome in again.run()] == [(6, 6.0)] * 2
+    assert sorted(again.resumed) == [(4, 0, 2), (4, 1, 2)]
+
+
+def test_a_training_function_that_ends_because_a_host_leaves_is_called_again_on_the_others(
+    monkeypatch: pytest.MonkeyPatch, roots: FakeRoots
+) -> None:
+    job = Job(monkeypatch, ["h1", "h2"], {5: (0, HOST)})
+    job.has_handler = True
+    outcomes = job.run()
+    assert [(outcome.status, outcome.world.place) for outcome in outcomes] == [("returned", 1), ("left", 0)]
+    assert outcomes[0].result[:2] == (6, 6.0)
+    assert sorted(job.resumed) == [(0, 0, 2), (0, 1, 2), (4, 0, 1)]
 
 
 def test_who_was_asked_during_a_recovery_leaves_at_the_first_commit_after_it(
