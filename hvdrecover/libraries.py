@@ -20,3 +20,14 @@ def is_library(file: str) -> bool:
         file: as Python names it, or where that leads to.
     """
     return file.startswith(("<", *_BELOW))
+
+
+def place(error: BaseException) -> str:
+    """Return the innermost line of the user's own code that an error came through, or an empty string."""
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not is_library(code.co_filename):
+            found = f"{code.co_filename}:{trace.tb_lineno} in {code.co_name}"
+        trace = trace.tb_next
+    return found

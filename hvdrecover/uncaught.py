@@ -11,7 +11,7 @@ from types import TracebackType
 
 from hvdrecover import config, error_kinds
 from hvdrecover.errors import ConfigError
-from hvdrecover.libraries import is_library
+from hvdrecover.libraries import is_library, place
 
 _PATIENCE = 5.0  # seconds for the process to end; then it shows its error itself
 
@@ -54,7 +54,9 @@ def _reported(error: BaseException, *, printed: bool) -> bool:
     short = "".join(traceback.format_exception_only(error)).strip()
     if isinstance(error, SyntaxError):  # which names file and line by itself
         short = f"{type(error).__name__}: {error}"
-    return _write(error=short, traceback=text, kinds=kinds, unprinted=not printed)
+    where = place(error) or "".join(f"{each.filename}:{each.lineno}" for each in _frames(error)[-1:])
+    identity = f"{type(error).__qualname__} at {where}"  # texts vary: process ids, addresses, generations
+    return _write(error=short, identity=identity, traceback=text, kinds=kinds, unprinted=not printed)
 
 
 def _shows_all() -> bool:
@@ -82,8 +84,11 @@ def _short(error: BaseException) -> str:
 
 
 def _own(error: BaseException) -> list[traceback.FrameSummary]:
-    frames = traceback.extract_tb(error.__traceback__)
-    return [frame for frame in frames if not is_library(frame.filename)]
+    return [frame for frame in _frames(error) if not is_library(frame.filename)]
+
+
+def _frames(error: BaseException) -> list[traceback.FrameSummary]:
+    return list(traceback.extract_tb(error.__traceback__))
 
 
 def _show(previous: object, *error: object) -> None:

@@ -174,8 +174,9 @@ class Recovery:
         held, mine = self._held(newest, recalled)
         agreement = receive(self._context.world, self.root, held, mine, self._durable.near.base)
         self._context.place.job = agreement.job
-        if agreement.loaded:  # whichever rank fails next, its guardian knows from which commit
-            heartbeat.notify(loaded=agreement.loaded)
+        heartbeat.notify(
+            loaded=agreement.loaded
+        )  # whichever rank fails next, its guardian knows from which commit
         self._load(agreement.snapshot, strict=True)
         return agreement
 
@@ -206,6 +207,7 @@ class Recovery:
     def _from_memory(self, elected: CommitId, recalled: Recalled | None, kept: bool) -> Agreement:
         # A new generation: a rank left behind may hold, or be writing, another commit of this number.
         newest = CommitId(elected.generation + 1, elected.commit)
+        heartbeat.notify(loaded="")  # no durable one is to blame for what comes now
         if recalled is None:
             kept = kept and not self._context.contents.per_rank
             snapshot = self._memory.capture(newest, finished=self._memory.finished, unchanged=kept)

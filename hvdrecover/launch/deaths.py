@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import re
 import signal
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -19,9 +19,14 @@ Fault = Literal[
 OF_HOSTS = ("crash", "hang", "out_of_memory")  # which may come of the host, and happen again there
 # Errors that come of other ranks' faults, wherever the script gets them.
 _OF_OTHERS = ("Horovod initialization failed", "HorovodInternalError", "HostsUpdatedInterrupt")
+# Horovod's objections to what the script asked for. All ranks are there: they have told each other so.
+_OBJECTION = re.compile(
+    r"HorovodInternalError: (Mismatched |No \w+ operation enabled|Requested to |Process-set rank zero "
+    r"tried to |\w+ is not supported with Join|Reducescatter with prescale_factor)"
+)
 SAME_ERROR = "the script has failed in the same way at the same place again"
 BUDGET = 3  # deaths in a row without progress
-_BRIEF = 100  # characters
+_BRIEF = 200  # characters
 _LONGEST_PAUSE = 60.0  # seconds
 
 
@@ -35,6 +40,7 @@ class Death:
         hung: whether its guardian killed it because it was hanging.
         out_of_memory: whether the kernel has killed for lack of memory meanwhile.
         error: the error that ended it, or an empty string.
+        identity: the error's class and its line in the script, which stay the same where its text varies.
         kinds: what that error is, as `hvdrecover.error_kinds.kinds` said.
     """
 
@@ -43,12 +49,13 @@ class Death:
     hung: bool = False
     out_of_memory: bool = False
     error: str = ""
+    identity: str = ""
     kinds: tuple[str, ...] = ()
 
     @property
     def cause(self) -> Cause:
         """Return what the script has failed of, and how far it had come."""
-        return Cause(self.returncode, brief(self.words), self.reading.point)
+        return Cause(self.returncode, (self.identity or self.words)[-_BRIEF:], self.reading.point)
 
     @property
     def words(self) -> str:
@@ -62,7 +69,7 @@ class Cause:
 
     Attributes:
         returncode: the exit code.
-        error: the error, in `brief`.
+        error: what `Death.identity` says of it; without that, the exit code in words.
         point: how far the training had come, as in `hvdrecover.heartbeat.Reading.point`.
     """
 
@@ -74,15 +81,14 @@ class Cause:
     def of(cls, fault: Mapping[str, Any]) -> Cause:
         """The one that a guardian has reported, as a fault."""
         changed, steps = fault["point"]
-        return cls(int(fault["exit"]), brief(str(fault["detail"])), (int(changed), int(steps)))
+        error = str(fault.get("identity") or fault["detail"])[-_BRIEF:]
+        return cls(int(fault["exit"]), error, (int(changed), int(steps)))
 
 
 def brief(text: str) -> str:
-    """Return a text that is short, and another one for another text; the same if it is that already."""
-    if len(text) <= _BRIEF:
-        return text
-    digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=16)
-    return f"{text[: _BRIEF // 2]}… {digest.hexdigest()}"
+    """Return a text in one line of bounded length, for messages whose error is printed elsewhere."""
+    line = " ".join(text.split())
+    return line if len(line) <= _BRIEF else f"{line[:_BRIEF]}…"
 
 
 def end(death: Death, *, first: bool = False) -> End:
@@ -93,9 +99,9 @@ def end(death: Death, *, first: bool = False) -> End:
         first: whether the job has not made any commit yet.
     """
     phase = death.reading.phase
-    if death.returncode == 0 and phase in (Phase.FINISHED, Phase.UNKNOWN):
+    if death.returncode == 0 and phase == Phase.FINISHED:
         name = "finished"
-    elif death.returncode == 0 and phase == Phase.STARTING and first:
+    elif death.returncode == 0 and first and not death.error and phase in (Phase.UNKNOWN, Phase.STARTING):
         name = "untrained"
     elif phase == Phase.REMOVED:
         name = "removed"
@@ -116,13 +122,14 @@ def fault(death: Death) -> Fault:
     """Return what kind of fault a lost process died of."""
     if death.hung:
         return "hang"
-    if death.returncode == 0:
+    if death.returncode == 0 and not death.error:  # with one, the code is that of a wrapper: `python … | tee`
         return "early_exit"
     if death.returncode == -signal.SIGKILL and death.out_of_memory:
         return "out_of_memory"
-    final = ends.of_error(death.kinds, first=False).repair == "end"  # its text may quote Horovod's
-    of_others = not final and any(text in death.error for text in _OF_OTHERS)
-    return "script_error" if death.returncode > 0 and not of_others else "crash"
+    # The text of an error of ours may quote Horovod's.
+    own = ends.of_error(death.kinds, first=False).repair == "end" or _OBJECTION.search(death.error)
+    of_others = not own and any(text in death.error for text in _OF_OTHERS)
+    return "script_error" if death.returncode >= 0 and not of_others else "crash"
 
 
 def given_up(death: Death, ending: End, deaths: int, seen: Collection[Cause]) -> str:

@@ -58,7 +58,7 @@ OF_PROCESSES = (
     End("dismissed", "Horovod ended it by SIGTERM", "none", "the others resume"),
     End(
         "crash",
-        "a signal, or an error of Horovod's",
+        "a signal, or an error of Horovod's because of a lost rank",
         "in place",
         "restarted in place, the second time after a second; after 3 deaths in a row without progress its "
         "slot is given up, and when Horovod then gives up, the whole job starts again",
@@ -88,10 +88,16 @@ OF_PROCESSES = (
         "script_error",
         "any other exception",
         "in place",
-        "restarted in place; the same error at the same place again ends the job. If it came right after "
-        "a durable commit was loaded, the job first starts once more from the commit before that one",
+        "restarted in place; the same error (its class and line, not its text) at the same place again ends "
+        "the job. If it came right after a durable commit was loaded, the job first starts once more from "
+        "the commit before that one; if it came only after a recovery in place, from the same commit",
     ),
-    End("first_error", "an exception before the job's first commit", "end", _ENDS),
+    End(
+        "first_error",
+        "an exception before the job's first commit",
+        "end",
+        f"{_ENDS}, unless it follows a recovery in place: then all processes first start once more",
+    ),
     End("apart", "it waited for the other ranks for the startup timeout", "job", _AGAIN, 1),
     End("fenced", "another job has claimed the checkpoint root", "end", _ENDS, FENCED, ("FencedError",)),
     End(

@@ -75,8 +75,9 @@ class Guardian:
         self._clock = clock
         self._reports = Reports(config, clock)
         self._whereabouts = Whereabouts(config, self._reports)
-        command_of_standby = parse(command) if settings.standby and config.elastic else None
-        self._readiness = Readiness(command_of_standby, environ)
+        program = parse(command)
+        self._wrapped = program is None
+        self._readiness = Readiness(program if settings.standby and config.elastic else None, environ)
         self._record = Record()
         self._restart_at: float | None = None
         self._dismissed_by: float | None = None
@@ -230,14 +231,16 @@ class Guardian:
     def _died(self, returncode: int) -> int | None:
         """Restart the training process in place, or return the code to exit with."""
         kills, notes, reading = oom.kills(), self._training.notes(), self._training.read()
-        ours = returncode == 1
+        returncode = processes.returncode_of(returncode) if self._wrapped else returncode
+        error = notes if returncode >= 0 else {}  # else a signal has ended it, whatever it had failed of
         death = Death(
             returncode,
             reading,
             hung=self._hung,
             out_of_memory=kills > self._memory_kills,
-            error=str(notes.get("error", "")) if ours else "",
-            kinds=tuple(notes.get("kinds", ())) if ours else (),
+            error=str(error.get("error", "")),
+            identity=str(error.get("identity", "")),
+            kinds=tuple(error.get("kinds", ())),
         )
         self._memory_kills, self._hung = kills, False
         self._record.note(reading)
@@ -258,7 +261,8 @@ class Guardian:
 
     def _repair(self, death: Death, end: End, notes: dict[str, Any]) -> int | None:
         reason = self._cannot_restart(death, end)
-        if self._is_shown_by_supervisor(end):
+        ends_job = self._reports.is_supervised and (end.repair == "end" or reason == deaths.SAME_ERROR)
+        if ends_job:  # the supervisor shows its error, once for all ranks, and last
             self._training.leave_error()
         self._training.show_error()
         warm = not reason and self._readiness.is_warm
@@ -266,7 +270,7 @@ class Guardian:
         if reason:
             self._reports.events.emit("gave_up", scope="slot", reason=reason)
             self._code = end.code or processes.exit_code(death.returncode) or 1
-            if not self._is_shown_by_supervisor(end):
+            if not ends_job:
                 return self._code
             self._dismissed_by = self._clock.monotonic() + _DISMISSAL
             return None
@@ -311,13 +315,14 @@ class Guardian:
         follows = f"restarted {'by its standby' if warm else 'in place'}{later}"
         if reason:
             follows = f"given up: {reason}"
-        words = death.kinds[0] if end.errors else death.words  # ours are long, and are printed already
-        what = f"{kind.replace('_', ' ')} ({words}) after its commit {reading.commit}"
+        words = death.kinds[0] if end.errors else deaths.brief(death.words)  # all of it is printed elsewhere
+        commit = f"after its commit {reading.commit}" if reading.commit else "before its first commit"
+        what = f"{kind.replace('_', ' ')} ({words}) {commit}"
         self._reports.report(
             "fault",
             f"{self._reports.name(reading)}: {what}; {follows}",
             reading.rank,
-            level=logging.DEBUG if self._is_shown_by_supervisor(end) else logging.WARNING,
+            level=logging.DEBUG if end == FIRST_ERROR and self._reports.is_supervised else logging.WARNING,
             fault=kind,
             slot=self._config.local_rank,
             exit=death.returncode,
@@ -325,13 +330,14 @@ class Guardian:
             steps=reading.steps,
             silent=self._clock.monotonic() - self._silent_since if death.hung else 0.0,
             detail=death.words,
+            identity=death.cause.error,
             end=end.name,
             point=reading.point,
             traceback=str(notes.get("traceback", "")),
             final=bool(reason),
             again=reason == deaths.SAME_ERROR,
             heard="StoppedError" in death.kinds,
-            loaded=None if reading.changed > reading.agreed else notes.get("loaded"),
+            loaded=None if reading.changed > reading.agreed else notes.get("loaded") or None,
             root=self._record.root,
         )
 
@@ -374,10 +380,6 @@ class Guardian:
         """SIGKILL the training process."""
         if self._training.returncode is None and not self._training.kill():
             self._reports.events.emit("unkillable", processes=[self._training.pid])
-
-    def _is_shown_by_supervisor(self, end: End) -> bool:
-        """Return whether the supervisor ends the job by an error of the script, and shows it last."""
-        return end == FIRST_ERROR and self._reports.is_supervised
 
     def _connect(self) -> None:
         if self._reports.connect():

@@ -125,7 +125,7 @@ def _are_causes(value: Any) -> bool:
     return isinstance(value, list) and all(
         isinstance(each, dict)
         and _is_number(each.get("exit"))
-        and _is_text(each.get("detail"))
+        and _is_text(each.get("identity"))
         and _is_pair(each.get("point"))
         for each in value
     )
@@ -156,6 +156,7 @@ _REPORTED: dict[str, _Check] = {
     "final": _is_flag,
     "heard": _is_flag,
     "how": _is_text,
+    "identity": _is_text,
     "loaded": _or_none(_is_text),
     "message": _is_text,
     "missing": _are_waiting,

@@ -249,6 +249,11 @@ def exit_code(returncode: int) -> int:
     return 128 - returncode if returncode < 0 else returncode
 
 
+def returncode_of(code: int) -> int:
+    """Return what `subprocess` would say of the process whose exit code a shell has handed on."""
+    return 128 - code if 128 < code <= 128 + signal.SIGRTMAX else code
+
+
 def describe(returncode: int) -> str:
     """A return code in words."""
     if returncode >= 0:

@@ -19,7 +19,7 @@ from hvdrecover.launch.waking import Waking
 logger = logging.getLogger("hvdrecover")
 
 # Facts for the supervisor only, which no event holds.
-_UNWRITTEN = frozenset({"traceback", "final", "end", "point", "again", "heard", "loaded", "root"})
+_UNWRITTEN = frozenset({"traceback", "identity", "final", "end", "point", "again", "heard", "loaded", "root"})
 
 
 class Reports:
@@ -84,7 +84,9 @@ class Reports:
 
     def name(self, reading: Reading) -> str:
         """Return what a training process is called."""
-        rank = f"rank {reading.rank}" if reading.rank >= 0 else "a process that has no rank yet"
+        rank = (
+            f"rank {reading.rank}" if reading.rank >= 0 else f"the process of slot {self._config.local_rank}"
+        )
         return f"{rank} on {self._config.host}"
 
     def report(

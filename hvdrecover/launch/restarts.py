@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Literal
 
 from hvdrecover.checkpoint.commit_id import CommitId
@@ -15,9 +17,16 @@ from hvdrecover.launch.ends import FIRST_ERROR, End
 _CAUSES = 50  # errors of the script that are told of, all of which a connection takes at once
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
+# Signals by which a process ends because of what it does itself; others come from outside.
+_OWN_SIGNALS = {-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT}
+
 _UNTRAINED = (
-    "the command has ended, and has called no training function: nothing was committed, and no fault would "
-    "have been repaired. Decorate the function that trains with hvdrecover's run (hvd.elastic.run)"
+    "the command has ended, and has called no training function: nothing was committed, so after a fault it "
+    "starts from the beginning. Decorate the function that trains with hvdrecover's run (hvd.elastic.run)"
+)
+_STOPPED = "stopped after a preemption; start it again to continue"
+_ANEW = (
+    "this error follows a recovery in place, which a fresh start may not need: all processes start once more"
 )
 
 Fault = dict[str, Any]
@@ -64,7 +73,7 @@ class Outcome:
         pause: seconds until it is started again.
         without_progress: restarts in a row, the one to come included, before which there was no progress.
         suspect: durable commits that the next start is to pass over, as ``FIRST..LAST``, or None.
-        traceback: of the error that ends the job, or an empty string.
+        traceback: of the error that ends the job or this start, if it is to be printed; or an empty string.
         message: for people, before the traceback; by default the reason.
     """
 
@@ -100,30 +109,35 @@ def outcome(
         max_restarts: how many restarts in a row may bring no progress.
     """
     last = attempts[-1]
-    if last.code == 0 and "finished" in last.ends:  # which all ranks have confirmed to each other
+    # All ranks have confirmed it to each other. What the launcher makes of it, whose terminal may be gone, is
+    # of no account once all slots have ended like this.
+    finished = [each for each in last.ends if each == "finished"]
+    if finished and (last.code == 0 or len(finished) == len(last.ends) >= ranks):
         return Outcome("end", 0, "the training is finished")
     if stopping or "preempted" in last.ends:
-        return Outcome("end", PREEMPTED, "stopped after a preemption; start it again to continue")
+        return Outcome("end", PREEMPTED, _STOPPED + _unrepaired(last))
     if last.code == 0 and not last.ends:
         return Outcome("end", 0, "the command has ended")
-    if last.code == 0 and set(last.ends) == {"untrained"} and not last.faults:
+    if last.code == 0 and set(last.ends) == {"untrained"} and (not last.faults or len(last.ends) >= ranks):
         return Outcome("end", 0, "the command has ended", message=_UNTRAINED)
     suspect, fault = suspected(attempts), ending(attempts)
-    if fault is not None and (end := _end(fault)) is not None:
-        if end == FIRST_ERROR:
-            return _ended_at_first(last, fault, ranks)
-        if end.repair == "end":
-            # Where one end stands for several errors, the error itself is what counts.
-            heading = "the job ends with this error:" if len(end.errors) > 1 else ""
-            return _ended(fault, f"{end.how}: {fault.get('detail')}", end.code, heading)
-        if end.repair != "job" and suspect is None:
-            return _ended(fault, SAME_ERROR)
     progress = len(attempts) == 1 or last.point > max(each.point for each in attempts[:-1])
     used = 0 if progress else without_progress
+    why, traceback = reason(last), ""
+    end = None if fault is None else _end(fault)
+    if (
+        fault is not None
+        and end is not None
+        and (end.repair == "end" or (end.repair == "in place" and not suspect))
+    ):
+        if used >= max_restarts or end.name in _FOR_GOOD or not _may_need_no_repair(fault, attempts):
+            return _ended(last, fault, end, ranks)
+        why = f"{fault['message']}. {_ANEW}"
+        traceback = str(fault.get("traceback") or "") if end.repair == "end" else ""
     if used >= max_restarts:
         return Outcome("end", 1, f"{used} restarts in a row have brought no progress")
     pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0**used)
-    return Outcome("restart", 1, reason(last), pause, used + 1, suspect)
+    return Outcome("restart", 1, why, pause, used + 1, suspect, traceback)
 
 
 def known(attempts: Sequence[Attempt]) -> dict[str, Any]:
@@ -133,7 +147,7 @@ def known(attempts: Sequence[Attempt]) -> dict[str, Any]:
     return {
         "committed": any(attempt.committed for attempt in attempts),
         "root": next((each.root for each in reversed(attempts) if each.root), ""),
-        "causes": [{"exit": each.returncode, "detail": each.error, "point": each.point} for each in causes],
+        "causes": [{"exit": each.returncode, "identity": each.error, "point": each.point} for each in causes],
     }
 
 
@@ -152,17 +166,22 @@ def suspected(attempts: Sequence[Attempt]) -> str | None:
 
     They are those from which the job has failed twice in the same way at the same place, and what processes
     have made of them without any progress. Of the script's own error, the second time at the same place is
-    enough: the first was on the way there.
+    enough: the first was on the way there. What comes from outside (kills, lack of memory, hangs, a storage
+    that is away) says nothing about a commit.
     """
     faults = attempts[-1].faults
     last = next((fault for fault in reversed(faults) if fault.get("loaded")), None)
-    if last is None or (last is not faults[-1] and ending(attempts) is None):
+    if last is None or not _is_own(last) or (last is not faults[-1] and ending(attempts) is None):
         return None
     failures = [fault for attempt in attempts for fault in attempt.faults]
     alike = [
         each
         for each in failures
-        if each.get("loaded") and all(each.get(name) == last.get(name) for name in _ALIKE)
+        # Of one slot: one fault may cost several slots their process.
+        if each.get("loaded")
+        and _is_own(each)
+        and each["at"] == last["at"]
+        and Cause.of(each) == Cause.of(last)
     ]
     again = last.get("end") == "script_error" and _is_ending(last, attempts)
     if not again and len(alike) < 2:
@@ -183,7 +202,39 @@ def reason(attempt: Attempt) -> str:
     return f"the launcher ended with exit code {attempt.code}"
 
 
-_ALIKE = ("at", "fault", "detail", "point")  # of one slot: one fault may cost several slots their process
+_FOR_GOOD = {"fenced", "too_old"}  # ends that another start must not undo
+
+
+def _is_own(fault: Fault) -> bool:
+    """Return whether a process has ended by what it did, and not by what was done to it."""
+    return fault.get("end") == "script_error" or (fault["fault"] == "crash" and fault["exit"] in _OWN_SIGNALS)
+
+
+def _unrepaired(attempt: Attempt) -> str:
+    """Return the fault after which nothing was trained any more, in words; empty if there is none."""
+    last = attempt.faults[-1] if attempt.faults else {}
+    lost = bool(last) and tuple(last.get("point", attempt.point)) >= attempt.point
+    return f". Before, it had not got beyond its last fault: {last['message']}" if lost else ""
+
+
+def _may_need_no_repair(fault: Fault, attempts: Sequence[Attempt]) -> bool:
+    """Return whether an error has come only after a recovery in place, so that a fresh start may do.
+
+    A process that survives has what its script keeps outside of the state: a list that is half full, say.
+    """
+    cause = Cause.of(fault)
+    if cause in {Cause.of(each) for attempt in attempts[:-1] for each in attempt.errors}:
+        return False
+    before = takewhile(
+        lambda each: each.get("fault") != "script_error" or Cause.of(each) != cause, attempts[-1].faults
+    )
+    return any(not each.get("final") and not _is_of_others(each) for each in before)
+
+
+def _is_of_others(fault: Fault) -> bool:
+    """Return whether a process has ended because of another one's fault, which is reported as well."""
+    of_horovod = fault["fault"] == "crash" and fault.get("exit", 0) > 0
+    return bool(fault.get("heard")) or fault.get("end") == "rendezvous" or of_horovod
 
 
 def _end(fault: Fault) -> End | None:
@@ -198,16 +249,23 @@ def _is_ending(fault: Fault, attempts: Sequence[Attempt]) -> bool:
     return bool(fault.get("again")) or Cause.of(fault) in before
 
 
-def _ended(fault: Fault, why: str, code: int | None = None, heading: str = "") -> Outcome:
-    told = str(fault.get("traceback") or "") if code is None else ""
-    message = heading if told else ""
-    return Outcome("end", code or int(fault.get("exit") or 1), why, traceback=told, message=message)
+def _ended(attempt: Attempt, fault: Fault, end: End, ranks: int) -> Outcome:
+    if end == FIRST_ERROR:
+        return _ended_at_first(attempt, fault, ranks)
+    told = str(fault.get("traceback") or "") if end.code is None else ""
+    why = heading = SAME_ERROR
+    if end.repair == "end":
+        why = f"{end.how}: {fault.get('detail')}"
+        # Where one end stands for several errors, the error itself is what counts.
+        heading = "the job ends with this error:" if len(end.errors) > 1 else f"{end.how}:"
+    code = end.code or int(fault.get("exit") or 1)
+    return Outcome("end", code, why, traceback=told, message=heading if told else "")
 
 
 def _ended_at_first(attempt: Attempt, fault: Fault, ranks: int) -> Outcome:
     """Show the error of one rank, with a count of those that failed alike and of those that did not."""
     failed = first_errors(attempt)
-    alike = sum(each["detail"] == fault["detail"] for each in failed)
+    alike = sum(Cause.of(each).error == Cause.of(fault).error for each in failed)
     how = FIRST_ERROR.how
     count = f"{alike} of {max(ranks, len(failed))} ranks ended like this"
     if others := len(failed) - alike:

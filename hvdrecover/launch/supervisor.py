@@ -187,6 +187,7 @@ class Supervisor:
                     message += f" without {outcome.suspect}, from which it has failed"
                 facts = {"scope": "job", "warm": False, "attempt": len(self._attempts) + 1}
                 self._events.emit("restart", message, level=logging.WARNING, **facts)
+                sys.stderr.write(outcome.traceback)
         return outcome
 
     # -- one start -------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from hvdrecover.elastic.lifecycle import stalls
 from hvdrecover.errors import NoProgressError
 from hvdrecover.events import Events
 from hvdrecover.heartbeat import Phase, Reading
-from hvdrecover.libraries import is_library
+from hvdrecover.libraries import place
 
 LIMIT = 3  # how often in a row all ranks may come back without having got farther than before
 ATTEMPTS = 10  # faults in a row after which ranks give up that have not been able to compare them
@@ -116,17 +116,6 @@ def silence(reading: Reading) -> float:
     """For how many seconds a rank has shown no progress; 0 where nobody expects it."""
     expected = reading.phase in (Phase.BEGINNING, Phase.TRAINING) and not (reading.paused or reading.waiting)
     return reading.silent if expected else 0.0
-
-
-def place(error: BaseException) -> str:
-    """The innermost line of the user's own that an error came through, or an empty string."""
-    found, trace = "", error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if not is_library(code.co_filename):
-            found = f"{code.co_filename}:{trace.tb_lineno} in {code.co_name}"
-        trace = trace.tb_next
-    return found
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,15 @@ import hvdrecover.torch as recover
 
 how, starts = sys.argv[1], Path(sys.argv[2])
 hvd.init()
+torch.manual_seed(0)
+stopped: list[int] = []  # by a handler of its own
+if how == "handler":
+    signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
+begun: list[
+    int
+] = []  # the steps that were not done to their end: state that the script keeps outside of `state`
+# For a training process that is killed: at which steps, each once.
+KILLED = {"killed": (2, 5), "killed at 4": (4,) * 4, "leftovers": (2,)}
 if how == "constructor":
     torch.nn.Linear(2, 1, biass=False)
 
@@ -41,9 +50,18 @@ def train(state: recover.TorchState, model: torch.nn.Module, optimizer: torch.op
     state.commit()
     while state.step < int(sys.argv[3]):
         if how == "fail" and state.step == 20:
-            raise ValueError("this script is wrong")
+            raise ValueError(f"this script is wrong ({os.getpid()})")
         if how == "abort" and state.step == 1:
             os.abort()
+        begun.append(state.step)
+        if how == "leftovers" and len(begun) > 1:
+            raise RuntimeError(f"left over: {begun}")
+        for kill, step in enumerate(KILLED.get(how, ())):
+            struck = Path(f"{starts}.killed{kill}")
+            if state.step == step and hvd.rank() == hvd.size() - 1 and not struck.exists():
+                state.flush()
+                struck.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
         lost = Path(f"{starts}.{number}.{hvd.rank()}")
         dies = how == "emptied" or (how == "folds" and (number == 0 or hvd.rank() == 1))
         if dies and state.step == 2 and not lost.exists():
@@ -56,6 +74,9 @@ def train(state: recover.TorchState, model: torch.nn.Module, optimizer: torch.op
         model(torch.ones(4, 2)).sum().backward()
         optimizer.step()
         state.step += 1
+        begun.clear()
+        if hvd.allreduce(torch.tensor(float(len(stopped))), op=hvd.Sum) > 0:
+            break
         state.commit(durable=True)
         time.sleep(float(sys.argv[4]))
 
@@ -63,3 +84,4 @@ def train(state: recover.TorchState, model: torch.nn.Module, optimizer: torch.op
 for number in range(2 if how == "folds" else 1):
     model, optimizer, state = make(number)
     train(state, model, optimizer)
+Path(f"{starts}.{hvd.rank()}.weights").write_text(str([each.tolist() for each in model.parameters()]))

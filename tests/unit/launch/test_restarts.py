@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import Any
 
 import pytest
@@ -12,11 +13,18 @@ from hvdrecover.launch.restarts import Attempt, Outcome
 
 
 def crash(number: int = 1) -> dict[str, Any]:
-    return {"fault": "crash", "message": f"crash {number}", "commit": [1, 4], "detail": "SIGKILL"}
+    facts = {"fault": "crash", "end": "crash", "message": f"crash {number}", "exit": -signal.SIGKILL}
+    return {**facts, "at": "a/0", "commit": [1, 4], "point": [4, 0], "detail": "SIGKILL"}
 
 
 def script_error(commit: int = 4, detail: str = "KeyError: 'x'", code: int = 1) -> dict[str, Any]:
-    facts = {"fault": "script_error", "end": "script_error", "message": "it failed", "exit": code}
+    facts = {
+        "fault": "script_error",
+        "end": "script_error",
+        "message": "it failed",
+        "exit": code,
+        "at": "a/0",
+    }
     return {**facts, "point": [commit, 0], "detail": detail, "final": True, "traceback": "Traceback …"}
 
 
@@ -46,12 +54,18 @@ def test_a_job_that_has_called_no_training_function_ends_well_and_says_so() -> N
     assert (outcome.action, outcome.code) == ("end", 0) and "no training function" in outcome.message
     assert after(attempt(1, "untrained", faults=[])).action == "restart"  # another slot is lost
     assert after(attempt(0, "untrained", "stopped", faults=[])).action == "restart"
-    assert after(attempt(0, "untrained")).action == "restart"  # after a crash
+    assert after(attempt(0, "untrained")).action == "restart"  # after a crash of the other one
+    assert after(attempt(0, "untrained", "untrained")).code == 0  # after a crash that was repaired
 
 
 def test_a_job_that_is_finished_is_so_even_if_it_was_asked_to_leave_or_lost_hosts_before() -> None:
     assert after(attempt(0, "finished"), stopping=True).code == 0
     assert after(attempt(0, "left", "stopped", "finished")).code == 0
+
+
+def test_what_the_launcher_makes_of_a_finished_job_is_of_no_account() -> None:
+    assert after(attempt(1, "finished", "finished", faults=[])).code == 0  # its terminal is closed, say
+    assert after(attempt(1, "finished", faults=[])).action == "restart"
 
 
 @pytest.mark.parametrize(
@@ -70,6 +84,11 @@ def test_a_job_that_has_left_ends_with_the_code_for_another_start(
 ) -> None:
     outcome = after(attempt(PREEMPTED, *ends), stopping=stopping)
     assert (outcome.action, outcome.code) == ("end", PREEMPTED)
+
+
+def test_a_job_that_is_stopped_while_it_fails_says_so() -> None:
+    assert "crash 1" in after(attempt(1, commit=4), stopping=True).reason
+    assert "crash 1" not in after(attempt(1, commit=5), stopping=True).reason
 
 
 @pytest.mark.parametrize(
@@ -166,14 +185,29 @@ def test_ranks_that_fail_before_the_first_commit_are_counted_by_their_error(
     details: list[str], count: str
 ) -> None:
     faults = [{**script_error(0, detail=detail), "end": "first_error"} for detail in details]
-    outcome = after(attempt(faults=[crash(), *faults]))
+    outcome = after(attempt(faults=[of_others(), *faults]))
     assert outcome.message.endswith(f"; {count}")
     assert outcome.reason.endswith(details[0])
 
 
+def test_an_error_that_follows_a_recovery_in_place_has_all_processes_start_once() -> None:
+    again, first = {**script_error(), "again": True}, {**script_error(0), "end": "first_error"}
+    unusable = {**script_error(detail="MismatchError: it does not fit"), "end": "unusable"}
+    for error in (again, first, unusable):
+        before = attempt(faults=[crash(), of_others(), error])
+        outcome = after(before)
+        assert (outcome.action, "fresh start" in outcome.reason) == ("restart", True)
+        assert after(before, attempt(faults=[crash(), error])).action == "end"
+        assert after(attempt(faults=[of_others(), error])).action == "end"
+        assert after(before, most=0).traceback == "Traceback …"
+    fenced = {**script_error(detail="FencedError: job 2"), "end": "fenced"}
+    assert after(attempt(faults=[crash(), fenced])).code == FENCED
+    assert after(attempt(faults=[loaded(), loaded(), fenced])).code == FENCED
+
+
 def test_the_same_error_again_within_one_start_ends_the_job() -> None:
     again = {**script_error(), "again": True}
-    assert after(attempt(faults=[crash(), again])).reason == SAME_ERROR
+    assert after(attempt(faults=[{**again, "again": False}, crash(), again])).reason == SAME_ERROR
     assert after(attempt(faults=[{**again, "final": False}])).action == "restart"
 
 
@@ -192,10 +226,15 @@ def test_a_ranks_own_error_is_shown_rather_than_what_others_have_heard() -> None
     assert restarts.ending([attempt(faults=[crash()])]) is None
 
 
+def of_others() -> dict[str, Any]:
+    """The end of a process whose collective has failed, as another process was lost."""
+    return {**crash(), "exit": 1, "detail": "HorovodInternalError: Horovod has been shut down"}
+
+
 def loaded(commit: int = 7, made: int = 7, **facts: Any) -> dict[str, Any]:
     """A crash of a process that had loaded a commit, and made others of it without any progress."""
-    name = f"g0001-c{commit:08d}"
-    return {**crash(), "loaded": name, "point": [4, 0], "commit": [2, made], **facts}
+    name, how = f"g0001-c{commit:08d}", {"exit": -signal.SIGSEGV, "detail": "SIGSEGV"}
+    return {**crash(), **how, "loaded": name, "commit": [2, made], **facts}
 
 
 def test_a_commit_from_which_the_job_fails_twice_in_the_same_way_is_passed_over() -> None:
@@ -217,10 +256,26 @@ def test_what_a_script_makes_of_such_a_commit_at_the_top_of_its_loop_is_passed_o
 
 
 @pytest.mark.parametrize(
-    "before", [crash(), loaded(point=[3, 0]), loaded(detail="SIGSEGV"), loaded(fault="hang")]
+    "before",
+    [crash(), loaded(point=[3, 0]), loaded(exit=-signal.SIGBUS, detail="SIGBUS"), loaded(fault="hang")],
 )
 def test_other_failures_don_t_make_a_commit_suspect(before: dict[str, Any]) -> None:
     assert after(attempt(faults=[before]), attempt(faults=[loaded()])).suspect is None
+
+
+@pytest.mark.parametrize(
+    "outside",
+    [
+        {"exit": -signal.SIGKILL, "detail": "SIGKILL"},
+        {"exit": -signal.SIGKILL, "detail": "SIGKILL", "fault": "out_of_memory", "end": "out_of_memory"},
+        {"exit": -signal.SIGKILL, "detail": "SIGKILL", "fault": "hang", "end": "hang"},
+        {"exit": 1, "detail": "HorovodInternalError: …"},
+        {"exit": 1, "detail": "StorageError: …", "fault": "script_error", "end": "storage"},
+        {"exit": 0, "detail": "exit code 0", "fault": "early_exit", "end": "early_exit"},
+    ],
+)
+def test_what_comes_from_outside_makes_no_commit_suspect(outside: dict[str, Any]) -> None:
+    assert after(*[attempt(faults=[loaded(**outside)] * 3)] * 3).suspect is None
 
 
 def test_progress_clears_a_commit_of_suspicion() -> None:
