@@ -41,7 +41,7 @@ class Events:
     def emit(self, kind: str, message: str | None = None, *, level: int = logging.INFO, **facts: Any) -> None:
         """Record one event; ``message``, if given, is the line for people."""
         if message is not None:
-            logger.log(level, message)
+            logging.getLogger(f"{__name__}.{kind}").log(level, message)
         if self._folder is None:
             return
         line = {
@@ -81,8 +81,12 @@ def new_run(clock: Clock) -> Path:
 
 
 def show_on_terminal(config: Config) -> None:
-    """Print hvdrecover's lines on stderr, unless the program has set up logging itself."""
-    logger.setLevel(config.log.upper())
+    """Print hvdrecover's lines on stderr, unless the program has set up logging itself.
+
+    A level that the program has given to the logger is kept.
+    """
+    if logger.level == logging.NOTSET:
+        logger.setLevel(config.log.upper())
     if logger.handlers or logging.getLogger().handlers:
         return
     handler = logging.StreamHandler(sys.stderr)

@@ -21,7 +21,7 @@ from hvdrecover.events import Events
 from hvdrecover.launch import horovodrun
 from hvdrecover.launch.horovodrun import Options
 
-logger = logging.getLogger("hvdrecover")
+logger = logging.getLogger(__name__)
 
 _PER_HOST = "--slots-per-host"  # horovodrun's, of hosts whose script tells none
 

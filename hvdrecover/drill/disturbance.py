@@ -17,7 +17,7 @@ from hvdrecover.drill.runs import Run, has_stepped
 from hvdrecover.drill.schedule import Strike
 from hvdrecover.errors import DrillError
 
-logger = logging.getLogger("hvdrecover")
+logger = logging.getLogger(__name__)
 
 _LOOK = 0.1  # seconds
 _PAUSE = 30.0  # seconds for a durable commit after a fault of the storage; some scripts make few of them

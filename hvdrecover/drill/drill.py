@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -23,9 +24,10 @@ from hvdrecover.drill.runs import Command, Run
 from hvdrecover.drill.schedule import Schedule, Strike, again, described, dumps
 from hvdrecover.drill.testimony import Testimony
 from hvdrecover.errors import DrillError
-from hvdrecover.events import logger
 from hvdrecover.launch.hangs import FACTOR, LEAST_TIMEOUT
 from hvdrecover.reporting import summary
+
+logger = logging.getLogger(__name__)
 
 PATIENCE = 300.0  # seconds without any progress until a run counts as stuck
 _IN_VAIN = 2  # repeats of a run that was over before any of its faults could strike

@@ -8,6 +8,7 @@ looks on, a `Kept` is a part of each commit, a `Voter` has a say in what all ran
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -23,7 +24,8 @@ from hvdrecover.elastic.agreement.transfer import Agreement
 from hvdrecover.elastic.commits.memory import Memory
 from hvdrecover.elastic.interfaces import World
 from hvdrecover.errors import HvdrecoverError
-from hvdrecover.events import logger
+
+logger = logging.getLogger(__name__)
 
 Table = npt.NDArray[np.int64]
 """The numbers of all ranks; of shape ``[size, n]``."""

@@ -14,7 +14,7 @@ from hvdrecover.launch import link, messages
 from hvdrecover.launch.link import Link
 from hvdrecover.launch.messages import Message
 
-logger = logging.getLogger("hvdrecover")
+logger = logging.getLogger(__name__)
 
 _STRANGERS = 512  # connections that have not said yet whose they are; more push the oldest out
 _AT_ONCE = 64  # connections that are taken before others are heard again

@@ -13,7 +13,7 @@ from pathlib import Path
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.launch import processes
 
-logger = logging.getLogger("hvdrecover")
+logger = logging.getLogger(__name__)
 
 _MARK = "HVDRECOVER_JOB"
 

@@ -10,7 +10,7 @@ from hvdrecover.launch import standby
 from hvdrecover.launch.python_command import PythonCommand
 from hvdrecover.launch.training import Training
 
-logger = logging.getLogger("hvdrecover")
+logger = logging.getLogger(__name__)
 
 CALM = 1.0  # seconds of training before a standby is started, so that it never competes with a recovery
 STUCK = 600.0  # seconds after which a standby that is still not ready is replaced

@@ -16,7 +16,7 @@ from hvdrecover.heartbeat import Reading
 from hvdrecover.launch import ends, link
 from hvdrecover.launch.waking import Waking
 
-logger = logging.getLogger("hvdrecover")
+logger = logging.getLogger(__name__)
 
 # Facts for the supervisor only, which no event holds.
 _UNWRITTEN = frozenset({"traceback", "identity", "final", "end", "point", "again", "heard", "loaded", "root"})

@@ -33,7 +33,7 @@ from hvdrecover.launch.waking import Waking
 from hvdrecover.redaction import redact
 from hvdrecover.surroundings import machine, versions
 
-logger = logging.getLogger("hvdrecover")
+logger = logging.getLogger(__name__)
 
 _TICK = 0.5
 _MARGIN = 5.0  # seconds beyond the grace for what is left to end

@@ -15,7 +15,7 @@ from hvdrecover import heartbeat
 from hvdrecover.heartbeat import Page, Phase, Reading
 from hvdrecover.launch import huge_pages, processes
 
-logger = logging.getLogger("hvdrecover")
+logger = logging.getLogger(__name__)
 
 
 class Training:

@@ -14,7 +14,7 @@ from hvdrecover.launch.reports import Reports
 from hvdrecover.launch.stalls import Stall
 from hvdrecover.launch.training import Training
 
-logger = logging.getLogger("hvdrecover")
+logger = logging.getLogger(__name__)
 
 
 class Whereabouts:

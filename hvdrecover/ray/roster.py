@@ -17,7 +17,7 @@ from typing import Any
 from hvdrecover.errors import LaunchError
 from hvdrecover.ray.actor import Place, Slot
 
-logger = logging.getLogger("hvdrecover")
+logger = logging.getLogger(__name__)
 
 _LOOK = 0.5  # seconds between looks at actors
 _PAUSE = 5.0  # seconds until a slot is asked for again that could not be had

@@ -18,7 +18,7 @@ from hvdrecover.elastic.interfaces import World
 from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow import known_callbacks as known
 
-logger = logging.getLogger("hvdrecover")
+logger = logging.getLogger(__name__)
 
 NAME = "_callbacks"  # in a commit, beside the state's attributes
 _SCALARS = {type(None), bool, int, float, str}

@@ -16,7 +16,7 @@ from hvdrecover.tensorflow.dataset import ElasticDataset
 from hvdrecover.tensorflow.kept_callbacks import Fit, Record
 from hvdrecover.tensorflow.state import TensorFlowState
 
-logger = logging.getLogger("hvdrecover")
+logger = logging.getLogger(__name__)
 
 
 class Progress(keras.callbacks.Callback):  # type: ignore[misc]

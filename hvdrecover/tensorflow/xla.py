@@ -10,7 +10,7 @@ from tensorflow.python.ops import control_flow_util
 
 from hvdrecover.errors import ConfigError
 
-logger = logging.getLogger("hvdrecover")
+logger = logging.getLogger(__name__)
 
 
 def switch_off(model: keras.Model) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from hvdrecover.events import logger
 from hvdrecover.torch.finite import not_finite
 from hvdrecover.torch.hooks import before_calls
+
+logger = logging.getLogger(__name__)
 
 
 class Calls:

@@ -135,10 +135,31 @@ def test_lines_go_to_stderr_once(capsys):
 
 def test_the_log_level_is_obeyed(capsys):
     with bare_logging():
+        events.logger.setLevel(logging.NOTSET)
         events.show_on_terminal(config.read({"HVDRECOVER_LOG": "warning"}))
         Events(None, "h").emit("sync", "resumed")
         Events(None, "h").emit("skipped", "skipping", level=logging.WARNING)
     assert capsys.readouterr().err == "hvdrecover: skipping\n"
+
+
+def test_the_level_that_a_program_has_given_to_the_logger_is_kept(capsys):
+    with bare_logging():
+        events.logger.setLevel(logging.ERROR)
+        events.show_on_terminal(config.read({"HVDRECOVER_LOG": "debug"}))
+        Events(None, "h").emit("skipped", "skipping", level=logging.WARNING)
+    assert capsys.readouterr().err == ""
+
+
+def test_lines_of_one_kind_can_be_silenced(capsys):
+    kind = logging.getLogger("hvdrecover.events.interval")
+    with bare_logging():
+        events.logger.setLevel(logging.INFO)
+        events.show_on_terminal(config.read({}))
+        kind.setLevel(logging.WARNING)
+        Events(None, "h").emit("interval", "commits become durable every 9 s")
+        Events(None, "h").emit("sync", "resumed")
+    kind.setLevel(logging.NOTSET)
+    assert capsys.readouterr().err == "hvdrecover: resumed\n"
 
 
 def test_a_program_that_set_up_logging_keeps_its_own_way():

@@ -12,7 +12,7 @@ from hvdrecover.checkpoint.digest import Digest, digest
 from hvdrecover.checkpoint.storage.pieces import transferred
 from hvdrecover.checkpoint.storage.uploads import Part, Place, Uploaded, Uploads
 
-logger = logging.getLogger("hvdrecover")
+logger = logging.getLogger(__name__)
 
 _GONE = {"NoSuchKey", "NoSuchVersion", "PreconditionFailed", "404", "412"}
 

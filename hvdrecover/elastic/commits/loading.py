@@ -22,7 +22,7 @@ from hvdrecover.elastic.commits.contents import Contents
 from hvdrecover.elastic.interfaces import Component, Framework
 from hvdrecover.errors import CheckpointError, ConfigError, UnknownCommitError
 
-logger = logging.getLogger("hvdrecover")
+logger = logging.getLogger(__name__)
 
 
 class Objects(Mapping[str, Any]):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import logging
 from collections.abc import Callable
 
 from hvdrecover.clock import Clock
 from hvdrecover.elastic.interfaces import Writer
 from hvdrecover.elastic.scalars.observed import Number
-from hvdrecover.events import logger
+
+logger = logging.getLogger(__name__)
 
 KEPT_SECONDS = 10.0  # for so long what was measured on a device may stay there
 KEPT_STEPS = 1000  # and of so many steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import queue
 import threading
 import uuid
@@ -10,7 +11,8 @@ import uuid
 from hvdrecover.clock import Clock
 from hvdrecover.elastic.scalars.observed import Number
 from hvdrecover.elastic.scalars.trackers import Row, Tracker
-from hvdrecover.events import logger
+
+logger = logging.getLogger(__name__)
 
 PATIENCE = 60.0  # seconds for a tracker to send what it has, when training has ended
 HANDOVER = 10.0  # seconds for that when another process continues the run: the other ranks wait for it
