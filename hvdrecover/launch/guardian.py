@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
-from hvdrecover.config import PREEMPTED, Config
+from hvdrecover.config import PREEMPTED, Config, open_mpi
 from hvdrecover.errors import LaunchError
 from hvdrecover.heartbeat import Phase, Reading, Stop
 from hvdrecover.launch import deaths, early, hangs, messages, oom, processes, slurm
@@ -26,7 +26,7 @@ from hvdrecover.launch.training import Training
 from hvdrecover.launch.waking import Waking
 from hvdrecover.launch.whereabouts import Whereabouts
 
-logger = logging.getLogger("hvdrecover")
+logger = logging.getLogger(__name__)
 
 TICK = 0.2  # seconds between looks at the page
 _REPORT = 5.0  # seconds between reports of the last commit to the supervisor
@@ -404,4 +404,4 @@ def guard(command: Sequence[str], settings: Settings, config: Config) -> int:
     Raises:
         LaunchError: the command can't be started.
     """
-    return Guardian(command, {**os.environ}, settings, config).run()
+    return Guardian(command, {**open_mpi(os.environ), **os.environ}, settings, config).run()

@@ -271,3 +271,32 @@ def test_the_page_of_settings_names_all_of_them():
     assert len(settings) > 5
     assert [name for name in settings if f"| `{name}` |" not in page] == []
     assert [field.name for field in dataclasses.fields(Checkpoint) if f"`{field.name}" not in page] == []
+
+
+@pytest.fixture
+def prefix(tmp_path, monkeypatch):
+    """The folder of a Python environment, with Open MPI's compiler in it."""
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "mpicxx").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("variable", "packaged", "told"),
+    [
+        (None, True, True),
+        (None, False, False),
+        ("OPAL_PREFIX", True, False),
+        ("OMPI_COMM_WORLD_RANK", True, False),
+    ],
+)
+def test_open_mpi_from_pypi_is_told_where_it_is(variable, packaged, told, prefix, monkeypatch):
+    monkeypatch.setattr(config.metadata, "distributions", lambda name: [name] * packaged)
+    found = config.open_mpi({variable: "/opt"} if variable else {})
+    assert found == ({"OPAL_PREFIX": str(prefix)} if told else {})
+
+
+def test_a_python_environment_without_open_mpi_gets_no_prefix(prefix):
+    (prefix / "bin" / "mpicxx").unlink()
+    assert config.open_mpi({}) == {}
