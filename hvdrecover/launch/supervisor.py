@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -187,7 +188,7 @@ class Supervisor:
                     message += f" without {outcome.suspect}, from which it has failed"
                 facts = {"scope": "job", "warm": False, "attempt": len(self._attempts) + 1}
                 self._events.emit("restart", message, level=logging.WARNING, **facts)
-                sys.stderr.write(outcome.traceback)
+                _show(outcome.traceback)
         return outcome
 
     # -- one start -------------------------------------------------------------------------------------
@@ -389,4 +390,11 @@ class Supervisor:
         level = logging.INFO if outcome.code == 0 and not outcome.message else logging.WARNING
         facts = {"code": outcome.code, "reason": outcome.reason}
         self._events.emit("end", outcome.message or outcome.reason, level=level, **facts)
-        sys.stderr.write(outcome.traceback)
+        _show(outcome.traceback)
+
+
+def _show(text: str) -> None:
+    # Where the terminal is closed, even an empty text fails, as lines before it are still to be written. The
+    # exit code must not be that of this error: a scheduler goes by it.
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from hvdrecover import config
 from hvdrecover.launch.guardians import Guardian
 from hvdrecover.launch.horovodrun import Options
 from hvdrecover.launch.messages import Message
-from hvdrecover.launch.restarts import Attempt
+from hvdrecover.launch.restarts import Attempt, Outcome
 from hvdrecover.launch.supervisor import _IMPORTS, _OTHERS, Settings, Supervisor
 from tests.fakes.clock import FakeClock
 from tests.unit.launch.test_guardians import FAULT
@@ -41,6 +44,20 @@ def patience(supervisor: Supervisor, clock: FakeClock) -> float:
     while not supervisor._is_over():
         clock.advance(0.5)
     return clock.seconds - began
+
+
+def test_a_closed_terminal_does_not_change_how_the_job_ends(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    closed = io.TextIOWrapper(io.FileIO(writer, "w"), write_through=True)
+    with pytest.raises(BrokenPipeError):
+        closed.write("x")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", closed)
+        supervisor._say_end(Outcome("end", 75, "stopped", traceback="Traceback …"))
+    closed.detach()
 
 
 def test_it_waits_for_no_rank_when_all_have_failed(supervisor: Supervisor, clock: FakeClock) -> None:
