@@ -15,6 +15,7 @@ import pytest
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.config import PREEMPTED
+from hvdrecover.elastic.lifecycle import leaving
 from hvdrecover.elastic.lifecycle.leaving import Preempted, decide, signals
 from hvdrecover.elastic.run import run
 from hvdrecover.elastic.state import State
@@ -117,6 +118,24 @@ def test_a_handler_of_the_users_own_is_left_alone() -> None:
         assert line(process) == "mine"
         process.send_signal(signal.SIGUSR1)
         assert line(process) == "HOST"
+
+
+def test_a_handler_of_the_users_own_is_reported_once(
+    default_handlers: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def own(number: int, frame: object) -> None: ...
+
+    def reported() -> list[str]:
+        return [message.split()[0] for message in caplog.messages if "own handler" in message]
+
+    monkeypatch.setattr(leaving, "_reported", set())
+    signal.signal(signal.SIGTERM, own)
+    for _ in range(2):
+        with signals(CONFIG, reports=True):
+            assert reported()[:1] == ["SIGTERM"]
+            signal.signal(signal.SIGUSR1, own)
+            heartbeat.committed(1, 1, 1)
+            assert reported() == ["SIGTERM", "SIGUSR1"]
 
 
 def test_a_signal_that_is_ignored_stays_so() -> None:

@@ -94,6 +94,13 @@ def test_an_error_of_ours_is_shown_with_the_lines_of_the_script_alone(
     assert (shown.count("Traceback"), "HVDRECOVER_LOG=debug" in shown) == ((1, True) if short else (2, False))
 
 
+def test_an_error_is_known_by_its_class_and_line_as_its_text_may_vary(tmp_path: Path) -> None:
+    text = "import json, os\ndef fail():\n    json.loads(f'{os.getpid()} !')\nfail()"
+    training = run(script := write(tmp_path, text), tmp_path)
+    assert training.notes()["identity"] == f"JSONDecodeError at {script}:3 in fail"
+    training.close()
+
+
 def test_a_script_that_can_not_be_parsed_is_told_of_in_one_line(tmp_path: Path) -> None:
     training = run(script := write(tmp_path, "def f(:"), tmp_path)
     assert training.notes()["error"] == f"SyntaxError: invalid syntax ({script.name}, line 1)"

@@ -194,6 +194,7 @@ def test_a_process_that_is_stopped_is_told_from_one_that_runs() -> None:
 )
 def test_return_codes_in_numbers_and_words(returncode: int, code: int, words: str) -> None:
     assert processes.exit_code(returncode) == code
+    assert processes.returncode_of(code) == returncode
     assert processes.describe(returncode) == words
 
 
