@@ -116,10 +116,11 @@ def outcome(
         return Outcome("end", 0, "the training is finished")
     if stopping or "preempted" in last.ends:
         return Outcome("end", PREEMPTED, _STOPPED + _unrepaired(last))
-    if last.code == 0 and not last.ends:
-        return Outcome("end", 0, "the command has ended")
-    if last.code == 0 and set(last.ends) == {"untrained"} and (not last.faults or len(last.ends) >= ranks):
-        return Outcome("end", 0, "the command has ended", message=_UNTRAINED)
+    if last.code == 0 and not any(attempt.committed for attempt in attempts):
+        if not last.ends:
+            return Outcome("end", 0, "the command has ended")
+        if set(last.ends) == {"untrained"} and (not last.faults or len(last.ends) >= ranks):
+            return Outcome("end", 0, "the command has ended", message=_UNTRAINED)
     suspect, fault = suspected(attempts), ending(attempts)
     progress = len(attempts) == 1 or last.point > max(each.point for each in attempts[:-1])
     used = 0 if progress else without_progress

@@ -100,6 +100,9 @@ def test_a_job_of_which_only_a_part_has_finished_or_left_is_started_again(ends: 
 
 def test_a_command_that_says_nothing_of_itself_is_believed_by_its_exit_code() -> None:
     assert after(attempt(0)) == Outcome("end", 0, "the command has ended")
+    committed = attempt(0)
+    committed.committed = True
+    assert after(committed).action == after(committed, attempt(0, "untrained")).action == "restart"
     assert after(attempt(1, faults=[])) == Outcome(
         "restart", 1, "the launcher ended with exit code 1", 1.0, without_progress=1
     )
