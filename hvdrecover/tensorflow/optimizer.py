@@ -78,12 +78,6 @@ Examples:
 """
 
 
-def _inherited(optimizer: Distributed) -> Any:
-    """Return the property that a ``MultiOptimizer`` has in place of an attribute; None if there is none."""
-    found = getattr(super(Distributed, type(optimizer)), "loss_scale_factor", None)
-    return found if isinstance(found, property) else None
-
-
 class _Settings:
     """The settings of a distributed optimizer; Keras does not look into it."""
 
@@ -99,26 +93,17 @@ class Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     _hvdrecover: _Settings
 
-    @property
-    def loss_scale_factor(self) -> float | None:
-        """As in any optimizer; a ``LossScaleOptimizer`` takes it away from the one that it is put around."""
-        inherited = _inherited(self)
-        factor: float | None = inherited.fget(self) if inherited else self.__dict__["loss_scale_factor"]
-        return factor
-
-    @loss_scale_factor.setter
-    def loss_scale_factor(self, factor: float | None) -> None:
-        if factor is None:
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Keras clears the factor of an optimizer that it puts a LossScaleOptimizer around. A property would
+        # not see that: TensorFlow skips the assignment of a value that is there already, and None is.
+        if name == "loss_scale_factor" and value is None and "_hvdrecover" in vars(self):
             raise ConfigError(
                 "optimizer",
                 "a LossScaleOptimizer around a distributed optimizer (Keras makes one for models of "
                 "mixed_float16) would skip steps on some of the ranks only, and the others would wait; use "
                 "DistributedOptimizer(LossScaleOptimizer(...))",
             )
-        if inherited := _inherited(self):
-            inherited.fset(self, factor)
-        else:
-            self.__dict__["loss_scale_factor"] = factor
+        super().__setattr__(name, value)
 
     def register_local_var(self, var: Variable) -> None:
         """Leave a variable's gradient to each rank."""

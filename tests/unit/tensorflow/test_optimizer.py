@@ -172,16 +172,20 @@ def test_what_makes_no_sense_is_refused(what: str) -> None:
             recover.DistributedOptimizer(optimizer, backward_passes_per_step=0)
 
 
-def test_loss_scaling_around_it_is_refused() -> None:
+@pytest.mark.parametrize("factor", [None, 2.0])
+def test_loss_scaling_around_it_is_refused(factor: float | None) -> None:
     """It would skip steps on some of the ranks only."""
-    optimizer = recover.DistributedOptimizer(keras.optimizers.SGD(0.1, loss_scale_factor=2.0))
-    assert optimizer.loss_scale_factor == 2.0
+    optimizer = recover.DistributedOptimizer(keras.optimizers.SGD(0.1, loss_scale_factor=factor))
+    assert optimizer.loss_scale_factor == factor
     with pytest.raises(ConfigError, match=r"DistributedOptimizer\(LossScaleOptimizer"):
         keras.optimizers.LossScaleOptimizer(optimizer)
     model = keras.Sequential([keras.layers.Dense(1, dtype="mixed_float16")], name="mixed")
     model.dtype_policy = keras.DTypePolicy("mixed_float16")
     with pytest.raises(ConfigError, match=r"^optimizer: .*mixed_float16"):
         model.compile(optimizer, "mse")
+    model.compile(
+        recover.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())), "mse"
+    )
 
 
 @pytest.mark.parametrize("passes", [1, 2])
