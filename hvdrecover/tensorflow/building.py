@@ -21,7 +21,7 @@ def refuse_unbuilt(name: str, value: Any) -> None:
     Raises:
         ConfigError: it has not been built.
     """
-    if isinstance(value, keras.layers.Layer) and not value.built:
+    if isinstance(value, keras.layers.Layer) and not value.built and not _is_made_of_built_layers(value):
         raise ConfigError(
             name,
             "the model has no variables yet, so there is nothing to be kept or loaded into; call "
@@ -40,6 +40,12 @@ def refuse_unbuilt(name: str, value: Any) -> None:
             "the optimizer has no slots yet, so there is nothing to be kept or loaded into; call "
             "optimizer.build(model.trainable_variables) first",
         )
+
+
+def _is_made_of_built_layers(layer: keras.layers.Layer) -> bool:
+    """Return whether all variables of a model exist, though Keras can't build it: it has no ``call``."""
+    made_by_keras = type(layer).build is keras.Model.build
+    return made_by_keras and bool(layer.weights) and not _unbuilt_inside(layer)
 
 
 def _unbuilt_inside(layer: keras.layers.Layer) -> list[str]:

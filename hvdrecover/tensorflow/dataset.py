@@ -244,13 +244,22 @@ def _length(data: Any, shuffle: bool) -> int:
                 "dataset.apply(tf.data.experimental.assert_cardinality(n))",
             )
         return length
-    shapes = [np.shape(each) for each in tf.nest.flatten(data)]
-    if () in shapes:
-        raise ConfigError("dataset", "a single number has no length, so it can't be dealt out")
-    lengths = {shape[0] for shape in shapes}
+    lengths = {_length_of(each) for each in tf.nest.flatten(data)}
     if len(lengths) != 1:
         raise ConfigError("dataset", f"its arrays have no common length, but {sorted(lengths)}")
     return int(lengths.pop())
+
+
+def _length_of(array: Any) -> int:
+    shape = tuple(getattr(array, "shape", ()))
+    if not shape:
+        raise ConfigError(
+            "dataset",
+            f"expected arrays, tensors or a tf.data data set, got a {type(array).__name__}, which has no "
+            "first axis of samples to deal out. If it makes batches, as a keras.utils.PyDataset or a generator "
+            "does, pass the arrays that it reads, or their indices, and make the batches in transform=",
+        )
+    return int(shape[0])
 
 
 def _reshuffles(data: tf.data.Dataset) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -156,6 +157,16 @@ def test_it_can_be_used_inside_a_function_and_transformed_further() -> None:
     assert [int(tf.reduce_sum(batch)) for batch in data.map(lambda each: each["it"]).take(2)] == [6, 22]
 
 
+class Batches(keras.utils.PyDataset):  # type: ignore[misc]
+    """Makes its batches itself, the last one smaller."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return np.zeros((2 - index, 3)), np.zeros(2 - index)
+
+
 @pytest.mark.parametrize(
     ("data", "options", "fact"),
     [
@@ -165,7 +176,9 @@ def test_it_can_be_used_inside_a_function_and_transformed_further() -> None:
         (tf.data.Dataset.range(3).filter(lambda x: x > 0), {"shuffle": False}, "assert_cardinality"),
         (tf.data.Dataset.range(3).shuffle(3, seed=1).map(tf.abs), {"shuffle": False}, "reshuffle_each"),
         (np.zeros(3), {"tail": "cut"}, "'cut'"),
-        (np.float32(1), {}, "single number"),
+        (np.float32(1), {}, "got a float32"),
+        (Batches(), {}, "got a Batches.*transform="),
+        (iter([np.zeros(3)]), {}, "got a list_iterator"),
         ((), {}, r"length.*\[\]"),
     ],
 )

@@ -132,6 +132,22 @@ def test_a_model_whose_layers_are_not_built_is_refused_by_their_names(make: Any)
     assert len(make(model)._contents.components()) == 1
 
 
+def test_a_model_of_built_models_needs_no_call() -> None:
+    """A GAN has a ``train_step`` and no ``call``, so Keras can't build it."""
+    gan = keras.Model()
+    gan.discriminator, gan.generator = a_model(), keras.Sequential([keras.layers.Dense(2)])
+    with pytest.raises(ConfigError, match=r"state\.model: .*no variables yet"):
+        recover.TensorFlowKerasState(gan)
+    gan.generator.build((None, 3))
+    assert not gan.built
+    state = recover.TensorFlowKerasState(gan)
+    state.sync()
+    before = [each.numpy().tolist() for each in gan.weights]
+    gan.generator.weights[0].assign_add(tf.ones([3, 2]))
+    state.restore()
+    assert [each.numpy().tolist() for each in gan.weights] == before
+
+
 def test_generators_of_ones_own_are_kept_by_their_states() -> None:
     kept, seeded = tf.random.Generator.from_seed(3), keras.random.SeedGenerator(3)
     state = recover.TensorFlowState(kept=[kept.state], seeded=[seeded.state], batch=0)
