@@ -27,6 +27,7 @@ def measure(setting: Setting) -> list[Row]:
     variables = [*model.variables, *model.optimizer.variables]
     nbytes = sum(variable.value.numpy().nbytes for variable in variables)
     reserve = Reserve(nbytes)
+    backup = _backup(model, setting.folder / "backup")  # which begins before the state: that refuses it
     state = recover.TensorFlowKerasState(model, batch=0, checkpoint=str(setting.folder / "root"))
     state.sync()
 
@@ -49,7 +50,6 @@ def measure(setting: Setting) -> list[Row]:
         return seconds
 
     save = _HorovodsSave(model)
-    backup = _backup(model, setting.folder / "backup")
     ours, saves, backups = by_turns(
         setting.rounds(7), [commit, lambda: changed(save), lambda: changed(backup)]
     )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from typing import Any
 
-from keras.callbacks import Callback, CallbackList
+from keras.callbacks import BackupAndRestore, Callback, CallbackList
 
+from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow.dataset import part_done
 
 
@@ -29,6 +31,19 @@ def arrange(callbacks: CallbackList, first: Sequence[Callback] = (), last: Seque
     placed = {id(each) for each in (*first, *last)}
     others = [each for each in callbacks.callbacks if id(each) not in placed]
     callbacks.callbacks = [*first, *others, *last]  # a new list: Keras may be going through the old one
+
+
+def refuse_backups() -> None:
+    """Have each ``fit`` of this process refuse ``BackupAndRestore``, however it comes to be called."""
+    BackupAndRestore.on_train_begin = _refuse_backup
+
+
+def _refuse_backup(callback: Callback, logs: Any = None) -> None:
+    raise ConfigError(
+        "callbacks",
+        "BackupAndRestore would load its own backup over what was recovered; leave it out, as the "
+        "state's commits do what it does",
+    )
 
 
 def batches_done(callback: Callback, steps: int) -> float:

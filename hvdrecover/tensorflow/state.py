@@ -20,6 +20,7 @@ from hvdrecover.elastic.virtual.steps import steps
 from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow.blank_gradients import ForgetSent
 from hvdrecover.tensorflow.building import build_optimizer, refuse_unbuilt
+from hvdrecover.tensorflow.callback_list import refuse_backups
 from hvdrecover.tensorflow.dataset import ElasticDataset, datasets
 from hvdrecover.tensorflow.framework import TensorFlowFramework
 from hvdrecover.tensorflow.kept_callbacks import NAME, KeptCallbacks
@@ -83,6 +84,7 @@ class TensorFlowState(State):
             refuse_unbuilt(f"state.{name}", value)
         self._framework, self._world = TensorFlowFramework(), TensorFlowWorld()
         self._callbacks = KeptCallbacks()
+        refuse_backups()
         virtual = None
         if virtual_ranks is not None:
             self._carrier = TensorFlowCarrier(attributes, virtual_ranks)
