@@ -91,6 +91,7 @@ class Fit:
     Attributes:
         stop: whether a callback has ended it.
         metrics: the metrics of all ranks, and the epoch and batch that they are of; None if there are none.
+        refused: the attributes in the commit that were not set, by callback; see `known_callbacks.settable`.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Fit:
         self._exchanges = self._exchanges_batches = False  # whether any rank has what not all have
         self.stop = False
         self.metrics: Record | None = None
+        self.refused: dict[str, list[str]] = {}
 
     def reopen(self, record: Record | None) -> None:
         """Before callbacks begin: have files continued that a resumed ``fit`` would write anew."""
@@ -171,8 +173,10 @@ class Fit:
             state = _own(record["callbacks"].get(key, {}).get("state", {}))
             known.load(callback, state)
             if id(callback) in self._keep:
-                for name in state.keys() - known.kept(callback):
-                    setattr(callback, name, state[name])
+                values_to_set = known.settable(callback, state)
+                self.refused[key] = sorted(state.keys() - known.kept(callback) - values_to_set.keys())
+                for name, value in values_to_set.items():
+                    setattr(callback, name, value)
 
     def forgotten(self, record: Record) -> dict[str, list[str]]:
         """The attributes that had changed since their ``fit`` began and are not kept, by callback."""

@@ -18,6 +18,16 @@ from hvdrecover.tensorflow.state import TensorFlowState
 
 logger = logging.getLogger(__name__)
 
+_FORGOTTEN = (
+    "callbacks begin anew, with attributes that had changed before: %s; name them in hvdrecover's "
+    "fit_callbacks(state, keep=[...]) to have their plain attributes part of commits"
+)
+_REFUSED = (
+    "attributes of callbacks are not taken from the commit: %s. Each must exist before fit begins, with a "
+    "value of the same type (or None), and a path must be in the same folder. Set them in the callback's "
+    "__init__"
+)
+
 
 class Progress(keras.callbacks.Callback):  # type: ignore[misc]
     """Keeps the state's counters and data cursors; called before the user's callbacks.
@@ -186,7 +196,8 @@ class Commit(keras.callbacks.Callback):  # type: ignore[misc]
         progress, state = self._progress, self._progress.state
         if progress.record is not None:
             progress.fit.take(progress.record)
-            _warn(progress.fit.forgotten(progress.record), state)
+            _warn(_FORGOTTEN, progress.fit.forgotten(progress.record), state)
+            _warn(_REFUSED, progress.fit.refused, state)
             if progress.record["stop"] and not state.batch:
                 self.model.stop_training = self._skips = True
                 self.model._initial_epoch = sys.maxsize  # as Keras's BackupAndRestore does
@@ -247,15 +258,8 @@ def _refuse(
     """Refuse what would undo a recovery.
 
     Raises:
-        ConfigError: ``BackupAndRestore``, a number of steps of the user's own, or a callback to keep that
-            ``fit`` does not have.
+        ConfigError: a number of steps of the user's own, or a callback to keep that ``fit`` does not have.
     """
-    if any(isinstance(each, keras.callbacks.BackupAndRestore) for each in callbacks):
-        raise ConfigError(
-            "callbacks",
-            "BackupAndRestore would load its own backup over what was recovered; leave it out, as the "
-            "state's commits do what it does",
-        )
     for each in keep if callbacks else ():
         if not any(each is other for other in callbacks):
             raise ConfigError(
@@ -270,11 +274,7 @@ def _refuse(
         )
 
 
-def _warn(forgotten: Mapping[str, Sequence[str]], state: TensorFlowState) -> None:
-    if forgotten and state._world.rank() == 0:
-        listed = "; ".join(f"{key} ({', '.join(names)})" for key, names in sorted(forgotten.items()))
-        logger.warning(
-            "callbacks begin anew, with attributes that had changed before: %s; name them in hvdrecover's "
-            "fit_callbacks(state, keep=[...]) to have their plain attributes part of commits",
-            listed,
-        )
+def _warn(text: str, attributes: Mapping[str, Sequence[str]], state: TensorFlowState) -> None:
+    found = "; ".join(f"{key} ({', '.join(names)})" for key, names in sorted(attributes.items()) if names)
+    if found and state._world.rank() == 0:
+        logger.warning(text, found)

@@ -10,7 +10,7 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import keras
@@ -22,6 +22,7 @@ from hvdrecover.checkpoint import values
 from hvdrecover.errors import UnsupportedValueError
 
 Values = dict[str, Any]
+_NUMBERS = bool | int | float | np.number
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,25 @@ def plain(callback: Callback) -> Values:
     return found
 
 
+def settable(callback: Callback, state: Values) -> Values:
+    """The values that may be set again: of attributes that `plain` gives, each of the kind that it has.
+
+    A commit's values can be anybody's who can write to the root.
+    """
+    mine = plain(callback)
+    return {name: value for name, value in state.items() if name in mine and _is_alike(mine[name], value)}
+
+
+def _is_alike(mine: Any, stored: Any) -> bool:
+    """Return whether a value may take another one's place; of files, only one in the same folder may."""
+    if mine is None or stored is None:
+        return True
+    if isinstance(mine, _NUMBERS):
+        return isinstance(stored, _NUMBERS)
+    same = type(mine) is type(stored)
+    return same and (not isinstance(mine, str | PurePath) or PurePath(mine).parent == PurePath(stored).parent)
+
+
 def others(callback: Callback) -> list[str]:
     """The names of the attributes that are not in the table."""
     if _of_ours(callback) is not None:
@@ -204,7 +224,7 @@ def _pack_comparison(callback: Callback, value: Any) -> str | None:
 def _unpack_comparison(callback: Callback, value: str | None) -> None:
     """Keras finds it out at the end of an epoch, and turns ``min_delta`` round by it."""
     if value is not None and callback.monitor_op is None:
-        callback.monitor_op = getattr(keras.ops, value)
+        callback.monitor_op = {"less": keras.ops.less, "greater": keras.ops.greater}[value]
         if value == "less":
             callback.min_delta *= -1
 

@@ -14,6 +14,7 @@ import pytest
 
 import hvdrecover.tensorflow as recover
 from hvdrecover.errors import ConfigError
+from hvdrecover.tensorflow.keras import elastic
 
 SAMPLES, BATCH, EPOCHS = 40, 4, 12  # ten batches an epoch
 X = np.linspace(-1, 1, SAMPLES * 3, dtype=np.float32).reshape(SAMPLES, 3)
@@ -265,6 +266,39 @@ def test_a_users_own_callback_is_kept_if_it_is_named_and_else_there_is_a_warning
         assert "keep=" in texts[0]
 
 
+def test_a_commit_sets_only_attributes_that_the_script_has_made_and_of_their_kind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever can write to the root must not choose where the script's callbacks write, or what they do."""
+    state, own = a_state(), Counting()
+    saves = keras.callbacks.ModelCheckpoint(str(tmp_path / "mine.weights.h5"), save_weights_only=True)
+    own.out, own.stage, own.best = str(tmp_path / "mine.txt"), "first", None
+    at = Interrupt(2, 8)
+    at.set_state(state)
+    with pytest.raises(InterruptionError):
+        fit(state, own, saves, at, keep=[own, saves])
+    state.restore()
+    held = state._callbacks.tree()["callbacks"]
+    elsewhere = str(tmp_path / "elsewhere" / "theirs")
+    held["Counting"]["state"] |= {
+        "on_epoch_begin": None,
+        "out": elsewhere,
+        "limit": "3",
+        "unheard_of": 1,
+        "stage": "second",
+        "best": 0.5,
+    }
+    held["ModelCheckpoint"]["state"] |= {"filepath": elsewhere, "_save_model": None}
+    fit(state, own, saves, keep=[own, saves])
+    assert (own.out, own.limit, own.stage, own.best) == (str(tmp_path / "mine.txt"), 3, "second", 0.5)
+    assert own.names == list(range(EPOCHS))  # on_epoch_begin is still the method
+    assert not hasattr(own, "unheard_of")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.weights.h5"]
+    (text,) = [record.getMessage() for record in caplog.records if "not taken" in record.getMessage()]
+    assert "Counting (limit, on_epoch_begin, out, unheard_of)" in text
+    assert "ModelCheckpoint (_save_model, filepath)" in text
+
+
 def test_no_commit_holds_a_fit_that_has_ended(tmp_path: Path) -> None:
     state = a_state(tmp_path)
     fit(state, *of_keras(tmp_path / "files"))
@@ -331,6 +365,25 @@ def with_a_backup(state: Any) -> None:
     fit(state, keras.callbacks.BackupAndRestore("never made"))
 
 
+class Backup(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
+    """A user's own kind of it."""
+
+
+def with_horovods_callbacks_and_a_backup(state: Any) -> None:
+    elastics = [elastic.UpdateEpochStateCallback(state), elastic.CommitStateCallback(state)]
+    state.model.fit(state.data, callbacks=[*elastics, Backup("never made")], verbose=0)
+
+
+def with_a_backup_in_a_list_of_lists(state: Any) -> None:
+    inner = keras.callbacks.CallbackList([Backup("never made")], model=state.model)
+    found = keras.callbacks.CallbackList([inner, *recover.fit_callbacks(state)], model=state.model)
+    state.model.fit(state.data, callbacks=found, verbose=0)
+
+
+def with_nothing_but_a_backup(state: Any) -> None:
+    state.model.fit(state.data, callbacks=[keras.callbacks.BackupAndRestore("never made")], verbose=0)
+
+
 def with_another_one_to_keep(state: Any) -> None:
     fit(state, keep=[Counting()])
 
@@ -341,6 +394,9 @@ def with_another_one_to_keep(state: Any) -> None:
         ("initial_epoch", without_initial_epoch),
         ("steps_per_epoch", with_steps_per_epoch),
         ("callbacks: BackupAndRestore", with_a_backup),
+        ("callbacks: BackupAndRestore", with_horovods_callbacks_and_a_backup),
+        ("callbacks: BackupAndRestore", with_a_backup_in_a_list_of_lists),
+        ("callbacks: BackupAndRestore", with_nothing_but_a_backup),
         ("keep", with_another_one_to_keep),
     ],
 )
