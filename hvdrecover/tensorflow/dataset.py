@@ -256,7 +256,7 @@ def _length_of(array: Any) -> int:
         raise ConfigError(
             "dataset",
             f"expected arrays, tensors or a tf.data data set, got a {type(array).__name__}, which has no "
-            "first axis of samples to deal out. If it makes batches, as a keras PyDataset or a generator does, "
+            "first axis of samples to deal out. If it makes batches, as a PyDataset or a generator does, "
             "pass the arrays that it reads, or their indices, and make the batches in transform=",
         )
     return int(shape[0])
