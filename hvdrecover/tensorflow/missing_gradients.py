@@ -41,7 +41,7 @@ class Presence:
         self._variables = variables
         self._zero = zero
         self.filled = [
-            _nothing(variable, zero) if gradient is None else _remembered(gradient, variable)
+            _nothing(variable, zero) if gradient is None else _known(gradient, variable, zero)
             for gradient, variable in zip(gradients, variables, strict=True)
         ]
         """The gradients, and zeros where there is none; None where no rank can have one."""
@@ -114,10 +114,14 @@ def _differ(summed: tf.Tensor) -> tf.Tensor:
     return tf.reduce_any(tf.reduce_all(summed != 0, axis=0))
 
 
-def _remembered(gradient: Gradient, variable: Variable) -> Gradient:
-    if isinstance(gradient, tf.IndexedSlices):
-        setattr(raw(variable), _SLICES, (gradient.values.dtype, gradient.indices.dtype))
-    return gradient
+def _known(gradient: Gradient, variable: Variable, zero: tf.Tensor) -> Gradient:
+    """Remember a sparse gradient's dtypes; it may be constant, as that of ``Embedding(tf.range(n))``."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    values, indices = gradient.values, gradient.indices
+    setattr(raw(variable), _SLICES, (values.dtype, indices.dtype))
+    values, indices = values + tf.cast(zero, values.dtype), indices + tf.cast(zero, indices.dtype)
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 
 def _nothing(variable: Variable, zero: tf.Tensor) -> Gradient:

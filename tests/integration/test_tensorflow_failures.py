@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.examples.digits_run import PATIENCE, elastic, static
+from hvdrecover.examples.digits_run import PATIENCE, elastic, static, supervised
 from hvdrecover.launch.job import Job
 from tests.integration.conftest import LONG
 
-SCRIPT = Path(__file__).with_name("scripts") / "tensorflow_failures.py"
+SCRIPTS = Path(__file__).with_name("scripts")
+SCRIPT = SCRIPTS / "tensorflow_failures.py"
 Reports = list[dict[str, Any]]
 
 
@@ -133,3 +134,24 @@ def test_a_rank_that_joins_late_has_all_that_the_others_have(
     assert first["cursor"]["processed_num"] > 0
     assert first["seeds_differ"] != second["seeds_differ"]  # each rank drops units of its own
     assert len({each["after"] for each in reports if "after" in each}) == 1
+
+
+def test_collectives_of_constants_and_joins_recover(tmp_path: Path) -> None:
+    """One rank is killed before it joins, another one after its peer has joined."""
+    command = [
+        *supervised("--no-standby"),
+        sys.executable,
+        str(SCRIPTS / "tensorflow_constants.py"),
+        str(tmp_path),
+    ]
+    job = Job(command, tmp_path / "log.txt", {"HVDRECOVER_EVENTS": str(tmp_path / "events")})
+    try:
+        assert job.wait(PATIENCE) == 0, job.tail(60)
+    finally:
+        job.kill()
+    assert {path.name for path in tmp_path.glob("struck-*")} == {"struck-1", "struck-2"}
+    table, weights = json.loads((tmp_path / "weights").read_text())
+    assert table == [[-3.0, -3.0]] * 3  # four epochs, a rate of 0.5, gradients of 1 and 2
+    # Gradients of 2 * x * weight: on both ranks for x of 0.1 and 0.2, on rank 0 alone for 0.3.
+    factor = ((1 - 0.1) * (1 - 0.2) * (1 - 0.3 / 2)) ** 4
+    assert weights == pytest.approx([factor, -factor])

@@ -17,11 +17,12 @@ from hvdrecover.install.edits.lost_peer import LOST_PEER
 from hvdrecover.install.edits.native import NATIVE
 from hvdrecover.install.edits.rendezvous import RENDEZVOUS
 from hvdrecover.install.edits.shutdown import SHUTDOWN
+from hvdrecover.install.edits.tensorflow_ops import TENSORFLOW_OPS
 from hvdrecover.install.edits.torch_wait import TORCH_WAIT
 
 __all__ = ["EDITS", "Edit", "apply", "digest"]
 
-EDITS = (*NATIVE, *SHUTDOWN, *LOST_PEER, *TORCH_WAIT, *LAUNCHER, *RENDEZVOUS)
+EDITS = (*NATIVE, *SHUTDOWN, *LOST_PEER, *TORCH_WAIT, *TENSORFLOW_OPS, *LAUNCHER, *RENDEZVOUS)
 
 
 def digest(edits: Iterable[Edit]) -> str:

@@ -75,3 +75,19 @@ def test_an_error_is_not_taken_for_one_that_was_raised_before() -> None:
     other = tf.errors.UnknownError(None, None, "something else")
     assert faults.original(other) is None
     assert faults.original(ValueError(str(MissingGradientError("x", [], "")))) is None
+
+
+def test_sparse_gradients_of_constants_are_not_known_to_be_constants() -> None:
+    """As those of ``Embedding(tf.range(n))``: a Horovod built elsewhere gathers constants just once."""
+    variable, static = tf.Variable(tf.zeros([3, 1])), []
+
+    @tf.function
+    def send(zero: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        constant = tf.IndexedSlices(tf.constant([[5.0], [6.0]]), tf.range(2), tf.shape(variable))
+        (sent,) = Presence([constant], [variable], zero).filled
+        static.extend(map(tf.get_static_value, (sent.values, sent.indices)))
+        return sent.values, sent.indices
+
+    values, indices = send(tf.constant(0.0))
+    assert static == [None, None]
+    assert (values.numpy().tolist(), indices.numpy().tolist()) == ([[5.0], [6.0]], [0, 1])

@@ -6,8 +6,11 @@ import subprocess
 import sys
 from typing import Any
 
+import horovod.tensorflow as hvd
 import pytest
 import tensorflow as tf
+from horovod.tensorflow.mpi_ops import MPI_LIB
+from tensorflow.python.framework import op_def_registry
 
 import hvdrecover.tensorflow as recover
 from hvdrecover.errors import ConfigError
@@ -92,3 +95,25 @@ def test_a_step_is_traced_again_with_everything_that_makes_counters(
     step(tf.ones([2]), reduce=False)
     assert [step(tf.ones([size])).numpy().tolist() for size in (2, 3, 2)] == [[2.0] * 2, [3.0] * 2, [2.0] * 2]
     assert traces == [False, True, True]
+
+
+OPERATIONS = [name for name in vars(MPI_LIB) if name.startswith("Horovod") and "Inplace" not in name]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_tensorflow_runs_an_operation_of_horovods_each_time(name: str) -> None:
+    """Or it would take a collective of constants for a constant."""
+    assert op_def_registry.get(name).is_stateful
+
+
+def test_collectives_of_a_graph_do_not_wait_for_each_other() -> None:
+    """Or Horovod could fuse none of them."""
+
+    @tf.function
+    def both() -> tuple[tf.Tensor, tf.Tensor]:
+        return hvd.allreduce(tf.zeros([1]), name="one"), hvd.allgather(tf.zeros([1]), name="other")
+
+    operations = both.get_concrete_function().graph.get_operations()
+    collectives = [each for each in operations if each.type in OPERATIONS]
+    assert len(collectives) >= 2
+    assert not any(each.control_inputs for each in collectives)

@@ -1,0 +1,57 @@
+"""Edits of Horovod's TensorFlow operations: they are run each time, and not taken for constants.
+
+If all inputs of an operation are constants, TensorFlow runs it once, while it makes a graph, and keeps the
+result, unless the operation is declared stateful. Horovod does not declare its collectives so. A new process,
+which makes its graphs again, then waits for ranks that have theirs already. And ``hvd.join()``, which has no
+inputs, waits in its first call only.
+"""
+
+from __future__ import annotations
+
+from hvdrecover.install.edits.edit import Edit
+
+_COLLECTIVES = (
+    "Allreduce",
+    "GroupedAllreduce",
+    "Allgather",
+    "GroupedAllgather",
+    "Broadcast",
+    "Reducescatter",
+    "GroupedReducescatter",
+    "Alltoall",
+)
+
+TENSORFLOW_OPS: tuple[Edit, ...] = (
+    *(
+        Edit(
+            name=f"stateful-{name}",
+            file="horovod/tensorflow/mpi_ops.cc",
+            old=f'REGISTER_OP("Horovod{name}")\n',
+            new=f'REGISTER_OP("Horovod{name}")\n    .SetIsStateful()\n',
+            why="TensorFlow runs a collective of constants once, and a new process waits for it in vain",
+        )
+        for name in (*_COLLECTIVES, "Join")
+    ),
+    Edit(
+        name="stateful-in-any-order",
+        file="horovod/tensorflow/mpi_ops.py",
+        old="    check_installed_version('tensorflow', tf.__version__)\n\n",
+        new=(
+            "    check_installed_version('tensorflow', tf.__version__)\n"
+            "\n"
+            "# As TensorFlow's own collectives: in any order, and not if nobody uses the result.\n"
+            "auto_control_deps.ASYNC_STATEFUL_OPS |= {\n"
+            f"    'Horovod' + name for name in {_COLLECTIVES!r}\n"
+            "}\n"
+            "\n"
+        ),
+        why="TensorFlow runs stateful operations one after the other, and Horovod could fuse none of them",
+    ),
+    Edit(
+        name="stateful-in-any-order-import",
+        file="horovod/tensorflow/mpi_ops.py",
+        old="from tensorflow.python.framework import load_library\n",
+        new="from tensorflow.python.framework import auto_control_deps, load_library\n",
+        why="see stateful-in-any-order",
+    ),
+)
