@@ -27,6 +27,7 @@
     ├── RecoveryError               the ranks could not agree on a state to resume from
     │   ├── NoProgressError         they have come back to one commit again and again
     │   ├── RendezvousError         a rank was lost during a rendezvous
+    │   ├── EarlyCollectiveError    a process that joins a running job called a collective too early
     │   ├── PerRankError            a commit's states of the ranks' own don't fit the ranks that there are
     │   ├── RemovedError            this host is no longer part of the job
     │   └── StoppedError            another rank has had an error that stops this one, too
@@ -244,6 +245,22 @@ class NoProgressError(RecoveryError):
 
 class RendezvousError(RecoveryError):
     """A rank was lost during a rendezvous."""
+
+
+class EarlyCollectiveError(RecoveryError):
+    """A process that joins a running job called a collective before its training function.
+
+    Attributes:
+        call: the collective.
+    """
+
+    def __init__(self, call: str) -> None:
+        super().__init__(
+            f"{call}() before the training function: this process joins a running job, and the other ranks "
+            "are in their training functions, so they never answer. Move the call into the training "
+            "function, or put what it sends into the state."
+        )
+        self.call = call
 
 
 class PerRankError(RecoveryError, StateError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,11 +14,13 @@ from hvdrecover.elastic.companions import Observer
 from hvdrecover.elastic.context import Context
 from hvdrecover.elastic.guard.judge import RolledBack
 from hvdrecover.elastic.horovod import Fault, fault_of, notifications
-from hvdrecover.elastic.lifecycle import leaving
+from hvdrecover.elastic.lifecycle import early, leaving
 from hvdrecover.elastic.recovery import Recovery
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import ConfigError, RemovedError, RendezvousError
-from hvdrecover.events import logger, show_on_terminal
+from hvdrecover.events import show_on_terminal
+
+logger = logging.getLogger(__name__)
 
 RENDEZVOUS = 10  # how often a rank tries a rendezvous, as any other rank may be lost in it
 
@@ -55,6 +58,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result | None]:
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Result | None:
         _refuse_others(state)
+        early.end()
         config = state._context.config
         show_on_terminal(config)
         if (lack := state._not_durable()) is not None and state._context.world.rank() == 0:

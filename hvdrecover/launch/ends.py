@@ -99,6 +99,14 @@ OF_PROCESSES = (
         f"{_ENDS}, unless it follows a recovery in place: then all processes first start once more",
     ),
     End("apart", "it waited for the other ranks for the startup timeout", "job", _AGAIN, 1),
+    End(
+        "early_collective",
+        "it joined the running job, and called a collective before the training function",
+        "job",
+        _AGAIN,
+        1,
+        ("EarlyCollectiveError",),
+    ),
     End("fenced", "another job has claimed the checkpoint root", "end", _ENDS, FENCED, ("FencedError",)),
     End(
         "too_old",

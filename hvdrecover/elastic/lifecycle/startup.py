@@ -9,6 +9,7 @@ from typing import Any
 from hvdrecover import config as configs
 from hvdrecover import heartbeat, uncaught
 from hvdrecover.elastic.horovod import rendezvous_alone
+from hvdrecover.elastic.lifecycle import early
 from hvdrecover.libraries import is_library
 
 
@@ -24,6 +25,8 @@ def join(hvd: Any) -> None:
         _attach(*config.slot)
     if config.rejoins and not hvd.is_initialized():
         rendezvous_alone(hvd)
+    if config.elastic:
+        early.begin(hvd, config)
 
 
 def _attach(page: int, stacks: int, notes: int) -> None:

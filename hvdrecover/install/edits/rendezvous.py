@@ -19,6 +19,7 @@ _SLOW = (
 )
 _OVER = "ranks wait out a time-out for one that is known to be lost, and who has just come ends with an error"
 _LOST = "a worker that has just come ends with an error if another is lost while all connect"
+_EARLY = "a process that joins a running job does not know, and waits for ever in a script's first broadcasts"
 _WAIT_CODE = '''\
     def wait_for_all(self, arrived, seconds):
         """Wait until all have arrived; False if the round is over: a worker was lost, or asks for a place
@@ -58,6 +59,7 @@ _HANDLER_CODE = '''\
 '''
 _TRY_AGAIN_CODE = '''\
     _failures = 0  # initializations that failed in a row
+    process_sets = ()  # of the last initialization
 
     def _initialization_error(self):
         function = self.MPI_LIB_CTYPES.horovod_initialization_error
@@ -66,7 +68,7 @@ _TRY_AGAIN_CODE = '''\
 
     def _may_try_again(self, error):
         """Return whether another round may come: the driver says so, or a rank was lost while connecting."""
-        if os.environ.get("HOROVOD_ELASTIC") != "1" or "has been removed" in error:
+        if os.environ.get("HOROVOD_ELASTIC") != "1" or "has been removed" in error or "process set" in error:
             return False
         if "the round is over" not in error:
             self._failures += 1
@@ -95,6 +97,9 @@ RENDEZVOUS: tuple[Edit, ...] = (
             "\n"
             "    def wake(self):\n"
             "        self._worker_registry.wake()\n"
+            "\n"
+            "    def round(self):\n"
+            "        return self._worker_registry.last_rendezvous()\n"
             "\n"
             "    def record_ready(self, host, slot):\n"
         ),
@@ -189,7 +194,50 @@ RENDEZVOUS: tuple[Edit, ...] = (
         new=(
             '        << "Horovod could not be initialized: " << ex.what();\n'
             "    InitializationError() = ex.what();\n"
+            "    state.process_set_table.peer_lost = true;\n"
         ),
-        why="why process sets could not be made is known to the log only",
+        why="why process sets could not be made is known to the log only, and not all ranks may have failed",
+    ),
+    Edit(
+        name="process-sets-kept",
+        file=_BASICS,
+        old="        process_sets = list(process_sets)\n",
+        new="        process_sets = self.process_sets = list(process_sets)\n",
+        why="process sets are to be made again after a rendezvous, and nobody knows which there were",
+    ),
+    Edit(
+        name="round-told",
+        file=_HANDLER,
+        old="            return super(RendezvousHandler, self)._get_value(scope, key)\n",
+        new=(
+            "            if scope == GET_ROUND:\n"
+            "                return str(driver.round()).encode('ascii')\n"
+            "\n"
+            "            return super(RendezvousHandler, self)._get_value(scope, key)\n"
+        ),
+        why=_EARLY,
+    ),
+    Edit(
+        name="round-scope",
+        file=_HANDLER,
+        old="GET_RANK_AND_SIZE = 'rank_and_size'\n",
+        new="GET_RANK_AND_SIZE = 'rank_and_size'\nGET_ROUND = 'round'\n",
+        why=_EARLY,
+    ),
+    Edit(
+        name="groups-without-broadcast",
+        file="horovod/torch/optimizer.py",
+        old=(
+            "            # To ensure parameter order and group formation is consistent, broadcast "
+            "p_list order\n"
+            "            # from rank 0 and use for every worker\n"
+        ),
+        until="            # Form groups\n",
+        new=(
+            "            # All ranks have the same names, and so the same groups.\n"
+            "            p_list.sort(key=self._parameter_names.get)\n"
+            "\n"
+        ),
+        why=_EARLY,
     ),
 )

@@ -6,7 +6,7 @@
 
 Rank 0 writes ``localhost:SLOTS`` into the file, with one slot more than there are. Each process writes its id
 into ``FOLDER/RANK`` as soon as it starts, with the rank that it is given then. If ``LOST=1``, the one that
-comes kills rank 1 while that waits for it.
+comes kills rank 1 while that waits for it. All begin with a broadcast, in which nobody takes part later.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def main(folder: Path) -> None:
     come_late(folder)
     torch.set_num_threads(1)
     hvd.init()
-    state = recover.TorchState(step=0, sizes=[])
+    model = torch.nn.Linear(1, 1)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    state = recover.TorchState(model, step=0, sizes=[])
 
     @recover.run
     def train(state: recover.TorchState) -> None:

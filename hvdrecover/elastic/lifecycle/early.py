@@ -1,0 +1,120 @@
+"""Collectives before the training function, in a process that joins a running job.
+
+The other ranks are in their training functions and never answer. So broadcasts of what the state brings
+anyway return at once, and other collectives are refused. Horovod's driver counts the rounds of rendezvous. In
+the first one all processes have just started, and their collectives meet. In a later one, a process that is
+not in its training function yet has joined a running job.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from collections.abc import Callable
+from typing import Any
+from urllib.request import ProxyHandler, build_opener
+
+from hvdrecover.config import Config
+from hvdrecover.errors import EarlyCollectiveError
+
+logger = logging.getLogger(__name__)
+
+_COLLECTIVE = re.compile(
+    "horovod_(?:torch_)?((?:grouped_)?(?:allreduce|allgather|broadcast|alltoall|reducescatter|join|barrier))"
+)
+# By the name of a framework's library: the functions whose work the state does.
+_SKIPPED = {
+    "mpi_lib": ("broadcast_parameters", "broadcast_optimizer_state", "broadcast_object"),
+    "MPI_LIB": ("broadcast_variables", "broadcast_", "broadcast_object"),
+}
+_REFUSED = ("add_process_set", "remove_process_set")
+_PATIENCE = 10.0  # seconds for the driver to answer
+_libraries: list[tuple[Any, str, Any]] = []  # which module's attribute has which library; until `end`
+
+
+def begin(hvd: Any, config: Config) -> None:
+    """Look at the collectives of a framework until a training function begins.
+
+    Args:
+        hvd: its Horovod module.
+        config: the settings of this process.
+    """
+
+    @functools.cache
+    def asked() -> bool:
+        return _joins(config)
+
+    def joins() -> bool:
+        return bool(_libraries) and hvd.is_initialized() and asked()
+
+    name = next(each for each in _SKIPPED if hasattr(hvd.mpi_ops, each))
+    library = getattr(hvd.mpi_ops, name)
+    _libraries.append((hvd.mpi_ops, name, library))
+    setattr(hvd.mpi_ops, name, _Watched(library, joins))
+    for function in _SKIPPED[name]:
+        setattr(hvd, function, _skipped(getattr(hvd, function), joins))
+    for function in _REFUSED:
+        setattr(hvd, function, _refused(getattr(hvd, function), function, joins))
+
+
+def end() -> None:
+    """A training function begins: from now on, all collectives are Horovod's own."""
+    while _libraries:
+        module, name, library = _libraries.pop()
+        setattr(module, name, library)
+
+
+class _Watched:
+    """A framework's library of Horovod's, whose collectives are refused while nobody would answer."""
+
+    def __init__(self, library: Any, joins: Callable[[], bool]) -> None:
+        self._library = library
+        self._joins = joins
+
+    def __getattr__(self, name: str) -> Any:
+        function, collective = getattr(self._library, name), _COLLECTIVE.match(name)
+        return function if collective is None else _refused(function, collective[1], self._joins)
+
+
+def _refused(function: Callable[..., Any], name: str, joins: Callable[[], bool]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if joins():
+            raise EarlyCollectiveError(f"hvd.{name}")
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _skipped(function: Callable[..., Any], joins: Callable[[], bool]) -> Callable[..., Any]:
+    name = function.__name__
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not joins():
+            return function(*args, **kwargs)
+        if name != "broadcast_object":
+            logger.debug("hvd.%s() does nothing: this process joins a running job, and gets the state", name)
+            return None
+        logger.warning(
+            "hvd.broadcast_object() before the training function returns this process's own object: it "
+            "joins a running job, whose other ranks do not answer. Put the object into the state if all "
+            "ranks need the same one"
+        )
+        return args[0] if args else kwargs["obj"]
+
+    return call
+
+
+def _joins(config: Config) -> bool:
+    """Return whether the job was running before the rendezvous in which this process has come to it."""
+    if config.rendezvous is None:
+        return False
+    host, port = config.rendezvous
+    url, opener = f"http://{host}:{port}/round/now", build_opener(ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=_PATIENCE) as answer:
+            return int(answer.read()) > 1
+    except (OSError, ValueError):  # the driver of a Horovod that we have not built
+        return config.rejoins
