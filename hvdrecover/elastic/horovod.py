@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdrecover import config
-from hvdrecover.elastic.interfaces import Buffer, World
+from hvdrecover.elastic.interfaces import Buffer, Past, World
 from hvdrecover.errors import ConfigError, RemovedError, RendezvousError
 
 Fault = Literal["peers", "hosts", "numbers"]
@@ -78,6 +78,8 @@ class HorovodWorld:
     Args:
         hvd: the module, such as ``horovod.torch``.
     """
+
+    past = Past()  # one for all instances
 
     def __init__(self, hvd: Any) -> None:
         self._hvd = hvd

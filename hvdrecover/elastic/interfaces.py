@@ -7,7 +7,7 @@ in the same order. `Framework` may be called at any time.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -207,8 +207,27 @@ class Writer(Protocol):
         """Write all to the file and close it."""
 
 
+@dataclass
+class Past:
+    """What this process has done since it started.
+
+    Attributes:
+        functions: how many training functions it has begun.
+        finished: checkpoint roots whose training functions have returned.
+    """
+
+    functions: int = 0
+    finished: set[str] = field(default_factory=set)
+
+
 class World(Protocol):
-    """The ranks of the job and the collectives that recovery needs."""
+    """The ranks of the job and the collectives that recovery needs.
+
+    Attributes:
+        past: what this process has done, in whichever state.
+    """
+
+    past: Past
 
     def rank(self) -> int:
         """This process's rank."""

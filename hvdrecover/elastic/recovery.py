@@ -138,10 +138,10 @@ class Recovery:
         if recalled is not None:
             own, job = recalled.snapshot.id, recalled.job
         numbers = [digest_numbers(text.encode())[0] for text in (job, self._durable.root)]
-        row = [own.generation, own.commit, recalled is not None, *numbers]
+        row = [own.generation, own.commit, recalled is not None, *numbers, self._context.world.past.functions]
         published, *tables = self._companions.exchange(self._context.world, moment, row)
-        if (published[:, 4] != published[0, 4]).any():
-            self._refuse_other_roots()
+        if (published[:, 4:] != published[0, 4:]).any():
+            self._refuse_other_states()
         words = [Published(CommitId(*row[:2]), bool(row[2]), row[3]) for row in published.tolist()]
         election = elect(words, lambda holders: self._companions.prefer(holders, tables))
         verdict = self._companions.verdict(dataclasses.replace(moment, elected=election), tables)
@@ -149,16 +149,22 @@ class Recovery:
             raise verdict
         return election
 
-    def _refuse_other_roots(self) -> None:
+    def _refuse_other_states(self) -> None:
         """Refuse to take one rank's state for another's of the same script.
 
         Raises:
             RecoveryError: on all ranks, so that all start again, and come to the same state.
         """
-        roots = gather_json(self._context.world, self._durable.root, "hvdrecover.roots")
+        mine = [self._context.world.past.functions, self._durable.root]
+        states = gather_json(self._context.world, mine, "hvdrecover.states")
+        listed = ", ".join(
+            f"rank {rank} in call {number} of a training function, at checkpoint root {root or None!r}"
+            for rank, (number, root) in enumerate(states)
+        )
         raise RecoveryError(
-            f"the ranks are at states with different checkpoint roots: {', '.join(map(repr, roots))}. "
-            "All need one. Where a script makes several states, one after the other, all ranks start again"
+            f"the ranks are at different states of the script: {listed}. All ranks start again, and come to "
+            "the same one. Give each state a checkpoint root of its own, the same on all ranks, so that what "
+            "is finished is not trained again"
         )
 
     def _revive(self, recalled: Recalled | None) -> Claimed:

@@ -58,7 +58,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result | None]:
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Result | None:
         _refuse_others(state)
-        early.end()
+        _begin(state)
         config = state._context.config
         show_on_terminal(config)
         if (lack := state._not_durable()) is not None and state._context.world.rank() == 0:
@@ -106,6 +106,8 @@ def _loop(train: Callable[[], Result], state: State) -> Result | None:
                     result = train()
                     state._leave_if_told()
                 State.finish(state)  # by the class: an attribute of the script may have this name
+            if state._durable.wanted:
+                context.world.past.finished.add(state._durable.root)
             heartbeat.enter(heartbeat.Phase.FINISHED)
             return result
         except leaving.Preempted:
@@ -145,6 +147,23 @@ def _refuse_others(state: Any) -> None:
             "the one that it is derived from, from hvdrecover.torch.elastic or "
             "hvdrecover.tensorflow.elastic, where they have the same names",
         )
+
+
+def _begin(state: State) -> None:
+    """Note that a training function begins.
+
+    Raises:
+        ConfigError: it would be given the result of another state that this process has finished.
+    """
+    early.end()
+    past, root = state._context.world.past, state._durable.root
+    if root in past.finished and not state._memory.last.generation:
+        raise ConfigError(
+            "checkpoint",
+            f"this process has already finished another state at {root}. This state would get the other's "
+            f"result, and not be trained. Give each state a checkpoint root of its own, such as {root}/2",
+        )
+    past.functions += 1
 
 
 def _fault(cause: BaseException, context: Context) -> Fault | None:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from horovod.common.exceptions import HorovodInternalError
 
+from hvdrecover.elastic.interfaces import Past
 from hvdrecover.elastic.lifecycle.leaving import Preempted
 from hvdrecover.errors import RemovedError, RendezvousError
 
@@ -160,6 +161,7 @@ class FakeWorld:
         self.visits = 0
         self.rendezvouses = 0
         self.allowed: list[int] = []
+        self.past = Past()
         self._ring: _Ring | None = None
         self._place_in_ring = 0
         self._position = 0

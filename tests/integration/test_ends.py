@@ -24,6 +24,7 @@ from tests.integration.test_chaos import Watch
 from tests.waiting import wait_until
 
 SCRIPT = Path(__file__).with_name("scripts") / "stubborn.py"
+FOLDS = SCRIPT.with_name("folds.py")
 STEPS = 8
 # A script that runs the training command. On local rank 1, its second run does not come to that, and its
 # third one hides the exit code behind that of `cat`.
@@ -235,8 +236,26 @@ def test_a_job_that_was_restarted_may_have_another_state_with_a_root_of_its_own(
     assert job.wait(PATIENCE) == 0, job.tail()
     log = job.log.read_text()
     # Both were killed in the first fold, and one in the second: it came to the first one's root again.
-    assert log.count("SIGKILL") == 3 and log.count("different checkpoint roots") >= 1
+    assert log.count("SIGKILL") == 3 and log.count("at different states of") >= 1
     assert len(claims(tmp_path / "root0")) >= 3 and len(claims(tmp_path / "root1")) >= 2
+
+
+@pytest.mark.parametrize("root", [False, True])
+def test_a_fold_never_gets_the_weights_of_another(root: bool, tmp_path: Path) -> None:
+    environ = {"HVDRECOVER_CHECKPOINT": str(tmp_path / "root")} if root else {}
+    command = [*supervised("--no-standby"), sys.executable, str(FOLDS), str(tmp_path)]
+    job = Job(command, tmp_path / "log", environ)
+    try:
+        code = job.wait(PATIENCE)
+    finally:
+        job.kill()
+    weights = {path.name: float(path.read_text()) for path in tmp_path.glob("[12]-[01]")}
+    if root:  # one for both folds
+        assert (code, weights) == (1, {"1-0": 0.5, "1-1": 0.5}), job.tail()
+        assert "already finished another state" in job.log.read_text()
+    else:
+        assert (code, weights) == (0, {"1-0": 0.5, "1-1": 0.5, "2-0": 1.0, "2-1": 1.0}), job.tail()
+        assert (tmp_path / "lost").exists()
 
 
 @LONG

@@ -22,7 +22,14 @@ from hvdrecover.elastic.durable.durability import FINISH_ATTEMPTS
 from hvdrecover.elastic.lifecycle.leaving import Preempted
 from hvdrecover.elastic.run import RENDEZVOUS, run
 from hvdrecover.elastic.state import State
-from hvdrecover.errors import NoProgressError, RecoveryError, RemovedError, RendezvousError, StorageError
+from hvdrecover.errors import (
+    ConfigError,
+    NoProgressError,
+    RecoveryError,
+    RemovedError,
+    RendezvousError,
+    StorageError,
+)
 from hvdrecover.heartbeat import Page, Phase
 from tests.fakes.framework import FakeModel, FakeSampler
 from tests.fakes.root import FakeRoots
@@ -36,7 +43,7 @@ from tests.fakes.world import (
     change_at,
     fail_at,
 )
-from tests.unit.elastic.jobs import CONFIG, STATIC, URL, Process, initialised
+from tests.unit.elastic.jobs import CONFIG, STATIC, URL, Process, initialised, on_ranks
 
 
 @dataclass(frozen=True)
@@ -759,3 +766,55 @@ def test_started_again_only_the_first_of_two_finds_the_run_finished(roots: FakeR
     FakeJob(initialised(two_phases), 1).results()
     (calls,) = FakeJob(initialised(two_phases), 1).results()
     assert calls == [("main", 20)]
+
+
+# -- several states, one after the other ------------------------------------------------------------------
+
+
+def folds(*roots: str | None, calls: list[tuple[str, int]]) -> Callable[[Process], list[tuple[int, float]]]:
+    """A script that trains a state for each root, to another weight each."""
+
+    def body(process: Process) -> list[tuple[int, float]]:
+        ends = []
+        for number, root in enumerate(roots, start=1):
+            state = process.state(root, model=FakeModel(w=0.0), step=0)
+
+            def train(state: State, number: int = number) -> None:
+                while state.step < 3:
+                    calls.append((f"fold {number}", state.step))
+                    gradient = np.full(1, float(number))
+                    state.model.weights["w"] += process.world.allreduce(gradient)[0] / process.world.size()
+                    state.step += 1
+                    state.commit()
+
+            run(train)(state)
+            ends.append((state.step, float(state.model.weights["w"])))
+        return ends
+
+    return body
+
+
+def test_another_state_at_a_root_that_this_process_has_finished_is_refused(roots: FakeRoots) -> None:
+    calls: list[tuple[str, int]] = []
+    outcomes = FakeJob(initialised(folds(URL, URL, calls=calls)), 2).run()
+    for outcome in outcomes:
+        assert isinstance(outcome.error, ConfigError)
+        assert (outcome.error.name, f"{URL}/2" in str(outcome.error)) == ("checkpoint", True)
+    assert {name for name, _ in calls} == {"fold 1"}
+
+
+def test_states_with_a_root_each_are_all_trained(roots: FakeRoots) -> None:
+    assert on_ranks(2, folds(URL, f"{URL}/2", calls=[])) == [[(3, 3.0), (3, 6.0)]] * 2
+
+
+def test_states_without_a_root_are_all_trained() -> None:
+    assert on_ranks(2, folds(None, None, calls=[])) == [[(3, 3.0), (3, 6.0)]] * 2
+
+
+def test_a_process_in_an_earlier_state_is_not_given_that_of_a_later_one() -> None:
+    calls: list[tuple[str, int]] = []
+    faults = [fail_at(1, "gradient", 5, replacement="in_place")]
+    outcomes = FakeJob(initialised(folds(None, None, calls=calls)), 2, faults).run()
+    errors = [str(outcome.error) for outcome in outcomes if isinstance(outcome.error, RecoveryError)]
+    assert len(errors) == 2 and "in call 2 of a training function" in errors[0]
+    assert calls.count(("fold 1", 0)) == 2  # the new process is given no state
