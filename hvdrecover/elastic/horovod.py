@@ -23,6 +23,8 @@ from hvdrecover.errors import ConfigError, RemovedError, RendezvousError
 Fault = Literal["peers", "hosts", "numbers"]
 
 _NO_ADASUM = "No Adasum operation enabled"
+_JOINED = "is not supported with Join at this time"
+_SHUT_DOWN = "Horovod is shutting down."  # to who adds a process set as a rank is lost
 _WORD = 8  # bytes of the length before what a rank sends
 _BLOCK = 4096  # bytes
 
@@ -53,15 +55,25 @@ def fault_of(error: BaseException, world: World) -> Fault | None:
 
     if isinstance(error, HostsUpdatedInterrupt):
         return "hosts"
-    return "peers" if isinstance(error, HorovodInternalError) or world.lost(error) else None
+    lost = isinstance(error, HorovodInternalError) or str(error) == _SHUT_DOWN or world.lost(error)
+    return "peers" if lost else None
 
 
 def mistake_of(error: BaseException) -> ConfigError | None:
     """Return what is wrong with a script, if Horovod says so by an error that looks like a lost rank."""
-    if _NO_ADASUM not in str(error):
+    if _NO_ADASUM in str(error):
+        remedy = "Adasum on CPUs needs MPI: start the job by mpirun, or by horovodrun --mpi"
+        mistake = ConfigError("op", remedy)
+    elif _JOINED in str(error):
+        mistake = ConfigError(
+            "hvd.join",
+            "a rank has joined, and another one has called state.commit() or a collective that is no "
+            "allreduce, in which joined ranks can't take part. Call state.commit() on all ranks after "
+            "hvd.join() has returned",
+        )
+    else:
         return None
-    remedy = "Adasum on CPUs needs MPI: start the job by mpirun, or by horovodrun --mpi"
-    return ConfigError("op", remedy).with_traceback(error.__traceback__)
+    return mistake.with_traceback(error.__traceback__)
 
 
 def hosts_updated() -> Exception:
@@ -93,16 +105,25 @@ class HorovodWorld:
         return int(self._hvd.size())
 
     def init(self) -> None:
-        """Rendezvous with the other ranks.
+        """Rendezvous with the other ranks, and make the script's process sets again.
 
         Raises:
             RemovedError: this host is no longer part of the job.
             RendezvousError: a rank was lost meanwhile.
+            ConfigError: the ranks of a process set no longer exist, or other ranks have others.
         """
+        made = getattr(self._hvd.mpi_ops._basics, "process_sets", ())  # of our build of Horovod
         try:
-            self._hvd.init()
+            self._hvd.init(process_sets=[each for each in made if each.process_set_id is not None])
         except ValueError as error:
             reason = _failure(self._hvd) or str(error)
+            if "process set" in reason:
+                raise ConfigError(
+                    "process_sets",
+                    f"{reason}. The ranks of the job have changed, and the process sets "
+                    f"{[each.ranks for each in made]} do not fit. Start the job with enough processes "
+                    "(--min-np), or add the sets in the training function, by hvd.add_process_set()",
+                ) from error
             kind = RemovedError if "has been removed from elastic job" in reason else RendezvousError
             raise kind(reason) from error
 

@@ -4,6 +4,9 @@ Gloo knows messages by the kind of their collective only, and Horovod starts the
 failed. Other ranks still have the failed one, and may take the next one's messages for it. Where a message is
 longer than expected, Gloo throws in its own thread, where nobody catches, and the process aborts. What is
 left over blocks a connection, so that its loss shows by the time-out only.
+
+With process sets, Horovod's thread asks all ranks whether to remove each set, also after one was lost. What
+`hvd.join()` has noted stays in the global process set, which outlives a shutdown.
 """
 
 from __future__ import annotations
@@ -14,6 +17,11 @@ _PAIR = "third_party/gloo/gloo/transport/tcp/pair.cc"
 _LOOP = "horovod/common/operations.cc"
 _ABORT = "what Gloo's own thread throws ends the process, where the error of one connection is meant"
 _NEXT = "the next collective's messages are taken for those of the one that has failed on this rank"
+_SETS = "horovod/common/process_set.cc"
+_ASKED = "with process sets, ranks that remain ask the lost one before they shut down, and abort"
+_JOINED = "a rank that had joined when another was lost still counts as joined after the next rendezvous"
+_NO_ZEROS = "a rank that has joined takes part in allgathers that are cached, with zeros, and dies of SIGSEGV"
+_SHORT = "what the ranks that have not joined send is written behind the end of an array"
 _UNTOLD = "who waits for a message of which a part was sent or read waits until Gloo's time-out"
 
 LOST_PEER: tuple[Edit, ...] = (
@@ -124,5 +132,118 @@ LOST_PEER: tuple[Edit, ...] = (
             "  }\n"
         ),
         why=_NEXT,
+    ),
+    Edit(
+        name="process-sets-lost-flag",
+        file="horovod/common/process_set.h",
+        old="  mutable std::recursive_mutex mutex;\n",
+        new=(
+            "  mutable std::recursive_mutex mutex;\n"
+            "\n"
+            "  // Whether the ranks can no longer agree on the removal of a process set.\n"
+            "  std::atomic_bool peer_lost{false};\n"
+        ),
+        why=_ASKED,
+    ),
+    Edit(
+        name="process-sets-lost",
+        file=_LOOP,
+        old='        << "Horovod background loop uncaught exception: " << ex.what();\n',
+        new=(
+            '        << "Horovod background loop uncaught exception: " << ex.what();\n'
+            "    state.process_set_table.peer_lost = true;\n"
+        ),
+        why=_ASKED,
+    ),
+    Edit(
+        name="process-sets-removed",
+        file=_SETS,
+        old=(
+            "    MarkProcessSetForRemoval(id);\n"
+            "    // Block until all processes have been able to finalize and deregister\n"
+            "    // this process set.\n"
+        ),
+        until="  // The process set hosting the global controller needs to remain in the\n",
+        new=(
+            "    // Block until all processes have been able to finalize and deregister\n"
+            "    // this process set. If one is lost, do so alone.\n"
+            "    id_to_be_removed_ = id;\n"
+            "    try {\n"
+            "      while (!peer_lost && id_to_be_removed_ != SUCCESSFUL_REMOVAL) {\n"
+            "        InitializeRegisteredAndRemoveMarkedIfReady_(context, status);\n"
+            "        std::this_thread::sleep_for(std::chrono::milliseconds(1));\n"
+            "      }\n"
+            "    } catch (const std::exception& ex) {\n"
+            "      peer_lost = true;\n"
+            "    }\n"
+            "    if (Contains(id)) {\n"
+            "      Get(id).Finalize(status);\n"
+            "      DeregisterProcessSet(id);\n"
+            "    }\n"
+            "  }\n"
+            "  peer_lost = false;\n"
+            "  id_to_be_removed_ = NO_PENDING_REMOVAL;\n"
+        ),
+        why=_ASKED,
+    ),
+    Edit(
+        name="joined-forgotten",
+        file=_SETS,
+        old="  registered_global_ranks.clear();\n  initialization_done = false;\n",
+        new=(
+            "  registered_global_ranks.clear();\n"
+            "  joined = false;\n"
+            "  joined_size = 0;\n"
+            "  last_joined_rank = -1;\n"
+            "  initialization_done = false;\n"
+        ),
+        why=_JOINED,
+    ),
+    Edit(
+        name="joined-cached",
+        file="horovod/common/controller.cc",
+        old=(
+            "    for (uint32_t bit : response_cache_.list_all_bits()) {\n"
+            "      cache_coordinator.record_hit(bit);\n"
+            "    }\n"
+        ),
+        new=(
+            "    for (uint32_t bit : response_cache_.list_all_bits()) {\n"
+            "      auto type = response_cache_.peek_response(bit).response_type();\n"
+            "      if (type == Response::ALLREDUCE || type == Response::ADASUM) {\n"
+            "        cache_coordinator.record_hit(bit);\n"
+            "      } else {\n"
+            "        // Negotiated anew, and refused.\n"
+            "        cache_coordinator.record_invalid_bit(bit);\n"
+            "        cache_coordinator.set_uncached_in_queue(true);\n"
+            "      }\n"
+            "    }\n"
+        ),
+        why=_NO_ZEROS,
+    ),
+    Edit(
+        name="joined-sizes",
+        file="horovod/common/controller.cc",
+        old="    tensor_sizes.resize(requests.size());\n",
+        new="    tensor_sizes.resize(size_);\n",
+        why=_SHORT,
+    ),
+    Edit(
+        name="joined-devices",
+        file="horovod/common/controller.cc",
+        old=(
+            "  std::vector<int32_t> devices(requests.size());\n"
+            "  for (auto& request : requests) {\n"
+            "    devices[request.request_rank()] = request.device();\n"
+            "  }\n"
+        ),
+        new=(
+            "  std::vector<int32_t> devices(size_);\n"
+            "  for (auto& request : requests) {\n"
+            "    devices[request.request_rank()] = request.device();\n"
+            "  }\n"
+            "  devices.resize(requests.size());\n"
+        ),
+        why=_SHORT,
     ),
 )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
@@ -19,6 +20,7 @@ from hvdrecover.errors import ConfigError, RecoveryError, RemovedError, Rendezvo
         (RuntimeError("CUDA error"), None),
         (KeyboardInterrupt(), None),
         (ConnectionError("what the framework makes of a lost rank"), "peers"),
+        (ValueError("Horovod is shutting down."), "peers"),  # by hvd.add_process_set()
     ],
 )
 def test_what_an_error_means(error: BaseException, fault: str | None) -> None:
@@ -27,9 +29,10 @@ def test_what_an_error_means(error: BaseException, fault: str | None) -> None:
 
 
 class FakeHorovod:
-    """Horovod's module of a framework: its library, and an ``init`` that fails."""
+    """Horovod's module of a framework: its library, and an ``init`` that fails, or notes the process sets."""
 
-    def __init__(self, reason: str | None) -> None:
+    def __init__(self, reason: str | None, *, fails: bool = True) -> None:
+        self.fails, self.made = fails, [SimpleNamespace(process_set_id=None, ranks=None)]
         self.allowed: list[int] = []
         library = SimpleNamespace()
         if reason is not None:
@@ -37,8 +40,10 @@ class FakeHorovod:
             library.horovod_set_stall_shutdown_seconds = self.allowed.append
         self.mpi_ops = SimpleNamespace(_basics=SimpleNamespace(MPI_LIB_CTYPES=library))
 
-    def init(self) -> None:
-        raise ValueError("Horovod initialization failed")
+    def init(self, process_sets: list[Any]) -> None:
+        self.made = process_sets
+        if self.fails:
+            raise ValueError("Horovod initialization failed")
 
 
 @pytest.mark.parametrize(
@@ -55,6 +60,22 @@ def test_why_a_rendezvous_has_failed(reason: str | None, kind: type[Exception], 
         horovod.HorovodWorld(FakeHorovod(reason)).init()
     assert (type(caught.value), str(caught.value)) == (kind, message)
     assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_process_sets_are_made_again_but_for_those_that_were_removed() -> None:
+    hvd = FakeHorovod("", fails=False)
+    sets = [SimpleNamespace(process_set_id=number, ranks=[0]) for number in (1, None, 3)]
+    hvd.mpi_ops._basics.process_sets = sets
+    horovod.HorovodWorld(hvd).init()
+    assert hvd.made == [sets[0], sets[2]]
+
+
+def test_a_process_set_whose_ranks_no_longer_exist_is_an_error_of_the_script() -> None:
+    hvd = FakeHorovod("Tried to register process set with invalid rank: 1")
+    hvd.mpi_ops._basics.process_sets = [SimpleNamespace(process_set_id=1, ranks=[0, 1])]
+    with pytest.raises(ConfigError, match=r"invalid rank: 1.*\[\[0, 1\]\]") as caught:
+        horovod.HorovodWorld(hvd).init()
+    assert caught.value.name == "process_sets"
 
 
 def test_our_own_horovod_is_told_how_long_ranks_may_wait_and_another_one_is_not() -> None:
@@ -98,11 +119,18 @@ def test_the_version_is_that_of_the_installed_package() -> None:
     assert horovod.version().startswith("0.")
 
 
-def test_adasum_without_mpi_is_a_mistake_and_not_a_lost_rank() -> None:
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("No Adasum operation enabled", "op"),
+        ("Allgather is not supported with Join at this time. Specify sparse_to_dense=True", "hvd.join"),
+    ],
+)
+def test_a_mistake_of_the_script_is_no_lost_rank(text: str, name: str) -> None:
     try:
-        raise HorovodInternalError(RuntimeError("No Adasum operation enabled"))
+        raise HorovodInternalError(RuntimeError(text))
     except HorovodInternalError as error:
         mistake = horovod.mistake_of(error)
-        assert isinstance(mistake, ConfigError)
+        assert isinstance(mistake, ConfigError) and mistake.name == name
         assert mistake.__traceback__ is error.__traceback__
     assert horovod.mistake_of(HorovodInternalError("Horovod has been shut down")) is None
