@@ -43,11 +43,14 @@ def read(path: Path | None) -> dict[str, list[float]]:
 def ends_at(reports: Sequence[float], now: float) -> float:
     """Return when a host's cooldown ends; 0 if it is in none.
 
+    A report from the future does not count: the clock was set back since. When that was is unknown, and until
+    the clock comes to that time again, such a report would look as if it had just been made.
+
     Args:
         reports: when it was reported.
         now: the time.
     """
-    recent = sorted(time for time in reports if now - time < _REMEMBERED)
+    recent = sorted(time for time in reports if -FIRST < now - time < _REMEMBERED)
     if len(recent) < _REPEATED:
         return 0.0
     doublings = min(len(recent) - _REPEATED, 16)

@@ -110,7 +110,7 @@ def answer(
             return Answer((), f"{source}: {failure}")
         raise DiscoveryError(source, f"{failure}, and there is no earlier answer")
     age = now - history.listed
-    if failure and age > limits.last_good:
+    if failure and abs(age) > limits.last_good:  # less than none: the clock was set back
         raise DiscoveryError(source, f"{failure}; its last good answer is {age:.0f} s old")
     warning = f"{source}: {failure}; this is its answer of {age:.0f} s ago" if failure else ""
     entries = [_entry(host, history, limits, checked=checked) for host in history.hosts]
@@ -160,7 +160,7 @@ def _last_healthy(
         raise DiscoveryError(
             source, f"all of its {len(entries)} hosts are excluded by --include and --exclude"
         )
-    if history.healthy_at is not None and now - history.healthy_at <= limits.last_good:
+    if history.healthy_at is not None and abs(now - history.healthy_at) <= limits.last_good:
         stand = [
             replace(entry, state="used", why="") if entry.name in history.healthy else entry
             for entry in entries

@@ -29,6 +29,15 @@ def test_rest_grows_up_to_a_limit(count: int, seconds: float) -> None:
     assert until == (1000.0 + seconds if seconds else 0.0)
 
 
+def test_a_clock_that_was_set_back_excludes_no_host() -> None:
+    times = [1e6 - 20, 1e6 - 10]
+    assert ends_at(times, 1e6 - 15) == 1e6 - 10 + FIRST  # by seconds: as if nothing had happened
+    back = 1e6 - 86400
+    assert ends_at(times, back) == 0.0
+    assert ends_at([*times, back - 5], back) == 0.0
+    assert ends_at([*times, back - 5, back - 1], back) == back - 1 + FIRST
+
+
 def test_a_rest_ends_and_is_forgotten() -> None:
     times = [1000.0, 1010.0]
     assert ends_at(times, 1010.0 + FIRST - 1) == 1010.0 + FIRST

@@ -96,6 +96,8 @@ def test_if_none_is_well_those_that_were_last_stand_for_a_while() -> None:
     with pytest.raises(DiscoveryError, match=r"^src: .* 3 hosts .*:\n  a: port 22 \(ssh\): re"):
         found(replace(history, healthy_at=NOW - 61), checked=True)
     with pytest.raises(DiscoveryError, match=r"^src: .* 3 hosts .*:\n  a: "):
+        found(replace(history, healthy_at=NOW + 86400), checked=True)
+    with pytest.raises(DiscoveryError, match=r"^src: .* 3 hosts .*:\n  a: "):
         found(replace(history, healthy=("d",)), checked=True)
 
 
@@ -114,6 +116,8 @@ def test_a_failure_is_bridged_for_a_while() -> None:
     assert answer.warning == "src: can't be read; this is its answer of 50 s ago"
     with pytest.raises(DiscoveryError, match=r"^src: can't be read; .* 61 s "):
         found(replace(history, listed=NOW - 61))
+    with pytest.raises(DiscoveryError, match=r"^src: can't be read"):
+        found(replace(history, listed=NOW + 86400))  # the clock was set back since
 
 
 def test_a_source_that_hangs_without_a_word_has_failed() -> None:
