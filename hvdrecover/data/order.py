@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -21,11 +21,14 @@ import numpy.typing as npt
 
 from hvdrecover import heartbeat
 from hvdrecover.errors import ConfigError, MismatchError
+from hvdrecover.events import logger
 
 Tail = Literal["pad", "drop"]
 Indices = npt.NDArray[np.int64]
 Gap = tuple[int, int]
 """Positions that are left out: the first, and the one after the last."""
+Stretch = tuple[int, int, int, int]
+"""Positions of one pass: its epoch, how often that epoch was gone through before, and a `Gap`."""
 
 _iterations = itertools.count(1)
 
@@ -85,14 +88,50 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int | np.integer) and int(value) >= 0
 
 
-def _are_gaps(value: Any, length: int) -> bool:
-    """Return whether a value is a list of pairs of positions, in order and apart."""
-    if not isinstance(value, list) or not all(
-        isinstance(gap, list) and len(gap) == 2 and all(map(_is_count, gap)) for gap in value
-    ):
-        return False
-    flat = [position for gap in value for position in gap]
-    return flat == sorted(flat) and all(first < end <= length for first, end in value)
+def _stretches(cursor: dict[str, Any], length: int) -> list[Stretch]:
+    """Return what a cursor leaves out of this pass and later ones.
+
+    Raises:
+        ValueError, TypeError: the stretches are not in order and apart.
+    """
+    place = [cursor["epoch"], cursor.get("passes", 0)]
+    listed = [[*place, *gap] for gap in cursor.get("left_out", [])] + cursor.get("left_out_later", [])
+    found: list[Stretch] = []
+    for epoch, passes, first, end in listed:
+        if not all(map(_is_count, (epoch, passes, first, end))) or not first < end <= length:
+            raise ValueError(f"[{first}, {end}] is not a stretch of {length} samples")
+        if found and (epoch, passes, first) < (*found[-1][:2], found[-1][3]):
+            raise ValueError(f"[{first}, {end}] begins within, or before, {list(found[-1][2:])}")
+        found.append((epoch, passes, first, end))
+    return found
+
+
+def _merged(stretches: Iterable[Stretch]) -> list[Stretch]:
+    """Return stretches in order; those that overlap or touch as one, so that none is counted twice."""
+    found: list[Stretch] = []
+    for epoch, passes, first, end in sorted(stretches):
+        if found and (epoch, passes) == found[-1][:2] and first <= found[-1][3]:
+            *_, first, before = found.pop()
+            end = max(before, end)
+        found.append((epoch, passes, first, end))
+    return found
+
+
+_PLACE = ("epoch", "passes", "done", "_left_out", "_start", "_iterated", "_handed_out")
+_REMEDY = "Call sampler.set_epoch(state.epoch) at the top of each epoch."
+_AGAIN = (
+    "epoch {} is gone through again, as set_epoch() was not called with another one. Its samples come in the "
+    f"same order, and a job that resumes right at the end of a pass cannot tell which pass is due. {_REMEDY}"
+)
+_EMPTY = (
+    "this pass over epoch {} is empty: the commit was made at its end, and set_epoch() has named no other "
+    f"epoch since. {_REMEDY}"
+)
+_BACK = (
+    "set_epoch({}) goes back from epoch {}, of which {} of {} samples were done: they come again. A training "
+    f"framework may have called it with a count of its own. {_REMEDY} The highest epoch counts that is named "
+    "before an iteration begins."
+)
 
 
 class DealtTo(Protocol):
@@ -118,8 +157,11 @@ class SampleOrder:
 
     Attributes:
         epoch: the epoch under way.
-        done: the cursor: samples of this epoch that all ranks together have done, or left out.
-        gaps: what is left out of this epoch, in order.
+        passes: how often this epoch was gone through before, without `set_epoch` to another one.
+        done: the cursor: samples of this pass that all ranks together have done, or left out.
+        batch_size: samples in one rank's batch, if the loader has set it; 0 if only `record` tells.
+        stepped: set when an optimizer has stepped, so that the next batch recorded ends what it had.
+        unstepped: where the batches begin that no step has had yet.
         begun: a number that is higher the later the last iteration was begun; 0 before the first.
         on_iterate: called when an iteration begins, after what the data loader itself draws from generators.
         on_record: called with this order and how many samples every rank has done, before they count.
@@ -140,15 +182,20 @@ class SampleOrder:
         self.shuffle = bool(shuffle)
         self.seed = int(seed)  # a numpy integer would not go into JSON
         self.tail: Tail = tail
-        self.epoch = 0
+        self.epoch = self.passes = 0
         self.done = 0
-        self.gaps: list[Gap] = []
+        self.batch_size = 0
+        self.stepped, self.unstepped = False, 0
         self.begun = 0
         self.on_iterate: Callable[[], None] | None = None
         self.on_record: Callable[[SampleOrder, int], None] | None = None
         self.dealt_to: Callable[[], DealtTo] | None = None
         self._iterated = self._handed_out = False
         self._largest = 0  # number of samples that were recorded at once
+        self._left_out: list[Stretch] = []  # of this pass, and of later ones
+        self._named: list[int] = []  # epochs that `set_epoch` was given since the last iteration began
+        self._before: dict[str, Any] = {}  # the place before it was given the first of them
+        self._warned: set[str] = set()
         self._start = 0
         self._ranks: tuple[int, ...] = (0,)
         self.size = 1
@@ -160,16 +207,29 @@ class SampleOrder:
             self._ranks, self.size = self.dealt_to().ranks, self.dealt_to().size
         self._begin()
 
+    @property
+    def gaps(self) -> list[Gap]:
+        """What is left out of this pass, in order."""
+        return [each[2:] for each in self._left_out if each[:2] == (self.epoch, self.passes)]
+
     def set_epoch(self, epoch: int) -> None:
         """Go to an epoch. Naming the epoch under way changes nothing, so that a resumed one continues.
+
+        Of several epochs that are named before an iteration begins the highest counts: a framework names
+        epochs of its own after the script has, which begin with 0 whenever its loop does; and a script may
+        name all epochs that it skips. Until then, the cursor of the epoch under way is not lost.
 
         Raises:
             ConfigError: a negative epoch.
         """
         if not _is_count(epoch):
             raise ConfigError("epoch", f"{epoch!r} is not a number from 0 on")
-        if epoch != self.epoch:
-            self.epoch, self.done, self.gaps = int(epoch), 0, []
+        if not self._named:
+            self._before = {name: vars(self)[name] for name in _PLACE}
+        self._named.append(int(epoch))
+        vars(self).update(self._before)
+        if (highest := max(self._named)) != self.epoch:
+            self._enter(highest, 0)
             self._begin()
 
     def record(self, count: int) -> None:
@@ -184,24 +244,35 @@ class SampleOrder:
             self.on_record(self, int(count))
         self._largest = max(self._largest, int(count))
         self.done = self.position(self.done, int(count))
+        self._named = []
+        if self.stepped:
+            self.stepped, self.unstepped = False, self.done
         heartbeat.recorded()
 
-    def leave_out(self, start: int, count: int) -> None:
-        """Have no rank see a batch again in this epoch, as if it were not there; what is left is dealt anew.
+    def stretch(self, start: int, count: int) -> Stretch:
+        """Return the samples from a position to the end of a batch of which each rank has ``count``."""
+        return self.epoch, self.passes, start, self.position(self.done, count)
+
+    def leave_out(self, stretch: Stretch) -> None:
+        """Have no rank see samples again in their pass, as if they were not there; the rest is dealt anew.
 
         Args:
-            start: where the cursor was when the batch was begun; not before where it is now.
-            count: how many samples of it each rank had.
+            stretch: of this pass or, as the cursor may have gone back beyond its beginning, of a later one.
         """
-        end = self.position(start, count)
-        if end > start:
-            self.gaps = sorted([*self.gaps, (start, end)])
+        if stretch[2] < stretch[3]:
+            self._left_out = _merged([*self._left_out, stretch])
         self.done = int(past(np.array(self.done), self.done, self.gaps))
         self._begin()
 
-    def present(self, count: int) -> list[int]:
-        """The next ``count`` samples of each rank of this process, which are being done; one if unknown."""
-        return [int(each) for rank in self._ranks for each in self.share_of(rank)[: count or 1]]
+    @property
+    def recorded(self) -> bool:
+        """Return whether samples were ever recorded, in this process or before the commit it resumed from."""
+        return self._largest > 0
+
+    def present(self) -> list[int]:
+        """The samples of this process that are being done; one of each rank if the batch size is unknown."""
+        count = self.batch_size or self._largest or 1
+        return [int(each) for rank in self._ranks for each in self.share_of(rank)[:count]]
 
     @property
     def rank(self) -> int:
@@ -251,11 +322,16 @@ class SampleOrder:
         least = self.size if self.tail == "drop" else 1
         if self._handed_out:
             least = max(least, self._largest * self.size)
+        self._say_lost()
         if self._iterated and self.left < least:
-            self.done, self.gaps = 0, []
-        self._iterated, self._handed_out = True, False
+            if self.done:
+                self._say("again", _AGAIN.format(self.epoch))
+            self._enter(self.epoch, self.passes + 1)
+        elif self.done and self.left < least and (self.passes or not self._named):
+            self._say("empty", _EMPTY.format(self.epoch))
+        self._begin()
+        self._iterated, self._named = True, []
         self.begun = next(_iterations)
-        self._start = self.done
         return self.share_of(self.rank)
 
     def end(self) -> None:
@@ -281,9 +357,15 @@ class SampleOrder:
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor, and what it counts in."""
-        left_out = {"left_out": [list(gap) for gap in self.gaps]} if self.gaps else {}
-        largest = {"largest": self._largest} if self._largest else {}
-        return {"epoch": self.epoch, "processed_num": self.done, **self.counts_in(), **left_out, **largest}
+        later = [list(each) for each in self._left_out if each[:2] != (self.epoch, self.passes)]
+        others = {
+            "passes": self.passes,
+            "left_out": [list(gap) for gap in self.gaps],
+            "left_out_later": later,
+            "largest": self._largest,
+        }
+        known = {name: value for name, value in others.items() if value}
+        return {"epoch": self.epoch, "processed_num": self.done, **self.counts_in(), **known}
 
     def load_state_dict(self, state: dict[str, Any], name: str = "sampler") -> None:
         """Go to a cursor.
@@ -296,26 +378,33 @@ class SampleOrder:
             MismatchError: the data set has another length, or the order another seed, than when it was saved.
                 Nothing was changed.
         """
+        if differences := self.misfits(state, name):
+            raise MismatchError(name, differences)
+        self.epoch, self.passes = int(state["epoch"]), int(state.get("passes", 0))
+        self.done = min(self.length, int(state["processed_num"]))
+        self._left_out = _stretches(state, self.length)
+        self._largest = int(state.get("largest", 0))
+        self._named = []
+        self._begin()
+
+    def misfits(self, state: Any, name: str) -> list[str]:
+        """Return why `load_state_dict` would refuse a cursor, in a line each; empty if it would not."""
         if not isinstance(state, dict):
-            raise MismatchError(
-                name, [f"{name}: the commit holds a {type(state).__name__}, which is not a cursor"]
-            )
+            return [f"{name}: the commit holds a {type(state).__name__}, which is not a cursor"]
         differences = [
             f"{name}: the commit's cursor counts in an order of {fact} {state[fact]}, not {mine}"
             for fact, mine in self.counts_in().items()
             if state.get(fact, mine) != mine
         ]
-        gaps = state.get("left_out", [])
         counts = [state.get("epoch"), state.get("processed_num"), state.get("largest", 0)]
-        if not all(map(_is_count, counts)) or not _are_gaps(gaps, self.length):
+        try:
+            valid = all(map(_is_count, [*counts, state.get("passes", 0)]))
+            _stretches(state, self.length)
+        except (ValueError, TypeError, KeyError):
+            valid = False
+        if not valid:
             differences.append(f"{name}: the commit holds {state}, which is not a cursor")
-        if differences:
-            raise MismatchError(name, differences)
-        self.epoch = int(state["epoch"])
-        self.done = min(self.length, int(state["processed_num"]))
-        self.gaps = [(int(first), int(end)) for first, end in gaps]
-        self._largest = int(state.get("largest", 0))
-        self._begin()
+        return differences
 
     def counts_in(self) -> dict[str, Any]:
         """Return what the cursor counts in; in another order of samples it would mean nothing."""
@@ -326,9 +415,29 @@ class SampleOrder:
         """Return how many samples were left when the iteration, or its place, was last begun."""
         return count_left(self.length, self._start, self.gaps)
 
+    def _enter(self, epoch: int, passes: int) -> None:
+        """Go to the beginning of a pass."""
+        ahead = (epoch, passes) > (self.epoch, self.passes)
+        self._left_out = [each for each in self._left_out if ahead and each[:2] >= (epoch, passes)]
+        self.epoch, self.passes = epoch, passes
+        self.done = int(past(np.array(0), 0, self.gaps))
+
     def _begin(self) -> None:
-        self._start = self.done
-        self._iterated = self._handed_out = False
+        self._start = self.unstepped = self.done
+        self._iterated = self._handed_out = self.stepped = False
+
+    def _say_lost(self) -> None:
+        """Warn if `set_epoch` has gone back, and an epoch was not over."""
+        before = self._before if self._named else {"epoch": 0, "done": 0}
+        if self.epoch < before["epoch"] and 0 < before["done"] < self.length:
+            facts = self.epoch, before["epoch"], before["done"], self.length
+            self._say("back", _BACK.format(*facts), everywhere=True)
+
+    def _say(self, kind: str, message: str, *, everywhere: bool = False) -> None:
+        """Warn once; on rank 0, or on each rank that it may happen to alone."""
+        if kind not in self._warned and (everywhere or 0 in self._ranks):
+            logger.warning("%s", message)
+        self._warned.add(kind)
 
     def _order(self) -> Indices:
         if self.shuffle:

@@ -77,7 +77,7 @@ class Witness(Observer):
 
     def attach(self) -> None:
         """Have data sets and the framework report batches and steps."""
-        self._contents.on_record = self.recorded
+        self._contents.on_record.append(self.recorded)
         self._context.framework.report_steps(self._contents, self)
 
     def agreed(self, agreement: Agreement) -> None:

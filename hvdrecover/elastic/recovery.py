@@ -375,11 +375,9 @@ class Recovery:
 
     def skip(self, batch: RolledBack) -> None:
         """Roll back, and leave a bad batch out of the rest of its epoch."""
-        order = self._context.contents.order_in_use()
-        done = order.done if order is not None else 0
         self.roll_back()
-        if order is not None and batch.batch_size:
-            order.leave_out(done, batch.batch_size)
+        if batch.order is not None:
+            batch.order.leave_out(batch.samples)
 
     def cause(self, error: BaseException) -> BaseException:
         """Return the error that ended the training function, before a framework or Horovod changed it."""

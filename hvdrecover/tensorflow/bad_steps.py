@@ -8,7 +8,7 @@ called, in a graph as well.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -22,14 +22,13 @@ from hvdrecover.tensorflow.own_gradients import Gradient, own, values
 from hvdrecover.tensorflow.variables import Variable, named, raw
 
 
-def watch(components: Mapping[str, Any], judge: Judge, batch_size: Callable[[], int]) -> None:
+def watch(components: Mapping[str, Any], judge: Judge) -> None:
     """Have optimizers leave out bad steps.
 
     Args:
         components: by attribute name; Keras optimizers are watched, but for ``LossScaleOptimizer``, which
             has overflows as a matter of course, and leaves them out itself.
         judge: gets reports of bad steps.
-        batch_size: tells how many samples this rank's batch has; 0 if unknown.
     """
     sent.begin()
     names = {
@@ -42,9 +41,11 @@ def watch(components: Mapping[str, Any], judge: Judge, batch_size: Callable[[], 
         if isinstance(optimizer, keras.optimizers.Optimizer) and not isinstance(
             optimizer, keras.optimizers.LossScaleOptimizer
         ):
+            if isinstance(optimizer, Distributed):
+                judge.refuse_sums(optimizer._hvdrecover.passes)
             own.wanted = True
             judge.steps = lambda optimizer=optimizer: int(optimizer.iterations)  # type: ignore[misc]
-            _watch(optimizer, _Reporter(judge, names, batch_size))
+            _watch(optimizer, _Reporter(judge, names))
 
 
 def _watch(optimizer: keras.optimizers.Optimizer, reporter: _Reporter) -> None:
@@ -61,10 +62,9 @@ def _watch(optimizer: keras.optimizers.Optimizer, reporter: _Reporter) -> None:
 class _Reporter:
     """Reports a bad step to the judge, from wherever it is found."""
 
-    def __init__(self, judge: Judge, names: Mapping[int, str], batch_size: Callable[[], int]) -> None:
+    def __init__(self, judge: Judge, names: Mapping[int, str]) -> None:
         self._judge = judge
         self._names = names
-        self._batch_size = batch_size
         self._gates: dict[tuple[str, ...], Gate] = {}
 
     @property
@@ -85,7 +85,7 @@ class _Reporter:
         bad = [name for name, good in zip(names, finite, strict=True) if not good]
         here = [name for name, good in zip(names, mine, strict=True) if not good]
         sent.settle()
-        self._judge.gradients(bad, [name for name in here if name in bad], batch_size=self._batch_size())
+        self._judge.gradients(bad, [name for name in here if name in bad])
 
 
 class Watched(keras.optimizers.Optimizer):  # type: ignore[misc]

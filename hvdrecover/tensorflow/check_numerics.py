@@ -7,7 +7,7 @@ So that rank takes part with gradients that are not finite, and then all decide,
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 from tensorflow.python.debug.lib import check_numerics_callback
@@ -60,15 +60,12 @@ def found_by(error: BaseException) -> str:
     return f"{kind['kind']} in {where}{at}, says check_numerics"
 
 
-def verdict_on(
-    error: BaseException, judge: Judge, batch_size: Callable[[], int], *, alone: bool
-) -> BaseException:
+def verdict_on(error: BaseException, judge: Judge, *, alone: bool) -> BaseException:
     """Return what an error that ended the training function comes to.
 
     Args:
         error: the error.
         judge: what is done about numbers that are not finite.
-        batch_size: tells how many samples this rank's batch has; 0 if unknown.
         alone: whether there are no other ranks.
 
     Returns:
@@ -84,7 +81,7 @@ def verdict_on(
             sent.release()
             befores = sent.settle()
             mine = _is_origin(befores, judge.rank) and not any(each in found for each in _OF_OTHERS)
-        judge.reported(found, here=mine, batch_size=batch_size())
+        judge.reported(found, here=mine)
     except (NumericsError, RolledBack) as verdict:
         judge.take_verdict()
         return verdict

@@ -59,6 +59,7 @@ def elastic_dataset(
     order = SampleOrder(_length(data, shuffle), shuffle=shuffle, seed=seed, tail=tail)
     if hvd.is_initialized():
         order.place(hvd.rank(), hvd.size())
+    order.batch_size = batch_size
     dealing = Dealing(order, batch_size)
     pipeline = (_of_dataset if isinstance(data, tf.data.Dataset) else _of_arrays)(data, dealing)
     transformed = _transformed(pipeline, transform)

@@ -78,6 +78,8 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """See what is resumed from."""
         _refuse(self.callbacks, self.keep, self.params or {}, self.state)
+        for data in datasets(self.state):
+            data.order.batch_size = data.batch_size * int(getattr(self.model, "steps_per_execution", 1) or 1)
         self.within, self._begins, self._ended = self.state.batch > 0, True, False
         self.is_due = self.is_over = False
         self._metrics = None

@@ -47,14 +47,8 @@ class Reports:
     def report_gradients(self, contents: Contents, judge: Judge) -> None:
         """Report steps whose gradients are not finite, before they are applied."""
 
-        def batch_size() -> int:
-            """Return the samples in this rank's batch; 0 if unknown."""
-            order = contents.order_in_use()
-            sizes = [each.batch_size for each in datasets(contents.values) if each.order is order]
-            return sizes[0] if sizes else 0
-
         def verdict_on(error: BaseException) -> BaseException:
-            return check_numerics.verdict_on(error, judge, batch_size, alone=hvd.size() == 1)
+            return check_numerics.verdict_on(error, judge, alone=hvd.size() == 1)
 
-        bad_steps.watch(contents.components(), judge, batch_size)
+        bad_steps.watch(contents.components(), judge)
         judge.verdict_on = verdict_on

@@ -27,4 +27,4 @@ def watch(contents: Contents, witness: StepObserver) -> None:
         )
         witness.recorded(order, count, dealt)
 
-    contents.on_record = recorded
+    contents.on_record[:] = [recorded]

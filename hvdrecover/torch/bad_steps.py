@@ -57,9 +57,10 @@ class Gradients:
         return steps
 
     def _applying(self, optimizer: Any, outgoing: Outgoing) -> None:
-        if getattr(optimizer, "found_inf", None) is not None:  # loss scaling deals with an overflow
-            return
-        if not outgoing.averages_are_finite():
+        scaled = getattr(optimizer, "found_inf", None) is not None  # loss scaling deals with an overflow
+        if scaled or outgoing.averages_are_finite():
+            self._judge.stepped()
+        else:
             self._look_into([each for each in parameters_of(optimizer) if each.grad is not None], outgoing)
 
     def _look_into(self, given: Sequence[torch.Tensor], outgoing: Outgoing) -> None:
@@ -70,8 +71,9 @@ class Gradients:
         here = [name for name in bad if alone or outgoing.is_bad(by_name[name])]
         outgoing.forget()
         if not bad:
+            self._judge.stepped()
             return
         first = self._calls.first_bad() if here else ""
-        self._judge.gradients(bad, here, first=first, batch_size=self._calls.batch_size())
+        self._judge.gradients(bad, here, first=first)
         for parameter in given:
             parameter.grad = None  # torch's optimizers pass over what has none

@@ -34,12 +34,6 @@ class Calls:
 
             before_calls(module, note)
 
-    def batch_size(self) -> int:
-        """Samples in the last batch: the first dimension of the first tensor; 0 if there is none."""
-        _, args, kwargs = self._last or ("", (), {})
-        tensors = [each for each in _tensors((args, kwargs)) if each.dim()]
-        return len(tensors[0]) if tensors else 0
-
     def first_bad(self) -> str:
         """Return what was the first of the last call that was not finite: the input, or a module's output.
 

@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from hvdrecover.examples.digits_run import PATIENCE, supervised
+from hvdrecover.examples.digits_run import PATIENCE, static, supervised
 from hvdrecover.launch.job import Job
 
 SCRIPT = Path(__file__).with_name("scripts") / "evaluation.py"
@@ -40,3 +40,26 @@ def test_a_long_evaluation_is_learnt_and_what_always_fails_comes_to_an_end(tmp_p
     assert sources == ["initial"] + ["memory"] * 4
     assert re.search("NoProgressError: commit 3: .* 3 times ", events[first_fault]["detail"])
     assert "Mismatched ALLREDUCE tensor shapes" in events[first_fault]["detail"]
+
+
+def test_after_bad_batches_a_resize_and_a_kill_each_sample_was_seen_once_or_is_left_out(
+    tmp_path: Path,
+) -> None:
+    script = str(Path(__file__).with_name("scripts") / "left_out.py")
+
+    def start(launcher: list[str], **settings: str) -> str:
+        command = [*launcher, sys.executable, script, str(tmp_path)]
+        job = Job(command, tmp_path / "log", {"OMP_NUM_THREADS": "1", "HVDRECOVER_NEAR": "off", **settings})
+        try:
+            assert (job.wait(PATIENCE) == 0) == ("STOP" not in settings), job.tail()
+            return job.log.read_text()
+        finally:
+            job.kill()
+
+    start(static(2), BAD="5", STOP="yes")  # the batch of 4..7 is left out; the commit is before 0..3
+    log = start(supervised("--no-standby", workers=3), BAD="1")  # whose batch is 0..3, 8 and 9
+    assert len(re.findall("going back to the last commit", log)) == 2, log  # of both jobs
+    first, second = json.loads((tmp_path / "seen.json").read_text())
+    assert first == [0] * 10 + [1] * 30
+    assert (tmp_path / "killed").exists()
+    assert second == [2] * 2 + [1] * 38  # three ranks fill their last round up with the first samples

@@ -17,7 +17,7 @@ from hvdrecover.elastic.commits.own import Shares, Value
 from hvdrecover.elastic.commits.per_rank import PerRank
 from hvdrecover.elastic.interfaces import Framework, HiddenAttribute
 from hvdrecover.elastic.ranks import Ranks
-from hvdrecover.errors import ConfigError, CorruptCheckpointError, MismatchError
+from hvdrecover.errors import ConfigError, CorruptCheckpointError, MismatchError, StateError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -65,7 +65,7 @@ class Contents:
     Attributes:
         values: attribute name to value.
         per_rank: those among them that are each rank's own.
-        on_record: called when a sampler's batch is recorded; see there, too.
+        on_record: each is called when a sampler's batch is recorded; see there, too.
 
     Raises:
         ConfigError: an attribute has a reserved or unusable name.
@@ -83,7 +83,7 @@ class Contents:
         self._framework = framework
         self._copier = Copier(framework)
         self._on_iterate = on_iterate
-        self.on_record: Callable[[SampleOrder, int], None] | None = None
+        self.on_record: list[Callable[[SampleOrder, int], None]] = []
         self.values: dict[str, Any] = {}
         self._ranks = ranks or Ranks()
         self.per_rank: dict[str, Value] = dict(self._ranks.values())
@@ -125,9 +125,9 @@ class Contents:
             order.place(rank, size)
 
     def order_in_use(self) -> SampleOrder | None:
-        """The order that was iterated over last; None if none was."""
+        """The order that is trained on: the one begun last of those that were recorded, or else of all."""
         used = [order for order in self.orders.values() if order.begun]
-        return max(used, key=lambda order: order.begun, default=None)
+        return max(used, key=lambda order: (order.recorded, order.begun), default=None)
 
     def components(self) -> dict[str, Any]:
         """Return what holds training state of its own, by attribute name."""
@@ -158,7 +158,7 @@ class Contents:
         }
         trees |= {name: dict(own[name].states) for name in self.per_rank if name in own}
         trees |= {name: tree for name, part in self._hidden.items() if (tree := part.tree()) is not None}
-        cursors = {name: order.state_dict() for name, order in self.orders.items()}
+        cursors = {name: self._cursor(name, order) for name, order in self.orders.items()}
         return Present(self._copier.take_apart(trees), cursors, own)
 
     def copy(self, present: Present, reuse: Mapping[str, Arena]) -> dict[str, Arena]:
@@ -227,9 +227,20 @@ class Contents:
             raise MismatchError(where, [f"an attribute refused what the commit holds: {reason}"]) from error
         return differences
 
+    def _cursor(self, name: str, order: SampleOrder) -> dict[str, Json]:
+        """Return a sampler's cursor; a commit whose cursor could not be loaded would end all later starts."""
+        cursor: dict[str, Json] = order.state_dict()
+        if misfits := order.misfits(cursor, name):
+            raise StateError(
+                f"state.{name}",
+                f"its cursor could not be loaded again, so there is no commit: {'; '.join(misfits)}. Change "
+                "the sampler's attributes by set_epoch(), record_batch() and load_state_dict() only",
+            )
+        return cursor
+
     def _recorded(self, order: SampleOrder, count: int) -> None:
-        if self.on_record is not None:
-            self.on_record(order, count)
+        for listener in self.on_record:
+            listener(order, count)
 
     def _missing(self, stored: set[str]) -> list[str]:
         mine = set(self.values)

@@ -8,13 +8,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hvdrecover.data.order import SampleOrder, Stretch
 from hvdrecover.elastic.agreement.exchange import gather_json
 from hvdrecover.elastic.companions import Moment, Observer, Table, Voter
 from hvdrecover.elastic.context import Context
 from hvdrecover.elastic.guard import numerics
 from hvdrecover.elastic.guard.numerics import Budget, Sighting
 from hvdrecover.elastic.guard.settings import Guard, Numerics
-from hvdrecover.errors import HvdrecoverError, NumericsError
+from hvdrecover.errors import ConfigError, HvdrecoverError, NumericsError
 
 _FOLLOWS = {
     "raise": "stopping",
@@ -23,16 +24,21 @@ _FOLLOWS = {
 }
 
 
+_EARLIER = ["gradients of a step before this commit, which was not applied"]
+
+
 class RolledBack(Exception):  # noqa: N818  no error: all ranks go back to a commit together
     """A step is bad, and all ranks go back to the last commit.
 
     Attributes:
-        batch_size: samples in one rank's batch, which are left out then; 0 if unknown.
+        order: of the samples that are left out then; None if none are.
+        samples: these samples.
     """
 
-    def __init__(self, batch_size: int) -> None:
+    def __init__(self, order: SampleOrder | None = None, samples: Stretch = (0, 0, 0, 0)) -> None:
         super().__init__("a step whose numbers are not finite is rolled back")
-        self.batch_size = batch_size
+        self.order = order
+        self.samples = samples
 
 
 class Judge(Observer, Voter):
@@ -58,6 +64,7 @@ class Judge(Observer, Voter):
         self._budget = Budget()
         self._verdict: NumericsError | RolledBack | None = None
         self._skipped = False
+        self._waits = False  # for `record`, which tells what the batch of a bad step was
         self._losses: Any = 0.0  # zero, if all that were reported are finite; else NaN
         self._bad: list[str] = []
         self.steps: Callable[[], int] = lambda: 0
@@ -73,10 +80,36 @@ class Judge(Observer, Voter):
         """Return whether `gradients` may return; otherwise it always raises."""
         return self._policy == "skip"
 
+    def refuse_sums(self, passes: int) -> None:
+        """Refuse to leave out batches of steps that each have the sum of several.
+
+        Raises:
+            ConfigError: they are to be left out.
+        """
+        if self._policy == "rollback" and passes > 1:
+            raise ConfigError(
+                "numerics",
+                f"'rollback' leaves one batch out, and with backward_passes_per_step={passes} a bad step has "
+                "the sum of several; pass Guard(numerics='skip')",
+            )
+
     # -- an observer -----------------------------------------------------------------------------------
 
     def attach(self) -> None:
-        """Have the framework report bad steps."""
+        """Have the framework report bad steps.
+
+        Raises:
+            ConfigError: batches are to be left out, and no sampler can do so.
+        """
+        if self._policy == "rollback":
+            if not self._contents.orders:
+                raise ConfigError(
+                    "numerics",
+                    "'rollback' leaves a bad batch out of the epoch, and the state has no sampler to do so. "
+                    "Put the ElasticSampler or the elastic_dataset into the state, or pass "
+                    "Guard(numerics='skip')",
+                )
+            self._contents.on_record.insert(0, self._recorded)  # who looks on need not see the batch
         if self._policy is not None:
             self._framework.report_gradients(self._contents, self)
 
@@ -87,7 +120,7 @@ class Judge(Observer, Voter):
 
     def rolled_back(self) -> None:
         """Forget the losses of steps that are repeated, or left out."""
-        self._losses = 0.0
+        self._losses, self._waits = 0.0, False
 
     # -- a voter ---------------------------------------------------------------------------------------
 
@@ -104,6 +137,8 @@ class Judge(Observer, Voter):
             skipped, self._skipped = self._skipped, False
             self._bad = [] if skipped or math.isfinite(float(losses)) else ["loss"]
         self._bad += self._bad_parameters()
+        if self._waits:
+            return _unknown_batch(_EARLIER)
         if not self._bad:
             return None
         remedy = "The commit is not written; the last durable one stands. Look at the steps since."
@@ -115,11 +150,14 @@ class Judge(Observer, Voter):
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
         """Return what is done about numbers of some rank that are not finite, if there are any."""
+        if self._waits and moment.kind == "commit":
+            return _unknown_batch(_EARLIER)
         if self._policy is None or not table.any():
             return None
         mine = Sighting(self._world.rank(), self._host, tuple(self._bad))
         # There is nothing to be skipped any more.
-        return self._judged("raise" if self._policy == "raise" else "rollback", (), mine, 0)
+        action, error = self._judged("raise" if self._policy == "raise" else "rollback", (), mine)
+        return RolledBack() if action == "rollback" else error
 
     def cause(self, error: BaseException) -> BaseException | None:
         """Return the verdict on a step: frameworks make other errors of it on its way through a graph."""
@@ -132,40 +170,46 @@ class Judge(Observer, Voter):
 
     # -- told by the framework's side ------------------------------------------------------------------
 
-    def gradients(
-        self, everywhere: Sequence[str], here: Sequence[str], *, first: str = "", batch_size: int = 0
-    ) -> None:
+    def stepped(self) -> None:
+        """An optimizer steps, and all gradients are finite: the batches so far are those of this step."""
+        if self._policy == "rollback" and not self._waits:
+            for order in self._contents.orders.values():
+                order.stepped = True
+
+    def gradients(self, everywhere: Sequence[str], here: Sequence[str], *, first: str = "") -> None:
         """All ranks have found gradients that are not finite. Returns if the step is to be skipped.
+
+        It is skipped, too, if it is to be rolled back, and only `SampleOrder.record` will tell which samples
+        it has had: sizes of tensors would be a guess. All ranks go back when it is called.
 
         Args:
             everywhere: those that are not finite on all ranks.
             here: those that were not, before they were summed, on this rank.
             first: what was not finite before all else on this rank, in words; empty if unknown.
-            batch_size: samples in this rank's batch; 0 if unknown.
 
         Raises:
             NumericsError: the user wants to know, or it was too often.
             RolledBack: all ranks go back to the last commit.
         """
         assert self._policy is not None
-        mine = self._seen(_gradients(here), first, batch_size)
-        self._act(self._judged(self._policy, _gradients(everywhere), mine, batch_size))
+        mine = self._seen(_gradients(here), first)
+        may_wait = not all(order.batch_size for order in self._contents.orders.values())
+        self._act(*self._judged(self._policy, _gradients(everywhere), mine), may_wait=may_wait)
 
-    def reported(self, found: str, *, here: bool, batch_size: int = 0) -> None:
+    def reported(self, found: str, *, here: bool) -> None:
         """All ranks have found a bad step, and on this one the framework has raised an error out of it.
 
         Args:
             found: what its error is about.
             here: whether it was found on this rank, and is not what others have sent.
-            batch_size: samples in this rank's batch; 0 if unknown.
 
         Raises:
             NumericsError: the user wants to know, or it was too often.
             RolledBack: all ranks go back to the last commit; the step can't be skipped any more.
         """
-        mine = self._seen((found,) if here else (), "", batch_size)
+        mine = self._seen((found,) if here else (), "")
         policy: Numerics = "raise" if self._policy == "raise" else "rollback"
-        self._act(self._judged(policy, (found,), mine, batch_size))
+        self._act(*self._judged(policy, (found,), mine), may_wait=False)
 
     def _bad_parameters(self) -> list[str]:
         """Return which of this rank's trained parameters are NaN or infinite."""
@@ -175,27 +219,37 @@ class Judge(Observer, Voter):
             for inner in self._framework.not_finite(self._framework.trained(component))
         ]
 
-    def _seen(self, tensors: tuple[str, ...], first: str, batch_size: int) -> Sighting:
+    def _seen(self, tensors: tuple[str, ...], first: str) -> Sighting:
         mine = Sighting(self._world.rank(), self._host, tensors, first)
         order = self._contents.order_in_use()
         if order is None or not tensors:
             return mine
-        return dataclasses.replace(mine, epoch=order.epoch, samples=tuple(order.present(batch_size)))
+        return dataclasses.replace(mine, epoch=order.epoch, samples=tuple(order.present()))
 
-    def _act(self, verdict: NumericsError | RolledBack | None) -> None:
-        self._verdict = verdict
-        if verdict is not None:
-            raise verdict
+    def _act(self, action: Numerics, error: NumericsError, *, may_wait: bool) -> None:
+        self._verdict = error if action == "raise" else None
+        order = self._contents.order_in_use()
+        if action == "rollback" and order is not None and order.batch_size:
+            self._verdict = RolledBack(order, order.stretch(order.done, order.batch_size))
+        elif action == "rollback":
+            self._waits = may_wait
+            self._verdict = None if may_wait else _unknown_batch(error.findings)
+        if self._verdict is not None:
+            raise self._verdict
+
+    def _recorded(self, order: SampleOrder, count: int) -> None:
+        """The batch of a bad step is known now: what was recorded since the step before it, and this."""
+        if self._waits:
+            raise RolledBack(order, order.stretch(order.unstepped, count))
 
     def _judged(
-        self, policy: Numerics, everywhere: Sequence[str], mine: Sighting, batch_size: int
-    ) -> NumericsError | RolledBack | None:
-        """Exchange what each rank has seen, and return what all do about it; None skips the step."""
+        self, policy: Numerics, everywhere: Sequence[str], mine: Sighting
+    ) -> tuple[Numerics, NumericsError]:
+        """Exchange what each rank has seen; return what all do about it, and the error if they raise one."""
         step = self.steps()
         mine = dataclasses.replace(mine, used=self._budget.used(step))
-        fields = {**dataclasses.asdict(mine), "batch_size": batch_size, "policy": policy}
+        fields = {**dataclasses.asdict(mine), "policy": policy}
         rows = gather_json(self._world, fields, "hvdrecover.guard.numerics")
-        batch_size = max(row.pop("batch_size") for row in rows)
         if "rollback" in [row.pop("policy") for row in rows]:
             policy = "rollback"  # where one has left its step, nobody can skip it
         sightings = [Sighting.from_json(row) for row in rows]
@@ -211,10 +265,7 @@ class Judge(Observer, Voter):
             findings=[dataclasses.asdict(each) for each in sightings if each.tensors],
         )
         self._skipped = action == "skip"
-        if action == "skip":
-            return None
-        used = max(each.used for each in sightings)
-        return RolledBack(batch_size) if action == "rollback" else self._error(lines, used)
+        return action, self._error(lines, max(each.used for each in sightings))
 
     def _error(self, lines: list[str], used: int) -> NumericsError:
         if self._policy == "raise":
@@ -223,6 +274,15 @@ class Judge(Observer, Voter):
             remedy = "Look at these samples, at the learning rate and at the loss."
         spent = f"{used} of the last {numerics.WINDOW} steps were bad before this one. " if used else ""
         return NumericsError(lines, f"{spent}{remedy}")
+
+
+def _unknown_batch(findings: list[str]) -> NumericsError:
+    return NumericsError(
+        findings,
+        "To go back and leave that batch out, its samples must be known, and they are not. Train on the "
+        "state's ElasticSampler or elastic_dataset, and call record_batch() after each step, before the "
+        "commit. Guard(numerics='skip') needs no samples.",
+    )
 
 
 def _gradients(names: Sequence[str]) -> tuple[str, ...]:

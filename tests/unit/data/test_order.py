@@ -289,6 +289,78 @@ def test_the_figures_are_those_of_the_pass_and_not_of_the_cursor():
     assert (order.rounds, order.padding) == (4, 2)
 
 
+# -- epochs that a framework names, or nobody --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("names", [(2,), (2, 0), (0, 1, 2), (0, 2), (2, 0, 1)])
+def test_a_resumed_epoch_continues_if_it_is_the_highest_that_is_named(names):
+    before = SampleOrder(10)
+    before.set_epoch(2)
+    before.record(4)
+    order = SampleOrder(10)
+    order.load_state_dict(before.state_dict())
+    for name in names:
+        order.set_epoch(name)
+    assert (order.epoch, order.begin().tolist()) == (2, permutation(10, 0, 2)[4:].tolist())
+
+
+def test_a_framework_that_calls_each_epoch_0_changes_nothing():
+    order = SampleOrder(6)
+    for epoch in range(3):
+        order.set_epoch(epoch)
+        order.set_epoch(0)
+        assert order.begin().tolist() == permutation(6, 0, epoch).tolist()
+        order.record(6)
+
+
+def test_a_finished_epoch_is_not_gone_back_from_but_a_second_phase_begins(caplog):
+    order = SampleOrder(6)
+    for epoch in (0, 1, 0, 1):
+        order.set_epoch(epoch)
+        assert order.begin().tolist() == permutation(6, 0, epoch).tolist()
+        order.record(6)
+    assert caplog.messages == []
+
+
+def test_an_epoch_that_is_gone_back_from_is_told_once(caplog):
+    order = SampleOrder(6)
+    order.set_epoch(3)
+    order.begin()
+    order.record(2)
+    for _ in range(2):
+        order.set_epoch(0)
+        assert len(order.begin()) == 6
+        order.set_epoch(3)
+        order.begin()
+        order.record(2)
+    (line,) = caplog.messages
+    assert "set_epoch(0) goes back from epoch 3" in line
+    assert "2 of 6 samples" in line
+
+
+def test_a_script_without_set_epoch_is_told_when_an_epoch_comes_again_and_when_one_is_empty(caplog):
+    order = SampleOrder(6)
+    for _ in range(3):
+        assert len(order.begin()) == 6
+        order.record(6)
+    (line,) = caplog.messages
+    assert "epoch 0 is gone through again" in line and "set_epoch(state.epoch)" in line
+    caplog.clear()
+    resumed = SampleOrder(6)
+    resumed.load_state_dict(order.state_dict())
+    assert len(resumed.begin()) == 0
+    (line,) = caplog.messages
+    assert "this pass over epoch 0 is empty" in line and "set_epoch(state.epoch)" in line
+
+
+def test_a_script_that_names_the_epoch_whose_end_it_resumes_at_is_told_nothing(caplog):
+    order = SampleOrder(6)
+    order.load_state_dict({"epoch": 2, "processed_num": 6})
+    order.set_epoch(2)
+    assert len(order.begin()) == 0
+    assert caplog.messages == []
+
+
 # -- state ---------------------------------------------------------------------------------------------
 
 
@@ -384,7 +456,7 @@ def test_what_is_left_out_is_dealt_to_nobody_and_all_else_once(length, size, tai
             order.record(count)
         before = set(orders[0].remaining().tolist())
         for order in orders:
-            order.leave_out(order.done, skipped)
+            order.leave_out(order.stretch(order.done, skipped))
         out |= before - set(orders[0].remaining().tolist())
     for order in orders:
         order.load_state_dict({**json.loads(json.dumps(order.state_dict())), "processed_num": 0})
@@ -401,21 +473,152 @@ def test_what_is_left_out_is_dealt_to_nobody_and_all_else_once(length, size, tai
 def test_the_cursor_goes_past_what_is_left_out():
     order = SampleOrder(10, shuffle=False)
     order.record(2)
-    order.leave_out(order.done, 3)
+    order.leave_out(order.stretch(order.done, 3))
     order.load_state_dict({**order.state_dict(), "processed_num": 0})
     assert order.begin().tolist() == [0, 1, 5, 6, 7, 8, 9]
     order.record(2)
-    assert (order.done, order.left, order.present(2)) == (5, 5, [5, 6])
+    assert (order.done, order.left, order.present()) == (5, 5, [5, 6])
     order.record(5)
     assert (order.done, order.left) == (10, 0)
 
 
 def test_the_next_epoch_has_all_samples_again():
     order = SampleOrder(4, shuffle=False)
-    order.leave_out(order.done, 2)
+    order.leave_out(order.stretch(order.done, 2))
     order.set_epoch(1)
     assert order.begin().tolist() == [0, 1, 2, 3]
     assert "left_out" not in order.state_dict()
+
+
+def test_batches_that_overlap_are_left_out_once():
+    order = SampleOrder(40, shuffle=False)
+    order.place(0, 2)
+    order.leave_out((0, 0, 4, 8))
+    order.place(0, 3)
+    batch = [sample for rank in range(3) for sample in order.share_of(rank)[:2].tolist()]
+    assert sorted(batch) == [0, 1, 2, 3, 8, 9]
+    order.leave_out(order.stretch(0, 2))
+    assert (order.gaps, order.done, order.left) == ([(0, 10)], 10, 30)
+
+
+def test_a_batch_of_an_epoch_that_was_gone_back_from_is_left_out_when_that_comes():
+    order = SampleOrder(6, shuffle=False)
+    commit = order.state_dict()
+    order.begin()
+    order.set_epoch(1)
+    order.begin()
+    order.record(2)
+    bad = order.stretch(order.done, 2)
+    order.load_state_dict(commit)
+    order.leave_out(bad)
+    resumed = SampleOrder(6, shuffle=False)
+    resumed.load_state_dict(json.loads(json.dumps(order.state_dict())))
+    assert resumed.begin().tolist() == [0, 1, 2, 3, 4, 5]
+    resumed.set_epoch(1)
+    assert resumed.begin().tolist() == [0, 1, 4, 5]
+    resumed.set_epoch(2)
+    assert resumed.begin().tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("batches", [1, 2, 3])
+def test_a_bad_step_had_the_batches_since_the_step_before_it(batches):
+    order = SampleOrder(60, shuffle=False)
+    order.begin()
+    for _ in range(2):  # each step comes before its last batch is recorded
+        for _ in range(batches - 1):
+            order.record(4)
+        order.stepped = True
+        order.record(4)
+    for _ in range(batches - 1):
+        order.record(4)
+    assert order.stretch(order.unstepped, 4)[2:] == (8 * batches, 12 * batches)
+
+
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("place"), st.integers(1, 6)),
+        st.tuples(st.just("begin"), st.just(0)),
+        st.tuples(st.just("step"), st.integers(0, 5)),
+        st.tuples(st.just("end"), st.just(0)),
+        st.tuples(st.just("bad"), st.integers(0, 5)),
+        st.tuples(st.just("epoch"), st.integers(0, 3)),
+        st.tuples(st.just("commit"), st.just(0)),
+        st.tuples(st.just("fault"), st.integers(1, 6)),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=500)
+@given(st.integers(0, 40), st.booleans(), st.sampled_from(["pad", "drop"]), operations)
+def test_every_state_loads_again_and_each_sample_is_seen_once_or_left_out(length, shuffle, tail, operations):
+    def made(cursor, size):
+        orders = [SampleOrder(length, shuffle=shuffle, seed=1, tail=tail) for _ in range(size)]
+        for rank, order in enumerate(orders):
+            order.load_state_dict(json.loads(json.dumps(cursor)))
+            order.place(rank, size)
+        return orders
+
+    def finish(orders, seen):
+        """Deal out what is left, and check the pass."""
+        order = orders[0]
+        shares = [each.share_of(rank).tolist() for rank, each in enumerate(orders)]
+        dealt = [sample for round_ in zip(*shares, strict=True) for sample in round_]
+        fresh = dealt[: order.left]
+        counted = collections.Counter([*seen, *fresh])
+        out = {int(order._order()[place]) for gap in order.gaps for place in range(*gap)}
+        assert max(counted.values(), default=1) == 1
+        assert out.isdisjoint(counted)
+        missed = length - len(counted) - len(out)
+        assert missed == 0 if tail == "pad" else missed < len(orders)
+        assert len(dealt) - len(fresh) < len(orders)
+
+    orders = made(SampleOrder(length, shuffle=shuffle, seed=1).state_dict(), 1)
+    seen, committed = [], (orders[0].state_dict(), [])
+    for operation, number in operations:
+        order = orders[0]
+        place = (order.epoch, order.passes)
+        if operation == "place":
+            orders = made(order.state_dict(), number)
+        elif operation == "begin":
+            for each in orders:
+                each.begin()
+        elif operation == "step":
+            seen += (
+                [x for rank, each in enumerate(orders) for x in each.share_of(rank)[:number].tolist()][
+                    : order.left
+                ]
+                if number * order.size <= order.left
+                else order.remaining().tolist()
+            )
+            for each in orders:
+                each.record(number)
+        elif operation == "end":
+            for each in orders:
+                each.end()
+        elif operation == "bad":
+            stretch = order.stretch(order.done, number)
+            orders, seen = made(committed[0], len(orders)), list(committed[1])
+            for each in orders:
+                each.leave_out(stretch)
+            committed = (orders[0].state_dict(), list(seen))
+            place = (orders[0].epoch, orders[0].passes)
+        elif operation == "epoch":
+            for each in orders:
+                each.set_epoch(number)
+        elif operation == "commit":
+            committed = (order.state_dict(), list(seen))
+        else:
+            orders, seen = made(committed[0], number), list(committed[1])
+            place = (orders[0].epoch, orders[0].passes)
+        if (orders[0].epoch, orders[0].passes) != place:
+            seen = []
+        states = [each.state_dict() for each in orders]
+        assert states == [states[0]] * len(states)
+        assert (
+            SampleOrder(length, shuffle=shuffle, seed=1).misfits(json.loads(json.dumps(states[0])), "") == []
+        )
+        finish(orders, seen)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ def a_model() -> keras.Model:
 
 
 def joined(model: keras.Model, optimizer: Any, **guard: Any) -> recover.TensorFlowKerasState:
-    state = recover.TensorFlowKerasState(model, optimizer, guard=recover.Guard(**guard))
+    data = recover.elastic_dataset(np.zeros(8), 2)
+    state = recover.TensorFlowKerasState(model, optimizer, data=data, guard=recover.Guard(**guard))
     state.sync()
     return state
 

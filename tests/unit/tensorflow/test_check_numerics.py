@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -67,8 +68,10 @@ def test_a_check_comes_to_what_the_guard_says(policy: Any, kind: type[Exception]
     model = keras.Sequential([keras.layers.Dense(2)])
     model.build((None, 2))
     guard = recover.Guard(numerics=policy)
-    state = recover.TensorFlowKerasState(model, keras.optimizers.SGD(0.5), guard=guard)
+    data = recover.elastic_dataset(np.array([1.0, -1.0]), batch_size=2)
+    state = recover.TensorFlowKerasState(model, keras.optimizers.SGD(0.5), data=data, guard=guard)
     state.sync()
+    next(iter(data))
     error = error_of(checked, -1.0)
     verdict = state._recovery.cause(error)
     assert isinstance(verdict, kind)

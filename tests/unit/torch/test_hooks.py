@@ -107,7 +107,9 @@ def test_a_compiled_module_is_seen(make: Callable[[], torch.nn.Module], way: str
     for samples in (2, 3, 2, 4):
         given = torch.ones(samples, 2)
         assert torch.equal(compiled(given), module.forward(given))
-        assert calls.batch_size() == samples
+        assert calls.first_bad() == ""
+        compiled(given * torch.nan)
+        assert calls.first_bad() == "the input of model"
 
 
 class Doubling(torch.nn.Module):

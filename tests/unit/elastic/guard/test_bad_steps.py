@@ -13,7 +13,7 @@ import pytest
 from hvdrecover.elastic.guard.settings import Guard, Numerics
 from hvdrecover.elastic.run import run
 from hvdrecover.elastic.state import State
-from hvdrecover.errors import NumericsError
+from hvdrecover.errors import ConfigError, NumericsError
 from tests.fakes.framework import FakeLoader, FakeModel, FakeOptimizer, FakeSampler
 from tests.fakes.world import fail_at
 from tests.unit.elastic.jobs import CONFIG, Process, on_ranks
@@ -56,11 +56,12 @@ class Script:
             mine = 0.0 if self.bad.isdisjoint(batch) else np.nan
             total = process.world.allreduce(np.array([1.0 + mine]))
             if np.isfinite(total).all():
+                process.framework.judge.stepped()
                 state.optimizer.step({"w": total})
                 state.log.append(state.step)
             else:
                 here = [] if np.isfinite(mine) else ["model.w"]
-                process.framework.judge.gradients(["model.w"], here, batch_size=len(batch))
+                process.framework.judge.gradients(["model.w"], here)
             state.log_metrics(loss=mine)
             state.sampler.order.record(len(batch))
             state.step += 1
@@ -92,6 +93,62 @@ def test_a_rolled_back_batch_is_left_out_and_all_else_done_once(size: int, bad: 
     assert rolled[0][1] == list(range(SAMPLES // (2 * size) - len(bad)))
 
 
+@pytest.mark.parametrize("bad", [{0}, {0, 11}, {11}])
+def test_a_batch_is_left_out_of_its_epoch_though_the_last_commit_is_of_an_earlier_one(bad: set[int]) -> None:
+    def body(process: Process) -> Any:
+        sampler, seen = FakeSampler(12, shuffle=False), [[0] * 12, [0] * 12]
+        state = process.state(guard=Guard(numerics="rollback"), sampler=sampler, epoch=0, seen=seen)
+
+        def train(state: State) -> None:
+            while state.epoch < 2:
+                sampler.order.set_epoch(state.epoch)
+                for batch in FakeLoader(sampler, 2, process.generator):
+                    mine = np.bincount(batch, minlength=13).astype(float)
+                    mine[12] = np.nan if state.epoch == 1 and bad & set(batch) else 0.0
+                    everywhere = process.world.allreduce(mine)
+                    if np.isfinite(everywhere[12]):
+                        process.framework.judge.stepped()
+                    else:
+                        process.framework.judge.gradients(["model.w"], [])
+                    sampler.order.record(len(batch))
+                    state.seen[state.epoch] = (state.seen[state.epoch] + everywhere[:12]).tolist()
+                state.epoch += 1
+                if state.epoch == 1:
+                    state.commit()
+
+        run(train)(state)
+        return state.seen
+
+    out = {sample // 4 for sample in bad}
+    expected = [[1] * 12, [sample // 4 not in out for sample in range(12)]]
+    assert on_ranks(2, body) == [expected] * 2
+
+
+def test_a_batch_whose_samples_nobody_tells_is_an_error_and_not_a_guess() -> None:
+    def body(process: Process) -> Any:
+        state = process.state(guard=Guard(numerics="rollback"), sampler=FakeSampler(SAMPLES), step=0)
+
+        def train(state: State) -> None:
+            for _ in FakeLoader(state.sampler, 2, process.generator):
+                process.framework.judge.gradients(["model.w"], ["model.w"])
+                state.step += 1
+                state.commit()
+
+        with pytest.raises(NumericsError, match=r"record_batch\(\) after each step"):
+            run(train)(state)
+        return state.last_commit.commit
+
+    assert on_ranks(2, body) == [0, 0]
+
+
+def test_a_batch_can_only_be_left_out_of_a_sampler_of_the_state() -> None:
+    def body(process: Process) -> Any:
+        with pytest.raises(ConfigError, match=r"^numerics: .*ElasticSampler.*Guard\(numerics='skip'\)"):
+            process.state(guard=Guard(numerics="rollback"), step=0)
+
+    on_ranks(1, body)
+
+
 @pytest.mark.parametrize("policy", ["skip", "rollback"])
 def test_a_budget_that_is_spent_raises(policy: Numerics) -> None:
     script = Script(Guard(numerics=policy, numerics_budget=1), {9, 17})
@@ -121,7 +178,7 @@ def test_an_event_tells_of_it(tmp_path: Path) -> None:
 def poisoned(policy: Numerics | None, odd: set[int]) -> Any:
     def body(process: Process) -> Any:
         model = FakeModel(w=[1.0])
-        state = process.state(guard=Guard(numerics=policy), model=model, step=0)
+        state = process.state(guard=Guard(numerics=policy), model=model, sampler=FakeSampler(SAMPLES), step=0)
         struck: list[int] = []
 
         @run
@@ -158,7 +215,7 @@ def test_without_numerics_nobody_looks() -> None:
 @pytest.mark.parametrize("policy", ["raise", "rollback"])
 def test_a_loss_that_is_not_finite_counts_at_the_commit_after_it(policy: Numerics) -> None:
     def body(process: Process) -> Any:
-        state = process.state(guard=Guard(numerics=policy), step=0, strikes=1)
+        state = process.state(guard=Guard(numerics=policy), sampler=FakeSampler(SAMPLES), step=0, strikes=1)
         strikes = [1]
 
         def train(state: State) -> None:
