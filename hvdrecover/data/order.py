@@ -202,7 +202,7 @@ class SampleOrder:
 
     def place(self, rank: int, size: int) -> None:
         """Take a place among the ranks, unless virtual ranks have theirs; what is left is dealt out anew."""
-        self._ranks, self.size = (rank,), size
+        self._ranks, self.size, self._named = (rank,), size, []
         if self.dealt_to is not None:
             self._ranks, self.size = self.dealt_to().ranks, self.dealt_to().size
         self._begin()

@@ -29,6 +29,7 @@ from hvdrecover.elastic.lifecycle.leaving import Leaving
 from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.elastic.scalars.stragglers import Stragglers
 from hvdrecover.elastic.scalars.trackers import Tracker
+from hvdrecover.elastic.unresumed import Unresumed
 from hvdrecover.version import __version__
 
 
@@ -86,7 +87,8 @@ def assemble(
     hosts = HostChanges(context.config)
     wanted = not context.config.rehearsal and (tensorboard is not None or tracker is not None)
     scalars = (Scalars(tensorboard, context, tracker),) if wanted else ()
-    kept = (*scalars, pacing, *virtual, *others.kept)
+    unresumed = Unresumed(context)
+    kept = (*scalars, pacing, unresumed, *virtual, *others.kept)
     dataset = guard.data.as_json() if guard is not None and guard.data is not None else None
     versions = {**context.framework.versions(), "hvdrecover": __version__}
     memory = Memory(context.contents, own, kept, context.place, versions, dataset)
@@ -101,6 +103,7 @@ def assemble(
             *instruments.observers(context),
             *scalars,
             judge,
+            unresumed,
             *others.observers,
         ),
         kept=kept,

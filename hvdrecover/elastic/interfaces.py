@@ -39,11 +39,13 @@ class Entry:
         value: how it is, such as ``F32[64, 128], trained``.
         setting: whether it is a hyper-parameter, which a script may well choose by the number of ranks, and
             which training changes: a rank that joins later takes it over.
+        stored: whether a commit brings it along, so that what the script sets is ignored when it is resumed.
     """
 
     name: str
     value: str
     setting: bool = False
+    stored: bool = False
 
 
 class Framework(Protocol):
@@ -117,6 +119,15 @@ class Framework(Protocol):
             tree: what to load.
             keep: whether the component may keep the tree's tensors, even if it copies otherwise.
         """
+
+    def unkept(self, component: Component) -> list[str]:
+        """Names of what a component holds and `tree` lacks, so that it is lost in a recovery."""
+
+    def passes(self, component: Component) -> tuple[int, int]:
+        """How many backward passes of an optimizer no step has had yet, of how many that a step has."""
+
+    def forget_passes(self, component: Component) -> None:
+        """Have an optimizer forget these."""
 
     def describe(self, component: Component) -> list[Entry]:
         """Return what ranks that train together must have in common of a component, in a fixed order."""

@@ -23,7 +23,7 @@ from hvdrecover.elastic.interfaces import Entry, Tree
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.tensorflow import structure
 from hvdrecover.tensorflow.finite import each_finite
-from hvdrecover.tensorflow.optimizer import forget_sums
+from hvdrecover.tensorflow.optimizer import forget_sums, passes
 from hvdrecover.tensorflow.reports import Reports
 from hvdrecover.tensorflow.scalars import TensorFlowWriter
 from hvdrecover.tensorflow.variables import mean_the_same, named, seeds, variables_of
@@ -168,6 +168,18 @@ class TensorFlowFramework(Reports):
         mine = named(component)
         for name, value in tree.items():
             tf.raw_ops.AssignVariableOp(resource=mine[name].handle, value=_own(value))
+        forget_sums(component)
+
+    def unkept(self, component: Any) -> list[str]:
+        """Return nothing: variables are all that a component holds."""
+        return []
+
+    def passes(self, component: Any) -> tuple[int, int]:
+        """How many backward passes of an optimizer no step has had yet, of how many that a step has."""
+        return passes(component)
+
+    def forget_passes(self, component: Any) -> None:
+        """Have an optimizer forget these."""
         forget_sums(component)
 
     def describe(self, component: Any) -> list[Entry]:

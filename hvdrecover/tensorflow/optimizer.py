@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from hvdrecover.elastic.agreement.transfer import Agreement
-from hvdrecover.elastic.companions import Observer
 from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow.averaging import Reduction
 from hvdrecover.tensorflow.keywords import Layers, taking_what, weights_of
@@ -178,19 +176,8 @@ def forget_sums(optimizer: Any) -> None:
         optimizer._hvdrecover.sums.forget()
 
 
-class ForgetSums(Observer):
-    """Forgets gradients of passes that no step has had when the ranks agree on a state.
-
-    Ranks that load a commit forget theirs, so the one that has sent it must, too: all count passes alike.
-
-    Args:
-        components: returns the state's.
-    """
-
-    def __init__(self, components: Callable[[], Iterable[Any]]) -> None:
-        self._components = components
-
-    def agreed(self, agreement: Agreement) -> None:
-        """Forget them."""
-        for each in self._components():
-            forget_sums(each)
+def passes(optimizer: Any) -> tuple[int, int]:
+    """How many backward passes of an optimizer no step has had yet, of how many that a step has."""
+    if not isinstance(optimizer, Distributed) or optimizer._hvdrecover.sums is None:
+        return 0, 1
+    return int(optimizer._hvdrecover.sums.count), optimizer._hvdrecover.passes

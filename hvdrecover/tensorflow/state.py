@@ -24,7 +24,6 @@ from hvdrecover.tensorflow.callback_list import refuse_backups
 from hvdrecover.tensorflow.dataset import ElasticDataset, datasets
 from hvdrecover.tensorflow.framework import TensorFlowFramework
 from hvdrecover.tensorflow.kept_callbacks import NAME, KeptCallbacks
-from hvdrecover.tensorflow.optimizer import ForgetSums
 from hvdrecover.tensorflow.variables import Variable
 from hvdrecover.tensorflow.virtual.carrier import Step, TensorFlowCarrier
 from hvdrecover.tensorflow.virtual.feeds import feed
@@ -97,7 +96,7 @@ class TensorFlowState(State):
             guard=guard,
             tensorboard=tensorboard,
             tracker=tracker,
-            companions=Companions(observers=(ForgetSent(), ForgetSums(self._components))),
+            companions=Companions(observers=(ForgetSent(),)),
             hidden={NAME: self._callbacks},
             virtual=virtual,
             attributes=attributes,

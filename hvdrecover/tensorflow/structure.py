@@ -26,7 +26,13 @@ def of_component(component: Any) -> list[Entry]:
     if isinstance(component, keras.optimizers.Optimizer):
         entries.insert(0, Entry("", f"a {type(component).__name__}"))
         entries += [
-            Entry(f".{name}", json.dumps(value, default=str, sort_keys=True), setting=True)
+            Entry(
+                f".{name}",
+                json.dumps(value, default=str, sort_keys=True),
+                setting=True,
+                # All others are read from the optimizer's attributes, which a commit leaves alone.
+                stored=name == "learning_rate" and isinstance(value, float),
+            )
             for name, value in sorted(component.get_config().items())
             if name != "name"
         ]

@@ -21,7 +21,7 @@ from hvdrecover.elastic.commits import generator_states
 from hvdrecover.elastic.commits.fitting import fit_tensors
 from hvdrecover.elastic.interfaces import Entry, Tree
 from hvdrecover.errors import UnsupportedTensorError
-from hvdrecover.torch import finite, optimizers, pinning, structure
+from hvdrecover.torch import finite, optimizers, pinning, structure, unkept
 from hvdrecover.torch.copying import all_equal, copy_all
 from hvdrecover.torch.reports import Reports
 from hvdrecover.torch.scalars import TorchWriter
@@ -173,12 +173,26 @@ class TorchFramework(Reports):
                 # How far it was with each optimizer's step, which a fault has ended, is not in its state.
                 component._per_optimizer_states.clear()
 
+    def unkept(self, component: Any) -> list[str]:
+        """Names of what a component holds and its ``state_dict`` leaves out."""
+        return unkept.unkept(component)
+
+    def passes(self, component: Any) -> tuple[int, int]:
+        """How many backward passes of an optimizer no step has had yet, of how many that a step has."""
+        return unkept.passes(component)
+
+    def forget_passes(self, component: Any) -> None:
+        """Have an optimizer forget these."""
+        unkept.forget_passes(component)
+
     def describe(self, component: Any) -> list[Entry]:
         """A module's parameters and buffers, an optimizer's kind and groups; of all else its kind."""
         if isinstance(component, torch.nn.Module):
             return structure.of_module(component)
         if isinstance(component, torch.optim.Optimizer):
             return structure.of_optimizer(component)
+        if isinstance(component, torch.optim.lr_scheduler.LRScheduler):
+            return structure.of_scheduler(component)
         return [Entry("", f"a {type(component).__name__}")]
 
     def rank_local(self, component: Any) -> set[str]:

@@ -25,11 +25,23 @@ def of_optimizer(optimizer: torch.optim.Optimizer) -> list[Entry]:
     for number, group in enumerate(optimizer.param_groups):
         entries.append(Entry(f".param_groups.{number}", f"{len(group['params'])} parameters"))
         entries += [
-            Entry(f".param_groups.{number}.{name}", _value(value), setting=True)
+            Entry(f".param_groups.{number}.{name}", _value(value), setting=True, stored=True)
             for name, value in sorted(group.items())
             if name != "params"
         ]
     return entries
+
+
+def of_scheduler(scheduler: torch.optim.lr_scheduler.LRScheduler) -> list[Entry]:
+    """Its kind, and its settings."""
+    return [
+        Entry("", f"a {type(scheduler).__name__}"),
+        *(
+            Entry(f".{name}", _value(value), setting=True, stored=True)
+            for name, value in sorted(scheduler.state_dict().items())
+            if not name.startswith("_") and name != "last_epoch"
+        ),
+    ]
 
 
 def _kind(tensor: torch.Tensor) -> str:

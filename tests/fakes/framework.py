@@ -266,6 +266,15 @@ class FakeFramework:
     def load(self, component: Any, tree: Any, *, keep: bool = False) -> None:
         component.load_state_dict(tree)
 
+    def unkept(self, component: Any) -> list[str]:
+        return []
+
+    def passes(self, component: Any) -> tuple[int, int]:
+        return 0, 1
+
+    def forget_passes(self, component: Any) -> None:
+        pass
+
     def describe(self, component: Any) -> list[Entry]:
         entries = [Entry("", type(component).__name__)]
         if isinstance(component, FakeModel):
@@ -274,7 +283,7 @@ class FakeFramework:
                 for name, value in component.weights.items()
             ]
         if isinstance(component, FakeOptimizer):
-            entries.append(Entry(".rate", str(component.rate), setting=True))
+            entries.append(Entry(".rate", str(component.rate), setting=True, stored=True))
         return entries
 
     def rank_local(self, component: Any) -> set[str]:

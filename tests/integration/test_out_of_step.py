@@ -134,7 +134,8 @@ def test_one_flipped_bit_is_healed(of_two: dict[str, list[Outcome]]) -> None:
 def test_a_bad_sample_is_raised_with_its_number(of_two: dict[str, list[Outcome]]) -> None:
     outcome = the_same(of_two["nan"])
     assert (outcome["error"], outcome["steps"]) == ("NumericsError", 0)
-    where = "rank 1 on localhost, at samples 55, 89, 87, 37 of epoch 0: first the input of model"
+    # Of the first batch nobody has told yet how many samples it has.
+    where = "rank 1 on localhost, at samples 55 of epoch 0: first the input of model"
     assert where in outcome["text"]
     assert "gradient of model.0.weight" in outcome["text"]
 

@@ -2,7 +2,8 @@
 
 Variables: ``BAD``, the number of the bad sample; ``STOP``, to end once a commit leaves its batch out. Part of
 the loop is as in a training framework, which names epochs of its own. In the second epoch, rank 1 is killed
-once. Rank 0 writes down how often each sample was trained on in each epoch.
+once. Rank 0 writes down how often each sample was trained on in each epoch. ``RATE`` is the learning rate, and
+the state has a metric that keeps nothing.
 """
 
 from __future__ import annotations
@@ -24,9 +25,17 @@ hvd.init()
 torch.manual_seed(0)
 folder, bad, stop = Path(sys.argv[1]), int(os.environ["BAD"]), "STOP" in os.environ
 data = torch.utils.data.TensorDataset(torch.arange(SAMPLES))
+
+
+class Metric(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = torch.zeros(())
+
+
 model = torch.nn.Embedding(SAMPLES, 2)
 optimizer = hvd.DistributedOptimizer(
-    torch.optim.SGD(model.parameters(), 0.1), named_parameters=model.named_parameters()
+    torch.optim.SGD(model.parameters(), float(os.environ["RATE"])), named_parameters=model.named_parameters()
 )
 sampler = hvd.ElasticSampler(data, shuffle=False)
 loader = torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler)
@@ -34,6 +43,7 @@ state = hvd.TorchState(
     model,
     optimizer,
     sampler=sampler,
+    metric=Metric(),
     epoch=0,
     steps=0,
     seen=torch.zeros(EPOCHS, SAMPLES, dtype=torch.int64),

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.errors import ConfigError, UnsupportedTensorError, UnsupportedValueError
+from hvdrecover.errors import ConfigError, StateError, UnsupportedTensorError, UnsupportedValueError
 from tests.fakes.framework import FakeModel, FakeSampler, FakeSchedule
 from tests.fakes.root import FakeRoots
 from tests.unit.elastic.jobs import CONFIG, Process
@@ -131,3 +131,17 @@ def test_a_url_that_is_given_comes_before_the_configured_one(process: Process, r
     state.flush()
     assert roots["fake://given"].commits() == [state.last_commit]
     assert not roots["fake://configured"].files
+
+
+@pytest.mark.parametrize("change", [{"done": -1}, {"_left_out": [(0, 0, 1, 4), (0, 0, 2, 3)]}])
+def test_a_cursor_that_could_not_be_loaded_again_is_no_commit(
+    process: Process, change: dict[str, object]
+) -> None:
+    state = process.state(sampler=FakeSampler(10))
+    state.save()
+    vars(state.sampler.order).update(change)
+    with pytest.raises(StateError, match=r"^state\.sampler: its cursor could not be loaded again") as caught:
+        state.save()
+    assert caught.value.path == "state.sampler"
+    state.restore()
+    assert state.sampler.order.done == 0

@@ -54,6 +54,25 @@ def test_a_module_and_a_single_variable_are_components(tmp_path: Path) -> None:
     assert (float(again.module.weight[0]), float(again.variable)) == (2.0, 2.0)
 
 
+def test_another_learning_rate_at_a_restart_is_named_and_what_takes_effect_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def start(rate: float, momentum: float) -> Any:
+        optimizer = keras.optimizers.SGD(rate, momentum=momentum)
+        state = recover.TensorFlowKerasState(a_model(), optimizer, checkpoint=str(tmp_path))
+        state.sync()
+        return state, [each for each in caplog.messages if "the script sets" in each]
+
+    state, lines = start(0.5, 0.5)
+    assert lines == []
+    state.optimizer.learning_rate = 0.25
+    state.commit(durable=True)
+    state.flush()
+    state, (line,) = start(0.125, 0.9)
+    assert "the script sets optimizer.learning_rate to 0.125, and the run was started with 0.5:" in line
+    assert float(state.optimizer.learning_rate) == 0.25
+
+
 def test_an_assignment_after_a_commit_does_not_reach_the_commit() -> None:
     variable = tf.Variable(np.arange(1 << 18, dtype=np.float32))
     state = recover.TensorFlowState([variable])

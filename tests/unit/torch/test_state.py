@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import collections
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import horovod.torch as hvd
 import numpy as np
 import pytest
 import safetensors.torch
@@ -22,6 +24,105 @@ schedulers = torch.optim.lr_scheduler
 def pair(seed: int = 0) -> tuple[Any, Any]:
     model = network(seed)
     return model, torch.optim.AdamW(model.parameters())
+
+
+# -- what is not resumed -------------------------------------------------------------------------------
+
+
+class Metric(torch.nn.Module):
+    """Holds its sums as metrics of torchmetrics do: as attributes, which ``state_dict`` passes over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = torch.zeros(())
+        self.values = [torch.ones(2)]
+        self.register_buffer("count", torch.zeros(()), persistent=False)
+
+
+class Counter:
+    """Gives its state, which has no tensors."""
+
+    def __init__(self) -> None:
+        self.scratch = torch.zeros(2)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        pass
+
+
+def test_a_component_that_keeps_nothing_is_named_with_what_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    model, optimizer = pair()
+    joined(model=model, optimizer=optimizer, metric=Metric(), counter=Counter(), empty=torch.nn.ReLU())
+    warned = [each for each in caplog.messages if "do not hold" in each]
+    assert len(warned) == 1
+    assert re.match(r"state\.metric: commits do not hold total, values, count, .* Metric ", warned[0])
+
+
+def test_metrics_of_torchmetrics_are_named_unless_they_are_persistent(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    torchmetrics = pytest.importorskip("torchmetrics")
+    model, _ = pair()
+    model.accuracy, model.kept = torchmetrics.MeanMetric(), torchmetrics.MeanMetric()
+    model.kept.persistent(True)
+    joined(model=model, values=torchmetrics.CatMetric())
+    names = [re.findall(r"^(state\.\w+): commits do not hold (.*), as", each) for each in caplog.messages]
+    expected = [("state.model", "accuracy.mean_value, accuracy.weight"), ("state.values", "value")]
+    assert [pair for found in names for pair in found] == expected
+
+
+def test_a_commit_amid_backward_passes_is_told_once_and_all_ranks_begin_anew(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")  # or Horovod adds up nothing in a job of one
+    model = network()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), backward_passes_per_step=2
+    )
+    state = joined(model=model, optimizer=optimizer)
+    inputs = torch.ones(2, 3)
+
+    def lines() -> list[str]:
+        return [each for each in caplog.messages if "backward passes" in each]
+
+    model(inputs).sum().backward()
+    model(inputs).sum().backward()
+    optimizer.step()
+    state.commit()
+    assert lines() == []
+    for _ in range(2):
+        model(inputs).sum().backward()
+        state.commit()
+        state.sync()  # as after hosts have come: this rank, whose state all take, must count as they do
+    (line,) = lines()
+    assert line.startswith("state.optimizer: this commit comes after 1 of 2 backward passes")
+
+
+def test_settings_of_the_script_that_a_commit_overrules_are_named(
+    roots: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def start(rate: float, decay: float) -> Any:
+        model = network()
+        optimizer = torch.optim.SGD([{"params": [each]} for each in model.parameters()], lr=rate)
+        scheduler = schedulers.ExponentialLR(optimizer, decay)
+        state = joined(URL, model=model, optimizer=optimizer, scheduler=scheduler)
+        return state, scheduler, [each for each in caplog.messages if "the script sets" in each]
+
+    state, scheduler, lines = start(0.1, 0.5)
+    assert lines == []
+    scheduler.step()  # a rate that training has changed is no setting of the script's
+    commit_durably(state)
+    assert start(0.1, 0.5)[2] == []
+    state, _, (line,) = start(0.2, 0.25)
+    assert "optimizer.lr to 0.2, and the run was started with 0.1" in line
+    assert "scheduler.gamma to 0.25, and the run was started with 0.5" in line
+    assert state.optimizer.param_groups[0]["lr"] == 0.05
+    commit_durably(state)
+    assert (
+        len(start(0.2, 0.5)[2]) == 2
+    )  # also at the start after that: it is still the first one's that count
 
 
 # -- attributes ----------------------------------------------------------------------------------------

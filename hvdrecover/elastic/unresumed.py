@@ -1,0 +1,110 @@
+"""Lines on what a recovery, or another start, does not bring back: each is said once, before it is missed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from hvdrecover.checkpoint.values import Json
+from hvdrecover.elastic.agreement.transfer import Agreement
+from hvdrecover.elastic.commits.contents import Contents
+from hvdrecover.elastic.companions import Kept, Observer
+from hvdrecover.elastic.context import Context
+from hvdrecover.elastic.interfaces import Framework
+
+
+class Unresumed(Observer, Kept):
+    """Warns of a component that keeps nothing, of a commit amid backward passes, and of ignored settings.
+
+    Each commit holds the settings that the run was started with. The optimizer's present ones are no measure:
+    training changes them.
+
+    Args:
+        context: the state's surroundings.
+    """
+
+    key = "settings"
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._framework = context.framework
+        self._contents = context.contents
+        self._of_script = settings(self._framework, self._contents)
+        self._of_run: dict[str, Json] = dict(self._of_script)
+        self._said: set[str] = set()
+
+    # -- an observer -----------------------------------------------------------------------------------
+
+    def agreed(self, agreement: Agreement) -> None:
+        """Look at what the state's components keep; have all ranks count backward passes alike."""
+        for name, component in self._contents.components().items():
+            self._framework.forget_passes(component)
+            if lost := self._framework.unkept(component):
+                kind = type(component).__name__
+                message = (
+                    f"state.{name}: commits do not hold {', '.join(lost)}, as the state_dict() of this {kind}"
+                    " leaves that out. After a recovery it has the values of a new object, or those of "
+                    "an interrupted step. Make it persistent (a torchmetrics metric by "
+                    "metric.persistent(True)), or keep it in a tensor or a plain value of the state"
+                )
+                self._say(name, message)
+
+    def begins(self) -> None:
+        """See whether the commit is amid backward passes that one step is to have together."""
+        for name, component in self._contents.components().items():
+            done, of = self._framework.passes(component)
+            if done and name not in self._said:
+                self._say(
+                    name,
+                    f"state.{name}: this commit comes after {done} of {of} backward passes of a step, and "
+                    "does not hold their gradients. After a recovery these are missing, though their samples "
+                    "count as done. Commit after a step",
+                )
+
+    def _say(self, name: str, message: str) -> None:
+        if name not in self._said:
+            self._said.add(name)
+            self._context.announce("not_kept", message, level=logging.WARNING, attribute=name)
+
+    # -- a part of each commit -------------------------------------------------------------------------
+
+    def capture(self) -> Json:
+        """Return the settings that the run was started with."""
+        return dict(self._of_run)
+
+    def load(self, value: Json | None) -> None:
+        """Take these from a commit; those of other versions have none."""
+        self._of_run = dict(value) if isinstance(value, dict) else dict(self._of_script)
+
+    def resumed(self, value: Json | None) -> Json | None:
+        """Say which settings of the script are ignored, as the commit has others."""
+        lines = differences(value, self._of_script) if isinstance(value, dict) else []
+        if lines:
+            message = (
+                f"the script sets {'; '.join(lines)}: the values of the commit count. To change one in a run "
+                "that is resumed, set it inside the training function"
+            )
+            self._context.announce("settings_ignored", message, level=logging.WARNING, differences=lines)
+        return value
+
+
+def settings(framework: Framework, contents: Contents) -> dict[str, str]:
+    """Return the settings of components that a commit brings along, such as ``optimizer.lr``, as text.
+
+    Of an optimizer's groups, those of all are one text.
+    """
+    found: dict[str, list[str]] = {}
+    for name, component in contents.components().items():
+        for entry in framework.describe(component):
+            if entry.stored:
+                found.setdefault(f"{name}.{entry.name.rpartition('.')[2]}", []).append(entry.value)
+    return {name: ", ".join(values if len(set(values)) > 1 else values[:1]) for name, values in found.items()}
+
+
+def differences(of_run: Mapping[str, Json], of_script: Mapping[str, Json]) -> list[str]:
+    """Return a line for each setting that is not as when the run was started."""
+    return [
+        f"{name} to {value}, and the run was started with {of_run[name]}"
+        for name, value in of_script.items()
+        if of_run.get(name, value) != value
+    ]

@@ -1,0 +1,56 @@
+"""Tensors and gradients that a commit can't hold, as the objects of the state do not give them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+def unkept(component: Any) -> list[str]:
+    """Names of what a component holds and its ``state_dict`` leaves out.
+
+    What a model has besides its parameters may well be constant. So it counts only if nothing else is kept,
+    or if a metric of torchmetrics declares it as its state.
+    """
+    parts = dict(component.named_modules()) if isinstance(component, torch.nn.Module) else {"": component}
+    declared = [name for path, part in parts.items() for name in _of_metric(path, part)]
+    if declared or pytree.tree_leaves(component.state_dict()):
+        return declared
+    return [name for path, part in parts.items() for name in _tensors(path, part)]
+
+
+def _of_metric(path: str, part: Any) -> Iterator[str]:
+    """The states of a metric that are not persistent, as they are not unless a script says so."""
+    persistent = getattr(part, "_persistent", None)
+    if isinstance(part, torch.nn.Module) and isinstance(persistent, dict):
+        yield from (_join(path, name) for name in getattr(part, "_defaults", ()) if not persistent.get(name))
+
+
+def _tensors(path: str, part: Any) -> Iterator[str]:
+    held = {**getattr(part, "__dict__", {}), **getattr(part, "_buffers", {})}
+    for name, value in held.items():
+        if name != "_buffers" and any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value)):
+            yield _join(path, name)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def passes(component: Any) -> tuple[int, int]:
+    """How many backward passes of a Horovod-wrapped optimizer no step has had yet, of how many."""
+    of = getattr(component, "backward_passes_per_step", 1)
+    if of == 1 or hasattr(component, "virtual_gradients"):
+        return 0, 1
+    return of - min(component._allreduce_delay.values(), default=of), of
+
+
+def forget_passes(component: Any) -> None:
+    """Have an optimizer begin to count backward passes anew, as one does that loads a commit."""
+    if passes(component)[0]:
+        component._handles.clear()
+        component.set_backward_passes_per_step(component.backward_passes_per_step)
+        component.zero_grad()
