@@ -1,9 +1,9 @@
 """Two epochs of token samples, of which one is bad in the first epoch; each start has another bad one.
 
-Variables: ``BAD``, the number of the bad sample; ``STOP``, to end once a commit leaves its batch out. Part of
-the loop is as in a training framework, which names epochs of its own. In the second epoch, rank 1 is killed
-once. Rank 0 writes down how often each sample was trained on in each epoch. ``RATE`` is the learning rate, and
-the state has a metric that keeps nothing.
+Variables: ``BAD``, the number of the bad sample; ``RATE``, the learning rate; ``STOP``, to end once a commit
+leaves the bad batch out. Part of the loop is as in a training framework, which names epochs of its own. A
+metric of the state keeps nothing. In the second epoch, rank 1 is killed once. Rank 0 writes down how often
+each sample was trained on in each epoch.
 """
 
 from __future__ import annotations

@@ -87,15 +87,19 @@ def test_a_commit_amid_backward_passes_is_told_once_and_all_ranks_begin_anew(
     def lines() -> list[str]:
         return [each for each in caplog.messages if "backward passes" in each]
 
-    model(inputs).sum().backward()
-    model(inputs).sum().backward()
-    optimizer.step()
+    def two_passes() -> None:
+        model(inputs).sum().backward()
+        model(inputs).sum().backward()
+        optimizer.step()
+
+    two_passes()
     state.commit()
     assert lines() == []
     for _ in range(2):
         model(inputs).sum().backward()
         state.commit()
         state.sync()  # as after hosts have come: this rank, whose state all take, must count as they do
+        two_passes()
     (line,) = lines()
     assert line.startswith("state.optimizer: this commit comes after 1 of 2 backward passes")
 
