@@ -23,8 +23,11 @@ from hvdrecover.version import __version__
 
 
 def _install_horovod(arguments: argparse.Namespace) -> int:
-    from hvdrecover.install import install_horovod
+    from hvdrecover.install import install_horovod, source_diff
 
+    if arguments.diff:
+        sys.stdout.write(source_diff())
+        return 0
     installed = install_horovod(rebuild=arguments.rebuild)
     if installed.wheel is None:
         message = f"Horovod {installed.version} is already installed."
@@ -83,6 +86,9 @@ def build() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPars
     )
     install.add_argument(
         "--rebuild", action="store_true", help="compile anew, whatever is installed or cached"
+    )
+    install.add_argument(
+        "--diff", action="store_true", help="print all changes to Horovod's source, and install nothing"
     )
     install.set_defaults(run=_install_horovod)
     parser.epilog = _overview({each.dest: each.help or "" for each in subcommands._choices_actions})

@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 from hvdrecover.errors import InstallError
-from hvdrecover.install.edits import EDITS, apply
+from hvdrecover.install.edits import EDITS, apply, diff
 from hvdrecover.install.environment import Frameworks, Mpi, build_environment, find_nccl
 from hvdrecover.install.pins import BUILD_REQUIREMENTS, HOROVOD_SHA256, HOROVOD_VERSION
 from hvdrecover.install.process import Runner
 
 
-def pip(*arguments: str, python: str = sys.executable) -> list[str]:
-    """Return a pip command of the current environment."""
-    return [python, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
+def pip(*arguments: str) -> list[str]:
+    """Return a pip command for the current environment.
+
+    Raises:
+        InstallError: it has no pip, and there is no uv to bring one.
+    """
+    options = ["--disable-pip-version-check", "--no-input", *arguments]
+    if find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip", *options]
+    if (uv := shutil.which("uv")) is None:
+        raise InstallError(
+            f"the environment {sys.prefix} has no pip, which installs Horovod, and there is no uv on PATH. "
+            f"Run `{sys.executable} -m ensurepip`, or put uv on PATH, and run this again."
+        )
+    # uv's own `uv pip` can't download a source, and knows nothing of PIP_* variables.
+    return [uv, "tool", "run", "--python", sys.executable, "pip", "--python", sys.executable, *options]
 
 
 def work_folder() -> tempfile.TemporaryDirectory[str]:
@@ -27,7 +43,7 @@ def work_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="hvdrecover-build-", dir=place)
 
 
-def _fetch(runner: Runner, work: Path, environ: Mapping[str, str]) -> Path:
+def fetch(runner: Runner, work: Path, environ: Mapping[str, str]) -> Path:
     """Download Horovod's source, check it against its digest, and unpack it."""
     pinned = work / "horovod.txt"
     pinned.write_text(f"horovod=={HOROVOD_VERSION} --hash=sha256:{HOROVOD_SHA256}\n")
@@ -78,6 +94,13 @@ def offer_nccl(nccl: Path, folder: Path) -> dict[str, str]:
     return {"HOROVOD_NCCL_HOME": str(home)}
 
 
+def notice() -> str:
+    """Return our NOTICE: the licences of the source that is edited, and of what is compiled with it."""
+    # In a clone, setuptools' egg-info is found first, and has no licences.
+    found = (each.read_text("licenses/NOTICE") for each in metadata.distributions(name="hvdrecover"))
+    return next(filter(None, found), "")
+
+
 def _only_wheel(folder: Path, runner: Runner) -> Path:
     wheels: Sequence[Path] = sorted(folder.glob("horovod-*.whl"))
     if len(wheels) != 1:
@@ -114,7 +137,10 @@ def build_wheel(
     Raises:
         InstallError: a step failed.
     """
-    source = _fetch(runner, work, environ)
+    source = fetch(runner, work, environ)
+    # The wheel takes files of such names along with Horovod's own LICENSE.
+    (source / "NOTICE-hvdrecover.diff").write_bytes(diff(EDITS, source).encode())
+    (source / "NOTICE-hvdrecover").write_text(notice())
     apply(EDITS, source)
     tools = work / "tools"
     runner.run(

@@ -8,14 +8,14 @@ import sys
 import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TextIO
 
 from hvdrecover.errors import InstallError
 from hvdrecover.install import wheel_cache
-from hvdrecover.install.build import build_wheel, pip, work_folder
+from hvdrecover.install.build import build_wheel, fetch, pip, work_folder
 from hvdrecover.install.display import show_progress
+from hvdrecover.install.edits import EDITS, diff
 from hvdrecover.install.environment import (
     Frameworks,
     Mpi,
@@ -77,14 +77,6 @@ def _plan(environ: Mapping[str, str]) -> _Plan:
     spec = describe(environ, frameworks, mpi)
     folder = wheel_cache.wheels_root(environ) / wheel_cache.label(spec)
     return _Plan(environ, prefix, frameworks, mpi, wheel_cache.version(spec), folder)
-
-
-def _require_pip() -> None:
-    if find_spec("pip") is None:
-        raise InstallError(
-            f"the environment {sys.prefix} has no pip, which installs Horovod. Run "
-            f"`{sys.executable} -m ensurepip` (or, with uv, `uv pip install pip`), and run this again."
-        )
 
 
 def _obtain_wheel(plan: _Plan, runner: Runner, rebuild: bool) -> tuple[Path, bool]:
@@ -208,7 +200,7 @@ def install_horovod(
     plan = _plan(os.environ if environ is None else environ)
     if not rebuild and version_of("horovod") == plan.version:
         return Installed(plan.version, None, False)
-    _require_pip()
+    pip()  # or else nothing can be done
     with show_progress(stream or sys.stderr) as progress:
         log = plan.folder / f"install-{os.getpid()}.log"
         with Runner(log, progress) as runner:
@@ -219,3 +211,18 @@ def install_horovod(
         log.unlink()
     wheel_cache.prune(plan.folder.parent, plan.folder)
     return installed
+
+
+def source_diff(*, environ: Mapping[str, str] | None = None, stream: TextIO | None = None) -> str:
+    """Return the changes that `install_horovod` makes to Horovod's source, as a unified diff.
+
+    Args:
+        environ: the environment variables, for the download of the source.
+        stream: where progress is shown; by default standard error.
+
+    Raises:
+        InstallError: the source can't be had.
+    """
+    with work_folder() as work, show_progress(stream or sys.stderr) as progress:
+        with Runner(Path(work) / "install.log", progress) as runner:
+            return diff(EDITS, fetch(runner, Path(work), os.environ if environ is None else environ))

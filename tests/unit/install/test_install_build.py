@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from hvdrecover.install import build
+from hvdrecover.install import EDITS, build
 from hvdrecover.install.pins import HOROVOD_VERSION
 from hvdrecover.install.process import Runner
 
@@ -31,7 +31,7 @@ class Downloading:
 
 
 def fetch(work: Path, *names: str) -> Path:
-    return build._fetch(cast(Runner, Downloading(*names)), work, {})
+    return build.fetch(cast(Runner, Downloading(*names)), work, {})
 
 
 def test_the_source_is_unpacked(tmp_path: Path) -> None:
@@ -72,3 +72,9 @@ def test_nccl_is_where_the_build_looks_and_can_be_offered_again(tmp_path: Path) 
         for name in ("libnccl.so", "libnccl.so.2"):
             assert (home / "lib" / name).read_text() == "lib/libnccl.so.2"
     assert home.parent == folder
+
+
+def test_the_notice_that_goes_into_the_wheel_names_what_is_edited() -> None:
+    edited = {edit.file.split("/")[1] for edit in EDITS if edit.file.startswith("third_party/")}
+    named = {line.split(" (")[0].lower() for line in build.notice().splitlines() if "(https://" in line}
+    assert named == {"horovod", *edited}

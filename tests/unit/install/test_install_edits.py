@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from hvdrecover import cli
 from hvdrecover.errors import EditError, InstallError
-from hvdrecover.install.edits import EDITS, Edit, apply, digest
+from hvdrecover.install.edits import EDITS, Edit, apply, diff, digest
 
 ONE = Edit("one", "a.txt", "old one", "new one", "a reason")
 TWO = Edit("two", "sub/b.txt", "old two", "new two", "a reason")
@@ -36,10 +38,28 @@ def test_all_edits_apply_to_a_source_that_has_their_texts(tmp_path: Path) -> Non
         assert edit.old in edit.new or edit.old not in after[edit.file], edit.name
 
 
-def test_nothing_but_the_text_changes(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes("é\r\nold one\nrest".encode())
-    apply([ONE], tmp_path)
-    assert (tmp_path / "a.txt").read_bytes() == "é\r\nnew one\nrest".encode()
+@pytest.mark.parametrize(
+    ("file", "comment"), [("a.py", "#"), ("CMakeLists.txt", "#"), ("a.cc", "//"), ("a.h", "//")]
+)
+def test_nothing_but_the_text_changes_and_the_first_line_says_that_it_did(
+    tmp_path: Path, file: str, comment: str
+) -> None:
+    (tmp_path / file).write_bytes("é\r\nold one\nrest".encode())
+    apply([dataclasses.replace(ONE, file=file)], tmp_path)
+    first, rest = (tmp_path / file).read_bytes().split(b"\n", 1)
+    assert first.startswith(f"{comment} Changed by hvdrecover".encode())
+    assert rest == "é\r\nnew one\nrest".encode()
+
+
+def test_the_diff_of_all_edits_makes_the_edited_source(tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    for root in (before, after):
+        write_tree(root, EDITS)
+    (tmp_path / "diff").write_bytes(diff(EDITS, before).encode())
+    apply(EDITS, after)
+    assert read_tree(before) != read_tree(after)
+    subprocess.run(["git", "apply", tmp_path / "diff"], cwd=before, check=True)
+    assert read_tree(before) == read_tree(after)
 
 
 def test_an_edit_that_does_not_apply_names_itself_and_changes_nothing(tmp_path: Path) -> None:
@@ -65,7 +85,7 @@ def test_a_text_that_occurs_twice_is_refused(tmp_path: Path) -> None:
 def test_what_lies_between_two_texts_is_replaced_with_the_first(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("end, old one, and more of it, end, end")
     apply([dataclasses.replace(ONE, until="end")], tmp_path)
-    assert (tmp_path / "a.txt").read_text() == "end, new oneend, end"
+    assert (tmp_path / "a.txt").read_text().splitlines()[1:] == ["end, new oneend, end"]
 
 
 def test_an_edit_without_its_end_does_not_apply(tmp_path: Path) -> None:
@@ -96,3 +116,14 @@ def test_names_are_unique_and_reasons_given() -> None:
 def test_the_digest_covers_what_edits_do(field: str, changes: bool) -> None:
     other = dataclasses.replace(ONE, **{field: "something else"})
     assert (digest([ONE]) != digest([other])) is changes
+
+
+def test_the_command_prints_the_diff(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tree(tmp_path, EDITS)
+    monkeypatch.setattr("hvdrecover.install.horovod.fetch", lambda runner, work, environ: tmp_path)
+    before = read_tree(tmp_path)
+    assert cli.main(["install-horovod", "--diff"]) == 0
+    assert capsys.readouterr().out == diff(EDITS, tmp_path)
+    assert read_tree(tmp_path) == before

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import configparser
+import ensurepip
 import json
 import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
+import sysconfig
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -125,3 +130,54 @@ def test_the_extras_let_the_pins_in_and_replace_no_tensorflow_by_another() -> No
         assert required.name == extra
         assert pins[pinned] in required.specifier
         assert "999" in required.specifier
+
+
+# -- an environment of uv's, which has no pip ---------------------------------------------------------------
+
+
+FAKE_HOROVOD = (
+    "def gloo_built(): return True\n\n\ndef mpi_built(): return False\n\n\nnccl_built = mpi_built\n"
+)
+
+
+def write_wheel(folder: Path, version: str) -> None:
+    """Put a wheel of a Horovod that answers as a real one does into the cache."""
+    folder.mkdir(parents=True)
+    info = f"horovod-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"horovod-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("horovod/__init__.py", "")
+        wheel.writestr("horovod/torch.py", FAKE_HOROVOD)
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: horovod\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+@pytest.mark.parametrize("has_uv", [True, False])
+def test_an_environment_of_uvs_without_pip(has_uv: bool, tmp_path: Path) -> None:
+    uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    assert uv is not None
+    packages, env, site = tmp_path / "packages", tmp_path / "env", Path(sysconfig.get_path("purelib"))
+    packages.mkdir()
+    for each in site.iterdir():  # all that hvdrecover needs, but no pip, and no Horovod
+        if not re.match(r"pip\b|horovod|torch\b|torch-|tensorflow", each.name):
+            (packages / each.name).symlink_to(each)
+    add_distribution(packages, "torch", "9.9")
+    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, env], check=True)
+    bundled = Path(ensurepip._WHEEL_PKG_DIR or Path(ensurepip.__file__).with_name("_bundled"))  # type: ignore[attr-defined]
+    variables = {
+        name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_", "UV_"))
+    }
+    variables |= SWITCHES | {"PYTHONPATH": f"{ROOT}:{packages}", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    variables |= {"UV_FIND_LINKS": str(bundled), "UV_OFFLINE": "1", "UV_CACHE_DIR": str(tmp_path / "uv")}
+    variables |= {"PATH": f"{Path(uv).parent}:/usr/bin:/bin" if has_uv else str(tmp_path)}
+    spec = describe(variables, Frameworks("9.9", None), Mpi("none"))
+    write_wheel(wheel_cache.wheels_root(variables) / wheel_cache.label(spec), wheel_cache.version(spec))
+    command = [env / "bin" / "python", "-m", "hvdrecover", "install-horovod"]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300, check=False)
+    if has_uv:
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "(from the cache: " in done.stdout
+        assert list(env.glob("lib/*/site-packages/horovod/torch.py"))
+    else:
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "no pip" in done.stderr and "uv on PATH" in done.stderr
