@@ -41,5 +41,6 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         if hvd.size() == 1 and not config.read().elastic:
             return mean, variance
         # Var[x] = E[x²] - E[x]², and all ranks have batches of one size.
-        mean, square = tf.unstack(hvd.allreduce(tf.stack([mean, variance + tf.square(mean)]), op=hvd.Average))
+        both = tf.stack([mean, variance + tf.square(mean)])
+        mean, square = tf.unstack(hvd.allreduce(both, op=hvd.Average, name=f"{self.name}_moments"))
         return mean, square - tf.square(mean)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import safetensors.numpy
 
-from hvdrecover.examples.digits_run import DigitsRun, elastic, static
+from hvdrecover.examples.digits_run import PATIENCE, DigitsRun, elastic, static
 from hvdrecover.launch.job import Job
 from tests.integration.conftest import LONG, Start
 from tests.integration.test_kill_and_resume import durable
@@ -151,3 +151,10 @@ def test_by_speed_and_another_number_of_processes_after_a_restart_end_with_the_s
     run.finish_with(start, ())
     assert run.shares()[-1] == [4]
     assert_same(run, clean)
+
+
+def test_a_collective_in_a_part_ends_the_job_in_words(start: Start, tmp_path: Path) -> None:
+    run = VirtualRun(tmp_path, "adamw", "--virtual-ranks", "3")
+    job = run.begin(start, static(2), allreduce=2)  # type: ignore[arg-type]
+    assert job.wait(PATIENCE) != 0
+    assert "StepError: hvd.allreduce(): " in job.log.read_text()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from hvdrecover.checkpoint.digest import digest_numbers
 from hvdrecover.elastic.commits.carried import Carried
 from hvdrecover.elastic.interfaces import Tensor, Tree
-from hvdrecover.errors import ConfigError, MismatchError, PerRankError
+from hvdrecover.errors import ConfigError, MismatchError, PerRankError, StepError
 
 Tensors = dict[str, Tensor]
 
@@ -20,13 +21,15 @@ class Buffers:
 
     Attributes:
         taken: always 0; see `hvdrecover.elastic.commits.own.Value`.
+        absorbed: tells what the script has changed outside of parts; 0 if nothing.
     """
 
     def __init__(self) -> None:
         self._own: dict[int, Tensors] = {}
         self._left: Mapping[str, Any] = {}  # what the models have, but for changes by the script
         self._present: int | None = None  # the virtual rank whose buffers the models have
-        self.taken = 0
+        self._apart = False  # whether these are another virtual rank's on other processes
+        self.taken = self.absorbed = 0
         self._remember()
 
     # -- said by an adapter ----------------------------------------------------------------------------------
@@ -47,17 +50,21 @@ class Buffers:
         """Copy a tensor into a buffer."""
         raise NotImplementedError
 
-    def same(self, one: Tensor, other: Tensor) -> bool:
-        """Return whether two copies of a buffer are equal."""
+    def bits(self, tensor: Tensor) -> bytes:
+        """Return the bytes of a copy of a buffer."""
         raise NotImplementedError
 
     def copied(self, tensor: Tensor) -> Tensor:
         """Return a copy of a copy, for an adapter whose `read` writes over earlier ones."""
         return tensor
 
-    def holds(self, name: str, tensor: Tensor) -> bool:
-        """Return whether a buffer is equal to what was last written to it, or read from it."""
-        return self.same(self.read(name), tensor)
+    def same(self, one: Tensor, other: Tensor) -> bool:
+        """Return whether two copies of a buffer have the same bits."""
+        return self.bits(one) == self.bits(other)
+
+    def changed(self, copies: Mapping[str, Tensor]) -> list[str]:
+        """Return the names of the buffers that are not the same as their copies."""
+        return [name for name, each in copies.items() if not self.same(self.read(name), each)]
 
     # -- steps -----------------------------------------------------------------------------------------------
 
@@ -71,10 +78,22 @@ class Buffers:
 
         Raises:
             ConfigError: a buffer was made since the state was.
+            StepError: it has changed statistics of one virtual rank.
         """
-        changed = [name for name in self.names() if not self.holds(name, self._known(name, self._left))]
+        changed = self.changed({name: self._known(name, self._left) for name in self.names()})
         for name in changed:
+            if self._apart and not self.same(self._left[name], self._known(name, self._common)):
+                raise StepError(
+                    name,
+                    "this buffer was changed after a step's inner loop and before the commit, as by a "
+                    "forward pass in training mode. Meanwhile each process has another virtual rank's, so "
+                    "the result would depend on the number of processes. Do that after state.commit(), "
+                    "which gives all processes virtual rank 0's, or by model.eval()",
+                )
             self._common[name] = self.read(name)
+            self.absorbed = digest_numbers(
+                self.absorbed.to_bytes(8, signed=True) + self.bits(self._common[name])
+            )[0]
             for own in self._own.values():
                 own.pop(name, None)
         self._left = {**self._left, **{name: self._common[name] for name in changed}}
@@ -93,6 +112,7 @@ class Buffers:
             if mine[name].shape != self._known(name, self._common).shape:
                 raise _unsteady(name)
         self._left = mine
+        self._apart = True
 
     # -- as a value of each virtual rank's own ---------------------------------------------------------------
 
@@ -120,6 +140,7 @@ class Buffers:
         if self._present != 0:
             self._put(states.get(0, {}))
             self._present = None
+        self._apart = False
 
     def resume(self, name: str, states: Mapping[int, Tree], size: int, carried: Carried) -> None:
         """Go to the buffers of virtual ranks at a commit.
@@ -165,6 +186,8 @@ class Buffers:
         self._common: Tensors = {name: self.read(name) for name in self.names()}
         self._left = self._common
         self._present = None
+        self._apart = False
+        self.absorbed = 0
 
     def _put(self, own: Mapping[str, Any]) -> None:
         """Give the models some buffers; of those that are not among them, what all have in common."""

@@ -40,6 +40,10 @@ class Carrier(Protocol):
 
     values: Mapping[str, Value]
 
+    @property
+    def absorbed(self) -> int:
+        """A digest of what the script has changed outside of parts; it must be the same on all processes."""
+
     def begin(self, counts: shares.Counts, process: int) -> None:
         """A step begins, with these shares."""
 
@@ -181,8 +185,9 @@ class VirtualRanks(Ranks, Kept, Voter):
         if self._open is step:
             self._open = None
 
-    def step_begins(self) -> None:
-        """A step begins."""
+    def step_begins(self, step: object) -> None:
+        """A step begins, in its loop or after it."""
+        self._open = step
         self.carrier.begin(self.counts, self._context.world.rank())
 
     def part_begins(self, rank: int) -> None:
@@ -192,8 +197,16 @@ class VirtualRanks(Ranks, Kept, Voter):
         self._context.framework.seed(self.seeds(self.steps, rank))
 
     def part_ends(self, rank: int, seconds: float) -> None:
-        """The part of a virtual rank has ended, after this time."""
+        """The part of a virtual rank has ended, after this time.
+
+        Raises:
+            StepError: the state has gone to another step meanwhile.
+        """
         self.current = None
+        if self._open is None:
+            raise StepError(
+                "state.restore()", "called in a step's inner loop; leave the loops over steps before"
+            )
         self.carrier.part_ends(rank)
         self._times.append(seconds)
 
@@ -278,15 +291,19 @@ class VirtualRanks(Ranks, Kept, Voter):
         return None
 
     def numbers(self, moment: Moment) -> Sequence[int]:
-        """Send the time of a part on this process, in microseconds; 0 if it is unknown."""
+        """Send the time of a part in microseconds, 0 if it is unknown; and what was absorbed."""
         if moment.kind != "rendezvous":
             self.refuse_open("hosts were looked for")
         if moment.kind == "commit":
             self._measure()
-        return [0 if self._seconds is None else max(1, round(self._seconds * 1e6))]
+        return [0 if self._seconds is None else max(1, round(self._seconds * 1e6)), self.carrier.absorbed]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        """Deal the virtual ranks out: anew at a rendezvous, and at a commit if that makes steps faster."""
+        """Deal the virtual ranks out: anew at a rendezvous, and at a commit if that makes steps faster.
+
+        Returns:
+            An error if processes have changed buffers outside of parts, and not to the same.
+        """
         seconds = [int(each) / 1e6 or None for each in table[:, 0]]
         if moment.kind == "rendezvous":
             if self.replay is not None:
@@ -294,6 +311,13 @@ class VirtualRanks(Ranks, Kept, Voter):
             known = self._policy == "by-speed"
             counts = shares.by_speed(self.size, seconds) if known else shares.equal(self.size, len(seconds))
             self._deal(counts, seconds)
+        elif moment.kind == "commit" and (table[:, 1] != table[0, 1]).any():
+            return StepError(
+                "buffers",
+                "they were changed outside of parts, and not to the same on all processes, as by an average "
+                "of models that takes buffers, too. Before the commit each process has those of another "
+                "virtual rank; change them after state.commit(), which gives all virtual rank 0's",
+            )
         elif moment.kind == "commit" and self._policy == "by-speed":
             counts = shares.reconsider(self.counts, seconds)
             if counts != self.counts:

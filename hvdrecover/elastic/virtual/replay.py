@@ -212,10 +212,12 @@ class Replayed:
         ranks.current, ranks.replaying = rank, True
         carrier.replay_begins()
         replay.context.framework.seed(ranks.seeds(ranks.steps, rank))
-        yield batch
-        ranks.current, ranks.replaying = None, False
+        try:
+            yield batch
+        finally:  # also if the script leaves
+            ranks.current, ranks.replaying = None, False
+            undo()
         self._again.append(carrier.replay_ends())
-        undo()
 
     # -- comparison ----------------------------------------------------------------------------------------
 

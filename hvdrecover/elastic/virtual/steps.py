@@ -58,7 +58,7 @@ class Step:
             raise StepError("state.steps()", "a step can't be gone through twice; its samples are done")
         self.begun = True
         ranks = self._ranks
-        ranks.step_begins()
+        ranks.step_begins(self)
         fetch = self._batches.fetch
         replayed = ranks.replay.begin(fetch) if ranks.replay is not None else None
         if replayed is not None:

@@ -47,10 +47,6 @@ class Buffers(buffers.Buffers):
         """Assign to a variable."""
         tf.raw_ops.AssignVariableOp(resource=self._variables[name].handle, value=tensor)
 
-    def same(self, one: tf.Tensor, other: tf.Tensor) -> bool:
-        """Return whether two contents have the same bits."""
-        return _bits(one) == _bits(other) if one is not other else True
-
-
-def _bits(tensor: tf.Tensor) -> bytes:
-    return bytes(np.ascontiguousarray(tensor._numpy()).tobytes())
+    def bits(self, tensor: tf.Tensor) -> bytes:
+        """Return the bytes of a variable's content."""
+        return bytes(np.ascontiguousarray(tensor._numpy()).tobytes())

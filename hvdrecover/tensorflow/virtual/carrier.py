@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import horovod.tensorflow as hvd
 import keras
+import tensorflow as tf
 
 from hvdrecover.elastic.commits.own import Value
-from hvdrecover.elastic.virtual import steps
+from hvdrecover.elastic.virtual import collectives, steps
 from hvdrecover.elastic.virtual.shares import Counts
-from hvdrecover.errors import ConfigError
+from hvdrecover.errors import ConfigError, StepError
+from hvdrecover.tensorflow import faults
 from hvdrecover.tensorflow.optimizer import Distributed
 from hvdrecover.tensorflow.own_gradients import Gradient
+from hvdrecover.tensorflow.sync_batch_norm import SyncBatchNormalization
 from hvdrecover.tensorflow.virtual.buffers import Buffers
 from hvdrecover.tensorflow.virtual.gradients import Gradients
 
@@ -29,7 +33,7 @@ class TensorFlowCarrier:
         gradients: of the virtual ranks.
 
     Raises:
-        ConfigError: an optimizer averages gradients by itself.
+        ConfigError: an optimizer averages gradients by itself, or a layer statistics.
     """
 
     def __init__(self, components: Mapping[str, Any], size: int) -> None:
@@ -41,9 +45,16 @@ class TensorFlowCarrier:
                     "out DistributedOptimizer",
                 )
         layers = {name: each for name, each in components.items() if isinstance(each, keras.layers.Layer)}
+        _refuse_averages(layers)
+        _watch_collectives()
         self._buffers = Buffers(layers)
         self.values: Mapping[str, Value] = {"_buffers": self._buffers} if self._buffers.exist else {}
         self.gradients = Gradients(size)
+
+    @property
+    def absorbed(self) -> int:
+        """See `hvdrecover.elastic.virtual.ranks.Carrier`."""
+        return self._buffers.absorbed
 
     def begin(self, counts: Counts, process: int) -> None:
         """A step begins."""
@@ -97,3 +108,47 @@ class Step(steps.Step):
         carrier = self._ranks.carrier
         assert isinstance(carrier, TensorFlowCarrier)
         return carrier
+
+
+def _refuse_averages(layers: Mapping[str, keras.layers.Layer]) -> None:
+    """Refuse batch norm over processes: the sum would have as many parts as there are processes."""
+    for name, layer in layers.items():
+        for each in layer._flatten_layers():
+            if isinstance(each, SyncBatchNormalization):
+                raise ConfigError(
+                    f"state.{name}.{each.name}",
+                    "SyncBatchNormalization averages over processes, so the result would depend on their "
+                    "number. Use keras.layers.BatchNormalization, of which each virtual rank has its own "
+                    "statistics, or a norm without statistics of a batch, such as GroupNormalization",
+                )
+
+
+def _watch_collectives() -> None:
+    """Have Horovod's collectives refused in parts, also those of functions that are traced from now on."""
+    library = hvd.mpi_ops.MPI_LIB
+    if not isinstance(library, collectives.Watched):
+        hvd.mpi_ops.MPI_LIB = collectives.Watched(library, _look)
+
+
+def _look(call: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def refuse() -> None:
+        try:
+            collectives.refuse(call)
+        except StepError as error:
+            faults.raised(error)  # TensorFlow makes another one of it in a graph
+            raise
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def begin(*arguments: Any, **options: Any) -> Any:
+        if str(options.get("name")).startswith(collectives.OURS):
+            return function(*arguments, **options)
+        if tf.executing_eagerly():
+            refuse()
+            return function(*arguments, **options)
+        with tf.device("CPU:0"):
+            refused = tf.py_function(refuse, [], [])
+        with tf.control_dependencies([refused]):
+            return function(*arguments, **options)
+
+    unconverted: Callable[..., Any] = begin
+    return unconverted

@@ -22,7 +22,6 @@ class Buffers(buffers.Buffers):
 
     def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
         self._slots = dict(_slots(modules))
-        self._seen: dict[str, tuple[torch.Tensor, int]] = {}  # when last read or written, at this version
         super().__init__()
 
     def names(self) -> Iterator[str]:
@@ -36,7 +35,6 @@ class Buffers(buffers.Buffers):
     def read(self, name: str, memory: torch.Tensor | None = None) -> torch.Tensor:
         """Return a copy of a buffer, in the memory of an earlier one if there is one."""
         tensor = self._tensor(name).detach()
-        self._see(name)
         if memory is None or memory.shape != tensor.shape:
             return tensor.clone()
         return memory.copy_(tensor)
@@ -45,31 +43,40 @@ class Buffers(buffers.Buffers):
         """Copy a tensor into a buffer."""
         with torch.no_grad():
             self._tensor(name).copy_(tensor)
-        self._see(name)
 
     def copied(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy of a copy, as `read` writes over it."""
         return tensor.clone()
 
-    def holds(self, name: str, tensor: torch.Tensor) -> bool:
-        """See the base class; without a wait for a device, unless the script has touched it."""
-        present = self._tensor(name)
-        seen, version = self._seen[name]
-        return (present is seen and present._version == version) or torch.equal(present, tensor)
+    def bits(self, tensor: torch.Tensor) -> bytes:
+        """Return the bytes of a copy of a buffer."""
+        return bytes(_bytes(tensor).cpu().numpy().tobytes())
 
     def same(self, one: torch.Tensor, other: torch.Tensor) -> bool:
-        """Return whether two copies of a buffer are equal."""
-        # Compared rather than told by the tensors' versions, which batch norm does not count up.
-        return torch.equal(one, other)
+        """Return whether two copies of a buffer have the same bits."""
+        return torch.equal(_bytes(one), _bytes(other).to(one.device))
 
-    def _see(self, name: str) -> None:
-        tensor = self._tensor(name)
-        self._seen[name] = tensor, tensor._version
+    def changed(self, copies: Mapping[str, torch.Tensor]) -> list[str]:
+        """Return the names of the buffers that are not the same as their copies.
+
+        They are compared: batch norm does not raise the version of its buffers.
+        """
+        # At once if nothing has changed, as for each comparison a device is waited for.
+        present = {name: self._tensor(name).detach() for name in copies}
+        if len({each.device for each in (*present.values(), *copies.values())}) == 1 and torch.equal(
+            *(torch.cat([_bytes(each) for each in tensors.values()]) for tensors in (present, copies))
+        ):
+            return []
+        return [name for name, each in copies.items() if not self.same(present[name], each)]
 
     def _tensor(self, name: str) -> torch.Tensor:
         module, key = self._slots[name]
         tensor: torch.Tensor = module[key]
         return tensor
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def _slots(modules: Mapping[str, torch.nn.Module]) -> Iterator[tuple[str, _Slot]]:

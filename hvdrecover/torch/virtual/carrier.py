@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import horovod.torch as hvd
 import torch
 
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.elastic.commits.own import Value
+from hvdrecover.elastic.virtual import collectives
 from hvdrecover.elastic.virtual.shares import Counts
 from hvdrecover.errors import ConfigError
 from hvdrecover.torch.framework import TorchFramework
@@ -29,11 +31,14 @@ class TorchCarrier:
         values: the modules' buffers, if they have any.
 
     Raises:
-        ConfigError: an optimizer is not one of ``DistributedOptimizer``, or does what virtual ranks can't.
+        ConfigError: an optimizer is not one of ``DistributedOptimizer``, or does what virtual ranks can't; or
+            a module averages statistics over processes.
     """
 
     def __init__(self, components: Mapping[str, Any], size: int) -> None:
         modules = {name: each for name, each in components.items() if isinstance(each, torch.nn.Module)}
+        _refuse_averages(modules)
+        _watch_collectives()
         self._buffers = Buffers(modules)
         self.values: Mapping[str, Value] = {"_buffers": self._buffers} if self._buffers.exist else {}
         optimizers = {
@@ -41,6 +46,11 @@ class TorchCarrier:
         }
         _require_apart(optimizers)
         self._gradients = [Gradients(name, each, size) for name, each in optimizers.items()]
+
+    @property
+    def absorbed(self) -> int:
+        """See `hvdrecover.elastic.virtual.ranks.Carrier`."""
+        return self._buffers.absorbed
 
     def begin(self, counts: Counts, process: int) -> None:
         """A step begins."""
@@ -67,7 +77,7 @@ class TorchCarrier:
         return [
             TorchFramework().spec(
                 torch.empty((), dtype=entry.wire).expand(entry.parameter.shape),
-                entry.name.split(".", 2)[2],
+                entry.of_user,
             )
             for each in self._gradients
             for entry in each.entries
@@ -128,3 +138,34 @@ def _require_apart(optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
                     f"it has a parameter that {owners[each]} has, too, and virtual ranks give a gradient "
                     "to one optimizer; leave it to one of them",
                 )
+
+
+def _refuse_averages(modules: Mapping[str, torch.nn.Module]) -> None:
+    """Refuse batch norm over processes: the sum would have as many parts as there are processes."""
+    for name, module in modules.items():
+        for inner, each in module.named_modules(prefix=f"state.{name}"):
+            if isinstance(each, hvd.SyncBatchNorm):
+                raise ConfigError(
+                    inner,
+                    "SyncBatchNorm averages over processes, so the result would depend on their number. Use "
+                    "torch.nn.BatchNorm1d, 2d or 3d, of which each virtual rank has its own statistics, or a "
+                    "norm without statistics of a batch, such as GroupNorm",
+                )
+
+
+def _watch_collectives() -> None:
+    """Have Horovod's collectives refused in parts, but for the sums of gradients."""
+    library = hvd.mpi_ops.mpi_lib
+    if not isinstance(library, collectives.Watched):
+        hvd.mpi_ops.mpi_lib = collectives.Watched(library, _look)
+
+
+def _look(call: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    ours = collectives.OURS.encode()
+
+    def begin(*arguments: Any) -> Any:
+        if not any(isinstance(each, bytes) and each.startswith(ours) for each in arguments):
+            collectives.refuse(call)
+        return function(*arguments)
+
+    return begin

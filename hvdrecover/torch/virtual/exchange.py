@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import horovod.torch as hvd
 import torch
 
+from hvdrecover.elastic.virtual.collectives import OURS
+
 Handle = Any
 # Adding it changes no number, not even the sign of a zero: what has nothing to add is filled with it.
 NOTHING = -0.0
@@ -31,6 +33,11 @@ class Entry:
     parameter: torch.Tensor
     wire: torch.dtype
     divisor: int
+
+    @property
+    def of_user(self) -> str:
+        """Return the parameter's name as it was given to Horovod."""
+        return self.name.removeprefix(f"{OURS}.virtual.").split(".", 1)[1]  # an optimizer's has no dots
 
     @property
     def is_wide(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
+from hvdrecover.elastic.virtual.collectives import OURS
 from hvdrecover.elastic.virtual.tree import Node, RunningSum, pieces
 from hvdrecover.errors import ConfigError
 from hvdrecover.torch.names import parameters_of
@@ -52,9 +53,10 @@ class Gradients:
         halves = (
             optimizer._compression is hvd.Compression.fp16 if hasattr(optimizer, "_compression") else False
         )
+        self._prefix = f"{OURS}.virtual.{name}"  # of the names of collectives
         self._entries = [
             Entry(
-                f"virtual.{name}.{inner}",
+                f"{self._prefix}.{inner}",
                 parameter,
                 torch.float16 if halves and parameter.is_floating_point() else parameter.dtype,
                 size if optimizer.op == hvd.Average else 1,
@@ -199,8 +201,7 @@ class Gradients:
             return Alone(self._entries)
         if sum(map(len, layout)) <= 2 and all(each.wire in SUMMED_BY_HOROVOD for each in self._entries):
             return Allreduced(self._entries)
-        prefix = f"virtual.{self._name}"
-        return Segments(self._entries, self._segments, layout, rank, prefix, self._buffers)
+        return Segments(self._entries, self._segments, layout, rank, self._prefix, self._buffers)
 
     def _new_sums(self) -> None:
         self._sums = [_Sum(self._size, _add) for _ in self._entries]
@@ -215,7 +216,7 @@ class Gradients:
         if part.passes[place] > declared:
             raise ConfigError(
                 f"state.{self._name}",
-                f"{self._of_user(self._entries[place])} has had more than "
+                f"{self._entries[place].of_user} has had more than "
                 f"{declared} backward passes in one virtual rank's part of a step; "
                 "tell DistributedOptimizer(backward_passes_per_step=…) how many there are",
             )
@@ -251,7 +252,7 @@ class Gradients:
             if not self._optimizer.sparse_as_dense:
                 raise ConfigError(
                     f"state.{self._name}",
-                    f"{self._of_user(entry)} has a sparse gradient, which virtual ranks can't sum up; pass "
+                    f"{entry.of_user} has a sparse gradient, which virtual ranks can't sum up; pass "
                     "DistributedOptimizer(sparse_as_dense=True), or make its layer with sparse=False",
                 )
             gradient = gradient.to_dense()
@@ -259,10 +260,6 @@ class Gradients:
             # The same in memory, whoever had it.
             gradient = torch.empty_like(parameter, dtype=gradient.dtype, requires_grad=False).copy_(gradient)
         return gradient.to(entry.wire)
-
-    def _of_user(self, entry: Entry) -> str:
-        """A parameter's name as it was given to Horovod."""
-        return entry.name.removeprefix(f"virtual.{self._name}.")
 
     def _average(self) -> None:
         """In the place of Horovod's: called by `finish`; by a script that clips gradients, to no effect."""

@@ -1,8 +1,8 @@
 """Virtual ranks that any processes carry out; who is killed, slowed down or joins is in the JSON of PLAN.
 
-``{"kill": {STEP: RANKS}, "hosts": {STEP: [SIZE, HOSTS]}, "slow": {STEP: RANK}}``: in a step, each once, the
-processes of these ranks are killed; at the end of a step the file HOSTS is changed, and all wait until there
-are so many processes; from a step on, this rank is slow.
+``{"kill": {STEP: RANKS}, "hosts": {STEP: [SIZE, HOSTS]}, "slow": {STEP: RANK}, "allreduce": STEP}``: in a
+step, each once, the processes of these ranks are killed; at the end of a step the file HOSTS is changed, and
+all wait until there are so many processes; from a step on, this rank is slow; in a step, each part averages.
 """
 
 import json
@@ -95,16 +95,26 @@ def may_be_slow():
         time.sleep(0.1)
 
 
+def look():
+    """Call the model in training mode between steps, at a commit: batch norm changes its buffers."""
+    if state.step % chosen.commit_every == 0:
+        with torch.no_grad():
+            model(dataset.tensors[0][:16])
+
+
 @recover.run
 def train(state):
     may_change_hosts()
     while state.epoch < chosen.epochs:
         sampler.set_epoch(state.epoch)
         for step in state.steps(loader):
+            look()
             for images, labels, numbers in step:
                 losses = torch.nn.functional.cross_entropy(model(images), labels, reduction="none")
                 losses.mean().backward()
                 state.losses.value.append([state.epoch, numbers.tolist(), losses.tolist()])
+                if state.step == plan.get("allreduce"):
+                    hvd.allreduce(losses.mean())
                 may_be_slow()
                 may_be_killed()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)

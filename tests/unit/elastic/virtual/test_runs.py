@@ -31,6 +31,7 @@ class Carrier:
 
     def __init__(self, world: FakeWorld) -> None:
         self.values: dict[str, Any] = {}
+        self.absorbed = 0
         self._world = world
         self._leaves = np.zeros((SIZE, 2))
         self._rank = 0
@@ -262,9 +263,16 @@ def asks_outside(state: State, steps: Iterator[Step]) -> None:
         virtual_rank()
 
 
+def restores_within(state: State, steps: Iterator[Step]) -> None:
+    for step in steps:
+        for _ in step:
+            state.restore()
+
+
 @pytest.mark.parametrize(
     ("body", "fact"),
     [
+        (restores_within, r"^state\.restore\(\): "),
         (commits_within, r"^state\.steps\(\): .*commit .* step 0 "),
         (commits_before, r"^state\.steps\(\): .*commit .* step 0 "),
         (looks_within, r"^state\.steps\(\): .*hosts .* step 0 "),
@@ -277,6 +285,24 @@ def asks_outside(state: State, steps: Iterator[Step]) -> None:
 def test_loops_that_are_not_gone_through_as_they_must_be(body: Any, fact: str) -> None:
     with pytest.raises(StepError, match=fact):
         on_ranks(1, lambda process: loop(process, body))
+
+
+@pytest.mark.parametrize("committing", [True, False])
+def test_a_commit_of_buffers_that_processes_have_changed_to_others_is_refused(committing: bool) -> None:
+    def body(process: Process) -> None:
+        carrier = Carrier(process.world)
+        state = process.state(virtual=VirtualRanks(SIZE, "equal", carrier), step=0)
+        state.sync()
+        carrier.absorbed = 7 + process.world.rank()
+        state.commit() if committing else state.check_host_updates()
+        carrier.absorbed = 7
+        state.commit()
+
+    if committing:
+        with pytest.raises(StepError, match=r"^buffers: .*state\.commit\(\)"):
+            on_ranks(2, body)
+    else:
+        on_ranks(2, body)
 
 
 def test_a_step_that_is_left_before_it_has_begun_is_none() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -213,3 +214,55 @@ def test_a_data_set_of_virtual_ranks_is_not_gone_through_without_steps() -> None
         iter(training.data)
     with pytest.raises(StepError, match=r"^dataset: .*record_batch\(\)"):
         training.data.record_batch()
+
+
+def averaged(value: tf.Tensor) -> tf.Tensor:
+    return recover.allreduce(value, op=hvd.Sum, name="mine")
+
+
+traced = tf.function(averaged)
+
+
+@pytest.mark.parametrize(
+    ("use", "call"),
+    [
+        (averaged, "allreduce"),
+        (lambda value: tf.function(averaged)(value), "allreduce"),
+        (traced, "allreduce"),  # outside of the part, and so only run there
+        (hvd.allgather, "allgather"),
+        (lambda value: recover.broadcast_variables([tf.Variable(value)], 0), "broadcast"),
+        (lambda value: recover.broadcast_object(1), "broadcast"),
+        (recover.alltoall, "alltoall"),
+        (recover.reducescatter, "reducescatter"),
+        (lambda value: recover.grouped_allreduce([value]), "grouped_allreduce"),
+        (lambda value: recover.join(), "join"),
+    ],
+)
+def test_collectives_in_a_part_are_refused(use: Callable[[tf.Tensor], Any], call: str) -> None:
+    training = Training(2)
+    use(tf.ones([1]))
+    parts = iter(training.first())
+    next(parts)
+    with pytest.raises((StepError, tf.errors.OpError)) as raised:
+        use(tf.ones([1]))
+    error = training.state._framework.original(raised.value) or raised.value
+    assert isinstance(error, StepError)
+    assert re.search(rf"^hvd\.{call}\(\): .* after ", str(error))
+    parts.close()
+    use(tf.ones([1]))
+
+
+def test_a_layer_that_averages_over_processes_is_refused() -> None:
+    inner = keras.Sequential([recover.SyncBatchNormalization(name="norm")])
+    model = keras.Sequential([keras.Input((3,)), inner, keras.layers.Dense(2)])
+    with pytest.raises(ConfigError, match=r"^state\.model\.norm: .*keras\.layers\.BatchNormalization"):
+        recover.TensorFlowKerasState(model, keras.optimizers.Adam(), virtual_ranks=2)
+    recover.TensorFlowKerasState(model, keras.optimizers.Adam())
+
+
+def test_a_forward_pass_between_the_parts_and_the_commit_is_refused() -> None:
+    training = Training(2)
+    training.epoch()
+    training.model(X, training=True)
+    with pytest.raises(StepError, match=r"^model\..*moving_mean: .*state\.commit\(\)"):
+        training.state.commit()

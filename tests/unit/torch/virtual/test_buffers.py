@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from hvdrecover.elastic.commits.carried import Carried
-from hvdrecover.errors import ConfigError, MismatchError, PerRankError
+from hvdrecover.errors import ConfigError, MismatchError, PerRankError, StepError
 from hvdrecover.torch.virtual.buffers import Buffers
 
 ALL = Carried((0, 1), 2)
@@ -172,3 +174,37 @@ def test_a_buffer_that_grows() -> None:
     module.table = torch.zeros(5, 3)
     with pytest.raises(ConfigError, match=r"^buffers: model\.table "):
         buffers.swap_out(0)
+
+
+@pytest.mark.parametrize("value", [7.0, float("nan")])
+def test_batch_norm_outside_of_parts_changes_it_for_all_virtual_ranks(value: float) -> None:
+    module = Masked()
+    buffers = Buffers({"model": module})
+    for rank, own in enumerate([1.0, 5.0]):
+        part(buffers, module, rank, own)
+    buffers.gathered(buffers.states(ALL))
+    module(value * torch.arange(12.0).view(4, 3))
+    expected = alone([1.0, value])
+    buffers.absorb()
+    assert buffers.absorbed
+    for rank in (1, 0):
+        buffers.swap_in(rank)
+        assert all(
+            torch.equal(each.nan_to_num(), expected[name].nan_to_num())
+            for name, each in module.named_buffers()
+        )
+    absorbed = buffers.absorbed
+    buffers.absorb()
+    assert buffers.absorbed == absorbed  # not once more
+
+
+@pytest.mark.parametrize("moment", [Buffers.absorb, lambda buffers: buffers.states(ALL)])
+def test_batch_norm_after_the_parts_and_before_the_commit_is_refused(
+    moment: Callable[[Buffers], object],
+) -> None:
+    module = Masked()
+    buffers = Buffers({"model": module})
+    part(buffers, module, 0, 1.0)
+    module(torch.ones(4, 3))
+    with pytest.raises(StepError, match=r"^model\.norm\.running_mean: .*state\.commit\(\)"):
+        moment(buffers)
