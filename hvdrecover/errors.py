@@ -184,7 +184,9 @@ class MismatchError(CheckpointError):
         super().__init__(
             url,
             f"the commit does not fit this training state:{_listed(differences)}\n"
-            "Restore the old definition, or load what fits: strict=False in Checkpoint(...) or load(...).",
+            "Restore the old definition. strict=False in Checkpoint(...) or load(...) loads what fits of an "
+            "earlier start's commit. Within a job all ranks need the same models and optimizers: hand an "
+            "optimizer all parameters from the start, and freeze and unfreeze them by requires_grad.",
         )
         self.differences = differences
 

@@ -53,9 +53,11 @@ class Framework(Protocol):
 
     Attributes:
         name: ``torch`` or ``tensorflow``.
+        attributes: those of the state, by name; `Contents` sets it.
     """
 
     name: str
+    attributes: Mapping[str, Any]
 
     def versions(self) -> dict[str, str]:
         """Versions of the framework and of Horovod."""

@@ -19,6 +19,7 @@ from hvdrecover.elastic.agreement.exchange import gather_json
 from hvdrecover.elastic.agreement.revival import Claimed, Root, revived
 from hvdrecover.elastic.agreement.transfer import Agreement, Source, digests, receive, send, send_failure
 from hvdrecover.elastic.assembly import Rank
+from hvdrecover.elastic.commits.contents import Strict
 from hvdrecover.elastic.companions import Moment, Observer
 from hvdrecover.elastic.guard.judge import RolledBack
 from hvdrecover.elastic.horovod import fault_of, mistake_of
@@ -183,7 +184,7 @@ class Recovery:
         heartbeat.notify(
             loaded=agreement.loaded
         )  # whichever rank fails next, its guardian knows from which commit
-        self._load(agreement.snapshot, strict=True)
+        self._load(agreement.snapshot, strict=self._among_ranks)
         return agreement
 
     def _held(self, commit: CommitId | None, recalled: Recalled | None) -> Files:
@@ -218,7 +219,7 @@ class Recovery:
             kept = kept and not self._context.contents.per_rank
             snapshot = self._memory.capture(newest, finished=self._memory.finished, unchanged=kept)
             return Agreement(snapshot, "memory", self._context.place.job)
-        self._load(recalled.snapshot, strict=True)
+        self._load(recalled.snapshot, strict=self._among_ranks)
         return Agreement(dataclasses.replace(recalled.snapshot, id=newest), "memory", recalled.job)
 
     def _from_near(self, recalled: Recalled, claimed: Claimed) -> Agreement:
@@ -285,7 +286,12 @@ class Recovery:
         self._memory.objection = self._companions.objection(committing=False)
         self._memory.resume(snapshot, load=agreement.source != "initial")
 
-    def _load(self, snapshot: Snapshot, *, strict: bool, where: str | None = None) -> bool:
+    @property
+    def _among_ranks(self) -> Strict:
+        """What must fit of this job's own commits: models and optimizers, or ranks would come apart."""
+        return True if self._durable.strict else "components"
+
+    def _load(self, snapshot: Snapshot, *, strict: Strict, where: str | None = None) -> bool:
         """Load a commit; return whether all of it did fit."""
         where = where or f"commit {snapshot.id}"
         differences = self._memory.load(snapshot, where, strict=strict)
@@ -369,7 +375,7 @@ class Recovery:
         """
         if self._memory.newest is None:
             raise RecoveryError("memory holds no commit: the last one was interrupted; sync() fetches one")
-        self._load(self._memory.newest, strict=True)
+        self._load(self._memory.newest, strict=self._among_ranks)
         self._companions.notify(Observer.rolled_back)
         return self._memory.newest
 

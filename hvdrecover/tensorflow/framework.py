@@ -62,6 +62,7 @@ class TensorFlowFramework(Reports):
 
     def __init__(self) -> None:
         super().__init__()
+        self.attributes: Mapping[str, Any] = {}
         self._seeds: dict[int, weakref.ref[tf.Variable]] = {}  # in the order in which they were found
         # Made when first asked for, and then by drawing from Python's generator: better now than later.
         list(self._keras_states())

@@ -17,6 +17,7 @@ from hvdrecover.heartbeat import heartbeat
 from hvdrecover.stand_in import standing_in as _standing_in
 from hvdrecover.torch import elastic as elastic
 from hvdrecover.torch import heartbeats as _progress
+from hvdrecover.torch import wrapper as _wrapper
 from hvdrecover.torch.elastic.sampler import ElasticSampler
 from hvdrecover.torch.loading import load
 from hvdrecover.torch.shards import check_shards
@@ -54,3 +55,4 @@ __getattr__, __dir__ = _standing_in(_hvd, globals())
 
 _join(_hvd)
 _progress.watch()
+_wrapper.extend()

@@ -74,7 +74,7 @@ def own(tree: Tree, present: Tree) -> Tree:
 
     def copied(value: Any, old: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            if not _can_take(old, value) or old.data_ptr() in taken:
+            if not can_take(old, value) or old.data_ptr() in taken:
                 old = _new_like(value)
             taken.add(old.data_ptr())
             sources.append(value)
@@ -105,7 +105,7 @@ def _new_like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape)
 
 
-def _can_take(target: Any, value: torch.Tensor) -> bool:
+def can_take(target: Any, value: torch.Tensor) -> bool:
     """Return whether a value can be copied into a tensor without changing its bits or other elements."""
     return (
         type(target) is torch.Tensor

@@ -23,6 +23,7 @@ from hvdrecover.elastic.interfaces import Entry, Tree
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.torch import finite, optimizers, pinning, structure, unkept
 from hvdrecover.torch.copying import all_equal, copy_all
+from hvdrecover.torch.names import by_name, renamed
 from hvdrecover.torch.reports import Reports
 from hvdrecover.torch.scalars import TorchWriter
 
@@ -52,6 +53,9 @@ class TorchFramework(Reports):
     """The torch side of the core; see `hvdrecover.elastic.interfaces.Framework`."""
 
     name = "torch"
+
+    def __init__(self) -> None:
+        self.attributes: Mapping[str, Any] = {}
 
     def versions(self) -> dict[str, str]:
         """Versions of torch and of Horovod."""
@@ -137,7 +141,9 @@ class TorchFramework(Reports):
         copy_all(tensors, views)
 
     def tree(self, component: Any) -> Tree:
-        """The component's ``state_dict``."""
+        """The component's ``state_dict``; of an optimizer by the names of its parameters."""
+        if isinstance(component, torch.optim.Optimizer):
+            return optimizers.tree(component, by_name(self.attributes))
         state = component.state_dict()
         # A module's is an OrderedDict with metadata about versions of its layers; `load` adds it again.
         return dict(state) if isinstance(component, torch.nn.Module) else state
@@ -151,10 +157,11 @@ class TorchFramework(Reports):
             )
             return self.tree(component), [line]
         if isinstance(component, torch.nn.Module):
+            mine = dict(component.state_dict())
             # What a layer keeps as its extra state may be a tensor at one time and none at another.
-            return fit_tensors(self, name, "model", dict(component.state_dict()), tree, _is_extra_state)
+            return fit_tensors(self, name, "model", mine, renamed(tree, mine), _is_extra_state)
         if isinstance(component, torch.optim.Optimizer):
-            return optimizers.fit(name, component, tree)
+            return optimizers.fit(name, component, tree, by_name(self.attributes))
         return tree, []
 
     def copies_on_load(self, component: Any) -> bool:
@@ -166,10 +173,10 @@ class TorchFramework(Reports):
         if isinstance(component, torch.nn.Module):
             _load_module(component, tree)
         elif isinstance(component, torch.optim.Optimizer):
-            optimizers.load(component, tree, keep=keep)
+            optimizers.load(component, tree, by_name(self.attributes), keep=keep)
         else:
             component.load_state_dict(tree)
-            if isinstance(component, torch.amp.GradScaler):
+            if isinstance(component, torch.amp.GradScaler) and component.is_enabled():
                 # How far it was with each optimizer's step, which a fault has ended, is not in its state.
                 component._per_optimizer_states.clear()
 

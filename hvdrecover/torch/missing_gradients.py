@@ -64,7 +64,7 @@ class _Watched:
     def _complete(self, handles: dict[Any, Any]) -> None:
         """Send groups that lack a gradient as the groups that they are."""
         for group in self._optimizer._group_counts:
-            if group in handles:
+            if group in handles or not self._optimizer._requires_update.issuperset(group):  # some are frozen
                 continue
             for parameter in group:
                 handles.pop(parameter, None)

@@ -1,15 +1,34 @@
-"""Putting a stored state into a torch optimizer, exactly."""
+"""The state of torch optimizers in commits: parameters go by their names in the models, where they have one.
+
+1. `tree` puts names in the place of the numbers that ``state_dict`` gives to parameters. Parameters that are
+   in no module of the state keep their numbers, as all parameters have in the commits of earlier releases.
+2. `fit` finds the optimizer's group for each group of the commit by the parameters in it.
+3. `load` adds groups that the optimizer lacks, removes groups that were added after the commit, and brings
+   all into the commit's order. Then a number means the same parameter on both sides, and `load` calls
+   torch's ``load_state_dict``.
+
+Schedulers, scripts and Horovod's wrapper hold the optimizer's dicts and lists, too. `load` keeps the objects.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 from hvdrecover.elastic.interfaces import Tree
-from hvdrecover.torch.copying import own
+from hvdrecover.torch.copying import can_take, own
 from hvdrecover.torch.names import parameters_of
+
+logger = logging.getLogger("hvdrecover")
+
+Named = Mapping[str, torch.Tensor]
+"""The parameters of all modules of a state, by name."""
+_Group = dict[str, Any]
 
 # State that torch's optimizers keep in the shape of its parameter.
 _SHAPED = {
@@ -22,12 +41,27 @@ _SHAPED = {
     "sum",
     "acc_delta",
 }
+# The groups that an optimizer had when a state was made of it. A rollback may remove others.
+_first_groups: WeakKeyDictionary[torch.optim.Optimizer, list[_Group]] = WeakKeyDictionary()
 
 
-def fit(name: str, optimizer: torch.optim.Optimizer, tree: Tree) -> tuple[Tree, list[str]]:
-    """The part of a stored state that fits an optimizer, and a line for each difference.
+def tree(optimizer: torch.optim.Optimizer, named: Named) -> Tree:
+    """Return the optimizer's ``state_dict``, with names for numbers, and the names of frozen parameters."""
+    _first_groups.setdefault(optimizer, list(optimizer.param_groups))
+    state, keys = optimizer.state_dict(), _keys(optimizer, named)
+    if not _is_numbered(state, keys):
+        return state
+    frozen = [key for key, each in zip(keys, parameters_of(optimizer), strict=True) if not each.requires_grad]
+    return {
+        **_relabelled(state, dict(enumerate(keys))),
+        "frozen": [key for key in frozen if isinstance(key, str)],
+    }
 
-    If the groups of parameters differ, nothing fits: state is kept by a parameter's number.
+
+def fit(name: str, optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -> tuple[Tree, list[str]]:
+    """Return the part of a stored state that fits an optimizer, and a line for each difference.
+
+    If the groups hold other parameters, nothing fits.
     """
     if "param_groups" not in tree or "state" not in tree:
         # One with a state_dict of its own making, which only it can judge; else not an optimizer's at all.
@@ -35,25 +69,34 @@ def fit(name: str, optimizer: torch.optim.Optimizer, tree: Tree) -> tuple[Tree, 
             return tree, []
         line = f"{name}: a dict in the commit, a {type(optimizer).__name__} in this state"
         return optimizer.state_dict(), [line]
-    differences = _other_groups(name, optimizer, tree)
+    _first_groups.setdefault(optimizer, list(optimizer.param_groups))
+    groups, differences = _matched(name, optimizer, tree, named)
+    differences = differences or list(_other_kind(name, optimizer, tree, groups))
     if differences:
         return optimizer.state_dict(), differences
+    if _is_reordered(optimizer, tree, named):
+        logger.warning(
+            "%s: this process built its parameter groups in another order than the commit has them. They "
+            "are matched by the parameters' names, and brought into the commit's order. A list made from a "
+            "set has another order in each process: sort it",
+            name,
+        )
+    parameters = _parameters(optimizer, tree, named)
     fitting = {}
-    parameters = list(parameters_of(optimizer))
     for key, entries in tree["state"].items():
-        found = _misfits(f"{name}.state.{key}", optimizer, _parameter(parameters, key), entries)
+        found = _misfits(f"{name}.state.{key}", optimizer, parameters.get(key), entries)
         differences += found
         if not found:
             fitting[key] = entries
     # An option that the commit does not know, because this torch is newer or a scheduler was added, stays.
-    groups = [
-        {**_options(present), **stored}
-        for stored, present in zip(tree["param_groups"], optimizer.param_groups, strict=True)
+    options = [
+        {**_options(present or {}), **stored}
+        for stored, present in zip(tree["param_groups"], groups, strict=True)
     ]
-    return {**tree, "state": fitting, "param_groups": groups}, differences
+    return {**tree, "state": fitting, "param_groups": options}, differences
 
 
-def load(optimizer: torch.optim.Optimizer, tree: Tree, *, keep: bool) -> None:
+def load(optimizer: torch.optim.Optimizer, tree: Tree, named: Named, *, keep: bool) -> None:
     """Put a stored state that fits into an optimizer, in the dtypes that it was stored in.
 
     ``load_state_dict`` casts to the parameter's dtype, which would spoil, say, float32 moments of bfloat16
@@ -64,8 +107,11 @@ def load(optimizer: torch.optim.Optimizer, tree: Tree, *, keep: bool) -> None:
 
     Gradients are forgotten: what an interrupted backward pass has left would be added to those of the next.
     """
+    if "param_groups" in tree and _is_numbered(optimizer.state_dict(), _keys(optimizer, named)):
+        tree = _aligned(optimizer, tree, named)
     if not keep:
         tree = own(tree, optimizer.state_dict())
+    groups, state = optimizer.param_groups, optimizer.state
     optimizer.load_state_dict(tree)
     parameters = list(parameters_of(optimizer))
     for key, entries in tree.get("state", {}).items():
@@ -75,6 +121,7 @@ def load(optimizer: torch.optim.Optimizer, tree: Tree, *, keep: bool) -> None:
             present.update(
                 {name: _as_stored(entries[name], present[name]) for name in entries.keys() & present.keys()}
             )
+    _keep_objects(optimizer, groups, state)
     for parameter in parameters:
         parameter.grad = None
     _forget_unfinished_groups(optimizer)
@@ -100,30 +147,173 @@ def _as_stored(stored: Any, present: Any) -> Any:
     return stored if isinstance(stored, str | bytes) else present
 
 
+def _keep_objects(optimizer: torch.optim.Optimizer, groups: list[_Group], state: Any) -> None:
+    """Put what was loaded into the dicts and lists that the optimizer had before: others hold them, too."""
+    if optimizer.param_groups is not groups:
+        for old, new in zip(groups, optimizer.param_groups, strict=True):
+            _replace(old, new)
+    if optimizer.state is not state:
+        for key, entries in optimizer.state.items():
+            old = state.get(key)
+            if isinstance(old, dict) and isinstance(entries, dict):
+                _replace(old, entries)
+            else:
+                state[key] = entries
+        for key in state.keys() - optimizer.state.keys():
+            del state[key]
+    vars(optimizer).update(param_groups=groups, state=state)  # as torch's own __setstate__ does
+
+
+def _replace(old: dict[Any, Any], new: dict[Any, Any]) -> None:
+    """Give a dict the content of another; its tensors stay the same objects where they fit."""
+    for key in old.keys() - new.keys():
+        del old[key]
+    for key, value in new.items():
+        present = old.get(key)
+        if isinstance(value, torch.Tensor) and present is not value and can_take(present, value):
+            present.copy_(value)
+        else:
+            old[key] = value
+
+
+# -- parameters by name ------------------------------------------------------------------------------------
+
+
+def _keys(optimizer: torch.optim.Optimizer, named: Named) -> list[int | str]:
+    """Return each parameter's name, or its number if it has no name."""
+    names: dict[int, str] = {}
+    for name, each in named.items():
+        names.setdefault(id(each), name)
+    return [names.get(id(each), number) for number, each in enumerate(parameters_of(optimizer))]
+
+
+def _is_numbered(state: Any, keys: Sequence[int | str]) -> bool:
+    """Return whether a ``state_dict`` numbers the parameters as torch does."""
+    if not isinstance(state, dict) or not {"state", "param_groups"} <= state.keys():
+        return False
+    return _stored_keys(state) == list(range(len(keys)))
+
+
+def _stored_keys(tree: Tree) -> list[int | str]:
+    return [key for group in tree["param_groups"] for key in group["params"]]
+
+
+def _relabelled(tree: Tree, labels: Mapping[Any, int | str]) -> Tree:
+    """Return a tree with other keys for parameters."""
+    groups = [
+        {**group, "params": [labels.get(key, key) for key in group["params"]]}
+        for group in tree["param_groups"]
+    ]
+    state = {labels.get(key, key): entries for key, entries in tree["state"].items()}
+    return {**tree, "state": state, "param_groups": groups}
+
+
+def _goes_by_names(optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -> bool:
+    stored, present = _stored_keys(tree), _keys(optimizer, named)
+    return all(any(isinstance(key, str) for key in keys) for keys in (stored, present))
+
+
+def _matched(
+    name: str, optimizer: torch.optim.Optimizer, tree: Tree, named: Named
+) -> tuple[list[_Group | None], list[str]]:
+    """Return the optimizer's group for each of the commit's, None for one to be added, and differences."""
+    if not _goes_by_names(optimizer, tree, named):
+        stored = [len(group["params"]) for group in tree["param_groups"]]
+        present = [len(group["params"]) for group in optimizer.param_groups]
+        if stored == present:
+            return list(optimizer.param_groups), []
+        return [], [f"{name}: groups of {stored} parameters in the commit, of {present} in the optimizer"]
+    keys = iter(_keys(optimizer, named))
+    mine = [({next(keys) for _ in group["params"]}, group) for group in optimizer.param_groups]
+    groups: list[_Group | None] = []
+    absent: set[int | str] = set()
+    for group in tree["param_groups"]:
+        wanted = set(group["params"])
+        place = next((place for place, (held, _) in enumerate(mine) if held == wanted), None)
+        groups.append(mine.pop(place)[1] if place is not None else None)
+        absent |= wanted if place is None else set()
+    first = _first_groups[optimizer]
+    excess = {key for held, group in mine if any(group is each for each in first) for key in held}
+    where = dict.fromkeys(absent & excess, "in other groups of")
+    where |= {key: "in the commit, but not in" for key in absent - excess if key not in named}
+    where |= dict.fromkeys(excess - absent, "not in the commit, but in")
+    return groups, sorted(f"{name}: parameter {key} is {where[key]} the optimizer" for key in where)
+
+
+def _parameters(optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -> dict[Any, torch.Tensor]:
+    """Return the parameters by the commit's keys."""
+    if _goes_by_names(optimizer, tree, named):
+        mine = dict(zip(_keys(optimizer, named), parameters_of(optimizer), strict=True))
+        return {key: mine[key] if key in mine else named[str(key)] for key in _stored_keys(tree)}
+    return dict(zip(_stored_keys(tree), parameters_of(optimizer), strict=True))
+
+
+def _is_reordered(optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -> bool:
+    """Return whether the commit has the parameters that both have in another order."""
+    if not _goes_by_names(optimizer, tree, named):
+        return False
+    stored, present = _stored_keys(tree), _keys(optimizer, named)
+    return [key for key in stored if key in present] != [key for key in present if key in stored]
+
+
+def _aligned(optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -> Tree:
+    """Bring the optimizer's groups and parameters into the commit's order; return the tree with numbers.
+
+    Parameters are frozen, or trained, as in the commit.
+    """
+    groups, differences = _matched("", optimizer, tree, named)
+    assert not differences, differences
+    parameters = _parameters(optimizer, tree, named)
+    if _goes_by_names(optimizer, tree, named):
+        kept = [each for each in groups if each is not None]
+        for extra in [each for each in optimizer.param_groups if not any(each is group for group in kept)]:
+            _remove(optimizer, extra)
+        for place, stored in enumerate(tree["param_groups"]):
+            found, ordered = groups[place], [parameters[key] for key in stored["params"]]
+            if found is None:
+                optimizer.add_param_group({**copy.deepcopy(_options(stored)), "params": ordered})
+                groups[place] = optimizer.param_groups[-1]
+            else:
+                found["params"][:] = ordered
+        optimizer.param_groups[:] = [group for group in groups if group is not None]
+        if "frozen" in tree:
+            frozen = set(tree["frozen"])
+            others = [
+                key
+                for key, each in parameters.items()
+                if isinstance(key, str) and each.requires_grad == (key in frozen)
+            ]
+            for key in others:
+                parameters[key].requires_grad_(key not in frozen)
+                logger.info("%s is %s, as in the commit", key, "frozen" if key in frozen else "trained")
+    numbers = {key: number for number, key in enumerate(_stored_keys(tree))}
+    return {key: value for key, value in _relabelled(tree, numbers).items() if key != "frozen"}
+
+
+def _remove(optimizer: torch.optim.Optimizer, group: _Group) -> None:
+    """Remove a group that was added after the commit; the script will add it again."""
+    optimizer.param_groups[:] = [each for each in optimizer.param_groups if each is not group]
+    for parameter in group["params"]:
+        optimizer.state.pop(parameter, None)
+        getattr(optimizer, "forget_parameter", lambda parameter: None)(parameter)
+
+
 def _parameter(parameters: list[torch.Tensor], key: Any) -> torch.Tensor | None:
     """The parameter of a state's key; None for state that belongs to no parameter."""
     return parameters[key] if isinstance(key, int) and 0 <= key < len(parameters) else None
 
 
-def _options(group: dict[str, Any]) -> dict[str, Any]:
+def _options(group: _Group) -> _Group:
     return {key: value for key, value in group.items() if key != "params"}
 
 
-def _other_groups(name: str, optimizer: torch.optim.Optimizer, tree: Tree) -> list[str]:
-    stored = [len(group["params"]) for group in tree["param_groups"]]
-    present = [len(group["params"]) for group in optimizer.param_groups]
-    if stored != present:
-        return [f"{name}: groups of {stored} parameters in the commit, of {present} in the optimizer"]
-    return list(_other_kind(name, optimizer, tree))
-
-
-def _other_kind(name: str, optimizer: torch.optim.Optimizer, tree: Tree) -> Iterator[str]:
+def _other_kind(
+    name: str, optimizer: torch.optim.Optimizer, tree: Tree, groups: Sequence[_Group | None]
+) -> Iterator[str]:
     """A line for each group of another kind of optimizer: each has options that the other lacks."""
-    for number, (stored, present) in enumerate(
-        zip(tree["param_groups"], optimizer.param_groups, strict=True)
-    ):
+    for number, (stored, present) in enumerate(zip(tree["param_groups"], groups, strict=True)):
         missing = sorted(map(str, optimizer.defaults.keys() - stored.keys()))
-        unknown = sorted(map(str, stored.keys() - present.keys()))
+        unknown = sorted(map(str, stored.keys() - (present or optimizer.param_groups[0]).keys()))
         if missing and unknown:
             yield (
                 f"{name}.param_groups.{number}: the options {', '.join(unknown)} in the commit, "

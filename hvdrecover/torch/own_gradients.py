@@ -33,14 +33,10 @@ class Outgoing:
     def __init__(self, optimizer: Any) -> None:
         self._totals: dict[int, torch.Tensor] = {}  # of gradients, by their parameter's identity
         self._bad: set[int] = set()  # parameters whose gradients here were not finite
-        compressed = optimizer._compression is not hvd.Compression.none  # what is sent may overflow
+        self._optimizer = optimizer
         self._large: dict[int, torch.Tensor] = {}
         self._others: list[torch.Tensor] = []
-        for each in parameters_of(optimizer):
-            if each.is_cpu and each.numel() > _LARGE and each.dtype in _MARKED and not compressed:
-                self._large[id(each)] = each
-            else:
-                self._others.append(each)
+        self._sort()
         self._send: Callable[[torch.Tensor], _Handle] = optimizer._allreduce_grad_async
         self._send_group: Callable[[tuple[torch.Tensor, ...]], _Handle] = (
             optimizer._grouped_allreduce_grad_async
@@ -49,6 +45,16 @@ class Outgoing:
             virtual.looks = self._look_at_part
         optimizer._allreduce_grad_async = self._complete
         optimizer._grouped_allreduce_grad_async = self._group_complete
+
+    def _sort(self) -> None:
+        """Tell large parameters from others."""
+        compressed = self._optimizer._compression is not hvd.Compression.none  # what is sent may overflow
+        self._large, self._others = {}, []
+        for each in parameters_of(self._optimizer):
+            if each.is_cpu and each.numel() > _LARGE and each.dtype in _MARKED and not compressed:
+                self._large[id(each)] = each
+            else:
+                self._others.append(each)
 
     def is_bad(self, parameter: torch.Tensor) -> bool:
         """Return whether this rank has sent a gradient that was not finite, or whose sum was not."""
@@ -62,6 +68,10 @@ class Outgoing:
 
     def averages_are_finite(self) -> bool:
         """Return whether no rank seems to have sent a bad number; if so, there is nothing to remember."""
+        if len(self._large) + len(self._others) != sum(
+            len(group["params"]) for group in self._optimizer.param_groups
+        ):
+            self._sort()  # some were added
         averages = [*map(_gradient_of, self._others)]
         for each in self._large.values():
             if (gradient := each.grad) is not None:

@@ -10,7 +10,7 @@ from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.torch import missing_gradients as missing_gradients
 from hvdrecover.torch import steps, witness
 from hvdrecover.torch.bad_steps import Gradients
-from hvdrecover.torch.names import names
+from hvdrecover.torch.names import Names
 
 
 class Reports:
@@ -31,9 +31,9 @@ class Reports:
     def report_missing(self, contents: Contents, missing: Missing) -> None:
         """Report parameters that had no gradient at a step."""
         components = contents.components()
-        missing_gradients.watch(components, names(components), missing)
+        missing_gradients.watch(components, Names(components), missing)
 
     def report_gradients(self, contents: Contents, judge: Judge) -> None:
         """Report steps whose gradients are not finite, before they are applied."""
         components = contents.components()
-        Gradients(components, names(components), judge)
+        Gradients(components, Names(components), judge)

@@ -43,7 +43,7 @@ class Stepping:
         self.applying: _Listeners = []
         self.count, self.counted = 0, -1
         self._twice = hasattr(optimizer, "_synchronized") and not hasattr(optimizer, "_starting_models")
-        self._begun = self._applied = False
+        self._begun = self._applied = self._evaluates = False
         self._optimizer = optimizer
         optimizer.register_step_pre_hook(self._before)
         if hasattr(optimizer, "synchronize"):
@@ -59,7 +59,8 @@ class Stepping:
 
     def _before(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         # A step that failed has not ended. With gradients under way, or averaged, this is not the rest of it.
-        inside = self._begun and not (optimizer._handles or optimizer._synchronized)
+        evaluates, self._evaluates = self._evaluates, False
+        inside = self._begun and (evaluates or not (optimizer._handles or optimizer._synchronized))
         self._begun = False
         if not inside:
             for listener in self.begins:
@@ -67,9 +68,18 @@ class Stepping:
             self._begun = self._twice
         if not self._begun:
             self.count += 1
-            for listener in self.applying:
-                listener()
             self._applied = True
+            if not evaluates:
+                self.evaluated()
+
+    def evaluates(self) -> None:
+        """Expect the step of the optimizer that is wrapped, which evaluates a closure to get gradients."""
+        self._evaluates = True
+
+    def evaluated(self) -> None:
+        """Report that gradients are about to be applied, maybe several times in a step that has a closure."""
+        for listener in self.applying:
+            listener()
 
     def _synchronize(self) -> None:
         """In the place of Horovod's, for its ``step`` and for the script."""

@@ -183,6 +183,7 @@ class FakeFramework:
     name = "fake"
 
     def __init__(self, seed: int = 1) -> None:
+        self.attributes: Mapping[str, Any] = {}
         self.generator = FakeGenerator(seed)
         self.tear: int | None = None
         self.torn = 0

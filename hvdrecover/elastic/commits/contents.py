@@ -6,7 +6,7 @@ import copy
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import Layout
@@ -18,6 +18,8 @@ from hvdrecover.elastic.commits.per_rank import PerRank
 from hvdrecover.elastic.interfaces import Framework, HiddenAttribute
 from hvdrecover.elastic.ranks import Ranks
 from hvdrecover.errors import ConfigError, CorruptCheckpointError, MismatchError, StateError
+
+Strict = bool | Literal["components"]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -85,6 +87,7 @@ class Contents:
         self._on_iterate = on_iterate
         self.on_record: list[Callable[[SampleOrder, int], None]] = []
         self.values: dict[str, Any] = {}
+        framework.attributes = self.values
         self._ranks = ranks or Ranks()
         self.per_rank: dict[str, Value] = dict(self._ranks.values())
         self._hidden: dict[str, HiddenAttribute] = dict(hidden or {})
@@ -177,7 +180,7 @@ class Contents:
         arenas: Mapping[str, Arena],
         where: str,
         *,
-        strict: bool,
+        strict: Strict,
         give: bool = False,
     ) -> list[str]:
         """Load a commit into the attributes.
@@ -186,14 +189,15 @@ class Contents:
             state: its JSON part; see `Present.state`.
             arenas: its tensors.
             where: what to call the commit in an error.
-            strict: whether all must fit; if not, what doesn't is left as it is.
+            strict: whether all must fit, or models and optimizers only. What need not is left as it is if it
+                doesn't; but something of each model and optimizer must fit.
             give: whether the attributes may keep the arenas' memory; nobody else may use it then.
 
         Returns:
             A line for each difference; empty if all fits.
 
         Raises:
-            MismatchError: ``strict``, and something doesn't fit: nothing was loaded. Or a component refused
+            MismatchError: something that must fit doesn't: nothing was loaded. Or a component refused
                 what had seemed to fit.
             CorruptCheckpointError: the structure of the commit is nonsense. Nothing was loaded.
         """
@@ -216,8 +220,10 @@ class Contents:
         visible = {name for name in (*structures, *cursors) if not name.startswith("_")}
         missing = self._missing(visible)
         differences = sorted([*missing, *self._misowned(structures, ranks), *misfits, *misplaced])
-        if strict and differences:
+        if differences if strict is True else strict and misfits:
             raise MismatchError(where, differences)
+        if nothing := [name for name, tree in fitting.items() if tree == {} and trees[name]]:
+            raise MismatchError(where, [*differences, *(f"{name}: nothing of it fits" for name in nothing)])
         try:
             self._apply(fitting, places, give)
             for name, tree in hidden.items():

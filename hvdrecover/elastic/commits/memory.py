@@ -14,7 +14,7 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import Layout
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.elastic.commits.arenas import Arenas
-from hvdrecover.elastic.commits.contents import Contents, Present
+from hvdrecover.elastic.commits.contents import Contents, Present, Strict
 from hvdrecover.elastic.commits.own import RANDOM, Own, Shares
 from hvdrecover.errors import HvdrecoverError, StateError
 from hvdrecover.host_memory import Available
@@ -177,7 +177,7 @@ class Memory:
         if self.newest is not None and self.newest.finished != finished:
             self.newest = replace(self.newest, finished=finished)
 
-    def load(self, snapshot: Snapshot, where: str, *, strict: bool) -> list[str]:
+    def load(self, snapshot: Snapshot, where: str, *, strict: Strict) -> list[str]:
         """Load a commit into the attributes and all else that ranks have in common.
 
         The initial state is let go of first, if that is all there is: a new process needs as much memory for
@@ -186,7 +186,7 @@ class Memory:
         Args:
             snapshot: the commit.
             where: what to call it in an error.
-            strict: whether all of it must fit.
+            strict: what of it must fit; see `hvdrecover.elastic.commits.contents.Contents.load`.
 
         Returns:
             A line for each part that does not fit, and was not loaded.

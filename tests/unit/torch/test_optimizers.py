@@ -183,13 +183,14 @@ def test_frozen_parameters_stay_frozen_and_are_kept() -> None:
     assert list(optimizer.state_dict()["state"]) == [2, 3]
 
 
-def test_a_group_that_was_added_after_a_commit_is_named() -> None:
+def test_a_group_that_was_added_after_a_commit_goes_and_comes() -> None:
     model, head = network(), torch.nn.Linear(2, 1)
     optimizer = Optimizers.SGD(model.parameters(), lr=0.1)
     state = joined(model=model, optimizer=optimizer)
     optimizer.add_param_group({"params": head.parameters()})
-    with pytest.raises(MismatchError, match=r"optimizer: .*\[4\] .*\[4, 2\]"):
-        state.restore()
+    state.restore()
+    assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group({"params": head.parameters()})
     state.commit()
     optimizer.param_groups[1]["lr"] = 9.0
     state.restore()
@@ -209,7 +210,7 @@ def test_moments_of_another_shape_are_named() -> None:
     with pytest.raises(MismatchError) as caught:
         state.restore()
     assert (
-        "optimizer.state.2.exp_avg: [2, 4] in the commit, [5, 4] for its parameter"
+        "optimizer.state.model.2.weight.exp_avg: [2, 4] in the commit, [5, 4] for its parameter"
         in caught.value.differences
     )
     assert not wider[0].weight.equal(model[0].weight)
@@ -323,3 +324,109 @@ def test_a_resumed_optimizer_does_not_share_memory_with_what_is_written_next(roo
     fresh = network()
     resumed = joined(URL, model=fresh, optimizer=Optimizers.SGD(fresh.parameters(), lr=0.1, momentum=0.9))
     assert bits(resumed.optimizer.state_dict()) == expected
+
+
+# -- parameters by name ------------------------------------------------------------------------------------
+
+
+def moments(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> Any:
+    return {name: bits(optimizer.state[each]["exp_avg"]) for name, each in model.named_parameters()}
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, torch.nn.DataParallel], ids=["plain", "wrapped"])
+def test_moments_follow_the_names_of_their_parameters(
+    wrap: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = network()
+    optimizer = Optimizers.Adam(
+        [{"params": model[2].parameters(), "lr": 0.5}, {"params": model[0].parameters()}]
+    )
+    train_one_step(model, optimizer)
+    commit_durably(joined(URL, model=model, optimizer=optimizer))
+    other = network(seed=1)
+    turned = [other[0].bias, other[0].weight]
+    resumed = Optimizers.Adam([{"params": turned}, {"params": other[2].parameters()}])
+    joined(URL, model=wrap(other), optimizer=resumed)
+    assert moments(resumed, other) == moments(optimizer, model)
+    assert [group["lr"] for group in resumed.param_groups] == [0.5, 0.001]
+    assert resumed.param_groups[1]["params"][0] is other[0].weight
+    assert "another order" in caplog.text
+    train_one_step(model, optimizer)
+    train_one_step(other, resumed)
+    assert bits(dict(other.state_dict())) == bits(dict(model.state_dict()))
+
+
+def test_a_fresh_optimizer_takes_the_groups_of_the_commit() -> None:
+    def make() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        model = network()
+        model[0].requires_grad_(False)
+        return model, Optimizers.AdamW(model[2].parameters(), lr=0.1)
+
+    model, optimizer = make()
+    state = joined(URL, model=model, optimizer=optimizer)
+    model[0].requires_grad_(True)
+    optimizer.add_param_group({"params": model[0].parameters(), "lr": 0.01})
+    train_one_step(model, optimizer)
+    commit_durably(state)
+    other, resumed = make()
+    joined(URL, model=other, optimizer=resumed)
+    assert other[0].weight.requires_grad
+    for pair in ((model, optimizer), (other, resumed)):
+        train_one_step(*pair)
+    assert bits(dict(other.state_dict())) == bits(dict(model.state_dict()))
+    assert resumed.param_groups[1]["lr"] == 0.01
+
+
+def test_parameters_of_no_module_go_by_their_place() -> None:
+    def make() -> torch.optim.Optimizer:
+        return Optimizers.SGD(
+            [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))], momentum=0.9
+        )
+
+    optimizer, resumed = make(), make()
+    for number, each in enumerate(optimizer.param_groups[0]["params"]):
+        each.grad = torch.full_like(each, number)
+    optimizer.step()
+    commit_durably(joined(URL, model=network(), optimizer=optimizer))
+    joined(URL, model=network(), optimizer=resumed)
+    assert bits(resumed.state_dict()) == bits(optimizer.state_dict())
+
+
+def test_a_commit_of_an_earlier_release_goes_by_place() -> None:
+    model, other = network(), network()
+    optimizer, resumed = Optimizers.Adam(model.parameters()), Optimizers.Adam(other.parameters())
+    train_one_step(model, optimizer)
+    framework = TorchFramework()
+    framework.attributes = {"model": other, "optimizer": resumed}
+    fitting, differences = framework.fit("optimizer", resumed, optimizer.state_dict())
+    framework.load(resumed, fitting)
+    assert (differences, bits(resumed.state_dict())) == ([], bits(optimizer.state_dict()))
+
+
+def test_another_parameter_in_a_group_is_named() -> None:
+    model = network()
+    commit_durably(joined(URL, model=model, optimizer=Optimizers.SGD(model.parameters(), lr=0.1)))
+    other = network()
+    with pytest.raises(MismatchError) as caught:
+        joined(URL, model=other, optimizer=Optimizers.SGD(list(other.parameters())[1:], lr=0.1))
+    assert any("model.0.bias is in other groups" in line for line in caught.value.differences)
+
+
+def test_objects_that_others_hold_are_loaded_in_place() -> None:
+    model = network()
+    plain = Optimizers.AdamW(model.parameters(), lr=torch.tensor(0.5), foreach=False)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(plain, 0.5)
+    state = joined(model=model, optimizer=plain, scheduler=scheduler)
+    train_one_step(model, plain)
+    state.commit()
+    group, rate, weight = plain.param_groups[0], plain.param_groups[0]["lr"], model[0].weight
+    entries, moment = plain.state[weight], plain.state[weight]["exp_avg"]
+    held = [plain.param_groups, plain.state, group, group["params"], rate, entries, moment, weight]
+    train_one_step(model, plain)
+    scheduler.step()
+    state.restore()
+    entries = plain.state[weight]
+    now = [plain.param_groups, plain.state, plain.param_groups[0], group["params"], group["lr"], entries]
+    now += [entries["exp_avg"], model[0].weight]
+    assert all(one is other for one, other in zip(now, held, strict=True))
+    assert group["lr"].item() == 0.5

@@ -464,7 +464,7 @@ def test_what_fits_is_loaded_and_the_rest_listed_if_the_user_says_so(
     assert sorted(state.optimizer.state_dict()["state"]) == [0, 1]
     for part in (
         "model.2.weight: F32[2, 4] in the commit, F32[5, 4] in the model",
-        "optimizer.state.3.exp_avg: [2] in the commit, [5] for its parameter",
+        "optimizer.state.model.2.bias.exp_avg: [2] in the commit, [5] for its parameter",
         "old: in the commit, but not an attribute of this state",
         "new: an attribute of this state, but not in the commit",
     ):
@@ -541,3 +541,16 @@ def test_a_root_may_be_named_by_the_environment(tmp_path: Path, monkeypatch: pyt
     assert list((tmp_path / "root").glob("g*/MANIFEST.json"))
     resumed = Training().start(None)
     assert bits(resumed.model.state_dict()) == expected["model"]
+
+
+def test_a_model_of_which_nothing_fits_is_an_error_also_if_not_strict(roots: Any) -> None:
+    commit_durably(joined(URL, model=network()))
+    with pytest.raises(MismatchError, match="model: nothing of it fits"):
+        joined(recover.Checkpoint(URL, strict=False), model=torch.nn.Linear(9, 9))
+
+
+def test_a_scaler_that_is_switched_off_has_no_state() -> None:
+    state = joined(scaler=torch.amp.GradScaler("cuda", enabled=False), step=0)
+    state.step = 1
+    state.restore()
+    assert state.step == 0

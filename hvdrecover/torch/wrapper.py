@@ -1,0 +1,218 @@
+"""What Horovod's ``DistributedOptimizer`` lacks, added to its classes.
+
+Horovod makes the class of each wrapped optimizer of the attributes that these classes have at that time. So
+what is added here is there in all that are wrapped after `hvdrecover.torch` was imported, with any Horovod:
+
+- ``step(closure)`` averages the gradients of each evaluation before they are used. Horovod's averages first and
+  then calls the closure, whose gradients each rank would apply as they are.
+- Parameters that are added by ``add_param_group``, or begin to require gradients, are averaged. Horovod's hooks
+  only those that require gradients when the optimizer is wrapped. Frozen ones are no longer given zeros as
+  gradients, by which weight decay and momentum would move them.
+- ``zero_grad`` takes the arguments of the optimizer that is wrapped.
+- Gradients of bfloat16, and of other memory formats, are sent as what Horovod can send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from horovod.torch.compression import FP16Compressor, NoneCompressor
+from horovod.torch.optimizer import _DistributedAdasumOptimizer, _DistributedOptimizer
+
+from hvdrecover.errors import ConfigError
+from hvdrecover.torch.names import parameters_of
+
+_Closure = Callable[[], Any]
+
+_horovods_step = _DistributedOptimizer.step
+_horovods_synchronize = _DistributedOptimizer.synchronize
+_horovods_register = _DistributedOptimizer._register_hooks
+_adasums_step = _DistributedAdasumOptimizer.step
+
+
+def extend() -> None:
+    """Add it. Done once, when `hvdrecover.torch` is imported."""
+    _DistributedOptimizer.step = _step
+    _DistributedOptimizer.synchronize = _synchronize
+    _DistributedOptimizer.add_param_group = _add_param_group
+    _DistributedOptimizer.forget_parameter = _forget_parameter
+    _DistributedOptimizer._register_hooks = _register_hooks
+    _DistributedAdasumOptimizer.step = _adasum_step
+    for kind in (_DistributedOptimizer, _DistributedAdasumOptimizer):
+        kind.zero_grad = _zero_grad(kind.zero_grad)
+    NoneCompressor.compress, NoneCompressor.decompress = staticmethod(_widen), staticmethod(_narrow)
+    for each in (NoneCompressor, FP16Compressor):
+        each.compress = staticmethod(_contiguous(each.compress))
+
+
+# -- closures ----------------------------------------------------------------------------------------------
+
+
+def _step(self: Any, closure: _Closure | None = None) -> Any:
+    if closure is None:
+        return _horovods_step(self)
+    if hasattr(self, "virtual_gradients"):
+        raise ConfigError(
+            "optimizer.step(closure)",
+            "virtual ranks sum gradients up before the step; call backward() in the parts, and then step()",
+        )
+
+    steps = vars(self).get("_hvdrecover_stepping")
+
+    def averaged() -> Any:
+        loss = closure()
+        wait = _average_loss(self, loss)
+        # A script that averages by itself, as Lightning does, has done so in the closure.
+        if self._handles or (self._should_synchronize and not self._synchronized):
+            self.synchronize()
+        self._synchronized = False
+        loss = wait()
+        if steps is not None:
+            steps.evaluated()
+        return loss
+
+    if steps is not None:
+        steps.evaluates()
+    return super(self.__class__, self).step(averaged)
+
+
+def _average_loss(optimizer: Any, loss: Any) -> Callable[[], Any]:
+    """Begin to average what closures return, by which LBFGS decides on all ranks how often to evaluate them.
+
+    A rank whose closure returns None sends a zero, so that no rank waits for it.
+    """
+    if hvd.size() == 1 or not optimizer.process_set.included():
+        return lambda: loss
+    is_tensor = isinstance(loss, torch.Tensor) and loss.numel() == 1
+    is_number = is_tensor or isinstance(loss, int | float)
+    mean = torch.tensor(float(loss) if is_number else 0.0, dtype=torch.float64)
+    handle = hvd.allreduce_async_(
+        mean,
+        name=f"hvdrecover.closure.{next(iter(optimizer._parameter_names.values()), '')}",
+        op=hvd.Sum if optimizer.op == hvd.Sum else hvd.Average,
+        process_set=optimizer.process_set,
+    )
+
+    def wait() -> Any:
+        hvd.synchronize(handle)
+        if is_tensor:
+            return torch.full_like(loss.detach(), mean.item())
+        return mean.item() if is_number else loss
+
+    return wait
+
+
+def _adasum_step(self: Any, closure: _Closure | None = None) -> Any:
+    for each in parameters_of(self):
+        if each.requires_grad and each not in self._requires_update:
+            raise ConfigError(
+                "DistributedOptimizer(op=hvd.Adasum)",
+                f"a parameter of shape {tuple(each.shape)} was added, or has begun to require gradients, "
+                "since the optimizer was wrapped. Have all require gradients until then; freeze them afterwards",
+            )
+    return _adasums_step(self, closure)
+
+
+# -- parameters that come later ----------------------------------------------------------------------------
+
+
+def _register_hooks(self: Any) -> None:
+    _horovods_register(self)
+    self._later_hooks = {}
+    for each in parameters_of(self):
+        if each not in self._requires_update:
+            _hook(self, each)
+
+
+def _add_param_group(self: Any, param_group: dict[str, Any]) -> None:
+    super(self.__class__, self).add_param_group(param_group)
+    if not hasattr(self, "_should_synchronize"):  # it is being made
+        return
+    number = len(self.param_groups) - 1
+    for place, each in enumerate(self.param_groups[-1]["params"]):
+        self._parameter_names.setdefault(each, f"allreduce.noname.{number}.{place}")
+        self._allreduce_delay.setdefault(each, self.backward_passes_per_step)
+        if hasattr(self, "_later_hooks"):
+            _hook(self, each)
+
+
+def _hook(self: Any, parameter: torch.Tensor) -> None:
+    """Have a parameter's gradients averaged as soon as there are any, be it frozen now."""
+    if parameter in self._later_hooks or not (parameter.is_floating_point() or parameter.is_complex()):
+        return
+    send = self._make_hook(parameter)
+
+    def arrived(*_: Any) -> None:
+        _enlist(self, parameter)
+        send()
+
+    frozen = not parameter.requires_grad
+    with torch.enable_grad():
+        accumulator = parameter.requires_grad_().expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    parameter.requires_grad_(not frozen)
+    self._later_hooks[parameter] = accumulator.register_hook(arrived)  # type: ignore[union-attr]
+    self._grad_accs.append(accumulator)  # which nothing else keeps alive
+
+
+def _enlist(self: Any, parameter: torch.Tensor) -> None:
+    self._requires_update.add(parameter)
+    if self._groups is not None and parameter not in self._p_to_group:
+        self._p_to_group[parameter] = (parameter,)
+        self._group_counts[parameter,] = 0
+
+
+def _synchronize(self: Any) -> None:
+    if hasattr(self, "_later_hooks"):
+        self._requires_update.clear()
+        for each in parameters_of(self):
+            if each.requires_grad:
+                _enlist(self, each)
+    _horovods_synchronize(self)
+    for each in parameters_of(
+        self
+    ):  # some optimizers rely on gradients that lie in memory as their parameters do
+        if not each.is_contiguous() and (grad := each.grad) is not None and grad.stride() != each.stride():
+            each.grad = torch.empty_like(each).copy_(grad)
+
+
+def _forget_parameter(self: Any, parameter: torch.Tensor) -> None:
+    """Undo what was done for a parameter of a group that was added, and is removed by a rollback."""
+    handle = getattr(self, "_later_hooks", {}).pop(parameter, None)
+    if handle is not None:
+        handle.remove()
+    self._requires_update.discard(parameter)
+    self._group_counts.pop(self._p_to_group.pop(parameter, None), None)
+
+
+# -- the rest ----------------------------------------------------------------------------------------------
+
+
+def _zero_grad(horovods: Callable[[Any], None]) -> Callable[..., None]:
+    def zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
+        if self._handles:
+            return horovods(self)  # raises
+        super(self.__class__, self).zero_grad(*args, **kwargs)
+
+    return zero_grad
+
+
+def _widen(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype | None]:
+    """Horovod has no bfloat16."""
+    return (tensor.float(), tensor.dtype) if tensor.dtype is torch.bfloat16 else (tensor, None)
+
+
+def _narrow(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    return tensor if dtype is None else tensor.to(dtype)
+
+
+def _contiguous(compress: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+    """Horovod refuses tensors of other memory formats, such as ``channels_last``."""
+
+    def contiguous(tensor: torch.Tensor) -> Any:
+        sent, context = compress(tensor)
+        return (sent if sent.is_sparse else sent.contiguous()), context
+
+    return contiguous

@@ -1,0 +1,38 @@
+"""Jobs whose optimizer is not what it was at the start, or was built otherwise by each process."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdrecover.examples.digits_run import PATIENCE, supervised
+from hvdrecover.launch.job import Job
+
+SCRIPT = Path(__file__).with_name("scripts") / "late_parameters.py"
+
+
+def results(folder: Path, kills: list[int]) -> list[Any]:
+    """Run the script; return the weights and learning rates of each rank."""
+    folder.mkdir()
+    command = [*supervised("--no-standby"), sys.executable, str(SCRIPT)]
+    environ = {"REPORT": str(folder / "report"), "KILLS": json.dumps(kills), "OMP_NUM_THREADS": "1"}
+    job = Job(command, folder / "log", environ)
+    try:
+        assert job.wait(PATIENCE) == 0, job.tail()
+    finally:
+        job.kill()
+    for kill in kills:
+        assert (folder / f"report.{kill}").exists()
+    return [json.loads((folder / f"report-{rank}").read_text()) for rank in range(2)]
+
+
+def test_kills_around_the_step_at_which_a_layer_joins_change_no_weight(tmp_path: Path) -> None:
+    """The first kill goes back to before the layer joined; the second process finds it in the commit."""
+    undisturbed = results(tmp_path / "undisturbed", [])
+    assert undisturbed[0] == undisturbed[1]
+    assert undisturbed[0][1][0] == pytest.approx(0.1 * 0.9**12)
+    assert results(tmp_path / "killed", [5, 8]) == undisturbed
