@@ -171,9 +171,7 @@ def _synchronize(self: Any) -> None:
             if each.requires_grad:
                 _enlist(self, each)
     _horovods_synchronize(self)
-    for each in parameters_of(
-        self
-    ):  # some optimizers rely on gradients that lie in memory as their parameters do
+    for each in parameters_of(self):  # fused optimizers need gradients in their parameters' memory format
         if not each.is_contiguous() and (grad := each.grad) is not None and grad.stride() != each.stride():
             each.grad = torch.empty_like(each).copy_(grad)
 

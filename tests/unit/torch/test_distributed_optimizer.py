@@ -154,7 +154,5 @@ def test_moments_of_a_wrapped_optimizer_are_held_against_its_parameters() -> Non
     state.commit()
     wider = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 5))
     state.optimizer = hvd.DistributedOptimizer(torch.optim.AdamW(wider.parameters()))
-    with pytest.raises(
-        MismatchError, match=r"optimizer\.state\.model\.2\.weight\.exp_avg: \[2, 4\] .*\[5, 4\]"
-    ):
+    with pytest.raises(MismatchError, match=r"model\.2\.weight\.exp_avg: \[2, 4\] .*\[5, 4\]"):
         state.restore()
