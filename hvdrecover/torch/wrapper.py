@@ -3,9 +3,9 @@
 Horovod makes the class of each wrapped optimizer of the attributes that these classes have at that time. So
 what is added here is there in all that are wrapped after `hvdrecover.torch` was imported, with any Horovod:
 
-- ``step(closure)`` averages the gradients of each evaluation before they are used. Horovod's averages first and
-  then calls the closure, whose gradients each rank would apply as they are.
-- Parameters that are added by ``add_param_group``, or begin to require gradients, are averaged. Horovod's hooks
+- ``step(closure)`` averages the gradients of each evaluation before they are used. Horovod's averages first
+  and then calls the closure, whose gradients each rank would apply as they are.
+- Parameters that are added by ``add_param_group``, or begin to require gradients, are averaged. Horovod hooks
   only those that require gradients when the optimizer is wrapped. Frozen ones are no longer given zeros as
   gradients, by which weight decay and momentum would move them.
 - ``zero_grad`` takes the arguments of the optimizer that is wrapped.
@@ -111,7 +111,7 @@ def _adasum_step(self: Any, closure: _Closure | None = None) -> Any:
             raise ConfigError(
                 "DistributedOptimizer(op=hvd.Adasum)",
                 f"a parameter of shape {tuple(each.shape)} was added, or has begun to require gradients, "
-                "since the optimizer was wrapped. Have all require gradients until then; freeze them afterwards",
+                "since the optimizer was wrapped. Have all require gradients until then; freeze them later",
             )
     return _adasums_step(self, closure)
 

@@ -1,4 +1,4 @@
-"""Training with optimizers and parameters that Horovod's own wrapper does not average: one kind after another.
+"""Training with optimizers and parameters that Horovod's own wrapper does not average, kind by kind.
 
 ::
 
@@ -40,7 +40,7 @@ def wrapped(kind: str, model: torch.nn.Module) -> Any:
     )
 
 
-def train(kind: str) -> list[list[float]]:
+def train(kind: str) -> list[float]:
     torch.manual_seed(1)
     model: Any = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(64, 3))
     model[0].weight.requires_grad_(not kind.startswith("unfrozen"))
@@ -61,7 +61,7 @@ def train(kind: str) -> list[list[float]]:
             images = images.contiguous(memory_format=form)
             labels = torch.randint(0, 3, (8,), generator=samples)
 
-            def closure() -> torch.Tensor:
+            def closure(images: Any = images, labels: Any = labels) -> torch.Tensor:
                 optimizer.zero_grad(set_to_none=True)
                 for _ in range(PASSES.get(kind, 1)):
                     loss = torch.nn.functional.cross_entropy(model(images), labels)
@@ -77,7 +77,8 @@ def train(kind: str) -> list[list[float]]:
             state.commit()
 
     hvd.run(loop)(state)
-    return [each.detach().double().flatten().tolist() for each in model.parameters()]
+    weights: list[float] = torch.cat([each.flatten() for each in model.parameters()]).tolist()
+    return weights
 
 
 def main() -> None:
