@@ -77,6 +77,16 @@ _LAUNCHER_VARIABLES = (
 )
 
 
+def _present_folder() -> Path:
+    try:
+        return Path.cwd()
+    except OSError:  # it was deleted
+        return Path()
+
+
+_STARTED_IN = _present_folder()  # guardians have this read before the script is
+
+
 @dataclass(frozen=True)
 class Config:
     """Settings of one process.
@@ -171,7 +181,7 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
     events = env.get("HVDRECOVER_EVENTS")
     chooser = env.get(_CHOOSER) if env.get("HOROVOD_CONTROLLER") == _CHOICE["HOROVOD_CONTROLLER"] else None
     return Config(
-        checkpoint=env.get("HVDRECOVER_CHECKPOINT") or None,
+        checkpoint=absolute(env.get("HVDRECOVER_CHECKPOINT") or "") or None,
         events=_events(events) if events else None,
         log=log,
         elastic=env.get("HOROVOD_ELASTIC") == "1",
@@ -201,6 +211,20 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         remote_shell=env.get("HVDRECOVER_REMOTE_SHELL") or None,
         exchange=_endpoint(env.get("HVDRECOVER_EXCHANGE")),
     )
+
+
+def absolute(path: str) -> str:
+    """Return a path, or a URL of this machine's files, that a change of the folder does not change.
+
+    A relative one is below the folder in which this process started: a script may go to another folder, a new
+    one at each start. URLs of other storages stay as they are.
+    """
+    scheme, separator, rest = path.rpartition("://")
+    if (separator and scheme not in ("file", "local")) or not rest or rest.startswith(("/", "~")):
+        return path
+    if not separator and ("::" in rest or rest.startswith(("file:", "local:"))):
+        return path
+    return f"{scheme}{separator}{Path(_STARTED_IN, rest)}"
 
 
 def cache(environ: Mapping[str, str]) -> Path:
@@ -254,7 +278,7 @@ def _near(text: str) -> str:
 def _events(text: str) -> Path:
     if "://" in text:
         raise ConfigError("HVDRECOVER_EVENTS", f"'{text}' is a URL; name a folder of this machine")
-    return Path(text)
+    return Path(absolute(text))
 
 
 def _number(env: Mapping[str, str], *names: str) -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import InitVar, dataclass
 from typing import Any, Literal
 
-from hvdrecover import renamed
+from hvdrecover import config, renamed
 from hvdrecover.errors import ConfigError
 
 
@@ -112,6 +112,8 @@ class Checkpoint:
 
     Attributes:
         url: checkpoint root: a path or an fsspec URL (``file:///…``, ``s3://…``, ``sftp://…``, ``memory://…``).
+            A relative path is below the folder in which the process started, also after the script has
+            changed its folder.
         every_commits: make every n-th commit durable. With neither this nor ``every_seconds`` nor
             ``interval`` every commit is due; with the first two, whichever comes first.
         every_seconds: make a commit durable when the last durable one is older than this.
@@ -148,9 +150,9 @@ class Checkpoint:
         _take(self, "Checkpoint", {("every", "interval"): every})
         if not isinstance(self.url, str | os.PathLike) or not isinstance(os.fspath(self.url), str):
             raise ConfigError("checkpoint", f"{self.url!r} is not a path or URL")
-        object.__setattr__(self, "url", os.fspath(self.url))
-        if not self.url.strip():
+        if not (url := os.fspath(self.url)).strip():
             raise ConfigError("checkpoint", "the URL is empty; name a folder or an fsspec URL")
+        object.__setattr__(self, "url", config.absolute(url))
         if self.every_commits is not None and not _is_count(self.every_commits):
             raise ConfigError("every_commits", f"{self.every_commits!r} is not a number of commits from 1 on")
         if self.every_seconds is not None and not (_is_number(self.every_seconds) and self.every_seconds > 0):
@@ -163,7 +165,8 @@ class Checkpoint:
         if self.near is not None:
             if not isinstance(self.near, str | os.PathLike) or not os.fspath(self.near).strip():
                 raise ConfigError("near", f"{self.near!r} is neither 'auto', nor a folder, nor None")
-            object.__setattr__(self, "near", os.fspath(self.near))
+            near = os.fspath(self.near)
+            object.__setattr__(self, "near", near if near == "auto" else config.absolute(near))
         Keep.of(self.keep)
         if type(self.strict) is not bool:
             raise ConfigError("strict", f"{self.strict!r} is neither True nor False")

@@ -193,14 +193,14 @@ def run(arguments: argparse.Namespace) -> int:
     read = config.read()
     events.show_on_terminal(read)
     command: list[str] = arguments.command
-    folder = (read.events or events.new_run(SYSTEM_CLOCK)).absolute()
+    folder = read.events or events.new_run(SYSTEM_CLOCK).absolute()
     read = replace(read, events=folder)
     if not (ours := horovodrun.is_ours()):
         events.logger.warning(horovodrun.FOREIGN)
     environ = horovodrun.settings(arguments.hang_timeout, config.environment(), ours=ours)
     environ["HVDRECOVER_EVENTS"] = str(folder)
-    if arguments.checkpoint:
-        environ["HVDRECOVER_CHECKPOINT"] = arguments.checkpoint
+    if root := config.absolute(arguments.checkpoint or "") or read.checkpoint:
+        environ["HVDRECOVER_CHECKPOINT"] = root
     if arguments.reopen:
         environ["HVDRECOVER_REOPEN"] = "1"
     options = _options(arguments)

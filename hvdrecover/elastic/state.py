@@ -105,7 +105,7 @@ class State(Attributes):
             settings=settings_of(keywords["checkpoint"], config),
             rng=ranks.rng(keywords["rng"], type(self)._rng),
             guard=keywords["guard"],
-            tensorboard=keywords["tensorboard"],
+            tensorboard=keywords["tensorboard"] and configs.absolute(keywords["tensorboard"]),
             tracker=keywords["tracker"],
             others=companions or Companions(),
         )

@@ -370,7 +370,7 @@ class Guardian:
 
     def _start(self, *, rejoins: bool = False) -> Training:
         try:
-            more = {} if self._record.committed else early.environment(self._command, self._environ)
+            more = early.environment(self._command, self._environ)
             environ = {**self._environ, **more, **self._record.handed_down}
             return Training(self._command, environ, rejoins=rejoins)
         except OSError as error:

@@ -10,7 +10,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import keras
 
-from hvdrecover import renamed
+from hvdrecover import config, renamed
 from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow.dataset import part_done
 from hvdrecover.tensorflow.keras.callbacks import MetricAverageCallback
@@ -68,7 +68,7 @@ def fit_callbacks(
     if tensorboard is not None and find_spec("tensorboard") is None:
         raise ConfigError("tensorboard", "the package tensorboard, which writes its logs, is not installed")
     if tensorboard is not None and hvd.rank() == 0:
-        found.append(keras.callbacks.TensorBoard(tensorboard))
+        found.append(keras.callbacks.TensorBoard(config.absolute(tensorboard)))
     progress = Progress(state, commit_every_batches)
     first = [*found, Observer(state), progress]
     return [*first, Commit(progress, first, keep)]

@@ -49,8 +49,18 @@ class NearRun:
     def start(
         self, steps: int = STEPS, seconds: float = 0.05, near: str | None = None, launcher: Sequence[str] = ()
     ) -> Job:
-        command = [*launcher, *supervised()[:-1], "--no-standby", "--", sys.executable, str(SCRIPT)]
-        command += [str(self.root), str(steps), str(seconds), str(self.digest), str(EVERY)]
+        command = [
+            "env",
+            "-C",
+            str(self.folder),
+            *launcher,
+            *supervised()[:-1],
+            "--no-standby",
+            "--",
+            sys.executable,
+            str(SCRIPT),
+        ]
+        command += [self.root.name, str(steps), str(seconds), str(self.digest), str(EVERY)]
         environ = self.environ if near is None else {"HVDRECOVER_NEAR": near}
         self.jobs.append(Job(command, self.folder / "log.txt", environ))
         return self.jobs[-1]
@@ -153,7 +163,8 @@ def test_of_two_jobs_on_a_host_one_is_replaced_and_does_not_come_back_through_it
     left, before = one.sealed(), durable(one.root)
     assert left and not other.near.exists()
     replacing = one.start(near="off")  # as one on other hosts, with a memory of their own
-    while durable(one.root) == before:
+    claim = one.root / "claims" / "g0002.json"  # acknowledged after its first durable commit
+    while durable(one.root) == before or b'"acknowledged": true' not in claim.read_bytes():
         assert replacing.running, replacing.tail()
         time.sleep(0.02)
     replacing.kill()

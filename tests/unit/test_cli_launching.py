@@ -239,11 +239,16 @@ def test_options_of_the_training_command_are_its_own(jobs: Noted) -> None:
 def test_what_the_environment_says_stands(
     jobs: Noted, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setattr("hvdrecover.config._STARTED_IN", str(tmp_path))
     monkeypatch.setenv("HVDRECOVER_EVENTS", "events")
+    monkeypatch.setenv("HVDRECOVER_CHECKPOINT", "root")
     monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "77")
     _, settings, config = job(jobs, "-np", "2", *TRAIN)
     assert config.events == tmp_path / "events"
     assert settings.environ["HVDRECOVER_EVENTS"] == str(tmp_path / "events")
+    assert settings.environ["HVDRECOVER_CHECKPOINT"] == str(tmp_path / "root")
+    _, settings, _ = job(jobs, "-np", "2", "--checkpoint", "other", *TRAIN)
+    assert settings.environ["HVDRECOVER_CHECKPOINT"] == str(tmp_path / "other")
     assert "HOROVOD_GLOO_TIMEOUT_SECONDS" not in settings.environ
 
 

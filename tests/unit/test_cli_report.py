@@ -187,7 +187,8 @@ def test_the_environment_names_a_folder_unless_an_argument_does(document, monkey
     for name in ("one", "two", "hvdrecover-runs/three"):
         example(Path(name))
     monkeypatch.setenv("HVDRECOVER_EVENTS", "two")
-    assert (document("one")["folder"], document()["folder"]) == ("one", "two")
+    monkeypatch.setattr("hvdrecover.config._STARTED_IN", str(Path.cwd()))
+    assert (document("one")["folder"], document()["folder"]) == ("one", str(Path("two").absolute()))
     monkeypatch.delenv("HVDRECOVER_EVENTS")
     assert document()["folder"] == "hvdrecover-runs/three"
 

@@ -44,6 +44,28 @@ def test_every_variable_is_read():
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("runs/a", "/start/runs/a"),
+        ("./a", "/start/a"),
+        ("file://runs/a", "file:///start/runs/a"),
+        ("/runs/a", "/runs/a"),
+        ("file:///runs/a", "file:///runs/a"),
+        ("~/runs", "~/runs"),
+        ("s3://bucket/a", "s3://bucket/a"),
+        ("simplecache::s3://bucket/a", "simplecache::s3://bucket/a"),
+    ],
+)
+def test_a_relative_path_is_below_the_folder_in_which_the_process_started(
+    given, found, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(config, "_STARTED_IN", Path("/start"))
+    monkeypatch.chdir(tmp_path)  # as a script does
+    assert config.read({"HVDRECOVER_CHECKPOINT": given}).checkpoint == found
+    assert Checkpoint(given, near="near") == Checkpoint(found, near="/start/near")
+
+
 def test_what_a_launcher_and_our_own_processes_say_is_read():
     found = config.read(
         {

@@ -1,4 +1,4 @@
-"""The start of a training process before the job's first commit: so that a wrong script says so once."""
+"""The start of a training process, before its script: errors are reported, and the folder is noted."""
 
 from __future__ import annotations
 

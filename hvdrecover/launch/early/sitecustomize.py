@@ -1,7 +1,8 @@
 """Run by Python in a training process before its script is read, so that an error there is reported, too.
 
-It leaves no trace in the process, and runs the `sitecustomize` that would have been found without it. It
-never fails: without it the process only prints its errors itself.
+`hvdrecover.config`, which it imports, notes the folder for relative paths. It leaves no other trace in the
+process, and runs the `sitecustomize` that would have been found without it. It never fails: without it the
+process only prints its errors itself.
 """
 
 from __future__ import annotations

@@ -1,14 +1,21 @@
 """Trains a small torch model, with a commit each step and few durable ones; writes its digest at the end.
 
 Arguments: checkpoint root, number of steps, seconds a step, file for the digest, steps between durable
-commits.
+commits. Like a script of Hydra's, it first changes to a folder that is new at each start.
 """
+
+# ruff: noqa: E402
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
+
+outputs = Path(sys.argv[4]).parent / f"outputs-{os.getpid()}-{time.time_ns()}"
+outputs.mkdir()
+os.chdir(outputs)
 
 import horovod.torch as hvd
 import numpy as np
