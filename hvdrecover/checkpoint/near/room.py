@@ -10,6 +10,9 @@ from hvdrecover.checkpoint.storage.mounted import kind_of
 from hvdrecover.host_memory import available
 
 SLOTS = 3  # commits of which a near root has memory, at most
+_FLOOR = (
+    1 << 28
+)  # bytes of shared memory that data loaders' worker processes get at least; containers have 64 MB
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,21 @@ class Room:
     memory: int | None
 
 
+def reserve(room: Room) -> int:
+    """Return how many bytes of a file system in memory are left to others; 0 if the files are on a disk."""
+    return 0 if room.memory is None else max(room.total // 4, _FLOOR)
+
+
+def free(folder: Path) -> int:
+    """Return how many bytes are free in a folder's file system.
+
+    Raises:
+        OSError: the folder can't be read.
+    """
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
 def look(folder: Path) -> Room:
     """Return the room in a folder's file system.
 
@@ -36,13 +54,13 @@ def look(folder: Path) -> Room:
     status = os.statvfs(folder)
     in_memory = "tmpfs" in kind_of(folder)
     left = available().nbytes if in_memory else None
-    return Room(status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize, left)
+    return Room(status.f_blocks * status.f_frsize, free(folder), left)
 
 
 def refusal(room: Room, nbytes: int, held: int = 0) -> str | None:
     """Return why a near tier would not fit; None if it does.
 
-    It fits if there is room for `SLOTS` commits. In memory, they must leave a quarter of the file system,
+    It fits if there is room for `SLOTS` commits. In memory, they must leave the `reserve` of the file system,
     and a quarter of the memory that is left: training needs some, and a cgroup kills for what is beyond.
 
     Args:
@@ -53,10 +71,10 @@ def refusal(room: Room, nbytes: int, held: int = 0) -> str | None:
     need = max(0, SLOTS * nbytes - held)
     if need > room.free:
         return f"{SLOTS} commits of {size(nbytes)} don't fit into the {size(room.free)} that are free"
-    if room.memory is not None and need > room.free - room.total // 4:
+    if need > room.free - reserve(room):
         return (
-            f"{SLOTS} commits of {size(nbytes)} would leave less than a quarter of its {size(room.total)}, "
-            f"of which {size(room.free)} are free"
+            f"{SLOTS} commits of {size(nbytes)} would leave less than {size(reserve(room))} to data loaders: "
+            f"{size(room.free)} of its {size(room.total)} are free"
         )
     if room.memory is not None and need > room.memory * 3 // 4:
         return f"{SLOTS} commits of {size(nbytes)} are too much for the {size(room.memory)} of memory left"
@@ -67,7 +85,7 @@ def largest(room: Room, held: int = 0) -> int:
     """Return the size of the largest commits for which a near tier fits; see `refusal`."""
     need = room.free
     if room.memory is not None:
-        need = min(room.free - room.total // 4, room.memory * 3 // 4)
+        need = min(room.free - reserve(room), room.memory * 3 // 4)
     return max(0, need + held) // SLOTS
 
 

@@ -6,6 +6,7 @@ import functools
 import os
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -73,6 +74,8 @@ class NearTier:
         self._newest: _Commit | None = None  # the last one that was sealed, while it is
         self._given_up: list[Slot] = []  # to be deleted once another commit is sealed
         self._asked: tuple[Layouts, int] | None = None  # for how many commits memory was asked for last
+        self._reserve = 0  # bytes that were left to others
+        self._given_back: weakref.WeakSet[Arena] = weakref.WeakSet()  # and still mapped
         self._misses = 0  # times in a row that memory was asked for and did not fit the next commit
         self._has_failed = False  # since a commit was sealed last
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -91,9 +94,9 @@ class NearTier:
                 self._do(functools.partial(self._map, slot))
 
     def owns(self, arenas: Mapping[str, Arena]) -> bool:
-        """Return whether arenas lie in the near root."""
+        """Return whether arenas lie in the near root, or did until its memory was given back."""
         with self._lock:
-            return self._slot_of(arenas) is not None
+            return self._slot_of(arenas) is not None or not self._given_back.isdisjoint(arenas.values())
 
     @property
     def has_memory(self) -> bool:
@@ -280,7 +283,8 @@ class NearTier:
             slot.delete()
         if not asked:
             return  # the next commit will be of other layouts
-        refused = room.refusal(room.look(self.keeper.path), nbytes, fitting * nbytes)
+        found = room.look(self.keeper.path)
+        self._reserve, refused = room.reserve(found), room.refusal(found, nbytes, fitting * nbytes)
         while refused is None and fitting < count:
             try:
                 slot = Slot.make(self.keeper.path, layouts)
@@ -315,6 +319,22 @@ class NearTier:
         if self._has_failed and self._newest is order:
             self._has_failed = False
             self._decided(None, order.slot.nbytes)
+        self._give_back_if_short()
+
+    def _give_back_if_short(self) -> None:
+        """Delete all commits and memory when others need it: their next allocation fails, with no warning."""
+        if (left := room.free(self.keeper.path)) >= self._reserve // 2:
+            return
+        with self._lock:
+            slots = list(self._slots)
+            for slot in slots:
+                self._given_back.update(slot.arenas.values())
+            self._drop(slots)
+        for slot in slots:
+            slot.delete()
+        if slots:
+            nbytes = slots[0].nbytes
+            self._decided(f"only {room.size(left)} were left to others, so its memory is given back", nbytes)
 
     def _manifest(self, order: _Commit, found: Mapping[str, str]) -> Manifest:
         layouts, writer = order.slot.layouts, {**order.writer, "pid": os.getpid()}

@@ -22,8 +22,14 @@ def test_three_commits_have_to_fit(room, why):
 
 
 def test_a_quarter_of_a_tmpfs_stays_free():
-    assert "less than a quarter" in (refusal(Room(100 * GB, 40 * GB, 100 * GB), 10 * GB) or "")
+    assert "less than 25 GB to data loaders" in (refusal(Room(100 * GB, 40 * GB, 100 * GB), 10 * GB) or "")
     assert refusal(Room(100 * GB, 40 * GB, 100 * GB), 10 * GB, held=15 * GB) is None
+
+
+def test_a_small_tmpfs_is_left_to_data_loaders():
+    container = Room(64 << 20, 64 << 20, 100 * GB)
+    assert "less than 0.268 GB to data loaders" in (refusal(container, 10**6) or "")
+    assert refusal(Room(512 << 20, 512 << 20, 100 * GB), 10**6) is None
 
 
 @pytest.mark.parametrize("memory", [None, 30 * GB, 90 * GB])

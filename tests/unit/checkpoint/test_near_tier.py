@@ -540,6 +540,18 @@ def test_a_state_that_grows_with_each_commit_ends_the_allocations_and_says_so(pr
     assert len(process.decisions) < 15
 
 
+def test_memory_that_others_need_is_given_back(process: Process) -> None:
+    assert process.commit(1) is not None
+    process.tier._reserve = 1 << 62
+    last = process.commit(2)
+    assert last is not None and "given back" in str(process.decisions[-1])
+    assert list(process.path.glob("*/*")) == []
+    assert (
+        process.commit(3) is None
+    )  # it goes to private memory, and what is mapped yet is not taken for that
+    assert values(last) == {2.0} and process.tier.owns(last.arenas)
+
+
 def test_an_error_of_who_is_told_does_not_end_the_thread(path: Path) -> None:
     process = Process(path)
 
