@@ -37,7 +37,9 @@ class CommitId:
 
     def is_within(self, ranges: Collection[tuple[str, str]]) -> bool:
         """Return whether it lies in one of these ranges, named by their first and their last commit."""
-        return any(first <= self.name <= last for first, last in ranges)
+        # Not by name: g10000 sorts before g9999.
+        bounds = [(CommitId.parse(first), CommitId.parse(last)) for first, last in ranges]
+        return any(first and last and first <= self <= last for first, last in bounds)
 
     def __str__(self) -> str:
         return self.name

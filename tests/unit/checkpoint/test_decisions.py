@@ -143,3 +143,11 @@ def test_a_setting_that_cannot_be_is_named(name, settings):
         Checkpoint(**{"url": "/data", **settings})
     assert caught.value.name == name
     assert str(caught.value).startswith(f"{name}: ")
+
+
+def test_ranges_of_commits_are_of_numbers_and_not_of_names():
+    ranges = [(CommitId(9999, 5).name, CommitId(10000, 7).name)]
+    inside = [CommitId(9999, 5), CommitId(9999, 10**9), CommitId(10000, 7)]
+    assert [each.is_within(ranges) for each in inside] == [True] * 3
+    assert not CommitId(10000, 8).is_within(ranges) and not CommitId(1000, 6).is_within(ranges)
+    assert not CommitId(3, 1).is_within([("nonsense", "g0004-c00000001")])
