@@ -20,15 +20,15 @@ _FLOCK = "hhqqi0q"  # struct flock of Linux, 64 bits
 def borrowed(path: Path, layout: Layout) -> Arena:
     """Return a file as an arena that takes no memory of this process.
 
-    While the arena exists, the process that keeps the near root finds the file lent. What was overwritten
-    before that is seen: so only one whose digest is right may be used.
+    While the arena exists, the process that keeps the near root does not overwrite the file. What was
+    overwritten before that is seen: so only one whose digest is right may be used.
 
     Args:
         path: the file.
         layout: of its content.
 
     Raises:
-        OSError: it can't be mapped, or is not whole.
+        OSError: it can't be mapped, is not whole, or is about to be overwritten.
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
@@ -47,18 +47,24 @@ def borrowed(path: Path, layout: Layout) -> Arena:
     return arena
 
 
-def is_lent(path: Path) -> bool:
-    """Return whether any process has borrowed a file, or may have; False where there is none."""
+def kept(path: Path) -> int:
+    """Keep others from borrowing a file, until the descriptor that is returned is closed.
+
+    The lock is taken, and not only looked for: else a file could be borrowed between the look and the first
+    byte that is overwritten, and its reader would see parts of two commits. It is one of the process, so that
+    forked children, such as those of data loaders, don't hold it. Nothing else of this process may open and
+    close the file meanwhile.
+
+    Raises:
+        OSError: somebody has borrowed it, or that can't be told.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            return is_locked(file)
-        finally:
-            os.close(file)
-    except FileNotFoundError:
-        return False
-    except OSError:  # as many files are open as may be, say
-        return True
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
 
 
 def is_locked(file: int) -> bool:

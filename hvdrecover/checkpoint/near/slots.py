@@ -47,6 +47,7 @@ class Slot:
         self._hidden = f"{path.parent}/{SLOT}{uuid.uuid4().hex}"
         self.layouts = dict(layouts)
         self.arenas: dict[str, Arena] = {}
+        self._kept: dict[str, int] = {}
         self.copied = of_folder(path)
         self.commit = CommitId.parse(path.name) if (path / manifests.FILE_NAME).exists() else None
 
@@ -135,9 +136,23 @@ class Slot:
         """Return whether a commit of these layouts fits it exactly."""
         return self.layouts == wanted
 
-    def is_lent(self) -> bool:
-        """Return whether another process reads it, so that it must not be overwritten; see `borrow`."""
-        return any(loans.is_lent(self._file(name)) for name in self.layouts)
+    def take(self) -> bool:
+        """Let nobody borrow it until a commit is whole in it; return False if another process reads it."""
+        for name in self.layouts.keys() - self._kept.keys():
+            try:
+                self._kept[name] = loans.kept(self._file(name))
+            except FileNotFoundError:  # then nobody can
+                continue
+            except OSError:  # lent; or as many files are open as may be
+                self.let_go()
+                return False
+        return True
+
+    def let_go(self) -> None:
+        """Let others borrow it."""
+        for file in self._kept.values():
+            os.close(file)
+        self._kept.clear()
 
     def label(self, commit: CommitId) -> None:
         """Note that a whole commit was copied, which may be of use even if it is never sealed."""
@@ -145,6 +160,7 @@ class Slot:
             with contextlib.suppress(OSError):  # then they are of none
                 self._rename(Path(f"{self._hidden}.{commit.name}"))
                 self.copied = commit
+        self.let_go()
 
     def seal(self, commit: CommitId, manifest: bytes) -> None:
         """Make it a commit that other processes can read.
@@ -176,6 +192,7 @@ class Slot:
 
     def delete(self) -> None:
         """Delete it; who holds its arenas keeps their memory."""
+        self.let_go()
         shutil.rmtree(self._path, ignore_errors=True)
 
     def _file(self, name: str) -> Path:

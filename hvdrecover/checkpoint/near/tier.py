@@ -119,7 +119,7 @@ class NearTier:
             fitting = [slot for slot in self._slots if slot.fits(layouts)]
             free = [slot for slot in fitting if not slot.shares(pinned)]
             slot, is_short = self._choose(free)
-            while slot is not None and slot.is_lent():
+            while slot is not None and not slot.take():
                 free.remove(slot)
                 slot, is_short = self._choose(free)
             if slot is not None:
@@ -242,6 +242,8 @@ class NearTier:
             if self._sealing is not None:
                 self._sealing.digests.cancel()
             self._sealing = self._waiting = None
+            for slot in self._slots:
+                slot.let_go()
         if self._thread is not None:
             self._work.put(None)
             self._thread.join()

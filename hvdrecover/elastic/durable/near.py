@@ -43,6 +43,7 @@ class NearSide:
         self.folder = _folder(settings, context, self._url)
         self._keeper: Keeper | None = None
         self._left: list[Slot] = []  # what was found, until the ranks have agreed
+        self._mine: list[Arena] = []  # of the commit that was recalled
         self._borrowed: tuple[CommitId, Files] | None = None  # the same, where another process keeps it
         self._said: str | None = None  # why it is off; empty if it is on
         self._is_first = False  # whether this is rank 0; as of the last rendezvous, for the tier's thread
@@ -76,7 +77,9 @@ class NearSide:
                 return None
             if self._keeper is None:
                 return recall.by_copy(self.folder, usable, self._passed_over)
-            return recall.in_place(self.folder, self._left, usable, self._passed_over)
+            found = recall.in_place(self.folder, self._left, usable, self._passed_over)
+            self._mine = [] if found is None else list(found.snapshot.arenas.values())
+            return found
         except (OSError, StorageError) as error:
             self._refuse(str(error))
             return None
@@ -104,20 +107,26 @@ class NearSide:
         """Return memory for a commit that is about to be received; empty if there is none.
 
         It may hold a part of that very commit, if a process was killed while it copied it; or the one before
-        it, of which training may have changed but a part.
+        it, of which training may have changed but a part. It holds neither this rank's newest commit nor the
+        newest sealed one: the agreement may fail.
 
         Args:
             layouts: of the commit's files, by attribute name.
         """
         sealed = max((slot.commit for slot in self._left if slot.commit is not None), default=None)
+        mine = [
+            *self._mine,
+            *(self._memory.newest.arenas.values() if self._memory.newest is not None else ()),
+        ]
         spare = [slot for slot in self._left if slot.commit is None or slot.commit != sealed]
-        fitting = [slot for slot in spare if slot.fits(layouts) and not slot.is_lent()]
+        fitting = [slot for slot in spare if slot.fits(layouts) and not slot.shares(mine)]
         with suppress(OSError):  # then it has no arenas
-            for slot in sorted(fitting, key=lambda each: each.copied or _ANY, reverse=True)[:1]:
-                slot.open()
+            for slot in sorted(fitting, key=lambda each: each.copied or _ANY, reverse=True):
                 slot.map()
-                slot.look_up()
-                return slot.arenas
+                if slot.take():
+                    slot.open()
+                    slot.look_up()
+                    return slot.arenas
         return {}
 
     def pass_over(self, commit: CommitId, reason: str) -> None:
@@ -126,7 +135,7 @@ class NearSide:
 
     def give_back(self) -> None:
         """Borrow nothing any more, beside what has been adopted."""
-        self._borrowed = None
+        self._borrowed, self._mine = None, []
 
     def agreed(self) -> None:
         """The ranks have agreed on a commit: from now on, this process may keep the host's near tier."""

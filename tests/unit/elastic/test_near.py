@@ -389,9 +389,31 @@ def test_what_was_borrowed_for_an_agreement_that_failed_is_given_back(near: Path
         with pytest.raises(HorovodInternalError):
             state.sync()
         gc.collect()  # `raises` keeps the error a while
-        return [loans.is_lent(file) for file in near.glob("*/*/g*-c00000005/*.safetensors")]
+        return [lent(file) for file in near.glob("*/*/g*-c00000005/*.safetensors")]
 
     assert on_ranks(2, body, [fail_at(0, "hvdrecover.header.length")]) == [[False]]
+
+
+def test_memory_of_the_commit_that_this_rank_holds_is_not_received_into(near: Path) -> None:
+    job(near, 5)
+    suspect = sealed(near)[-1]
+
+    def body(process: Process) -> Any:
+        config = dataclasses.replace(CONFIG, job=JOB, local_rank=0, suspects=((suspect, suspect),))
+        settings = Checkpoint(URL, near=str(near))
+        state = process.state(settings, config=config, model=FakeModel(w=[1.0, 2.0]), step=0)
+        recalled = state._durable.near.recall(CommitId(0, 0))
+        assert recalled is not None
+        mine = recalled.snapshot.arenas
+        base = state._durable.near.base({name: arena.layout for name, arena in mine.items()})
+        return recalled.snapshot.id.commit, set(base.values()).isdisjoint(mine.values())
+
+    assert on_ranks(1, body) == [(4, True)]
+
+
+def lent(file: Path) -> bool:
+    with file.open("r+b") as opened:
+        return loans.is_locked(opened.fileno())
 
 
 def is_borrowed(state: State) -> bool:
