@@ -74,7 +74,8 @@ class Announcement:
             folder.mkdir(parents=True, exist_ok=True)
             self._write()
         except OSError as error:
-            raise LaunchError(str(folder), f"can't be written to: {error.strerror}") from error
+            remedy = "the run's events go there, so name another folder: HVDRECOVER_EVENTS=FOLDER"
+            raise LaunchError(str(folder), f"can't be written to: {error.strerror}; {remedy}") from error
 
     def __enter__(self) -> Announcement:
         """Return this."""

@@ -64,5 +64,6 @@ def kept_alive(config: Config, folder: Path) -> str:
         fresh.chmod(0o755)
         fresh.replace(script)
     except OSError as error:
-        raise LaunchError(str(script), f"can't be written: {error.strerror}") from error
+        remedy = "name another folder for the run's files: HVDRECOVER_EVENTS=FOLDER"
+        raise LaunchError(str(script), f"can't be written: {error.strerror}; {remedy}") from error
     return os.pathsep.join([os.fspath(script.parent), path])

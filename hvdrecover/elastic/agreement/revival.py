@@ -58,8 +58,9 @@ class Claimed:
         if self.durable is None:
             return f"in the memory of {self.host}, as no commit was durable"
         newer = self.commit.commit - self.durable.commit
-        if newer == 0:
-            return f"in the memory of {self.host}"
+        if newer <= 0:
+            later = ", of a later start than the durable one" if newer else ""
+            return f"in the memory of {self.host}{later}"
         count = f"{newer} commit{'' if newer == 1 else 's'}"
         return f"in the memory of {self.host}, {count} newer than the durable one"
 

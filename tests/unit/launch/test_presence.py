@@ -78,6 +78,7 @@ def test_a_folder_that_cannot_be_written_to_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LaunchError) as caught:
         Announcement(tmp_path / "file", of(os.getpid()))
     assert caught.value.program == os.fspath(tmp_path / "file")
+    assert "HVDRECOVER_EVENTS" in str(caught.value)
     assert isinstance(caught.value.__cause__, OSError)
 
 

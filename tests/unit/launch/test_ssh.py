@@ -69,5 +69,5 @@ def test_another_command_stands_in_its_place(found: Config, tmp_path: Path) -> N
 
 def test_a_folder_that_can_not_be_written_to_is_an_error(found: Config, tmp_path: Path) -> None:
     (tmp_path / "run").touch()
-    with pytest.raises(LaunchError, match=r"run/bin/ssh: .*Not a directory"):
+    with pytest.raises(LaunchError, match=r"run/bin/ssh: .*Not a directory; .*HVDRECOVER_EVENTS"):
         kept_alive(found, tmp_path / "run")
