@@ -55,9 +55,14 @@ import copyreg
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hvdrecover.redaction import printable
+
 
 class HvdrecoverError(Exception):
     """Base class of all errors of hvdrecover."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), "\n")  # names in it may be those of another's files
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By default an error is remade from its message alone; these take other arguments, and have facts.

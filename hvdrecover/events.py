@@ -18,6 +18,7 @@ from typing import Any
 
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.config import Config
+from hvdrecover.redaction import printable
 
 logger = logging.getLogger("hvdrecover")
 
@@ -80,6 +81,11 @@ def new_run(clock: Clock) -> Path:
     return RUNS / f"{moment}-{os.getpid()}"
 
 
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record), "\n\t")  # names in it may be those of another's files
+
+
 def show_on_terminal(config: Config) -> None:
     """Print hvdrecover's lines on stderr, unless the program has set up logging itself.
 
@@ -90,6 +96,6 @@ def show_on_terminal(config: Config) -> None:
     if logger.handlers or logging.getLogger().handlers:
         return
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("hvdrecover: %(message)s"))
+    handler.setFormatter(_Formatter("hvdrecover: %(message)s"))
     logger.addHandler(handler)
     logger.propagate = False

@@ -1,4 +1,4 @@
-"""Taking what is secret out of texts that others may read."""
+"""Making texts fit to be shown: without secrets, and without characters that a terminal obeys."""
 
 from __future__ import annotations
 
@@ -12,3 +12,14 @@ _QUERY = re.compile(r"(://[^\s?]*)\?\S*")
 def redact(url: str) -> str:
     """A URL, or a text with URLs, without user names, passwords and queries, which may hold tokens."""
     return _QUERY.sub(r"\1", _CREDENTIALS.sub("", url))
+
+
+def printable(text: str, but: str = "") -> str:
+    """Escape control and bidirectional characters, which move a cursor or turn a line around.
+
+    Args:
+        text: anybody's.
+        but: characters to leave as they are, such as the ends of lines.
+    """
+    shown = (each if each.isprintable() or each in but else repr(each)[1:-1] for each in text)
+    return "".join(shown)

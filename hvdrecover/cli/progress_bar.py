@@ -14,6 +14,9 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.text import Text
+
+from hvdrecover.redaction import printable
 
 
 @contextmanager
@@ -52,4 +55,4 @@ def checks() -> Iterator[Callable[[str], None]]:
         yield lambda what: None
         return
     with console.status("checking hosts") as status:
-        yield lambda what: status.update(f"checking {what}")
+        yield lambda what: status.update(Text(f"checking {printable(what)}"))

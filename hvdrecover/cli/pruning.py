@@ -27,7 +27,6 @@ def add_prune(commands: argparse._SubParsersAction[Any]) -> None:
         "that somebody reads. No commit is deleted unless one that is kept is intact. What is to be deleted "
         "is shown first, and asked for. With --near, "
         "what crashed jobs have left in this host's memory is deleted instead: of URL, or of all roots.",
-        needs_url=False,
     )
     rule = prune.add_mutually_exclusive_group(required=True)
     rule.add_argument("--keep-last", type=options.count, metavar="N", help="keep the newest N commits")
@@ -79,8 +78,6 @@ def _prune(arguments: argparse.Namespace) -> int:
         arguments.refuse("there is no terminal to ask at; add --yes to delete, or --dry-run to only look")
     if arguments.near:
         return _prune_near(arguments)
-    if arguments.url is None:
-        arguments.refuse("--keep-last needs the URL of a checkpoint root")
     storage = open_root(arguments)
     keep = Keep(arguments.keep_last, arguments.keep_period, arguments.keep_within, arguments.keep_best)
     plan = prune.plan(storage, keep, SYSTEM_CLOCK)
@@ -127,9 +124,9 @@ def _agreed(arguments: argparse.Namespace, planned: RenderableType) -> bool:
     """Return whether to delete: ``--yes`` says so, or the answer to a question."""
     if arguments.yes:
         return True
-    from rich.console import Console
+    from hvdrecover.cli.tables import Harmless, console_for
 
-    Console(stderr=True, highlight=False, markup=False).print(planned)
+    console_for(sys.stderr).print(Harmless(planned))
     sys.stderr.write("delete these? [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() in ("y", "yes"):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import datetime
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -26,6 +28,7 @@ from hvdrecover.checkpoint.manifest import Manifest
 from hvdrecover.checkpoint.near.place import NearRoot
 from hvdrecover.checkpoint.storage import Temporary
 from hvdrecover.discovery.selection import Answer
+from hvdrecover.redaction import printable
 from hvdrecover.reporting import words
 from hvdrecover.reporting.summary import Fault
 
@@ -44,14 +47,31 @@ _STYLES = {
 }
 
 
+@dataclass(frozen=True)
+class Harmless:
+    """Something to be shown, whoever has written it: a terminal obeys none of its characters."""
+
+    output: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for each in console.render(self.output, options):
+            yield each if each.control else Segment(printable(each.text, "\n"), each.style)
+
+
+def console_for(stream: TextIO) -> Console:
+    """Return the console of stdout or stderr, which takes texts as they are."""
+    width = None if stream.isatty() else _UNLIMITED
+    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+
+
 def put(output: RenderableType) -> None:
     """Write to stdout; as wide as the terminal, if that is one."""
+    console = console_for(sys.stdout)
     if sys.stdout.isatty():
-        Console(highlight=False, markup=False).print(output)
+        console.print(Harmless(output))
         return
-    console = Console(width=_UNLIMITED, highlight=False, markup=False)
     with console.capture() as capture:
-        console.print(output)
+        console.print(Harmless(output))
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())
 
 
@@ -252,7 +272,7 @@ def section(title: str, body: RenderableType) -> RenderableType:
 
 def plain(*parts: str | Text | tuple[str, str]) -> Text:
     """A text of the commit's or the user's, which rich and the terminal take as it is."""
-    return Text.assemble(*(readable.printable(part) if isinstance(part, str) else part for part in parts))
+    return Text.assemble(*(printable(part) if isinstance(part, str) else part for part in parts))
 
 
 def _objects(found: Contents) -> list[RenderableType]:
@@ -291,12 +311,12 @@ def _changes(changes: Sequence[Change]) -> Table:
 
 
 def _heading(title: str) -> Text:
-    return Text(readable.printable(title), "bold")
+    return Text(printable(title), "bold")
 
 
 def _state(entry: Entry) -> Text:
     reason = f": {entry.reason}" if entry.reason else ""
-    return Text(readable.printable(f"{entry.state}{reason}"), _STYLES.get(entry.state, ""))
+    return Text(printable(f"{entry.state}{reason}"), _STYLES.get(entry.state, ""))
 
 
 def _digests(verdict: Verdict | None) -> Text:
@@ -329,6 +349,6 @@ def faults(faults: Sequence[Fault], phases: Sequence[str] = ()) -> Table:
             words.rank(fault.rank),
             words.to_recover(fault),
             *(f"{spent[phase]:.2f}" if phase in spent else "" for phase in phases),
-            plain(fault.detail),
+            plain(words.one_line(fault.detail)),
         )
     return lines

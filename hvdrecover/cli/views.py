@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.errors import ConfigError
+from hvdrecover.redaction import printable
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -65,7 +66,7 @@ class Lines:
         from hvdrecover.reporting import words
 
         moment = words.clock_time(self._clock.now())
-        sys.stdout.writelines(f"{moment} {words.printable(line)}\n" for line in lines)
+        sys.stdout.writelines(f"{moment} {printable(line)}\n" for line in lines)
         sys.stdout.flush()
 
 
@@ -90,18 +91,17 @@ def terminal(folder: Path) -> Iterator[View]:
     if not sys.stdout.isatty():
         yield Lines()
         return
-    from rich.console import Console
     from rich.live import Live as Display
 
-    from hvdrecover.cli.tables import plain
+    from hvdrecover.cli.tables import Harmless, console_for, plain
 
     class Terminal:
         def show(self, status: Status, problem: str) -> None:
-            display.update(frame(folder, status, problem, SYSTEM_CLOCK.now()), refresh=True)
+            shown = Harmless(frame(folder, status, problem, SYSTEM_CLOCK.now()))
+            display.update(shown, refresh=True)
 
     waiting = plain(f"reading the events of {folder}, or waiting for the first one …")
-    console = Console(highlight=False, markup=False)
-    with Display(waiting, console=console, auto_refresh=False) as display:
+    with Display(waiting, console=console_for(sys.stdout), auto_refresh=False) as display:
         display.refresh()
         yield Terminal()
 

@@ -109,7 +109,7 @@ def _faults(status: Status) -> str:
 def the_fault(fault: Fault) -> str:
     """Return what a fault was, and whose."""
     whose = "the job" if fault.rank is None else f"rank {words.rank(fault.rank)} on {fault.host}"
-    return f"{fault.kind} of {whose}{f': {fault.detail}' if fault.detail else ''}"
+    return f"{fault.kind} of {whose}{f': {words.one_line(fault.detail)}' if fault.detail else ''}"
 
 
 def _recovered(status: Status) -> tuple[Fault, ...]:

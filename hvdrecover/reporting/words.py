@@ -111,6 +111,7 @@ def rank(rank: int | None) -> str:
     return str(rank) if rank >= 0 else "none"
 
 
-def printable(text: str) -> str:
-    """A text without characters that are obeyed and not shown, such as those that turn a line around."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+def one_line(text: str) -> str:
+    """Return the line of an error's text that says most: of a traceback the last, else the first."""
+    lines = text.strip().splitlines() or [""]
+    return lines[-1] if lines[0].startswith("Traceback ") else lines[0]

@@ -14,6 +14,7 @@ import pytest
 
 from hvdrecover import cli
 from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.manifest import FILE_NAME
 from hvdrecover.checkpoint.near import place
 from hvdrecover.checkpoint.snapshot import Snapshot
@@ -49,6 +50,77 @@ def snapshot(number: int) -> Snapshot:
     made.state["attributes"] = {"model": tensors, "optimizer": tensors, **plain}
     made.state["samplers"] = {"sampler": {"epoch": number}}
     return made
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["ls"], "g0001-c00000002"),
+        (["show"], "g0001-c00000003"),
+        (["show", "2"], "g0001-c00000002"),
+        (["show", "g0001-c00000001"], "g0001-c00000001"),
+        (["verify", "1", "2"], "2 commits read"),
+        (["diff", "1", "2"], "g0001-c00000001 → g0001-c00000002"),
+        (["export", "1", "--only", "model", "-o", "x.safetensors"], "of g0001-c00000001"),
+        (["prune", "--keep-last", "1", "--dry-run"], "would delete 2 commits"),
+    ],
+)
+def test_the_environment_names_the_root_if_no_argument_does(words, named, root, capsys, monkeypatch):
+    monkeypatch.chdir(root.parent)
+    monkeypatch.setenv("HVDRECOVER_CHECKPOINT", str(root))
+    assert cli.main(words) == 0
+    assert named in capsys.readouterr().out
+
+
+def test_without_any_root_the_variable_is_named(capsys, monkeypatch):
+    monkeypatch.delenv("HVDRECOVER_CHECKPOINT", raising=False)
+    assert cli.main(["ls"]) == 1
+    assert "HVDRECOVER_CHECKPOINT" in capsys.readouterr().err
+
+
+EVIL = "\x1b]0;pwn\x07\x1b[31m[/]x\u202e\n\x9b2J"
+
+
+def write_evil(root: Path) -> None:
+    """Give the newest commit what somebody may have written into its manifest."""
+    file = root / "g0001-c00000003" / "MANIFEST.json"
+    manifest = json.loads(file.read_text())
+    del manifest["digest"]
+    manifest["versions"] = {EVIL: EVIL, "framework": "[/z]"}
+    manifest["writer"] = {EVIL: EVIL, "host": EVIL}
+    attributes = manifest["state"]["attributes"]
+    attributes |= {EVIL: EVIL, "choice": {"$enum": ["os:path", EVIL]}, "key": {EVIL: [EVIL]}}
+    manifest["state"]["samplers"][EVIL] = {EVIL: EVIL}
+    text = json.dumps(manifest, separators=(",", ":")).encode()
+    file.write_bytes(text[:-1] + b',"digest":"' + digest(text).encode() + b'"}')
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("ls", "{}"),
+        ("show", "{}"),
+        ("verify", "{}"),
+        ("diff", "{}", "2", "3"),
+        ("prune", "{}", "--keep-last", "1", "--dry-run"),
+        ("export", "{}", "--only", EVIL, "-o", "x.safetensors"),
+        ("show", "{}", "2" + EVIL),
+    ],
+)
+def test_a_terminal_obeys_nothing_that_stands_in_a_root(words, root, capsys, monkeypatch):
+    write_evil(root)
+    monkeypatch.chdir(root.parent)
+    cli.main([each.format(root) for each in words])
+    captured = capsys.readouterr()
+    shown = captured.out + captured.err
+    assert [each for each in shown if not each.isprintable() and each != "\n"] == []
+
+
+def test_a_terminal_obeys_nothing_but_styles(root):
+    write_evil(root)
+    shown = plain_lines(on_a_terminal(200, "show", root)[1])
+    assert r"\x1b]0;pwn\x07\x1b[31m[/]x\u202e" in "\n".join(shown)
+    assert [each for each in "".join(shown) if not each.isprintable()] == []
 
 
 def flip(path: Path) -> None:

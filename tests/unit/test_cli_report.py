@@ -176,11 +176,13 @@ def test_only_the_last_faults_are_shown(run, document):
 
 def test_what_a_terminal_would_obey_is_escaped(run):
     made = Run(Path("events"))
-    made.fault(1, "\x1b[31mcrash", host="node-1", detail="a\nb [red]c\x1b]0;title\x07")
+    made.fault(1, "\x1b[31mcrash", host="node-1", detail="b [/red]c\x1b]0;title\x07\nand more")
+    made.fault(3, "crash", detail="Traceback (most recent call last):\n  line 1\nValueError: no")
     made.report(2, "gave_up", scope="job", reason="\x1b[2J")
     output = run("events")[1]
     assert "\x1b" not in output
-    assert r"a\nb [red]c\x1b]0;title\x07" in output
+    assert r"b [/red]c\x1b]0;title\x07" in output and "and more" not in output
+    assert "ValueError: no" in output and "Traceback" not in output
 
 
 def test_the_environment_names_a_folder_unless_an_argument_does(document, monkeypatch):

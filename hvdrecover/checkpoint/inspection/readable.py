@@ -15,6 +15,7 @@ import numpy as np
 
 from hvdrecover.checkpoint import values
 from hvdrecover.checkpoint.values import Json
+from hvdrecover.redaction import printable
 
 _TENSOR = "$tensor"
 _DEPTH = 120  # containers; `values.encode` goes no deeper than 100
@@ -40,11 +41,6 @@ def shortened(value: Json, limit: int = 60) -> str:
     """A value on one line of at most ``limit`` characters."""
     line = text(value)
     return line if len(line) <= limit else line[: limit - 1] + "…"
-
-
-def printable(line: str) -> str:
-    """A text that moves no cursor: what is not printable is escaped."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in line)
 
 
 def differences(a: Json, b: Json) -> dict[str, tuple[str | None, str | None]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from hvdrecover.reporting import words
+from hvdrecover.redaction import printable
 from hvdrecover.reporting.page import axis, captions
 from hvdrecover.reporting.page.shapes import Bar, Drawing, Label, Line, Mark, Name, Shape, Style
 from hvdrecover.reporting.timeline import Activity, Commit, Stretch, Strike, Timeline
@@ -178,7 +178,7 @@ def _fault_labels(timeline: Timeline) -> tuple[dict[int, Label], int, float]:
     labels: dict[int, Label] = {}
     rows, right = 0, 12.0
     for fault in timeline.faults:
-        text = f"{fault.number} {words.printable(fault.kind)[:24]}"
+        text = f"{fault.number} {printable(fault.kind)[:24]}"
         x = _percent(timeline, fault.time)
         begin = x / 100 * NARROWEST
         row = max((row + 1 for row, end in enumerate(ends) if end > begin), default=0)
@@ -200,7 +200,7 @@ def _names(timeline: Timeline, lanes: Mapping[int, Sequence[Stretch]], rows: _Ro
     pitch = rows.height + rows.gap
     for number, rank in enumerate(lanes):
         if number % max(-(-14 // pitch), 1) == 0:
-            host = words.printable(hosts.get(rank, "")) if several else ""
+            host = printable(hosts.get(rank, "")) if several else ""
             short = f"{host[:10]}…" if len(host) > 11 else host
             text = f"rank {rank} · {short}" if short else f"rank {rank}"
             names.append(Name(text, rows.lanes[rank] + rows.height / 2 + 4))

@@ -6,7 +6,7 @@ from typing import Any
 
 import jinja2
 
-from hvdrecover.reporting import words
+from hvdrecover.redaction import printable as escaped
 from hvdrecover.reporting.page import content, drawing, shapes
 from hvdrecover.reporting.page.rows import rows
 from hvdrecover.version import __version__
@@ -17,7 +17,7 @@ def render(page: content.Page) -> str:
 
     def printable(value: Any) -> Any:
         """Return a template's value as it is shown; texts that are markup come from the template itself."""
-        return words.printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+        return escaped(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("hvdrecover.reporting.page"),

@@ -134,7 +134,7 @@ def _row(number: int, fault: Fault) -> list[str | Badge]:
         words.rank(fault.rank),
         words.to_recover(fault) if recovery or fault.continued else Badge(words.to_recover(fault), "bad"),
         *(f"{spent[phase]:.2f}" if phase in spent else "" for phase in PHASES),
-        fault.detail,
+        words.one_line(fault.detail),
     ]
 
 

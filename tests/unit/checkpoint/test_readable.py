@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hvdrecover.checkpoint.inspection import readable
 from hvdrecover.checkpoint.values import encode
+from hvdrecover.redaction import printable
 from tests.unit.checkpoint import golden
 
 TEXTS = {
@@ -83,8 +84,8 @@ def test_nothing_that_a_terminal_obeys_gets_through():
         "d": {"$dataclass": [hostile, {hostile: {"$tensor": hostile}}, {}]},
     }
     assert readable.text(value).isprintable()
-    assert readable.printable(hostile).isprintable()
-    assert readable.printable("plain ü") == "plain ü"
+    assert printable(hostile).isprintable()
+    assert printable("plain ü") == "plain ü"
     paths = readable.differences(value, {**value, "d": 0, hostile: [1, 2]})
     assert all(path.isprintable() for path in paths)
 

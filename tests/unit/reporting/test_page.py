@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdrecover import cli
-from hvdrecover.reporting import page, reading, summary, timeline, words
+from hvdrecover.redaction import printable
+from hvdrecover.reporting import page, reading, summary, timeline
 from hvdrecover.reporting.page import axis, content, drawing, run
 from hvdrecover.reporting.page.rows import rows
 from hvdrecover.reporting.page.shapes import Bar, Line, Mark
@@ -308,7 +309,7 @@ def test_without_its_package_there_is_an_error_that_names_the_extra(tmp_path):
     ("text", "shown"), [("a ü 漢", "a ü 漢"), ("\x1b[0m\n", r"\x1b[0m\n"), ("\u202e\ud800", r"\u202e\ud800")]
 )
 def test_what_would_be_obeyed_is_shown(text, shown):
-    assert words.printable(text) == shown
+    assert printable(text) == shown
 
 
 # -- rows of a time line --------------------------------------------------------------------------------
