@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from hvdrecover import config
+from hvdrecover.errors import ConfigError
 
 if TYPE_CHECKING:
     from hvdrecover.checkpoint.storage import Storage
+
+
+_COMMIT = re.compile(r"[0-9]+|g[0-9]+-c[0-9]+")
 
 
 def command(
@@ -17,24 +25,37 @@ def command(
     run: Callable[[argparse.Namespace], int],
     help: str,
     more: str = "",
-    *,
-    needs_url: bool = True,
 ) -> argparse.ArgumentParser:
-    """Add a command that is given the URL of a root."""
+    """Add a command that is given the URL of a root, or takes the environment's."""
     description = f"{help[0].upper()}{help[1:]}. {more}"
     parser: argparse.ArgumentParser = commands.add_parser(name, help=help, description=description)
-    count = None if needs_url else "?"
-    parser.add_argument("url", metavar="URL", nargs=count, help="the root: a path or an fsspec URL")
+    what = "the root: a path or an fsspec URL (default: HVDRECOVER_CHECKPOINT)"
+    parser.add_argument("url", metavar="URL", nargs="?", help=what)
     parser.add_argument("--json", action="store_true", help="write JSON (docs/commands.md)")
     parser.set_defaults(run=run)
     return parser
 
 
 def open_root(arguments: argparse.Namespace) -> Storage:
-    """The root that was named."""
+    """Return the root that was named, or that of the environment.
+
+    With that one, the first argument may be a commit already.
+
+    Raises:
+        ConfigError: there is none.
+    """
     from hvdrecover.checkpoint.storage import open_storage
 
-    return open_storage(arguments.url)
+    default, given = config.read().checkpoint, arguments.url
+    if given is not None and default is not None and _COMMIT.fullmatch(given) and not Path(given).exists():
+        if "commits" in arguments:
+            arguments.url, arguments.commits = None, [given, *arguments.commits]
+        elif "commit" in arguments and arguments.commit is None:
+            arguments.url, arguments.commit = None, given
+    url = arguments.url or default
+    if url is None:
+        raise ConfigError("URL", "no checkpoint root was given; name it, or set HVDRECOVER_CHECKPOINT to it")
+    return open_storage(url)
 
 
 def put(arguments: argparse.Namespace, document: Callable[[], Any], text: Callable[[], Any]) -> None:
