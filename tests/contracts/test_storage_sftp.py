@@ -362,6 +362,29 @@ def test_by_default_the_users_own_known_hosts_count(
     assert open_storage(url).names() == []
 
 
+@pytest.mark.parametrize("through", [False, True])
+def test_a_name_is_what_the_users_ssh_config_says(
+    sftp_server: SftpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, through: bool
+) -> None:
+    """A user's ssh knows the server, so `sftp://NAME` does; through another one, too."""
+    folder = tmp_path / ".ssh"
+    folder.mkdir()
+    server = f"  HostName {HOST}\n  Port {sftp_server.port}\n  User {sftp_server.user}\n"
+    server += f"  IdentityFile {sftp_server.key}\n"
+    jump = f"  ProxyCommand ssh -F {folder}/config -oUserKnownHostsFile={folder}/known_hosts -W %h:%p jump\n"
+    name = "through-another" if through else "store"
+    (folder / "config").write_text(f"Host {name}\n{server}{jump if through else ''}Host jump\n{server}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setitem(fsspec.config.conf, "sftp", {})
+    url = f"sftp://{name}{tmp_path}/root"
+    with pytest.raises(StorageError):  # of either server, the host key is not known yet
+        open_storage(url).names()
+    (folder / "known_hosts").write_text(sftp_server.known_hosts())
+    storage = open_storage(url)
+    storage.publish("file", b"content")
+    assert storage.names() == ["file"]
+
+
 def test_the_check_can_not_be_got_round(
     sftp_server: SftpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,6 +15,7 @@ from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
 
 from hvdrecover.errors import ConfigError, HostKeyError
 
+CONFIG = "~/.ssh/config"
 FILES = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2", "/etc/ssh/ssh_known_hosts")
 _REVOKED = "@revoked"
 
@@ -51,7 +53,7 @@ class KnownHostsFileSystem(SFTPFileSystem):  # type: ignore[misc]
         self.client, self.ftp = paramiko.SSHClient(), None
 
     def connect(self) -> None:
-        """Connect to the server.
+        """Connect to the server, by what ``~/.ssh/config`` says of the name.
 
         Raises:
             HostKeyError: the server's key is unknown, another one, or revoked.
@@ -65,7 +67,8 @@ class KnownHostsFileSystem(SFTPFileSystem):  # type: ignore[misc]
                 client.get_host_keys().add(name, entry.key.get_name(), entry.key)
         client.set_missing_host_key_policy(_Refuse(self._files))
         try:
-            client.connect(self.host, **self.ssh_kwargs)
+            host, options = self._as_configured()
+            client.connect(host, **options)
             key = client.get_transport().get_remote_server_key()
             if any(marker == _REVOKED and entry.key == key for marker, entry in known):
                 raise HostKeyError(
@@ -78,6 +81,23 @@ class KnownHostsFileSystem(SFTPFileSystem):  # type: ignore[misc]
             client.close()
             raise
         self.client, self.ftp = client, client.open_sftp()
+
+    def _as_configured(self) -> tuple[str, dict[str, Any]]:
+        """Return the server's own name, and how to connect, by ``~/.ssh/config``; URL and fsspec go first."""
+        file = Path(CONFIG).expanduser()
+        told = paramiko.SSHConfig.from_path(str(file)).lookup(self.host) if file.is_file() else {}
+        keys = [name for name in told.get("identityfile", ()) if Path(name).expanduser().is_file()]
+        found = {"username": told.get("user"), "port": int(told.get("port", 0)), "key_filename": keys}
+        options = {name: value for name, value in found.items() if value} | self.ssh_kwargs
+        host, command = told.get("hostname", self.host), told.get("proxycommand")
+        if (jumps := told.get("proxyjump", "none")) != "none":
+            *before, last = jumps.split(",")
+            words = ["ssh", "-oBatchMode=yes", "-oStrictHostKeyChecking=yes"]
+            words += ["-J", ",".join(before)] if before else []
+            command = shlex.join([*words, "-W", f"[{host}]:{options.get('port', 22)}", f"ssh://{last}"])
+        if command and command != "none":
+            options["sock"] = paramiko.ProxyCommand(command)
+        return host, options
 
 
 class _Refuse(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
