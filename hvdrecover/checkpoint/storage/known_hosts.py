@@ -89,7 +89,8 @@ class KnownHostsFileSystem(SFTPFileSystem):  # type: ignore[misc]
         keys = [name for name in told.get("identityfile", ()) if Path(name).expanduser().is_file()]
         found = {"username": told.get("user"), "port": int(told.get("port", 0)), "key_filename": keys}
         options = {name: value for name, value in found.items() if value} | self.ssh_kwargs
-        host, command = told.get("hostname", self.host), told.get("proxycommand")
+        host: str = told.get("hostname") or self.host
+        command = told.get("proxycommand")
         if (jumps := told.get("proxyjump", "none")) != "none":
             *before, last = jumps.split(",")
             words = ["ssh", "-oBatchMode=yes", "-oStrictHostKeyChecking=yes"]

@@ -98,9 +98,13 @@ def revived(context: Context, recalled: Recalled | None, root: Root | None, pass
 
 
 def _decide(root: Root, hosts: Sequence[str], left: Sequence[Left | None]) -> dict[str, Any]:
-    found = zip(hosts, left, strict=True)
-    where = {each.start: f"{each.commit} in the memory of {host}" for host, each in found if each is not None}
-    generation, job = root.claim(where)
+    generation, job = root.claim(
+        {
+            each.start: f"{each.commit} in the memory of {host}"
+            for host, each in zip(hosts, left, strict=True)
+            if each is not None
+        }
+    )
     standing = root.standing(False)
     chosen = revive(left, standing)
     if chosen is None and any(each is not None and each.start in standing.starts for each in left):
