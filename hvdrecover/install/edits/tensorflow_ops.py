@@ -4,6 +4,9 @@ If all inputs of an operation are constants, TensorFlow runs it once, while it m
 result, unless the operation is declared stateful. Horovod does not declare its collectives so. A new process,
 which makes its graphs again, then waits for ranks that have theirs already. And ``hvd.join()``, which has no
 inputs, waits in its first call only.
+
+Allreduces stay as they are. Horovod's own tape puts each into a condition of its own. TensorFlow would run
+such conditions one after the other, so that Horovod could fuse nothing.
 """
 
 from __future__ import annotations
@@ -11,8 +14,6 @@ from __future__ import annotations
 from hvdrecover.install.edits.edit import Edit
 
 _COLLECTIVES = (
-    "Allreduce",
-    "GroupedAllreduce",
     "Allgather",
     "GroupedAllgather",
     "Broadcast",
