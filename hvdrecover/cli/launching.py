@@ -169,18 +169,27 @@ def split(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _worker(arguments: argparse.Namespace) -> int:
+    from hvdrecover.launch import output
     from hvdrecover.launch.guardian import Settings, guard
     from hvdrecover.launch.hangs import Limits
 
     read = config.read()
-    events.show_on_terminal(read)
     limits = Limits(arguments.hang_timeout, arguments.startup_timeout)
     settings = Settings(limits, arguments.grace, not arguments.no_standby)
-    return guard(arguments.command, settings, read)
+    with output.unblocked("stderr"):
+        events.show_on_terminal(read)
+        return guard(arguments.command, settings, read)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Start a job and keep it going."""
+    from hvdrecover.launch import output
+
+    with output.unblocked("stderr"):
+        return _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from hvdrecover.launch import horovodrun, slurm

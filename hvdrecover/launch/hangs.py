@@ -41,7 +41,7 @@ def limit(reading: Reading, limits: Limits, *, joins: bool = True) -> float:
     """
     if reading.paused or (reading.phase == Phase.UNKNOWN and not joins):
         return math.inf
-    return (_startup if reading.waiting else DEADLINES[reading.phase])(reading, limits)
+    return DEADLINES[reading.phase](reading, limits)
 
 
 def _startup(reading: Reading, limits: Limits) -> float:
@@ -49,11 +49,12 @@ def _startup(reading: Reading, limits: Limits) -> float:
 
 
 def _training(reading: Reading, limits: Limits) -> float:
-    return training_limit(reading.longest, limits)
+    return _startup(reading, limits) if reading.waiting else training_limit(reading.longest, limits)
 
 
 def _beginning(reading: Reading, limits: Limits) -> float:
-    return (beginning_limit if reading.longest_beginning else _startup)(reading, limits)
+    known = reading.longest_beginning and not reading.waiting
+    return (beginning_limit if known else _startup)(reading, limits)
 
 
 DEADLINES: Mapping[Phase, Callable[[Reading, Limits], float]] = {

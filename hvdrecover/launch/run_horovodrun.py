@@ -9,17 +9,20 @@ and a ``horovodrun`` that heeds it ends the workers before they can leave at the
 
 from __future__ import annotations
 
+import codecs
+import functools
 import importlib
 import logging
 import re
 import signal
 import sys
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 from hvdrecover import config
 from hvdrecover.elastic import instruments
-from hvdrecover.launch import discovery_script, hidden_environment, returned_hosts
+from hvdrecover.events import Events, show_on_terminal
+from hvdrecover.launch import discovery_script, hidden_environment, output, returned_hosts
 from hvdrecover.launch.processes import die_with_parent
 
 _WORKERS_FAILED = "one or more processes exited with non-zero status"  # their guardians have said why
@@ -43,11 +46,32 @@ def main() -> None:
         signal.signal(signal.SIGTERM, _left_to_supervisor)
         _leave_to_guardians()
     launch = importlib.import_module("horovod.runner.launch")
-    try:
-        launch.run_commandline()
-    except Exception as error:
-        summary = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        sys.exit(1 if _WORKERS_FAILED in summary else f"horovodrun: {summary}")
+    report = functools.partial(_report_output, Events(read.events, read.host))
+    _forward_always(report)
+    with output.unblocked("stdout", "stderr", report=report):
+        show_on_terminal(read)
+        try:
+            launch.run_commandline()
+        except Exception as error:
+            summary = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            sys.exit(1 if _WORKERS_FAILED in summary else f"horovodrun: {summary}")
+
+
+def _forward_always(report: output.Report) -> None:
+    """Have Horovod go on reading what workers print, whatever they print and wherever it is to go."""
+    shell: Any = importlib.import_module("horovod.runner.common.util.safe_shell_exec")
+    decoder = functools.partial(codecs.getincrementaldecoder("utf-8"), "replace")
+    shell.codecs = SimpleNamespace(getincrementaldecoder=lambda _: decoder)
+    gloo_run: Any = importlib.import_module("horovod.runner.gloo_run")
+    gloo_run.open = lambda path, _: output.append(path, report)  # of --output-filename
+    pad = gloo_run._pad_rank
+    gloo_run._pad_rank = lambda rank, size: pad(rank, max(size, 2))  # it fails with a single rank
+
+
+def _report_output(events: Events, name: str, problem: str) -> None:
+    events.rank = -1
+    message = f"{name} can't be written: {problem}. The job goes on; what it prints there may be lost"
+    events.emit("output", message, level=logging.WARNING, stream=name, problem=problem)
 
 
 def _leave_to_guardians() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import faulthandler
+import signal
 import sys
+from contextlib import suppress
 from typing import Any
 
 from hvdrecover import config as configs
@@ -30,6 +32,9 @@ def join(hvd: Any) -> None:
 
 
 def _attach(page: int, stacks: int, notes: int) -> None:
+    with suppress(ValueError):  # outside the main thread
+        # What stands when the interpreter has ended: by default, the signal would kill the process there.
+        signal.signal(configs.STACKS_SIGNAL, signal.SIG_IGN)
     try:
         faulthandler.register(configs.STACKS_SIGNAL, file=stacks, all_threads=True)
         heartbeat.attach(page, notes)

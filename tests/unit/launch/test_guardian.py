@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.unit.launch.children import environment
+from tests.unit.launch.children import environment, until
 from tests.unit.launch.scripts import write
 
 # The first process dies, the second never comes to import hvdrecover, the third finishes.
@@ -26,17 +26,39 @@ if start == 0:
 heartbeat.enter(heartbeat.Phase.FINISHED)
 """
 
+# The first process prints until nobody reads it any more, the second finishes.
+BLOCKS_IN_ITS_OUTPUT = """
+import os, sys
+from pathlib import Path
+import adapter
+from hvdrecover import heartbeat
+heartbeat.committed(1, 1, 1)
+if not Path("blocked").exists():
+    Path("blocked").touch()
+    while True:
+        os.write(2, b"x" * 4096)
+Path("restarted").touch()
+heartbeat.enter(heartbeat.Phase.FINISHED)
+"""
+
 
 def guard(folder: Path, script: str, *options: str) -> subprocess.CompletedProcess[str]:
     """The end of a guardian of this script, in a folder."""
+    with start(folder, script, *options) as guardian:
+        printed, errors = guardian.communicate(timeout=120)
+        return subprocess.CompletedProcess(guardian.args, guardian.returncode, printed, errors)
+
+
+def start(folder: Path, script: str, *options: str) -> subprocess.Popen[str]:
+    """A guardian of this script, in a folder, with its output in pipes."""
     words = [sys.executable, "-m", "hvdrecover", "worker", "--no-standby", *options, "--"]
-    return subprocess.run(
+    return subprocess.Popen(
         [*words, sys.executable, str(write(folder, script))],
         env={**environment(), "HOROVOD_ELASTIC": "1"},
         cwd=folder,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=120,
     )
 
 
@@ -45,3 +67,13 @@ def test_a_restarted_process_that_hangs_before_it_imports_hvdrecover_is_killed(t
     assert done.returncode == 0, done.stderr
     assert len((tmp_path / "starts").read_text()) == 3
     assert done.stderr.count("hang (SIGKILL)") == 1
+
+
+def test_a_process_that_blocks_the_output_of_its_guardian_is_killed_as_hanging(tmp_path: Path) -> None:
+    with start(tmp_path, BLOCKS_IN_ITS_OUTPUT, "--hang-timeout", "5") as guardian:
+        until(
+            lambda: (tmp_path / "restarted").exists() or guardian.poll() is not None, "it is to be restarted"
+        )
+        _, errors = guardian.communicate(timeout=60)
+    assert guardian.returncode == 0
+    assert errors.count("hang (SIGKILL)") == 1

@@ -125,3 +125,5 @@ def test_who_may_wait_for_others_in_a_pause_has_as_long_as_at_the_start() -> Non
     assert hangs.limit(waiting, limits) == 100.0
     assert hangs.limit(replace(waiting, paused=True), limits) == math.inf
     assert hangs.limit(replace(waiting, waiting=False), limits) == 5.0
+    finished = replace(waiting, phase=Phase.FINISHED)
+    assert hangs.limit(finished, limits) == hangs.limit(replace(finished, waiting=False), limits)

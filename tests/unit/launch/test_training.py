@@ -175,6 +175,17 @@ def test_stacks_are_written_where_the_guardian_reads_them(start: Start) -> None:
     until(lambda: os.fstat(training.stacks).st_size, "its stacks")
 
 
+def test_asking_for_the_stacks_of_a_process_that_ends_does_not_kill_it(start: Start) -> None:
+    training = start(
+        "import adapter, faulthandler, os\n"
+        "from hvdrecover.config import STACKS_SIGNAL\n"
+        "faulthandler.unregister(STACKS_SIGNAL)  # as the interpreter does at its end\n"
+        "os.kill(os.getpid(), STACKS_SIGNAL)\n"
+        "raise SystemExit(3)\n"
+    )
+    assert training.process.wait(60) == 3
+
+
 def test_killing_it_kills_what_it_has_started_even_when_it_is_stopped(start: Start) -> None:
     training = start(
         "import adapter, subprocess, sys\n"

@@ -1,0 +1,168 @@
+"""Output that never makes its writer wait for long, whatever becomes of its reader.
+
+Ranks print into pipes that ``horovodrun`` reads. If it stopped reading because its own output can't be
+written, every rank would block in its next ``print``, and be killed as hanging.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_MOST = 1 << 24  # bytes that are kept for a reader that is slow, or a disk that is full
+_PIECE = 4096  # bytes; a pipe takes so many at once, so that lines of several writers stay whole
+_RETRY = 0.2  # seconds
+_PATIENCE = 2.0  # seconds for a slow reader to make room, less than any hang timeout
+_LAST = 20.0  # seconds for a slow reader to take anything when the process ends
+
+Report = Callable[[str, str], object]  # takes the name of a stream, and what is wrong with it
+
+
+class Outlet(io.TextIOBase):
+    """A text stream whose thread writes to a descriptor. Text that does not fit is lost, and counted.
+
+    Args:
+        descriptor: where to write.
+        name: for people.
+        report: called when the descriptor can't be written, once until it can again. None reports nothing,
+            and no writer waits; else a writer waits for a slow reader for up to two seconds before text is
+            lost.
+        encoding: of the text.
+    """
+
+    def __init__(
+        self, descriptor: int, name: str, report: Report | None = None, encoding: str = "utf-8"
+    ) -> None:
+        self._descriptor = descriptor
+        self._name = name
+        self._encoding = encoding
+        self._report = report
+        self._held = bytearray()
+        self._lost = 0
+        self._fails = False
+        self._reported = False
+        self._waits = report is not None
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The encoding of the text."""
+        return self._encoding
+
+    def fileno(self) -> int:
+        """Return where it writes."""
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        """Return whether that is a terminal."""
+        return os.isatty(self._descriptor)
+
+    def writable(self) -> bool:
+        """Return whether it takes text."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Take text; raises nothing."""
+        data = text.encode(self._encoding, "backslashreplace")
+        with self._changed:
+            if self._waits and not self._has_room():
+                self._waits = self._changed.wait_for(self._has_room, _PATIENCE)
+            full = not self._has_room()
+            if full:
+                self._lost += data.count(b"\n")
+            else:
+                if self._lost:
+                    self._held += f"hvdrecover: {self._lost} lines of output were lost here\n".encode()
+                    self._lost = 0
+                self._held += data
+                if self._thread is None or not self._thread.is_alive():  # it is not in a child of a fork
+                    self._thread = threading.Thread(target=self._pump, daemon=True)
+                    self._thread.start()
+                self._changed.notify_all()
+        if full:
+            self._tell(f"nobody reads it, and {_MOST >> 20} MiB wait")
+        return len(text)
+
+    def drain(self) -> None:
+        """Wait until all is written, unless that fails, or nothing is taken for a while."""
+        with self._changed:
+            while self._held and not self._fails and self._changed.wait(_LAST):
+                pass
+
+    def _has_room(self) -> bool:
+        return len(self._held) < (_MOST // 2 if self._lost else _MOST)
+
+    def _tell(self, problem: str) -> None:
+        reported, self._reported = self._reported, True
+        if self._report is not None and not reported:
+            self._report(self._name, problem)
+
+    def _pump(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._held)
+                piece = bytes(self._held[:_PIECE])
+            piece = piece[: piece.rfind(b"\n") + 1] or piece
+            problem, written = "", 0
+            try:
+                written = os.write(self._descriptor, piece)
+            except OSError as error:
+                problem = error.strerror or str(error)
+            with self._changed:
+                del self._held[:written]
+                self._fails = bool(problem)
+                self._waits = self._waits or (not problem and self._report is not None)
+                self._reported = self._reported and bool(self._held)
+                self._changed.notify_all()
+            if problem:
+                self._tell(problem)
+                time.sleep(_RETRY)
+
+
+class _File(Outlet):
+    """A file that is appended to; closing it waits for what is to be written."""
+
+    def close(self) -> None:
+        """Write what is left, and close the file."""
+        if not self.closed:
+            self.drain()
+            super().close()
+            os.close(self._descriptor)
+
+
+def append(path: str, report: Report) -> Outlet:
+    """Return an outlet into a file, whose earlier content stays."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    return _File(descriptor, path, report)
+
+
+@contextmanager
+def unblocked(*names: str, report: Report | None = None) -> Iterator[None]:
+    """Have streams of `sys` never fail, and never block for long.
+
+    Args:
+        names: ``stdout`` or ``stderr``. One that is no real file, as in a notebook, is left as it is.
+        report: as of `Outlet`.
+    """
+    before = {}
+    for name in names:
+        stream = getattr(sys, name)
+        try:
+            stream.flush()
+            outlet = Outlet(stream.fileno(), name, report, stream.encoding)
+        except (AttributeError, OSError, ValueError):
+            continue
+        before[name] = stream
+        setattr(sys, name, outlet)
+    try:
+        yield
+    finally:
+        for name, stream in before.items():
+            getattr(sys, name).drain()
+            setattr(sys, name, stream)

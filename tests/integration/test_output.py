@@ -1,0 +1,41 @@
+"""Jobs whose output nobody takes, or that print what is no text: the ranks must not wait for it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from hvdrecover.examples.digits_run import PATIENCE, supervised
+from hvdrecover.launch.job import Job
+
+SCRIPT = Path(__file__).with_name("scripts") / "chatty.py"
+
+
+def test_a_reader_that_is_gone_and_bytes_that_are_no_text_stop_no_rank(tmp_path: Path) -> None:
+    options = ("--no-standby", "--hang-timeout", "60", "--output-filename", str(tmp_path / "ranks"))
+    words = [*supervised(*options), sys.executable, str(SCRIPT)]
+    gone = ["bash", "-o", "pipefail", "-c", '"$@" | head -n 1 > "$0"', str(tmp_path / "head"), *words]
+    job = Job(gone, tmp_path / "log", {"HVDRECOVER_EVENTS": str(tmp_path / "events")})
+    try:
+        assert job.wait(PATIENCE) == 0, job.tail()
+    finally:
+        job.kill()
+    events = [
+        json.loads(line)
+        for file in (tmp_path / "events").glob("*.jsonl")
+        for line in file.read_text().splitlines()
+    ]
+    assert [event for event in events if event["kind"] in ("fault", "restart")] == []
+    (output,) = [event for event in events if event["kind"] == "output"]
+    assert (output["stream"], output["problem"]) == ("stdout", "Broken pipe")
+    log = (tmp_path / "log").read_text()
+    assert log.count("stdout can't be written") == 1
+    assert log.count("caf\ufffd ") == 2 * 8
+    for rank in (0, 1):
+        printed = (tmp_path / "ranks" / f"rank.{rank}" / "stdout").read_text()
+        assert [line.partition(":")[2][:6] for line in printed.splitlines()[:8]] == [
+            f"step {step}" for step in range(8)
+        ]
+        assert printed.endswith(f"the end of rank {rank}\n")
+        assert (tmp_path / "ranks" / f"rank.{rank}" / "stderr").read_text().count("caf\ufffd ") == 8
