@@ -104,7 +104,7 @@ class Guardian:
         Raises:
             LaunchError: the command can't be started.
         """
-        processes.die_with_parent(signal.SIGHUP)
+        processes.die_with_parent(signal.SIGHUP)  # so it is heeded here, though nohup has it ignored
         heeded = (*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
         with Waking((*heeded, signal.SIGCHLD)) as waking:
             self._connect()

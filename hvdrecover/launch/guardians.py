@@ -80,6 +80,11 @@ class Guardians:
         return len(self._known)
 
     @property
+    def hosts(self) -> set[str]:
+        """Return the hosts that have guardians now."""
+        return {guardian.host for guardian in self._known.values()}
+
+    @property
     def strangers(self) -> int:
         """Return how many connections have not said yet whose they are."""
         return len(self._strangers)

@@ -79,8 +79,7 @@ def arguments(options: Options, command: Sequence[str]) -> list[str]:
         words += ["--mpi" if options.mpi else "--gloo", *_static_hosts(options)]
     else:
         discovery = options.discovery or _listing(hosts(options))
-        known = list(discovered(options.discovery) if options.discovery else hosts(options))
-        interfaces = interfaces or _only_interface(known)
+        interfaces = interfaces or _only_interface(known(options))
         words += ["--min-np", str(options.least or options.processes), "--host-discovery-script", discovery]
         words += ["--max-np", str(options.most)] if options.most is not None else []
         if "--blacklist-cooldown-range" not in options.others:
@@ -138,6 +137,11 @@ def hosts(options: Options) -> dict[str, int]:
     if not named:
         raise ConfigError("-H" if options.hosts is not None else "--hostfile", "it names no host")
     return named
+
+
+def known(options: Options) -> list[str]:
+    """The names of the hosts that there are now; raises what `hosts` and `discovered` do."""
+    return list(discovered(options.discovery) if options.discovery else hosts(options))
 
 
 def _static_hosts(options: Options) -> list[str]:

@@ -30,6 +30,7 @@ from hvdrecover.launch.restarts import Attempt, Outcome
 from hvdrecover.launch.shortage import Shortage
 from hvdrecover.launch.slurm import SlurmJob
 from hvdrecover.launch.stalls import Stall
+from hvdrecover.launch.unreachable import Unreachable
 from hvdrecover.launch.waking import Waking
 from hvdrecover.redaction import redact
 from hvdrecover.surroundings import machine, versions
@@ -103,6 +104,7 @@ class Supervisor:
         self._mark = f"{hidden_environment.MARK}={secrets.token_hex(16)}"
         self._attempts: list[Attempt] = []
         self._leaving = self._signalled = False
+        self._unreachable: Unreachable | None = None
         self._stall: Stall | None = None
         self._stall_due = 0.0
         self._kill_at: float | None = None
@@ -127,12 +129,15 @@ class Supervisor:
 
     @property
     def _heeded(self) -> set[int]:
-        """The signals that are meant for the job."""
-        return {*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+        """The signals that are meant for the job; not those that whoever started it has it ignore."""
+        meant = {*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+        return {number for number in meant if signal.getsignal(number) is not signal.SIG_IGN}
 
     def _run(self) -> int:
         arguments = horovodrun.arguments(self._settings.options, [*self._settings.worker, *self._command])
         path = ssh.kept_alive(self._config, self._settings.folder)
+        if self._config.remote_shell is None:
+            self._unreachable = Unreachable(self._settings.options, {**os.environ, "PATH": path}, self._clock)
         processes.allow_open_files()  # a connection for each slot, and what horovodrun needs
         with (
             Waking((*self._heeded, signal.SIGCHLD)) as self._waking,
@@ -294,6 +299,8 @@ class Supervisor:
         if not self._leaving and (detail := self._ends_soon()):
             self._leave(detail)
         self._guardians.tend()
+        for message in self._unreachable.news(self._guardians.hosts) if self._unreachable else ():
+            logger.warning(message)
         if self._stall is not None and (self._stall.complete or self._clock.monotonic() > self._stall_due):
             self._report_stall(self._stall)
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 from pathlib import Path
 
-from hvdrecover.examples.digits_run import DigitsRun, elastic, mpi, mpirun, static
+import pytest
+
+from hvdrecover.examples.digits_run import PATIENCE, DigitsRun, elastic, mpi, mpirun, static, supervised
+from hvdrecover.launch.job import Job
 from tests.integration.conftest import Start
 from tests.integration.gates import GatedRun
 from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once, durable
+from tests.waiting import wait_until
 
 
 def test_each_launcher_continues_from_where_the_one_before_was_killed(
@@ -42,3 +49,24 @@ def test_a_single_process_needs_no_launcher_and_no_variables(start: Start, tmp_p
     run = DigitsRun(tmp_path / "run", 1)
     run.finish(start(run))
     assert_each_sample_once(run, padding=0)
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh")
+def test_a_host_that_does_not_exist_is_named_and_nohup_keeps_a_job_beyond_its_terminal(
+    tmp_path: Path,
+) -> None:
+    words = ["nohup", *supervised("-H", "localhost:1,nowhere.invalid:1"), "python", "-c", "pass"]
+    job = Job(words, tmp_path / "log", {"HVDRECOVER_EVENTS": str(tmp_path / "events")})
+    try:
+        wait_until(lambda: (tmp_path / "events").exists())
+        os.kill(job.pid, signal.SIGHUP)  # as a terminal sends when it is closed
+        wait_until(lambda: "host nowhere.invalid can't be reached" in job.tail(1000) or not job.running)
+        assert job.running, job.tail()
+        os.kill(job.pid, signal.SIGINT)
+        assert job.wait(PATIENCE) == 130
+    finally:
+        job.kill()
+    log = (tmp_path / "log").read_text()
+    assert log.count("host nowhere.invalid can't be reached") == 1
+    assert "Could not resolve hostname nowhere.invalid" in log
+    assert "host localhost can't be reached" not in log

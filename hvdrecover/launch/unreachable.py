@@ -1,0 +1,67 @@
+"""The lines about hosts that ssh can't reach, which Horovod waits for without a word."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Collection, Mapping
+
+from hvdrecover.clock import SYSTEM_CLOCK, Clock
+from hvdrecover.discovery import checks, programs
+from hvdrecover.discovery.checks import Checks
+from hvdrecover.errors import HvdrecoverError
+from hvdrecover.launch import horovodrun
+
+_PATIENCE = 8.0  # seconds from the start for guardians to come
+_ANSWER = 15.0  # seconds for ssh, the resolution of the name included
+_MOST = 64  # hosts that are tried
+
+
+class Unreachable:
+    """Tries ssh, once, to each host from which no guardian has come.
+
+    Args:
+        options: the job's.
+        environ: the environment, with the ``PATH`` on which Horovod finds ssh.
+        clock: where times come from.
+    """
+
+    def __init__(
+        self, options: horovodrun.Options, environ: Mapping[str, str], clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._options = options
+        self._environ = environ
+        self._clock = clock
+        self._due: float | None = clock.monotonic() + _PATIENCE
+        self._found: list[str] = []
+
+    def news(self, present: Collection[str]) -> list[str]:
+        """Return messages for people, about each host once.
+
+        Args:
+            present: the hosts that have guardians now.
+        """
+        if self._due is not None and self._clock.monotonic() >= self._due:
+            self._due = None
+            # Daemons, as a name may take long to be resolved, and the job may end meanwhile.
+            threading.Thread(target=self._look, args=(set(present),), daemon=True).start()
+        found, self._found = self._found, []
+        return found
+
+    def _look(self, present: set[str]) -> None:
+        try:
+            named = [host for host in horovodrun.known(self._options) if host not in present]
+        except HvdrecoverError:  # of the discovery: Horovod's driver says so
+            return
+        for host in named[:_MOST]:
+            threading.Thread(target=self._try, args=(host,), daemon=True).start()
+
+    def _try(self, host: str) -> None:
+        if checks.is_local(host) or shutil.which("ssh", path=self._environ["PATH"]) is None:
+            return
+        asked = Checks(self._options.ssh_port, self._options.identity, "true")
+        try:
+            programs.output(checks.command_on(host, asked, here=False), self._environ, _ANSWER)
+        except HvdrecoverError as error:
+            remedy = f"See that its name is right, that it is up, and that `ssh {host} true` works"
+            self._found.append(f"host {host} can't be reached: {error}. {remedy}")
