@@ -237,13 +237,13 @@ def _check(arguments: argparse.Namespace, options: Options) -> None:
 
     if options.identity is not None and not Path(options.identity).expanduser().is_file():
         arguments.refuse(f"--identity: there is no file '{options.identity}'")
-    if options.discovery is not None or options.mpi:
+    if options.discovery is not None:
         return
     try:
         slots = sum(horovodrun.hosts(options).values())
     except (ConfigError, DiscoveryError) as error:
         arguments.refuse(str(error))
-    if slots < options.processes:
+    if slots < options.processes and not options.mpi:
         count = words.counted(slots, "slot")
         arguments.refuse(f"the hosts have {count}, and -np asks for {options.processes}; write HOST:SLOTS")
 

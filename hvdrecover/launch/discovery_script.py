@@ -9,23 +9,49 @@ import subprocess
 from typing import Any
 
 from hvdrecover import config
+from hvdrecover.discovery.hosts import Host, parse
+from hvdrecover.errors import DiscoveryError
 from hvdrecover.launch import processes
 
+_SECONDS = 60.0  # Horovod's driver can do nothing about hosts meanwhile
 
-def begin(command: str, stderr: int | None = None) -> processes.Child:
-    """Start a script's command in a shell, which dies with this process.
+
+def ask(command: str, stderr: int | None = None) -> tuple[list[Host], int]:
+    """Run a script's command in a shell, which dies with this process.
+
+    Horovod puts the names of hosts into commands of a shell, so nothing else may come in their place.
 
     Args:
-        command: what prints a line for each host, to a pipe.
+        command: what prints a line for each host.
         stderr: as for `subprocess.Popen`.
+
+    Returns:
+        The hosts, none of them if it has failed, and its exit code.
+
+    Raises:
+        DiscoveryError: it has not ended in time, or has printed what names no host.
     """
-    return processes.start(
+    child = processes.start(
         ["/bin/sh", "-c", command],
         config.environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=stderr,
     )
+    try:
+        printed, _ = child.communicate(timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        problem = f"'{command}' has not ended in {_SECONDS:g} s"
+        raise DiscoveryError("--host-discovery-script", problem) from None
+    finally:
+        child.kill_group()  # if it was not waited for: with all that the shell has started
+        child.ends()
+        assert child.stdout is not None
+        child.stdout.close()
+    if child.returncode != 0:
+        return [], child.returncode
+    lines = dict.fromkeys(printed.decode(errors="replace").splitlines())  # some say a host twice
+    return parse("\n".join(lines), "--host-discovery-script"), 0
 
 
 def ask_by_shell(script: Any) -> None:
@@ -41,12 +67,13 @@ def _printed(self: Any) -> str:
     """Return what a script prints.
 
     Raises:
-        RuntimeError: it has failed; Horovod's driver reports that, and asks again.
+        RuntimeError: there is no usable answer; Horovod's driver reports that, and asks again.
     """
     command: str = self._discovery_script
-    child = begin(command)
-    printed, _ = child.communicate()
-    if child.returncode != 0:
-        end = processes.describe(child.returncode)
-        raise RuntimeError(f"the host discovery script `{command}` has ended with {end}")
-    return printed.decode()
+    try:
+        hosts, code = ask(command)
+    except DiscoveryError as error:
+        raise RuntimeError(str(error)) from error
+    if code != 0:
+        raise RuntimeError(f"the host discovery script `{command}` has ended with {processes.describe(code)}")
+    return "\n".join(host.name if host.slots is None else f"{host.name}:{host.slots}" for host in hosts)

@@ -23,7 +23,6 @@ FOREIGN = (
     "to be killed with it, and ranks may abort when one of them is lost in a rendezvous. Then the job has to "
     "resume from its durable commit"
 )
-_DISCOVERY = 60.0  # seconds for a host discovery script
 _COOLDOWN = ("10", "600")  # seconds for which a host that has failed is left alone
 _TIMEOUT = 300.0  # for Horovod's own look-out, where there is no fixed limit for hangs
 
@@ -69,7 +68,8 @@ def arguments(options: Options, command: Sequence[str]) -> list[str]:
         command: what each slot runs.
 
     Raises:
-        ConfigError: the hosts can't be read.
+        ConfigError: no host is named.
+        DiscoveryError: the hosts can't be found out.
     """
     words = ["-np", str(options.processes)]
     for name, value in (("-p", options.ssh_port), ("-i", options.identity)):
@@ -79,7 +79,8 @@ def arguments(options: Options, command: Sequence[str]) -> list[str]:
         words += ["--mpi" if options.mpi else "--gloo", *_static_hosts(options)]
     else:
         discovery = options.discovery or _listing(hosts(options))
-        interfaces = interfaces or _only_interface(known(options))
+        named = known(options)  # with any interface, so that wrong names are told now
+        interfaces = interfaces or _only_interface(named)
         words += ["--min-np", str(options.least or options.processes), "--host-discovery-script", discovery]
         words += ["--max-np", str(options.most)] if options.most is not None else []
         if "--blacklist-cooldown-range" not in options.others:
@@ -160,26 +161,10 @@ def discovered(command: str) -> dict[str, int | None]:
     """The hosts that a discovery command names now, with their slots if it tells; none if it can't yet.
 
     Raises:
-        ConfigError: it has not ended in time.
+        DiscoveryError: it has not ended in time, or has printed what names no host.
     """
-    child = discovery_script.begin(command, stderr=subprocess.DEVNULL)
-    try:
-        printed, _ = child.communicate(timeout=_DISCOVERY)
-    except subprocess.TimeoutExpired as error:
-        raise ConfigError(
-            "--host-discovery-script", f"'{command}' has not ended in {_DISCOVERY:g} s"
-        ) from error
-    finally:
-        child.kill_group()  # if it was not waited for: with all that the shell has started
-        child.ends()
-        assert child.stdout is not None
-        child.stdout.close()
-    return dict(map(_named, printed.decode(errors="replace").split()))
-
-
-def _named(line: str) -> tuple[str, int | None]:
-    host, colon, slots = line.rpartition(":")
-    return (host, int(slots)) if colon and slots.isdigit() else (host or line, None)
+    named, _ = discovery_script.ask(command, stderr=subprocess.DEVNULL)
+    return {host.name: host.slots for host in named}
 
 
 def _only_interface(named: Sequence[str]) -> tuple[str, ...]:

@@ -145,6 +145,8 @@ def test_other_ways_to_name_hosts(words: list[str], facts: dict[str, Any], jobs:
         (["--min-np", "3"], "--min-np 3 is more than -np 2"),
         (["-H", "h1"], "1 slot,"),
         (["-H", "h1:a"], "h1:a"),
+        (["-H", "h1;touch${IFS}pwned:2"], "'h1;touch${IFS}pwned'"),
+        (["--mpi", "-H", "h1;touch${IFS}pwned:2"], "'h1;touch${IFS}pwned'"),
         (["--hostfile", "nowhere"], "nowhere"),
         (["-i", "no-key"], "no-key"),
     ],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 from horovod.runner.elastic.discovery import HostDiscoveryScript
 
+from hvdrecover.launch import discovery_script
 from hvdrecover.launch.discovery_script import ask_by_shell
 from hvdrecover.launch.processes import kill
 from tests.unit.launch.children import until
@@ -44,6 +47,18 @@ def test_it_is_a_child_of_the_launcher() -> None:
 def test_one_that_fails_gives_no_answer() -> None:
     with pytest.raises(RuntimeError, match=r"`echo one; exit 3` .* exit code 3"):
         Script("echo one; exit 3", 1).find_available_hosts_and_slots()
+
+
+@pytest.mark.parametrize("name", ["h1;touch${IFS}pwned", "$(touch)", "-oProxyCommand=touch", "a&b", "u@h"])
+def test_a_name_that_a_shell_would_run_is_no_answer(name: str) -> None:
+    with pytest.raises(RuntimeError, match=re.escape(f"'{name}'")):
+        Script(f"printf 'one:2\n%s:1\n' {shlex.quote(name)}", 1).find_available_hosts_and_slots()
+
+
+def test_one_that_never_ends_gives_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery_script, "_SECONDS", 0.01)
+    with pytest.raises(RuntimeError, match="'sleep 1000' has not ended"):
+        Script("sleep 1000", 1).find_available_hosts_and_slots()
 
 
 def test_it_is_killed_with_its_launcher(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import psutil
 import pytest
 from horovod.runner.launch import parse_args
 
-from hvdrecover.errors import ConfigError, DiscoveryError, HvdrecoverError
-from hvdrecover.launch import horovodrun, processes
+from hvdrecover.errors import DiscoveryError, HostListError, HvdrecoverError
+from hvdrecover.launch import discovery_script, horovodrun, processes
 from hvdrecover.launch.horovodrun import Options, arguments, hosts, settings
 from tests.unit.launch.children import until
 
@@ -77,12 +77,19 @@ def test_a_discovery_command_that_knows_no_host_yet_is_left_to_horovod(
     assert (found.host_discovery_script, found.nics) == (discovery, None)
 
 
+@pytest.mark.parametrize("interfaces", [(), ("eth0",)])
+def test_a_discovery_command_that_prints_a_command_is_refused(interfaces: tuple[str, ...]) -> None:
+    options = Options(2, discovery="echo 'h1;touch\tpwned:1'", interfaces=interfaces)
+    with pytest.raises(HostListError, match=r"^--host-discovery-script: line 1, column 1: 'h1;touch'"):
+        arguments(options, COMMAND)
+
+
 def test_a_discovery_command_that_never_ends_is_an_error_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(horovodrun, "_DISCOVERY", 0.01)
+    monkeypatch.setattr(discovery_script, "_SECONDS", 0.01)
     monkeypatch.setenv("HVDRECOVER_TEST", f"{os.getpid()}.discovery")
-    with pytest.raises(ConfigError, match=r"^--host-discovery-script: 'sleep 1000; true' .* 0\.01 s$"):
+    with pytest.raises(DiscoveryError, match=r"^--host-discovery-script: 'sleep 1000; true' .* 0\.01 s$"):
         arguments(Options(2, discovery="sleep 1000; true"), COMMAND)
     mark = f"HVDRECOVER_TEST={os.getpid()}.discovery"
     until(lambda: not processes.marked(mark), "what the shell has started is to be gone")
