@@ -58,7 +58,6 @@ _HANDLER_CODE = '''\
 
 '''
 _TRY_AGAIN_CODE = '''\
-    _failures = 0  # initializations that failed in a row
     process_sets = ()  # of the last initialization
 
     def _initialization_error(self):
@@ -66,13 +65,20 @@ _TRY_AGAIN_CODE = '''\
         function.restype = ctypes.c_char_p
         return function().decode(errors="replace")
 
-    def _may_try_again(self, error):
-        """Return whether another round may come: the driver says so, or a rank was lost while connecting."""
-        if os.environ.get("HOROVOD_ELASTIC") != "1" or "has been removed" in error or "process set" in error:
-            return False
-        if "the round is over" not in error:
-            self._failures += 1
-        return self._failures < 4
+    def _initialize(self, attempt):
+        """Try round after round while another one may come: the driver says so, or a rank was lost while
+        connecting. Return whether one was a success."""
+        deadline = time.monotonic() + float(os.environ.get("HOROVOD_ELASTIC_TIMEOUT", "600"))
+        failures = 0
+        while not attempt():
+            error = self._initialization_error()
+            if "the round is over" not in error:
+                failures += 1
+            if (os.environ.get("HOROVOD_ELASTIC") != "1" or "has been removed" in error
+                    or "process set" in error or failures >= 4 or time.monotonic() > deadline):
+                return False
+            self.shutdown()
+        return True
 
     def shutdown(self):
 '''
@@ -161,22 +167,37 @@ RENDEZVOUS: tuple[Edit, ...] = (
         why=_OVER,
     ),
     Edit(
+        name="next-round-time",
+        file=_BASICS,
+        old="import ctypes\nimport os\n",
+        new="import ctypes\nimport os\nimport time\n",
+        why=_OVER,
+    ),
+    Edit(
         name="next-round",
         file=_BASICS,
         old=(
-            "        if not initialization_ok:\n"
+            "            initialization_ok = self.MPI_LIB_CTYPES.horovod_init(\n"
+            "                (ctypes.c_int * comm_size)(*comm), ctypes.c_int(comm_size),\n"
+            "                *process_set_args_via_ranks)\n"
+        ),
+        new=(
+            "            initialization_ok = self._initialize(lambda: self.MPI_LIB_CTYPES.horovod_init(\n"
+            "                (ctypes.c_int * comm_size)(*comm), ctypes.c_int(comm_size),\n"
+            "                *process_set_args_via_ranks))\n"
+        ),
+        why=_OVER,
+    ),
+    Edit(
+        name="next-round-error",
+        file=_BASICS,
+        old=(
             "            raise ValueError(\n"
             '                "Horovod initialization failed. Please check log messages above for a more '
             'descriptive error.")\n'
         ),
         new=(
-            "        if not initialization_ok:\n"
-            "            error = self._initialization_error()\n"
-            "            if self._may_try_again(error):\n"
-            "                self.shutdown()\n"
-            "                return self.init(comm, process_sets)\n"
-            '            raise ValueError(f"Horovod initialization failed: {error}")\n'
-            "        self._failures = 0\n"
+            '            raise ValueError(f"Horovod initialization failed: {self._initialization_error()}")\n'
         ),
         why=_OVER,
     ),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,3 +130,32 @@ def test_the_command_prints_the_diff(
     assert cli.main(["install-horovod", "--diff"]) == 0
     assert capsys.readouterr().out == diff(EDITS, tmp_path)
     assert read_tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("errors", "seconds", "attempts"),
+    [
+        (["the round is over"] * 3000, "600", 3001),  # more than Python recurses
+        (["the round is over"] * 3, "-1", 1),
+        (["reset by peer"] * 9, "600", 4),
+        (["h1[0] has been removed"], "600", 1),
+    ],
+)
+def test_an_initialization_tries_round_after_round_until_its_deadline(
+    errors: list[str], seconds: str, attempts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    monkeypatch.setenv("HOROVOD_ELASTIC_TIMEOUT", seconds)
+    (edit,) = (edit for edit in EDITS if edit.name == "next-round-tried")
+    names: dict[str, Any] = {"os": os, "time": time}
+    exec(f"class Basics:\n{edit.new}        pass\n", names)
+    left, tried = list(errors), []
+    basics = names["Basics"]()
+    basics._initialization_error = lambda: left.pop(0)
+
+    def attempt() -> bool:
+        tried.append(len(left))
+        return not left
+
+    assert basics._initialize(attempt) is (attempts > len(errors))
+    assert len(tried) == attempts
