@@ -362,8 +362,10 @@ class Guardian:
         self._hung, self._silent_since = True, self._clock.monotonic() - reading.silent
         stopped = processes.is_stopped(self._training.pid)
         where = self._whereabouts.take(self._training, reading) or ("stopped" if stopped else "and no answer")
-        message = "%s: no progress for %.1f s, %s; killing it (long work belongs in recover.paused())"
-        logger.error(message, self._reports.name(reading), reading.silent, where)
+        trains = reading.phase in (Phase.BEGINNING, Phase.TRAINING)
+        advice = " (work that takes longer belongs in recover.paused())" if trains else ""
+        message = "%s: no progress for %.1f s, %s; killing it%s"
+        logger.error(message, self._reports.name(reading), reading.silent, where, advice)
         self._kill()
 
     # -- processes -------------------------------------------------------------------------------------
