@@ -127,10 +127,11 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     Args:
         argv: the arguments.
     """
-    words, command = launching.split(list(argv))
-    arguments, others = build()[0].parse_known_args(words)
+    parser, commands = build()
+    words, command = launching.split(list(argv), commands)
+    arguments, others = parser.parse_known_args(words)
     if launching.takes_command(words) and not command:
-        arguments.refuse("there is no command; write it after --, as in -- python train.py")
+        arguments.refuse("there is no command; write it after the options, as in python train.py")
     _refuse_unknown(words[0], others)
     arguments.named, arguments.others, arguments.command = words[0], others, command
     return arguments

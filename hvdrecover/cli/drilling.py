@@ -34,7 +34,7 @@ def add_drill(commands: argparse._SubParsersAction[Any]) -> None:
     """Add the command to the command line."""
     drill = commands.add_parser(
         "drill",
-        usage="hvdrecover drill -np N [options] [options of hvdrecover run] -- python train.py ...",
+        usage="hvdrecover drill -np N [options] [options of hvdrecover run] python train.py ...",
         help="see whether a script recovers, by letting faults strike it",
         description="Run a training script undisturbed, then with faults, and tell whether it recovers. The "
         "script and its checkpoint root are left as they are: all commits go to the drill's own folder. "

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdrecover import config, events
-from hvdrecover.cli import options
+from hvdrecover.cli import options, unknown
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.errors import ConfigError, DiscoveryError
 
@@ -21,7 +22,7 @@ def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
     """Add the commands to the command line."""
     job = commands.add_parser(
         "run",
-        usage="hvdrecover run -np N [horovodrun's options] [options] -- python train.py ...",
+        usage="hvdrecover run -np N [horovodrun's options] [options] python train.py ...",
         help="start a job by horovodrun, and keep it going",
         description="Start a job by horovodrun, elastic unless --mpi is given, and keep it going: processes "
         "that die or hang are restarted in place, and when Horovod gives up, the whole job is started again "
@@ -48,6 +49,9 @@ def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
         default=10,
         metavar="N",
         help="restarts of the whole job in a row that bring no progress, until it is given up (default: 10)",
+    )
+    job.add_argument(
+        "-cb", "--check-build", action=unknown.ByHorovodrun, help="show how Horovod was built, and exit"
     )
     job.set_defaults(run=run, refuse=job.error)
 
@@ -160,12 +164,21 @@ def takes_command(argv: list[str]) -> bool:
     return argv[:1] in (["run"], ["worker"], ["drill"])
 
 
-def split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """The words before ``--`` and those after it, of commands that take a command."""
+def split(argv: list[str], parsers: Mapping[str, argparse.ArgumentParser]) -> tuple[list[str], list[str]]:
+    """The words of a command of ours and those of the training command, before which ``--`` may stand.
+
+    Args:
+        argv: all of them.
+        parsers: of our commands, by name.
+    """
     if not takes_command(argv):
         return argv, []
-    place = argv.index("--") if "--" in argv else len(argv)
-    return argv[:place], argv[place + 1 :]
+    known = [parsers[argv[0]], *([parsers["run"]] if argv[0] == "drill" else [])]
+    place = 1
+    while place < len(argv) and argv[place].startswith("-") and argv[place] != "--":
+        place += 1 + unknown.values(argv[place], known)
+    rest = argv[place:]
+    return argv[:place], rest[1:] if rest[:1] == ["--"] else rest
 
 
 def _worker(arguments: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from horovod.runner import launch
 
 from hvdrecover import cli
 from hvdrecover.config import Config
@@ -264,12 +265,44 @@ def test_the_jobs_code_is_the_commands(code: int, jobs: Noted) -> None:
 def test_a_job_without_a_command_is_an_error(
     words: list[str], jobs: Noted, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "no command; write it after --, as in -- python train.py" in refused(capsys, "run", *words)
+    assert "no command; write it after the options, as in python train.py" in refused(capsys, "run", *words)
     assert jobs == []
 
 
-def test_a_command_without_the_dashes_is_an_error(jobs: Noted, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "write it after --" in refused(capsys, "run", "-np", "2", "python", "train.py")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-np", "2"],
+        ["-np", "2", "--no-standby"],
+        ["--hostfile=hosts", "-np", "2"],
+        ["-np", "2", "--cycle-time-ms", "3.5", "--autotune"],
+        ["-np", "2", "--blacklist-cooldown-range", "1", "2"],
+    ],
+)
+def test_a_command_needs_no_dashes_and_its_options_are_its_own(words: list[str], jobs: Noted) -> None:
+    Path("hosts").write_text("h1 slots=2\n")
+    own = ["python", "train.py", "-np", "3", "--no-standby", "--", "--mpi"]
+    bare, with_dashes = job(jobs, *words, *own), job(jobs, *words, "--", *own)
+    assert bare[0] == own == with_dashes[0]
+    assert bare[1].options == with_dashes[1].options
+    assert bare[1].worker == with_dashes[1].worker
+
+
+def test_an_option_that_is_misspelt_is_told_before_a_command_without_dashes(
+    jobs: Noted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(capsys, "run", "-np", "2", "--hang-timout", "3", "python", "train.py")
+    assert "did you mean --hang-timeout?" in said
+    assert jobs == []
+
+
+@pytest.mark.parametrize("option", ["-cb", "--check-build"])
+def test_how_horovod_was_built_is_told_without_a_job(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["hvdrecover"])
+    monkeypatch.setattr(launch, "check_build", lambda verbose: sys.exit(42))  # it imports all frameworks
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["run", option])
+    assert caught.value.code == 42
 
 
 @pytest.mark.parametrize(
@@ -303,7 +336,7 @@ def test_five_seconds_are_a_timeout(jobs: Noted) -> None:
 
 
 def test_abbreviations_are_not_guessed(jobs: Noted, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "unrecognized arguments: --max-re 7" in refused(capsys, "run", "-np", "2", "--max-re", "7", *TRAIN)
+    assert "unrecognized arguments: --max-re" in refused(capsys, "run", "-np", "2", "--max-re", "7", *TRAIN)
     assert jobs == []
 
 
@@ -323,8 +356,8 @@ def test_an_option_that_is_misspelt_is_refused_with_the_one_that_was_meant(
 ) -> None:
     words = ["-np", "2"] if command in ("run", "drill") else []
     train = TRAIN if command != "doctor" else []
-    said = refused(capsys, command, *words, option, "3", *train)
-    assert said.endswith(f"unrecognized arguments: {option} 3; did you mean {meant}?\n")
+    said = refused(capsys, command, *words, f"{option}=3", *train)
+    assert said.endswith(f"unrecognized arguments: {option}=3; did you mean {meant}?\n")
     assert jobs == guards == []
 
 
@@ -358,7 +391,7 @@ def test_the_guardians_of_a_job_understand_what_they_are_given(jobs: Noted, guar
 
 
 def test_a_worker_without_a_command_is_an_error(guards: Noted, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "write it after --" in refused(capsys, "worker")
+    assert "write it after the options" in refused(capsys, "worker")
     assert guards == []
 
 
@@ -366,7 +399,6 @@ def test_a_worker_without_a_command_is_an_error(guards: Noted, capsys: pytest.Ca
     ("words", "problem"),
     [
         (["--verbose"], "unrecognized arguments: --verbose"),
-        (["python", "train.py"], "unrecognized arguments: python train.py"),
         (["--no-stand"], "unrecognized arguments: --no-stand"),
         (["--hang-timeout", "3"], "argument --hang-timeout: 3 "),
     ],
