@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdrecover import config
-from hvdrecover.errors import ConfigError
 
 if TYPE_CHECKING:
     from hvdrecover.checkpoint.storage import Storage
@@ -32,17 +31,14 @@ def command(
     what = "the root: a path or an fsspec URL (default: HVDRECOVER_CHECKPOINT)"
     parser.add_argument("url", metavar="URL", nargs="?", help=what)
     parser.add_argument("--json", action="store_true", help="write JSON (docs/commands.md)")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, refuse=parser.error)
     return parser
 
 
 def open_root(arguments: argparse.Namespace) -> Storage:
     """Return the root that was named, or that of the environment.
 
-    With that one, the first argument may be a commit already.
-
-    Raises:
-        ConfigError: there is none.
+    With that one, the first argument may be a commit already. Without any, the command exits with 2.
     """
     from hvdrecover.checkpoint.storage import open_storage
 
@@ -54,7 +50,7 @@ def open_root(arguments: argparse.Namespace) -> Storage:
             arguments.url, arguments.commit = None, given
     url = arguments.url or default
     if url is None:
-        raise ConfigError("URL", "no checkpoint root was given; name it, or set HVDRECOVER_CHECKPOINT to it")
+        arguments.refuse("no checkpoint root was given: name its URL, or set HVDRECOVER_CHECKPOINT to it")
     return open_storage(url)
 
 

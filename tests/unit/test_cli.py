@@ -74,7 +74,8 @@ def test_the_environment_names_the_root_if_no_argument_does(words, named, root, 
 
 def test_without_any_root_the_variable_is_named(capsys, monkeypatch):
     monkeypatch.delenv("HVDRECOVER_CHECKPOINT", raising=False)
-    assert cli.main(["ls"]) == 1
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["ls"])
     assert "HVDRECOVER_CHECKPOINT" in capsys.readouterr().err
 
 
