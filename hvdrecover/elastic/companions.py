@@ -39,11 +39,13 @@ class Moment:
         kind: a ``commit``, a ``check`` for changes between commits, or a ``rendezvous``.
         held: at a rendezvous, the newest commit in this rank's memory.
         elected: at a rendezvous, its outcome; None until all have sent their numbers.
+        returned: whether the training function has returned, so that no step is under way.
     """
 
     kind: Literal["commit", "check", "rendezvous"]
     held: Snapshot | None = None
     elected: Election | None = None
+    returned: bool = False
 
 
 class Observer:

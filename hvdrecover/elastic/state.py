@@ -276,7 +276,7 @@ class State(Attributes):
         last commit is rolled back: it may have closed an epoch that it has not trained.
         """
         with stalls.paused():  # others may still be at what they do last
-            verdict = self._recovery.send(Moment("check"))()
+            verdict = self._recovery.send(Moment("check", returned=True))()
         if isinstance(verdict, Departure):
             self._around("restore", self._recovery.roll_back)
             self._ends.leave(verdict)

@@ -187,8 +187,9 @@ def suspected(attempts: Sequence[Attempt]) -> str | None:
     again = last.get("end") == "script_error" and _is_ending(last, attempts)
     if not again and len(alike) < 2:
         return None
-    first = min(str(each["loaded"]) for each in alike)
-    return f"{first}..{max(CommitId(*each['commit']).name for each in alike)}"
+    # Not by name: g10000 sorts before g9999.
+    first = min(filter(None, (CommitId.parse(str(each["loaded"])) for each in alike)), default=None)
+    return first and f"{first.name}..{max(CommitId(*each['commit']) for each in alike).name}"
 
 
 def reason(attempt: Attempt) -> str:

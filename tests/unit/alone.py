@@ -10,10 +10,18 @@ from typing import Any
 
 from horovod.common import process_sets
 
+from hvdrecover.elastic.horovod import HorovodWorld
+from hvdrecover.elastic.interfaces import Past
+
 
 def turn_to(hvd: Any) -> None:
     """Have sets of processes ask a framework's library: ``horovod.torch``'s, or ``horovod.tensorflow``'s."""
     process_sets._setup(hvd.mpi_ops._basics)
+
+
+def start() -> None:
+    """Be a process that has just started, and has finished no run yet."""
+    HorovodWorld.past = Past()
 
 
 def init(hvd: Any) -> None:

@@ -292,7 +292,7 @@ class VirtualRanks(Ranks, Kept, Voter):
 
     def numbers(self, moment: Moment) -> Sequence[int]:
         """Send the time of a part in microseconds, 0 if it is unknown; and what was absorbed."""
-        if moment.kind != "rendezvous":
+        if moment.kind != "rendezvous" and not moment.returned:
             self.refuse_open("hosts were looked for")
         if moment.kind == "commit":
             self._measure()

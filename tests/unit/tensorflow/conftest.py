@@ -23,6 +23,7 @@ def one_process() -> None:
 @pytest.fixture(autouse=True)
 def horovod_for_tensorflow() -> None:
     alone.turn_to(hvd)
+    alone.start()
 
 
 @pytest.fixture(params=["compiled", "TensorFlow's"])

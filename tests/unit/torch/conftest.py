@@ -26,6 +26,7 @@ def one_process() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def horovod_for_torch() -> None:
     alone.turn_to(hvd)
+    alone.start()
 
 
 @pytest.fixture(autouse=True)

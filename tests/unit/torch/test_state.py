@@ -15,6 +15,7 @@ import torch
 
 import hvdrecover.torch as recover
 from hvdrecover.errors import MismatchError, UnsupportedTensorError, UnsupportedValueError
+from tests.unit import alone
 from tests.unit.torch.jobs import URL, bits, commit_durably, continues_alike, joined, network, train_one_step
 from tests.unit.torch.training import Killed, Training
 
@@ -494,6 +495,7 @@ def test_the_training_functions_result_is_returned(roots: Any) -> None:
         return int(state.epoch + more + last)
 
     assert train(recover.TorchState(epoch=1, checkpoint=URL), 10, last=100) == 112
+    alone.start()
     assert train(recover.TorchState(epoch=1, checkpoint=URL), 10, last=100) is None
 
 

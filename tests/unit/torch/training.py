@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 import hvdrecover.torch as recover
 from hvdrecover.elastic.commits.randomness import Randomness
+from tests.unit import alone
 from tests.unit.torch.jobs import bits
 
 Place = Literal["set_epoch", "batch_begins", "batch_ends", "every_second_batch", "pass_ends", "epoch_ends"]
@@ -96,6 +97,7 @@ class Training:
     augment: bool = False
 
     def start(self, checkpoint: recover.Checkpoint | str | None, kill_at: int | None = None) -> Process:
+        alone.start()
         process = Process(self, checkpoint, kill_at)
         process.run()
         return process
