@@ -48,8 +48,8 @@ def open_root(arguments: argparse.Namespace) -> Storage:
             arguments.url, arguments.commits = None, [given, *arguments.commits]
         elif "commit" in arguments and arguments.commit is None:
             arguments.url, arguments.commit = None, given
-    url = arguments.url or default
-    if url is None:
+    url: str = arguments.url or default or ""
+    if not url:
         arguments.refuse("no checkpoint root was given: name its URL, or set HVDRECOVER_CHECKPOINT to it")
     return open_storage(url)
 

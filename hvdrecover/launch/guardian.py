@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
-from hvdrecover.config import PREEMPTED, Config, open_mpi
+from hvdrecover.config import PREEMPTED, Config, environment, open_mpi
 from hvdrecover.errors import LaunchError
 from hvdrecover.heartbeat import Phase, Reading, Stop
 from hvdrecover.launch import deaths, early, hangs, messages, oom, processes, slurm
@@ -406,4 +405,5 @@ def guard(command: Sequence[str], settings: Settings, config: Config) -> int:
     Raises:
         LaunchError: the command can't be started.
     """
-    return Guardian(command, {**open_mpi(os.environ), **os.environ}, settings, config).run()
+    environ = environment()
+    return Guardian(command, {**open_mpi(environ), **environ}, settings, config).run()

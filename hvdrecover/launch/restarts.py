@@ -189,7 +189,7 @@ def suspected(attempts: Sequence[Attempt]) -> str | None:
         return None
     # Not by name: g10000 sorts before g9999.
     first = min(filter(None, (CommitId.parse(str(each["loaded"])) for each in alike)), default=None)
-    return first and f"{first.name}..{max(CommitId(*each['commit']) for each in alike).name}"
+    return f"{first.name}..{max(CommitId(*each['commit']) for each in alike).name}" if first else None
 
 
 def reason(attempt: Attempt) -> str:

@@ -169,7 +169,7 @@ def _replace(old: dict[Any, Any], new: dict[Any, Any]) -> None:
     for key in old.keys() - new.keys():
         del old[key]
     for key, value in new.items():
-        present = old.get(key)
+        present: Any = old.get(key)
         if isinstance(value, torch.Tensor) and present is not value and can_take(present, value):
             present.copy_(value)
         else:
