@@ -189,9 +189,10 @@ class MismatchError(CheckpointError):
         super().__init__(
             url,
             f"the commit does not fit this training state:{_listed(differences)}\n"
-            "Restore the old definition. strict=False in Checkpoint(...) or load(...) loads what fits of an "
-            "earlier start's commit. Within a job all ranks need the same models and optimizers: hand an "
-            "optimizer all parameters from the start, and freeze and unfreeze them by requires_grad.",
+            "Restore the old definition. If the commit is of an earlier start, strict=False in "
+            "Checkpoint(...) or load(...) loads the parts that fit. Within a job, all ranks need the same "
+            "models and optimizers: give an optimizer all parameters from the start, and freeze and unfreeze "
+            "them by requires_grad.",
         )
         self.differences = differences
 
@@ -265,7 +266,7 @@ class EarlyCollectiveError(RecoveryError):
         super().__init__(
             f"{call}() before the training function: this process joins a running job, and the other ranks "
             "are in their training functions, so they never answer. Move the call into the training "
-            "function, or put what it sends into the state."
+            "function, or put the values that it sends into the state."
         )
         self.call = call
 

@@ -213,10 +213,10 @@ class Claims:
             raise EmptiedRootError(
                 self._storage.url,
                 f"the root was emptied or is not mounted: {CLAIMS}/ lacks the claim of the job that left "
-                f"{missing[0]}. A job that started from the beginning would overwrite that commit. Mount the "
-                "root, or bring it back, and start the job again. If you emptied it on purpose, delete that "
-                "folder on each host first. If the commit is of another container, which has another root "
-                "under this name and shares this host's memory, give each its own HVDRECOVER_NEAR=FOLDER.",
+                f"{missing[0]}. A job that starts from the beginning would overwrite that near commit. Mount "
+                "or restore the root, and start the job again. If you emptied the root on purpose, first "
+                "delete that folder on each host. If another container shares this host's memory and has "
+                "another root of the same name, give each container its own HVDRECOVER_NEAR=FOLDER.",
             )
 
     def unreplaced(self) -> dict[str, int]:

@@ -99,7 +99,7 @@ def _stretches(cursor: dict[str, Any], length: int) -> list[Stretch]:
     found: list[Stretch] = []
     for epoch, passes, first, end in listed:
         if not all(map(_is_count, (epoch, passes, first, end))) or not first < end <= length:
-            raise ValueError(f"[{first}, {end}] is not a stretch of {length} samples")
+            raise ValueError(f"[{first}, {end}] is not a range of {length} samples")
         if found and (epoch, passes, first) < (*found[-1][:2], found[-1][3]):
             raise ValueError(f"[{first}, {end}] begins within, or before, {list(found[-1][2:])}")
         found.append((epoch, passes, first, end))
@@ -120,17 +120,18 @@ def _merged(stretches: Iterable[Stretch]) -> list[Stretch]:
 _PLACE = ("epoch", "passes", "done", "_left_out", "_start", "_iterated", "_handed_out")
 _REMEDY = "Call sampler.set_epoch(state.epoch) at the top of each epoch."
 _AGAIN = (
-    "epoch {} is gone through again, as set_epoch() was not called with another one. Its samples come in the "
-    f"same order, and a job that resumes right at the end of a pass cannot tell which pass is due. {_REMEDY}"
+    "epoch {} is repeated: set_epoch() was not called with another epoch. The samples come in the same "
+    "order. A job that resumes at the end of a pass cannot tell whether that pass or the next one is due. "
+    f"{_REMEDY}"
 )
 _EMPTY = (
-    "this pass over epoch {} is empty: the commit was made at its end, and set_epoch() has named no other "
-    f"epoch since. {_REMEDY}"
+    "this pass over epoch {} is empty: the commit was made at the end of the epoch, and set_epoch() was not "
+    f"called with another epoch since. {_REMEDY}"
 )
 _BACK = (
-    "set_epoch({}) goes back from epoch {}, of which {} of {} samples were done: they come again. A training "
-    f"framework may have called it with a count of its own. {_REMEDY} The highest epoch counts that is named "
-    "before an iteration begins."
+    "set_epoch({}) goes back from epoch {}: {} of {} samples were done, and they come again. Perhaps a "
+    f"training framework called set_epoch() with its own count. {_REMEDY} If several epochs are named before "
+    "an iteration begins, the highest one is used."
 )
 
 

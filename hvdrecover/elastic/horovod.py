@@ -67,8 +67,8 @@ def mistake_of(error: BaseException) -> ConfigError | None:
     elif _JOINED in str(error):
         mistake = ConfigError(
             "hvd.join",
-            "a rank has joined, and another one has called state.commit() or a collective that is no "
-            "allreduce, in which joined ranks can't take part. Call state.commit() on all ranks after "
+            "a rank has joined, and another rank has called state.commit() or a collective other than "
+            "allreduce. Joined ranks cannot take part in these. Call state.commit() on all ranks after "
             "hvd.join() has returned",
         )
     else:
@@ -121,7 +121,7 @@ class HorovodWorld:
                 raise ConfigError(
                     "process_sets",
                     f"{reason}. The ranks of the job have changed, and the process sets "
-                    f"{[each.ranks for each in made]} do not fit. Start the job with enough processes "
+                    f"{[each.ranks for each in made]} no longer fit. Start the job with enough processes "
                     "(--min-np), or add the sets in the training function, by hvd.add_process_set()",
                 ) from error
             kind = RemovedError if "has been removed from elastic job" in reason else RendezvousError

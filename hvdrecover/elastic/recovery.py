@@ -163,9 +163,9 @@ class Recovery:
             for rank, (number, root) in enumerate(states)
         )
         raise RecoveryError(
-            f"the ranks are at different states of the script: {listed}. All ranks start again, and come to "
-            "the same one. Give each state a checkpoint root of its own, the same on all ranks, so that what "
-            "is finished is not trained again"
+            f"the ranks are at different states of the script: {listed}. All ranks start again, to reach "
+            "the same state. Give each state its own checkpoint root, the same on all ranks: then a finished "
+            "state is not trained again"
         )
 
     def _revive(self, recalled: Recalled | None) -> Claimed:

@@ -160,8 +160,8 @@ def _begin(state: State) -> None:
     if root in past.finished and not state._memory.last.generation:
         raise ConfigError(
             "checkpoint",
-            f"this process has already finished another state at {root}. This state would get the other's "
-            f"result, and not be trained. Give each state a checkpoint root of its own, such as {root}/2",
+            f"this process has already finished another state at {root}. This state would get the result "
+            f"of that one, without training. Give each state its own checkpoint root, such as {root}/2",
         )
     past.functions += 1
 

@@ -43,9 +43,9 @@ class Unresumed(Observer, Kept):
                 kind = type(component).__name__
                 message = (
                     f"state.{name}: commits do not hold {', '.join(lost)}, as the state_dict() of this {kind}"
-                    " leaves that out. After a recovery it has the values of a new object, or those of "
-                    "an interrupted step. Make it persistent (a torchmetrics metric by "
-                    "metric.persistent(True)), or keep it in a tensor or a plain value of the state"
+                    " leaves that out. After a recovery, it has the values of a new object or of an "
+                    "interrupted step. Make it persistent (with torchmetrics: metric.persistent(True)), or "
+                    "keep it in the state, as a tensor or a plain value"
                 )
                 self._say(name, message)
 
@@ -57,8 +57,8 @@ class Unresumed(Observer, Kept):
                 self._say(
                     name,
                     f"state.{name}: this commit comes after {done} of {of} backward passes of a step, and "
-                    "does not hold their gradients. After a recovery these are missing, though their samples "
-                    "count as done. Commit after a step",
+                    "does not hold their gradients. After a recovery the gradients are missing, but their "
+                    "samples count as done. Commit after the step",
                 )
 
     def _say(self, name: str, message: str) -> None:
@@ -81,8 +81,8 @@ class Unresumed(Observer, Kept):
         lines = differences(value, self._of_script) if isinstance(value, dict) else []
         if lines:
             message = (
-                f"the script sets {'; '.join(lines)}: the values of the commit count. To change one in a run "
-                "that is resumed, set it inside the training function"
+                f"the script sets {'; '.join(lines)}. The commit's values are used. To change a value in a "
+                "resumed run, set it inside the training function"
             )
             self._context.announce("settings_ignored", message, level=logging.WARNING, differences=lines)
         return value
@@ -104,7 +104,7 @@ def settings(framework: Framework, contents: Contents) -> dict[str, str]:
 def differences(of_run: Mapping[str, Json], of_script: Mapping[str, Json]) -> list[str]:
     """Return a line for each setting that is not as when the run was started."""
     return [
-        f"{name} to {value}, and the run was started with {of_run[name]}"
+        f"{name} to {value}, but the run was started with {of_run[name]}"
         for name, value in of_script.items()
         if of_run.get(name, value) != value
     ]

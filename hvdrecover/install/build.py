@@ -30,8 +30,8 @@ def pip(*arguments: str) -> list[str]:
         return [sys.executable, "-m", "pip", *options]
     if (uv := shutil.which("uv")) is None:
         raise InstallError(
-            f"the environment {sys.prefix} has no pip, which installs Horovod, and there is no uv on PATH. "
-            f"Run `{sys.executable} -m ensurepip`, or put uv on PATH, and run this again."
+            f"the environment {sys.prefix} has no pip, and there is no uv on PATH: one of them must install "
+            f"Horovod. Run `{sys.executable} -m ensurepip`, or put uv on PATH. Then run this command again."
         )
     # uv's own `uv pip` can't download a source, and knows nothing of PIP_* variables.
     return [uv, "tool", "run", "--python", sys.executable, "pip", "--python", sys.executable, *options]

@@ -58,7 +58,7 @@ OF_PROCESSES = (
     End("dismissed", "Horovod ended it by SIGTERM", "none", "the others resume"),
     End(
         "crash",
-        "a signal, or an error of Horovod's because of a lost rank",
+        "a signal, or an error of Horovod because a rank was lost",
         "in place",
         "restarted in place, the second time after a second; after 3 deaths in a row without progress its "
         "slot is given up, and when Horovod then gives up, the whole job starts again",
@@ -88,9 +88,10 @@ OF_PROCESSES = (
         "script_error",
         "any other exception",
         "in place",
-        "restarted in place; the same error (its class and line, not its text) at the same place again ends "
-        "the job. If it came right after a durable commit was loaded, the job first starts once more from "
-        "the commit before that one; if it came only after a recovery in place, from the same commit",
+        "restarted in place; the same error at the same place again ends the job. Errors are the same if "
+        "class and line are; the text may differ. If the error came right after a durable commit was "
+        "loaded, the job first starts once more from the commit before that one. If the error came only "
+        "after a recovery in place, the job first starts once more from the same commit",
     ),
     End(
         "first_error",

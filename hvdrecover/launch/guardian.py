@@ -352,7 +352,8 @@ class Guardian:
         """Write down where the process is, and kill it."""
         if reading.phase == Phase.READY:  # no fault of the training: the budget of deaths is not for it
             logger.warning(
-                "the standby on %s was woken, and has not run its program for %.0f s; starting a new process",
+                "the standby on %s was woken, but has not begun to run its program for %.0f s; starting a "
+                "new process",
                 self._config.host,
                 reading.silent,
             )

@@ -86,7 +86,7 @@ class Outlet(io.TextIOBase):
                     self._thread.start()
                 self._changed.notify_all()
         if full:
-            self._tell(f"nobody reads it, and {_MOST >> 20} MiB wait")
+            self._tell(f"its reader does not read, and {_MOST >> 20} MiB wait")
         return len(text)
 
     def drain(self) -> None:

@@ -21,12 +21,13 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _OWN_SIGNALS = {-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT}
 
 _UNTRAINED = (
-    "the command has ended, and has called no training function: nothing was committed, so after a fault it "
-    "starts from the beginning. Decorate the function that trains with hvdrecover's run (hvd.elastic.run)"
+    "the command has ended, and has called no training function: nothing was committed. After a fault, it "
+    "would start from the beginning. Decorate the function that trains with hvdrecover's run "
+    "(hvd.elastic.run)"
 )
 _STOPPED = "stopped after a preemption; start it again to continue"
 _ANEW = (
-    "this error follows a recovery in place, which a fresh start may not need: all processes start once more"
+    "This error came after a recovery in place, and a fresh start may avoid it: all processes start once more"
 )
 
 Fault = dict[str, Any]
@@ -216,7 +217,7 @@ def _unrepaired(attempt: Attempt) -> str:
     """Return the fault after which nothing was trained any more, in words; empty if there is none."""
     last = attempt.faults[-1] if attempt.faults else {}
     lost = bool(last) and tuple(last.get("point", attempt.point)) >= attempt.point
-    return f". Before, it had not got beyond its last fault: {last['message']}" if lost else ""
+    return f". The job had made no progress after its last fault: {last['message']}" if lost else ""
 
 
 def _may_need_no_repair(fault: Fault, attempts: Sequence[Attempt]) -> bool:

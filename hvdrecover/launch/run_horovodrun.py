@@ -70,7 +70,7 @@ def _forward_always(report: output.Report) -> None:
 
 def _report_output(events: Events, name: str, problem: str) -> None:
     events.rank = -1
-    message = f"{name} can't be written: {problem}. The job goes on; what it prints there may be lost"
+    message = f"{name} can't be written: {problem}. The job continues; its output may be lost"
     events.emit("output", message, level=logging.WARNING, stream=name, problem=problem)
 
 

@@ -63,5 +63,5 @@ class Unreachable:
         try:
             programs.output(checks.command_on(host, asked, here=False), self._environ, _ANSWER)
         except HvdrecoverError as error:
-            remedy = f"See that its name is right, that it is up, and that `ssh {host} true` works"
+            remedy = f"Check that its name is right, that it is up, and that `ssh {host} true` works"
             self._found.append(f"host {host} can't be reached: {error}. {remedy}")

@@ -41,8 +41,8 @@ def refuse_backups() -> None:
 def _refuse_backup(callback: Callback, logs: Any = None) -> None:
     raise ConfigError(
         "callbacks",
-        "BackupAndRestore would load its own backup over what was recovered; leave it out, as the "
-        "state's commits do what it does",
+        "BackupAndRestore would load its own backup over the state that was recovered. Leave it out: the "
+        "state's commits replace it",
     )
 
 

@@ -19,8 +19,8 @@ from hvdrecover.tensorflow.state import TensorFlowState
 logger = logging.getLogger(__name__)
 
 _FORGOTTEN = (
-    "callbacks begin anew, with attributes that had changed before: %s; name them in hvdrecover's "
-    "fit_callbacks(state, keep=[...]) to have their plain attributes part of commits"
+    "attributes of callbacks are not in commits, and start with new values: %s. To keep plain attributes, "
+    "name these callbacks in hvdrecover's fit_callbacks(state, keep=[...])"
 )
 _REFUSED = (
     "attributes of callbacks are not taken from the commit: %s. Each must exist before fit begins, with a "

@@ -97,8 +97,8 @@ class Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
         if name == "loss_scale_factor" and value is None and "_hvdrecover" in vars(self):
             raise ConfigError(
                 "optimizer",
-                "a LossScaleOptimizer around a distributed optimizer (Keras makes one for models of "
-                "mixed_float16) would skip steps on some of the ranks only, and the others would wait; use "
+                "a LossScaleOptimizer around a distributed optimizer would skip steps on some ranks only, "
+                "and the other ranks would wait. Keras makes one for models of mixed_float16. Use "
                 "DistributedOptimizer(LossScaleOptimizer(...))",
             )
         super().__setattr__(name, value)

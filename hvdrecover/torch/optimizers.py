@@ -76,9 +76,9 @@ def fit(name: str, optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -
         return optimizer.state_dict(), differences
     if _is_reordered(optimizer, tree, named):
         logger.warning(
-            "%s: this process built its parameter groups in another order than the commit has them. They "
-            "are matched by the parameters' names, and brought into the commit's order. A list made from a "
-            "set has another order in each process: sort it",
+            "%s: this process built its parameter groups in another order than the commit's. The groups are "
+            "matched by the parameters' names and put into the commit's order. A list made from a set has "
+            "another order in each process: sort it",
             name,
         )
     parameters = _parameters(optimizer, tree, named)

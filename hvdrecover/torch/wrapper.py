@@ -57,7 +57,8 @@ def _step(self: Any, closure: _Closure | None = None) -> Any:
     if hasattr(self, "virtual_gradients"):
         raise ConfigError(
             "optimizer.step(closure)",
-            "virtual ranks sum gradients up before the step; call backward() in the parts, and then step()",
+            "virtual ranks sum up gradients before the step, so a closure cannot compute them again. Call "
+            "backward() in the parts, and then step() without a closure",
         )
 
     steps = vars(self).get("_hvdrecover_stepping")
@@ -111,7 +112,8 @@ def _adasum_step(self: Any, closure: _Closure | None = None) -> Any:
             raise ConfigError(
                 "DistributedOptimizer(op=hvd.Adasum)",
                 f"a parameter of shape {tuple(each.shape)} was added, or has begun to require gradients, "
-                "since the optimizer was wrapped. Have all require gradients until then; freeze them later",
+                "after the optimizer was wrapped: Adasum would not average it. Let all parameters require "
+                "gradients when you wrap the optimizer, and freeze them afterwards",
             )
     return _adasums_step(self, closure)
 

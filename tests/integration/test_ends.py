@@ -197,7 +197,7 @@ def test_a_handler_of_the_scripts_that_ends_the_training_of_a_stopped_job_finish
             os.kill(process, signal.SIGTERM)
     assert job.wait(PATIENCE) == PREEMPTED, job.tail()
     log = job.log.read_text()
-    assert "SIGTERM is taken by the script's own handler" in log and "training is finished" not in log
+    assert "SIGTERM goes to the script's own handler" in log and "training is finished" not in log
     last = max(int(name.rpartition("c")[2]) for name in durable(root))
     again = begin("job", "train", last + 2)
     assert again.wait(PATIENCE) == 0, again.tail()

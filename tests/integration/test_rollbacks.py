@@ -61,7 +61,7 @@ def test_after_bad_batches_a_resize_and_a_kill_each_sample_was_seen_once_or_is_l
     )  # the batch of 4..7 is left out; the commit is before 0..3
     log = start(supervised("--no-standby", workers=3), BAD="1", RATE="0.2")  # whose batch is 0..3, 8 and 9
     assert len(re.findall("going back to the last commit", log)) == 2, log  # of both jobs
-    assert "optimizer.lr to 0.2, and the run was started with 0.1" in log
+    assert "optimizer.lr to 0.2, but the run was started with 0.1" in log
     assert "state.metric: commits do not hold total" in log
     first, second = json.loads((tmp_path / "seen.json").read_text())
     assert first == [0] * 10 + [1] * 30

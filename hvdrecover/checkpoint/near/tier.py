@@ -336,7 +336,8 @@ class NearTier:
             slot.delete()
         if slots:
             nbytes = slots[0].nbytes
-            self._decided(f"only {room.size(left)} were left to others, so its memory is given back", nbytes)
+            reason = f"other programs had only {room.size(left)} left, so the tier's memory was given back"
+            self._decided(reason, nbytes)
 
     def _manifest(self, order: _Commit, found: Mapping[str, str]) -> Manifest:
         layouts, writer = order.slot.layouts, {**order.writer, "pid": os.getpid()}

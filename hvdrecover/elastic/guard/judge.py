@@ -24,7 +24,7 @@ _FOLLOWS = {
 }
 
 
-_EARLIER = ["gradients of a step before this commit, which was not applied"]
+_EARLIER = ["gradients of a step before this commit; the step was not applied"]
 
 
 class RolledBack(Exception):  # noqa: N818  no error: all ranks go back to a commit together
@@ -89,8 +89,8 @@ class Judge(Observer, Voter):
         if self._policy == "rollback" and passes > 1:
             raise ConfigError(
                 "numerics",
-                f"'rollback' leaves one batch out, and with backward_passes_per_step={passes} a bad step has "
-                "the sum of several; pass Guard(numerics='skip')",
+                f"'rollback' leaves out one bad batch, but with backward_passes_per_step={passes} a step "
+                "sums up several batches. Pass Guard(numerics='skip')",
             )
 
     # -- an observer -----------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ class Judge(Observer, Voter):
             if not self._contents.orders:
                 raise ConfigError(
                     "numerics",
-                    "'rollback' leaves a bad batch out of the epoch, and the state has no sampler to do so. "
+                    "'rollback' leaves a bad batch out of the epoch, but the state has no sampler for that. "
                     "Put the ElasticSampler or the elastic_dataset into the state, or pass "
                     "Guard(numerics='skip')",
                 )
@@ -279,9 +279,9 @@ class Judge(Observer, Voter):
 def _unknown_batch(findings: list[str]) -> NumericsError:
     return NumericsError(
         findings,
-        "To go back and leave that batch out, its samples must be known, and they are not. Train on the "
+        "The samples of the bad batch are unknown, so 'rollback' cannot leave them out. Train on the "
         "state's ElasticSampler or elastic_dataset, and call record_batch() after each step, before the "
-        "commit. Guard(numerics='skip') needs no samples.",
+        "commit. Or pass Guard(numerics='skip'), which does not need the samples.",
     )
 
 

@@ -95,12 +95,12 @@ def _skipped(function: Callable[..., Any], joins: Callable[[], bool]) -> Callabl
         if not joins():
             return function(*args, **kwargs)
         if name != "broadcast_object":
-            logger.debug("hvd.%s() does nothing: this process joins a running job, and gets the state", name)
+            logger.debug("hvd.%s() does nothing: this process joins a running job and gets its state", name)
             return None
         logger.warning(
-            "hvd.broadcast_object() before the training function returns this process's own object: it "
-            "joins a running job, whose other ranks do not answer. Put the object into the state if all "
-            "ranks need the same one"
+            "hvd.broadcast_object() before the training function returns this process's own object: this "
+            "process joins a running job, and the other ranks are in their training functions. If all ranks "
+            "need the same object, put it into the state"
         )
         return args[0] if args else kwargs["obj"]
 

@@ -116,9 +116,9 @@ def _report_others(config: Config) -> None:
             continue
         _reported.add(number)
         logger.warning(
-            "%s is taken by the script's own handler (%s) and not by hvdrecover's: sent to a training "
-            "process alone, it does not make the job leave. Remove that handler, or send the signal to "
-            "hvdrecover run: then the job leaves at its next commit, with exit code 75",
+            "%s goes to the script's own handler (%s), not to hvdrecover's: if only a training process gets "
+            "the signal, the job does not leave. Remove that handler, or send the signal to hvdrecover run: "
+            "then the job leaves at its next commit, with exit code 75",
             signal.Signals(number).name,
             getattr(handler, "__qualname__", handler),
         )

@@ -85,10 +85,11 @@ class Buffers:
             if self._apart and not self.same(self._left[name], self._known(name, self._common)):
                 raise StepError(
                     name,
-                    "this buffer was changed after a step's inner loop and before the commit, as by a "
-                    "forward pass in training mode. Meanwhile each process has another virtual rank's, so "
-                    "the result would depend on the number of processes. Do that after state.commit(), "
-                    "which gives all processes virtual rank 0's, or by model.eval()",
+                    "this buffer was changed between a step's inner loop and the commit, for example by a "
+                    "forward pass in training mode. There, each process has the buffer of another virtual "
+                    "rank, so the result would depend on the number of processes. Do it after "
+                    "state.commit(), which gives all processes the buffer of virtual rank 0, or call "
+                    "model.eval() before",
                 )
             self._common[name] = self.read(name)
             self.absorbed = digest_numbers(

@@ -54,7 +54,7 @@ def refuse(call: str) -> None:
         raise StepError(
             f"hvd.{call}()",
             "called in a step's inner loop, in the part of a virtual rank. Processes carry out different "
-            "numbers of parts, so their collectives would not match, and the result would depend on their "
-            "number. Collect values in the inner loop, and call it after that; gradients are averaged "
+            "numbers of parts, so their collectives would not match. Collect values in the inner loop, and "
+            "call the collective after the loop. Gradients need no collective: they are averaged "
             "anyway",
         )

@@ -205,7 +205,7 @@ class VirtualRanks(Ranks, Kept, Voter):
         self.current = None
         if self._open is None:
             raise StepError(
-                "state.restore()", "called in a step's inner loop; leave the loops over steps before"
+                "state.restore()", "called in a step's inner loop. Leave the loops over steps first"
             )
         self.carrier.part_ends(rank)
         self._times.append(seconds)
@@ -314,9 +314,10 @@ class VirtualRanks(Ranks, Kept, Voter):
         elif moment.kind == "commit" and (table[:, 1] != table[0, 1]).any():
             return StepError(
                 "buffers",
-                "they were changed outside of parts, and not to the same on all processes, as by an average "
-                "of models that takes buffers, too. Before the commit each process has those of another "
-                "virtual rank; change them after state.commit(), which gives all virtual rank 0's",
+                "they were changed outside of parts, to different values on different processes, for example "
+                "by an average of models that includes buffers. Before the commit, each process has the "
+                "buffers of another virtual rank. Change them after state.commit(), which gives all "
+                "processes the buffers of virtual rank 0",
             )
         elif moment.kind == "commit" and self._policy == "by-speed":
             counts = shares.reconsider(self.counts, seconds)

@@ -119,7 +119,7 @@ def _refuse_averages(layers: Mapping[str, keras.layers.Layer]) -> None:
                     f"state.{name}.{each.name}",
                     "SyncBatchNormalization averages over processes, so the result would depend on their "
                     "number. Use keras.layers.BatchNormalization, of which each virtual rank has its own "
-                    "statistics, or a norm without statistics of a batch, such as GroupNormalization",
+                    "statistics, or a norm without batch statistics, such as GroupNormalization",
                 )
 
 

@@ -149,7 +149,7 @@ def _refuse_averages(modules: Mapping[str, torch.nn.Module]) -> None:
                     inner,
                     "SyncBatchNorm averages over processes, so the result would depend on their number. Use "
                     "torch.nn.BatchNorm1d, 2d or 3d, of which each virtual rank has its own statistics, or a "
-                    "norm without statistics of a batch, such as GroupNorm",
+                    "norm without batch statistics, such as GroupNorm",
                 )
 
 

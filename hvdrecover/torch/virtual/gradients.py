@@ -192,8 +192,8 @@ class Gradients:
                 raise ConfigError(
                     f"state.{self._name}",
                     f"a parameter of shape {tuple(each.shape)} was added, or has begun to require "
-                    "gradients, since the state was made. Have all of them require gradients until then; "
-                    "they may be frozen afterwards",
+                    "gradients, after the state was made. Let all parameters require gradients when you make "
+                    "the state, and freeze them afterwards",
                 )
 
     def _way(self, layout: Sequence[Sequence[Node]], rank: int) -> Exchange:

@@ -344,7 +344,7 @@ def test_a_script_without_set_epoch_is_told_when_an_epoch_comes_again_and_when_o
         assert len(order.begin()) == 6
         order.record(6)
     (line,) = caplog.messages
-    assert "epoch 0 is gone through again" in line and "set_epoch(state.epoch)" in line
+    assert "epoch 0 is repeated" in line and "set_epoch(state.epoch)" in line
     caplog.clear()
     resumed = SampleOrder(6)
     resumed.load_state_dict(order.state_dict())

@@ -69,7 +69,7 @@ def test_another_learning_rate_at_a_restart_is_named_and_what_takes_effect_is_no
     state.commit(durable=True)
     state.flush()
     state, (line,) = start(0.125, 0.9)
-    assert "the script sets optimizer.learning_rate to 0.125, and the run was started with 0.5:" in line
+    assert "the script sets optimizer.learning_rate to 0.125, but the run was started with 0.5." in line
     assert float(state.optimizer.learning_rate) == 0.25
 
 

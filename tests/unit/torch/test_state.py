@@ -121,8 +121,8 @@ def test_settings_of_the_script_that_a_commit_overrules_are_named(
     commit_durably(state)
     assert start(0.1, 0.5)[2] == []
     state, _, (line,) = start(0.2, 0.25)
-    assert "optimizer.lr to 0.2, and the run was started with 0.1" in line
-    assert "scheduler.gamma to 0.25, and the run was started with 0.5" in line
+    assert "optimizer.lr to 0.2, but the run was started with 0.1" in line
+    assert "scheduler.gamma to 0.25, but the run was started with 0.5" in line
     assert state.optimizer.param_groups[0]["lr"] == 0.05
     commit_durably(state)
     assert (
