@@ -99,7 +99,7 @@ def test_each_command_that_is_shown_is_understood(page: Path) -> None:
         ("A=1 hvdrecover run -np 2 --discover 'file hosts --omit gpu7' -- python train.py", "--omit"),
         ("sudo .venv/bin/hvdrecover drill -np 2 --laps 3 -- python train.py", "--laps"),
         ("exec hvdrecover discover mpi --addresses x  # of one node", "--addresses"),
-        ("hvdrecover run -np 2 python train.py", "there is no command"),
+        ("hvdrecover run -np 2", "there is no command"),
         ("hvdrecover report --watch --page report.html", "--page"),
         ('horovodrun --host-discovery-script "discover-hosts ray --adress x" python train.py', "--adress"),
     ],
