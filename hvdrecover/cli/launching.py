@@ -165,7 +165,7 @@ def takes_command(argv: list[str]) -> bool:
 
 
 def split(argv: list[str], parsers: Mapping[str, argparse.ArgumentParser]) -> tuple[list[str], list[str]]:
-    """The words of a command of ours and those of the training command, before which ``--`` may stand.
+    """Split words into our command and the training command, which ``--`` may separate.
 
     Args:
         argv: all of them.

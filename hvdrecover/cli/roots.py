@@ -36,7 +36,7 @@ def command(
 
 
 def open_root(arguments: argparse.Namespace) -> Storage:
-    """Return the root that was named, or that of the environment.
+    """Return the root of the command line, or else of the environment.
 
     With that one, the first argument may be a commit already. Without any, the command exits with 2.
     """

@@ -49,7 +49,7 @@ _STYLES = {
 
 @dataclass(frozen=True)
 class Harmless:
-    """Something to be shown, whoever has written it: a terminal obeys none of its characters."""
+    """Output whose control characters are escaped, as other users may have written it."""
 
     output: RenderableType
 

@@ -1,4 +1,4 @@
-"""Options of ``horovodrun``, and those that nobody knows, which are refused before anything starts."""
+"""Options of ``horovodrun``; unknown options are refused before anything starts."""
 
 from __future__ import annotations
 

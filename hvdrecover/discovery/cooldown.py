@@ -43,8 +43,8 @@ def read(path: Path | None) -> dict[str, list[float]]:
 def ends_at(reports: Sequence[float], now: float) -> float:
     """Return when a host's cooldown ends; 0 if it is in none.
 
-    A report from the future does not count: the clock was set back since. When that was is unknown, and until
-    the clock comes to that time again, such a report would look as if it had just been made.
+    A report from the future is ignored: the clock was set back after it. Until the clock reaches that time
+    again, such a report would look as if it had just been made.
 
     Args:
         reports: when it was reported.

@@ -201,7 +201,7 @@ class Companions:
             own: the trunk's numbers.
 
         Returns:
-            What waits for the numbers of all, and returns the trunk's table, and that of each voter.
+            A function that waits for all ranks' numbers. It returns the trunk's table and each voter's.
         """
         rows = [list(own), *(list(each.numbers(moment)) for each in self.voters)]
         name = "election" if moment.kind == "rendezvous" else "updates"

@@ -123,7 +123,7 @@ class Framework(Protocol):
         """
 
     def unkept(self, component: Component) -> list[str]:
-        """Names of what a component holds and `tree` lacks, so that it is lost in a recovery."""
+        """Names of a component's tensors that `tree` does not return: a recovery loses them."""
 
     def passes(self, component: Component) -> tuple[int, int]:
         """How many backward passes of an optimizer no step has had yet, of how many that a step has."""

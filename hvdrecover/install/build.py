@@ -23,7 +23,7 @@ def pip(*arguments: str) -> list[str]:
     """Return a pip command for the current environment.
 
     Raises:
-        InstallError: it has no pip, and there is no uv to bring one.
+        InstallError: the environment has no pip, and uv is not on ``PATH``.
     """
     options = ["--disable-pip-version-check", "--no-input", *arguments]
     if find_spec("pip") is not None:

@@ -20,15 +20,15 @@ _FLOCK = "hhqqi0q"  # struct flock of Linux, 64 bits
 def borrowed(path: Path, layout: Layout) -> Arena:
     """Return a file as an arena that takes no memory of this process.
 
-    While the arena exists, the process that keeps the near root does not overwrite the file. What was
-    overwritten before that is seen: so only one whose digest is right may be used.
+    While the arena exists, the process that keeps the near root does not overwrite the file. It may have
+    overwritten it before: use the arena only if its digest is right.
 
     Args:
         path: the file.
         layout: of its content.
 
     Raises:
-        OSError: it can't be mapped, is not whole, or is about to be overwritten.
+        OSError: the file cannot be mapped, is incomplete, or is about to be overwritten.
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
@@ -56,7 +56,7 @@ def kept(path: Path) -> int:
     close the file meanwhile.
 
     Raises:
-        OSError: somebody has borrowed it, or that can't be told.
+        OSError: another process has borrowed the file, or the file cannot be locked.
     """
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:

@@ -137,11 +137,11 @@ class Slot:
         return self.layouts == wanted
 
     def take(self) -> bool:
-        """Let nobody borrow it until a commit is whole in it; return False if another process reads it."""
+        """Refuse borrowers until the slot has a whole commit; return False if another process reads it."""
         for name in self.layouts.keys() - self._kept.keys():
             try:
                 self._kept[name] = loans.kept(self._file(name))
-            except FileNotFoundError:  # then nobody can
+            except FileNotFoundError:  # then no process can borrow it
                 continue
             except OSError:  # lent; or as many files are open as may be
                 self.let_go()

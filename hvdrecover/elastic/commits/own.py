@@ -129,7 +129,7 @@ class Own:
         Raises:
             UnsupportedValueError: this process's take more bytes than can be exchanged at each commit.
         """
-        self.forget()  # what a commit learned that then failed
+        self.forget()  # the values of a commit that failed later
         if not self.exists:
             return
         if world.size() > 1:

@@ -42,7 +42,7 @@ class Carrier(Protocol):
 
     @property
     def absorbed(self) -> int:
-        """A digest of what the script has changed outside of parts; it must be the same on all processes."""
+        """A digest of the script's changes outside of parts; it must be the same on all processes."""
 
     def begin(self, counts: shares.Counts, process: int) -> None:
         """A step begins, with these shares."""
@@ -299,7 +299,7 @@ class VirtualRanks(Ranks, Kept, Voter):
         return [0 if self._seconds is None else max(1, round(self._seconds * 1e6)), self.carrier.absorbed]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        """Deal the virtual ranks out: anew at a rendezvous, and at a commit if that makes steps faster.
+        """Assign the virtual ranks: at each rendezvous, and at a commit if that makes steps faster.
 
         Returns:
             An error if processes have changed buffers outside of parts, and not to the same.
