@@ -8,7 +8,12 @@ from pathlib import Path
 ADAPTER = """
 from types import SimpleNamespace
 from hvdrecover.elastic.lifecycle import startup as joining
-joining.join(SimpleNamespace(is_initialized=lambda: True))
+functions = "broadcast_parameters broadcast_optimizer_state broadcast_object "
+functions += "add_process_set remove_process_set"
+library = SimpleNamespace(mpi_lib=SimpleNamespace())
+joining.join(
+    SimpleNamespace(is_initialized=lambda: True, mpi_ops=library, **dict.fromkeys(functions.split(), print))
+)
 """
 
 
