@@ -181,9 +181,8 @@ class Recovery:
         held, mine = self._held(newest, recalled)
         agreement = receive(self._context.world, self.root, held, mine, self._durable.near.base)
         self._context.place.job = agreement.job
-        heartbeat.notify(
-            loaded=agreement.loaded
-        )  # whichever rank fails next, its guardian knows from which commit
+        # Whichever rank fails next: its guardian knows from which commit the rank has resumed.
+        heartbeat.notify(loaded=agreement.loaded)
         self._load(agreement.snapshot, strict=self._among_ranks)
         return agreement
 
@@ -313,6 +312,8 @@ class Recovery:
             called, the next commit gets it as well: the others may have heard these numbers already, and this
             rank tries the same commit again.
         """
+        if moment.kind == "check":
+            self.catch_up(retried=False)
         if self._unheard is not None:
             return self._unheard
         world = self._context.world
@@ -328,12 +329,19 @@ class Recovery:
         self._unheard, self._unheard_at = hear, self._context.contents.positions()
         return hear
 
-    def catch_up(self) -> None:
-        """At a commit: raise what the ranks decided at an earlier one that failed here, and was not retried.
+    def catch_up(self, *, retried: bool | None = None) -> None:
+        """Raise what the ranks decided at a commit that failed on this rank only, and was not retried here.
 
-        A sampler that has moved since tells that from a retry. Ranks that want to leave or join say so again.
+        Ranks that want to leave or join ask again, so that decision is dropped.
+
+        Args:
+            retried: whether this rank retries that commit now; None if it does unless a sampler has moved.
         """
-        if self._unheard is not None and self._unheard_at != self._context.contents.positions():
+        if self._unheard is None:
+            return
+        if retried is None:
+            retried = self._unheard_at == self._context.contents.positions()
+        if not retried:
             verdict = self._unheard()
             if verdict is not None and not self._keeps_all(verdict):
                 raise verdict

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hvdrecover.checkpoint.values import Json
 from hvdrecover.elastic.agreement.transfer import Agreement
 from hvdrecover.elastic.commits.memory import Memory
 from hvdrecover.elastic.companions import Companions, Kept, Moment, Observer, Table, Voter
+from hvdrecover.elastic.run import run
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import HvdrecoverError, NumericsError, UnsupportedValueError
 from tests.fakes.framework import FakeSampler
@@ -205,6 +207,29 @@ def test_ranks_that_go_on_after_a_failed_commit_heed_what_they_had_decided_at_it
         return str(caught.value)
 
     assert on_ranks(2, measuring) == ["120 degrees"] * 2
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_a_rank_whose_commit_failed_alone_takes_part_in_the_next_check(returns: bool) -> None:
+    def measuring(process: Process) -> str:
+        thermometer = Thermometer(process.world.rank())
+        state = process.state(companions=Companions(voters=(thermometer,)), box=None)
+
+        def train(state: State) -> str:
+            state.box = object() if process.world.rank() == 1 else None
+            with pytest.raises(UnsupportedValueError) if state.box else nullcontext():
+                state.commit()
+            state.box, thermometer.degrees = None, 60
+            if returns:
+                return "returned"
+            with pytest.raises(TooHotError) as caught:
+                state.check_host_updates()
+            thermometer.degrees = 0
+            return str(caught.value)
+
+        return str(run(train)(state))
+
+    assert on_ranks(2, measuring) == ["returned" if returns else "120 degrees"] * 2
 
 
 def test_a_rank_that_objects_passes_a_commit_over_and_makes_none_durable(root: FakeRoot) -> None:
