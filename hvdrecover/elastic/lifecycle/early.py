@@ -30,7 +30,8 @@ _SKIPPED = {
 }
 _REFUSED = ("add_process_set", "remove_process_set")
 _PATIENCE = 10.0  # seconds for the driver to answer
-_libraries: list[tuple[Any, str, Any]] = []  # which module's attribute has which library; until `end`
+# Until `end`: the module and attribute of each watched library, the library, and its `_Watched`.
+_libraries: list[tuple[Any, str, Any, _Watched]] = []
 
 
 def begin(hvd: Any, config: Config) -> None:
@@ -50,8 +51,9 @@ def begin(hvd: Any, config: Config) -> None:
 
     name = next(each for each in _SKIPPED if hasattr(hvd.mpi_ops, each))
     library = getattr(hvd.mpi_ops, name)
-    _libraries.append((hvd.mpi_ops, name, library))
-    setattr(hvd.mpi_ops, name, _Watched(library, joins))
+    watched = _Watched(library, joins)
+    _libraries.append((hvd.mpi_ops, name, library, watched))
+    setattr(hvd.mpi_ops, name, watched)
     for function in _SKIPPED[name]:
         setattr(hvd, function, _skipped(getattr(hvd, function), joins))
     for function in _REFUSED:
@@ -61,8 +63,9 @@ def begin(hvd: Any, config: Config) -> None:
 def end() -> None:
     """A training function begins: from now on, all collectives are Horovod's own."""
     while _libraries:
-        module, name, library = _libraries.pop()
-        setattr(module, name, library)
+        module, name, library, watched = _libraries.pop()
+        if getattr(module, name) is watched:  # else a state of virtual ranks has put its own watch around it
+            setattr(module, name, library)
 
 
 class _Watched:

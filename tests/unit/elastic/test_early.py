@@ -13,6 +13,7 @@ import pytest
 
 from hvdrecover.config import Config
 from hvdrecover.elastic.lifecycle import early
+from hvdrecover.elastic.virtual.collectives import Watched
 from hvdrecover.errors import EarlyCollectiveError
 from tests.unit.elastic.jobs import CONFIG
 
@@ -115,6 +116,18 @@ def test_process_sets_are_not_added_before_the_training_function(driver: Driver)
     early.begin(hvd, driver("2"))
     with pytest.raises(EarlyCollectiveError):
         hvd.add_process_set([0])
+
+
+def test_a_watch_of_virtual_ranks_outlasts_the_beginning_of_the_training_function(driver: Driver) -> None:
+    hvd = torch()
+    early.begin(hvd, driver("2"))
+    called: list[str] = []
+    hvd.mpi_ops.mpi_lib = Watched(
+        hvd.mpi_ops.mpi_lib, lambda call, function: lambda: (called.append(call), function())
+    )
+    early.end()
+    hvd.mpi_ops.mpi_lib.horovod_torch_allreduce_async_torch_FloatTensor()
+    assert (called, len(hvd.calls)) == (["allreduce"], 1)
 
 
 def test_functions_that_are_no_collectives_are_left_alone(driver: Driver) -> None:
