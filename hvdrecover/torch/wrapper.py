@@ -174,7 +174,9 @@ def _synchronize(self: Any) -> None:
                 _enlist(self, each)
     _horovods_synchronize(self)
     for each in parameters_of(self):  # fused optimizers need gradients in their parameters' memory format
-        if not each.is_contiguous() and (grad := each.grad) is not None and grad.stride() != each.stride():
+        if each.is_contiguous() or (grad := each.grad) is None or grad.is_sparse:
+            continue
+        if grad.stride() != each.stride():
             each.grad = torch.empty_like(each).copy_(grad)
 
 

@@ -118,6 +118,17 @@ def test_a_step_after_an_interrupted_backward_pass_is_that_of_an_undisturbed_run
     assert state_of(model, wrapper) == state_of(*undisturbed)
 
 
+def test_sparse_gradients_of_a_transposed_parameter_are_averaged() -> None:
+    model = torch.nn.Embedding(4, 2, sparse=True)
+    model.weight = torch.nn.Parameter(torch.ones(2, 4).t())
+    wrapper = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1.0), named_parameters=model.named_parameters()
+    )
+    model(torch.tensor([3])).sum().backward()
+    wrapper.step()
+    assert model.weight.tolist() == [[1, 1], [1, 1], [1, 1], [0, 0]]
+
+
 def test_restoring_forgets_unfinished_allreduces() -> None:
     model, wrapper = wrapped_pair()
     state = joined(model=model, optimizer=wrapper)
