@@ -98,9 +98,8 @@ def kept_waiting(accounts: Sequence[Account]) -> dict[int, float]:
     if not all_there(accounts):
         return {}
     limit, ages = wait_limit(accounts), [each.age for each in accounts]
-    least = (
-        1 if limit else LATE
-    )  # of a fault whose cause isn't known to be waiting, chance may decide who is last
+    # If a rank may have failed in another way than by waiting, chance may decide which rank was last.
+    least = 1 if limit else LATE
     lateness = [max(ages) - age for age in ages]
     late = [rank for rank, ms in enumerate(lateness) if ms > LATE or ms == max(lateness) >= least]
     silences = {rank: accounts[rank].silent for rank in late}

@@ -98,9 +98,8 @@ def signals(config: Config, *, reports: bool = False) -> Iterator[None]:
         signal.signal(number, _take_note)
     if reports:
         _report_others(config)
-        heartbeat.at_commit(
-            functools.partial(_report_others, config)
-        )  # of those set in the training function
+        # Again at the first commit: the training function may set a handler.
+        heartbeat.at_commit(functools.partial(_report_others, config))
     try:
         yield
     finally:
