@@ -161,8 +161,8 @@ class SampleOrder:
         passes: how often this epoch was gone through before, without `set_epoch` to another one.
         done: the cursor: samples of this pass that all ranks together have done, or left out.
         batch_size: samples in one rank's batch, if the loader has set it; 0 if only `record` tells.
-        stepped: set when an optimizer has stepped, so that the next batch recorded ends what it had.
-        unstepped: where the batches begin that no step has had yet.
+        stepped: whether an optimizer has stepped, so that the next batch recorded is the last of that step.
+        unstepped: position of the first batch that is not part of a step yet.
         begun: a number that is higher the later the last iteration was begun; 0 before the first.
         on_iterate: called when an iteration begins, after what the data loader itself draws from generators.
         on_record: called with this order and how many samples every rank has done, before they count.
@@ -216,9 +216,9 @@ class SampleOrder:
     def set_epoch(self, epoch: int) -> None:
         """Go to an epoch. Naming the epoch under way changes nothing, so that a resumed one continues.
 
-        Of several epochs that are named before an iteration begins the highest counts: a framework names
-        epochs of its own after the script has, which begin with 0 whenever its loop does; and a script may
-        name all epochs that it skips. Until then, the cursor of the epoch under way is not lost.
+        If several epochs are named before an iteration begins, the highest counts. A framework may name its
+        own epochs after the script has, from 0 on whenever its loop begins; and a script may name each epoch
+        that it skips. The cursor of the epoch under way is kept until the iteration begins.
 
         Raises:
             ConfigError: a negative epoch.
@@ -255,7 +255,7 @@ class SampleOrder:
         return self.epoch, self.passes, start, self.position(self.done, count)
 
     def leave_out(self, stretch: Stretch) -> None:
-        """Have no rank see samples again in their pass, as if they were not there; the rest is dealt anew.
+        """Leave samples out of their pass, as if the data set did not have them; deal the rest out again.
 
         Args:
             stretch: of this pass or, as the cursor may have gone back beyond its beginning, of a later one.

@@ -90,7 +90,7 @@ class Recovery:
 
         Args:
             reached: how far the job had come before, for the line that says what is repeated.
-            kept: whether a commit in memory is what to go on with, and nothing that was made of it since.
+            kept: whether the attributes still equal the commit in memory.
 
         Returns:
             Where the state came from.
@@ -100,7 +100,7 @@ class Recovery:
             RecoveryError: the same, on the other ranks.
             StructureError: the ranks were not started with the same, and the state has a guard.
             DivergedError: memories hold one commit with different parameters, and the guard is to raise it.
-            PerRankError: the commit's states of the ranks' own are of other ranks.
+            PerRankError: the commit has the rank-local states of other ranks.
         """
         context, started = self._context, self._context.clock.monotonic()
         context.place.arrived()
@@ -126,7 +126,7 @@ class Recovery:
         return agreement.source
 
     def _recall(self) -> Recalled | None:
-        """Return what this host has that is newer than all memories, if this process has no memory."""
+        """Return the host's near commit if it is newer than all in memory, and this process has none."""
         mine = self._memory.last
         rows = self._context.world.allgather([mine.generation, mine.commit], "hvdrecover.memories")
         if mine.generation:
@@ -213,7 +213,7 @@ class Recovery:
     def _from_memory(self, elected: CommitId, recalled: Recalled | None, kept: bool) -> Agreement:
         # A new generation: a rank left behind may hold, or be writing, another commit of this number.
         newest = CommitId(elected.generation + 1, elected.commit)
-        heartbeat.notify(loaded="")  # no durable one is to blame for what comes now
+        heartbeat.notify(loaded="")  # no durable commit can be the cause of later faults
         if recalled is None:
             kept = kept and not self._context.contents.per_rank
             snapshot = self._memory.capture(newest, finished=self._memory.finished, unchanged=kept)
@@ -287,7 +287,7 @@ class Recovery:
 
     @property
     def _among_ranks(self) -> Strict:
-        """What must fit of this job's own commits: models and optimizers, or ranks would come apart."""
+        """Return which attributes must fit a commit of this job, so that all ranks have the same."""
         return True if self._durable.strict else "components"
 
     def _load(self, snapshot: Snapshot, *, strict: Strict, where: str | None = None) -> bool:
@@ -308,9 +308,9 @@ class Recovery:
         """Send the other ranks what this one knows.
 
         Returns:
-            What waits for all of them, and returns what all are to raise. If a commit fails before that is
-            called, the next commit gets it as well: the others may have heard these numbers already, and this
-            rank tries the same commit again.
+            A function that waits for all ranks, and returns the error that all are to raise. If a commit
+            fails before the function is called, the next commit gets the same function: the others may have
+            heard these numbers already, and this rank retries that commit.
         """
         if moment.kind == "check":
             self.catch_up(retried=False)
@@ -351,7 +351,7 @@ class Recovery:
         return isinstance(verdict, Departure) or fault_of(verdict, self._context.world) == "hosts"
 
     def iteration_begins(self) -> None:
-        """Right at a commit, making an iterator must not move the streams.
+        """If an iterator is made right at a commit, restore the random streams.
 
         A data loader draws from the global generator when its iterator is made. An undisturbed run made it
         before the commit, a resumed one makes it after.
@@ -376,7 +376,7 @@ class Recovery:
         self._memory.resume(self.reload())
 
     def reload(self) -> Snapshot:
-        """Load the newest commit again; what this rank has of its own stays where it is.
+        """Load the newest commit again; rank-local state stays as it is.
 
         Raises:
             RecoveryError: as in `roll_back`.

@@ -272,8 +272,8 @@ class State(Attributes):
     def _leave_if_told(self) -> None:
         """Leave at the last commit, if ranks are to leave when the training function has returned.
 
-        A signal handler of the script's may have ended it early, so this is no finish. What it did after its
-        last commit is rolled back: it may have closed an epoch that it has not trained.
+        A signal handler of the script may have made it return early, so the run is not finished. What the
+        function did after its last commit is rolled back: it may have counted an epoch that it did not train.
         """
         with stalls.paused():  # others may still be at what they do last
             verdict = self._recovery.send(Moment("check", returned=True))()
@@ -309,7 +309,7 @@ class State(Attributes):
         self._context.events.emit("commit", **vars(snapshot.id), stall=stall)
 
     def _act(self, hear: Callable[[], BaseException | None], *, between: bool = False) -> None:
-        """Do what all ranks do, by what each has told the others; between commits, or at one."""
+        """Apply the collective verdict, at a commit or between commits: leave, raise or continue."""
         verdict = hear()
         if isinstance(verdict, Departure):
             if between:

@@ -1,4 +1,4 @@
-"""Lines on what a recovery, or another start, does not bring back: each is said once, before it is missed."""
+"""Warnings of values that a recovery or a restart does not restore; each is given once, in advance."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hvdrecover.elastic.interfaces import Framework
 class Unresumed(Observer, Kept):
     """Warns of a component that keeps nothing, of a commit amid backward passes, and of ignored settings.
 
-    Each commit holds the settings that the run was started with. The optimizer's present ones are no measure:
-    training changes them.
+    Each commit holds the settings that the run was started with. The script's settings are compared with
+    them, and not with the optimizer's present ones, which training changes.
 
     Args:
         context: the state's surroundings.
@@ -36,7 +36,7 @@ class Unresumed(Observer, Kept):
     # -- an observer -----------------------------------------------------------------------------------
 
     def agreed(self, agreement: Agreement) -> None:
-        """Look at what the state's components keep; have all ranks count backward passes alike."""
+        """Warn of tensors that commits lack; let all ranks count backward passes from 0 again."""
         for name, component in self._contents.components().items():
             self._framework.forget_passes(component)
             if lost := self._framework.unkept(component):
@@ -50,7 +50,7 @@ class Unresumed(Observer, Kept):
                 self._say(name, message)
 
     def begins(self) -> None:
-        """See whether the commit is amid backward passes that one step is to have together."""
+        """Warn if the commit is made between the backward passes of one step."""
         for name, component in self._contents.components().items():
             done, of = self._framework.passes(component)
             if done and name not in self._said:
@@ -73,11 +73,11 @@ class Unresumed(Observer, Kept):
         return dict(self._of_run)
 
     def load(self, value: Json | None) -> None:
-        """Take these from a commit; those of other versions have none."""
+        """Take the settings from a commit; commits of earlier releases have none."""
         self._of_run = dict(value) if isinstance(value, dict) else dict(self._of_script)
 
     def resumed(self, value: Json | None) -> Json | None:
-        """Say which settings of the script are ignored, as the commit has others."""
+        """Warn of settings of the script that are ignored, because those of the commit differ."""
         lines = differences(value, self._of_script) if isinstance(value, dict) else []
         if lines:
             message = (
@@ -91,7 +91,7 @@ class Unresumed(Observer, Kept):
 def settings(framework: Framework, contents: Contents) -> dict[str, str]:
     """Return the settings of components that a commit brings along, such as ``optimizer.lr``, as text.
 
-    Of an optimizer's groups, those of all are one text.
+    The values of all groups of an optimizer are joined into one text.
     """
     found: dict[str, list[str]] = {}
     for name, component in contents.components().items():

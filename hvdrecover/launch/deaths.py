@@ -122,7 +122,7 @@ def fault(death: Death) -> Fault:
     """Return what kind of fault a lost process died of."""
     if death.hung:
         return "hang"
-    if death.returncode == 0 and not death.error:  # with one, the code is that of a wrapper: `python … | tee`
+    if death.returncode == 0 and not death.error:  # after an error, 0 is a wrapper's: `python … | tee`
         return "early_exit"
     if death.returncode == -signal.SIGKILL and death.out_of_memory:
         return "out_of_memory"

@@ -29,9 +29,8 @@ class Outlet(io.TextIOBase):
     Args:
         descriptor: where to write.
         name: for people.
-        report: called when the descriptor can't be written, once until it can again. None reports nothing,
-            and no writer waits; else a writer waits for a slow reader for up to two seconds before text is
-            lost.
+        report: called once whenever writing begins to fail. With it, a writer waits up to two seconds for a
+            slow reader before text is lost. With None, no writer waits.
         encoding: of the text.
     """
 
@@ -81,7 +80,7 @@ class Outlet(io.TextIOBase):
                     self._held += f"hvdrecover: {self._lost} lines of output were lost here\n".encode()
                     self._lost = 0
                 self._held += data
-                if self._thread is None or not self._thread.is_alive():  # it is not in a child of a fork
+                if self._thread is None or not self._thread.is_alive():  # a forked child lacks it
                     self._thread = threading.Thread(target=self._pump, daemon=True)
                     self._thread.start()
                 self._changed.notify_all()

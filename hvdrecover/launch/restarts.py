@@ -110,8 +110,8 @@ def outcome(
         max_restarts: how many restarts in a row may bring no progress.
     """
     last = attempts[-1]
-    # All ranks have confirmed it to each other. What the launcher makes of it, whose terminal may be gone, is
-    # of no account once all slots have ended like this.
+    # The ranks have confirmed to each other that training is finished. If all slots ended like this, the
+    # launcher's exit code does not count: it may have failed only because its terminal is gone.
     finished = [each for each in last.ends if each == "finished"]
     if finished and (last.code == 0 or len(finished) == len(last.ends) >= ranks):
         return Outcome("end", 0, "the training is finished")
@@ -143,7 +143,7 @@ def outcome(
 
 
 def known(attempts: Sequence[Attempt]) -> dict[str, Any]:
-    """Return what the processes of another start have to know of those before it."""
+    """Return the facts about earlier starts that the processes of the next one need."""
     errors = [error for attempt in attempts for error in attempt.errors]
     causes = list(dict.fromkeys(map(Cause.of, reversed(errors))))[:_CAUSES]
     return {
@@ -166,10 +166,10 @@ def first_errors(attempt: Attempt) -> list[Fault]:
 def suspected(attempts: Sequence[Attempt]) -> str | None:
     """Return the durable commits that the next start is to pass over, as ``FIRST..LAST``, or None.
 
-    They are those from which the job has failed twice in the same way at the same place, and what processes
-    have made of them without any progress. Of the script's own error, the second time at the same place is
-    enough: the first was on the way there. What comes from outside (kills, lack of memory, hangs, a storage
-    that is away) says nothing about a commit.
+    A commit is suspect if the job has failed from it twice in the same way at the same place. So are later
+    commits that were made from it without progress. If the script itself has failed, only the second failure
+    need have begun at the commit: the first may have come on the way there. Faults from outside (kills, lack
+    of memory, hangs, unreachable storage) say nothing about a commit.
     """
     faults = attempts[-1].faults
     last = next((fault for fault in reversed(faults) if fault.get("loaded")), None)
@@ -221,9 +221,10 @@ def _unrepaired(attempt: Attempt) -> str:
 
 
 def _may_need_no_repair(fault: Fault, attempts: Sequence[Attempt]) -> bool:
-    """Return whether an error has come only after a recovery in place, so that a fresh start may do.
+    """Return whether an error came only after a recovery in place, so that a fresh start may avoid it.
 
-    A process that survives has what its script keeps outside of the state: a list that is half full, say.
+    A process that survived still has objects that its script keeps outside the state, such as a half-full
+    list.
     """
     cause = Cause.of(fault)
     if cause in {Cause.of(each) for attempt in attempts[:-1] for each in attempt.errors}:

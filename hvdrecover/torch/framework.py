@@ -158,7 +158,7 @@ class TorchFramework(Reports):
             return self.tree(component), [line]
         if isinstance(component, torch.nn.Module):
             mine = dict(component.state_dict())
-            # What a layer keeps as its extra state may be a tensor at one time and none at another.
+            # A layer's extra state may be a tensor in one commit, and another object in the next.
             return fit_tensors(self, name, "model", mine, renamed(tree, mine), _is_extra_state)
         if isinstance(component, torch.optim.Optimizer):
             return optimizers.fit(name, component, tree, by_name(self.attributes))
@@ -177,7 +177,7 @@ class TorchFramework(Reports):
         else:
             component.load_state_dict(tree)
             if isinstance(component, torch.amp.GradScaler) and component.is_enabled():
-                # How far it was with each optimizer's step, which a fault has ended, is not in its state.
+                # The state does not say whether a fault came between `unscale_` and `update`.
                 component._per_optimizer_states.clear()
 
     def unkept(self, component: Any) -> list[str]:
@@ -185,11 +185,11 @@ class TorchFramework(Reports):
         return unkept.unkept(component)
 
     def passes(self, component: Any) -> tuple[int, int]:
-        """How many backward passes of an optimizer no step has had yet, of how many that a step has."""
+        """Return how many backward passes have ended since the last step, and how many a step needs."""
         return unkept.passes(component)
 
     def forget_passes(self, component: Any) -> None:
-        """Have an optimizer forget these."""
+        """Let an optimizer count backward passes from 0 again."""
         unkept.forget_passes(component)
 
     def describe(self, component: Any) -> list[Entry]:

@@ -22,9 +22,9 @@ _gradient_of: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter("grad")
 class Outgoing:
     """Looks at what a Horovod-wrapped optimizer sends, so that a look at few of the averages is enough.
 
-    Large gradients are gone through here, and only here: one that is not finite has its first number made
-    NaN, for all ranks to see. Elsewhere than on the CPU, to go through averages is fast, and to wait for what
-    a look says is not.
+    Large gradients on the CPU are checked here only. If one is not finite, its first number is set to NaN, so
+    that all ranks find NaN there in the average. On other devices the averages are checked as a whole: that
+    is fast there, but to wait for the result of a check is not.
 
     Args:
         optimizer: the optimizer.

@@ -1,4 +1,4 @@
-"""Tensors and gradients that a commit can't hold, as the objects of the state do not give them."""
+"""Tensors and gradients that commits lack, as the ``state_dict`` of the object leaves them out."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 def unkept(component: Any) -> list[str]:
     """Names of what a component holds and its ``state_dict`` leaves out.
 
-    What a model has besides its parameters may well be constant. So it counts only if nothing else is kept,
-    or if a metric of torchmetrics declares it as its state.
+    A model's other tensors may be constants. So they are named only if the ``state_dict`` is empty, or if a
+    torchmetrics metric declares them as its state.
     """
     parts = dict(component.named_modules()) if isinstance(component, torch.nn.Module) else {"": component}
     declared = [name for path, part in parts.items() for name in _of_metric(path, part)]
@@ -41,7 +41,7 @@ def _join(path: str, name: str) -> str:
 
 
 def passes(component: Any) -> tuple[int, int]:
-    """How many backward passes of a Horovod-wrapped optimizer no step has had yet, of how many."""
+    """Return how many backward passes have ended since the last step, and how many a step needs."""
     of = getattr(component, "backward_passes_per_step", 1)
     if of == 1 or hasattr(component, "virtual_gradients"):
         return 0, 1
@@ -49,7 +49,7 @@ def passes(component: Any) -> tuple[int, int]:
 
 
 def forget_passes(component: Any) -> None:
-    """Have an optimizer begin to count backward passes anew, as one does that loads a commit."""
+    """Let an optimizer count backward passes from 0 again, as it does when it loads a commit."""
     if passes(component)[0]:
         component._handles.clear()
         component.set_backward_passes_per_step(component.backward_passes_per_step)

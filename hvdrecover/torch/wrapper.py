@@ -1,7 +1,7 @@
-"""What Horovod's ``DistributedOptimizer`` lacks, added to its classes.
+"""Additions to the classes of Horovod's ``DistributedOptimizer``.
 
-Horovod makes the class of each wrapped optimizer of the attributes that these classes have at that time. So
-what is added here is there in all that are wrapped after `hvdrecover.torch` was imported, with any Horovod:
+To wrap an optimizer, Horovod makes a new class from the attributes that its own classes have at that time. So
+every optimizer that is wrapped after `hvdrecover.torch` was imported has these additions:
 
 - ``step(closure)`` averages the gradients of each evaluation before they are used. Horovod's averages first
   and then calls the closure, whose gradients each rank would apply as they are.
@@ -34,7 +34,7 @@ _adasums_step = _DistributedAdasumOptimizer.step
 
 
 def extend() -> None:
-    """Add it. Done once, when `hvdrecover.torch` is imported."""
+    """Replace methods of Horovod's classes; called once, when `hvdrecover.torch` is imported."""
     _DistributedOptimizer.step = _step
     _DistributedOptimizer.synchronize = _synchronize
     _DistributedOptimizer.add_param_group = _add_param_group
@@ -66,7 +66,7 @@ def _step(self: Any, closure: _Closure | None = None) -> Any:
     def averaged() -> Any:
         loss = closure()
         wait = _average_loss(self, loss)
-        # A script that averages by itself, as Lightning does, has done so in the closure.
+        # Lightning, for one, averages inside the closure. Then there is nothing left to average.
         if self._handles or (self._should_synchronize and not self._synchronized):
             self.synchronize()
         self._synchronized = False
@@ -81,7 +81,9 @@ def _step(self: Any, closure: _Closure | None = None) -> Any:
 
 
 def _average_loss(optimizer: Any, loss: Any) -> Callable[[], Any]:
-    """Begin to average what closures return, by which LBFGS decides on all ranks how often to evaluate them.
+    """Begin to average the losses that closures return.
+
+    By the loss, LBFGS decides how often to evaluate a closure. With the average, all ranks decide alike.
 
     A rank whose closure returns None sends a zero, so that no rank waits for it.
     """
@@ -131,7 +133,7 @@ def _register_hooks(self: Any) -> None:
 
 def _add_param_group(self: Any, param_group: dict[str, Any]) -> None:
     super(self.__class__, self).add_param_group(param_group)
-    if not hasattr(self, "_should_synchronize"):  # it is being made
+    if not hasattr(self, "_should_synchronize"):  # called by the constructor
         return
     number = len(self.param_groups) - 1
     for place, each in enumerate(self.param_groups[-1]["params"]):
@@ -142,7 +144,7 @@ def _add_param_group(self: Any, param_group: dict[str, Any]) -> None:
 
 
 def _hook(self: Any, parameter: torch.Tensor) -> None:
-    """Have a parameter's gradients averaged as soon as there are any, be it frozen now."""
+    """Average a parameter's gradients whenever it has any, also if it is still frozen now."""
     if parameter in self._later_hooks or not (parameter.is_floating_point() or parameter.is_complex()):
         return
     send = self._make_hook(parameter)
@@ -156,7 +158,7 @@ def _hook(self: Any, parameter: torch.Tensor) -> None:
         accumulator = parameter.requires_grad_().expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
     parameter.requires_grad_(not frozen)
     self._later_hooks[parameter] = accumulator.register_hook(arrived)  # type: ignore[union-attr]
-    self._grad_accs.append(accumulator)  # which nothing else keeps alive
+    self._grad_accs.append(accumulator)  # else the node and its hook would be deleted
 
 
 def _enlist(self: Any, parameter: torch.Tensor) -> None:
@@ -181,7 +183,7 @@ def _synchronize(self: Any) -> None:
 
 
 def _forget_parameter(self: Any, parameter: torch.Tensor) -> None:
-    """Undo what was done for a parameter of a group that was added, and is removed by a rollback."""
+    """Remove the hook of a parameter whose group was added after the commit, and is removed by a rollback."""
     handle = getattr(self, "_later_hooks", {}).pop(parameter, None)
     if handle is not None:
         handle.remove()
@@ -189,7 +191,7 @@ def _forget_parameter(self: Any, parameter: torch.Tensor) -> None:
     self._group_counts.pop(self._p_to_group.pop(parameter, None), None)
 
 
-# -- the rest ----------------------------------------------------------------------------------------------
+# -- zero_grad and compression -----------------------------------------------------------------------------
 
 
 def _zero_grad(horovods: Callable[[Any], None]) -> Callable[..., None]:

@@ -189,8 +189,8 @@ class Contents:
             state: its JSON part; see `Present.state`.
             arenas: its tensors.
             where: what to call the commit in an error.
-            strict: whether all must fit, or models and optimizers only. What need not is left as it is if it
-                doesn't; but something of each model and optimizer must fit.
+            strict: True if all must fit, "components" if only models and optimizers must. Any other attribute
+                that does not fit stays as it is. At least a part of each model and optimizer must fit.
             give: whether the attributes may keep the arenas' memory; nobody else may use it then.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Numbers that are not finite: all ranks tell each other what they have seen, and do the same about it."""
+"""Numbers that are not finite: the ranks exchange what they have found, and all react alike."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class RolledBack(Exception):  # noqa: N818  no error: all ranks go back to a com
 
 
 class Judge(Observer, Voter):
-    """One rank's side of it.
+    """One rank's part in finding bad steps and reacting to them.
 
     Args:
-        guard: what the user has decided; None, or one that ignores numbers, and nothing is looked at.
+        guard: the user's settings. If None, or if they ignore numbers, nothing is checked.
         context: the state's surroundings.
 
     Attributes:
@@ -64,7 +64,7 @@ class Judge(Observer, Voter):
         self._budget = Budget()
         self._verdict: NumericsError | RolledBack | None = None
         self._skipped = False
-        self._waits = False  # for `record`, which tells what the batch of a bad step was
+        self._waits = False  # a bad step is rolled back as soon as `record` names its batch
         self._losses: Any = 0.0  # zero, if all that were reported are finite; else NaN
         self._bad: list[str] = []
         self.steps: Callable[[], int] = lambda: 0
@@ -109,7 +109,7 @@ class Judge(Observer, Voter):
                     "Put the ElasticSampler or the elastic_dataset into the state, or pass "
                     "Guard(numerics='skip')",
                 )
-            self._contents.on_record.insert(0, self._recorded)  # who looks on need not see the batch
+            self._contents.on_record.insert(0, self._recorded)  # before listeners that would count the batch
         if self._policy is not None:
             self._framework.report_gradients(self._contents, self)
 
@@ -155,7 +155,7 @@ class Judge(Observer, Voter):
         if self._policy is None or not table.any():
             return None
         mine = Sighting(self._world.rank(), self._host, tuple(self._bad))
-        # There is nothing to be skipped any more.
+        # The steps were applied, so they cannot be skipped.
         action, error = self._judged("raise" if self._policy == "raise" else "rollback", (), mine)
         return RolledBack() if action == "rollback" else error
 
@@ -171,7 +171,7 @@ class Judge(Observer, Voter):
     # -- told by the framework's side ------------------------------------------------------------------
 
     def stepped(self) -> None:
-        """An optimizer steps, and all gradients are finite: the batches so far are those of this step."""
+        """An optimizer steps with finite gradients: the next batch recorded is the last of this step."""
         if self._policy == "rollback" and not self._waits:
             for order in self._contents.orders.values():
                 order.stepped = True
@@ -179,8 +179,8 @@ class Judge(Observer, Voter):
     def gradients(self, everywhere: Sequence[str], here: Sequence[str], *, first: str = "") -> None:
         """All ranks have found gradients that are not finite. Returns if the step is to be skipped.
 
-        It is skipped, too, if it is to be rolled back, and only `SampleOrder.record` will tell which samples
-        it has had: sizes of tensors would be a guess. All ranks go back when it is called.
+        A step that is to be rolled back is skipped at first if its batch size is not known: sizes of tensors
+        would be a guess. All ranks go back at the next `SampleOrder.record`, which tells the samples.
 
         Args:
             everywhere: those that are not finite on all ranks.
@@ -238,7 +238,7 @@ class Judge(Observer, Voter):
             raise self._verdict
 
     def _recorded(self, order: SampleOrder, count: int) -> None:
-        """The batch of a bad step is known now: what was recorded since the step before it, and this."""
+        """Roll a bad step back, as its batch is known: the samples since the step before, and these."""
         if self._waits:
             raise RolledBack(order, order.stretch(order.unstepped, count))
 

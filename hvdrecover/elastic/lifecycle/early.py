@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 _COLLECTIVE = re.compile(
     "horovod_(?:torch_)?((?:grouped_)?(?:allreduce|allgather|broadcast|alltoall|reducescatter|join|barrier))"
 )
-# By the name of a framework's library: the functions whose work the state does.
+# Broadcasts that the state makes unnecessary, by the name of the framework's library.
 _SKIPPED = {
     "mpi_lib": ("broadcast_parameters", "broadcast_optimizer_state", "broadcast_object"),
     "MPI_LIB": ("broadcast_variables", "broadcast_", "broadcast_object"),
@@ -35,7 +35,7 @@ _libraries: list[tuple[Any, str, Any, _Watched]] = []
 
 
 def begin(hvd: Any, config: Config) -> None:
-    """Look at the collectives of a framework until a training function begins.
+    """Watch the collectives of a framework until a training function begins.
 
     Args:
         hvd: its Horovod module.
@@ -69,7 +69,7 @@ def end() -> None:
 
 
 class _Watched:
-    """A framework's library of Horovod's, whose collectives are refused while nobody would answer."""
+    """Horovod's library of a framework; collectives are refused while no other rank would answer."""
 
     def __init__(self, library: Any, joins: Callable[[], bool]) -> None:
         self._library = library
@@ -111,7 +111,7 @@ def _skipped(function: Callable[..., Any], joins: Callable[[], bool]) -> Callabl
 
 
 def _joins(config: Config) -> bool:
-    """Return whether the job was running before the rendezvous in which this process has come to it."""
+    """Return whether the job was already running when this process joined it."""
     if config.rendezvous is None:
         return False
     host, port = config.rendezvous
@@ -119,5 +119,5 @@ def _joins(config: Config) -> bool:
     try:
         with opener.open(url, timeout=_PATIENCE) as answer:
             return int(answer.read()) > 1
-    except (OSError, ValueError):  # the driver of a Horovod that we have not built
+    except (OSError, ValueError):  # the driver of a Horovod without our edits
         return config.rejoins

@@ -16,7 +16,7 @@ from hvdrecover.elastic.companions import Moment, Table, Voter
 from hvdrecover.events import logger
 from hvdrecover.heartbeat import Stop
 
-_reported: set[int] = set()  # signals whose other handlers are known
+_reported: set[int] = set()  # signals whose handlers by the script were reported
 
 
 class Preempted(SystemExit):

@@ -1,4 +1,4 @@
-"""Collectives in the part of a virtual rank, which are refused."""
+"""Refusal of collectives in the part of a virtual rank."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _COLLECTIVE = re.compile(
 
 
 class Watched:
-    """A native library of Horovod, whose collectives are looked at when they are called.
+    """Horovod's native library, with `look` applied to each of its collectives.
 
-    Every collective comes by here: of a script, a layer, or Horovod's own Python code.
+    Scripts, layers and Horovod's own Python code all call collectives through this library.
 
     Args:
         library: the library.
-        look: returns what to call in the place of a collective; is given the name that scripts call it by,
-            and the library's function.
+        look: takes the name by which scripts call a collective, and the library's function. Returns the
+            function to call instead.
     """
 
     def __init__(self, library: Any, look: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
