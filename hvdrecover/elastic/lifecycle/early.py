@@ -76,8 +76,11 @@ class _Watched:
         self._joins = joins
 
     def __getattr__(self, name: str) -> Any:
-        function, collective = getattr(self._library, name), _COLLECTIVE.match(name)
-        return function if collective is None else _refused(function, collective[1], self._joins)
+        found = getattr(self._library, name)
+        if collective := _COLLECTIVE.match(name):
+            found = _refused(found, collective[1], self._joins)
+        setattr(self, name, found)  # a script without a training function calls it at every step
+        return found
 
 
 def _refused(function: Callable[..., Any], name: str, joins: Callable[[], bool]) -> Callable[..., Any]:
