@@ -122,9 +122,12 @@ def test_a_watch_of_virtual_ranks_outlasts_the_beginning_of_the_training_functio
     hvd = torch()
     early.begin(hvd, driver("2"))
     called: list[str] = []
-    hvd.mpi_ops.mpi_lib = Watched(
-        hvd.mpi_ops.mpi_lib, lambda call, function: lambda: (called.append(call), function())
-    )
+
+    def look(call: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        called.append(call)
+        return function
+
+    hvd.mpi_ops.mpi_lib = Watched(hvd.mpi_ops.mpi_lib, look)
     early.end()
     hvd.mpi_ops.mpi_lib.horovod_torch_allreduce_async_torch_FloatTensor()
     assert (called, len(hvd.calls)) == (["allreduce"], 1)
