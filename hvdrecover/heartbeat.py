@@ -188,6 +188,7 @@ class Page:
 _page = Page(bytearray(SIZE))
 _seconds, _counts = _page.seconds, _page.counts
 _notes: int | None = None
+_seen = 0  # bytes of the notes in which reports of stalls were looked for
 _beginning = 0.0  # longest time without progress in the present beginning
 _at_progress: list[Callable[[], None]] = []
 _at_commit: list[Callable[[], None]] = []
@@ -392,3 +393,32 @@ def notify(**facts: Any) -> None:
     """Send the guardian a note, a line of JSON."""
     if _notes is not None:
         os.write(_notes, f"{json.dumps(facts)}\n".encode())
+
+
+def notes_since(descriptor: int, start: int) -> dict[str, Any]:
+    """Return the notes of a training process from this byte on: of each fact the last one."""
+    notes: dict[str, Any] = {}
+    size = os.fstat(descriptor).st_size
+    for line in os.pread(descriptor, size - start, start).splitlines():
+        try:
+            notes.update(json.loads(line))
+        except ValueError:  # it was killed as it wrote
+            continue
+    return notes
+
+
+def stalled_since(descriptor: int, start: int) -> dict[int, list[str]]:
+    """Return the tensors that wait for each rank, as Horovod has noted last from this byte on.
+
+    Horovod notes them on rank 0 only, and whenever it ends a stall.
+    """
+    return {int(rank): names for rank, names in notes_since(descriptor, start).get("stalled", {}).items()}
+
+
+def stalled() -> dict[int, list[str]]:
+    """Return the tensors that wait for each rank, if Horovod has noted it here since the last call."""
+    global _seen
+    if _notes is None:
+        return {}
+    start, _seen = _seen, os.fstat(_notes).st_size
+    return stalled_since(_notes, start)

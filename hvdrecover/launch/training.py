@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import mmap
 import os
@@ -80,23 +79,12 @@ class Training:
 
     def notes(self) -> dict[str, Any]:
         """Return its notes: of each fact the last that was sent."""
-        return self._notes_since(0)
+        return heartbeat.notes_since(self._notes, 0)
 
     def stalled(self) -> dict[int, list[str]]:
         """Return which tensors wait for which ranks, if Horovod has reported it since the last time."""
         seen, self._seen = self._seen, os.fstat(self._notes).st_size
-        stalled = self._notes_since(seen).get("stalled", {}) if self._seen > seen else {}
-        return {int(rank): names for rank, names in stalled.items()}
-
-    def _notes_since(self, start: int) -> dict[str, Any]:
-        notes: dict[str, Any] = {}
-        size = os.fstat(self._notes).st_size
-        for line in os.pread(self._notes, size - start, start).splitlines():
-            try:
-                notes.update(json.loads(line))
-            except ValueError:  # it was killed as it wrote
-                continue
-        return notes
+        return heartbeat.stalled_since(self._notes, seen) if self._seen > seen else {}
 
     def show_error(self) -> None:
         """Print the error that has ended it, which it has left to its guardian; once."""

@@ -82,6 +82,14 @@ def stopped(kind: str, deed: str) -> StoppedError:
     return StoppedError(f"rank 0 {deed} ({kind}); its error says why", kind)
 
 
+def out_of_step(waits: str) -> str:
+    """Return what is wrong if each rank waits for another one, and what to do, after the word "the"."""
+    return (
+        f"ranks are out of step: each waits in a collective that another rank has not called ({waits}). "
+        "Have all ranks call the same collectives, in the same order"
+    )
+
+
 def no_progress(
     commit: int,
     steps: int,
@@ -92,6 +100,7 @@ def no_progress(
     seconds: float = 0.0,
     limit: int = 0,
     where: str = "",
+    waits: str = "",
 ) -> NoProgressError:
     """Return the error of ranks that have come back to one commit again and again.
 
@@ -104,21 +113,24 @@ def no_progress(
         seconds: for how long that one had shown no progress.
         limit: for how many seconds ranks wait for one that shows none; 0 if that isn't known.
         where: the line of the user's own that it came to then, if that is known.
+        waits: which rank waits in which collective, if each waits for another rank.
     """
     head = (
         f"commit {commit}: the ranks have rolled back {rollbacks} times in a row without getting farther "
         f"than {steps} steps beyond it, though none of them was lost"
     )
-    if rank is None:
+    if waits:
+        cause = f"The {out_of_step(waits)}."
+    elif rank is None:
         cause = (
             f"The last collective failed with: {reason}\nIf all ranks call it alike, and the network is "
             "sound, look for a rank that is busy for too long, and put that into "
             "`with recover.paused():`, on all ranks."
         )
     else:
-        waits = f", longer than the {limit} s that the others wait" if limit else ""
+        longer = f", longer than the {limit} s that the others wait" if limit else ""
         cause = (
-            f"Rank {rank} was busy for {seconds:.0f} s{f' before {where}' if where else ''}{waits}. Put "
+            f"Rank {rank} was busy for {seconds:.0f} s{f' before {where}' if where else ''}{longer}. Put "
             "what takes so long into `with recover.paused():`, on all ranks, or give a longer "
             "--hang-timeout."
         )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 from hvdrecover import heartbeat
@@ -23,9 +23,13 @@ from hvdrecover.events import Events
 from hvdrecover.heartbeat import Phase, Reading
 from hvdrecover.libraries import place
 
+logger = logging.getLogger(__name__)
+
 LIMIT = 3  # how often in a row all ranks may come back without having got farther than before
 ATTEMPTS = 10  # faults in a row after which ranks give up that have not been able to compare them
 LATE = 1000  # ms after the first rank by which all that merely waited have learnt of a fault
+
+_SHOWN = 3  # ranks or tensors of a list
 
 
 @dataclass(frozen=True, order=True)
@@ -59,6 +63,7 @@ class Account:
         age: how long ago it learnt of the first fault, in ms, at the rendezvous.
         silent: for how long it had not shown any progress then, in ms; 0 where nobody expects it.
         limit: how long ranks were to wait for one that says nothing, in seconds; 0 if that isn't known.
+        apart: 1 if it knows that each rank waited in a collective that another had not called.
     """
 
     changes: int = -1
@@ -71,6 +76,7 @@ class Account:
     age: int = 0
     silent: int = 0
     limit: int = 0
+    apart: int = 0
 
 
 def all_there(accounts: Sequence[Account]) -> bool:
@@ -93,9 +99,10 @@ def kept_waiting(accounts: Sequence[Account]) -> dict[int, float]:
     """The ranks that were silent while the others waited for them, and for how many seconds.
 
     Who waits in a collective learns that it has failed when all do that wait. Who is at something else learns
-    it later: the last one at least was. If somebody was lost, nobody is to blame for that.
+    it later: the last one at least was. If somebody was lost, nobody is to blame for that. If each rank
+    waited in a collective that another had not called, none was busy.
     """
-    if not all_there(accounts):
+    if not all_there(accounts) or any(each.apart for each in accounts):
         return {}
     limit, ages = wait_limit(accounts), [each.age for each in accounts]
     # If a rank may have failed in another way than by waiting, chance may decide which rank was last.
@@ -104,6 +111,30 @@ def kept_waiting(accounts: Sequence[Account]) -> dict[int, float]:
     late = [rank for rank, ms in enumerate(lateness) if ms > LATE or ms == max(lateness) >= least]
     silences = {rank: accounts[rank].silent for rank in late}
     return {rank: silent / 1000 for rank, silent in silences.items() if silent > limit * 1000}
+
+
+def waits_apart(missing: Mapping[int, Sequence[str]], size: int) -> str:
+    """Return which rank waits in which collective, if each waits in one that another has not called; else ''.
+
+    Args:
+        missing: the tensors that wait for each rank, as Horovod reports them.
+        size: number of ranks.
+    """
+    tensors = {name for names in missing.values() for name in names}
+    waits: dict[tuple[str, ...], list[int]] = {}
+    for rank in range(size):
+        called = tuple(sorted(tensors.difference(missing.get(rank, ()))))
+        if not called or len(called) == len(tensors):
+            return ""  # it may be busy, or it has called all
+        waits.setdefault(called, []).append(rank)
+    return "; ".join(
+        f"rank{'s' * (len(ranks) > 1)} {_few(ranks)} in {_few(names)}" for names, ranks in waits.items()
+    )
+
+
+def _few(things: Sequence[object]) -> str:
+    more = f" and {len(things) - _SHOWN} more" if len(things) > _SHOWN else ""
+    return f"{', '.join(map(str, things[:_SHOWN]))}{more}"
 
 
 def wait_limit(accounts: Sequence[Account]) -> int:
@@ -125,11 +156,13 @@ class Moment:
         time: by its clock.
         reading: its page.
         limit: how long ranks were to wait, in seconds; 0 for ever.
+        missing: the tensors that wait for each rank, if Horovod has reported that here.
     """
 
     time: float
     reading: Reading
     limit: int
+    missing: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
 
 class Rollbacks:
@@ -149,7 +182,7 @@ class Rollbacks:
         self._account = Account()
         self._first: Moment | None = None
         self._commit = 0
-        self._reason = self._place = ""
+        self._reason = self._place = self._waits = ""
         self._warned: set[str] = set()
         self._learnt = False
 
@@ -160,7 +193,7 @@ class Rollbacks:
 
     def moment(self) -> Moment:
         """Return where this rank is; to be called as soon as it learns of what may be a fault."""
-        return Moment(self._clock.monotonic(), heartbeat.read(), stalls.allowed())
+        return Moment(self._clock.monotonic(), heartbeat.read(), stalls.allowed(), heartbeat.stalled())
 
     def note(self, moment: Moment, changes: int, error: BaseException) -> None:
         """Note a fault: ranks seem to be lost.
@@ -174,7 +207,10 @@ class Rollbacks:
         if self._first is None:  # of several in a row, the others come of the first
             self._first, self._place = moment, place(error)
             silent = math.ceil(silence(moment.reading) * 1000)
-            mine = replace(mine, size=self._world.size(), silent=silent, limit=moment.limit)
+            size = self._world.size()
+            self._waits = waits_apart(moment.missing, size)
+            apart = int(bool(self._waits))
+            mine = replace(mine, size=size, silent=silent, limit=moment.limit, apart=apart)
         self._reason, self._commit = str(error), moment.reading.commit
         reached = max(Tally(mine.reached, mine.done), Tally(changes, moment.reading.steps))
         faults = mine.faults + 1
@@ -204,12 +240,16 @@ class Rollbacks:
         accounts = [Account(*row) for row in table.tolist()]
         self._tally = tally(accounts)
         silent, limit = kept_waiting(accounts), wait_limit(accounts)
+        apart = [rank for rank, each in enumerate(accounts) if each.apart]
         if self._tally.returns >= LIMIT:
-            raise self._no_progress(self._tally.returns, silent, limit)
+            raise self._no_progress(self._tally.returns, silent, limit, apart)
+        if self._waits and self._waits not in self._warned:
+            self._warned.add(self._waits)
+            logger.warning("the %s", reports.out_of_step(self._waits))
         if limit and self._world.rank() in silent and self._first is not None:
             self._learn(self._first, silent[self._world.rank()], limit)
         self._learnt = bool(limit and silent)
-        self._account, self._first = Account(), None
+        self._account, self._first, self._waits = Account(), None, ""
 
     def agreed(self) -> None:
         """Have what was learnt count at once, now that all ranks know it."""
@@ -229,11 +269,17 @@ class Rollbacks:
         self._events.emit("kept_waiting", message, level=logging.WARNING, **facts)
 
     def _no_progress(
-        self, rollbacks: int, silent: dict[int, float] | None = None, limit: int = 0
+        self,
+        rollbacks: int,
+        silent: dict[int, float] | None = None,
+        limit: int = 0,
+        apart: Sequence[int] = (),
     ) -> NoProgressError:
-        """The error; if ranks were silent, all call this, as it asks the worst of them where it was."""
+        """The error; all call this if ranks were silent or apart, as it asks one of them what it knows."""
         facts: dict[str, Any] = {}
-        if silent:
+        if apart:
+            facts = {"waits": gather_json(self._world, self._waits, "hvdrecover.waits")[apart[0]]}
+        elif silent:
             rank = max(silent, key=silent.__getitem__)
             where = gather_json(self._world, self._place, "hvdrecover.places")[rank]
             facts = {"rank": rank, "seconds": silent[rank], "limit": limit, "where": where}

@@ -26,6 +26,7 @@ from hvdrecover.elastic.agreement.rollbacks import (
     silence,
     tally,
     wait_limit,
+    waits_apart,
 )
 from hvdrecover.elastic.lifecycle import stalls
 from hvdrecover.elastic.run import run
@@ -133,6 +134,29 @@ def test_where_nobody_is_expected_to_show_progress_nobody_is_late() -> None:
     assert kept_waiting([waiting(age=0, silent=0, limit=0), waiting(age=6500, silent=3100, limit=0)]) == {}
 
 
+def test_where_each_rank_waits_for_another_nobody_was_busy() -> None:
+    accounts = [waiting(age=0, silent=6500), waiting(age=6500, silent=3100)]
+    assert kept_waiting([accounts[0], replace(accounts[1], apart=1)]) == {}
+
+
+@pytest.mark.parametrize(
+    ("missing", "size", "waits"),
+    [
+        ({0: ["b"], 1: ["a"]}, 2, "rank 0 in a; rank 1 in b"),
+        ({0: ["b"], 1: ["a"], 2: ["a"]}, 3, "rank 0 in a; ranks 1, 2 in b"),
+        ({0: list("fghij"), 1: ["a"]}, 2, "rank 0 in a; rank 1 in f, g, h and 2 more"),
+        ({1: ["a", "b"]}, 2, ""),  # rank 1 may be busy
+        ({0: ["b"], 1: ["a"], 2: ["a", "b"]}, 3, ""),  # rank 2 may be busy
+        ({0: ["b"], 1: ["a"]}, 3, ""),  # rank 2 has called both
+        ({}, 1, ""),
+    ],
+)
+def test_ranks_are_out_of_step_if_each_waits_in_a_collective_that_another_has_not_called(
+    missing: dict[int, list[str]], size: int, waits: str
+) -> None:
+    assert waits_apart(missing, size) == waits
+
+
 def test_a_limit_that_only_some_know_is_known() -> None:
     assert wait_limit([waiting(0, 0, limit=0), waiting(0, 0, limit=7)]) == 7
     assert wait_limit([waiting(0, 0, limit=0)]) == 0
@@ -183,9 +207,12 @@ class Rank:
     def __post_init__(self) -> None:
         self.rollbacks = Rollbacks(self.world, Events(None, "host", self.clock), self.clock)
 
-    def fault(self, after: float, reading: Reading, limit: int = 3) -> None:
+    def fault(
+        self, after: float, reading: Reading, limit: int = 3, missing: dict[int, list[str]] | None = None
+    ) -> None:
         """Learn of a fault after so many seconds; the next rendezvous is ten seconds after the first one."""
-        self.rollbacks.note(Moment(self.clock.seconds + after, reading, limit), 5, HorovodInternalError("no"))
+        moment = Moment(self.clock.seconds + after, reading, limit, missing or {})
+        self.rollbacks.note(moment, 5, HorovodInternalError("no"))
         self.clock.advance(10.0)
         self.rollbacks.rejoined()
 
@@ -240,6 +267,30 @@ def test_all_ranks_end_with_the_same_error_that_names_who_was_busy() -> None:
         assert re.search(rf"commit 9: .* {LIMIT} times .* 1 steps", str(error))
         assert re.search("Rank 0 .* 6 s, .* 3 s ", str(error))
         assert "recover.paused()" in str(error) and "--hang-timeout" in str(error)
+
+
+def test_ranks_that_are_out_of_step_are_told_so_and_nobody_is_called_busy(
+    page: Page, caplog: pytest.LogCaptureFixture
+) -> None:
+    def body(process: Process) -> BaseException | None:
+        rank = Rank(process.world)
+        missing = {0: ["b"], 1: ["a"]} if process.world.rank() == 0 else {}  # as Horovod tells rank 0 only
+        for _ in range(LIMIT + 1):
+            after = 6.5 if process.world.rank() == 0 else 3.2
+            rank.fault(after, Reading(Phase.TRAINING, silent=after, steps=1, commit=9), missing=missing)
+            try:
+                rank.rollbacks.compare()
+            except NoProgressError as error:
+                return error
+        return None
+
+    errors = on_ranks(2, body)
+    known = "rank 0 in a; rank 1 in b"
+    assert len({str(error) for error in errors}) == 1
+    assert known in str(errors[0]) and "busy" not in str(errors[0]) and "paused" not in str(errors[0])
+    assert len([message for message in caplog.messages if known in message]) == 1
+    assert not any("busy" in message for message in caplog.messages)
+    assert heartbeat.longest() == (0.0, 0.0)  # nothing is learnt that would have a real hang found later
 
 
 def test_who_can_not_even_compare_gives_up_in_the_end() -> None:

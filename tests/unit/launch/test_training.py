@@ -54,12 +54,12 @@ def test_what_horovod_tells_of_a_stall_is_heard_once(start: Start) -> None:
         "import adapter, os\n"
         "from hvdrecover import heartbeat\n"
         """os.write(int(os.environ["HOROVOD_STALL_REPORT"]), b'{"stalled": {"1": ["a", "b"]}}\\n')\n"""
-        "heartbeat.notify(noted=1)\n" + WAIT
+        "heartbeat.notify(noted=[heartbeat.stalled(), heartbeat.stalled()])\n" + WAIT
     )
     until(lambda: training.notes().get("noted"), "its note")
     assert training.stalled() == {1: ["a", "b"]}
     assert training.stalled() == {}
-    assert training.notes()["noted"] == 1
+    assert training.notes()["noted"] == [{"1": ["a", "b"]}, {}]  # the process itself reads it as well
 
 
 def test_what_a_guardian_asks_is_read_by_the_process(start: Start) -> None:
