@@ -16,7 +16,7 @@ from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.clock import Clock
 from hvdrecover.elastic.commits.contents import Contents
-from hvdrecover.errors import ExportError
+from hvdrecover.errors import ExportError, MismatchError
 from hvdrecover.tensorflow.framework import TensorFlowFramework
 
 _MODEL = "model"  # the attribute that is exported unless another one is named
@@ -68,12 +68,15 @@ def to_keras(
         if not readable.only_tensors(structures.get(name)):
             raise ExportError(url, f"the commit's '{name}' is not a model; name one with --only")
         state = {"attributes": {name: structures[name]}, "samplers": {}}
-        differences = Contents(TensorFlowFramework(), {name: model}, set()).load(
-            state, snapshot.arenas, url, strict=False
-        )
-        if differences:
-            listing = "".join(f"\n  {line}" for line in differences)
-            raise ExportError(url, f"the commit does not fit the model of {model_config}:{listing}")
+        try:
+            Contents(TensorFlowFramework(), {name: model}, set()).load(
+                state, snapshot.arenas, url, strict=True
+            )
+        except MismatchError as error:
+            listing = "".join(f"\n  {line}" for line in error.differences)
+            raise ExportError(
+                url, f"the commit does not fit the model of {model_config}:{listing}"
+            ) from error
         model.save(aside)
     return [name]
 

@@ -104,7 +104,7 @@ def test_a_connection_lost_in_the_middle_of_a_write_fails_it_and_the_next_one_go
 def test_a_server_that_does_not_answer_is_waited_for_as_long_as_fsspec_is_told(
     sftp: Backend, sftp_server: SftpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(fsspec.config.conf, "sftp", {**sftp_options(sftp_server), "timeout": 0.5})
+    monkeypatch.setitem(fsspec.config.conf, "sftp", {**sftp_options(sftp_server), "timeout": 2.0})
     storage = sftp.open()
     storage.publish("f", b"content")
     for name in ("names", "write", "create"):

@@ -222,7 +222,9 @@ class Contents:
         differences = sorted([*missing, *self._misowned(structures, ranks), *misfits, *misplaced])
         if differences if strict is True else strict and misfits:
             raise MismatchError(where, differences)
-        if nothing := [name for name, tree in fitting.items() if tree == {} and trees[name]]:
+        if nothing := [
+            name for name, tree in fitting.items() if isinstance(tree, dict) and not tree and trees[name]
+        ]:
             raise MismatchError(where, [*differences, *(f"{name}: nothing of it fits" for name in nothing)])
         try:
             self._apply(fitting, places, give)

@@ -81,8 +81,9 @@ def command_line(job: Parts) -> argparse.Namespace:
     """The launcher's command, as `hvdrecover` understands it."""
     program, *words = container(job.launcher)["args"]
     assert program == "hvdrecover"
-    words, command = launching.split(words)
-    arguments, others = cli.build()[0].parse_known_args(words)
+    parser, commands = cli.build()
+    words, command = launching.split(words, commands)
+    arguments, others = parser.parse_known_args(words)
     assert unknown.left_over(others) == []
     assert command
     return arguments

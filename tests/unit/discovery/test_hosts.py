@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hvdrecover.discovery.hosts import MOST_SLOTS, Host, added_up, check_name, nonsense, parse
 from hvdrecover.errors import HostListError
+from hvdrecover.redaction import printable
 
 NAMES = st.from_regex(r"[a-z0-9]([a-z0-9._-]{0,30}[a-z0-9])?", fullmatch=True)
 HOSTS = st.lists(
@@ -51,7 +52,7 @@ def test_whatever_is_read_are_hosts_or_an_error_with_its_place(data: bytes) -> N
     except HostListError as error:
         assert error.line >= 1
         assert error.column >= 1
-        assert str(error) == f"hosts: line {error.line}, column {error.column}: {error.problem}"
+        assert str(error) == printable(f"hosts: line {error.line}, column {error.column}: {error.problem}")
     else:
         names = [host.name for host in found]
         assert len(set(names)) == len(names)
