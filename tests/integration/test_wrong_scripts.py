@@ -26,6 +26,20 @@ print("done", flush=True)
 hvd.allreduce(torch.ones(3 + hvd.rank() * (sys.argv[1] == "wrong")), name="y")
 """
 TENSORFLOW = 'import tensorflow\nimport hvdrecover.tensorflow\nopen("/not/there")\n'
+BACKUP = """
+import keras, numpy
+import hvdrecover.tensorflow.keras as hvd
+hvd.init()
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), loss="mse")
+state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+@hvd.elastic.run
+def train(state):
+    callbacks = [keras.callbacks.BackupAndRestore("backup"), hvd.elastic.CommitStateCallback(state)]
+    model.fit(numpy.ones((8, 4)), numpy.ones((8, 1)), epochs=2, verbose=0, callbacks=callbacks)
+    print("trained", flush=True)
+train(state)
+"""
 ALL = "2 of 2 ranks ended like this:"
 
 
@@ -53,6 +67,19 @@ def test_a_plain_script_is_repaired_once_and_what_horovod_objects_to_is_its_erro
     assert log.count(f"an exception before the job's first commit; {ALL}") == 1
     assert log.count("HorovodInternalError: Mismatched ALLREDUCE tensor shapes") == 1
     assert (log.count("done"), log.count("restarted")) == (2, 0)
+
+
+def test_keras_backups_beside_the_states_callbacks_are_refused(
+    jobs: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank would restore its own backup, and train another epoch than the others."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(BACKUP)
+    jobs.append(Job([*supervised("--no-standby"), "python", "train.py"], tmp_path / "log"))
+    assert jobs[0].wait(PATIENCE) == 1
+    log = (tmp_path / "log").read_text()
+    assert "BackupAndRestore" in log.rstrip().splitlines()[-1]
+    assert (log.count("restarted"), log.count("trained")) == (0, 0)
 
 
 @pytest.mark.parametrize(
