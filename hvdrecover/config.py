@@ -20,10 +20,10 @@ This is the only module that reads environment variables; a test holds the other
                                -o ConnectTimeout=5``)
 ============================== =====================================================================
 
-Our own processes set ``HVDRECOVER_SLOT``, ``HVDRECOVER_REJOIN``, ``HVDRECOVER_SUPERVISOR``,
-``HVDRECOVER_HOST_REPORTS``, ``HVDRECOVER_JOB_ID``, ``HVDRECOVER_CLAIMED``, ``HVDRECOVER_SUSPECT``,
-``HVDRECOVER_EXCHANGE``, ``HVDRECOVER_INSTRUMENTS``, ``HVDRECOVER_REHEARSAL`` and ``HVDRECOVER_DRILL``
-for those that they start.
+Our own processes set ``HVDRECOVER_SLOT``, ``HVDRECOVER_REJOIN``, ``HVDRECOVER_UNTRAINED``,
+``HVDRECOVER_SUPERVISOR``, ``HVDRECOVER_HOST_REPORTS``, ``HVDRECOVER_JOB_ID``, ``HVDRECOVER_CLAIMED``,
+``HVDRECOVER_SUSPECT``, ``HVDRECOVER_EXCHANGE``, ``HVDRECOVER_INSTRUMENTS``, ``HVDRECOVER_REHEARSAL``
+and ``HVDRECOVER_DRILL`` for those that they start.
 """
 
 from __future__ import annotations
@@ -106,6 +106,7 @@ class Config:
             is stopped, or None for as long as it takes.
         slot: file descriptors of the page, the stacks and the notes that a guardian reads, or None.
         rejoins: whether this process takes the place of one that was lost.
+        untrained: whether that one was not in a training function yet, as in a plain script it never is.
         stop_signals: the signals that announce a preemption.
         local_rank: this process's place on its host, or None if no launcher told.
         rendezvous: host and port of Horovod's driver, or None.
@@ -141,6 +142,7 @@ class Config:
     collective_seconds: float = 30.0
     slot: tuple[int, int, int] | None = None
     rejoins: bool = False
+    untrained: bool = False
     stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGUSR1)
     local_rank: int | None = None
     rendezvous: tuple[str, int] | None = None
@@ -193,6 +195,7 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         collective_seconds=_seconds(env, "HOROVOD_GLOO_TIMEOUT_SECONDS") or 30.0,
         slot=_slot(env.get("HVDRECOVER_SLOT", "")),
         rejoins=env.get("HVDRECOVER_REJOIN") == "1",
+        untrained=env.get("HVDRECOVER_UNTRAINED") == "1",
         stop_signals=_signals(env.get("HVDRECOVER_STOP_SIGNALS") or "SIGTERM,SIGUSR1"),
         local_rank=_number(env, "HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
         rendezvous=_rendezvous(env),

@@ -21,6 +21,7 @@ class Record:
         causes: the errors of the script that were seen, here or in an earlier start of the job.
         committed: whether the job has made any commit.
         joined: whether any training process of the job is known to have imported hvdrecover.
+        trained: whether a training process of this slot, or of an earlier start, was in a training function.
         root: the checkpoint root in use, which the job has claimed; empty if there was none.
     """
 
@@ -29,6 +30,7 @@ class Record:
     causes: set[Cause] = field(default_factory=set)
     committed: bool = False
     joined: bool = False
+    trained: bool = False
     root: str = ""
     _reached: tuple[int, int] = (0, 0)  # the farthest point at the last death
 
@@ -36,6 +38,8 @@ class Record:
         """Note how far the training has come."""
         self.farthest = max(self.farthest, reading.point)
         self.committed = self.committed or reading.commit > 0
+        before = (Phase.UNKNOWN, Phase.READY, Phase.STARTING)
+        self.trained = self.trained or self.committed or reading.phase not in before
         self.joined = self.joined or self.committed or reading.phase != Phase.UNKNOWN
 
     def note_root(self, notes: dict[str, Any]) -> None:
@@ -45,7 +49,8 @@ class Record:
     @property
     def handed_down(self) -> dict[str, str]:
         """Environment variables for the next training process."""
-        return {"HVDRECOVER_CLAIMED": self.root} if self.root and self.committed else {}
+        untrained = {"HVDRECOVER_UNTRAINED": "1"} if self.deaths and not self.trained else {}
+        return untrained | ({"HVDRECOVER_CLAIMED": self.root} if self.root and self.committed else {})
 
     def learn(self, known: dict[str, Any]) -> None:
         """Take over what the supervisor knows of the job."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
+from hvdrecover import config as configs
 from hvdrecover.config import Config
 from hvdrecover.errors import EarlyCollectiveError
 
@@ -115,7 +116,9 @@ def _skipped(function: Callable[..., Any], joins: Callable[[], bool]) -> Callabl
 
 def _joins(config: Config) -> bool:
     """Return whether the job was already running when this process joined it."""
-    if config.rendezvous is None:
+    # The other ranks of a plain script begin again, too, and need its broadcasts. A standby has read its
+    # settings before it took the place of a lost process.
+    if config.rendezvous is None or configs.read().untrained:
         return False
     host, port = config.rendezvous
     url, opener = f"http://{host}:{port}/round/now", build_opener(ProxyHandler({}))
