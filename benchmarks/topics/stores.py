@@ -15,7 +15,6 @@ import fsspec
 import numpy as np
 import pytest
 
-from benchmarks import frozen
 from benchmarks.measure import GB, by_turns, stopwatch
 from benchmarks.rows import Row
 from benchmarks.states import Setting
@@ -43,10 +42,6 @@ def measure(setting: Setting) -> list[Row]:
                 rows.append(_row(setting, name, url, peer, copy, content, source))
         except pytest.skip.Exception as reason:
             print(f"{name}: {reason}")
-    try:
-        rows += frozen.measure(setting)
-    except pytest.skip.Exception as reason:
-        print(f"commits of which most did not change: {reason}")
     return rows
 
 

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hvdrecover.checkpoint import claims, leases, root
+from hvdrecover.checkpoint import claims, root
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.pruning import delete_unless_read
+from hvdrecover.checkpoint.pruning import delete_commit
 from hvdrecover.checkpoint.storage import Storage, Temporary
 from hvdrecover.clock import Clock
 from hvdrecover.errors import FencedError, StorageError
@@ -144,7 +144,7 @@ class Collector:
         self._mark(lost)
 
     def collect(self, generation: int, complete: Collection[CommitId] = ()) -> None:
-        """Delete what generations before this one began to write and never completed, and no reader holds.
+        """Delete the commits that generations before this one began to write and never completed.
 
         Where a manifest was lost, the files are marked, and left to the user.
 
@@ -159,9 +159,9 @@ class Collector:
         self._mark(lost)
         for commit in begun:
             with self.reporting():
-                if delete_unless_read(self._storage, commit, self._clock):
-                    message = f"{self._storage.url}: removed {commit}, which was never completed"
-                    self._events.emit("leftover", message, commit=commit.name)
+                delete_commit(self._storage, commit)
+                message = f"{self._storage.url}: removed {commit}, which was never completed"
+                self._events.emit("leftover", message, commit=commit.name)
 
     def drop(self, commit: CommitId) -> None:
         """Delete what this process itself has written of a commit, unless that became a whole one.
@@ -173,9 +173,8 @@ class Collector:
             self._storage.delete(commit.name)
 
     def tidy(self, generation: int) -> None:
-        """Delete expired leases, and the files that processes of earlier generations have left aside."""
+        """Delete the temporary files that processes of earlier generations have left."""
         with self.reporting():
-            leases.collect(self._storage, self._clock.now())
             self._storage.tidy(lambda folder: is_of_before(folder, generation))
 
     def _mark(self, lost: Collection[CommitId]) -> None:

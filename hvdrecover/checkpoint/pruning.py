@@ -1,6 +1,7 @@
-"""Deleting what retention no longer keeps, and never a commit that is being read.
+"""Deleting the commits that retention no longer keeps.
 
-One process at a time should prune a root: its job. See `hvdrecover.checkpoint.leases` for the order of steps.
+Only one process at a time may prune a root: the job that owns it. A reader whose commit is deleted while it
+reads gets an `IncompleteCommitError`, because the manifest is deleted first.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Callable, Set
 from contextlib import suppress
 from dataclasses import replace
 
-from hvdrecover.checkpoint import leases, root
+from hvdrecover.checkpoint import root
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import Manifest
 from hvdrecover.checkpoint.retention import Facts, expired, metric_of
@@ -67,7 +68,7 @@ class Pruner:
     def prune(
         self, allowed: Callable[[], None], *, more: int = 0, resumed: CommitId | None = None
     ) -> list[CommitId]:
-        """Delete what has expired and is not being read.
+        """Delete the commits that have expired.
 
         Args:
             allowed: called before each deletion; may raise.
@@ -83,8 +84,6 @@ class Pruner:
                 the rest is tried again next time.
         """
         unwanted = [commit for commit in self.expired(more=more) if resumed is None or commit < resumed]
-        if unwanted:
-            leases.collect(self._storage, self._clock.now())
         deleted = []
         for commit in unwanted:
             allowed()
@@ -96,10 +95,9 @@ class Pruner:
         if root.is_quarantined(self._storage, commit):  # since it was looked at
             del self._facts[commit]
             return False
-        deleted = delete_unless_read(self._storage, commit, self._clock)
-        if deleted:
-            del self._facts[commit]
-        return deleted
+        delete_commit(self._storage, commit)
+        del self._facts[commit]
+        return True
 
     def _look(self) -> None:
         there = root.commits(self._storage)
@@ -131,25 +129,13 @@ class Pruner:
         return Facts(manifest.id, manifest.time, metric)
 
 
-def delete_unless_read(storage: Storage, commit: CommitId, clock: Clock) -> bool:
-    """Delete a commit, or an incomplete one's folder, unless somebody reads it.
+def delete_commit(storage: Storage, commit: CommitId) -> None:
+    """Delete a commit, or the folder of one that was never completed.
 
-    Killed at any step, this leaves a whole commit, or a folder without a manifest, which is none.
-
-    Returns:
-        Whether it was deleted.
+    The manifest goes first: a process that is killed at any step leaves a whole commit or an incomplete one.
 
     Raises:
         StorageError: the storage failed.
     """
-    if leases.is_read(storage, commit, clock.now()):
-        return False
-    path = root.manifest_path(commit)
-    text = root.manifest_text(storage, commit)
-    storage.remove(path)
-    if leases.is_read(storage, commit, clock.now()):
-        if text is not None:
-            storage.publish(path, text)
-        return False
+    storage.remove(root.manifest_path(commit))
     storage.delete(commit.name)
-    return True

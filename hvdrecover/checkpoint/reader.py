@@ -1,7 +1,7 @@
 """Reading durable commits: verify everything, walk back over what is broken.
 
-Whoever reads a root needs its `Storage` only; `load_newest` is for the job that resumes from it, and marks
-what it found broken. A commit is leased while it is read; see `hvdrecover.checkpoint.leases`.
+Reading needs only the root's `Storage`. `load_newest` is for the job that resumes from the root; it marks the
+commits that it found broken.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection
 
-from hvdrecover.checkpoint import layout, leases, root
+from hvdrecover.checkpoint import layout, root
 from hvdrecover.checkpoint.arena import Arena, Bytes, allocate
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.leases import Lease
 from hvdrecover.checkpoint.manifest import FileEntry
 from hvdrecover.checkpoint.retrying import retrying
 from hvdrecover.checkpoint.snapshot import Snapshot
@@ -36,9 +35,7 @@ _NEVER_COMPLETED = "it has no manifest, so it was never completed, or is being d
 _WITHOUT_A_LOOK = 1 << 26  # bytes; a larger file's header is checked before memory is taken for all of it
 
 
-def read_commit(
-    storage: Storage, commit: CommitId, only: Collection[str] | None = None, clock: Clock = SYSTEM_CLOCK
-) -> Snapshot:
+def read_commit(storage: Storage, commit: CommitId, only: Collection[str] | None = None) -> Snapshot:
     """Read one commit, and verify every byte that is read.
 
     Args:
@@ -46,21 +43,25 @@ def read_commit(
         commit: which commit.
         only: the attributes of the state whose tensors to read, such as ``{"model"}``; names that hold none
             are passed over. None reads all. `Snapshot.state` is complete in any case.
-        clock: for the lease.
 
     Raises:
-        IncompleteCommitError: it has no manifest.
+        IncompleteCommitError: it has no manifest, or was deleted while it was being read.
         CorruptCheckpointError: a file is missing, truncated, altered or nonsense.
         FormatVersionError: it was written in a newer format.
         StorageError: the storage failed, or there is not enough memory.
     """
-    with leases.reading(storage, commit, clock) as lease:
-        manifest = root.read_manifest(storage, commit)
+    manifest = root.read_manifest(storage, commit)
+    try:
         arenas = {
-            name: _read_file(storage, commit, entry, lease)
+            name: _read_file(storage, commit, entry)
             for name, entry in manifest.by_attribute.items()
             if only is None or name in only
         }
+    except (CorruptCheckpointError, StorageError) as error:
+        if root.may_be_complete(storage, commit):
+            raise
+        url = f"{storage.url}/{commit.name}"
+        raise IncompleteCommitError(url, "the commit was deleted while it was being read") from error
     return Snapshot.of(manifest, arenas)
 
 
@@ -79,7 +80,7 @@ def read_newest(
         storage: the root.
         skipped: told of each commit that is passed over.
         only: see `read_commit`; only these tensors are verified.
-        clock: for the lease, and for pauses between attempts.
+        clock: for pauses between attempts.
         order: takes the commits, newest first, and gives them in the order in which to try them.
 
     Returns:
@@ -95,7 +96,7 @@ def read_newest(
     unread: StorageError | None = None
     for commit in order(again(root.commits, storage)):
         try:
-            return again(read_commit, storage, commit, only, clock)
+            return again(read_commit, storage, commit, only)
         except CorruptCheckpointError as error:
             if _is_no_commit(storage, commit, error):
                 marked = again(root.is_quarantined, storage, commit)
@@ -115,7 +116,7 @@ def read_newest(
 
 
 def _is_no_commit(storage: Storage, commit: CommitId, error: CorruptCheckpointError) -> bool:
-    # A reader that could not get a lease may find files gone before it finds that the manifest is, too.
+    # Another process may have deleted the commit meanwhile.
     return isinstance(error, IncompleteCommitError) or not root.is_complete(storage, commit)
 
 
@@ -171,12 +172,11 @@ def load_newest(store: Store, suspects: Collection[tuple[str, str]] = ()) -> Sna
     return snapshot
 
 
-def _read_file(storage: Storage, commit: CommitId, entry: FileEntry, lease: Lease) -> Arena:
+def _read_file(storage: Storage, commit: CommitId, entry: FileEntry) -> Arena:
     path = f"{commit.name}/{entry.name}"
     url = f"{storage.url}/{path}"
     size = entry.size
     root.check_size(storage, commit, entry)
-    lease.last(size)
     try:
         if size > _WITHOUT_A_LOOK:
             root.read_layout(storage, path, size)

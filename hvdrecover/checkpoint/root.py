@@ -4,7 +4,7 @@
 
     ROOT/
       claims/g0003.json       who writes generation 3; see `hvdrecover.checkpoint.claims`
-      readers/…               who reads which commit; see `hvdrecover.checkpoint.leases`
+      readers/                leases of readers, which versions before 0.2 wrote; ignored
       g0003-c00000120/        commit 120, made in generation 3
         model.safetensors     one file per attribute of the state that holds tensors
         MANIFEST.json         written last
@@ -139,8 +139,9 @@ def manifest_text(storage: Storage, commit: CommitId) -> bytes | None:
     try:
         return storage.read(path) if is_complete(storage, commit) else None
     except StorageError:
-        # Who deletes the commit may have taken its manifest away just then, and put it back.
-        return storage.read(path) if is_complete(storage, commit) else None
+        if is_complete(storage, commit):
+            raise
+        return None  # another process deleted the commit between the two calls
 
 
 def read_manifest(storage: Storage, commit: CommitId) -> Manifest:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
-from hvdrecover.checkpoint import claims, leases, root
+from hvdrecover.checkpoint import claims, root
 from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint.claims import Claims
 from hvdrecover.checkpoint.commit_id import CommitId
@@ -150,7 +150,7 @@ class Store:
     # -- room for it -----------------------------------------------------------------------------------
 
     def _claim(self, commit: CommitId) -> None:
-        """Claim the commit's generation. On a full disk, that takes what the last process had spare."""
+        """Claim the commit's generation. If the disk is full, delete leftovers and retry."""
         try:
             self.claims.take(commit.generation)
         except StorageError as error:
@@ -177,14 +177,12 @@ class Store:
                 self._has_made_room = True
 
     def _give_back(self, commit: CommitId) -> None:
-        """Make room on a full storage: delete what can be spared, and the part of this commit that fitted."""
+        """Make room on a full storage: delete unneeded files, and the part of this commit that fitted."""
         self.claims.check(commit.generation)
         for free in (
-            self.storage.close,
             lambda: self._collector.drop(commit),
             lambda: self._collector.collect(commit.generation),
             lambda: self._pruner.prune(self._allowed(commit), resumed=self.resumed),
-            self.storage.close,  # of what was just deleted, too
         ):
             with self._collector.reporting():
                 free()
@@ -200,7 +198,6 @@ class Store:
             if is_full(error):
                 with suppress(StorageError):  # which would be raised instead of the disk that is full
                     self._collector.drop(snapshot.id)
-                    self.storage.close()
             raise
 
     # -- afterwards ------------------------------------------------------------------------------------
@@ -239,7 +236,6 @@ def check_is_ours(storage: Storage) -> None:
     claimed = storage.names(root.CLAIMS)
     foreign = {name for name in names if CommitId.parse(name) is None and not name.startswith(TEMPORARY)}
     foreign |= {f"{root.CLAIMS}/{name}" for name in claimed}
-    foreign |= {f"{root.READERS}/{name}" for name in leases.foreign(storage)}
     if foreign and not claims.among(claimed):
         raise ForeignRootError(
             storage.url,

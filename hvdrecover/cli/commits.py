@@ -114,7 +114,7 @@ def _ls(arguments: argparse.Namespace) -> int:
     if arguments.verify:
         readable = [entry.id for entry in entries if entry.manifest is not None]
         with progress_bar.bar("verifying", verify.total_bytes(storage, readable)) as advance:
-            verdicts = verify.verify_all(storage, readable, SYSTEM_CLOCK, advance)
+            verdicts = verify.verify_all(storage, readable, advance)
     put(
         arguments,
         lambda: documents.listing(storage.url, entries, left, verdicts),
@@ -144,7 +144,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     storage = open_root(arguments)
     commits = verify.due(storage, arguments.commits)
     with progress_bar.bar("verifying", verify.total_bytes(storage, commits)) as advance:
-        verdicts = verify.verify_all(storage, commits, SYSTEM_CLOCK, advance)
+        verdicts = verify.verify_all(storage, commits, advance)
     put(
         arguments,
         lambda: documents.verdicts(storage.url, verdicts),
@@ -160,7 +160,7 @@ def _diff(arguments: argparse.Namespace) -> int:
     storage = open_root(arguments)
     pair = catalog.find(storage, arguments.a), catalog.find(storage, arguments.b)
     with progress_bar.bar("comparing", verify.total_bytes(storage, pair)) as advance:
-        difference = compare.compare(storage, *pair, SYSTEM_CLOCK, advance)
+        difference = compare.compare(storage, *pair, advance)
     put(
         arguments,
         lambda: documents.difference(storage.url, *pair, difference),
@@ -180,7 +180,7 @@ def _export(arguments: argparse.Namespace) -> int:
     storage = open_root(arguments)
     commit = catalog.find(storage, arguments.commit)
     wanted = storage, commit, arguments.only, arguments.output
-    names = _exporter(arguments)(*wanted, force=arguments.force, clock=SYSTEM_CLOCK)
+    names = _exporter(arguments)(*wanted, force=arguments.force)
     put(
         arguments,
         lambda: documents.exported(storage.url, commit, names, arguments.output),

@@ -87,20 +87,18 @@ def difference(url: str, a: CommitId, b: CommitId, found: Difference) -> Documen
     }
 
 
-def pruned(url: str, plan: Plan, deleted: Sequence[tuple[Entry, bool]] | None) -> Document:
+def pruned(url: str, plan: Plan, deleted: Sequence[Entry] | None) -> Document:
     """Return what ``prune`` has done, or would do if ``deleted`` is None."""
-    gone = [(entry, True) for entry in (*plan.delete, *plan.leftovers)] if deleted is None else deleted
+    gone = [*plan.delete, *plan.leftovers] if deleted is None else deleted
     return {
         "root": url,
         "dry_run": deleted is None,
-        "deleted": [{"commit": entry.id.name, "bytes": entry.nbytes} for entry, done in gone if done],
-        "leftovers": [entry.id.name for entry, done in gone if done and entry in plan.leftovers],
+        "deleted": [{"commit": entry.id.name, "bytes": entry.nbytes} for entry in gone],
+        "leftovers": [entry.id.name for entry in gone if entry in plan.leftovers],
         "aside": [{"path": file.path, "bytes": file.nbytes} for file in plan.aside],
-        "being_read": [entry.id.name for entry, done in gone if not done],
         "kept": [entry.id.name for entry in plan.keep],
         "untouched": [{"commit": entry.id.name, "state": entry.state} for entry in plan.untouched],
-        "bytes_freed": sum(entry.nbytes for entry, done in gone if done)
-        + sum(file.nbytes for file in plan.aside),
+        "bytes_freed": sum(entry.nbytes for entry in gone) + sum(file.nbytes for file in plan.aside),
     }
 
 

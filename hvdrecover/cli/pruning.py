@@ -83,11 +83,11 @@ def _prune(arguments: argparse.Namespace) -> int:
     plan = prune.plan(storage, keep, SYSTEM_CLOCK)
     newest = [entry.id for entry in plan.keep[:1]]
     with progress_bar.bar("verifying what is kept", verify.total_bytes(storage, newest)) as advance:
-        prune.check_one_is_intact(storage, plan, SYSTEM_CLOCK, advance)
+        prune.check_one_is_intact(storage, plan, advance)
     found = plan.delete or plan.leftovers or plan.aside
     if found and not arguments.dry_run and not _agreed(arguments, tables.pruned(storage.url, plan, None)):
         return 1
-    deleted = None if arguments.dry_run else list(prune.delete(storage, plan, SYSTEM_CLOCK))
+    deleted = None if arguments.dry_run else list(prune.delete(storage, plan))
     put(
         arguments,
         lambda: documents.pruned(storage.url, plan, deleted),

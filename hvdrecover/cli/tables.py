@@ -111,7 +111,7 @@ def _left(entries: Sequence[Entry], left: Leftovers) -> list[Text]:
     if lines:
         lines.append("a job deletes what is left over before its first commit, and so does prune")
     if left.in_use:
-        lines.append(f"spare, or being written: {_files(left.in_use)}")
+        lines.append(f"being written: {_files(left.in_use)}")
     return [plain(line) for line in lines]
 
 
@@ -189,23 +189,21 @@ def difference(url: str, a: CommitId, b: CommitId, found: Difference) -> Rendera
     return Group(*parts)
 
 
-def pruned(url: str, plan: Plan, deleted: Sequence[tuple[Entry, bool]] | None) -> RenderableType:
+def pruned(url: str, plan: Plan, deleted: Sequence[Entry] | None) -> RenderableType:
     """Return what ``prune`` has done, or would do if ``deleted`` is None."""
-    gone = [(entry, True) for entry in (*plan.delete, *plan.leftovers)] if deleted is None else deleted
+    gone = [*plan.delete, *plan.leftovers] if deleted is None else deleted
     verb = "would delete" if deleted is None else "deleted"
     lines = [
         plain(f"{verb} {entry.id}, {size(entry.nbytes)}{_NEVER if entry in plan.leftovers else ''}")
-        if done
-        else plain(f"left {entry.id}, which is being read")
-        for entry, done in gone
+        for entry in gone
     ]
     for entry in plan.untouched:
         lines.append(plain(f"left {entry.id}, which is ", _state(entry)))
     if plan.aside:
         lines.append(plain(f"{verb} what processes have left aside that have ended: {_files(plan.aside)}"))
-    freed = sum(entry.nbytes for entry, done in gone if done) + sum(file.nbytes for file in plan.aside)
+    freed = sum(entry.nbytes for entry in gone) + sum(file.nbytes for file in plan.aside)
     kept = ", ".join(entry.id.name for entry in plan.keep) or "none"
-    count = words.counted(sum(done for _, done in gone), "commit")
+    count = words.counted(len(gone), "commit")
     lines += [plain(f"kept: {kept}"), plain(f"{verb} {count}, {size(freed)}")]
     return Group(*lines)
 

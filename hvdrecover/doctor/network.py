@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hvdrecover.checkpoint.leases import SKEW
 from hvdrecover.doctor.findings import Finding, failure, ok, skipped, warning
 
+_SERIOUS_SKEW = 300.0  # seconds
 MOST_SKEW = 1.0  # seconds; beyond it `hvdrecover report` has to correct the times of events
 _SSH = "ssh"
 _NAMES = "names"
@@ -210,8 +210,7 @@ def judge_clocks(offsets: Mapping[str, tuple[float, float]]) -> Finding:
     shown = ", ".join(f"{host} {ahead:+.1f} s" for host, ahead in apart.items() if host != first)
     what = f"against {first}: {shown}"
     remedy = "Have all hosts set their clocks by the same time server (chrony, systemd-timesyncd)."
-    if spread > SKEW:
-        what += "; leases of commits that are being read are taken for expired"
+    if spread > _SERIOUS_SKEW:
         return failure(_CLOCKS, what, remedy, at_fault=_apart_from_most(apart), **facts)
     return warning(_CLOCKS, what, remedy, **facts)
 
@@ -219,7 +218,7 @@ def judge_clocks(offsets: Mapping[str, tuple[float, float]]) -> Finding:
 def _apart_from_most(ahead: Mapping[str, float]) -> list[str]:
     """Return the hosts without which all clocks are near enough to the one that most others are near to."""
     near = {
-        host: [other for other in ahead if abs(ahead[other] - seconds) <= SKEW / 2]
+        host: [other for other in ahead if abs(ahead[other] - seconds) <= _SERIOUS_SKEW / 2]
         for host, seconds in ahead.items()
     }
     usual = max(near, key=lambda host: len(near[host]))

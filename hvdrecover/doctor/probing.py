@@ -132,7 +132,6 @@ class Probe:
         for name in (_WRITTEN, _CREATED):  # one by one: of a deleted folder, a storage keeps what it can use
             self._storage.remove(f"{self._folder}/{name}")
         self._storage.delete(self._folder)
-        self._storage.close()
         for folder in self._made:
             with contextlib.suppress(OSError):  # somebody uses it by now
                 folder.rmdir()

@@ -157,7 +157,6 @@ class Witness(Observer):
         store = Store(storage, keep=1, job="drill", host=self._config.host, events=events, clock=self._clock)
         store.claims.take_after(snapshot.id.generation - 1)
         store.write(snapshot, 0)
-        storage.close()
 
     def _write(self, what: str, **facts: Any) -> None:
         generation, commit = self._at

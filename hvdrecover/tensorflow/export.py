@@ -14,7 +14,6 @@ from hvdrecover.checkpoint.inspection import contents, readable
 from hvdrecover.checkpoint.inspection.export import chosen, written_aside
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.storage import Storage
-from hvdrecover.clock import Clock
 from hvdrecover.elastic.commits.contents import Contents
 from hvdrecover.errors import ExportError, MismatchError
 from hvdrecover.tensorflow.framework import TensorFlowFramework
@@ -30,7 +29,6 @@ def to_keras(
     *,
     model_config: Path,
     force: bool,
-    clock: Clock,
 ) -> list[str]:
     """Write a model to a file that ``keras.models.load_model`` reads; every byte is verified.
 
@@ -44,7 +42,6 @@ def to_keras(
         model_config: what the model is made of: a file of the text that its ``to_json()`` gives, or a
             ``.keras`` file of it, whose weights are not used.
         force: whether to replace the file if it exists.
-        clock: for the lease.
 
     Returns:
         The attribute that was exported.
@@ -62,7 +59,7 @@ def to_keras(
     name = only[0] if only else _MODEL
     model = _make(model_config)
     with written_aside(path, force=force) as aside:
-        snapshot = read_commit(storage, commit, {name}, clock)
+        snapshot = read_commit(storage, commit, {name})
         chosen(snapshot.state, [name], url)
         structures = contents.attributes(snapshot.state, url)
         if not readable.only_tensors(structures.get(name)):

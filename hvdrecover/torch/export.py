@@ -15,7 +15,6 @@ from hvdrecover.checkpoint.inspection.export import chosen, written_aside
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import Storage
-from hvdrecover.clock import Clock
 from hvdrecover.elastic.commits.copier import rebuild
 from hvdrecover.errors import ExportError
 from hvdrecover.torch.framework import TorchFramework
@@ -26,7 +25,7 @@ _SEQUENCES = {list, tuple, set}
 
 
 def to_torch(
-    storage: Storage, commit: CommitId, only: Sequence[str], path: Path, *, force: bool, clock: Clock
+    storage: Storage, commit: CommitId, only: Sequence[str], path: Path, *, force: bool
 ) -> list[str]:
     """Write attributes to a file that ``torch.load(path, weights_only=True)`` reads; every byte is verified.
 
@@ -38,7 +37,6 @@ def to_torch(
         only: the attributes; empty for all.
         path: the file to write.
         force: whether to replace the file if it exists.
-        clock: for the lease.
 
     Returns:
         The attributes that were exported.
@@ -52,7 +50,7 @@ def to_torch(
     """
     url = f"{storage.url}/{commit.name}"
     with written_aside(path, force=force) as aside:
-        snapshot = read_commit(storage, commit, only or None, clock)
+        snapshot = read_commit(storage, commit, only or None)
         names = chosen(snapshot.state, only, url)
         exported = _exported(snapshot, names, url)
         with aside.open("xb") as file:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import FILE_NAME
 from hvdrecover.checkpoint.reader import load_newest
-from tests.fakes.clock import FakeClock
 from tests.integration.crash_writer import KEEP, make_commit, open_store
 from tests.unit.checkpoint.roots import Recorder, assert_is
-
-_LATER = 86_400.0  # seconds; by then the leases of readers that were killed are over
 
 
 def check_opens(root: Path, acknowledged: CommitId | None) -> CommitId | None:
@@ -37,7 +33,7 @@ def check_opens(root: Path, acknowledged: CommitId | None) -> CommitId | None:
 def check_start(root: Path, acknowledged: CommitId | None) -> None:
     """A later start continues, and collects what was left behind; only the newest commits are then there."""
     newest = check_opens(root, acknowledged)
-    store = open_store(root, Recorder(), FakeClock(time.time() + _LATER))
+    store = open_store(root, Recorder())
     claimed = [int(claim.stem.removeprefix("g")) for claim in root.glob("claims/g*.json")]
     generation = store.claim_next()
     assert generation > max(claimed, default=0)
@@ -47,7 +43,6 @@ def check_start(root: Path, acknowledged: CommitId | None) -> None:
         store.write(make_commit(commit), rank=0)
         for folder in _commit_folders(root):
             assert (folder / FILE_NAME).is_file(), f"{folder.name} was left behind half-written"
-    store.storage.close()
     assert len(written) == KEEP
     assert [folder.name for folder in _commit_folders(root)] == [commit.name for commit in written]
     for path in root.rglob("*"):

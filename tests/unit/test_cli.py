@@ -310,7 +310,7 @@ def test_prune_only_says_what_it_would_do_if_asked_to(run, document, root):
     assert found["dry_run"] is True
     assert [commit["commit"] for commit in found["deleted"]] == ["g0001-c00000001", "g0001-c00000002"]
     assert found["bytes_freed"] == sum(commit["bytes"] for commit in found["deleted"]) > 0
-    assert (found["kept"], found["untouched"], found["being_read"]) == (["g0001-c00000003"], [], [])
+    assert (found["kept"], found["untouched"]) == (["g0001-c00000003"], [])
     assert content(LocalStorage(root)) == before
 
 
@@ -441,14 +441,14 @@ def writer(root):
 
 
 def test_what_is_being_written_is_shown_and_left_alone_by_prune(run, document, root, writer):
-    (root / ".hvdrecover-g0002-c00000004-12ab").write_bytes(b"spare")
+    (root / "g0002-c00000005" / ".hvdrecover-12ab").write_bytes(b"parts")
     before = content(LocalStorage(root))
     output = run("ls", root)[1]
     assert columns(output.splitlines()[1])[0] == "g0002-c00000005"
-    assert output.splitlines()[-1] == "spare, or being written: 1 file, 5 B"
+    assert output.splitlines()[-1] == "being written: 1 file, 5 B"
     _, found = document("ls", root)
     assert found["leftovers"] == []
-    assert found["aside"] == [{"path": ".hvdrecover-g0002-c00000004-12ab", "bytes": 5, "left_over": False}]
+    assert found["aside"] == [{"path": "g0002-c00000005/.hvdrecover-12ab", "bytes": 5, "left_over": False}]
     assert "left g0002-c00000005, which is incomplete" in run("prune", root, "--keep-last", "9", "--yes")[1]
     assert content(LocalStorage(root)) == before
     writer.communicate()  # the end of its input lets it continue

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hvdrecover.checkpoint import leases
 from hvdrecover.checkpoint.arena import Arena, Bytes
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.inspection import contents, decoding, readable
@@ -24,7 +23,6 @@ from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.root import read_manifest
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.checkpoint.values import Json
-from hvdrecover.clock import Clock
 
 CHUNK = 1 << 20  # elements that are compared at a time
 
@@ -79,9 +77,7 @@ class Difference:
     objects: dict[str, tuple[str | None, str | None]] = field(default_factory=dict)
 
 
-def compare(
-    storage: Storage, a: CommitId, b: CommitId, clock: Clock, advance: Callable[[int], None]
-) -> Difference:
+def compare(storage: Storage, a: CommitId, b: CommitId, advance: Callable[[int], None]) -> Difference:
     """Compare two commits; every byte is verified on the way.
 
     One file of each is in memory at a time, and little else.
@@ -90,7 +86,6 @@ def compare(
         storage: the root.
         a: the commit to compare with.
         b: the commit that is compared.
-        clock: for leases.
         advance: told how many more bytes have been compared, of both together.
 
     Raises:
@@ -98,18 +93,14 @@ def compare(
         FormatVersionError: one of them is of a newer format.
         StorageError: the storage failed.
     """
-    with leases.reading(storage, a, clock) as lease_a, leases.reading(storage, b, clock) as lease_b:
-        manifests = [read_manifest(storage, commit) for commit in (a, b)]
-        difference = Difference(objects=_objects(storage, manifests))
-        sizes = [_sizes(manifest) for manifest in manifests]
-        for attribute in sorted({*sizes[0], *sizes[1]}):
-            nbytes = sum(size.get(attribute, 0) for size in sizes)
-            for lease in (lease_a, lease_b):
-                lease.last(nbytes)
-            read = [read_commit(storage, commit, {attribute}, clock).arenas for commit in (a, b)]
-            _compare_tensors(attribute, read[0].get(attribute), read[1].get(attribute), difference)
-            del read  # before the next ones are read
-            advance(nbytes)
+    manifests = [read_manifest(storage, commit) for commit in (a, b)]
+    difference = Difference(objects=_objects(storage, manifests))
+    sizes = [_sizes(manifest) for manifest in manifests]
+    for attribute in sorted({*sizes[0], *sizes[1]}):
+        read = [read_commit(storage, commit, {attribute}).arenas for commit in (a, b)]
+        _compare_tensors(attribute, read[0].get(attribute), read[1].get(attribute), difference)
+        del read  # free the memory before the next files are read
+        advance(sum(size.get(attribute, 0) for size in sizes))
     difference.changes.sort(key=lambda change: (-change.non_finite, -change.relative, change.tensor))
     return difference
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from hvdrecover.checkpoint import layout, leases
+from hvdrecover.checkpoint import layout
 from hvdrecover.checkpoint.arena import Bytes
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.inspection import contents, readable
@@ -19,7 +19,6 @@ from hvdrecover.checkpoint.root import read_manifest
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.checkpoint.storage.failures import failures
 from hvdrecover.checkpoint.values import Json
-from hvdrecover.clock import Clock
 from hvdrecover.errors import ExportError
 
 Sources = Mapping[str, Mapping[str, TensorSpec]]
@@ -27,7 +26,7 @@ Sources = Mapping[str, Mapping[str, TensorSpec]]
 
 
 def to_safetensors(
-    storage: Storage, commit: CommitId, only: Sequence[str], path: Path, *, force: bool, clock: Clock
+    storage: Storage, commit: CommitId, only: Sequence[str], path: Path, *, force: bool
 ) -> list[str]:
     """Write the tensors of some attributes to a file; every byte is verified on the way.
 
@@ -40,7 +39,6 @@ def to_safetensors(
         only: the attributes; empty for all.
         path: the file to write.
         force: whether to replace the file if it exists.
-        clock: for leases.
 
     Returns:
         The attributes that were exported.
@@ -51,18 +49,16 @@ def to_safetensors(
         FormatVersionError: it is of a newer format.
         StorageError: the storage failed, or the file could not be written.
     """
-    with leases.reading(storage, commit, clock) as lease:
-        manifest = read_manifest(storage, commit)
-        names = chosen(manifest.state, only, f"{storage.url}/{commit.name}")
-        _refuse_other_than_tensors(storage, manifest, names)
-        lease.last(sum(entry.size for entry in manifest.files))
-        sources = _sources(storage, manifest, names)
-        planned = layout.plan([spec for named in sources.values() for spec in named.values()])
-        with written_aside(path, force=force) as aside, _Sparse(aside, planned) as file:
-            for attribute, named in sources.items():
-                arena = read_commit(storage, commit, {attribute}, clock).arenas[attribute]
-                for name, spec in named.items():
-                    file.put(spec.name, arena.bytes_of(name))
+    manifest = read_manifest(storage, commit)
+    names = chosen(manifest.state, only, f"{storage.url}/{commit.name}")
+    _refuse_other_than_tensors(storage, manifest, names)
+    sources = _sources(storage, manifest, names)
+    planned = layout.plan([spec for named in sources.values() for spec in named.values()])
+    with written_aside(path, force=force) as aside, _Sparse(aside, planned) as file:
+        for attribute, named in sources.items():
+            arena = read_commit(storage, commit, {attribute}).arenas[attribute]
+            for name, spec in named.items():
+                file.put(spec.name, arena.bytes_of(name))
     return names
 
 

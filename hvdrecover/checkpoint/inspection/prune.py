@@ -9,7 +9,7 @@ from hvdrecover.checkpoint import leftovers
 from hvdrecover.checkpoint.inspection import catalog
 from hvdrecover.checkpoint.inspection.catalog import Entry
 from hvdrecover.checkpoint.inspection.verify import Verdict, verify
-from hvdrecover.checkpoint.pruning import Pruner, delete_unless_read
+from hvdrecover.checkpoint.pruning import Pruner, delete_commit
 from hvdrecover.checkpoint.retention import metric_of
 from hvdrecover.checkpoint.settings import Keep
 from hvdrecover.checkpoint.storage import Storage, Temporary
@@ -60,7 +60,7 @@ def plan(storage: Storage, keep: Keep, clock: Clock) -> Plan:
     )
 
 
-def check_one_is_intact(storage: Storage, plan: Plan, clock: Clock, advance: Callable[[int], None]) -> None:
+def check_one_is_intact(storage: Storage, plan: Plan, advance: Callable[[int], None]) -> None:
     """Make sure that a commit is left which verifies, by reading them from the newest on.
 
     Raises:
@@ -71,7 +71,7 @@ def check_one_is_intact(storage: Storage, plan: Plan, clock: Clock, advance: Cal
     if not plan.delete:
         return
     for entry in plan.keep:
-        verdicts.append(verify(storage, entry.id, clock, advance))
+        verdicts.append(verify(storage, entry.id, advance))
         if verdicts[-1].intact:
             return
     broken = "; ".join(f"{verdict.id}: {verdict.text}" for verdict in verdicts)
@@ -80,18 +80,18 @@ def check_one_is_intact(storage: Storage, plan: Plan, clock: Clock, advance: Cal
     )
 
 
-def delete(storage: Storage, plan: Plan, clock: Clock) -> Iterator[tuple[Entry, bool]]:
-    """Delete what was planned.
+def delete(storage: Storage, plan: Plan) -> Iterator[Entry]:
+    """Delete the commits and files of a plan.
 
-    Gives:
-        Each commit, leftovers included, once it is dealt with, and whether it is gone; it is not if somebody
-        is reading it. At the end, the files aside are gone.
+    Yields:
+        Each commit, leftovers included, after its deletion. At the end, the files aside are deleted too.
 
     Raises:
         StorageError: the storage failed; what was deleted before stays deleted.
     """
     for entry in (*plan.delete, *plan.leftovers):
-        yield entry, delete_unless_read(storage, entry.id, clock)
+        delete_commit(storage, entry.id)
+        yield entry
     if plan.aside:
         before = leftovers.being_written(storage)
         storage.tidy(lambda folder: leftovers.is_of_before(folder, before))

@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from hvdrecover.checkpoint import leases, root
+from hvdrecover.checkpoint import root
 from hvdrecover.checkpoint.arena import allocate
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import Digest
 from hvdrecover.checkpoint.inspection import catalog, contents
 from hvdrecover.checkpoint.manifest import FileEntry
 from hvdrecover.checkpoint.storage import Storage
-from hvdrecover.clock import Clock
 from hvdrecover.errors import CorruptCheckpointError, FormatVersionError
 
 PIECE = 1 << 26  # bytes
@@ -51,24 +50,22 @@ class Verdict:
         return "; ".join(f"{file}: {problem}" for file, problem in self.problems.items())
 
 
-def verify(storage: Storage, commit: CommitId, clock: Clock, advance: Advance) -> Verdict:
+def verify(storage: Storage, commit: CommitId, advance: Advance) -> Verdict:
     """Read a commit through and compare it with its digests.
 
     Raises:
         StorageError: the storage failed, which says nothing about the commit.
     """
-    with leases.reading(storage, commit, clock) as lease:
+    try:
+        manifest = root.read_manifest(storage, commit)
+    except (CorruptCheckpointError, FormatVersionError) as error:
+        return Verdict(commit, dict([_problem(storage, commit, error)]), 0)
+    problems: dict[str, str] = {}
+    for entry in manifest.files:
         try:
-            manifest = root.read_manifest(storage, commit)
-        except (CorruptCheckpointError, FormatVersionError) as error:
-            return Verdict(commit, dict([_problem(storage, commit, error)]), 0)
-        problems: dict[str, str] = {}
-        for entry in manifest.files:
-            lease.last(entry.size)
-            try:
-                _verify_file(storage, commit, entry, advance)
-            except CorruptCheckpointError as error:
-                problems.update([_problem(storage, commit, error)])
+            _verify_file(storage, commit, entry, advance)
+        except CorruptCheckpointError as error:
+            problems.update([_problem(storage, commit, error)])
     return Verdict(commit, problems, sum(entry.size for entry in manifest.files))
 
 
@@ -107,9 +104,7 @@ def due(storage: Storage, wanted: Sequence[str]) -> list[CommitId]:
     return [commit for commit in catalog.commits(storage) if root.is_complete(storage, commit)]
 
 
-def verify_all(
-    storage: Storage, commits: Sequence[CommitId], clock: Clock, advance: Advance
-) -> dict[CommitId, Verdict]:
+def verify_all(storage: Storage, commits: Sequence[CommitId], advance: Advance) -> dict[CommitId, Verdict]:
     """Verify commits, in the order given; those that a running job has deleted meanwhile are left out.
 
     Raises:
@@ -117,7 +112,7 @@ def verify_all(
     """
     verdicts = {}
     for commit in commits:
-        verdict = verify(storage, commit, clock, advance)
+        verdict = verify(storage, commit, advance)
         if verdict.intact or storage.names(commit.name):
             verdicts[commit] = verdict
     return verdicts

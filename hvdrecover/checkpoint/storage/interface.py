@@ -21,7 +21,7 @@ class ReadBytes(NamedTuple):
 
 
 class Temporary(NamedTuple):
-    """A file that `Storage.names` does not show: one being written, a spare one, or what is left of either.
+    """A file that `Storage.names` does not show: one being written, or left by a killed process.
 
     Attributes:
         path: where it is, for people.
@@ -90,6 +90,3 @@ class Storage(Protocol):
         Args:
             stale: whether such files of a folder may go; it is given `Temporary.folder`.
         """
-
-    def close(self) -> None:
-        """Give up what was kept to make later writes faster; they still work."""

@@ -17,7 +17,6 @@ from hvdrecover.checkpoint.storage.descriptors import opened
 from hvdrecover.checkpoint.storage.failures import failures
 from hvdrecover.checkpoint.storage.interface import TEMPORARY, ReadBytes, Temporary
 from hvdrecover.checkpoint.storage.mounted import mount_of
-from hvdrecover.checkpoint.storage.spares import Spares, folder_of
 
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
@@ -27,7 +26,6 @@ class LocalStorage:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._spares = Spares(root)
         self.url = f"file://{root}"
 
     def check(self) -> None:
@@ -73,7 +71,6 @@ class LocalStorage:
         with failures(self.url, path, "write the file"):
             target = self._inside(path)
             self._make_folder(target.parent)
-            self._spares.place(target, len(buffer))
             digest = direct.write(target, buffer)
             _sync_folder(target.parent)
             return digest
@@ -116,12 +113,11 @@ class LocalStorage:
                 return
             while os.path.lexists(target):
                 with suppress(FileNotFoundError):  # somebody else deletes it too, and one of us has to end it
-                    self._spares.keep(target)
                     shutil.rmtree(target)
             _sync_folder(target.parent)
 
     def temporaries(self) -> list[Temporary]:
-        """Return spare files, what `publish` and `create` are writing, and what killed processes left."""
+        """Return the files that `publish` and `create` are writing, and those that killed processes left."""
         with failures(self.url, "", "look for temporary files"):
             found = []
             for path, folder in self._hidden():
@@ -130,25 +126,20 @@ class LocalStorage:
             return sorted(found)
 
     def tidy(self, stale: Callable[[str], bool]) -> None:
-        """Delete what killed processes left of `publish` and `create`, and their spare files."""
+        """Delete the files that killed processes left of `publish` and `create`."""
         with failures(self.url, "", "delete temporary files"):
             for path, folder in self._hidden():
                 if stale(folder):
                     path.unlink(missing_ok=True)
 
     def _hidden(self) -> list[tuple[Path, str]]:
-        """Each temporary file, and the folder that it is, or was, a part of."""
+        """Each temporary file, and the name of its folder; empty if it lies at the root itself."""
         if not self._root.is_dir():
             return []
         folders = [entry for entry in self._root.iterdir() if _is_folder(entry)]
         of_folders = [(path, folder.name) for folder in folders for path in folder.glob(f"{TEMPORARY}*")]
-        of_root = [(path, folder_of(path)) for path in self._root.glob(f"{TEMPORARY}*")]
+        of_root = [(path, "") for path in self._root.glob(f"{TEMPORARY}*")]
         return [(path, folder) for path, folder in of_folders + of_root if not _is_folder(path)]
-
-    def close(self) -> None:
-        """Delete the files that were kept for later writes."""
-        with failures(self.url, "", "delete temporary files"):
-            self._spares.delete()
 
     def _inside(self, path: str) -> Path:
         """Return where to change something; a folder that may lead out of the root is refused."""

@@ -148,9 +148,6 @@ class RemoteStorage:
     def tidy(self, stale: Callable[[str], bool]) -> None:
         """Do nothing: there are no such files."""
 
-    def close(self) -> None:
-        """Do nothing: nothing was kept."""
-
     def _make_folder(self, folder: str) -> None:
         self._fs.makedirs(folder, exist_ok=True)
 

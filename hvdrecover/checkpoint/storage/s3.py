@@ -1,27 +1,34 @@
 """A checkpoint root in an S3 bucket, or in one of another store that speaks S3's language, over s3fs.
 
-Large files are uploaded in parts, several at a time. Until the last request of an upload nothing of the file
-is to be seen; then it is there, whole. Parts that did not change are copied within the store.
+Large files are uploaded in parts, several at a time. The file appears, whole, with the last request of its
+upload.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from hvdrecover.checkpoint.arena import Bytes
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.digest import digest
+from hvdrecover.checkpoint.digest import Digest, digest
 from hvdrecover.checkpoint.storage.failures import failures
 from hvdrecover.checkpoint.storage.interface import TEMPORARY, Temporary
-from hvdrecover.checkpoint.storage.multipart import Uploader
+from hvdrecover.checkpoint.storage.pieces import transferred
 from hvdrecover.checkpoint.storage.remote import AT_ONCE, PIECE, RemoteStorage
-from hvdrecover.checkpoint.storage.uploads import Place
 
 _MOST_PARTS = 10_000  # https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html
 _MIB = 1 << 20  # bytes
 _PATIENCE = 60.0  # seconds
 _SLOWEST = 1 << 18  # bytes per second; a link that is slower is taken to be dead
+
+
+class Place(NamedTuple):
+    """The place of an object."""
+
+    bucket: str
+    key: str
 
 
 def part_size(nbytes: int, least: int = PIECE) -> int:
@@ -43,18 +50,41 @@ class S3Storage(RemoteStorage):
     A piece, as a part of an upload, must have 5 MiB at least.
     """
 
-    def __init__(self, filesystem: Any, root: str, url: str, piece: int = PIECE) -> None:
-        super().__init__(filesystem, root, url, piece)
-        self._uploader = Uploader(filesystem, AT_ONCE, _limit)
-
     def write(self, path: str, buffer: Bytes) -> str:
         """Write a file that is durable on return, and is there either whole or not at all."""
         with failures(self.url, path, "write the file"):
             size = part_size(len(buffer), self._piece)
             if len(buffer) > size:
-                return self._uploader.upload(self._place(path), buffer, size)
+                return self._upload(self._place(path), buffer, size)
             self._fs.pipe_file(self._path(path), buffer.tobytes(), timeout=_limit(len(buffer)))
             return digest(buffer)
+
+    def _upload(self, place: Place, buffer: Bytes, size: int) -> str:
+        """Upload a file in parts of ``size`` bytes; return its digest."""
+        upload: dict[str, Any] = {"Bucket": place.bucket, "Key": place.key}
+        upload["UploadId"] = self._fs.call_s3("create_multipart_upload", **upload)["UploadId"]
+
+        def send(piece: Bytes, start: int) -> str:
+            part = {"PartNumber": start // size + 1, "timeout": _limit(size * AT_ONCE)}
+            tag: str = self._fs.call_s3("upload_part", **upload, **part, Body=piece.tobytes())["ETag"]
+            return tag
+
+        content, tags = Digest(), list[str]()
+        try:
+            for piece, tag in transferred(buffer, size, AT_ONCE, send):
+                content.update(piece)
+                tags.append(tag)
+            parts = [{"PartNumber": number, "ETag": tag} for number, tag in enumerate(tags, 1)]
+            self._fs.call_s3("complete_multipart_upload", **upload, MultipartUpload={"Parts": parts})
+        except BaseException:
+            with suppress(Exception):  # the store may be away; the next job aborts the upload
+                self._abort(upload)
+            raise
+        return content.hex()
+
+    def _abort(self, upload: dict[str, Any]) -> None:
+        with suppress(FileNotFoundError):
+            self._fs.call_s3("abort_multipart_upload", **upload)
 
     def delete(self, folder: str) -> None:
         """Delete a folder and all below it, if it exists."""
@@ -89,7 +119,7 @@ class S3Storage(RemoteStorage):
         with failures(self.url, "", "look for unfinished uploads"):
             for upload in self._unfinished():
                 if stale(self._below(upload).split("/")[0]):
-                    self._uploader.abort(upload)
+                    self._abort(upload)
 
     def _make_folder(self, folder: str) -> None:
         """Do nothing: prefixes need not be made, and a bucket is not made because of a misspelt name."""

@@ -158,9 +158,6 @@ class SftpStorage:
             if name.startswith(TEMPORARY) and f"{folder}/{name}" not in folders
         ]
 
-    def close(self) -> None:
-        """Do nothing: nothing was kept."""
-
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
 

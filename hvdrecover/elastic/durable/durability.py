@@ -165,14 +165,13 @@ class Durability:
     def settle(self, seconds: float) -> None:
         """Give the write in flight this long, and a handful of attempts, to succeed; raise nothing.
 
-        Then give the deletion of what is no longer kept as long. Later writes still work, but slower.
+        Then give the deletion of expired commits as long.
         """
         if self.verdict() is None:
             self.writer.hurry()
             with contextlib.suppress(HvdrecoverError):
                 if self.writer.wait(seconds):
                     self.writer.wait_for_cleanup(seconds)
-                self.store.storage.close()
 
     def _stretch_ends(self) -> None:
         progress = self.writer.progress

@@ -13,7 +13,6 @@ from hvdrecover.checkpoint.inspection import compare, decoding
 from hvdrecover.checkpoint.layout import TensorSpec, plan
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.errors import CorruptCheckpointError
-from tests.fakes.clock import FakeClock
 from tests.unit.checkpoint.roots import content, make_store
 
 CODES = {
@@ -149,7 +148,7 @@ def storage(root):
 
 def test_the_difference_of_two_commits(storage):
     before, told = content(storage), []
-    found = compare.compare(storage, A, B, FakeClock(), told.append)
+    found = compare.compare(storage, A, B, told.append)
     assert {name: str(spec) for name, spec in found.added.items()} == {"model.new": "F32[4]"}
     assert list(found.removed) == ["extra.x", "model.gone"]
     assert {name: (str(a), str(b)) for name, (a, b) in found.reshaped.items()} == {
@@ -171,7 +170,7 @@ def test_the_difference_of_two_commits(storage):
 
 
 def test_a_commit_does_not_differ_from_itself(storage):
-    found = compare.compare(storage, A, A, FakeClock(), lambda count: None)
+    found = compare.compare(storage, A, A, lambda count: None)
     assert found == compare.Difference(unchanged=found.unchanged)
     assert len(found.unchanged) == 6
 
@@ -181,4 +180,4 @@ def test_a_broken_commit_is_not_compared(storage):
     data[-1] ^= 1
     storage.publish("g0001-c00000002/model.safetensors", bytes(data))
     with pytest.raises(CorruptCheckpointError, match=r"g0001-c00000002/model\.safetensors: .*digest"):
-        compare.compare(storage, A, B, FakeClock(), lambda count: None)
+        compare.compare(storage, A, B, lambda count: None)

@@ -12,7 +12,6 @@ from hvdrecover.checkpoint.inspection import export
 from hvdrecover.checkpoint.layout import TensorSpec, plan
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.errors import CorruptCheckpointError, ExportError, StorageError
-from tests.fakes.clock import FakeClock
 from tests.unit.checkpoint.roots import content, make_store
 
 ID = CommitId(1, 1)
@@ -51,7 +50,7 @@ def folder(tmp_path):
 
 
 def written(storage, path, *only, force=False):
-    names = export.to_safetensors(storage, ID, only, path, force=force, clock=FakeClock())
+    names = export.to_safetensors(storage, ID, only, path, force=force)
     assert names == list(only)
     return safetensors.numpy.load_file(path)
 

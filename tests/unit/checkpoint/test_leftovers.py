@@ -14,7 +14,7 @@ from hvdrecover.checkpoint.manifest import FILE_NAME
 from hvdrecover.checkpoint.reader import load_newest
 from hvdrecover.checkpoint.root import commits
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.checkpoint.storage import LocalStorage, spares
+from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.errors import FencedError, StorageError
 from tests.integration.mounts import mounted
 from tests.unit.checkpoint.roots import Wrapped, make_snapshot, make_store
@@ -96,7 +96,6 @@ def test_whatever_kills_rank_0_the_root_holds_two_commits_and_the_one_being_writ
     assert nbytes < max(sizes) < 3 * nbytes + (1 << 19)
     store = make_store(LocalStorage(root), keep=1)
     store.write(large(90, 900, nbytes), 0)
-    store.storage.close()
     assert commits(store.storage) == [CommitId(90, 900)]
     assert used(root) < nbytes + (1 << 19)
 
@@ -184,46 +183,22 @@ def test_the_resumed_commit_is_the_one_that_was_read(root):
 # -- whose files lie aside -----------------------------------------------------------------------------
 
 
-def spare_files(folder):
-    return sorted(path.name for path in folder.glob(".hvdrecover-*"))
-
-
-@pytest.fixture
-def with_spares(tmp_path):
-    if not spares._is_of_this_host(tmp_path):
-        pytest.skip("this file system keeps no spare files")
-    return tmp_path / "root"
-
-
-def test_a_new_rank_0_gives_back_the_spare_files_of_the_last_one(with_spares):
-    store = make_store(LocalStorage(with_spares), keep=1)
-    store.claim_next()
-    for number in (1, 2, 3):
-        store.write(make_snapshot(1, number), rank=0)
-    assert len(spare_files(with_spares)) == 2
-    assert all(name.startswith(".hvdrecover-g0001-c00000002-") for name in spare_files(with_spares))
-    (with_spares / ".hvdrecover-of-an-earlier-version").write_bytes(b"x")
-    other = make_store(LocalStorage(with_spares), keep=1)
-    other.write(make_snapshot(2, 4), rank=0)
-    assert all(name.startswith(".hvdrecover-g0001-c00000003-") for name in spare_files(with_spares))
-    assert len(spare_files(with_spares)) <= 2
-
-
-def test_an_old_job_takes_no_file_of_a_new_one(with_spares):
+def test_an_old_job_takes_no_file_of_a_new_one(tmp_path):
     """It was stopped between its claim and its cleaning up, and continues while the new job writes."""
-    old = make_store(LocalStorage(with_spares), job="old")
+    root_folder = tmp_path / "root"
+    old = make_store(LocalStorage(root_folder), job="old")
     old.claim_next()
     tidy = old._collector.tidy
 
     def after_a_stop(*args):
-        new = make_store(LocalStorage(with_spares), job="new", keep=1)
+        new = make_store(LocalStorage(root_folder), job="new", keep=1)
         new.claim_next()
         for number in (1, 2, 3):
             new.write(make_snapshot(2, number), rank=0)
-        (with_spares / "g0002-c00000004").mkdir()
+        (root_folder / "g0002-c00000004").mkdir()
         for name in ("model.safetensors", ".hvdrecover-1234"):
-            (with_spares / "g0002-c00000004" / name).write_bytes(b"under way")
-        kept.append(files(with_spares))
+            (root_folder / "g0002-c00000004" / name).write_bytes(b"under way")
+        kept.append(files(root_folder))
         tidy(*args)
 
     kept = []
@@ -231,7 +206,7 @@ def test_an_old_job_takes_no_file_of_a_new_one(with_spares):
     with pytest.raises(FencedError):
         old.write(make_snapshot(1, 1), rank=0)
     assert [path for path in kept[0] if "hvdrecover" in path] != []
-    assert [path for path in files(with_spares) if not path.startswith("g0001")] == kept[0]
+    assert [path for path in files(root_folder) if not path.startswith("g0001")] == kept[0]
 
 
 def test_a_folder_that_lies_aside_is_none_of_these_files(tmp_path):

@@ -7,7 +7,6 @@ import threading
 
 import pytest
 
-from hvdrecover.checkpoint import leases
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.inspection import prune, verify
 from hvdrecover.checkpoint.manifest import FILE_NAME
@@ -43,7 +42,7 @@ def flip(storage, path, where=-1):
 def test_an_intact_commit_is_read_through(storage, monkeypatch):
     monkeypatch.setattr(verify, "PIECE", 4096)
     told = []
-    verdict = verify.verify(storage, CommitId(1, 1), CLOCK, told.append)
+    verdict = verify.verify(storage, CommitId(1, 1), told.append)
     assert (verdict.intact, verdict.problems, verdict.text) == (True, {}, "")
     sizes = [storage.size(f"g0001-c00000001/{name}.safetensors") for name in ("model", "optimizer")]
     assert verdict.nbytes == sum(sizes) == sum(told) == verify.total_bytes(storage, [CommitId(1, 1)])
@@ -53,7 +52,7 @@ def test_an_intact_commit_is_read_through(storage, monkeypatch):
 @pytest.mark.parametrize("where", [5000, -1], ids=["in the middle", "at the end"])
 def test_a_flipped_bit_is_found(storage, where):
     flip(storage, "g0001-c00000001/model.safetensors", where)
-    verdict = verify.verify(storage, CommitId(1, 1), CLOCK, ignore)
+    verdict = verify.verify(storage, CommitId(1, 1), ignore)
     assert list(verdict.problems) == ["model.safetensors"]
     assert "digest" in verdict.problems["model.safetensors"]
 
@@ -61,13 +60,13 @@ def test_a_flipped_bit_is_found(storage, where):
 def test_every_broken_file_is_named_with_its_reason(storage):
     storage.publish("g0001-c00000001/model.safetensors", b"short")
     storage.remove("g0001-c00000001/optimizer.safetensors")
-    verdict = verify.verify(storage, CommitId(1, 1), CLOCK, ignore)
+    verdict = verify.verify(storage, CommitId(1, 1), ignore)
     assert re.fullmatch(r"model\.safetensors: .* 5 .* 8096; optimizer\.safetensors: .*missing", verdict.text)
 
 
 def test_a_broken_manifest_is_a_problem_of_the_manifest(storage):
     storage.publish(f"g0001-c00000001/{FILE_NAME}", b"{")
-    (file,) = verify.verify(storage, CommitId(1, 1), CLOCK, ignore).problems
+    (file,) = verify.verify(storage, CommitId(1, 1), ignore).problems
     assert file == FILE_NAME
     assert verify.total_bytes(storage, [CommitId(1, 1)]) == 0
 
@@ -75,17 +74,8 @@ def test_a_broken_manifest_is_a_problem_of_the_manifest(storage):
 def test_verifying_leaves_the_root_as_it_is(storage):
     flip(storage, "g0001-c00000001/model.safetensors")
     before = content(storage)
-    verify.verify_all(storage, COMMITS, CLOCK, ignore)
+    verify.verify_all(storage, COMMITS, ignore)
     assert content(storage) == before
-
-
-def test_a_commit_is_leased_while_it_is_read(storage):
-    held = []
-    verify.verify(
-        storage, COMMITS[0], CLOCK, lambda _: held.append(leases.is_read(storage, COMMITS[0], 1000))
-    )
-    assert held == [True, True]
-    assert not leases.is_read(storage, COMMITS[0], 1000)
 
 
 def test_without_names_all_complete_commits_are_due(storage):
@@ -98,7 +88,7 @@ def test_without_names_all_complete_commits_are_due(storage):
 
 def test_a_commit_that_a_job_deletes_meanwhile_is_left_out(storage):
     storage.delete("g0001-c00000002")
-    assert list(verify.verify_all(storage, COMMITS, CLOCK, ignore)) == [COMMITS[0], COMMITS[2]]
+    assert list(verify.verify_all(storage, COMMITS, ignore)) == [COMMITS[0], COMMITS[2]]
 
 
 def test_storage_that_fails_says_nothing_about_the_commit(storage, monkeypatch):
@@ -107,7 +97,7 @@ def test_storage_that_fails_says_nothing_about_the_commit(storage, monkeypatch):
 
     monkeypatch.setattr(storage, "read_into", away)
     with pytest.raises(StorageError, match="network"):
-        verify.verify(storage, COMMITS[0], CLOCK, ignore)
+        verify.verify(storage, COMMITS[0], ignore)
 
 
 # -- pruning -------------------------------------------------------------------------------------------
@@ -141,28 +131,17 @@ def test_a_metric_that_no_commit_has_is_an_error(storage):
 def test_what_is_planned_is_deleted_and_nothing_else(storage):
     plan = prune.plan(storage, Keep(1), CLOCK)
     kept = {path: data for path, data in content(storage).items() if "c00000003" in path}
-    assert [(entry.id.commit, gone) for entry, gone in prune.delete(storage, plan, CLOCK)] == [
-        (1, True),
-        (2, True),
-    ]
+    assert [entry.id.commit for entry in prune.delete(storage, plan)] == [1, 2]
     assert {path: data for path, data in content(storage).items() if not path.startswith("claims")} == kept
-
-
-def test_a_commit_that_is_being_read_stays(storage):
-    plan = prune.plan(storage, Keep(1), CLOCK)
-    with leases.reading(storage, CommitId(1, 1), CLOCK):
-        done = [(entry.id.commit, gone) for entry, gone in prune.delete(storage, plan, CLOCK)]
-    assert done == [(1, False), (2, True)]
-    assert verify.verify(storage, CommitId(1, 1), CLOCK, ignore).intact
 
 
 def test_the_only_commit_that_is_intact_is_not_deleted(storage):
     flip(storage, "g0001-c00000003/model.safetensors")
     plan = prune.plan(storage, Keep(1), CLOCK)
     with pytest.raises(CorruptCheckpointError, match=r"g0001-c00000003: model\.safetensors: .*digest"):
-        prune.check_one_is_intact(storage, plan, CLOCK, ignore)
-    prune.check_one_is_intact(storage, prune.plan(storage, Keep(2), CLOCK), CLOCK, ignore)
-    prune.check_one_is_intact(storage, prune.plan(storage, Keep(3), CLOCK), CLOCK, ignore)
+        prune.check_one_is_intact(storage, plan, ignore)
+    prune.check_one_is_intact(storage, prune.plan(storage, Keep(2), CLOCK), ignore)
+    prune.check_one_is_intact(storage, prune.plan(storage, Keep(3), CLOCK), ignore)
 
 
 def test_pruning_beside_a_job_leaves_the_newest_commits_whole(root):
@@ -186,10 +165,10 @@ def test_pruning_beside_a_job_leaves_the_newest_commits_whole(root):
     while not over.is_set():
         plan = prune.plan(root, Keep(2), CLOCK)
         assert {entry.state for entry in plan.untouched} <= {"incomplete"}
-        list(prune.delete(root, plan, CLOCK))
+        list(prune.delete(root, plan))
     thread.join()
     assert failures == []
     assert store.events.of("not_deleted") == []
     commits = verify.due(root, [])
     assert [commit.commit for commit in commits][:2] == [39, 38]
-    assert all(verdict.intact for verdict in verify.verify_all(root, commits, CLOCK, ignore).values())
+    assert all(verdict.intact for verdict in verify.verify_all(root, commits, ignore).values())

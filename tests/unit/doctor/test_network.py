@@ -131,7 +131,7 @@ def test_the_offset_of_a_clock_is_that_of_the_quickest_answer_and_lies_within_ha
     ("ahead", "outcome"),
     [(0.0, "ok"), (0.9, "ok"), (1.2, "warning"), (-1.2, "warning"), (299.0, "warning"), (-301.0, "failure")],
 )
-def test_clocks_may_be_a_second_apart_and_leases_bear_five_minutes(ahead: float, outcome: str) -> None:
+def test_clocks_may_be_a_second_apart_and_five_minutes_are_a_failure(ahead: float, outcome: str) -> None:
     found = judge_clocks({"h1": (50.0, 0.01), "h2": (50.0 + ahead, 0.01)})
     assert found.outcome == outcome
     assert found.facts["seconds_ahead"] == {"h1": 0.0, "h2": pytest.approx(ahead)}
