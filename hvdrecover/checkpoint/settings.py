@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import InitVar, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-from hvdrecover import config, renamed
+from hvdrecover import config
 from hvdrecover.errors import ConfigError
 
 
@@ -55,9 +54,6 @@ class Keep:
             1999, and so on.
         within: those written less than so many seconds ago; None for no such rule.
         best: the best ones by a number of the user's; None for no such rule.
-        newest: ``last``, by its old name.
-        every: ``period``, by its old name.
-        younger_than: ``within``, by its old name.
 
     Raises:
         ConfigError: a value that can't be.
@@ -71,13 +67,8 @@ class Keep:
     period: int | None = None
     within: float | None = None
     best: Best | None = None
-    newest: InitVar[int | None] = None
-    every: InitVar[int | None] = None
-    younger_than: InitVar[float | None] = None
 
-    def __post_init__(self, newest: int | None, every: int | None, younger_than: float | None) -> None:
-        _take(self, "Keep", {("newest", "last"): newest, ("every", "period"): every})
-        _take(self, "Keep", {("younger_than", "within"): younger_than})
+    def __post_init__(self) -> None:
         if not _is_count(self.last):
             raise ConfigError(
                 "keep.last", f"{self.last!r} is not a number from 1 on; the newest commit is always kept"
@@ -125,7 +116,6 @@ class Checkpoint:
             None for no such tier. See docs/near.md.
         interval: ``"auto"`` measures what durable commits cost, counts how often the job is lost, and chooses
             the time between durable commits by that. Not with ``every_commits`` or ``every_seconds``.
-        every: ``interval``, by its old name.
 
     A commit that is due while an earlier one is still being written stays in memory only.
 
@@ -144,10 +134,8 @@ class Checkpoint:
     strict: bool = True
     interval: Literal["auto"] | None = None
     near: str | None = "auto"
-    every: InitVar[Literal["auto"] | None] = None
 
-    def __post_init__(self, every: Literal["auto"] | None) -> None:
-        _take(self, "Checkpoint", {("every", "interval"): every})
+    def __post_init__(self) -> None:
         if not isinstance(self.url, str | os.PathLike) or not isinstance(os.fspath(self.url), str):
             raise ConfigError("checkpoint", f"{self.url!r} is not a path or URL")
         if not (url := os.fspath(self.url)).strip():
@@ -170,14 +158,6 @@ class Checkpoint:
         Keep.of(self.keep)
         if type(self.strict) is not bool:
             raise ConfigError("strict", f"{self.strict!r} is neither True nor False")
-
-
-def _take(settings: object, whose: str, given: Mapping[tuple[str, str], Any]) -> None:
-    """Take over what was given by old names, each with its new one; None was not given."""
-    for (old, new), value in given.items():
-        if value is not None:
-            renamed.warn(f"{whose}({old}=…)", f"{whose}({new}=…)", frames=3)
-            object.__setattr__(settings, new, value)
 
 
 def _is_count(value: object) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hvdrecover import config as configs
-from hvdrecover import renamed
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
@@ -149,8 +148,6 @@ class State(Attributes):
             return  # its process reports it
         values = observed(self._context.framework, {"loss": loss, **others})
         self._companions.notify(Observer.observed, values)
-
-    observe = renamed.method("state.observe", "state.log_metrics", log_metrics)
 
     # -- commits ---------------------------------------------------------------------------------------
 

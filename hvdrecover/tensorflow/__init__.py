@@ -22,7 +22,7 @@ from hvdrecover.tensorflow.broadcasting import (
     broadcast_variables,
 )
 from hvdrecover.tensorflow.dataset import ElasticDataset, elastic_dataset
-from hvdrecover.tensorflow.keras_callbacks import callbacks, fit_callbacks
+from hvdrecover.tensorflow.keras_callbacks import fit_callbacks
 from hvdrecover.tensorflow.loading import load
 from hvdrecover.tensorflow.optimizer import DistributedOptimizer
 from hvdrecover.tensorflow.per_rank import PerRank
@@ -55,7 +55,6 @@ __all__ = [
     "WandB",
     "broadcast_",
     "broadcast_variables",
-    "callbacks",
     "check_shards",
     "elastic_dataset",
     "fingerprint",

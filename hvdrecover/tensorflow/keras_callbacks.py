@@ -10,7 +10,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import keras
 
-from hvdrecover import config, renamed
+from hvdrecover import config
 from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow.dataset import part_done
 from hvdrecover.tensorflow.keras.callbacks import MetricAverageCallback
@@ -72,12 +72,6 @@ def fit_callbacks(
     progress = Progress(state, commit_every_batches)
     first = [*found, Observer(state), progress]
     return [*first, Commit(progress, first, keep)]
-
-
-def callbacks(state: TensorFlowState, **options: Any) -> list[keras.callbacks.Callback]:
-    """`fit_callbacks`, by its old name."""
-    renamed.warn("callbacks(state)", "fit_callbacks(state)", frames=1)
-    return fit_callbacks(state, **options)
 
 
 class Observer(keras.callbacks.Callback):  # type: ignore[misc]

@@ -132,8 +132,8 @@ def test_the_golden_file_has_what_errors_say():
 @pytest.mark.parametrize(
     "fail",
     [
-        lambda: Keep(newest=0),
-        lambda: Checkpoint("root", every="now"),
+        lambda: Keep(last=0),
+        lambda: Checkpoint("root", interval="now"),
         lambda: encode([object()], "state.log"),
         lambda: hosts.parse("a slots=x", "hosts"),
         lambda: hosts.parse("a\na", "hosts"),

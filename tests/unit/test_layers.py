@@ -24,7 +24,6 @@ LAYERS = {
     "libraries": 0,
     "process_identity": 0,
     "redaction": 0,
-    "renamed": 0,
     "uncaught": 0,
     "stand_in": 0,
     "surroundings": 0,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from hvdrecover import renamed
 from hvdrecover.data.fingerprint import Fingerprint
 from hvdrecover.errors import ConfigError
 
@@ -67,9 +66,6 @@ class Guard:
         every = self.parameters_every_commits
         if every is not None and not _is_count(every, 1):
             raise ConfigError("parameters_every_commits", f"{every!r} is not a number from 1 on, or None")
-        if str(self.data_changed) == "error":
-            renamed.warn("Guard(data_changed='error')", "Guard(data_changed='raise')", frames=2)
-            object.__setattr__(self, "data_changed", "raise")
         for name, choices in _CHOICES.items():
             if (value := getattr(self, name)) not in choices:
                 raise ConfigError(name, f"{value!r} is not one of {', '.join(map(repr, choices))}")

@@ -190,13 +190,6 @@ def test_a_rate_that_changes_with_each_batch_continues_from_where_it_was(after: 
     assert trained(state) == whole
 
 
-def test_the_callbacks_go_by_their_old_name() -> None:
-    state = a_state()
-    with pytest.warns(DeprecationWarning, match=r"callbacks\(state\) is called fit_callbacks\(state\) now"):
-        old = recover.callbacks(state, average_metrics=False)
-    assert [type(each) for each in old] == [type(each) for each in recover.fit_callbacks(state)[1:]]
-
-
 def test_xla_is_switched_off_and_the_user_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     told = "jit_compile is switched off"
     state = a_state(jit_compile=True)
