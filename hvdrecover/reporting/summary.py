@@ -268,7 +268,8 @@ def _ending(log: Log, rendezvouses: Sequence[Rendezvous]) -> Ending:
     started = max((event.time for event in log.of("start")), default=-math.inf)
     left = last if last is not None and last.time >= started else None
     code, reason = (left.whole("code"), left.word("reason")) if left else (None, "")
-    if rendezvouses and rendezvouses[-1].finished:
+    # A script can fail after its training function has returned, for example in a second training function.
+    if rendezvouses and rendezvouses[-1].finished and code in (None, 0):
         return Ending("finished", code, reason)
     return Ending("ended" if left else "open", code, reason)
 

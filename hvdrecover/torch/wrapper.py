@@ -91,7 +91,8 @@ def _average_loss(optimizer: Any, loss: Any) -> Callable[[], Any]:
         return lambda: loss
     is_tensor = isinstance(loss, torch.Tensor) and loss.numel() == 1
     is_number = is_tensor or isinstance(loss, int | float)
-    mean = torch.tensor(float(loss) if is_number else 0.0, dtype=torch.float64)
+    value = loss.detach() if is_tensor else loss
+    mean = torch.tensor(float(value) if is_number else 0.0, dtype=torch.float64)
     handle = hvd.allreduce_async_(
         mean,
         name=f"hvdrecover.closure.{next(iter(optimizer._parameter_names.values()), '')}",

@@ -262,6 +262,13 @@ def test_what_an_earlier_run_has_finished_is_not_lost(run):
     assert (report.commits_repeated, report.starts, report.ending.outcome) == (0, 2, "open")
 
 
+@pytest.mark.parametrize(("code", "outcome"), [(0, "finished"), (1, "ended")])
+def test_a_job_that_fails_after_its_training_function_has_returned_is_not_finished(run, code, outcome):
+    run.finish(35, TWO, 1, 3)
+    run.report(36, "end", pid=5, code=code, reason="the command has ended")
+    assert report_of(run).ending.outcome == outcome
+
+
 def test_without_a_start_the_first_event_begins_the_run(run):
     (run.folder / "node-1-5.jsonl").unlink()
     report = report_of(run)
