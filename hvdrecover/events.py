@@ -3,7 +3,8 @@
 An event line holds ``time`` (seconds since the Unix epoch), ``kind``, ``host``, ``pid``, ``rank`` and the
 facts of its kind; ``docs/events.md`` lists them all.
 
-Writing an event never raises and never blocks on anything but a local append.
+Writing an event never raises. It blocks only on an append to a file. Guardians and the supervisor, which must
+never hang, wait for that for a bounded time.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from hvdrecover.bounded import Bounded
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.config import Config
 from hvdrecover.redaction import printable
@@ -30,13 +32,19 @@ class Events:
         folder: where to append ``HOST-PID.jsonl``; None writes no file.
         host: the host's name.
         clock: where the times come from.
+        seconds: how long the disk may take for a line, before events are left out until it answers. With
+            None, it may take as long as it likes: a training process has a guardian, which ends hangs.
     """
 
-    def __init__(self, folder: Path | None, host: str, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, folder: Path | None, host: str, clock: Clock = SYSTEM_CLOCK, seconds: float | None = None
+    ) -> None:
         self._folder = folder
         self._host = host
         self._clock = clock
         self._descriptor: int | None = None
+        self._bounded = Bounded(seconds) if seconds is not None else None
+        self._left_out = False
         self.rank = 0
 
     def emit(self, kind: str, message: str | None = None, *, level: int = logging.INFO, **facts: Any) -> None:
@@ -59,10 +67,25 @@ class Events:
             logger.warning("events: an event of kind %s can't be written: %s", kind, error)
             return
         try:
-            os.write(self._open(self._folder), f"{text}\n".encode())
+            if self._bounded is None:
+                self._append(self._folder, text)
+            else:
+                self._bounded(self._append, self._folder, text)
+            self._left_out = False
+        except TimeoutError as error:
+            if not self._left_out:
+                logger.warning(
+                    "events: %s does not take events (%s); they are left out until it does",
+                    self._folder,
+                    error,
+                )
+            self._left_out = True
         except (OSError, ValueError) as error:
             self._folder = None
             logger.warning("events: %s; no further events are written", error)
+
+    def _append(self, folder: Path, text: str) -> None:
+        os.write(self._open(folder), f"{text}\n".encode())
 
     def _open(self, folder: Path) -> int:
         if self._descriptor is None:

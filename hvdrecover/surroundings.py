@@ -9,7 +9,10 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import Distribution
 
+from hvdrecover.bounded import Bounded
 from hvdrecover.version import __version__
+
+_RESOLVING = 5.0  # seconds for the name of a host to be resolved
 
 # Packages that go by several names, each with the distributions that bring it.
 _PACKAGES: dict[str, tuple[str, ...]] = {
@@ -38,11 +41,22 @@ def versions() -> dict[str, str | None]:
     return found
 
 
+def address_of(host: str) -> str:
+    """Return a host's IPv4 address; empty if its name is unknown, or not resolved in time."""
+    try:
+        return Bounded(_RESOLVING)(socket.gethostbyname, host)
+    except OSError:
+        return ""
+
+
 def source_towards(host: str) -> str:
     """Return the IPv4 address from which this host sends to another one; empty if there is no way."""
+    address = address_of(host)
+    if not address:
+        return ""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, 9))  # sends nothing
+            probe.connect((address, 9))  # sends nothing
             return str(probe.getsockname()[0])
     except OSError:
         return ""

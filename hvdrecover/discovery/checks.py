@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hvdrecover.discovery import programs
 from hvdrecover.errors import DiscoveryError
-from hvdrecover.surroundings import source_towards
+from hvdrecover.surroundings import address_of, source_towards
 
 CONNECT = 2.0  # seconds for a host to answer
 _MARGIN = 0.25  # seconds for a command that hangs to be killed
@@ -100,9 +100,8 @@ def is_local(host: str) -> bool:
     """Return whether a name, or an address, stands for this host."""
     if host in ("localhost", socket.gethostname()):
         return True
-    try:
-        address = socket.gethostbyname(host)
-    except OSError:
+    address = address_of(host)
+    if not address:
         return False
     return address in _OWN if address.startswith("127.") else address == source_towards(address)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 
 from hvdrecover.errors import DiscoveryError
+
+_KILLED = 5.0  # seconds for a killed program to end; one that waits for a disk may never do so
 
 
 def output(command: Sequence[str], environ: Mapping[str, str], timeout: float) -> bytes:
@@ -40,7 +43,8 @@ def output(command: Sequence[str], environ: Mapping[str, str], timeout: float) -
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_KILLED)
     if process.returncode:
         reason = f"has ended with exit code {process.returncode}"
         raise DiscoveryError(name, ": ".join([reason, *_last_words(complaints)]))

@@ -11,9 +11,7 @@ from typing import Any
 from hvdrecover import config
 from hvdrecover.discovery.hosts import Host, parse
 from hvdrecover.errors import DiscoveryError
-from hvdrecover.launch import processes
-
-_SECONDS = 60.0  # Horovod's driver can do nothing about hosts meanwhile
+from hvdrecover.launch import processes, waits
 
 
 def ask(command: str, stderr: int | None = None) -> tuple[list[Host], int]:
@@ -39,9 +37,9 @@ def ask(command: str, stderr: int | None = None) -> tuple[list[Host], int]:
         stderr=stderr,
     )
     try:
-        printed, _ = child.communicate(timeout=_SECONDS)
+        printed, _ = child.communicate(timeout=waits.DISCOVERY)
     except subprocess.TimeoutExpired:
-        problem = f"'{command}' has not ended in {_SECONDS:g} s"
+        problem = f"'{command}' has not ended in {waits.DISCOVERY:g} s"
         raise DiscoveryError("--host-discovery-script", problem) from None
     finally:
         child.kill_group()  # if it was not waited for: with all that the shell has started

@@ -12,7 +12,7 @@ from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.config import PREEMPTED, Config, environment, open_mpi
 from hvdrecover.errors import LaunchError
 from hvdrecover.heartbeat import Phase, Reading, Stop
-from hvdrecover.launch import deaths, early, hangs, messages, oom, processes, slurm
+from hvdrecover.launch import deaths, early, hangs, messages, oom, processes, slurm, waits
 from hvdrecover.launch.deaths import Death
 from hvdrecover.launch.ends import FIRST_ERROR, End
 from hvdrecover.launch.hangs import Limits
@@ -27,9 +27,7 @@ from hvdrecover.launch.whereabouts import Whereabouts
 
 logger = logging.getLogger(__name__)
 
-TICK = 0.2  # seconds between looks at the page
 _REPORT = 5.0  # seconds between reports of the last commit to the supervisor
-_DISMISSAL = 45.0  # seconds for the supervisor to end the job, when an error of the script is to end it
 _SUSPENDED = 5.0  # seconds between looks after which this process, too, must have been stopped
 
 
@@ -113,13 +111,13 @@ class Guardian:
             except LaunchError as error:
                 if not self._reports.is_supervised:
                     raise
-                self._reports.cannot_start(error, waking, _DISMISSAL)
+                self._reports.cannot_start(error, waking, waits.DISMISSAL)
                 return 1
             self._reports.listen(waking.selector, self._obey)
             try:
                 code = None
                 while code is None:
-                    self._signals += waking.wait(TICK)
+                    self._signals += waking.wait(waits.LOOK)
                     code = self._look()
                 return code
             finally:
@@ -271,7 +269,7 @@ class Guardian:
             self._code = end.code or processes.exit_code(death.returncode) or 1
             if not ends_job:
                 return self._code
-            self._dismissed_by = self._clock.monotonic() + _DISMISSAL
+            self._dismissed_by = self._clock.monotonic() + waits.DISMISSAL
             return None
         self._restart_at = self._clock.monotonic() + deaths.pause(self._record.deaths)
         return self._restart_if_due(self._restart_at)

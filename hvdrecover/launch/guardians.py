@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
-from hvdrecover.launch import link, messages
+from hvdrecover.launch import link, messages, waits
 from hvdrecover.launch.link import Link
 from hvdrecover.launch.messages import Message
 
@@ -138,7 +138,7 @@ class Guardians:
             except OSError as error:  # too many open files, no memory: it would come again and again
                 self._make_room(error)
                 return
-            self._strangers[new] = self._clock.monotonic() + link.ANSWER
+            self._strangers[new] = self._clock.monotonic() + waits.MESSAGE
             self._selector.register(new, selectors.EVENT_READ, lambda new=new: self._read(new))
             if len(self._strangers) > _STRANGERS:
                 self._drop(next(iter(self._strangers)))

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hvdrecover.errors import HvdrecoverError
-from hvdrecover.launch import processes
+from hvdrecover.launch import processes, waits
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Job:
                 f"the job still runs after {timeout} s; its log ends with\n{self.tail()}"
             ) from None
 
-    def kill(self, patience: float = 30.0) -> list[int]:
+    def kill(self, patience: float = waits.ALL_KILLED) -> list[int]:
         """SIGKILL the launcher and everything that it started, until all of it is gone.
 
         Args:
@@ -90,7 +90,7 @@ class Job:
             self._launcher.kill()
         left = processes.kill_marked(self._mark, patience)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._launcher.wait(min(patience, processes.PATIENCE))
+            self._launcher.wait(min(patience, waits.KILLED))
         if left:
             logger.error("%s can't be killed, as a disk hangs perhaps: left", processes.named(left))
         return left

@@ -7,10 +7,11 @@ import select
 import socket
 import stat
 
+from hvdrecover.bounded import Bounded
 from hvdrecover.clock import Clock
+from hvdrecover.launch import waits
 
 _EVERY = 2.0  # seconds between looks at the driver
-_PATIENCE = 0.5  # seconds for it to take a connection
 _REFUSALS = 2  # in a row, for the driver to be gone
 
 
@@ -29,6 +30,7 @@ class LauncherWatch:
         self._clock = clock
         self._answered = self._looked = clock.monotonic()
         self._refusals = 0
+        self._connect = Bounded(waits.DRIVER)
 
     def lost(self) -> str:
         """Return why the launcher counts as lost; an empty string if it does not."""
@@ -44,7 +46,7 @@ class LauncherWatch:
 
     def _look(self, rendezvous: tuple[str, int]) -> None:
         try:
-            socket.create_connection(rendezvous, timeout=_PATIENCE).close()
+            self._connect(socket.create_connection, rendezvous, timeout=waits.DRIVER).close()
         except ConnectionRefusedError:
             self._refusals += 1
         except OSError:

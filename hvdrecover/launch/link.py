@@ -9,10 +9,10 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from hvdrecover.launch import messages
+from hvdrecover.bounded import Bounded
+from hvdrecover.launch import messages, waits
 from hvdrecover.launch.messages import Message
 
-ANSWER = 5.0  # seconds for the other side to take a message, or to say who it is
 _LONGEST = 1 << 20  # bytes in a line; more is not a message of ours
 _LONGEST_GREETING = 1 << 12  # the same, of who has not said yet that it belongs here
 _KEEPALIVE = {
@@ -37,7 +37,9 @@ class Link:
             closes the link.
     """
 
-    def __init__(self, connection: socket.socket, patience: float = ANSWER, *, known: bool = False) -> None:
+    def __init__(
+        self, connection: socket.socket, patience: float = waits.MESSAGE, *, known: bool = False
+    ) -> None:
         connection.settimeout(patience)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE.items():
@@ -118,7 +120,7 @@ class Link:
 def connect(host: str, port: int, token: str, **facts: Any) -> Link | None:
     """Connect to the supervisor and say who this is; None if it can't be reached."""
     try:
-        connection = socket.create_connection((host, port), timeout=ANSWER)
+        connection = Bounded(waits.MESSAGE)(socket.create_connection, (host, port), timeout=waits.MESSAGE)
     except OSError:
         return None
     link = Link(connection, known=True)

@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from hvdrecover.launch import waits
+
 _MOST = 1 << 24  # bytes that are kept for a reader that is slow, or a disk that is full
 _PIECE = 4096  # bytes; a pipe takes so many at once, so that lines of several writers stay whole
 _RETRY = 0.2  # seconds
-_PATIENCE = 2.0  # seconds for a slow reader to make room, less than any hang timeout
-_LAST = 20.0  # seconds for a slow reader to take anything when the process ends
 
 Report = Callable[[str, str], object]  # takes the name of a stream, and what is wrong with it
 
@@ -71,7 +71,7 @@ class Outlet(io.TextIOBase):
         data = text.encode(self._encoding, "backslashreplace")
         with self._changed:
             if self._waits and not self._has_room():
-                self._waits = self._changed.wait_for(self._has_room, _PATIENCE)
+                self._waits = self._changed.wait_for(self._has_room, waits.OUTPUT)
             full = not self._has_room()
             if full:
                 self._lost += data.count(b"\n")
@@ -91,7 +91,7 @@ class Outlet(io.TextIOBase):
     def drain(self) -> None:
         """Wait until all is written, unless that fails, or nothing is taken for a while."""
         with self._changed:
-            while self._held and not self._fails and self._changed.wait(_LAST):
+            while self._held and not self._fails and self._changed.wait(waits.LAST_OUTPUT):
                 pass
 
     def _has_room(self) -> bool:

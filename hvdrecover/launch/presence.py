@@ -15,7 +15,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from hvdrecover import process_identity
+from hvdrecover.bounded import Bounded
 from hvdrecover.errors import LaunchError
+from hvdrecover.launch import waits
 
 _PREFIX = "supervisor-"
 
@@ -70,6 +72,7 @@ class Announcement:
     def __init__(self, folder: Path, supervised: Supervised) -> None:
         self._path = folder / f"{_PREFIX}{supervised.host}-{supervised.pid}.json"
         self._supervised = supervised
+        self._disk = Bounded(waits.DISK)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._write()
@@ -84,13 +87,13 @@ class Announcement:
     def __exit__(self, *error: object) -> None:
         """Take the file away."""
         with contextlib.suppress(OSError):
-            self._path.unlink()
+            self._disk(self._path.unlink)
 
     def leaves(self) -> None:
         """Say that the job leaves."""
         self._supervised = replace(self._supervised, leaving=True)
         with contextlib.suppress(OSError):
-            self._write()
+            self._disk(self._write)
 
     def _write(self) -> None:
         fresh = self._path.with_suffix(".new")

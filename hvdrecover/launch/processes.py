@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-PATIENCE = 5.0  # seconds for a process that was killed to end; one that waits for a disk may never do so
+from hvdrecover.launch import waits
+
 _PR_SET_PDEATHSIG = 1
 _TIDYING = 5.0  # seconds
 _OPEN_FILES = 1 << 16  # more than any job needs; some programs go through all that they might have open
@@ -63,7 +64,7 @@ class Child(subprocess.Popen[bytes]):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
-    def ends(self, patience: float = PATIENCE) -> bool:
+    def ends(self, patience: float = waits.KILLED) -> bool:
         """Wait for its end, for so many seconds at most, and reap it; whether it has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(patience)
@@ -144,7 +145,7 @@ def _has(mark: str, process: int) -> bool:
 
 def kill_marked(
     mark: str,
-    patience: float = 30.0,
+    patience: float = waits.ALL_KILLED,
     *,
     pause: Callable[[float], object] = time.sleep,
     hurries: Callable[[], bool] = lambda: False,
@@ -158,7 +159,7 @@ def kill_marked(
         mark: as for `marked`.
         patience: seconds to wait for the end of what was killed.
         pause: waits for so many seconds, and may do other things meanwhile.
-        hurries: whether `PATIENCE` is all the time that there is.
+        hurries: whether `waits.KILLED` is all the time that there is.
 
     Returns:
         What is left: processes in a system call that does not end, to a disk that hangs say.
@@ -176,7 +177,7 @@ def kill_marked(
                 if waited > _TIDYING or process not in tidy:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-            if not found or waited > (min(PATIENCE, patience) if hurries() else patience):
+            if not found or waited > (min(waits.KILLED, patience) if hurries() else patience):
                 return sorted(found)
             look = _SHORTEST_LOOK if fresh else min(_LONGEST_LOOK, 1.2 * look)
             pause(look)

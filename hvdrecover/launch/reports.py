@@ -13,7 +13,7 @@ from hvdrecover.config import Config
 from hvdrecover.errors import LaunchError
 from hvdrecover.events import Events
 from hvdrecover.heartbeat import Reading
-from hvdrecover.launch import ends, link
+from hvdrecover.launch import ends, link, waits
 from hvdrecover.launch.waking import Waking
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Reports:
         self._config = config
         self._clock = clock
         self._supervisor: link.Link | None = None
-        self.events = Events(config.events, config.host, clock)
+        self.events = Events(config.events, config.host, clock, waits.DISK)
 
     def connect(self) -> bool:
         """Connect to the supervisor; return whether there is one that can be reached."""

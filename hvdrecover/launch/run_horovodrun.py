@@ -22,7 +22,7 @@ from typing import Any
 from hvdrecover import config
 from hvdrecover.elastic import instruments
 from hvdrecover.events import Events, show_on_terminal
-from hvdrecover.launch import discovery_script, hidden_environment, output, returned_hosts
+from hvdrecover.launch import discovery_script, hidden_environment, output, returned_hosts, waits
 from hvdrecover.launch.processes import die_with_parent
 
 _WORKERS_FAILED = "one or more processes exited with non-zero status"  # their guardians have said why
@@ -46,7 +46,7 @@ def main() -> None:
         signal.signal(signal.SIGTERM, _left_to_supervisor)
         _leave_to_guardians()
     launch = importlib.import_module("horovod.runner.launch")
-    report = functools.partial(_report_output, Events(read.events, read.host))
+    report = functools.partial(_report_output, Events(read.events, read.host, seconds=waits.DISK))
     _forward_always(report)
     with output.unblocked("stdout", "stderr", report=report):
         show_on_terminal(read)

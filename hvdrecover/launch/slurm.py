@@ -25,11 +25,10 @@ from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.discovery import programs
 from hvdrecover.discovery.sources.slurm import expanded
 from hvdrecover.errors import DiscoveryError
+from hvdrecover.launch import waits
 
 logger = logging.getLogger("hvdrecover")
 
-_EVERY = 10.0  # seconds between questions
-_ANSWER = 30.0  # seconds for a controller, which may be busy
 _AT_THE_END = 300.0  # seconds before a job's end, in which it was not preempted, but has had its time
 
 _HEIR = 3600.0  # seconds for Slurm to find that a node is lost; SlurmdTimeout is 300 by default
@@ -149,7 +148,7 @@ class SlurmJob:
 
     def outlive_script(self) -> None:
         """Wait until Slurm has ended it, or has lost its script and takes a requeue."""
-        for _ in range(int(_HEIR / _EVERY)):
+        for _ in range(int(_HEIR / waits.BETWEEN_QUESTIONS)):
             try:
                 plan = self._asked()
                 if plan is None or plan.state != "RUNNING" or not plan.may_requeue:
@@ -159,7 +158,7 @@ class SlurmJob:
                     return
             except DiscoveryError:  # the controller is away, or it is this host that is cut off
                 pass
-            self._clock.wait(self._closed, _EVERY)
+            self._clock.wait(self._closed, waits.BETWEEN_QUESTIONS)
 
     def _ends_soon(self, plan: Plan) -> bool:
         return plan.end is not None and plan.end - self._clock.now() < _AT_THE_END
@@ -170,13 +169,15 @@ class SlurmJob:
                 self._plan = self._asked() or self._plan
             except DiscoveryError as error:
                 logger.debug("the end of Slurm job %s is not known: %s", self.name, error)
-            self._clock.wait(self._closed, _EVERY)
+            self._clock.wait(self._closed, waits.BETWEEN_QUESTIONS)
 
     def _requeue(self) -> None:
-        programs.output(("scontrol", "requeue", self.name), self._environ, _ANSWER)
+        programs.output(("scontrol", "requeue", self.name), self._environ, waits.CONTROLLER)
 
     def _asked(self) -> Plan | None:
-        shown = programs.output(("scontrol", "show", "job", "--oneliner", self._job), self._environ, _ANSWER)
+        shown = programs.output(
+            ("scontrol", "show", "job", "--oneliner", self._job), self._environ, waits.CONTROLLER
+        )
         return planned(shown.decode(errors="replace"), self._job)
 
 

@@ -9,9 +9,9 @@ import subprocess
 import time
 
 from hvdrecover.config import STACKS_SIGNAL
+from hvdrecover.launch import waits
 from hvdrecover.libraries import is_library
 
-_PATIENCE = 1.0  # seconds for a process to answer
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
 _PY_SPY_FRAME = re.compile(r"^    (?P<function>\S+) \((?P<file>.+):(?P<line>\d+)\)$", re.MULTILINE)
 _THREADS = re.compile(r"^(?=(?:Current thread|Thread) )", re.MULTILINE)
@@ -27,7 +27,7 @@ def take(process: int, written: int) -> str:
     """
     before = os.fstat(written).st_size
     os.kill(process, STACKS_SIGNAL)
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + waits.STACKS
     size = before
     while time.monotonic() < deadline:
         time.sleep(0.02)
@@ -43,7 +43,7 @@ def _by_py_spy(process: int) -> str:
         return ""
     command = [program, "dump", "--full-filenames", "--nonblocking", "--pid", str(process)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=waits.PY_SPY, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout

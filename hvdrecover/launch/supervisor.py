@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from hvdrecover import process_identity
+from hvdrecover.bounded import Bounded
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.discovery import cooldown
 from hvdrecover.events import Events
-from hvdrecover.launch import deaths, hidden_environment, horovodrun, processes, restarts, ssh
+from hvdrecover.launch import deaths, hidden_environment, horovodrun, processes, restarts, ssh, waits
 from hvdrecover.launch.guardians import Guardian, Guardians
 from hvdrecover.launch.init_process import run_below
 from hvdrecover.launch.messages import Message
@@ -37,15 +38,8 @@ from hvdrecover.surroundings import machine, versions
 
 logger = logging.getLogger(__name__)
 
-_TICK = 0.5
 _MARGIN = 5.0  # seconds beyond the grace for what is left to end
 _REQUEUE = 10.0  # seconds beyond these for a controller to take a requeue before it ends the job
-_ANSWERS = 3.0  # seconds for guardians to say where ranks are
-_LINGERING = 60.0  # seconds for horovodrun to end when the training is finished and all guardians have gone
-_OTHERS = 2.0  # seconds for other ranks to fail as one has at the start, so that they are counted,
-_IMPORTS = 30.0  # once all have imported an adapter; so many at most for that
-_HEARSAY = 10.0  # seconds for the rank that had an error to report it, when others have
-_LAST_WORDS = 1.0  # seconds for guardians to obey before all is killed
 _REPORTS = "failing-hosts"  # hosts on which slots were given up or diverged; discovery excludes them
 
 
@@ -99,7 +93,7 @@ class Supervisor:
         self._config = config
         self._slurm = slurm
         self._clock = clock
-        self._events = Events(config.events, config.host, clock)
+        self._events = Events(config.events, config.host, clock, waits.DISK)
         self._events.rank = -1
         self._mark = f"{hidden_environment.MARK}={secrets.token_hex(16)}"
         self._attempts: list[Attempt] = []
@@ -110,6 +104,7 @@ class Supervisor:
         self._kill_at: float | None = None
         self._left_at = 0.0
         self._stopped: int | None = None
+        self._disk = Bounded(waits.DISK)
         self._job = secrets.token_hex(16)
         self._suspects: list[str] = []
         self._heard_at: float | None = None
@@ -224,7 +219,7 @@ class Supervisor:
         )
         try:
             while driver.poll() is None and not self._is_over() and not self._lingers(attempt):
-                self._serve(_TICK)
+                self._serve(waits.SUPERVISION)
                 self._report_shortage(shortage, attempt)
                 if self._kill_at is not None and self._clock.monotonic() > self._kill_at:
                     break
@@ -263,11 +258,12 @@ class Supervisor:
             return False
         ranks = self._settings.options.processes
         alone = len(restarts.first_errors(self._attempts[-1])) < ranks
-        patience = _HEARSAY if fault.get("heard") else _OTHERS if restarts.is_first(fault) and alone else 0.0
+        patience = waits.OTHER_ERRORS if restarts.is_first(fault) and alone else 0.0
+        patience = waits.HEARSAY if fault.get("heard") else patience
         since = self._heard_at = self._heard_at or self._clock.monotonic()
-        if patience == _OTHERS:
+        if patience == waits.OTHER_ERRORS:
             all_begun = max(self._begun.values()) if len(self._begun) >= ranks else math.inf
-            since = min(max(since, all_begun), since + _IMPORTS)
+            since = min(max(since, all_begun), since + waits.IMPORTS)
         return self._clock.monotonic() - since >= patience
 
     def _lingers(self, attempt: Attempt) -> bool:
@@ -275,11 +271,11 @@ class Supervisor:
         now = self._clock.monotonic()
         if "finished" not in attempt.ends or len(self._guardians):
             self._left_at = now
-        return now - self._left_at > _LINGERING
+        return now - self._left_at > waits.LINGERING
 
     def _end_attempt(self) -> None:
         """Hear guardians' last words, and end those that are left, on all hosts."""
-        deadline = self._clock.monotonic() + _LAST_WORDS
+        deadline = self._clock.monotonic() + waits.LAST_WORDS
         self._guardians.order(order="stop")
         while len(self._guardians) and self._clock.monotonic() < deadline:
             self._serve(0.1)
@@ -288,7 +284,7 @@ class Supervisor:
     def _pause(self, seconds: float) -> None:
         until = self._clock.monotonic() + seconds
         while self._stopped is None and (left := until - self._clock.monotonic()) > 0:
-            self._serve(min(left, _TICK))
+            self._serve(min(left, waits.SUPERVISION))
             if self._leaving:
                 self._stopped = PREEMPTED
 
@@ -360,7 +356,7 @@ class Supervisor:
         elif message.get("kind") == "stalled":
             missing = {int(rank): names for rank, names in message["missing"].items()}
             self._stall = Stall(missing, float(message["seconds"]))
-            self._stall_due = self._clock.monotonic() + _ANSWERS
+            self._stall_due = self._clock.monotonic() + waits.PLACES
             self._guardians.order(order="where", ranks=list(missing))
         elif message.get("kind") == "where" and self._stall is not None:
             self._stall.places[int(message["rank"])] = message["place"]
@@ -379,7 +375,7 @@ class Supervisor:
 
     def _report_host(self, host: str) -> None:
         try:
-            cooldown.report(self._settings.folder / _REPORTS, host, self._clock.now())
+            self._disk(cooldown.report, self._settings.folder / _REPORTS, host, self._clock.now())
         except OSError as error:
             logger.warning("that %s fails could not be noted: %s", host, error)
 

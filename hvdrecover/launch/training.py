@@ -105,7 +105,7 @@ class Training:
             Whether it has ended. If not in time, as a system call of it does not end, it is named and left.
         """
         self.process.kill_group()
-        if self._left or self.process.ends(processes.PATIENCE):
+        if self._left or self.process.ends():
             return not self._left
         self._left = True
         logger.error("%s can't be killed, as a disk hangs perhaps: left", processes.named([self.pid]))

@@ -10,10 +10,9 @@ from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.discovery import checks, programs
 from hvdrecover.discovery.checks import Checks
 from hvdrecover.errors import HvdrecoverError
-from hvdrecover.launch import horovodrun
+from hvdrecover.launch import horovodrun, waits
 
 _PATIENCE = 8.0  # seconds from the start for guardians to come
-_ANSWER = 15.0  # seconds for ssh, the resolution of the name included
 _MOST = 64  # hosts that are tried
 
 
@@ -61,7 +60,7 @@ class Unreachable:
             return
         asked = Checks(self._options.ssh_port, self._options.identity, "true")
         try:
-            programs.output(checks.command_on(host, asked, here=False), self._environ, _ANSWER)
+            programs.output(checks.command_on(host, asked, here=False), self._environ, waits.SSH)
         except HvdrecoverError as error:
             remedy = f"Check that its name is right, that it is up, and that `ssh {host} true` works"
             self._found.append(f"host {host} can't be reached: {error}. {remedy}")

@@ -6,10 +6,12 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from hvdrecover.bounded import Bounded
 from hvdrecover.config import Config
 from hvdrecover.heartbeat import Phase, Reading
-from hvdrecover.launch import stacks
+from hvdrecover.launch import stacks, waits
 from hvdrecover.launch.reports import Reports
 from hvdrecover.launch.stalls import Stall
 from hvdrecover.launch.training import Training
@@ -28,6 +30,7 @@ class Whereabouts:
     def __init__(self, config: Config, reports: Reports) -> None:
         self._config = config
         self._reports = reports
+        self._disk = Bounded(waits.DISK)
         self._stall: tuple[int, int, list[int]] | None = None
 
     def report_stall(self, training: Training, reading: Reading) -> None:
@@ -87,10 +90,14 @@ class Whereabouts:
             return None
         file = self._config.events / f"stacks-{self._config.host}-{training.pid}.txt"
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("a") as output:
-                output.write(text)
+            self._disk(_append, file, text)
         except OSError as error:
             logger.warning("stacks: %s", error)
             return None
         return os.fspath(file)
+
+
+def _append(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a") as output:
+        output.write(text)

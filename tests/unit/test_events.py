@@ -72,6 +72,23 @@ def test_a_folder_that_cannot_be_made_is_reported_once_and_never_raises(tmp_path
     assert len([message for message in caplog.messages if "no further events" in message]) == 1
 
 
+def test_a_disk_that_hangs_costs_events_and_one_line_until_it_answers(tmp_path, caplog):
+    log = Events(tmp_path, "h", seconds=0.5)
+    file = tmp_path / f"h-{os.getpid()}.jsonl"
+    os.mkfifo(file)  # opening it to write blocks until there is a reader
+    log.emit("left-out")
+    log.emit("left-out")
+    assert len([message for message in caplog.messages if "does not take events" in message]) == 1
+    with file.open() as reader:  # the first line, which has waited, is written
+        assert json.loads(reader.readline())["kind"] == "left-out"
+        written = ""
+        while not written:  # its thread ends in a moment
+            log.emit("written")
+            os.set_blocking(reader.fileno(), False)
+            written = reader.readline()
+        assert json.loads(written)["kind"] == "written"
+
+
 class Unprintable:
     def __str__(self):
         raise ValueError("no")

@@ -17,6 +17,7 @@ LAYERS = {
     "error_kinds": 0,
     "events": 0,
     "config": 0,
+    "bounded": 0,
     "clock": 0,
     "cgroups": 0,
     "durations": 0,

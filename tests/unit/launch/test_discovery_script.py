@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from horovod.runner.elastic.discovery import HostDiscoveryScript
 
-from hvdrecover.launch import discovery_script
+from hvdrecover.launch import waits
 from hvdrecover.launch.discovery_script import ask_by_shell
 from hvdrecover.launch.processes import kill
 from tests.unit.launch.children import until
@@ -56,7 +56,7 @@ def test_a_name_that_a_shell_would_run_is_no_answer(name: str) -> None:
 
 
 def test_one_that_never_ends_gives_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery_script, "_SECONDS", 0.01)
+    monkeypatch.setattr(waits, "DISCOVERY", 0.01)
     with pytest.raises(RuntimeError, match="'sleep 1000' has not ended"):
         Script("sleep 1000", 1).find_available_hosts_and_slots()
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from hvdrecover import config
+from hvdrecover.launch import waits
 from hvdrecover.launch.guardians import Guardian
 from hvdrecover.launch.horovodrun import Options
 from hvdrecover.launch.messages import Message
 from hvdrecover.launch.restarts import Attempt, Outcome
-from hvdrecover.launch.supervisor import _IMPORTS, _OTHERS, Settings, Supervisor
+from hvdrecover.launch.supervisor import Settings, Supervisor
 from tests.fakes.clock import FakeClock
 from tests.unit.launch.test_guardians import FAULT
 
@@ -67,17 +68,17 @@ def test_it_waits_for_no_rank_when_all_have_failed(supervisor: Supervisor, clock
 
 def test_a_rank_that_has_begun_is_to_fail_soon(supervisor: Supervisor, clock: FakeClock) -> None:
     supervisor._hear(SECOND, BEGUN)
-    assert patience(supervisor, clock) == _OTHERS
+    assert patience(supervisor, clock) == waits.OTHER_ERRORS
 
 
 def test_one_that_begins_late_is_waited_for_from_then_on(supervisor: Supervisor, clock: FakeClock) -> None:
-    clock.advance(_IMPORTS / 2)
+    clock.advance(waits.IMPORTS / 2)
     assert not supervisor._is_over()
     supervisor._hear(SECOND, {**BEGUN, "begun": False})
     assert not supervisor._is_over()
     supervisor._hear(SECOND, BEGUN)
-    assert patience(supervisor, clock) == _OTHERS
+    assert patience(supervisor, clock) == waits.OTHER_ERRORS
 
 
 def test_one_that_never_begins_is_not_waited_for_for_ever(supervisor: Supervisor, clock: FakeClock) -> None:
-    assert patience(supervisor, clock) == _IMPORTS + _OTHERS
+    assert patience(supervisor, clock) == waits.IMPORTS + waits.OTHER_ERRORS

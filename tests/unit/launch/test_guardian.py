@@ -41,6 +41,19 @@ Path("restarted").touch()
 heartbeat.enter(heartbeat.Phase.FINISHED)
 """
 
+# The first process dies, the second finishes.
+DIES_ONCE = """
+import os, signal
+from pathlib import Path
+import adapter
+from hvdrecover import heartbeat
+heartbeat.committed(1, 1, 1)
+if not Path("died").exists():
+    Path("died").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+heartbeat.enter(heartbeat.Phase.FINISHED)
+"""
+
 
 def guard(folder: Path, script: str, *options: str) -> subprocess.CompletedProcess[str]:
     """The end of a guardian of this script, in a folder."""
@@ -77,3 +90,25 @@ def test_a_process_that_blocks_the_output_of_its_guardian_is_killed_as_hanging(t
         _, errors = guardian.communicate(timeout=60)
     assert guardian.returncode == 0
     assert errors.count("hang (SIGKILL)") == 1
+
+
+def test_a_disk_that_hangs_under_the_events_does_not_keep_a_guardian_from_its_work(tmp_path: Path) -> None:
+    events = tmp_path / "events"
+    events.mkdir()
+    # The pipe has no reader, so opening it to write blocks forever, as on a disk that hangs.
+    hanging = 'mkfifo "$HVDRECOVER_EVENTS/$HOROVOD_HOSTNAME-$$.jsonl" && exec "$@"'
+    words = [sys.executable, "-m", "hvdrecover", "worker", "--no-standby", "--"]
+    facts = {"HOROVOD_ELASTIC": "1", "HOROVOD_HOSTNAME": "node-7", "HVDRECOVER_EVENTS": str(events)}
+    done = subprocess.run(
+        ["sh", "-c", hanging, "sh", *words, sys.executable, str(write(tmp_path, DIES_ONCE))],
+        env={**environment(), **facts},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert [file.is_fifo() for file in events.iterdir()] == [True]
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("restarted in place") == 1
+    assert done.stderr.count("does not take events") == 1

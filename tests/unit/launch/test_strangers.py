@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvdrecover.launch import guardians, link
+from hvdrecover.launch import guardians, link, waits
 from tests.fakes.clock import FakeClock
 from tests.unit.launch.children import child, environment, line, until
 from tests.unit.launch.test_guardians import FAULT, Supervisor, closed, come
@@ -72,7 +72,7 @@ def test_who_says_nothing_is_dropped_when_its_time_is_over(
     supervisor: Supervisor, silent: socket.socket
 ) -> None:
     guardian = come(supervisor)
-    supervisor.clock.advance(link.ANSWER - 1)
+    supervisor.clock.advance(waits.MESSAGE - 1)
     supervisor.guardians.tend()
     assert supervisor.guardians.strangers == 1
     supervisor.clock.advance(1)

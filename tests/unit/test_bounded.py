@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from hvdrecover import surroundings
+from hvdrecover.bounded import Bounded
+from hvdrecover.discovery.checks import is_local
+from hvdrecover.surroundings import source_towards
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """Opened at the end, so that no thread is left."""
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
+
+def test_a_call_in_time_returns_and_raises_as_ever() -> None:
+    bounded = Bounded(60.0)
+    assert bounded(int, "7f", base=16) == 127
+    with pytest.raises(ValueError, match="invalid literal"):
+        bounded(int, "x")
+    assert bounded(int, "1") == 1
+
+
+def test_a_call_that_is_late_fails_those_after_it_until_it_has_ended(gate: threading.Event) -> None:
+    bounded = Bounded(0.05)
+    ended = threading.Event()
+
+    def hang() -> None:
+        gate.wait()
+        ended.set()
+
+    with pytest.raises(TimeoutError, match=r"no answer in 0\.05 s"):
+        bounded(hang)
+    with pytest.raises(TimeoutError, match="has still not returned"):
+        bounded(int, "1")
+    gate.set()
+    assert ended.wait(60)
+    while (left := bounded._thread) is not None and left.is_alive():
+        left.join()
+    assert bounded(int, "1") == 1
+
+
+def test_a_name_server_that_hangs_keeps_nobody(
+    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(surroundings, "_RESOLVING", 0.05)
+    monkeypatch.setattr(socket, "gethostbyname", lambda host: gate.wait())
+    assert not is_local("node-7")
+    assert source_towards("node-7") == ""
+    assert is_local("localhost")  # which needs no name server
+
+
+def test_calls_of_several_threads_do_not_count_each_other_as_late(gate: threading.Event) -> None:
+    bounded, found = Bounded(60.0), []
+    first = threading.Thread(target=lambda: found.append(bounded(gate.wait)))
+    first.start()
+    second = threading.Thread(target=lambda: found.append(bounded(int, "1")))
+    second.start()
+    gate.set()
+    first.join(60)
+    second.join(60)
+    assert sorted(found) == [1, True]
