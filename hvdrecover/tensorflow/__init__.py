@@ -26,6 +26,7 @@ from hvdrecover.tensorflow.keras_callbacks import fit_callbacks
 from hvdrecover.tensorflow.loading import load
 from hvdrecover.tensorflow.optimizer import DistributedOptimizer
 from hvdrecover.tensorflow.per_rank import PerRank
+from hvdrecover.tensorflow.reducing import allreduce, grouped_allreduce
 from hvdrecover.tensorflow.shards import check_shards
 from hvdrecover.tensorflow.state import TensorFlowKerasState, TensorFlowState
 from hvdrecover.tensorflow.sync_batch_norm import SyncBatchNormalization
@@ -53,12 +54,14 @@ __all__ = [
     "TensorFlowState",
     "Tracker",
     "WandB",
+    "allreduce",
     "broadcast_",
     "broadcast_variables",
     "check_shards",
     "elastic_dataset",
     "fingerprint",
     "fit_callbacks",
+    "grouped_allreduce",
     "heartbeat",
     "load",
     "paused",

@@ -36,7 +36,9 @@ def sparse_step(x):
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(positions(tf.range(LENGTH)) * x)
     optimizer.apply(tape.gradient(loss, [table]), [table])
-    return hvd.alltoall(tf.range(2), name="constant")
+    ones, _ = hvd.grouped_allreduce([tf.ones(2), tf.zeros(3)], name="ones", op=hvd.Sum)
+    twos = hvd.allreduce(tf.fill([2], 1.0) * 2.0, name="twos", op=hvd.Sum)
+    return hvd.alltoall(tf.range(2), name="constant"), ones, twos
 
 
 @tf.function
