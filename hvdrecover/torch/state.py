@@ -18,6 +18,7 @@ from hvdrecover.torch.scalars import require_tensorboard
 from hvdrecover.torch.virtual.carrier import TorchCarrier
 from hvdrecover.torch.virtual.feeds import feed
 from hvdrecover.torch.world import TorchWorld
+from hvdrecover.torch.wrapper import name_parameters
 
 
 class TorchState(State):
@@ -69,6 +70,7 @@ class TorchState(State):
         if tensorboard is not None:
             require_tensorboard()
         attributes = {"model": model, "optimizer": optimizer, **attributes}
+        name_parameters(attributes)
         virtual = None
         if virtual_ranks is not None:
             virtual = VirtualRanks(virtual_ranks, shares, TorchCarrier(attributes, virtual_ranks))

@@ -14,7 +14,7 @@ every optimizer that is wrapped after `hvdrecover.torch` was imported has these 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import horovod.torch as hvd
@@ -23,9 +23,10 @@ from horovod.torch.compression import FP16Compressor, NoneCompressor
 from horovod.torch.optimizer import _DistributedAdasumOptimizer, _DistributedOptimizer
 
 from hvdrecover.errors import ConfigError
-from hvdrecover.torch.names import parameters_of
+from hvdrecover.torch.names import by_name, parameters_of, plain
 
 _Closure = Callable[[], Any]
+_NO_NAME = "allreduce.noname."  # Horovod's, before the places of group and parameter
 
 _horovods_step = _DistributedOptimizer.step
 _horovods_synchronize = _DistributedOptimizer.synchronize
@@ -121,6 +122,33 @@ def _adasum_step(self: Any, closure: _Closure | None = None) -> Any:
     return _adasums_step(self, closure)
 
 
+# -- names of parameters ------------------------------------------------------------------------------------
+
+
+def name_parameters(components: Mapping[str, Any]) -> None:
+    """Let Horovod average gradients by names that all ranks have in common.
+
+    It matches gradients by the names of parameters. Without ``named_parameters`` these are places in the
+    groups: ranks whose groups are in different orders would average gradients of different parameters. With
+    them, ``torch.compile`` puts a prefix before names, and a process that does not compile would wait for
+    other names than the ranks that do.
+
+    Args:
+        components: a state's attributes, modules and optimizers among them.
+    """
+    known = {id(each): name for name, each in by_name(components).items()}
+    for component in components.values():
+        names = getattr(component, "_parameter_names", None)
+        if not isinstance(component, torch.optim.Optimizer) or not isinstance(names, dict):
+            continue
+        found = {
+            each: known.get(id(each), name) if name.startswith(_NO_NAME) else plain(name)
+            for each, name in names.items()
+        }
+        if len(set(found.values())) == len(found):
+            names.update(found)
+
+
 # -- parameters that come later ----------------------------------------------------------------------------
 
 
@@ -138,7 +166,7 @@ def _add_param_group(self: Any, param_group: dict[str, Any]) -> None:
         return
     number = len(self.param_groups) - 1
     for place, each in enumerate(self.param_groups[-1]["params"]):
-        self._parameter_names.setdefault(each, f"allreduce.noname.{number}.{place}")
+        self._parameter_names.setdefault(each, f"{_NO_NAME}{number}.{place}")
         self._allreduce_delay.setdefault(each, self.backward_passes_per_step)
         if hasattr(self, "_later_hooks"):
             _hook(self, each)
