@@ -53,7 +53,7 @@ class Recovery:
         self.root = 0
         self.timed = rank.timings.of
         self._unheard: Hear | None = None  # at a commit that failed on this rank
-        self._unheard_at: Mapping[str, tuple[int, int]] = {}
+        self._unheard_at: tuple[Mapping[str, tuple[int, int]], int] = ({}, 0)
 
     # -- rendezvous and agreement ----------------------------------------------------------------------
 
@@ -326,8 +326,12 @@ class Recovery:
                 self._rank.own.gather(world, self._context.place.carried)  # all are there; a commit follows
             return verdict
 
-        self._unheard, self._unheard_at = hear, self._context.contents.positions()
+        self._unheard, self._unheard_at = hear, self._position()
         return hear
+
+    def _position(self) -> tuple[Mapping[str, tuple[int, int]], int]:
+        """Return where the samplers are, and how many steps this process has done since its last commit."""
+        return self._context.contents.positions(), heartbeat.steps()
 
     def catch_up(self, *, retried: bool | None = None) -> None:
         """Raise what the ranks decided at a commit that failed on this rank only, and was not retried here.
@@ -335,12 +339,13 @@ class Recovery:
         Ranks that want to leave or join ask again, so that decision is dropped.
 
         Args:
-            retried: whether this rank retries that commit now; None if it does unless a sampler has moved.
+            retried: whether this rank retries that commit now; None if it does unless a sampler has moved or
+                an optimizer has made a step.
         """
         if self._unheard is None:
             return
         if retried is None:
-            retried = self._unheard_at == self._context.contents.positions()
+            retried = self._unheard_at == self._position()
         if not retried:
             verdict = self._unheard()
             if verdict is not None and not self._keeps_all(verdict):
