@@ -23,7 +23,7 @@ from hvdrecover.elastic.interfaces import Entry, Tree
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.torch import finite, optimizers, pinning, structure, unkept
 from hvdrecover.torch.copying import all_equal, copy_all
-from hvdrecover.torch.names import by_name, renamed
+from hvdrecover.torch.names import by_name, parameters_of, renamed
 from hvdrecover.torch.reports import Reports
 from hvdrecover.torch.scalars import TorchWriter
 
@@ -56,6 +56,8 @@ class TorchFramework(Reports):
 
     def __init__(self) -> None:
         self.attributes: Mapping[str, Any] = {}
+        self._named: Mapping[str, torch.Tensor] = {}
+        self._found: set[int] = set()
 
     def versions(self) -> dict[str, str]:
         """Versions of torch and of Horovod."""
@@ -143,10 +145,22 @@ class TorchFramework(Reports):
     def tree(self, component: Any) -> Tree:
         """The component's ``state_dict``; of an optimizer by the names of its parameters."""
         if isinstance(component, torch.optim.Optimizer):
-            return optimizers.tree(component, by_name(self.attributes))
+            return optimizers.tree(component, self._names_for(component))
         state = component.state_dict()
         # A module's is an OrderedDict with metadata about versions of its layers; `load` adds it again.
         return dict(state) if isinstance(component, torch.nn.Module) else state
+
+    def _names_for(self, optimizer: torch.optim.Optimizer) -> Mapping[str, torch.Tensor]:
+        """Return the parameters by name; looked up again if the optimizer has one that was not found before.
+
+        A walk through the modules at each commit would take a fifth of the commit's time.
+        """
+        if any(id(each) not in self._found for each in parameters_of(optimizer)):
+            self._named = by_name(
+                self.attributes
+            )  # whose tensors live on, so no other one has their identity
+            self._found = {id(each) for each in self._named.values()}
+        return self._named
 
     def fit(self, name: str, component: Any, tree: Tree) -> tuple[Tree, list[str]]:
         """The part of a tree that fits a component, and a line for each difference."""

@@ -356,6 +356,25 @@ def test_moments_follow_the_names_of_their_parameters(
     assert bits(dict(other.state_dict())) == bits(dict(model.state_dict()))
 
 
+def test_parameters_that_come_between_commits_have_their_names_in_the_next_one() -> None:
+    def make(*, whole: bool) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        model = network()
+        groups = [{"params": each.parameters()} for each in (model[2], model[0])]
+        return model, Optimizers.Adam(groups if whole else groups[:1])
+
+    model, optimizer = make(whole=False)
+    state = joined(URL, model=model, optimizer=optimizer)
+    state.commit()
+    model[0] = torch.nn.Linear(3, 4)
+    optimizer.add_param_group({"params": model[0].parameters()})
+    train_one_step(model, optimizer)
+    commit_durably(state)
+    other, resumed = make(whole=True)
+    resumed.param_groups.reverse()
+    joined(URL, model=other, optimizer=resumed)
+    assert moments(resumed, other) == moments(optimizer, model)
+
+
 def test_a_fresh_optimizer_takes_the_groups_of_the_commit() -> None:
     def make() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         model = network()
