@@ -43,9 +43,10 @@ def _join(path: str, name: str) -> str:
 def passes(component: Any) -> tuple[int, int]:
     """Return how many backward passes have ended since the last step, and how many a step needs."""
     of = getattr(component, "backward_passes_per_step", 1)
-    if of == 1 or hasattr(component, "virtual_gradients"):
+    delays = getattr(component, "_allreduce_delay", None)  # other libraries' optimizers lack it
+    if of == 1 or delays is None or hasattr(component, "virtual_gradients"):
         return 0, 1
-    return of - min(component._allreduce_delay.values(), default=of), of
+    return of - min(delays.values(), default=of), of
 
 
 def forget_passes(component: Any) -> None:

@@ -105,6 +105,15 @@ def test_a_commit_amid_backward_passes_is_told_once_and_all_ranks_begin_anew(
     assert line.startswith("state.optimizer: this commit comes after 1 of 2 backward passes")
 
 
+def test_an_optimizer_of_another_library_may_count_backward_passes_in_its_own_way() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.backward_passes_per_step = 4  # type: ignore[attr-defined]
+    state = joined(model=model, optimizer=optimizer)
+    state.commit()
+    state.sync()
+
+
 def test_settings_of_the_script_that_a_commit_overrules_are_named(
     roots: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
