@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import functools
 import logging
-import re
 from collections.abc import Callable
 from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
 from hvdrecover import config as configs
 from hvdrecover.config import Config
+from hvdrecover.elastic.watched_library import WatchedLibrary
 from hvdrecover.errors import EarlyCollectiveError
 
 logger = logging.getLogger(__name__)
 
-_COLLECTIVE = re.compile(
-    "horovod_(?:torch_)?((?:grouped_)?(?:allreduce|allgather|broadcast|alltoall|reducescatter|join|barrier))"
-)
 # Broadcasts that the state makes unnecessary, by the name of the framework's library.
 _SKIPPED = {
     "mpi_lib": ("broadcast_parameters", "broadcast_optimizer_state", "broadcast_object"),
@@ -31,8 +28,8 @@ _SKIPPED = {
 }
 _REFUSED = ("add_process_set", "remove_process_set")
 _PATIENCE = 10.0  # seconds for the driver to answer
-# Until `end`: the module and attribute of each watched library, the library, and its `_Watched`.
-_libraries: list[tuple[Any, str, Any, _Watched]] = []
+# Until `end`: the module and attribute of each watched library, the library, and its watch.
+_libraries: list[tuple[Any, str, Any, WatchedLibrary]] = []
 
 
 def begin(hvd: Any, config: Config) -> None:
@@ -52,7 +49,7 @@ def begin(hvd: Any, config: Config) -> None:
 
     name = next(each for each in _SKIPPED if hasattr(hvd.mpi_ops, each))
     library = getattr(hvd.mpi_ops, name)
-    watched = _Watched(library, joins)
+    watched = WatchedLibrary(library, lambda call, function: _refused(function, call, joins))
     _libraries.append((hvd.mpi_ops, name, library, watched))
     setattr(hvd.mpi_ops, name, watched)
     for function in _SKIPPED[name]:
@@ -67,21 +64,6 @@ def end() -> None:
         module, name, library, watched = _libraries.pop()
         if getattr(module, name) is watched:  # else a state of virtual ranks has put its own watch around it
             setattr(module, name, library)
-
-
-class _Watched:
-    """Horovod's library of a framework; collectives are refused while no other rank would answer."""
-
-    def __init__(self, library: Any, joins: Callable[[], bool]) -> None:
-        self._library = library
-        self._joins = joins
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._library, name)
-        if collective := _COLLECTIVE.match(name):
-            found = _refused(found, collective[1], self._joins)
-        setattr(self, name, found)  # a script without a training function calls it at every step
-        return found
 
 
 def _refused(function: Callable[..., Any], name: str, joins: Callable[[], bool]) -> Callable[..., Any]:

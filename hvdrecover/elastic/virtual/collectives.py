@@ -2,43 +2,52 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from hvdrecover.elastic.virtual.ranks import are_carried_out
-from hvdrecover.errors import StepError
+from hvdrecover.elastic.watched_library import WatchedLibrary
+from hvdrecover.errors import ConfigError, StepError
 
 OURS = "hvdrecover"
 """The beginning of the names of our own collectives."""
 
-_COLLECTIVE = re.compile(
-    r"horovod_(?:torch_)?((?:grouped_)?(?:allreduce|allgather|broadcast|alltoall|reducescatter)|join|barrier)"
-    "(?:_|$)"
-)
+
+class Watched(WatchedLibrary):
+    """The watch of virtual ranks, which the end of another watch leaves in place."""
 
 
-class Watched:
-    """Horovod's native library, with `look` applied to each of its collectives.
-
-    Scripts, layers and Horovod's own Python code all call collectives through this library.
+def watch(
+    mpi_ops: ModuleType, library: str, look: Callable[[str, Callable[..., Any]], Callable[..., Any]]
+) -> None:
+    """Have a framework's collectives watched, once.
 
     Args:
-        library: the library.
-        look: takes the name by which scripts call a collective, and the library's function. Returns the
-            function to call instead.
+        mpi_ops: Horovod's module for the framework.
+        library: the name of the library in it.
+        look: as for `WatchedLibrary`.
     """
+    present = getattr(mpi_ops, library)
+    if not isinstance(present, Watched):
+        setattr(mpi_ops, library, Watched(present, look))
 
-    def __init__(self, library: Any, look: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
-        self._library = library
-        self._look = look
 
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._library, name)
-        if match := _COLLECTIVE.match(name):
-            found = self._look(match[1], found)
-        setattr(self, name, found)
-        return found
+def averages(layer: str, kind: str, instead: str, others: str) -> ConfigError:
+    """Return the error for a layer that averages its statistics: a sum has as many parts as processes.
+
+    Args:
+        layer: its name in the state.
+        kind: its class.
+        instead: the class without averages.
+        others: a class without statistics of a batch.
+    """
+    return ConfigError(
+        layer,
+        f"{kind} averages over processes, so the result would depend on their number. Use {instead}, of "
+        "which each virtual rank has its own statistics, or a norm without batch statistics, such as "
+        f"{others}",
+    )
 
 
 def refuse(call: str) -> None:

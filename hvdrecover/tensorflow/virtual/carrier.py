@@ -46,7 +46,7 @@ class TensorFlowCarrier:
                 )
         layers = {name: each for name, each in components.items() if isinstance(each, keras.layers.Layer)}
         _refuse_averages(layers)
-        _watch_collectives()
+        collectives.watch(hvd.mpi_ops, "MPI_LIB", _look)  # for functions that are traced from now on, too
         self._buffers = Buffers(layers)
         self.values: Mapping[str, Value] = {"_buffers": self._buffers} if self._buffers.exist else {}
         self.gradients = Gradients(size)
@@ -111,23 +111,13 @@ class Step(steps.Step):
 
 
 def _refuse_averages(layers: Mapping[str, keras.layers.Layer]) -> None:
-    """Refuse batch norm over processes: the sum would have as many parts as there are processes."""
+    """Refuse batch norm over processes."""
     for name, layer in layers.items():
         for each in layer._flatten_layers():
             if isinstance(each, SyncBatchNormalization):
-                raise ConfigError(
-                    f"state.{name}.{each.name}",
-                    "SyncBatchNormalization averages over processes, so the result would depend on their "
-                    "number. Use keras.layers.BatchNormalization, of which each virtual rank has its own "
-                    "statistics, or a norm without batch statistics, such as GroupNormalization",
-                )
-
-
-def _watch_collectives() -> None:
-    """Have Horovod's collectives refused in parts, also those of functions that are traced from now on."""
-    library = hvd.mpi_ops.MPI_LIB
-    if not isinstance(library, collectives.Watched):
-        hvd.mpi_ops.MPI_LIB = collectives.Watched(library, _look)
+                place, kind = f"state.{name}.{each.name}", "SyncBatchNormalization"
+                instead = "keras.layers.BatchNormalization"
+                raise collectives.averages(place, kind, instead, "GroupNormalization")
 
 
 def _look(call: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -38,7 +38,7 @@ class TorchCarrier:
     def __init__(self, components: Mapping[str, Any], size: int) -> None:
         modules = {name: each for name, each in components.items() if isinstance(each, torch.nn.Module)}
         _refuse_averages(modules)
-        _watch_collectives()
+        collectives.watch(hvd.mpi_ops, "mpi_lib", _look)
         self._buffers = Buffers(modules)
         self.values: Mapping[str, Value] = {"_buffers": self._buffers} if self._buffers.exist else {}
         optimizers = {
@@ -141,23 +141,12 @@ def _require_apart(optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
 
 
 def _refuse_averages(modules: Mapping[str, torch.nn.Module]) -> None:
-    """Refuse batch norm over processes: the sum would have as many parts as there are processes."""
+    """Refuse batch norm over processes."""
     for name, module in modules.items():
         for inner, each in module.named_modules(prefix=f"state.{name}"):
             if isinstance(each, hvd.SyncBatchNorm):
-                raise ConfigError(
-                    inner,
-                    "SyncBatchNorm averages over processes, so the result would depend on their number. Use "
-                    "torch.nn.BatchNorm1d, 2d or 3d, of which each virtual rank has its own statistics, or a "
-                    "norm without batch statistics, such as GroupNorm",
-                )
-
-
-def _watch_collectives() -> None:
-    """Have Horovod's collectives refused in parts, but for the sums of gradients."""
-    library = hvd.mpi_ops.mpi_lib
-    if not isinstance(library, collectives.Watched):
-        hvd.mpi_ops.mpi_lib = collectives.Watched(library, _look)
+                batch_norm = "torch.nn.BatchNorm1d, 2d or 3d"
+                raise collectives.averages(inner, "SyncBatchNorm", batch_norm, "GroupNorm")
 
 
 def _look(call: str, function: Callable[..., Any]) -> Callable[..., Any]:
