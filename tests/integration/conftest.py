@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from hvdrecover.checkpoint.near import place
-from hvdrecover.examples.digits_run import DigitsRun, static
-from hvdrecover.launch.job import Job
 from tests.integration.browser import CHROMIUM, Browser, browser
+from tests.support.jobs import DigitsRun, Job, near_folder, static
 
 # What takes minutes and differs little from what runs always.
 IS_LONG = os.environ.get("LONG") == "1"
@@ -63,9 +63,11 @@ def a_users_shell(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_near_root_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A job that does not finish leaves its newest commits in the host's memory, for its next start."""
     yield
-    for root in place.roots():
-        if f"{tmp_path_factory.getbasetemp()}/" in root.url:
-            place.remove(root.path)
+    for owner in near_folder().glob("*/root.json"):
+        if f"{tmp_path_factory.getbasetemp()}/" in owner.read_text():
+            shutil.rmtree(owner.parent)
+    with suppress(OSError):  # near roots of other jobs are there, or none was made
+        near_folder().rmdir()
 
 
 @pytest.fixture

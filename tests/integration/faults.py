@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hvdrecover.examples import ledger
-from hvdrecover.examples.digits_run import DigitsRun, supervised
-from hvdrecover.examples.ledger import Batch
-from hvdrecover.launch.job import Job
 from tests.integration import test_kill_and_resume, test_tensorflow
 from tests.integration.conftest import EPOCHS
+from tests.support.jobs import Batch, DigitsRun, Job, durable, read_events, supervised
 
-FAULTY = Path(__file__).with_name("scripts") / "faulty_digits.py"
+SCRIPTS = Path(__file__).with_name("scripts")
 SLOW = ("--step-seconds", "0.1")  # so that many faults, and what is done between them, fit into a run
 PATIENT = ("--grace", "300")  # seconds; a commit comes sooner, also on a machine that has much else to do
+HOLD = "hold step 0 12"  # for faults that the test itself lets strike: the run does not end before
 
 Event = dict[str, Any]
 
@@ -27,15 +25,17 @@ class FaultyRun(DigitsRun):
     Args:
         folder: for all that belongs to it.
         framework: whose example.
-        faults: the lines of ``scripts/faulty_digits.py``.
+        faults: the lines of its script.
         epochs: how long to train.
         options: more options of the example.
     """
 
+    script = "faulty_digits.py"
+
     def __init__(
         self, folder: Path, framework: str, faults: Sequence[str] = (), epochs: int = EPOCHS, *options: str
     ) -> None:
-        program = (str(FAULTY), framework)
+        program = (str(SCRIPTS / self.script), framework)
         super().__init__(folder, epochs, *SLOW, *options, framework=framework, program=program)
         self.faults = {"FAULTS": "\n".join(faults), "FAULTS_STRUCK": str(folder / "struck")}
 
@@ -56,22 +56,21 @@ class FaultyRun(DigitsRun):
 
     def events(self, *kinds: str) -> list[Event]:
         """The events of some kinds, in order of time."""
-        found = []
-        for path in (self.folder / "events").glob("*.jsonl"):
-            for line in path.read_text().splitlines():
-                event = json.loads(line)
-                if event["kind"] in kinds:
-                    found.append(event)
-        return sorted(found, key=lambda event: event["time"])
+        return read_events(self.folder / "events", *kinds)
 
     def sources(self) -> dict[int, str]:
         """Generation to where its state came from."""
         return {event["generation"]: event["source"] for event in self.events("sync")}
 
 
+def a_run(folder: Path, *faults: str, framework: str = "torch") -> FaultyRun:
+    """A short run, with faults in it."""
+    return FaultyRun(folder / "run", framework, faults, 2, "--step-seconds", "0.06")
+
+
 def wait_for_durable(run: DigitsRun, job: Job, commit: int) -> None:
     """Wait until some commits are made, and one of them is durable: on a busy machine writes lag behind."""
-    run.wait_for(job, lambda batch: batch.commit >= commit and test_kill_and_resume.durable(run.root) > 0)
+    run.wait_for(job, lambda batch: batch.commit >= commit and durable(run.root) > 0)
 
 
 def wait_until_all_train(run: DigitsRun, job: Job, after: int, size: int = 2) -> Batch:

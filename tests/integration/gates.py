@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hvdrecover.examples.digits_run import DigitsRun
-from hvdrecover.launch.job import Job
+from tests.support.jobs import DigitsRun, Job
 
 GATED = Path(__file__).with_name("scripts") / "gated_digits.py"
 

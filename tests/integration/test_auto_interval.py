@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from hvdrecover.elastic.durable.interval import Costs, best
-from hvdrecover.examples.digits_run import DigitsRun, static
 from tests.integration.conftest import ONE_OPTIMIZER, Start
-from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once, assert_same_weights, durable
+from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once, assert_same_weights
+from tests.support.jobs import DigitsRun, durable, static
 
 SCRIPT = Path(__file__).with_name("scripts") / "auto_interval.py"
 DAY = 86400.0

@@ -14,13 +14,19 @@ import pytest
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Keep
 from hvdrecover.checkpoint.storage.interface import TEMPORARY
-from hvdrecover.config import PREEMPTED
-from hvdrecover.examples.digits_run import PATIENCE, TRAINING_SAMPLES
-from hvdrecover.launch.job import Job
-from hvdrecover.launch.processes import kill
 from tests.integration.conftest import IS_LONG, TENSORFLOW_IF_LONG, Start
 from tests.integration.faults import PATIENT, FaultyRun, wait_until_all_train
-from tests.integration.test_endings import running
+from tests.support.jobs import (
+    DRIVER,
+    GUARDIAN,
+    PATIENCE,
+    PREEMPTED,
+    STANDBY,
+    TRAINING_SAMPLES,
+    Job,
+    kill,
+    running,
+)
 from tests.waiting import wait_until
 
 ENDLESS = 10_000  # epochs; the run ends when the faults have
@@ -90,9 +96,9 @@ class Chaos:
         elif kind == "stop a worker":
             os.kill(self.run.process_of(self.random.randrange(2)), signal.SIGSTOP)
         elif kind == "kill a guardian":
-            kill(self.random.choice(running(self.job, "hvdrecover", "worker")))
+            kill(self.random.choice(running(self.job, *GUARDIAN)))
         elif kind == "kill horovodrun":
-            kill(running(self.job, "hvdrecover.launch.run_horovodrun")[0])
+            kill(running(self.job, *DRIVER)[0])
         else:
             os.kill(self.job.pid, signal.SIGTERM)
             assert self.job.wait(PATIENCE) == PREEMPTED, self.job.tail()
@@ -103,8 +109,8 @@ class Chaos:
     def sizes(self) -> list[tuple[int, int]]:
         """Sizes of the supervisor, the guardians and rank 0, as soon as there are standbys again."""
         ranks = {self.run.process_of(0), self.run.process_of(1)}  # some of which have been standbys
-        wait_until(lambda: len(set(running(self.job, "hvdrecover.launch.standby")) - ranks) == 2)
-        living = [self.job.pid, *running(self.job, "hvdrecover", "worker"), self.run.process_of(0)]
+        wait_until(lambda: len(set(running(self.job, *STANDBY)) - ranks) == 2)
+        living = [self.job.pid, *running(self.job, *GUARDIAN), self.run.process_of(0)]
         return [size(process) for process in living]
 
     def finish(self) -> None:

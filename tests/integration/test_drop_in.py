@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.examples.digits_run import PATIENCE, elastic, static
-from hvdrecover.launch.job import Job
-from hvdrecover.launch.processes import kill
 from tests.integration.conftest import WHOLE
+from tests.support.jobs import PATIENCE, Job, elastic, kill, static
 
 SCRIPT = Path(__file__).with_name("scripts") / "horovod_elastic.py"
+
+pytestmark = pytest.mark.acceptance
 
 
 @pytest.fixture

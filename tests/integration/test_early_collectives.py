@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.examples.digits_run import PATIENCE, ROOT_MAY_USE_MPI, supervised
-from hvdrecover.launch.job import Job
 from tests.integration.scripts.early_collectives import RATE, STEPS
+from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, Job, supervised
 
 SCRIPT = Path(__file__).with_name("scripts") / "early_collectives.py"
 

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.examples.digits_run import PATIENCE, elastic
-from hvdrecover.launch.processes import kill
 from tests.integration.conftest import WHOLE, Start
 from tests.integration.gates import GatedRun
-from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once, durable
+from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once
+from tests.support.jobs import PATIENCE, durable, elastic, kill
 
 SIZES = {1: 3, 2: 1}  # of the world, for `change_hosts`
 NEVER = 99  # ranks
+
+pytestmark = pytest.mark.acceptance
 
 
 def kill_one_rank(run: GatedRun, rank: int, start: Start, hosts: Path) -> None:

@@ -13,35 +13,23 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.config import PREEMPTED
-from hvdrecover.discovery import cooldown
-from hvdrecover.examples.digits_run import PATIENCE, DigitsRun, supervised
-from hvdrecover.launch.job import Job
-from hvdrecover.launch.processes import kill
 from tests.integration.conftest import LONG, TENSORFLOW_IF_LONG, Start
-from tests.integration.faults import PATIENT, FaultyRun, assert_same_weights, wait_for_durable
+from tests.integration.faults import HOLD, PATIENT, FaultyRun, a_run, assert_same_weights, wait_for_durable
 from tests.integration.test_kill_and_resume import assert_each_sample_once
+from tests.support.jobs import (
+    DRIVER,
+    GUARDIAN,
+    PATIENCE,
+    PREEMPTED,
+    DigitsRun,
+    failing_hosts,
+    kill,
+    running,
+    supervised,
+)
 from tests.waiting import wait_until
 
-HOLD = "hold step 0 12"  # for faults that the test itself lets strike: the run does not end before
-
-
-def running(job: Job, *command: str) -> list[int]:
-    """The processes of a job that run a Python module with these first words."""
-    found = []
-    for process in job.processes():
-        try:
-            words = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
-        except OSError:
-            continue
-        if words[1 : 2 + len(command)] == ["-m", *command]:
-            found.append(process)
-    return found
-
-
-def a_run(folder: Path, *faults: str, framework: str = "torch") -> FaultyRun:
-    """A short run, with faults in it."""
-    return FaultyRun(folder / "run", framework, faults, 2, "--step-seconds", "0.06")
+pytestmark = pytest.mark.acceptance
 
 
 def ask(command: str, run: FaultyRun) -> tuple[int, str]:
@@ -90,7 +78,7 @@ def test_of_a_job_on_one_host_any_process_can_be_told(who: str, start: Start, tm
     run = a_run(tmp_path, HOLD)
     job = run.begin(start, *PATIENT)
     run.wait_for(job, lambda batch: batch.commit >= 4)
-    target = running(job, "hvdrecover", "worker")[0] if who == "guardian" else run.process_of(1)
+    target = running(job, *GUARDIAN)[0] if who == "guardian" else run.process_of(1)
     os.kill(target, signal.SIGUSR1)
     run.open()
     assert job.wait(PATIENCE) == PREEMPTED
@@ -163,7 +151,7 @@ def test_no_process_outlives_its_launcher_and_the_next_start_resumes(
         resume(run, start)
     else:
         workers.remove(job.pid)
-        kill(running(job, "hvdrecover.launch.run_horovodrun")[0])
+        kill(running(job, *DRIVER)[0])
         wait_until(lambda: not set(workers) & set(job.processes()))
         run.open()
         assert job.wait(400) == 0, job.tail()
@@ -251,8 +239,7 @@ def test_two_starts_that_give_up_restart_the_job(start: Start, tmp_path: Path) -
     assert job.wait(400) == 0, job.tail()
     assert [event["scope"] for event in run.events("gave_up")] == ["slot"]
     assert len(run.events("start")) == 2
-    reports = cooldown.read(run.folder / "events" / "failing-hosts")
-    assert {host: len(times) for host, times in reports.items()} == {"localhost": 1}
+    assert failing_hosts(run.folder / "events") == {"localhost": 1}
     assert_each_sample_once(run, padding=1)
 
 
@@ -260,7 +247,7 @@ def test_a_launcher_that_does_not_answer_costs_a_start_and_no_commit(start: Star
     run = a_run(tmp_path, HOLD)
     job = run.begin(start, "--startup-timeout", "60")
     wait_for_durable(run, job, 4)
-    (launcher,) = running(job, "hvdrecover.launch.run_horovodrun")
+    (launcher,) = running(job, *DRIVER)
     os.kill(launcher, signal.SIGSTOP)
     kill(run.process_of(1))
     run.open()
@@ -280,7 +267,7 @@ def test_a_launcher_that_does_not_end_after_the_training_is_not_waited_for(
     run = a_run(tmp_path, HOLD)
     job = run.begin(start)
     run.wait_for(job, lambda batch: batch.commit >= 4)
-    os.kill(running(job, "hvdrecover.launch.run_horovodrun")[0], signal.SIGSTOP)
+    os.kill(running(job, *DRIVER)[0], signal.SIGSTOP)
     run.open()
     assert job.wait(PATIENCE) == 0, job.tail()
     assert "the training is finished" in run.log and len(run.events("start")) == 1

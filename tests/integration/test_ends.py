@@ -15,12 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.config import FENCED, PREEMPTED
-from hvdrecover.examples.digits_run import PATIENCE, supervised
-from hvdrecover.launch.job import Job
-from hvdrecover.launch.processes import kill
-from tests.integration.conftest import LONG
-from tests.integration.test_chaos import Watch
+from tests.support.jobs import FENCED, PATIENCE, PREEMPTED, Job, supervised
 from tests.waiting import wait_until
 
 SCRIPT = Path(__file__).with_name("scripts") / "stubborn.py"
@@ -40,6 +35,8 @@ exit $?
 """
 Begin = Callable[..., Job]
 Undisturbed = Callable[[int], set[str]]
+
+pytestmark = pytest.mark.acceptance
 
 
 @pytest.fixture
@@ -256,21 +253,3 @@ def test_a_fold_never_gets_the_weights_of_another(root: bool, tmp_path: Path) ->
     else:
         assert (code, weights) == (0, {"1-0": 0.5, "1-1": 0.5, "2-0": 1.0, "2-1": 1.0}), job.tail()
         assert (tmp_path / "lost").exists()
-
-
-@LONG
-def test_rank_0_is_killed_again_and_again_and_the_root_holds_three_commits_at_most(
-    begin: Begin, tmp_path: Path
-) -> None:
-    job, root, begun = begin("job", "large"), tmp_path / "root", 0
-    wait_until(root.exists)
-    watch = Watch(root)
-    for _ in range(6):
-        wait_until(lambda begun=begun: len(starts(tmp_path, "job")) > begun)
-        begun, before = len(starts(tmp_path, "job")), durable(root)
-        wait_until(lambda before=before: bool(durable(root) - before))
-        kill(int(starts(tmp_path, "job")[-1].split()[-1]))
-    wait_until(lambda: len(starts(tmp_path, "job")) > begun)
-    os.kill(job.pid, signal.SIGTERM)
-    assert job.wait(PATIENCE) == PREEMPTED, job.tail()
-    assert 1 < watch.end() <= 3  # the one that is kept, one more, and the one being written

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from hvdrecover.examples.digits_run import PATIENCE, DigitsRun, static
+import pytest
+
 from tests.integration.conftest import Start
+from tests.support.jobs import PATIENCE, DigitsRun, static
+
+pytestmark = pytest.mark.acceptance
 
 
 def test_a_foreign_root_stops_all_ranks_with_one_clear_error(start: Start, tmp_path: Path) -> None:

@@ -11,9 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.examples.digits_run import DigitsRun, supervised
-from hvdrecover.launch.job import Job
-from hvdrecover.launch.processes import kill
 from tests.integration.faults import (
     Event,
     FaultyRun,
@@ -22,12 +19,14 @@ from tests.integration.faults import (
     wait_until_all_train,
 )
 from tests.integration.test_kill_and_resume import assert_each_sample_once
+from tests.support.jobs import DigitsRun, Job, kill, supervised
 
 HANG_TIMEOUTS = {"torch": "30", "tensorflow": "45"}  # tracing takes half of it where much else is done
 ENVIRON = {"OMP_NUM_THREADS": "1", "HVDRECOVER_NEAR": "off"}  # one test is about durable commits
 CALM = 6  # commits between faults; a standby is there by then, or is being made
 
-pytestmark = pytest.mark.timeout(1800)  # seconds, for one that is slow: the first test waits for the story
+# Seconds, for one that is slow: the first test waits for the story
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(1800)]
 
 
 @dataclass

@@ -9,22 +9,31 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.examples.digits_run import PATIENCE, DigitsRun, elastic, supervised
-from hvdrecover.launch import processes
-from hvdrecover.launch.job import Job
-from hvdrecover.launch.processes import kill
 from tests.integration.conftest import LONG, WHOLE, Start
-from tests.integration.faults import SLOW, wait_for_durable
-from tests.integration.test_endings import HOLD, a_run, running
+from tests.integration.faults import HOLD, SLOW, a_run, wait_for_durable
 from tests.integration.test_kill_and_resume import assert_each_sample_once
+from tests.support.jobs import (
+    GUARDIAN,
+    PATIENCE,
+    STANDBY,
+    DigitsRun,
+    Job,
+    elastic,
+    kill,
+    parent,
+    running,
+    supervised,
+)
 from tests.waiting import wait_until
 
 SECRET = "a-key-that-nobody-else-may-see"
 
+pytestmark = pytest.mark.acceptance
+
 
 def assert_private(job: Job, size: int = 2) -> None:
     """The token and the user's secret have come to all guardians, and stand on no command line here."""
-    guardians = running(job, "hvdrecover", "worker")
+    guardians = running(job, *GUARDIAN)
     assert len(guardians) == size
     for guardian in guardians:
         variables = dict(word.split(b"=", 1) for word in words(guardian, "environ") if b"=" in word)
@@ -95,7 +104,7 @@ def test_a_job_waits_for_a_lost_host_unless_it_may_shrink(start: Start, tmp_path
     two = ("-H", "localhost:1,127.0.0.1:1", "--blacklist-cooldown-range", "15", "16")
     job = run.begin(start, *two)
     wait_for_durable(run, job, 4)
-    lost = processes.parent(run.process_of(1))
+    lost = parent(run.process_of(1))
     kill(lost)
     run.open()
     run.finish(job)
@@ -130,11 +139,9 @@ def test_a_standby_that_does_not_wake_is_replaced(start: Start, tmp_path: Path) 
     job = run.begin(start, standby=True)
     run.wait_for(job, lambda batch: batch.commit >= 4)
     training = run.process_of(1)
-    guardian = processes.parent(training)
+    guardian = parent(training)
     wait_until(lambda: {event["pid"] for event in run.events("standby")} >= {guardian})
-    (standby,) = [
-        each for each in running(job, "hvdrecover.launch.standby") if processes.parent(each) == guardian
-    ]
+    (standby,) = [each for each in running(job, *STANDBY) if parent(each) == guardian]
     os.kill(standby, signal.SIGSTOP)
     kill(training)
     run.open()
@@ -150,7 +157,7 @@ def test_a_waiting_standby_holds_neither_sockets_nor_loops_that_wake(start: Star
     job = start(run, supervised(), WHOLE)
 
     def waiting() -> list[int]:
-        standbys = running(job, "hvdrecover.launch.standby")
+        standbys = running(job, *STANDBY)
         return [each for each in standbys if "pipe" in Path(f"/proc/{each}/wchan").read_text()]
 
     wait_until(lambda: len(waiting()) == 2)

@@ -15,10 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.examples.digits_run import PATIENCE, ROOT_MAY_USE_MPI, mpi, supervised
-from hvdrecover.launch.job import Job
-from hvdrecover.launch.processes import kill
 from tests.integration.conftest import LONG, WHOLE
+from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, Job, kill, mpi, supervised
 
 SCRIPTS = Path(__file__).with_name("scripts") / "horovods"
 # How far the metric may be from that of the undisturbed run. The first draws other dropout masks, and repeats
@@ -32,6 +30,8 @@ TOLERANCE = {
 }
 
 Begin = Callable[..., Job]
+
+pytestmark = pytest.mark.acceptance
 
 
 @pytest.fixture

@@ -7,11 +7,14 @@ import re
 import sys
 from pathlib import Path
 
-from hvdrecover.examples.digits_run import PATIENCE, supervised
-from hvdrecover.launch.job import Job
+import pytest
+
+from tests.support.jobs import PATIENCE, Job, supervised
 
 SCRIPT = Path(__file__).with_name("scripts") / "irregular.py"
 TIMEOUT = 20.0  # the limit for hangs
+
+pytestmark = pytest.mark.acceptance
 
 
 def test_slow_ranks_long_evaluations_and_long_phases_are_no_hangs(tmp_path: Path) -> None:

@@ -8,23 +8,26 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
 import torch
 
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.examples.digits_run import (
+from tests.integration.conftest import LONG, ONE_OPTIMIZER, Start
+from tests.integration.gates import GatedRun
+from tests.support.jobs import (
     PATIENCE,
     TRAINING_SAMPLES,
     DigitsRun,
+    Job,
+    durable,
     elastic,
     static,
     supervised,
 )
-from hvdrecover.launch.job import Job
-from tests.integration.conftest import LONG, ONE_OPTIMIZER, Start
-from tests.integration.gates import GatedRun
 from tests.waiting import wait_until
 
 SLOW = ("--step-seconds", "0.04")  # so that a kill comes where the test wants it
+
+pytestmark = pytest.mark.acceptance
 
 
 def assert_same_weights(one: DigitsRun, other: DigitsRun) -> None:
@@ -56,12 +59,6 @@ def kill_in_epoch(run: GatedRun, job: Job, epoch: int, commits: int) -> None:
     )
     job.kill()
     run.open()
-
-
-def durable(root: Path) -> int:
-    """Return the number of the newest durable commit."""
-    names = (path.parent.name for path in root.glob("g*/MANIFEST.json"))
-    return max((found.commit for name in names if (found := CommitId.parse(name))), default=0)
 
 
 @LONG

@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hvdrecover.examples.digits_run import PATIENCE, ROOT_MAY_USE_MPI, supervised
-from hvdrecover.launch.job import Job
+import pytest
+
+from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, Job, supervised
 
 SCRIPT = Path(__file__).with_name("scripts") / "late_notice.py"
+
+pytestmark = pytest.mark.acceptance
 
 
 def test_a_commit_is_made_although_a_rank_was_lost_right_before_it(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.examples.digits_run import PATIENCE, static, supervised
-from hvdrecover.launch.job import Job
+from tests.support.jobs import PATIENCE, Job, static, supervised
 
 SCRIPT = Path(__file__).with_name("scripts") / "late_parameters.py"
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.examples.digits_run import PATIENCE, ROOT_MAY_USE_MPI, elastic, supervised
-from hvdrecover.launch.job import Job
+from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, Job, elastic, supervised
 
 SCRIPT = Path(__file__).with_name("scripts") / "late_worker.py"
+
+pytestmark = pytest.mark.acceptance
 
 
 @pytest.fixture

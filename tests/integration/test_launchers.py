@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.examples.digits_run import PATIENCE, DigitsRun, elastic, mpi, mpirun, static, supervised
-from hvdrecover.launch.job import Job
 from tests.integration.conftest import Start
 from tests.integration.gates import GatedRun
-from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once, durable
+from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once
+from tests.support.jobs import PATIENCE, DigitsRun, Job, durable, elastic, mpi, mpirun, static, supervised
 from tests.waiting import wait_until
+
+pytestmark = pytest.mark.acceptance
 
 
 def test_each_launcher_continues_from_where_the_one_before_was_killed(

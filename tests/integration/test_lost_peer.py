@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hvdrecover.examples.digits_run import PATIENCE, ROOT_MAY_USE_MPI, supervised
-from hvdrecover.launch.job import Job
+import pytest
+
+from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, Job, supervised
 
 SCRIPT = Path(__file__).with_name("scripts") / "lost_peer.py"
 SETS_AND_JOINS = SCRIPT.with_name("sets_and_joins.py")
 # Nobody is told of a loss by a time-out, and collectives that are started at once are carried out together.
 SETTINGS = {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(10 * PATIENCE), "HOROVOD_CYCLE_TIME": "50"}
+
+pytestmark = pytest.mark.acceptance
 
 
 def test_survivors_are_neither_aborted_nor_left_waiting(tmp_path: Path) -> None:

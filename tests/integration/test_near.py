@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.near import place
-from hvdrecover.examples.digits_run import PATIENCE, DigitsRun, supervised
-from hvdrecover.launch import processes
-from hvdrecover.launch.job import Job
 from tests.integration.conftest import Start
 from tests.integration.faults import FaultyRun, assert_same_weights
-from tests.integration.test_kill_and_resume import durable
+from tests.support.jobs import (
+    PATIENCE,
+    SHARED_MEMORY,
+    Commit,
+    DigitsRun,
+    Job,
+    command,
+    commits,
+    durable,
+    near_folder,
+    near_root,
+    supervised,
+)
 
 SCRIPT = Path(__file__).with_name("scripts") / "near_steps.py"
 RESUMED = re.compile(
@@ -33,6 +42,8 @@ AS_USER = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
 # The interpreter and the folder of the test may lie where only root can read.
 AS_USER += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
 
+pytestmark = pytest.mark.acceptance
+
 
 class NearRun:
     """A job of ``scripts/near_steps.py`` in a folder of its own, through any number of starts."""
@@ -43,8 +54,13 @@ class NearRun:
         self.root = folder / "root"
         self.digest = folder / "digest"
         self.environ = {"HVDRECOVER_NEAR": near}
-        self.near = place.folder("auto" if near == "off" else near, place.named(str(self.root)))
+        self.near_folder = near_folder(SHARED_MEMORY if near in ("auto", "off") else Path(near))
         self.jobs: list[Job] = []
+
+    @property
+    def near(self) -> Path | None:
+        """Its near root, if there is one."""
+        return near_root(self.root, self.near_folder)
 
     def start(
         self, steps: int = STEPS, seconds: float = 0.05, near: str | None = None, launcher: Sequence[str] = ()
@@ -74,13 +90,13 @@ class NearRun:
     def wait_for(self, job: Job, commit: int) -> None:
         """Wait until a commit of this number, or a later one, is sealed."""
         deadline = time.monotonic() + PATIENCE
-        while max((each.commit for each in self.sealed()), default=0) < commit:
+        while max((each.number for each in self.sealed()), default=0) < commit:
             assert job.running and time.monotonic() < deadline, job.tail()
             time.sleep(0.02)
 
-    def sealed(self) -> list[CommitId]:
-        found = (CommitId.parse(path.parent.name) for path in self.near.glob("g*/MANIFEST.json"))
-        return sorted(each for each in found if each is not None)
+    def sealed(self) -> list[Commit]:
+        near = self.near
+        return [] if near is None else commits(near)
 
     def stop_between_durable_commits(self, job: Job) -> None:
         """Stop what trains where two commits are sealed that are newer than the durable one."""
@@ -89,7 +105,7 @@ class NearRun:
             for process in self.trainings(job):
                 os.kill(process, signal.SIGSTOP)
             newest = durable(self.root)
-            if newest > 0 and len([each for each in self.sealed() if each.commit > newest]) >= 2:
+            if newest > 0 and len([each for each in self.sealed() if each.number > newest]) >= 2:
                 return
             assert time.monotonic() < deadline, job.tail()
             for process in self.trainings(job):
@@ -98,7 +114,7 @@ class NearRun:
 
     def trainings(self, job: Job) -> list[int]:
         """The processes of a job that train."""
-        return [each for each in job.processes() if processes.command(each)[1:2] == [os.fspath(SCRIPT)]]
+        return [each for each in job.processes() if command(each)[1:2] == [os.fspath(SCRIPT)]]
 
 
 @pytest.fixture
@@ -108,8 +124,11 @@ def runs(tmp_path: Path) -> Iterator[list[NearRun]]:
     for run in runs:
         for job in run.jobs:
             job.kill()
-        for near in run.near.parent.parent.glob(f"hvdrecover-*/{run.near.name}"):  # of any user
-            place.remove(near)
+        for folder in run.near_folder.parent.glob("hvdrecover-*"):  # of any user
+            if near := near_root(run.root, folder):
+                shutil.rmtree(near)
+                with suppress(OSError):  # others are there
+                    folder.rmdir()
 
 
 def a_run(runs: list[NearRun], folder: Path, near: str = "auto") -> NearRun:
@@ -126,7 +145,7 @@ def test_whatever_is_killed_the_job_resumes_from_memory_and_ends_bitwise_equal(
     job = run.start()
     run.wait_for(job, 20)
     run.stop_between_durable_commits(job)
-    killed = run.sealed()[-1].commit
+    killed = run.sealed()[-1].number
     for process in run.trainings(job):  # the guardians live, and restart them in place
         os.kill(process, 9)
     run.wait_for(job, killed + 2 * EVERY)
@@ -138,16 +157,17 @@ def test_whatever_is_killed_the_job_resumes_from_memory_and_ends_bitwise_equal(
     assert "EmptiedRootError" in run.log() and str(run.near) in run.log()
     assert run.sealed()[-2:] == [older, newest] and not run.root.exists()
     (tmp_path / "unmounted").rename(run.root)
+    assert run.near is not None
     damaged = run.near / newest.name / "model.safetensors"
     with damaged.open("r+b") as file:
         file.seek(-3, os.SEEK_END)
         file.write(b"?")
     run.finish(run.start(seconds=0.0))
     (first, lead), (second, _) = [(int(commit), int(lead)) for commit, lead in RESUMED.findall(run.log())]
-    assert 20 <= first <= killed and second == older.commit
+    assert 20 <= first <= killed and second == older.number
     assert lead > 0  # a durable commit that is being written is none yet
     assert run.log().count(f"passing over {newest.name}") == 1
-    assert not run.near.exists()
+    assert run.near is None
     clean.finish(beside)
     assert run.digest.read_text() == clean.digest.read_text()
 
@@ -161,7 +181,7 @@ def test_of_two_jobs_on_a_host_one_is_replaced_and_does_not_come_back_through_it
     job.kill()
     other.finish(second)
     left, before = one.sealed(), durable(one.root)
-    assert left and not other.near.exists()
+    assert left and other.near is None
     replacing = one.start(near="off")  # as one on other hosts, with a memory of their own
     claim = one.root / "claims" / "g0002.json"  # acknowledged after its first durable commit
     while durable(one.root) == before or b'"acknowledged": true' not in claim.read_bytes():
@@ -173,7 +193,7 @@ def test_of_two_jobs_on_a_host_one_is_replaced_and_does_not_come_back_through_it
     one.finish(one.start(steps=newest + 5, seconds=0.0))
     assert f"passing over {left[-1].name}: another job has taken the checkpoint root since" in one.log()
     assert RESUMED.findall(one.log()) == []
-    assert not one.near.exists()
+    assert one.near is None
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to give a folder to another user")
@@ -181,11 +201,11 @@ def test_a_folder_that_another_user_has_made_first_is_not_trusted(
     runs: list[NearRun], tmp_path: Path
 ) -> None:
     run = a_run(runs, tmp_path / "run", str(tmp_path / "near"))
-    run.near.parent.mkdir(parents=True)
-    os.chown(run.near.parent, USER, USER)
+    run.near_folder.mkdir(parents=True)
+    os.chown(run.near_folder, USER, USER)
     run.finish(run.start(steps=5))
-    assert re.search(f"near tier: off.*{run.near.parent}: ", run.log())
-    assert list(run.near.parent.iterdir()) == []
+    assert re.search(f"near tier: off.*{run.near_folder}: ", run.log())
+    assert list(run.near_folder.iterdir()) == []
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to run as another user first")
@@ -193,8 +213,7 @@ def test_a_job_that_another_user_continues_goes_back_to_the_durable_commit(
     runs: list[NearRun], tmp_path: Path
 ) -> None:
     run = a_run(runs, tmp_path / "run")
-    mine, theirs = run.near, run.near.parent.with_name(f"hvdrecover-{USER}") / run.near.name
-    run.near = theirs
+    mine, run.near_folder = run.near_folder, near_folder(user=USER)
     run.environ |= {"HOME": str(run.folder), "HVDRECOVER_EVENTS": str(run.folder / "events")}
     os.chown(run.folder, USER, USER)
     job = run.start(launcher=AS_USER)
@@ -202,11 +221,11 @@ def test_a_job_that_another_user_continues_goes_back_to_the_durable_commit(
     run.stop_between_durable_commits(job)
     job.kill()
     left, before = run.sealed(), durable(run.root)
-    assert theirs.stat().st_uid == USER and left[-1].commit > before > 0
+    assert run.near is not None and run.near.stat().st_uid == USER and left[-1].number > before > 0
     run.finish(run.start(seconds=0.0))
     assert run.log().count(f"passing over {left[-1].name}: user {USER} ") == 1
     assert f"resumed from commit {before} " in run.log() and RESUMED.findall(run.log()) == []
-    assert run.sealed() == left and not mine.exists()
+    assert run.sealed() == left and near_root(run.root, mine) is None
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to mount a file system")

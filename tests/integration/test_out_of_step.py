@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdrecover.discovery import cooldown
-from hvdrecover.examples.digits_run import PATIENCE, ROOT_MAY_USE_MPI, static
-from hvdrecover.launch.job import Job
 from tests.integration.conftest import LONG
+from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, Job, failing_hosts, static
 
 SCRIPTS = Path(__file__).with_name("scripts")
 STEPS = 24  # of two ranks, without a fault
@@ -39,7 +37,8 @@ FAULTS = {
 
 Outcome = dict[str, Any]
 
-pytestmark = pytest.mark.timeout(1800)  # seconds; the first test waits for the whole job, which may be slow
+# Seconds; the first test waits for the whole job, which may be slow
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(1800)]
 
 
 def outcomes(
@@ -181,8 +180,7 @@ def test_a_host_that_diverges_twice_is_reported(tmp_path: Path) -> None:
     assert the_same(found)["error"] is None
     diverged = events(tmp_path, "diverged", rank=1)
     assert [(line["ranks"], line["tied"]) for line in diverged] == [([0], False)] * 2
-    reported = cooldown.read(tmp_path / "events" / "failing-hosts")
-    assert {host: len(times) for host, times in reported.items()} == {"127.0.0.1": 2}
+    assert failing_hosts(tmp_path / "events") == {"127.0.0.1": 2}
 
 
 # -- TensorFlow --------------------------------------------------------------------------------------------

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.examples.digits_run import PATIENCE, static, supervised
-from hvdrecover.launch.job import Job
 from tests.integration.conftest import LONG
+from tests.support.jobs import PATIENCE, Job, static, supervised
 from tests.waiting import wait_until
 
 SCRIPT = Path(__file__).with_name("scripts") / "moody_storage.py"
 Launch = Callable[..., Job]
+
+pytestmark = pytest.mark.acceptance
 
 
 @pytest.fixture

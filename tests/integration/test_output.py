@@ -6,10 +6,13 @@ import json
 import sys
 from pathlib import Path
 
-from hvdrecover.examples.digits_run import PATIENCE, supervised
-from hvdrecover.launch.job import Job
+import pytest
+
+from tests.support.jobs import PATIENCE, Job, supervised
 
 SCRIPT = Path(__file__).with_name("scripts") / "chatty.py"
+
+pytestmark = pytest.mark.acceptance
 
 
 def test_a_reader_that_is_gone_and_bytes_that_are_no_text_stop_no_rank(tmp_path: Path) -> None:

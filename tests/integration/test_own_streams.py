@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.examples.digits_run import PATIENCE, static, supervised
-from hvdrecover.launch.job import Job
+from tests.support.jobs import PATIENCE, Job, static, supervised
 
 SCRIPT = Path(__file__).with_name("scripts") / "own_streams.py"
+
+pytestmark = pytest.mark.acceptance
 
 
 @pytest.fixture

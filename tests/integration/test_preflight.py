@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from hvdrecover.examples.digits_run import PATIENCE, supervised
+import pytest
+
 from tests.integration.conftest import Start
 from tests.integration.faults import FaultyRun
+from tests.support.jobs import PATIENCE, supervised
 
 # The second one has no ssh server at that port; the first one takes none.
 HOSTS = ("--preflight", "--no-standby", "-H", "localhost:1,127.0.0.2:1", "-p", "1")
+
+pytestmark = pytest.mark.acceptance
 
 
 def test_the_job_starts_without_a_host_that_does_not_answer(start: Start, tmp_path: Path) -> None:

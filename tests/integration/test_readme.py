@@ -8,7 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.acceptance
 
 
 def test_pip_install_of_the_repository_gives_a_working_package(tmp_path: Path) -> None:

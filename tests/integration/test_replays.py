@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.examples.digits_run import PATIENCE, static
-from hvdrecover.launch.job import Job
 from tests.integration.conftest import LONG
+from tests.support.jobs import PATIENCE, Job, static
 
 SCRIPT = Path(__file__).with_name("scripts") / "replays.py"
 OF_EPOCH = 51  # steps

@@ -7,12 +7,15 @@ import re
 import sys
 from pathlib import Path
 
-from hvdrecover.examples.digits_run import PATIENCE, static, supervised
-from hvdrecover.launch.job import Job
+import pytest
+
+from tests.support.jobs import PATIENCE, Job, static, supervised
 
 SCRIPT = Path(__file__).with_name("scripts") / "evaluation.py"
 OPTIONS = ("--no-standby", "--hang-timeout", "40", "--max-restarts", "0")
 BUSY = 30.0  # the other waits for 15 s, and Horovod takes up to 10 s more to notice
+
+pytestmark = pytest.mark.acceptance
 
 
 def test_a_long_evaluation_is_learnt_and_what_always_fails_comes_to_an_end(tmp_path: Path) -> None:

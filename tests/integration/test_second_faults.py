@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.examples.digits_run import DigitsRun
 from tests.integration.conftest import TENSORFLOW_IF_LONG, Start
 from tests.integration.faults import FaultyRun, assert_same_weights
 from tests.integration.test_kill_and_resume import assert_each_sample_once
+from tests.support.jobs import DigitsRun
 
 # Pairs: the first fault, and what strikes while it is being repaired.
 PAIRS = [
@@ -31,13 +31,19 @@ TENSORFLOWS = (2, 4, 9)
 pytestmark = pytest.mark.timeout(1800)  # seconds; for a machine on which each recovery takes a minute
 
 
+class RunWithFaultyRepairs(FaultyRun):
+    """A run whose faults also strike in the stages of a recovery."""
+
+    script = "repair_faults.py"
+
+
 @pytest.mark.parametrize("framework", TENSORFLOW_IF_LONG, indirect=True)
 def test_it_recovers_as_from_one_fault(
     framework: str, undisturbed_run: DigitsRun, start: Start, tmp_path: Path
 ) -> None:
     pairs = PAIRS if framework == "torch" else [PAIRS[number] for number in TENSORFLOWS]
     faults = [*(fault for pair in pairs for fault in pair), LOAD]
-    run = FaultyRun(tmp_path / "run", framework, faults)
+    run = RunWithFaultyRepairs(tmp_path / "run", framework, faults)
     # With the near tier, two stages do not come: nothing has to be sent, and no durable commit to be read.
     job = run.begin(start, standby=True, environ={"HVDRECOVER_NEAR": "off"})
     assert job.wait(1500) == 0, job.tail(60)
@@ -53,7 +59,7 @@ def test_who_hangs_between_a_recovery_and_its_first_commit_is_killed_too(
 ) -> None:
     # After the job's first commit it is known how long that may take; all processes are new ones here.
     faults = ["kill step 1 4", "kill reset 0 0", "loop step 1 0"]
-    run = FaultyRun(tmp_path / "run", "torch", faults, 3)
+    run = RunWithFaultyRepairs(tmp_path / "run", "torch", faults, 3)
     job = run.begin(start, "--hang-timeout", "30")
     assert job.wait(400) == 0, job.tail(60)
     assert [event["fault"] for event in run.events("fault")] == ["crash", "crash", "hang"]

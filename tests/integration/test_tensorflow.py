@@ -8,13 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hvdrecover.examples.digits_run import DigitsRun, static
 from tests.integration.conftest import LONG, Start
 from tests.integration.gates import GatedRun
 from tests.integration.test_elastic import SIZES, change_hosts, kill_one_rank
 from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once, kill_in_epoch
+from tests.support.jobs import DigitsRun, static
 
 WAYS = {"loop": (), "fit": ("--fit",)}
+
+pytestmark = pytest.mark.acceptance
 
 
 def a_run(

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.examples.digits_run import PATIENCE, elastic, static, supervised
-from hvdrecover.launch.job import Job
 from tests.integration.conftest import LONG
+from tests.support.jobs import PATIENCE, Job, elastic, static, supervised
 
 SCRIPTS = Path(__file__).with_name("scripts")
 SCRIPT = SCRIPTS / "tensorflow_failures.py"

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.examples.digits_run import PATIENCE, ROOT_MAY_USE_MPI, mpirun, static
-from hvdrecover.launch.job import Job
+from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, Job, mpirun, static
 
 SCRIPT = Path(__file__).with_name("scripts") / "tensorflow_gradients.py"
 OPTIMIZERS = ["sgd", "adam", "clipped", "loss_scale"]

@@ -6,9 +6,10 @@ import re
 import sys
 from pathlib import Path
 
-from hvdrecover.examples.digits_run import PATIENCE, static
-from hvdrecover.launch.job import Job
+import pytest
+
 from tests.integration.conftest import WHOLE
+from tests.support.jobs import PATIENCE, Job, static
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tensorflow.md").read_text()
 STOP = """
@@ -18,6 +19,8 @@ class Stop(keras.callbacks.Callback):
             state.flush()
             raise SystemExit(3)
 """
+
+pytestmark = pytest.mark.acceptance
 
 
 def test_its_script_continues_inside_the_epoch_with_another_number_of_ranks(tmp_path: Path) -> None:

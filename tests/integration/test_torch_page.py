@@ -8,12 +8,15 @@ import shlex
 import sys
 from pathlib import Path
 
-from hvdrecover.examples.digits_run import PATIENCE, ROOT_MAY_USE_MPI
-from hvdrecover.launch.job import Job
+import pytest
+
 from tests.integration.conftest import WHOLE
+from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, Job
 
 PAGE = (Path(__file__).parents[2] / "docs" / "torch.md").read_text()
 SUPERVISED, *COMMANDS = re.findall(r"^\$ (.*train\.py)$", PAGE, re.MULTILINE)
+
+pytestmark = pytest.mark.acceptance
 
 
 def test_it_shows_each_way_to_start() -> None:

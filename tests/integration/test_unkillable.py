@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.config import PREEMPTED
 from hvdrecover.launch import processes
-from hvdrecover.launch.job import Job
 from hvdrecover.launch.training import Training
 from hvdrecover.launch.waking import Waking
 from tests.integration.mounts import mounted
+from tests.support.jobs import PREEMPTED, Job
 from tests.unit.launch.children import environment, gone, is_alive, state, until
 from tests.waiting import wait_until
 

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 import safetensors.numpy
 
-from hvdrecover.examples.digits_run import PATIENCE, DigitsRun, elastic, static
-from hvdrecover.launch.job import Job
 from tests.integration.conftest import LONG, Start
-from tests.integration.test_kill_and_resume import durable
+from tests.support.jobs import PATIENCE, DigitsRun, Job, durable, elastic, static
 from tests.waiting import wait_until
 
 SCRIPT = Path(__file__).with_name("scripts") / "virtual_digits.py"
@@ -22,6 +20,8 @@ EPOCHS = 6  # of 6 steps
 NEVER = 99  # processes
 # Names of this host, each of which is another to Horovod; it gives up one on which a process was killed.
 HOSTS = ("localhost", "127.0.0.1", "127.1", "127.0.1", "0x7f.1", "0x7f.0.1", "0177.1", "0177.0.1")
+
+pytestmark = pytest.mark.acceptance
 
 
 class VirtualRun(DigitsRun):

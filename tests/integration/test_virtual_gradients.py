@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.examples.digits_run import PATIENCE, static
-from hvdrecover.launch.job import Job
+from tests.support.jobs import PATIENCE, Job, static
 
 SCRIPT = Path(__file__).with_name("scripts") / "virtual_gradients.py"
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.examples.digits_run import PATIENCE, elastic, static
-from hvdrecover.launch.job import Job
 from tests.integration.conftest import LONG
+from tests.support.jobs import PATIENCE, Job, elastic, static
 
 SCRIPT = Path(__file__).with_name("scripts") / "virtual_tensorflow.py"
 OPTIMIZERS = ["adam", pytest.param("sgd", marks=LONG)]
@@ -21,6 +20,8 @@ OPTIMIZERS = ["adam", pytest.param("sgd", marks=LONG)]
 
 Ending = tuple[list[dict[str, str]], dict[str, list[float]]]
 """The digests that each process ends with, and the losses of each virtual rank."""
+
+pytestmark = pytest.mark.acceptance
 
 
 @pytest.fixture(scope="module", params=OPTIMIZERS)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.examples.digits_run import PATIENCE, supervised
-from hvdrecover.launch.job import Job
 from tests.integration.conftest import LONG
+from tests.support.jobs import PATIENCE, Job, supervised
 
 # Without a training function: rank 1 is killed once; then the ranks ask for different things.
 PLAIN = """
@@ -41,6 +40,8 @@ def train(state):
 train(state)
 """
 ALL = "2 of 2 ranks ended like this:"
+
+pytestmark = pytest.mark.acceptance
 
 
 @pytest.fixture

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvdrecover.drill.lab import needs
-from hvdrecover.drill.lab.lab import Lab
 from tests.integration.conftest import a_users_shell, light, one_thread, start
+from tests.support.lab import Lab, needs
 
 __all__ = ["a_users_shell", "lab", "light", "one_thread", "start"]
 

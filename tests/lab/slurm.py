@@ -10,10 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hvdrecover.drill.lab import network
-from hvdrecover.drill.lab.hosts import Host
-from hvdrecover.drill.lab.lab import Lab
-from hvdrecover.drill.lab.network import program
+from tests.support.lab import Host, Lab, network, program
 
 PACKAGES = ("slurm-wlm", "munge")
 PATIENCE = 200.0  # seconds to wait for anything

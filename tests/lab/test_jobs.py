@@ -12,23 +12,32 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.near import place
-from hvdrecover.config import PREEMPTED
-from hvdrecover.drill.lab.hosts import INTERFACE, Host
-from hvdrecover.drill.lab.lab import Lab
-from hvdrecover.examples.digits_run import PATIENCE, TRAINING_SAMPLES
-from hvdrecover.examples.ledger import Batch
-from hvdrecover.launch.job import Job
-from hvdrecover.launch.processes import kill
 from tests.integration.conftest import LONG, TENSORFLOW_IF_LONG, Start
 from tests.integration.faults import FaultyRun, assert_no_step_is_lost, wait_until_all_train
-from tests.integration.test_endings import running
 from tests.integration.test_guardians import SECRET, assert_private
 from tests.lab.conftest import SLOW_HOSTS
+from tests.support.jobs import (
+    DRIVER,
+    GUARDIAN,
+    PATIENCE,
+    PREEMPTED,
+    SUPERVISOR,
+    TRAINING_SAMPLES,
+    Batch,
+    Commit,
+    Job,
+    commits,
+    kill,
+    near_folder,
+    near_root,
+    running,
+)
+from tests.support.lab import INTERFACE, Host, Lab
 from tests.waiting import wait_until
 
 EPOCHS = 200  # more than any test waits for
+
+pytestmark = pytest.mark.acceptance
 
 
 class JobInLab:
@@ -72,14 +81,13 @@ class JobInLab:
 
     def guardian_on(self, host: Host) -> int:
         """The guardian on a host."""
-        (guardian,) = set(running(self.job, "hvdrecover", "worker")) & set(host.processes())
+        (guardian,) = set(running(self.job, *GUARDIAN)) & set(host.processes())
         return guardian
 
-    def sealed_on(self, host: Host) -> CommitId | None:
+    def sealed_on(self, host: Host) -> Commit | None:
         """The newest near commit of a host, if there is one yet."""
-        place_of = place.folder(os.fspath(self._near / host.address), place.named(os.fspath(self.run.root)))
-        found = (CommitId.parse(path.parent.name) for path in place_of.glob("g*/MANIFEST.json"))
-        return max((commit for commit in found if commit is not None), default=None)
+        near = near_root(self.run.root, near_folder(self._near / host.address))
+        return max(commits(near), default=None) if near is not None else None
 
     def generation(self) -> int:
         """The newest generation that trains."""
@@ -134,9 +142,7 @@ def test_hosts_come_and_go_in_every_way(job: JobInLab) -> None:
 
     # Cut off, and joined again; it stays listed, and discovery leaves it out until its ssh server answers.
     print(f"cut off: the others step again after {lose(job, third.cut_off):.1f} s")
-    wait_until(
-        lambda: not set(running(job.job, "hvdrecover", "worker")) & set(third.processes())
-    )  # by themselves
+    wait_until(lambda: not set(running(job.job, *GUARDIAN)) & set(third.processes()))  # by themselves
     wait_until(lambda: job.explained()[third.address] == "unhealthy")
     after = job.generation()
     third.join()
@@ -156,23 +162,23 @@ def test_hosts_come_and_go_in_every_way(job: JobInLab) -> None:
 @pytest.mark.parametrize("job", ["torch"], indirect=True)
 def test_launchers_are_lost_and_nothing_is_left_on_any_host(job: JobInLab) -> None:
     # Horovod's: the supervisor starts the job again.
-    after, workers = job.generation(), set(running(job.job, "hvdrecover", "worker"))
+    after, workers = job.generation(), set(running(job.job, *GUARDIAN))
     assert len(workers) == 3
     assert_private(job.job, size=3)  # also of the two that were started by ssh
-    kill(running(job.job, "hvdrecover.launch.run_horovodrun")[0])
+    kill(running(job.job, *DRIVER)[0])
     wait_until(lambda: not workers & set(job.job.processes()))
     job.wait_for(3, after)
 
     # The supervisor: somebody else has to start the job again.
     after = job.generation()
-    kill(running(job.job, "hvdrecover", "run")[0])
+    kill(running(job.job, *SUPERVISOR)[0])
     wait_until(lambda: job.job.processes() == [])
     job.begin()
     job.wait_for(3, after)
 
     # The whole job's preemption.
     job.run.wait_for(job.job, lambda batch: batch.epoch >= 2)
-    os.kill(running(job.job, "hvdrecover", "run")[0], signal.SIGTERM)
+    os.kill(running(job.job, *SUPERVISOR)[0], signal.SIGTERM)
     assert job.job.wait(PATIENCE) == PREEMPTED
     wait_until(lambda: [len(host.processes()) for host in job.lab.hosts] == [1, 1, 1])  # their ssh servers
     job.assert_each_sample_once()
@@ -187,7 +193,7 @@ def test_the_old_commits_of_a_host_that_was_cut_off_are_not_what_the_job_resumes
     trained = job.run.batches()[-1]
     job.run.wait_for(job.job, lambda batch: batch.commit >= trained.commit + 4)
     job.job.kill()
-    wait_until(lambda: not set(running(job.job, "hvdrecover", "worker")) & set(third.processes()))
+    wait_until(lambda: not set(running(job.job, *GUARDIAN)) & set(third.processes()))
     old, new = job.sealed_on(third), job.sealed_on(first)
     assert old is not None and new is not None and old < new
     after = job.generation()
@@ -196,7 +202,7 @@ def test_the_old_commits_of_a_host_that_was_cut_off_are_not_what_the_job_resumes
     job.wait_for(3, after)
     assert job.run.sources()[min(each for each in job.run.sources() if each > after)] == "near"
     resumed = [line for line in job.run.log.splitlines() if "resumed from commit" in line]
-    assert f"resumed from commit {new.commit} in the memory of" in resumed[-1]
+    assert f"resumed from commit {new.number} in the memory of" in resumed[-1]
     wait_until(lambda: (job.sealed_on(third) or new) > new)  # and it keeps up with the others
     job.run.wait_for(job.job, lambda batch: batch.epoch >= 2)
     job.assert_each_sample_once()

@@ -14,16 +14,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvdrecover.drill.lab.hosts import INTERFACE, Host
-from hvdrecover.drill.lab.lab import Lab
-from hvdrecover.drill.lab.network import program, traces
-from hvdrecover.examples.digits_run import DigitsRun
 from tests.integration.conftest import Start
+from tests.support.jobs import DigitsRun
+from tests.support.lab import INTERFACE, Host, Lab, program, traces
 from tests.waiting import wait_until
 
 PATIENCE = 200.0  # seconds for anything that is sure to come
 OWNER = """
-from hvdrecover.drill.lab.lab import Lab
+from tests.support.lab import Lab
 lab = Lab()
 lab.hosts[1].run(["sleep", "1000"])
 print(lab.number, lab.janitor, flush=True)

@@ -13,20 +13,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from hvdrecover.drill.lab.hosts import INTERFACE, Host
-from hvdrecover.drill.lab.lab import Lab
-from hvdrecover.drill.lab.network import program
-from hvdrecover.examples.digits_run import PATIENCE
-from hvdrecover.launch.job import Job
+import pytest
+
 from tests.fakes.kubernetes_api import TOKEN, KubernetesApi, pod
 from tests.integration.conftest import LONG, Start
 from tests.integration.faults import assert_no_step_is_lost
 from tests.lab.conftest import SLOW_HOSTS
 from tests.lab.test_jobs import JobInLab
+from tests.support.jobs import PATIENCE, Job
+from tests.support.lab import INTERFACE, Host, Lab, program
 from tests.unit.deploy.manifests import FOLDER
 from tests.waiting import wait_until
 
 _NETWORK = 0x40000000  # CLONE_NEWNET
+
+pytestmark = pytest.mark.acceptance
 
 
 class Pod:

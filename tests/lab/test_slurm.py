@@ -10,15 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.drill.lab.lab import Lab
-from hvdrecover.examples.digits_run import PATIENCE, DigitsRun
-from hvdrecover.examples.ledger import Batch
 from tests.integration.conftest import LONG
 from tests.integration.faults import assert_no_step_is_lost
-from tests.integration.test_kill_and_resume import durable
 from tests.lab import slurm
 from tests.lab.conftest import SLOW_HOSTS
 from tests.lab.slurm import Slurm
+from tests.support.jobs import PATIENCE, Batch, DigitsRun, durable
+from tests.support.lab import Lab
 from tests.waiting import wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "slurm" / "train.sbatch"
@@ -31,6 +29,8 @@ main([*sys.argv[1:], "--ledger", "ledger" + os.environ.get("SLURM_ARRAY_TASK_ID"
 EPOCHS = 200  # more than most tests wait for
 LEFT = "75:0"  # an exit code, as Slurm shows it
 SILENT = "--signal=B:CONT@1"  # instead of the example's: nothing is told of the end
+
+pytestmark = pytest.mark.acceptance
 
 
 @pytest.fixture

@@ -68,6 +68,11 @@ def examples(package: str, name: str) -> list[doctest.Example]:
     return doctest.DocTestParser().get_examples(docstring(home(package, name), name))
 
 
+def is_module(name: str) -> bool:
+    """Return whether the package has a module of this name."""
+    return _file(name).exists()
+
+
 def _tree(module: str) -> ast.Module:
     return ast.parse(_file(module).read_text())
 

@@ -1,11 +1,11 @@
 """The digits example with faults in it: the lines of FAULTS, one after the other, each once in all processes.
 
 A line is ``WHAT PLACE RANK COMMIT``: what happens, where, to which rank (-1 is any), at which commit or after
-it. The folder FAULTS_STRUCK remembers which have struck; who is to hold waits for a file ``open`` beside it.
+it. The places are ``start`` (of the process) and ``step``; ``repair_faults.py`` adds more. The folder
+FAULTS_STRUCK remembers which have struck. A rank that is to hold waits for a file ``open`` beside it.
 Under the folder FAULTS_NEAR, if there is one, each host has a near tier of its own.
 """
 
-import functools
 import importlib
 import os
 import signal
@@ -14,10 +14,6 @@ import threading
 import time
 from pathlib import Path
 
-from hvdrecover import heartbeat
-from hvdrecover.elastic import horovod
-from hvdrecover.elastic.agreement import missing_pieces, transfer
-from hvdrecover.elastic.durable import durable_commits
 from hvdrecover.examples.ledger import Ledger
 
 FAULTS = [line.split() for line in os.environ["FAULTS"].splitlines()]
@@ -98,27 +94,21 @@ def strike(place, rank, commit):
     WHAT[what]()
 
 
-def before(target, name, place):
-    """Let faults strike whenever a function is about to be called."""
-    original = getattr(target, name)
-
-    @functools.wraps(original)
-    def faulty(*arguments, **keywords):
-        counts = heartbeat._page.read()
-        strike(place, counts.rank, counts.commit)
-        return original(*arguments, **keywords)
-
-    setattr(target, name, faulty)
+def batch(ledger, rank, size, indices):
+    strike("step", rank, ledger._state.last_commit.commit)
+    record(ledger, rank, size, indices)
 
 
-STRUCK.mkdir(exist_ok=True)
-before(Ledger, "batch", "step")
-before(horovod.HorovodWorld, "shutdown", "reset")
-before(horovod.HorovodWorld, "init", "rendezvous")
-before(durable_commits, "load_newest", "load")
-before(missing_pieces, "_send", "sync")
-before(transfer, "fill", "agree")
+record = Ledger.batch
 
-framework = sys.argv.pop(1)
-strike("start", -1, 0)
-importlib.import_module(f"hvdrecover.examples.{framework}_digits").main()
+
+def main():
+    STRUCK.mkdir(exist_ok=True)
+    Ledger.batch = batch
+    framework = sys.argv.pop(1)
+    strike("start", -1, 0)
+    importlib.import_module(f"hvdrecover.examples.{framework}_digits").main()
+
+
+if __name__ == "__main__":
+    main()

@@ -11,14 +11,13 @@ import sys
 import time
 from pathlib import Path
 
-from hvdrecover.elastic.state import State
 from hvdrecover.examples.ledger import Ledger
 
 GATES = [int(commit) for commit in os.environ["GATES"].split()]
 OPEN = Path(os.environ["GATES_OPEN"])
 SIZES = [tuple(map(int, word.split(":"))) for word in os.environ["SIZES"].split()]
 
-begin, commit = Ledger.batch, State.commit
+begin = Ledger.batch
 seen = set()  # sizes: all ranks know the same of those that are waited for, as they have met
 
 
@@ -30,7 +29,7 @@ def begin_and_wait(ledger, rank, size, indices):
 
 
 def commit_until_all_were_seen(state, durable=False):
-    seen.add(example.hvd.size())  # before the commit, at which other hosts may be there already
+    seen.add(example.hvd.size())  # before the commit: at it, other hosts may have joined already
     commit(state, durable)
     while any(epoch <= state.epoch and size not in seen for epoch, size in SIZES):
         time.sleep(0.05)
@@ -38,6 +37,9 @@ def commit_until_all_were_seen(state, durable=False):
 
 
 if __name__ == "__main__":
+    framework = sys.argv.pop(1)
+    example = importlib.import_module(f"hvdrecover.examples.{framework}_digits")
+    State = example.recover.TorchState if framework == "torch" else example.recover.TensorFlowKerasState
+    commit = State.commit
     Ledger.batch, State.commit = begin_and_wait, commit_until_all_were_seen
-    example = importlib.import_module(f"hvdrecover.examples.{sys.argv.pop(1)}_digits")
     example.main()

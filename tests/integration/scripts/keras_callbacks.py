@@ -11,16 +11,14 @@ import sys
 import time
 from pathlib import Path
 
-from hvdrecover import config
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is imported
 
-config.quiet_tensorflow()
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
 
-import horovod.tensorflow as hvd  # noqa: E402
-import keras  # noqa: E402
-import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
-
-import hvdrecover.tensorflow as recover  # noqa: E402
+import hvdrecover.tensorflow as recover
 
 SAMPLES, BATCH, EPOCHS = 48, 4, 9  # six batches an epoch
 SCORES = [5.0, 4.0, 6.0, 6.0, 3.0, 7.0, 7.0, 7.0, 1.0]  # of each epoch: what is judged by

@@ -8,6 +8,7 @@ commits. Like a script of Hydra's, it first changes to a folder that is new at e
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import time
@@ -18,12 +19,9 @@ outputs.mkdir()
 os.chdir(outputs)
 
 import horovod.torch as hvd
-import numpy as np
 import torch
 
-from hvdrecover.checkpoint.digest import digest
-from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.torch.elastic import TorchState, run
+import hvdrecover.torch as recover
 
 root, steps, seconds, result = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), Path(sys.argv[4])
 every = int(sys.argv[5])
@@ -31,11 +29,12 @@ hvd.init()
 torch.manual_seed(1)
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.2), torch.nn.Linear(64, 1))
 optimizer = hvd.DistributedOptimizer(torch.optim.AdamW(model.parameters()), model.named_parameters())
-state = TorchState(model=model, optimizer=optimizer, step=0, checkpoint=Checkpoint(root, every_commits=every))
+checkpoint = recover.Checkpoint(root, every_commits=every)
+state = recover.TorchState(model, optimizer, step=0, checkpoint=checkpoint)
 
 
-@run
-def train(state: TorchState) -> None:
+@recover.run
+def train(state: recover.TorchState) -> None:
     while state.step < steps:
         optimizer.zero_grad()
         model(torch.randn(8, 64)).square().mean().backward()
@@ -47,5 +46,5 @@ def train(state: TorchState) -> None:
 
 train(state)
 if hvd.rank() == 0:
-    weights = [parameter.detach().numpy().ravel() for parameter in model.parameters()]
-    result.write_text(digest(np.concatenate(weights)))
+    weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
+    result.write_text(hashlib.sha256(weights).hexdigest())

@@ -10,14 +10,12 @@ import signal
 import sys
 from pathlib import Path
 
-from hvdrecover import config
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is imported
 
-config.quiet_tensorflow()
+import keras
+import tensorflow as tf
 
-import keras  # noqa: E402
-import tensorflow as tf  # noqa: E402
-
-import hvdrecover.tensorflow as hvd  # noqa: E402
+import hvdrecover.tensorflow as hvd
 
 EPOCHS, LENGTH = 4, 3
 FOLDER = Path(sys.argv[1])

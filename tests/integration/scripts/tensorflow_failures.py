@@ -11,14 +11,12 @@ import sys
 import time
 from pathlib import Path
 
-from hvdrecover import config
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is imported
 
-config.quiet_tensorflow()
-
-import horovod.tensorflow as hvd  # noqa: E402
-import keras  # noqa: E402
-import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
 
 if os.environ["SIDE"] == "horovod":
     from horovod.tensorflow import DistributedGradientTape

@@ -12,20 +12,19 @@ came of it.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from hvdrecover import config
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is imported
 
-config.quiet_tensorflow()
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
 
-import horovod.tensorflow as hvd  # noqa: E402
-import keras  # noqa: E402
-import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
-
-import hvdrecover.tensorflow as recover  # noqa: E402
+import hvdrecover.tensorflow as recover
 
 SAMPLES, BATCH, EPOCHS, COMMIT_EVERY = 96, 4, 2, 2
 BAD_SAMPLE, LATER_SAMPLE = 37, 6  # in rank 1's first batch, and in its second

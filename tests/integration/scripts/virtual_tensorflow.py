@@ -7,16 +7,14 @@ import signal
 import time
 from pathlib import Path
 
-from hvdrecover import config
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is imported
 
-config.quiet_tensorflow()
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
 
-import horovod.tensorflow as hvd  # noqa: E402
-import keras  # noqa: E402
-import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
-
-import hvdrecover.tensorflow as recover  # noqa: E402
+import hvdrecover.tensorflow as recover
 
 FOLDER = Path(os.environ["FOLDER"])  # of the reports, and of who has been killed
 KILLED = os.environ.get("KILLED")  # step and virtual rank

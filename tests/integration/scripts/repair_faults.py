@@ -1,0 +1,31 @@
+"""``faulty_digits.py`` with more places for faults: the stages of a recovery, which are private functions."""
+
+import functools
+
+import faulty_digits
+
+from hvdrecover import heartbeat
+from hvdrecover.elastic import horovod
+from hvdrecover.elastic.agreement import missing_pieces, transfer
+from hvdrecover.elastic.durable import durable_commits
+
+
+def before(target, name, place):
+    """Let faults strike whenever a function is about to be called."""
+    original = getattr(target, name)
+
+    @functools.wraps(original)
+    def faulty(*arguments, **keywords):
+        counts = heartbeat._page.read()
+        faulty_digits.strike(place, counts.rank, counts.commit)
+        return original(*arguments, **keywords)
+
+    setattr(target, name, faulty)
+
+
+before(horovod.HorovodWorld, "shutdown", "reset")
+before(horovod.HorovodWorld, "init", "rendezvous")
+before(durable_commits, "load_newest", "load")
+before(missing_pieces, "_send", "sync")
+before(transfer, "fill", "agree")
+faulty_digits.main()

@@ -1,0 +1,141 @@
+"""The harness of acceptance tests: start a job, kill processes, read what the job left on disk.
+
+Acceptance tests import the harness from here, and nothing else that is private to the package. When the
+harness of the package moves, only this file changes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hvdrecover.examples.digits_run import (
+    PATIENCE,
+    ROOT_MAY_USE_MPI,
+    TRAINING_SAMPLES,
+    DigitsRun,
+    elastic,
+    mpi,
+    mpirun,
+    static,
+    supervised,
+)
+from hvdrecover.examples.ledger import Batch
+from hvdrecover.launch.job import Job
+from hvdrecover.launch.processes import command, kill, parent
+
+__all__ = [
+    "DRIVER",
+    "FENCED",
+    "GUARDIAN",
+    "PATIENCE",
+    "PREEMPTED",
+    "ROOT_MAY_USE_MPI",
+    "SHARED_MEMORY",
+    "STANDBY",
+    "SUPERVISOR",
+    "TRAINING_SAMPLES",
+    "Batch",
+    "Commit",
+    "DigitsRun",
+    "Job",
+    "command",
+    "commits",
+    "durable",
+    "elastic",
+    "failing_hosts",
+    "kill",
+    "mpi",
+    "mpirun",
+    "near_folder",
+    "near_root",
+    "parent",
+    "read_events",
+    "running",
+    "static",
+    "supervised",
+]
+
+# Exit codes of `hvdrecover run`, as docs/commands.md lists them.
+PREEMPTED = 75
+FENCED = 77
+
+SHARED_MEMORY = Path("/dev/shm")
+
+# The first words of processes of a job; see `running`.
+SUPERVISOR = ("hvdrecover", "run")
+GUARDIAN = ("hvdrecover", "worker")
+STANDBY = ("hvdrecover.launch.standby",)
+DRIVER = ("hvdrecover.launch.run_horovodrun",)  # of Horovod
+
+_COMMIT = re.compile(r"g(\d+)-c(\d+)")
+
+
+class Commit(NamedTuple):
+    """A commit in a checkpoint root; a later one compares as greater."""
+
+    generation: int
+    number: int
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return f"g{self.generation:04}-c{self.number:08}"
+
+
+def commits(root: Path) -> list[Commit]:
+    """Return the complete commits of a root on this host, oldest first."""
+    names = (path.parent.name for path in root.glob("g*/MANIFEST.json"))
+    return sorted(
+        Commit(int(found[1]), int(found[2])) for name in names if (found := _COMMIT.fullmatch(name))
+    )
+
+
+def durable(root: Path) -> int:
+    """Return the number of the newest complete commit of a root; 0 if there is none."""
+    return max((commit.number for commit in commits(root)), default=0)
+
+
+def near_folder(base: Path = SHARED_MEMORY, user: int | None = None) -> Path:
+    """Return the folder that holds all near roots of a user, by default those of this one."""
+    return base / f"hvdrecover-{os.getuid() if user is None else user}"
+
+
+def near_root(root: Path, folder: Path) -> Path | None:
+    """Return the near root of a checkpoint root, if there is one in the folder of a user's near roots."""
+    for owner in folder.glob("*/root.json"):
+        if json.loads(owner.read_text())["url"] == f"file://{root}":
+            return owner.parent
+    return None
+
+
+def running(job: Job, *command: str) -> list[int]:
+    """The processes of a job that run a Python module with these first words."""
+    found = []
+    for process in job.processes():
+        try:
+            words = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if words[1 : 2 + len(command)] == ["-m", *command]:
+            found.append(process)
+    return found
+
+
+def read_events(folder: Path, *kinds: str) -> list[dict[str, Any]]:
+    """Return the events of a job, or only those of some kinds, in order of time."""
+    lines = [line for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
+    found = [event for line in lines if (event := json.loads(line)) and (not kinds or event["kind"] in kinds)]
+    return sorted(found, key=lambda event: float(event["time"]))
+
+
+def failing_hosts(events: Path) -> dict[str, int]:
+    """Return how often each host was reported as failing."""
+    counts: dict[str, int] = {}
+    for line in (events / "failing-hosts").read_text().splitlines():
+        host = json.loads(line)["host"]
+        counts[host] = counts.get(host, 0) + 1
+    return counts
