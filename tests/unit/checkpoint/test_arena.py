@@ -8,10 +8,9 @@ import signal
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from hvdrecover.checkpoint.arena import Arena, allocate
-from hvdrecover.checkpoint.layout import PAGE, TensorSpec, parse, plan
+from hvdrecover.checkpoint.layout import PAGE, TensorSpec, plan
 
 SIZE = 1 << 23  # bytes
 
@@ -40,15 +39,6 @@ def mapping(array):
             name, _, value = line.partition(":")
             found[name] = value.split()
     return found
-
-
-@pytest.mark.parametrize("nbytes", [0, 1, PAGE - 1, PAGE, PAGE + 1, SIZE, SIZE + 1])
-def test_memory_begins_on_a_page_is_zeroed_and_of_the_size_that_was_asked_for(nbytes):
-    memory = allocate(nbytes)
-    assert (memory.shape, memory.dtype) == ((nbytes,), np.uint8)
-    assert memory.flags.writeable
-    assert memory.ctypes.data % PAGE == 0
-    assert not memory.any()
 
 
 def test_a_forked_child_has_no_part_of_it():
@@ -87,51 +77,6 @@ def test_the_kernel_is_told_not_to_copy_it_into_children():
     assert "dc" in mapping(allocate(SIZE))["VmFlags"]
 
 
-SPECS = [
-    TensorSpec("flag", "BOOL", (3,)),
-    TensorSpec("weight", "F32", (2, 5)),
-    TensorSpec("step", "I64", ()),
-    TensorSpec("nothing", "F16", (0, 4)),
-]
-
-
-def test_an_arena_is_the_file_header_first():
-    arena = Arena(plan(SPECS))
-    size = arena.layout.nbytes
-    assert arena.buffer.shape == (size,)
-    assert arena.buffer.ctypes.data % PAGE == 0
-    header = arena.buffer[: len(arena.layout.header)].tobytes()
-    assert parse(header, size) == arena.layout
-    assert len(header) % PAGE == 0
-
-
-def test_tensors_are_views_that_do_not_overlap_and_fill_the_rest():
-    arena = Arena(plan(SPECS))
-    for number, spec in enumerate(SPECS, start=1):
-        view = arena.bytes_of(spec.name)
-        assert view.nbytes == spec.nbytes
-        assert not view.any()
-        view[:] = number
-    body = arena.buffer[len(arena.layout.header) :]
-    assert [int((body == number).sum()) for number in range(5)] == [0, 3, 40, 8, 0]
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_each_tensor_is_aligned_to_its_items(spec):
-    view = Arena(plan(SPECS)).bytes_of(spec.name)
-    items = {"BOOL": 1, "F32": 4, "I64": 8, "F16": 2}[spec.dtype]
-    assert view.ctypes.data % items == 0
-
-
-def test_memory_of_a_file_that_was_read_is_taken_over_as_it_is():
-    layout = plan(SPECS)
-    buffer = allocate(layout.nbytes)
-    arena = Arena(layout, buffer)
-    assert arena.buffer is buffer
-    buffer[layout.offsets["step"]] = 7
-    assert arena.bytes_of("step")[0] == 7
-
-
 def test_memory_is_offered_back_to_the_system():
     arena = Arena(plan([TensorSpec("w", "U8", (1 << 28,))]))
     arena.bytes_of("w")[:] = 1
@@ -160,10 +105,3 @@ def have_it_taken(buffer):
     libc, address = ctypes.CDLL(None, use_errno=True), ctypes.c_void_p(buffer.ctypes.data)
     assert libc.madvise(address, ctypes.c_size_t(len(buffer)), mmap.MADV_DONTNEED) == 0
     assert not buffer.any()
-
-
-def test_memory_of_another_owner_is_not_offered_back():
-    layout = plan([TensorSpec("w", "U8", (SIZE,))])
-    arena = Arena(layout, np.ones(layout.nbytes, dtype=np.uint8))
-    arena.offer_back()
-    assert arena.buffer.all()

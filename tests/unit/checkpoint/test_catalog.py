@@ -68,22 +68,6 @@ def test_a_quarantine_whose_note_is_damaged_is_still_one(storage, note):
     assert catalog.entries(storage)[0].state == "quarantined"
 
 
-def test_listing_changes_nothing(storage):
-    before = content(storage)
-    catalog.entries(storage)
-    contents.look_into(storage, CommitId(1, 1))
-    assert content(storage) == before
-
-
-def test_a_root_where_a_job_has_just_begun_holds_no_commits(root):
-    make_store(root).claim_next()
-    assert catalog.entries(root) == []
-    for wanted in (None, "1"):
-        with pytest.raises(UnknownCommitError) as caught:
-            catalog.find(root, wanted)
-        assert (caught.value.url, caught.value.candidates) == (root.url, [])
-
-
 @pytest.mark.parametrize(
     ("names", "fact"),
     [([], "empty"), (["photo.jpg"], r"'photo\.jpg'"), ([FILE_NAME, "model.safetensors"], "above")],
@@ -117,12 +101,6 @@ def test_a_commit_that_is_not_there_is_an_error_that_lists_what_is(storage, want
     with pytest.raises(UnknownCommitError, match="g0002-c00000002, g0001-c00000002") as caught:
         catalog.find(storage, wanted)
     assert f"'{wanted}'" in str(caught.value)
-
-
-def test_credentials_in_a_misplaced_url_are_not_repeated(storage):
-    with pytest.raises(UnknownCommitError) as caught:
-        catalog.find(storage, "s3://key:secret@bucket")
-    assert "secret" not in str(caught.value)
 
 
 def test_a_commits_tensors_and_objects_are_known_without_reading_the_tensors(storage, monkeypatch):

@@ -1,11 +1,9 @@
 """Commit identities, settings and policies: pure values and functions."""
 
 import math
-from pathlib import Path
 
 import pytest
 
-import hvdrecover
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.retrying import retry_delay
 from hvdrecover.checkpoint.settings import Checkpoint
@@ -88,27 +86,6 @@ def test_retries_wait_twice_as_long_each_time_up_to_a_cap():
     assert [retry_delay(attempt) for attempt in range(1, 9)] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
 
 
-@pytest.mark.parametrize("url", ["/data/run", "file:///data", "s3://bucket/run", Path("/data/run")])
-def test_a_checkpoint_takes_a_path_or_a_url(url):
-    assert Checkpoint(url).url == str(url)
-
-
-def test_the_defaults():
-    settings = Checkpoint("/data")
-    assert (settings.every_commits, settings.every_seconds, settings.keep, settings.strict) == (
-        None,
-        None,
-        3,
-        True,
-    )
-    assert hvdrecover.Checkpoint is Checkpoint
-
-
-def test_settings_cannot_be_changed():
-    with pytest.raises(AttributeError):
-        Checkpoint("/data").keep = 5
-
-
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
@@ -143,11 +120,3 @@ def test_a_setting_that_cannot_be_is_named(name, settings):
         Checkpoint(**{"url": "/data", **settings})
     assert caught.value.name == name
     assert str(caught.value).startswith(f"{name}: ")
-
-
-def test_ranges_of_commits_are_of_numbers_and_not_of_names():
-    ranges = [(CommitId(9999, 5).name, CommitId(10000, 7).name)]
-    inside = [CommitId(9999, 5), CommitId(9999, 10**9), CommitId(10000, 7)]
-    assert [each.is_within(ranges) for each in inside] == [True] * 3
-    assert not CommitId(10000, 8).is_within(ranges) and not CommitId(1000, 6).is_within(ranges)
-    assert not CommitId(3, 1).is_within([("nonsense", "g0004-c00000001")])

@@ -106,21 +106,6 @@ def test_whole_pages_go_past_the_page_cache_and_only_the_rest_through_it(
         assert max(calls.past(name), default=0) <= PIECE
 
 
-def test_memory_that_is_not_aligned_goes_through_the_page_cache(tmp_path, calls):
-    check_there_and_back(tmp_path / "file", 3 * PAGE, aligned=False)
-    assert calls.past("pwrite") == calls.past("preadv") == []
-
-
-@pytest.mark.parametrize("start", [0, 1, PAGE - 1, PAGE, PIECE + 3])
-@pytest.mark.parametrize("size", [0, 1, PAGE, 2 * PAGE + 1, PIECE + PAGE])
-def test_any_part_can_be_read(tmp_path, start, size):
-    data = content(start + size + 100)
-    direct.write(tmp_path / "file", data)
-    part = allocate(size)
-    assert direct.read(tmp_path / "file", part, start) == (size, digest(data[start : start + size]))
-    assert np.array_equal(part, data[start : start + size])
-
-
 @pytest.mark.parametrize("missing", [1, PAGE - 1, PAGE, PAGE + 1])
 @pytest.mark.parametrize("size", [PAGE, 5 * PAGE, 2 * PIECE + PAGE])
 def test_a_file_shorter_than_the_buffer_is_read_to_its_end(tmp_path, size, missing):
@@ -130,17 +115,6 @@ def test_a_file_shorter_than_the_buffer_is_read_to_its_end(tmp_path, size, missi
     assert direct.read(tmp_path / "file", longer) == (len(data), digest(data))
     assert np.array_equal(longer[: len(data)], data)
     assert not longer[len(data) :].any()
-
-
-def test_a_file_that_ends_pieces_before_the_buffer_does_is_read_to_its_end(tmp_path):
-    data = content(PAGE + 1)
-    direct.write(tmp_path / "file", data)
-    assert direct.read(tmp_path / "file", allocate(6 * PIECE)) == (PAGE + 1, digest(data))
-
-
-def test_a_longer_file_is_replaced_whole(tmp_path):
-    direct.write(tmp_path / "file", content(5 * PAGE + 1))
-    check_there_and_back(tmp_path / "file", 2 * PAGE + 3)
 
 
 def test_a_file_system_that_refuses_o_direct_is_written_and_read_all_the_same(tmp_path):
@@ -179,24 +153,11 @@ def test_any_other_error_is_raised_and_no_descriptor_is_left(tmp_path, calls, ca
     assert len(open_files()) == before
 
 
-def test_a_disk_that_fails_to_read_is_an_error(tmp_path, calls):
-    direct.write(tmp_path / "file", content(4 * PIECE))
-    calls.fail = {"preadv": errno.EIO}
-    with pytest.raises(OSError, match="Input/output error"):
-        direct.read(tmp_path / "file", allocate(4 * PIECE))
-
-
 @pytest.mark.parametrize("at_most", [1000, PAGE, 3 * PAGE, 3 * PAGE + 512])
 def test_a_file_system_that_transfers_less_than_it_is_asked_to_is_asked_again(tmp_path, calls, at_most):
     calls.at_most = at_most
     calls.fail = {"open": errno.EINVAL} if at_most % PAGE else {}
     check_there_and_back(tmp_path / "file", 20 * PAGE + 1)
-
-
-def test_a_file_system_that_takes_nothing_is_an_error_and_no_endless_loop(tmp_path, calls):
-    calls.at_most = 0
-    with pytest.raises(OSError, match="bytes"):
-        direct.write(tmp_path / "file", content(3 * PAGE))
 
 
 def test_a_file_is_on_the_disk_when_the_write_returns(tmp_path, monkeypatch):

@@ -236,7 +236,7 @@ def altered(draw, value):
 # -- manifests --------------------------------------------------------------------------------------------
 
 
-@cases(200)
+@cases(100)
 @given(text=st.one_of(st.binary(max_size=200), st.text(max_size=100).map(str.encode)))
 @example(text=b"[" * 100_000)
 @example(text=b'{"a":' * 50_000)
@@ -247,7 +247,7 @@ def test_any_bytes_as_a_manifest_are_refused(roots, text):
     assert read(write(roots, text)) is None
 
 
-@cases(500)
+@cases(250)
 @given(fields=altered(valid_fields()))
 def test_a_manifest_altered_and_signed_anew_is_refused_or_harmless(roots, fields):
     try:
@@ -277,7 +277,7 @@ FILE_ENTRIES = st.fixed_dictionaries(
 )
 
 
-@cases(300)
+@cases(150)
 @given(entries=st.lists(st.one_of(FILE_ENTRIES, ANYTHING), max_size=3), alike=st.booleans())
 def test_files_that_a_manifest_must_not_name_are_not_touched(roots, entries, alike):
     data = safetensors({})
@@ -356,7 +356,7 @@ def check_header(roots, data, state=None):
     load(snapshot, root, strict=False)
 
 
-@cases(300)
+@cases(150)
 @given(entries=HEADER, body=st.binary(max_size=40))
 def test_a_header_of_nonsense_is_refused(roots, entries, body):
     try:
@@ -366,7 +366,7 @@ def test_a_header_of_nonsense_is_refused(roots, entries, body):
     check_header(roots, data)
 
 
-@cases(300)
+@cases(150)
 @given(header=nearly_right_headers())
 def test_tensors_that_overlap_leave_gaps_or_end_elsewhere_are_refused(roots, header):
     entries, nbytes = header
@@ -374,7 +374,7 @@ def test_tensors_that_overlap_leave_gaps_or_end_elsewhere_are_refused(roots, hea
     check_header(roots, safetensors(entries, bytes(nbytes)), state)
 
 
-@cases(150)
+@cases(75)
 @given(data=st.binary(max_size=120), length=st.one_of(st.none(), st.integers(0, 2**64 - 1)))
 @example(data=b"[" * 50_000, length=50_000)
 @example(data=b'{"a":' * 20_000, length=100_000)
@@ -481,7 +481,7 @@ STATES = st.one_of(
 WEIGHT = safetensors({"weight": {"dtype": "F64", "shape": [2], "data_offsets": [0, 16]}}, bytes(16))
 
 
-@cases(700)
+@cases(350)
 @given(state=STATES, strict=st.booleans())
 @example(
     state={"attributes": {"model": {"$numpy": ["<U0", [10**8], "", False]}}, "samplers": {}}, strict=True
@@ -510,7 +510,7 @@ def test_a_state_of_any_depth_is_refused_or_harmless(roots, levels, kind):
 
 
 @pytest.mark.parametrize("tag", TAGS)
-@cases(50)
+@cases(25)
 @given(data=st.data())
 def test_a_value_of_any_kind_made_to_do_harm_is_a_value_error_or_harmless(tag, data):
     value = data.draw(tagged(TREES, st.just(tag)))
@@ -578,7 +578,7 @@ def _numbers_of(commit):
     return commit.generation, commit.commit
 
 
-@cases(400)
+@cases(200)
 @given(choice=st.data())
 def test_a_commit_with_a_flipped_bit_or_a_lost_end_is_refused(roots, whole, choice):
     files = dict(whole)

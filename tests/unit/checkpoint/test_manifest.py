@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import math
 
 import pytest
 
@@ -47,11 +46,6 @@ def test_a_manifest_comes_back():
     assert read(manifests.dumps(EXAMPLE)).id == HERE
 
 
-def test_the_defaults_come_back():
-    plain = dataclasses.replace(EXAMPLE, files=(), dataset=None, finished=False)
-    assert read(manifests.dumps(plain)) == plain
-
-
 def test_the_order_of_a_users_dict_is_kept():
     found = read(manifests.dumps(EXAMPLE))
     assert list(found.state["attributes"]) == ["b", "a", "ü"]
@@ -88,16 +82,6 @@ def test_a_state_that_no_reader_would_take_is_not_written(monkeypatch):
         manifests.dumps(EXAMPLE)
 
 
-@pytest.mark.parametrize("time", [math.nan, math.inf, -math.inf, 10**400])
-def test_a_time_that_cannot_be_is_refused(time):
-    with pytest.raises(CorruptCheckpointError, match="malformed"):
-        read(signed({**fields_of(), "time": time}))
-
-
-def test_the_helper_of_these_tests_signs_as_the_manifest_does():
-    assert read(signed(fields_of())) == EXAMPLE
-
-
 def test_every_flipped_bit_is_found_or_harmless():
     small = manifests.dumps(dataclasses.replace(EXAMPLE, writer={}, versions={}, state={"x": 1.5}))
     original = read(small)
@@ -118,19 +102,6 @@ def test_a_flipped_bit_in_the_format_is_damage_and_no_newer_format():
         read(altered)
 
 
-def test_every_truncation_is_found():
-    text = manifests.dumps(EXAMPLE)
-    for length in range(len(text)):
-        with pytest.raises(CorruptCheckpointError):
-            read(text[:length])
-
-
-@pytest.mark.parametrize("extra", [b"x", b"{}", b"\0"])
-def test_something_after_the_end_is_found(extra):
-    with pytest.raises(CorruptCheckpointError):
-        read(manifests.dumps(EXAMPLE) + extra)
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -142,12 +113,6 @@ def test_something_after_the_end_is_found(extra):
 def test_a_newer_format_says_so_and_to_upgrade(fields):
     with pytest.raises(FormatVersionError, match=rf"format {fields['format']},.* 1;"):
         read(json.dumps(fields).encode())
-
-
-@pytest.mark.parametrize("version", [0, -1, True, 1.0, "1", None, [1]])
-def test_a_format_that_never_was_is_nonsense(version):
-    with pytest.raises(CorruptCheckpointError):
-        read(signed({**fields_of(), "format": version}))
 
 
 def test_the_manifest_of_another_commit_is_refused():
@@ -180,57 +145,5 @@ def test_a_file_outside_the_commits_folder_is_refused(name):
         read(signed({**fields_of(), "files": [entry]}))
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
-        {"name": "a.safetensors", "size": -1, "digest": "0" * 32},
-        {"name": "a.safetensors", "size": True, "digest": "0" * 32},
-        {"name": "a.safetensors", "size": 1.0, "digest": "0" * 32},
-        {"name": "a.safetensors", "size": 1, "digest": "0" * 31},
-        {"name": "a.safetensors", "size": 1, "digest": "G" * 32},
-        {"name": "a.safetensors", "size": 1, "digest": None},
-        {"name": "a.safetensors", "size": 1},
-        {"name": "a.safetensors", "size": 1, "digest": "0" * 32, "more": 1},
-        "a.safetensors",
-        None,
-    ],
-)
-def test_a_nonsensical_file_is_refused(entry):
-    with pytest.raises(CorruptCheckpointError, match="malformed"):
-        read(signed({**fields_of(), "files": [entry]}))
-
-
-def test_a_file_listed_twice_is_refused():
-    entry = {"name": "a.safetensors", "size": 0, "digest": "0" * 32}
-    with pytest.raises(CorruptCheckpointError, match="twice"):
-        read(signed({**fields_of(), "files": [entry, entry]}))
-
-
-@pytest.mark.parametrize("name", sorted(field.name for field in dataclasses.fields(Manifest)))
-def test_a_missing_field_is_found(name):
-    fields = fields_of()
-    del fields[name]
-    with pytest.raises(CorruptCheckpointError, match="malformed"):
-        read(signed(fields))
-
-
-@pytest.mark.parametrize("name", sorted(field.name for field in dataclasses.fields(Manifest)))
-def test_a_field_of_another_type_is_found(name):
-    with pytest.raises(CorruptCheckpointError, match="malformed"):
-        read(signed({**fields_of(), name: "text"}))
-
-
 def test_a_field_of_a_later_minor_version_is_no_harm():
     assert read(signed({**fields_of(), "note": "new"})) == EXAMPLE
-
-
-@pytest.mark.parametrize("text", [b"", b"null", b"[]", b"3", b"\xff\xfe", b"[" * 100_000, b"{" * 50])
-def test_what_is_no_manifest_at_all_is_corrupt(text):
-    with pytest.raises(CorruptCheckpointError):
-        read(text)
-
-
-def test_an_error_names_the_file():
-    with pytest.raises(CorruptCheckpointError) as caught:
-        manifests.loads(b"", "file:///data/g0003-c00000120/MANIFEST.json", HERE)
-    assert str(caught.value).startswith("file:///data/g0003-c00000120/MANIFEST.json: ")

@@ -19,14 +19,6 @@ def write_all(store, *snapshots):
         store.write(snapshot, rank=0)
 
 
-@pytest.mark.parametrize("keep", [1, 2, 3])
-def test_the_newest_are_kept(root, keep):
-    store = make_store(root, keep=keep)
-    store.claim_next()
-    write_all(store, *(make_snapshot(1, commit) for commit in range(1, 7)))
-    assert commits(store.storage) == [CommitId(1, commit) for commit in range(6, 6 - keep, -1)]
-
-
 def test_retention_continues_over_generations_and_starts(root):
     write_all(make_store(root, keep=2), make_snapshot(1, 1), make_snapshot(1, 2))
     later = make_store(root, keep=2, job="later")
@@ -67,48 +59,6 @@ def test_all_rules_are_followed(root):
         clock.advance(10.0)
         write_all(store, with_loss(commit, abs(commit - 17) + 0.5))
     assert [commit.commit for commit in commits(root)] == [30, 29, 28, 20, 17, 10, 1]
-
-
-def test_rules_continue_over_starts(root):
-    """The facts of earlier starts' commits are read from their manifests, once."""
-    clock, keep = FakeClock(), Keep(last=1, best=Best("loss"))
-    write_all(make_store(root, keep=9, clock=clock), *(with_loss(commit, commit) for commit in (3, 1, 2)))
-    read = []
-
-    class Watched(Wrapped):
-        def __init__(self, inner):
-            super().__init__(inner)
-            self.read = lambda path: read.append(path) or inner.read(path)
-
-    store = make_store(Watched(root), keep=keep, job="later")
-    generation = store.claim_next()
-    read.clear()
-    for commit in (4, 5, 6):
-        snapshot = make_snapshot(generation, commit)
-        snapshot.state["attributes"]["loss"] = commit
-        write_all(store, snapshot)
-    assert commits(root) == [CommitId(2, 6), CommitId(1, 1)]
-    manifests_of_earlier_starts = [path for path in read if path.startswith("g0001")]
-    looked_at_once = [f"g0001-c0000000{commit}/{FILE_NAME}" for commit in (3, 2, 1)]
-    assert manifests_of_earlier_starts == looked_at_once
-
-
-def test_a_metric_that_is_not_there_is_said_once_and_is_no_failure(root):
-    store = make_store(root, keep=Keep(last=2, best=Best("val_loss")))
-    write_all(store, *(make_snapshot(1, commit) for commit in range(1, 5)))
-    (said,) = store.events.of("no_metric")
-    assert said["level"] == logging.WARNING
-    assert said["message"].endswith("'val_loss'")
-    assert commits(root) == [CommitId(1, 4), CommitId(1, 3)]
-
-
-def test_a_metric_that_is_not_measured_yet_is_not_mentioned(root):
-    store = make_store(root, keep=Keep(last=1, best=Best("loss")))
-    write_all(
-        store, with_loss(1, None), with_loss(2, {"$float": "inf"}), with_loss(3, 0.5), with_loss(4, 0.6)
-    )
-    assert store.events.of("no_metric") == []
-    assert commits(root) == [CommitId(1, 4), CommitId(1, 3)]
 
 
 def test_a_commit_whose_manifest_is_broken_is_left_to_the_user_and_not_counted(root):

@@ -1,15 +1,11 @@
-import contextlib
 import errno
 import os
 import threading
-import uuid
 from pathlib import Path
-from typing import Any, ClassVar
 
 import fsspec
 import numpy as np
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 
 from hvdrecover.checkpoint.storage import LocalStorage, RemoteStorage, open_storage
 from hvdrecover.errors import ConfigError, HvdrecoverError, StorageError
@@ -66,31 +62,6 @@ def test_credentials_are_taken_out(url, shown):
     assert redact(url) == shown
 
 
-class Careless(MemoryFileSystem):
-    """A store that creates what exists, and is away for the second request to create something."""
-
-    cachable = False
-    store: ClassVar[dict[str, Any]] = {}
-    requests = 0
-
-    def pipe_file(self, path, value, mode="overwrite", **facts):
-        self.requests += 1
-        if self.requests == 2:
-            raise OSError(errno.EBUSY, "Please reduce your request rate.")
-        super().pipe_file(path, value)
-
-
-def test_an_outage_does_not_pass_for_a_store_that_creates_nothing_twice():
-    storage = RemoteStorage(Careless(), "/careless", "careless://host/run")
-    with pytest.raises(StorageError, match="reduce your request rate"):
-        storage.create("claims/g0001.json", b"mine")
-    assert storage.names("claims") == []
-    with pytest.raises(ConfigError) as caught:
-        storage.create("claims/g0001.json", b"mine")
-    assert caught.value.name == storage.url
-    assert storage.names("claims") == []
-
-
 class Broken:
     """A remote file system that is away, and says what it was asked with."""
 
@@ -144,60 +115,6 @@ def test_a_missing_package_is_a_config_error_without_credentials(monkeypatch):
         open_storage("s3://KEY:secret@bucket/run")
 
 
-class Sftp(fsspec.AbstractFileSystem):
-    """The oddities of fsspec's file system for SFTP: `ls` takes no options, and writes return nothing."""
-
-    protocol = "sftp-like"
-    cachable = False
-
-    def __init__(self):
-        super().__init__()
-        self.memory = fsspec.filesystem("memory")
-
-    def ls(self, path, detail=False):
-        return self.memory.ls(path, detail=detail)
-
-    def info(self, path):
-        return self.memory.info(path)
-
-    def makedirs(self, path, exist_ok=False):
-        self.memory.makedirs(path, exist_ok=exist_ok)
-
-    def open(self, path, mode="rb"):
-        file = self.memory.open(path, mode)
-        write = file.write
-
-        def silent(data):
-            write(data)
-
-        with contextlib.suppress(AttributeError):
-            file.write = silent
-        return file
-
-
-def test_a_file_system_like_sftp_works():
-    root = f"/{uuid.uuid4().hex}"
-    storage = RemoteStorage(Sftp(), root, "sftp://host/root")
-    try:
-        storage.write("a/file", buffer(b"content"))
-        assert (storage.names(), storage.names("a"), storage.size("a/file")) == (["a"], ["file"], 7)
-        assert storage.create("a/new", b"1") is True
-        assert storage.create("a/new", b"2") is False
-    finally:
-        fsspec.filesystem("memory").rm(root, recursive=True)
-
-
-def test_an_object_store_that_lists_the_folder_itself_shows_its_content_only():
-    class Marked:
-        def invalidate_cache(self):
-            pass
-
-        def ls(self, path, detail):
-            return ["bucket/run/", "bucket/run/claims/", "bucket/run/g0001-c00000001"]
-
-    assert RemoteStorage(Marked(), "bucket/run", "s3://bucket/run").names() == ["claims", "g0001-c00000001"]
-
-
 # -- the local file system -----------------------------------------------------------------------------
 
 
@@ -208,14 +125,6 @@ def local(tmp_path):
 
 def files_below(folder):
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-
-
-def test_nothing_temporary_is_left(local, tmp_path):
-    local.publish("a/1", b"x")
-    local.create("a/2", b"x")
-    local.create("a/2", b"y")
-    local.write("a/3", buffer(b"x"))
-    assert files_below(tmp_path) == ["a/1", "a/2", "a/3"]
 
 
 def no_space(*args):
@@ -245,26 +154,6 @@ def test_what_a_killed_process_left_is_neither_listed_nor_in_the_way(local, tmp_
     assert (local.names("claims"), local.read("claims/g0001.json")) == (["g0001.json"], b"whole")
     local.delete("claims")
     assert files_below(tmp_path) == []
-
-
-def test_one_of_many_threads_creates_a_file_and_its_content_is_whole(local):
-    for round_ in range(20):
-        start = threading.Barrier(8)
-        winners = []
-
-        def compete(name, start=start, winners=winners, round_=round_):
-            start.wait()
-            if local.create(f"claims/{round_}", name * 1000):
-                winners.append(name)
-
-        threads = [threading.Thread(target=compete, args=(bytes([65 + index]),)) for index in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(winners) == 1
-        assert local.read(f"claims/{round_}") == winners[0] * 1000
-    assert len(local.names("claims")) == 20
 
 
 def test_readers_of_a_file_that_is_published_anew_see_a_whole_one(local):

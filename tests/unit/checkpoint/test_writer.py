@@ -15,7 +15,6 @@ from hvdrecover.checkpoint.reader import load_newest
 from hvdrecover.checkpoint.retrying import ATTEMPTS, retry_delay
 from hvdrecover.checkpoint.writer import BackgroundWriter
 from hvdrecover.errors import CorruptCheckpointError, FencedError, HvdrecoverError, StorageError
-from hvdrecover.events import Events, logger
 from tests.fakes.clock import SharedClock
 from tests.unit.checkpoint.roots import Gate, Wrapped, assert_is, content, make_snapshot, make_store
 
@@ -354,12 +353,6 @@ def test_a_commit_that_is_being_written_is_not_withdrawn(gated):
     assert writer.in_flight is snapshot
 
 
-def test_submit_does_not_wait_for_the_write(gated):
-    writer, snapshot, _ = gated
-    assert writer.in_flight is snapshot
-    assert writer.progress.last_durable is None
-
-
 def test_a_write_under_way_is_not_cut_short_by_hurry(gated, clock):
     writer, _, gate = gated
     writer.hurry(1)
@@ -367,18 +360,6 @@ def test_a_write_under_way_is_not_cut_short_by_hurry(gated, clock):
     gate.open.set()
     assert writer.wait()
     assert clock.waits == []
-
-
-def test_how_long_a_write_has_been_under_way(gated, clock):
-    writer, _, _ = gated
-    clock.advance(12)
-    assert writer.progress.behind == 12
-    assert "under way for 12 s" in writer.progress.describe()
-
-
-def test_waiting_for_nothing_returns_at_once(writer):
-    writer.hurry()
-    assert writer.wait(0)
 
 
 # -- threads and memory --------------------------------------------------------------------------------------
@@ -401,70 +382,6 @@ def test_a_machine_without_another_thread_is_a_failed_write_and_not_a_hang(store
     assert len(store.events.of("outage_over")) == 1
 
 
-class _Broken(logging.Handler):
-    """A handler of the user's that fails, on the writer's thread."""
-
-    def emit(self, record):
-        raise KeyError(record.msg)
-
-
-@pytest.fixture
-def broken_off(monkeypatch):
-    """The errors of threads that nobody has handled, while no line can be logged."""
-    told = []
-    monkeypatch.setattr(threading, "excepthook", lambda args: told.append(args.exc_value))
-    handler = _Broken()
-    logger.addHandler(handler)
-    yield told
-    logger.removeHandler(handler)
-
-
-@pytest.fixture
-def logging_writer(store):
-    store.events = store._collector._events = Events(None, "host")
-    writer = BackgroundWriter(store, rank=0)
-    yield writer
-    writer.stop()
-
-
-def test_who_waits_for_a_write_that_a_log_has_broken_off_is_told(store, wrapped, logging_writer, broken_off):
-    wrapped.plan = [away()]
-    assert logging_writer.submit(make_snapshot(1, 2))
-    with pytest.raises(StorageError, match=r"KeyError"):
-        logging_writer.wait(TIMEOUT)
-    logger.removeHandler(logger.handlers[-1])
-    assert logging_writer.submit(make_snapshot(1, 3))
-    assert logging_writer.wait(TIMEOUT)
-    assert_is(load_newest(store), make_snapshot(1, 3))
-    assert [type(error) for error in broken_off] == [KeyError]
-
-
-def test_a_commit_that_is_durable_is_so_without_a_line(store, logging_writer, broken_off):
-    assert logging_writer.submit(make_snapshot(1, 2))
-    logging_writer.wait(TIMEOUT)
-    logging_writer.progress.error = away()  # so that there is an end of an outage to tell of
-    assert logging_writer.submit(make_snapshot(1, 3))
-    assert logging_writer.wait(TIMEOUT)
-    assert logging_writer.wait_for_cleanup(TIMEOUT)  # what went wrong is told after who waits has been
-    assert logging_writer.progress.last_durable == CommitId(1, 3)
-    assert len(broken_off) > 0
-
-
-def test_what_goes_wrong_after_a_commit_is_durable_stops_no_later_one(
-    store, logging_writer, broken_off, monkeypatch
-):
-    def fails(manifest):
-        raise OSError("no route to the host")
-
-    monkeypatch.setattr(store._pruner, "note", fails)  # that nothing can be deleted is a line
-    for commit in (2, 3):
-        assert logging_writer.submit(make_snapshot(1, commit))
-        assert logging_writer.wait(TIMEOUT)
-        assert logging_writer.wait_for_cleanup(TIMEOUT)
-    assert logging_writer.progress.last_durable == CommitId(1, 3)
-    assert len(broken_off) == 2
-
-
 def test_the_writer_steps_back_for_training(store, wrapped, writer, monkeypatch):
     def niceness():
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
@@ -477,16 +394,6 @@ def test_the_writer_steps_back_for_training(store, wrapped, writer, monkeypatch)
     writer.wait()
     assert seen == [max(mine, BACKGROUND)] * 2
     assert niceness() == mine
-
-
-def test_a_system_that_refuses_niceness_is_written_from_all_the_same(writer, monkeypatch):
-    def refuse(*args):
-        raise PermissionError
-
-    monkeypatch.setattr("hvdrecover.checkpoint.niceness.os.setpriority", refuse)
-    writer.submit(make_snapshot(1, 2))
-    writer.wait()
-    assert writer.progress.last_durable == CommitId(1, 2)
 
 
 @pytest.fixture
