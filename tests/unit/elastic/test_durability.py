@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import threading
 import weakref
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,14 +14,12 @@ from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.retrying import ATTEMPTS
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.checkpoint.store import Store
-from hvdrecover.elastic.durable.durability import FINISH_ATTEMPTS
 from hvdrecover.elastic.state import State
 from hvdrecover.error_kinds import kinds
 from hvdrecover.errors import (
     DurableAgeError,
     FencedError,
     FlushTimeoutError,
-    ForeignRootError,
     StateError,
     StoppedError,
     StorageError,
@@ -35,7 +30,7 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.framework import FakeModel
 from tests.fakes.root import FakeRoot, FakeRoots
 from tests.fakes.world import HANG_SECONDS
-from tests.unit.elastic.jobs import CONFIG, STATIC, URL, Process, on_ranks
+from tests.unit.elastic.jobs import URL, Process, on_ranks
 
 
 @pytest.fixture
@@ -110,21 +105,6 @@ def test_by_time(process: Process, root: FakeRoot) -> None:
         process.clock.seconds += 25
         commit_and_settle(state)
     assert [commit.commit for commit in root.published] == [1, 4]
-
-
-def test_by_number_or_time_whichever_is_first(process: Process, root: FakeRoot) -> None:
-    state = begun(process, every_commits=4, every_seconds=60)
-    for seconds in (0, 0, 0, 60, 0, 0, 0, 0):
-        process.clock.seconds += seconds
-        commit_and_settle(state)
-    assert [commit.commit for commit in root.published] == [1, 4, 8]
-
-
-def test_only_what_retention_keeps_is_kept(process: Process, root: FakeRoot) -> None:
-    state = begun(process, keep=2)
-    for _ in range(4):
-        commit_and_settle(state)
-    assert root.commits() == [CommitId(1, 3), CommitId(1, 4)]
 
 
 def test_who_waits_for_a_commit_does_not_wait_for_deletions(process: Process, root: FakeRoot) -> None:
@@ -225,51 +205,6 @@ def taken_at_once(arena: Arena) -> None:
     arena.buffer[:] = 0
 
 
-def test_commits_beside_writes_go_to_the_same_memory_by_turns(
-    process: Process, root: FakeRoot, roots: FakeRoots, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Arena, "offer_back", taken_at_once)
-    state = begun(process, keep=100)
-    arenas = set()
-    for _ in range(5):
-        block(root)
-        for _ in range(3):  # the first is in flight meanwhile
-            train(state)
-            state.commit()
-            assert state._memory.newest is not None
-            arenas.add(state._memory.newest.arenas["model"])
-        wait_until_blocked(root)
-        root.gate.set()
-        state.flush()
-    assert len(arenas) == 2
-    assert len(root.commits()) == 10
-    for commit in root.commits():
-        assert weight_in(roots, commit) == commit.commit
-
-
-def test_memory_of_a_commit_that_was_overtaken_is_offered_back_when_it_is_durable(
-    process: Process, root: FakeRoot, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    offered: list[Arena] = []
-    monkeypatch.setattr(Arena, "offer_back", lambda arena: offered.append(arena))
-    state = begun(process, every_commits=2)
-    durability = state._durable._writing
-    block(root)
-    state.commit(durable=True)
-    wait_until_blocked(root)
-    assert durability is not None
-    assert durability.writer.in_flight is not None
-    arena = durability.writer.in_flight.arenas["model"]
-    state.model.weights["w"] += 1
-    state.commit()
-    assert offered == []
-    root.gate.set()
-    durability.writer.wait()
-    assert offered == [arena]
-    state.flush()
-    assert offered == [arena]  # the newest is still needed
-
-
 def test_memory_holds_at_most_two_snapshots(process: Process, root: FakeRoot) -> None:
     state = begun(process)
     seen = []
@@ -335,18 +270,6 @@ def test_flush_gives_up_after_its_timeout_and_the_write_continues(process: Proce
     assert root.published == [CommitId(1, 1)]
 
 
-def test_flush_with_a_timeout_gives_up_on_an_earlier_write_too(process: Process, root: FakeRoot) -> None:
-    state = begun(process)
-    block(root)
-    state.commit()
-    state.commit()
-    with pytest.raises(FlushTimeoutError):
-        state.flush(timeout=0)
-    root.gate.set()
-    state.flush()
-    assert root.published == [CommitId(1, 1), CommitId(1, 2)]
-
-
 def test_a_write_that_fails_is_tried_again(process: Process, root: FakeRoot) -> None:
     state = begun(process)
     root.failures = ATTEMPTS - 1
@@ -385,22 +308,6 @@ def test_training_continues_through_an_outage_and_the_newest_commit_is_what_gets
     state.flush()
     assert root.published == [CommitId(1, 26)]
     assert weight_in(roots, CommitId(1, 26)) == 25.0
-
-
-def test_an_outage_holds_no_more_than_two_snapshots(process: Process, root: FakeRoot) -> None:
-    state = begun(process)
-    commit_and_settle(state)
-    break_storage(process, root, state)
-    seen = []
-    for _ in range(12):
-        process.clock.in_pause.clear()
-        process.clock.advance(60)
-        assert process.clock.in_pause.wait(HANG_SECONDS)
-        train(state)
-        state.commit()
-        assert state._memory.newest is not None
-        seen.append(weakref.ref(state._memory.newest.arenas["model"]))
-        assert len({arena() for arena in seen} - {None}) <= 2
 
 
 def without_room(state: State) -> None:
@@ -487,48 +394,6 @@ def test_flush_with_a_timeout_gives_up_when_it_is_over(process: Process, root: F
     root.gate.set()
 
 
-def test_a_later_commit_makes_up_for_one_that_could_not_be_written(process: Process, root: FakeRoot) -> None:
-    state = begun(process)
-    break_storage(process, root, state)
-    root.failures = 0
-    state.commit(durable=True)
-    state.flush()
-    assert root.published == [CommitId(1, 2)]
-
-
-def test_flush_tries_a_commit_again_that_could_not_be_written(process: Process, root: FakeRoot) -> None:
-    state = begun(process)
-    break_storage(process, root, state)
-    root.failures = 0
-    before = process.clock.seconds
-    state.flush()
-    assert root.published == [CommitId(1, 1)]
-    assert process.clock.seconds == before  # at once
-
-
-def test_the_end_of_a_run_is_more_patient_than_flush(process: Process, root: FakeRoot) -> None:
-    state = begun(process)
-    break_storage(process, root, state)
-    process.clock.in_pause.clear()
-    process.clock.pauses = ATTEMPTS - 1
-    left: list[int] = []
-
-    def mend() -> None:
-        """Mend the storage when as many attempts have failed as `flush` waits for."""
-        assert process.clock.in_pause.wait(HANG_SECONDS)
-        assert state._durable._writing is not None
-        left.append(state._durable._writing.writer._patience)
-        root.failures = 0
-        process.clock.advance(30)
-
-    mending = threading.Thread(target=mend)
-    mending.start()
-    state.finish()
-    mending.join(HANG_SECONDS)
-    assert state.last_durable == CommitId(1, 2)
-    assert left == [FINISH_ATTEMPTS - ATTEMPTS]
-
-
 def test_a_storage_that_is_away_when_a_job_starts_is_tried_again(process: Process, root: FakeRoot) -> None:
     root.refusals = ATTEMPTS - 1
     process.clock.impatient = True
@@ -559,20 +424,6 @@ def test_a_write_that_hangs_does_not_hold_up_training(process: Process, root: Fa
     state._durable.settle()
     assert root.published == []
     root.gate.set()
-
-
-def test_who_waits_long_is_told(process: Process, root: FakeRoot, tmp_path: Path) -> None:
-    process.config = dataclasses.replace(CONFIG, events=tmp_path)
-    state = begun(process)
-    block(root)
-    state.commit()
-    process.clock.impatient = True
-    with pytest.raises(FlushTimeoutError):
-        state.flush(timeout=150)
-    root.gate.set()
-    (log,) = tmp_path.iterdir()
-    events = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [event["seconds"] for event in events if event["kind"] == "waiting"] == [60, 120]
 
 
 # -- when a job must stop ------------------------------------------------------------------------------------
@@ -623,47 +474,6 @@ def test_a_job_whose_storage_hangs_for_too_long_stops(process: Process, root: Fa
     root.gate.set()
 
 
-def test_a_commit_that_waits_for_memory_stops_a_job_whose_storage_hangs(
-    process: Process, root: FakeRoot, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    state = limited(process)
-    without_room(state)
-    block(root)
-    state.commit()
-    wait_until_blocked(root)
-    process.clock.impatient = True
-    assert state._durable._writing is not None
-    writer, turns = state._durable._writing.writer, iter(range(3))
-    hurry = writer.hurry
-    monkeypatch.setattr(writer, "hurry", lambda attempts: (next(turns), hurry(attempts)))  # not for ever
-    train(state)
-    with pytest.raises(DurableAgeError):
-        state.commit()
-    root.gate.set()
-
-
-def test_commits_that_are_merely_rare_stop_no_job(process: Process, root: FakeRoot) -> None:
-    state = limited(process)
-    for _ in range(3):
-        process.clock.advance(5000)
-        commit_and_settle(state)
-    root.failures = 1
-    process.clock.advance(5000)
-    commit_and_settle(state)
-    state.check_host_updates()
-
-
-def test_an_outage_that_ends_in_time_stops_no_job(process: Process, root: FakeRoot) -> None:
-    state = limited(process)
-    for _ in range(2):
-        break_storage(process, root, state)
-        process.clock.advance(80)
-        root.failures = 0
-        state.flush()
-        state.commit()
-        state.flush()
-
-
 def test_all_ranks_of_an_elastic_job_stop_together(root: FakeRoot) -> None:
     def body(process: Process) -> str:
         state = limited(process)
@@ -706,15 +516,6 @@ def test_all_ranks_of_a_job_that_was_replaced_stop_together(root: FakeRoot, root
     assert "StoppedError" in other
 
 
-def test_the_rank_that_writes_stops_a_static_job(process: Process, root: FakeRoot) -> None:
-    process.config = STATIC
-    state = limited(process)
-    break_storage(process, root, state)
-    process.clock.advance(101)
-    with pytest.raises(DurableAgeError):
-        state.commit()
-
-
 @pytest.mark.parametrize("every_commits", [1, 100])
 def test_a_job_that_was_replaced_stops_at_the_first_commit_that_knows(
     process: Process, root: FakeRoot, roots: FakeRoots, every_commits: int
@@ -734,31 +535,6 @@ def test_a_job_that_was_replaced_stops_at_the_first_commit_that_knows(
         with pytest.raises(FencedError, match="generation 2 "):
             state.commit()
     assert root.published == [CommitId(1, 1)]
-
-
-def test_a_commit_that_learns_by_waiting_that_the_job_was_replaced_stops_it(
-    process: Process, root: FakeRoot, roots: FakeRoots
-) -> None:
-    state = begun(process)
-    block(root)
-    state.commit()
-    wait_until_blocked(root)
-    store_of(roots).claim_next()
-    state.model = _Copied(root.gate, w=0.0)
-    with pytest.raises(FencedError, match="generation 2 has claimed"):
-        state.commit(durable=True)
-
-
-class _Copied(FakeModel):
-    """Opens a gate when a commit looks at it."""
-
-    def __init__(self, gate: threading.Event, **weights: Any) -> None:
-        super().__init__(**weights)
-        self._gate = gate
-
-    def state_dict(self) -> dict[str, Any]:
-        self._gate.set()
-        return super().state_dict()
 
 
 def test_a_rank_that_its_own_job_continued_without_writes_again_after_a_rendezvous(
@@ -802,44 +578,6 @@ def test_a_root_that_has_vanished_is_not_made_anew_when_rank_0_changes(
     with pytest.raises(StorageError, match="claims/ "):
         state.flush()
     assert root.files == {}
-
-
-def test_a_job_that_was_replaced_is_told_by_flush(process: Process, root: FakeRoot, roots: FakeRoots) -> None:
-    state = begun(process, every_commits=100)
-    store_of(roots).claim_next()
-    state.commit()
-    for _ in range(2):
-        with pytest.raises(FencedError):
-            state.flush()
-    assert root.published == []
-
-
-def test_a_root_with_files_of_somebody_else_is_left_alone(process: Process, root: FakeRoot) -> None:
-    root.files["thesis.tex"] = b"all of it"
-    with pytest.raises(ForeignRootError, match=r"thesis\.tex"):
-        begun(process)
-    assert root.files == {"thesis.tex": b"all of it"}
-
-
-def test_the_manifest_tells_who_wrote_it_and_how_many_ranks_there_were(roots: FakeRoots) -> None:
-    def body(process: Process) -> None:
-        state = begun(process)
-        state.commit()
-        state.flush()
-
-    on_ranks(2, body)
-    snapshot = read_commit(store_of(roots).storage, CommitId(1, 1))
-    assert snapshot.world_size == 2
-    assert snapshot.versions["fake"] == "1.0"
-    assert not snapshot.finished
-
-
-def test_a_static_job_writes_the_same(process: Process, root: FakeRoot) -> None:
-    state = process.state(URL, config=STATIC, epoch=0)
-    state.sync()
-    state.commit()
-    state.flush()
-    assert root.published == [CommitId(1, 1)]
 
 
 def test_settling_waits_for_the_write_in_flight_and_raises_nothing(process: Process, root: FakeRoot) -> None:

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
-import json
 import shutil
-import subprocess
-import sys
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +12,15 @@ from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover import error_kinds
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.near import loans, place, room
+from hvdrecover.checkpoint.near import place, room
 from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.elastic.agreement import missing_pieces
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import EmptiedRootError, StoppedError
 from hvdrecover.host_memory import Available
 from tests.fakes.framework import FakeModel
 from tests.fakes.root import FakeRoots
-from tests.fakes.world import HANG_SECONDS, fail_at
+from tests.fakes.world import HANG_SECONDS
 from tests.unit.elastic.jobs import CONFIG, URL, Process, on_ranks
 
 JOB, OTHER = "a" * 32, "b" * 32
@@ -148,20 +142,6 @@ def test_a_process_restarted_beside_others_takes_part_in_the_election(near: Path
     assert on_ranks(2, body) == [(5, CommitId(2, 5), [5.0, -5.0])] * 2
 
 
-def test_private_memory_of_the_first_commits_is_given_back_once_there_is_memory_near_by(near: Path) -> None:
-    def body(process: Process) -> Any:
-        state = made(process, near)
-        state.sync()
-        assert state._memory.newest is not None
-        first = [weakref.ref(arena) for arena in state._memory.newest.arenas.values()]
-        train(state, 4)
-        state.flush()
-        dies(state)
-        return [arena() is None for arena in first]
-
-    assert on_ranks(1, body) == [[True]]
-
-
 def test_a_finished_job_leaves_nothing(near: Path) -> None:
     def body(process: Process) -> Any:
         state = made(process, near)
@@ -267,197 +247,6 @@ def test_a_rank_that_is_lost_during_the_agreement_costs_nothing_of_it(near: Path
     assert on_ranks(1, body) == [(5, [5.0, -5.0])]
 
 
-def test_a_state_that_trains_again_after_its_end_locks_its_near_root_anew(near: Path) -> None:
-    def body(process: Process) -> Any:
-        state = made(process, near)
-        state.sync()
-        state.finish()
-        state.sync()
-        train(state, 1)
-        in_use = [each.in_use for each in place.roots(str(near))]
-        dies(state)
-        return in_use
-
-    assert on_ranks(1, body) == [[True]]
-
-
-def restarted(
-    near: Path, lost: int, *, damage: bool = False, sealed: bool = False
-) -> list[tuple[int, list[float], int]]:
-    """Lose one of two ranks after a commit; return each rank's step, weights, and how much it was sent."""
-
-    def body(process: Process) -> Any:
-        state, mine = made(process, near), process.world.rank()
-        state.sync()
-        train(state, 4)
-        tier = state._memory.arenas.near
-        if tier is not None and not sealed:
-            tier._seal_waiting = lambda: None  # type: ignore[method-assign]  # so soon is it killed
-        train(state, 1)
-        if mine == lost:
-            dies(state)
-        process.world.shutdown()
-        if mine == lost and damage:
-            for file in near.glob(f"*/*/*{state.last_commit.name}/*.safetensors"):
-                file.write_bytes(file.read_bytes()[:-1] + b"?")
-        process.world.init()
-        sent = pieces(process)
-        if mine == lost:
-            state = made(process, near)
-        state.sync()
-        began = (state.step, state.model.weights["w"].tolist(), len(sent))
-        train(state, 1)
-        dies(state)
-        return began
-
-    return on_ranks(2, body)
-
-
-def pieces(process: Process) -> list[str]:
-    """The names of the broadcasts of tensors from now on."""
-    found: list[str] = []
-    broadcast = process.world.broadcast
-
-    def noted(buffer: Any, root: int, name: str) -> None:
-        if "snapshot" in name:
-            found.append(name)
-        broadcast(buffer, root, name)
-
-    process.world.broadcast = noted  # type: ignore[method-assign]
-    return found
-
-
-@pytest.mark.parametrize(("lost", "sealed"), [(0, False), (0, True), (1, True)])
-def test_a_process_restarted_beside_another_is_sent_nothing_that_its_host_has(
-    near: Path, lost: int, sealed: bool
-) -> None:
-    assert restarted(near, lost, sealed=sealed) == [(5, [5.0, -5.0], 0)] * 2
-
-
-def test_what_its_host_has_is_borrowed_until_the_next_commit_and_rolled_back_to(near: Path) -> None:
-    def body(process: Process) -> Any:
-        state, is_lost = made(process, near), process.world.rank() == 1
-        state.sync()
-        train(state, 5)
-        process.world.shutdown()
-        process.world.init()
-        if is_lost:
-            state = made(process, near)
-        state.sync()
-        borrowed = [is_borrowed(state)]
-        state.model.weights["w"][:] = 0.0
-        state.restore()
-        found = [state.model.weights["w"].tolist()]
-        for _ in range(3):
-            train(state, 1)
-            borrowed.append(is_borrowed(state))
-        state.restore()
-        found.append(state.model.weights["w"].tolist())
-        dies(state)
-        return borrowed, found
-
-    found = [[5.0, -5.0], [8.0, -8.0]]
-    assert on_ranks(2, body) == [([False] * 4, found), ([True, False, False, False], found)]
-
-
-def test_the_ranks_beside_the_keeper_look_at_its_newest_commit_before_it_is_elected(near: Path) -> None:
-    job(near, 5)
-
-    def body(process: Process) -> Any:
-        state = made(process, near)
-        tier = state._durable.near
-        borrowed = []
-        elect = state._recovery._elect
-
-        def noted(recalled: Any) -> Any:
-            borrowed.append(tier._borrowed is not None)
-            return elect(recalled)
-
-        state._recovery._elect = noted  # type: ignore[method-assign]
-        state.sync()
-        borrowed.append(tier._borrowed is not None)
-        began = (state.step, borrowed, is_borrowed(state))
-        dies(state)
-        return began
-
-    assert on_ranks(2, body) == [(5, [False, False], False), (5, [True, False], True)]
-
-
-def test_what_was_borrowed_for_an_agreement_that_failed_is_given_back(near: Path) -> None:
-    job(near, 5)
-
-    def body(process: Process) -> Any:
-        state = made(process, near)
-        with pytest.raises(HorovodInternalError):
-            state.sync()
-        gc.collect()  # `raises` keeps the error a while
-        return [lent(file) for file in near.glob("*/*/g*-c00000005/*.safetensors")]
-
-    assert on_ranks(2, body, [fail_at(0, "hvdrecover.header.length")]) == [[False]]
-
-
-def test_memory_of_the_commit_that_this_rank_holds_is_not_received_into(near: Path) -> None:
-    job(near, 5)
-    suspect = sealed(near)[-1]
-
-    def body(process: Process) -> Any:
-        config = dataclasses.replace(CONFIG, job=JOB, local_rank=0, suspects=((suspect, suspect),))
-        settings = Checkpoint(URL, near=str(near))
-        state = process.state(settings, config=config, model=FakeModel(w=[1.0, 2.0]), step=0)
-        recalled = state._durable.near.recall(CommitId(0, 0))
-        assert recalled is not None
-        mine = recalled.snapshot.arenas
-        base = state._durable.near.base({name: arena.layout for name, arena in mine.items()})
-        return recalled.snapshot.id.commit, set(base.values()).isdisjoint(mine.values())
-
-    assert on_ranks(1, body) == [(4, True)]
-
-
-def lent(file: Path) -> bool:
-    with file.open("r+b") as opened:
-        return loans.is_locked(opened.fileno())
-
-
-def is_borrowed(state: State) -> bool:
-    """Return whether the newest commit lies in memory of another process."""
-    assert state._memory.newest is not None
-    return all(arena.borrowed for arena in state._memory.newest.arenas.values())
-
-
-def test_what_was_torn_is_not_used_for_the_commit_that_it_was_to_be(near: Path) -> None:
-    assert restarted(near, 0, damage=True) == [(5, [5.0, -5.0], 1)] * 2
-
-
-def test_to_a_process_killed_while_it_copied_only_the_rest_is_sent(
-    near: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(missing_pieces, "PIECE", 64)
-
-    def body(process: Process) -> Any:
-        state, mine = made(process, near), process.world.rank()
-        state.sync()
-        train(state, 5)
-        tier, newest = state._memory.arenas.near, state._memory.newest
-        if tier is not None and newest is not None:
-            torn = tier.acquire({name: arena.layout for name, arena in newest.arenas.items()}, ())
-            assert torn is not None
-            for name, arena in newest.arenas.items():
-                torn[name].buffer[:-8] = arena.buffer[:-8]
-            dies(state)
-            (whole,) = near.glob(f"*/*/{newest.id.name}")
-            shutil.rmtree(whole)
-        process.world.shutdown()
-        process.world.init()
-        sent = pieces(process)
-        if mine == 0:
-            state = made(process, near)
-        state.sync()
-        dies(state)
-        return state.step, state.model.weights["w"].tolist(), len(sent)
-
-    assert on_ranks(2, body) == [(5, [5.0, -5.0], 1)] * 2
-
-
 def test_what_was_sealed_before_stays_until_this_start_has_sealed_a_commit(near: Path) -> None:
     def killed(process: Process) -> None:
         state = made(process, near)
@@ -507,36 +296,6 @@ def test_a_near_commit_counts_if_the_newer_durable_one_is_damaged(near: Path, ro
     assert damaged in files
     files[damaged] = files[damaged][:-1] + b"?"
     assert job(near, 0) == [(3, CommitId(2, 3), [3.0, -3.0])] * 2
-
-
-def test_who_waits_for_a_near_root_that_another_keeps_does_not_write_to_it(
-    near: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    path = place.folder(str(near), URL)
-    place.make(path, URL)
-    (path / "root.json").write_text("as its keeper wrote it")
-    command = "import pathlib, sys; from hvdrecover.checkpoint.near.place import Keeper; "
-    command += "assert Keeper.take(pathlib.Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
-    with subprocess.Popen(
-        [sys.executable, "-c", command, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as keeper:
-        assert keeper.stdout is not None and keeper.stdout.readline()
-
-        def body(process: Process) -> Any:
-            state = made(process, near)
-            state.sync()
-            train(state, 2)
-            kept = [(path / "root.json").read_text()]
-            keeper.communicate()
-            train(state, 1)
-            kept.append((path / "root.json").read_text())
-            dies(state)
-            return kept
-
-        assert on_ranks(1, body) == [["as its keeper wrote it", json.dumps({"url": URL})]]
-    said = [line.split(":")[1] for line in caplog.messages if line.startswith("near tier: o")]
-    assert said == [" off on host", " on"]
 
 
 def test_where_the_near_tier_has_no_room_a_commit_waits_for_the_write_before_it(

@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.elastic.commits import loading, own
+from hvdrecover.elastic.commits import loading
 from hvdrecover.elastic.commits.carried import Carried
 from hvdrecover.elastic.commits.per_rank import OnResize, PerRank
 from hvdrecover.elastic.commits.randomness import Randomness
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.run import run
 from hvdrecover.elastic.state import State
-from hvdrecover.errors import ConfigError, MismatchError, PerRankError, UnsupportedValueError
-from tests.fakes.framework import FakeFramework, FakeGenerator, FakeModel, FakeSampler, FakeSchedule
+from hvdrecover.errors import MismatchError, PerRankError
+from tests.fakes.framework import FakeFramework, FakeGenerator, FakeModel, FakeSchedule
 from tests.fakes.root import FakeRoots
 from tests.fakes.world import Action, FakeJob, FakeWorld, Fault, Replacement, change_at, fail_at
 from tests.unit.elastic.jobs import URL, Process, initialised, on_ranks
@@ -355,39 +354,6 @@ def test_a_loader_that_a_reset_callback_makes_anew_gets_its_state_of_the_commit(
         assert seen == {rank: [{"steps": 10}, {"steps": 11}] for rank in range(3)}
 
 
-def test_on_resize_may_leave_a_loader_as_it_is() -> None:
-    calls: list[int] = []
-
-    def on_resize(states: list[Any], rank: int, size: int) -> None:
-        calls.append(rank)
-
-    schedule = PerRank(FakeSchedule(), on_resize)
-    schedule.value.steps = 5
-    schedule.resume("state.data", {0: {"steps": 1}}, 1, Carried((1,), 2))
-    plain = PerRank("mine", on_resize)
-    plain.resume("state.losses", {0: "theirs"}, 1, Carried((1,), 2))
-    assert (schedule.value.steps, plain.value, calls) == (5, None, [1, 1])
-
-
-# -- streams ----------------------------------------------------------------------------------------------
-
-
-def test_an_iteration_that_begins_at_a_commit_does_not_move_the_random_streams(process: Process) -> None:
-    state = process.state(data=PerRank(Shard(0, 1, process.generator)))
-    state.sync()
-    iterator = iter(state.data)
-    next(iterator)
-    state.commit()
-    at_the_commit = process.generator.state
-    next(iterator)
-    before = process.generator.state
-    next(iter(state.data))
-    assert process.generator.state != before  # not at the commit any more
-    state.restore()
-    next(iter(state.data))
-    assert process.generator.state == at_the_commit
-
-
 # -- what a commit holds ----------------------------------------------------------------------------------
 
 
@@ -422,56 +388,3 @@ def test_a_value_of_a_rank_and_one_of_all_ranks_are_not_the_same(per_rank: bool)
         ("one for each rank", "one for all ranks") if per_rank else ("one for all ranks", "one for each rank")
     )
     assert on_ranks(1, resume) == [[f"losses: {sides[0]} in the commit, {sides[1]} in this state"]]
-
-
-def test_not_strict_keeps_what_the_commit_lacks_for_each_rank() -> None:
-    def commit(process: Process) -> None:
-        state = process.state(URL, old=PerRank(10 + process.world.rank()))
-        state.sync()
-        state.commit()
-        state.flush()
-
-    def resume(process: Process) -> Any:
-        lenient = Checkpoint(URL, strict=False)
-        state = process.state(lenient, old=PerRank(0), new=PerRank(20 + process.world.rank()))
-        state.sync()
-        state.old.value, state.new.value = None, None
-        state.restore()
-        return state.old.value, state.new.value
-
-    on_ranks(2, commit)
-    assert on_ranks(2, resume) == [(10, 20), (11, 21)]
-
-
-# -- refusals ---------------------------------------------------------------------------------------------
-
-
-def test_an_assignment_that_forgets_the_value_is_refused(process: Process) -> None:
-    state = process.state(losses=PerRank(0.0))
-    with pytest.raises(ConfigError, match=r"^state\.losses: .*state\.losses\.value"):
-        state.losses = 1.0
-    state.losses = PerRank(2.0)
-    assert state.losses.value == 2.0
-
-
-def test_what_the_ranks_have_in_common_is_refused() -> None:
-    for value in (FakeSampler(8), PerRank(1)):
-        with pytest.raises(ConfigError, match=f"^PerRank: .*{type(value).__name__}"):
-            PerRank(value)
-
-
-def test_what_a_commit_cant_hold_is_named(process: Process) -> None:
-    with pytest.raises(UnsupportedValueError, match=r"state\.data"):
-        process.state(data=PerRank(iter([])))
-
-
-def test_what_is_too_large_to_be_exchanged_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own, "_LARGEST", 1000)
-
-    def body(process: Process) -> str:
-        state = process.state(small=PerRank(0), large=PerRank(np.zeros(1000)))
-        with pytest.raises(UnsupportedValueError) as error:
-            state.sync()
-        return error.value.path
-
-    assert on_ranks(1, body) == ["state.large"]

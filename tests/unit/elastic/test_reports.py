@@ -55,33 +55,6 @@ def test_every_rank_reports_every_rendezvous(tmp_path: Path) -> None:
     assert facts == [(1, 0, "initial", 0, 2), (1, 1, "initial", 0, 2), (2, 0, "memory", 1, 1)]
 
 
-def test_a_loss_is_reported_with_its_reason(tmp_path: Path) -> None:
-    (reset,) = of_kind(events_of(tmp_path, 2, fail_at(0, "step", 2)), "reset", "reason")
-    assert reset[0].startswith("HorovodInternalError: step")
-
-
-def test_commits_and_their_durability_are_reported(tmp_path: Path) -> None:
-    events = events_of(tmp_path, 1)
-    assert of_kind(events, "commit", "generation", "commit") == [(1, 1), (1, 2), (1, 3)]
-    assert of_kind(events, "durable", "generation", "commit")[-1] == (1, 3)
-    assert of_kind(events, "finished", "generation", "commit") == [(1, 3)]
-
-
-def test_how_an_epoch_is_evened_out_is_reported(tmp_path: Path) -> None:
-    facts = of_kind(events_of(tmp_path, 2), "tail", "sampler", "epoch", "padding", "dropped")
-    assert facts == [("sampler", 0, 1, 0)]
-
-
-def test_people_are_told_once_where_a_run_continues_from(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    events_of(tmp_path, 2, fail_at(0, "step", 2, action="kill_all"))
-    events_of(tmp_path, 3)
-    lines = [message.rsplit(";", 1)[0] for message in caplog.messages if "ranks" in message]
-    assert lines[0] == "starting from the beginning on 2 ranks"
-    assert lines[1:] == [f"resumed from commit 1 at {URL} on 3 ranks (it was 2)"]
-
-
 @pytest.mark.parametrize(
     ("reached", "said"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -13,19 +12,16 @@ from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover import heartbeat
 from hvdrecover.elastic.agreement.rollbacks import (
-    ATTEMPTS,
     LATE,
     LIMIT,
     Account,
     Moment,
     Rollbacks,
     Tally,
-    all_there,
     kept_waiting,
     place,
     silence,
     tally,
-    wait_limit,
     waits_apart,
 )
 from hvdrecover.elastic.lifecycle import stalls
@@ -35,7 +31,7 @@ from hvdrecover.errors import NoProgressError
 from hvdrecover.events import Events
 from hvdrecover.heartbeat import Page, Phase, Reading
 from tests.fakes.clock import FakeClock
-from tests.fakes.world import FakeJob, FakeWorld, Fault, alone, change_at, fail_at
+from tests.fakes.world import FakeJob, FakeWorld, Fault, change_at, fail_at
 from tests.unit.elastic.jobs import Process, initialised, on_ranks
 
 HERE = __file__
@@ -76,26 +72,6 @@ def test_one_rank_that_gets_farther_is_progress() -> None:
     assert tally([fault(5, 3, **before), fault(5, 4, **before)]) == Tally(5, 4, 0)
 
 
-def test_several_faults_before_the_ranks_could_compare_count_from_when_all_were_there() -> None:
-    assert tally([fault(changes=5, faults=3), fault(changes=5, faults=2)]).returns == 2
-
-
-NEW = Account()
-
-
-@pytest.mark.parametrize("others", [[NEW], [fault(changes=5), NEW], []], ids=["replaced", "more", "fewer"])
-def test_what_a_lost_rank_costs_is_not_counted_and_nothing_is_forgotten(others: list[Account]) -> None:
-    accounts = [fault(changes=5, returns=2), *others]
-    assert not all_there(accounts)
-    assert tally(accounts) == Tally(5, 0, 2)
-    assert kept_waiting([replace(each, age=5000 * place) for place, each in enumerate(accounts)]) == {}
-
-
-def test_a_process_that_has_just_started_learns_what_the_others_know() -> None:
-    assert tally([NEW, fault(changes=7, steps=1, returns=2, reached=6)]) == Tally(7, 1, 2)
-    assert tally([NEW, NEW]) == Tally()
-
-
 # -- who kept the others waiting ---------------------------------------------------------------------------
 
 
@@ -125,20 +101,6 @@ def test_one_that_merely_waited_is_not_blamed_for_learning_of_the_fault_a_little
     assert kept_waiting([replace(each, size=3) for each in [others[0], *late]]) == {1: 4.2, 2: 9.7}
 
 
-@pytest.mark.parametrize(("age", "expected"), [(6500 - LATE + 1, {}), (6500 - LATE, {0: 0.2})])
-def test_if_ranks_wait_for_ever_it_takes_more_to_be_blamed(age: int, expected: dict[int, float]) -> None:
-    assert kept_waiting([waiting(age, 200, limit=0), waiting(6500, 100, limit=0)]) == expected
-
-
-def test_where_nobody_is_expected_to_show_progress_nobody_is_late() -> None:
-    assert kept_waiting([waiting(age=0, silent=0, limit=0), waiting(age=6500, silent=3100, limit=0)]) == {}
-
-
-def test_where_each_rank_waits_for_another_nobody_was_busy() -> None:
-    accounts = [waiting(age=0, silent=6500), waiting(age=6500, silent=3100)]
-    assert kept_waiting([accounts[0], replace(accounts[1], apart=1)]) == {}
-
-
 @pytest.mark.parametrize(
     ("missing", "size", "waits"),
     [
@@ -155,11 +117,6 @@ def test_ranks_are_out_of_step_if_each_waits_in_a_collective_that_another_has_no
     missing: dict[int, list[str]], size: int, waits: str
 ) -> None:
     assert waits_apart(missing, size) == waits
-
-
-def test_a_limit_that_only_some_know_is_known() -> None:
-    assert wait_limit([waiting(0, 0, limit=0), waiting(0, 0, limit=7)]) == 7
-    assert wait_limit([waiting(0, 0, limit=0)]) == 0
 
 
 @pytest.mark.parametrize(
@@ -293,17 +250,6 @@ def test_ranks_that_are_out_of_step_are_told_so_and_nobody_is_called_busy(
     assert heartbeat.longest() == (0.0, 0.0)  # nothing is learnt that would have a real hang found later
 
 
-def test_who_can_not_even_compare_gives_up_in_the_end() -> None:
-    world = alone()
-    world.init()
-    rank = Rank(world)
-    for _ in range(ATTEMPTS - 1):
-        rank.fault(0.0, Reading(Phase.RECOVERING))
-    with pytest.raises(NoProgressError, match=f" {ATTEMPTS} times "):
-        rank.fault(0.0, Reading(Phase.RECOVERING))
-    assert world.visits == 0
-
-
 def test_what_was_learnt_counts_at_once(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks wait for as long as their guardians allow, which look at the page now and then."""
     allowed: list[list[int]] = []
@@ -429,8 +375,3 @@ def test_hosts_that_come_and_go_are_no_faults() -> None:
 
     outcomes = FakeJob(initialised(body), 2, faults).run()
     assert [outcome.result for outcome in outcomes if outcome.status == "returned"] == ["trained"] * 2
-
-
-def test_the_line_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    two_ranks(Phase.TRAINING)
-    assert [each.levelno for each in caplog.records if "paused()" in each.message] == [logging.WARNING]

@@ -23,7 +23,6 @@ from hvdrecover.elastic.lifecycle.leaving import Preempted
 from hvdrecover.elastic.run import RENDEZVOUS, run
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import (
-    ConfigError,
     NoProgressError,
     RecoveryError,
     RemovedError,
@@ -43,7 +42,7 @@ from tests.fakes.world import (
     change_at,
     fail_at,
 )
-from tests.unit.elastic.jobs import CONFIG, STATIC, URL, Process, initialised, on_ranks
+from tests.unit.elastic.jobs import CONFIG, STATIC, URL, Process, initialised
 
 
 @dataclass(frozen=True)
@@ -129,17 +128,6 @@ class Counting:
 def entered(counting: Counting) -> list[tuple[int, int, int]]:
     """Rank, size and step of all calls, without repetition."""
     return sorted({(entry.step, entry.rank, entry.size) for entry in counting.entries})
-
-
-def test_arguments_and_the_result_pass_through(process: Process) -> None:
-    @run
-    def train(state: State, *arguments: int, **options: int) -> tuple[Any, ...]:
-        """Trains."""
-        return state, arguments, options
-
-    state = process.state()
-    assert train(state, 1, 2, three=3) == (state, (1, 2), {"three": 3})
-    assert (train.__name__, train.__doc__) == ("train", "Trains.")
 
 
 def test_all_ranks_start_from_rank_0() -> None:
@@ -464,33 +452,6 @@ def test_a_job_that_was_killed_resumes_at_any_size(before: int, after: int) -> N
     assert entered(counting)[before:] == [(4, rank, after) for rank in range(after)]
 
 
-def test_a_finished_run_returns_at_once_with_its_state(caplog: pytest.LogCaptureFixture) -> None:
-    Counting(URL).results(2)
-    again = Counting(URL)
-    assert again.results(3) == [(None, 6, 6.0)] * 3
-    assert again.entries == []
-    assert all(state.finished for state in again.states)
-    assert sum("this run was finished at commit 4" in message for message in caplog.messages) == 1
-
-
-def test_a_finished_run_continues_if_it_is_reopened(
-    caplog: pytest.LogCaptureFixture, roots: FakeRoots
-) -> None:
-    Counting(URL).results(2)
-    longer = Counting(URL, steps=10, config=dataclasses.replace(CONFIG, reopen=True))
-    assert longer.results(3) == [("trained", 10, 10.0)] * 3
-    assert {entry.step for entry in longer.entries} == {6}
-    assert sum("was finished at commit 4; it is reopened" in message for message in caplog.messages) == 1
-    assert Counting(URL).results(1) == [(None, 10, 10.0)]  # it is finished again
-
-
-def test_the_end_of_a_run_is_durable_and_marked(roots: FakeRoots) -> None:
-    counting = Counting(URL, steps=3)
-    counting.results(2)
-    assert roots[URL].commits()[-1] == CommitId(1, 2)
-    assert [state.finished for state in counting.states] == [True, True]
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("replacement", ["none", "in_place"])
 def test_a_rank_lost_at_the_finish_is_survived(rank: int, replacement: str, roots: FakeRoots) -> None:
@@ -735,86 +696,3 @@ def test_the_driver_tells_the_state_only_while_it_trains(process: Process) -> No
     run(lambda state: told.append(state in notification_manager._listeners))(state)
     assert told == [True]
     assert state not in notification_manager._listeners
-
-
-# -- two training functions, one after the other ----------------------------------------------------------
-
-
-def two_phases(process: Process) -> list[tuple[str, int]]:
-    state, calls = process.state(URL, step=0), []
-
-    def phase(name: str, step: int) -> None:
-        @run
-        def train(state: State) -> None:
-            calls.append((name, state.step))
-            state.step = step
-            state.commit()
-
-        train(state)
-
-    phase("warm-up", 10)
-    phase("main", 20)
-    return calls
-
-
-def test_a_second_training_function_continues_from_where_the_first_has_finished(roots: FakeRoots) -> None:
-    (calls,) = FakeJob(initialised(two_phases), 1).results()
-    assert calls == [("warm-up", 0), ("main", 10)]
-
-
-def test_started_again_only_the_first_of_two_finds_the_run_finished(roots: FakeRoots) -> None:
-    FakeJob(initialised(two_phases), 1).results()
-    (calls,) = FakeJob(initialised(two_phases), 1).results()
-    assert calls == [("main", 20)]
-
-
-# -- several states, one after the other ------------------------------------------------------------------
-
-
-def folds(*roots: str | None, calls: list[tuple[str, int]]) -> Callable[[Process], list[tuple[int, float]]]:
-    """A script that trains a state for each root, to another weight each."""
-
-    def body(process: Process) -> list[tuple[int, float]]:
-        ends = []
-        for number, root in enumerate(roots, start=1):
-            state = process.state(root, model=FakeModel(w=0.0), step=0)
-
-            def train(state: State, number: int = number) -> None:
-                while state.step < 3:
-                    calls.append((f"fold {number}", state.step))
-                    gradient = np.full(1, float(number))
-                    state.model.weights["w"] += process.world.allreduce(gradient)[0] / process.world.size()
-                    state.step += 1
-                    state.commit()
-
-            run(train)(state)
-            ends.append((state.step, float(state.model.weights["w"])))
-        return ends
-
-    return body
-
-
-def test_another_state_at_a_root_that_this_process_has_finished_is_refused(roots: FakeRoots) -> None:
-    calls: list[tuple[str, int]] = []
-    outcomes = FakeJob(initialised(folds(URL, URL, calls=calls)), 2).run()
-    for outcome in outcomes:
-        assert isinstance(outcome.error, ConfigError)
-        assert (outcome.error.name, f"{URL}/2" in str(outcome.error)) == ("checkpoint", True)
-    assert {name for name, _ in calls} == {"fold 1"}
-
-
-def test_states_with_a_root_each_are_all_trained(roots: FakeRoots) -> None:
-    assert on_ranks(2, folds(URL, f"{URL}/2", calls=[])) == [[(3, 3.0), (3, 6.0)]] * 2
-
-
-def test_states_without_a_root_are_all_trained() -> None:
-    assert on_ranks(2, folds(None, None, calls=[])) == [[(3, 3.0), (3, 6.0)]] * 2
-
-
-def test_a_process_in_an_earlier_state_is_not_given_that_of_a_later_one() -> None:
-    calls: list[tuple[str, int]] = []
-    faults = [fail_at(1, "gradient", 5, replacement="in_place")]
-    outcomes = FakeJob(initialised(folds(None, None, calls=calls)), 2, faults).run()
-    errors = [str(outcome.error) for outcome in outcomes if isinstance(outcome.error, RecoveryError)]
-    assert len(errors) == 2 and "in call 2 of a training function" in errors[0]
-    assert calls.count(("fold 1", 0)) == 2  # the new process is given no state

@@ -9,9 +9,8 @@ import pytest
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.elastic.commits.per_rank import PerRank
 from hvdrecover.errors import MismatchError, RecoveryError, UnsupportedValueError
-from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
-from tests.fakes.root import FakeRoots
-from tests.unit.elastic.jobs import URL, Process, on_ranks
+from tests.fakes.framework import FakeModel, FakeOptimizer
+from tests.unit.elastic.jobs import Process, on_ranks
 
 
 def test_restore_before_any_commit_gives_the_values_of_construction(process: Process) -> None:
@@ -61,19 +60,6 @@ def test_training_on_after_a_restore_does_not_change_the_commit(process: Process
     assert (model.weights["w"], optimizer.velocity["w"]) == after
 
 
-def test_a_sampler_goes_back_to_its_cursor(process: Process) -> None:
-    sampler = FakeSampler(10)
-    state = process.state(sampler=sampler)
-    state.sync()
-    sampler.order.set_epoch(2)
-    sampler.order.record(4)
-    state.commit()
-    sampler.order.record(4)
-    sampler.order.set_epoch(3)
-    state.restore()
-    assert (sampler.order.epoch, sampler.order.done) == (2, 4)
-
-
 def test_commits_are_numbered_from_the_first_rendezvous_on(process: Process) -> None:
     state = process.state(epoch=0)
     assert state.last_commit == CommitId(0, 0)
@@ -83,32 +69,6 @@ def test_commits_are_numbered_from_the_first_rendezvous_on(process: Process) -> 
         verb()
         numbers.append(state.last_commit)
     assert numbers == [CommitId(1, 0), CommitId(1, 1), CommitId(1, 2), CommitId(1, 3)]
-
-
-def test_saves_before_the_first_rendezvous_do_not_count(process: Process) -> None:
-    state = process.state(epoch=0)
-    state.epoch = 1
-    state.save()
-    state.sync()
-    assert state.last_commit == CommitId(1, 0)
-    assert state.epoch == 1
-
-
-def test_nothing_is_written_without_a_checkpoint_root(process: Process, roots: FakeRoots) -> None:
-    state = process.state(epoch=0)
-    state.sync()
-    state.commit(durable=True)
-    state.flush()
-    state.finish()
-    assert roots.by_url == {}
-    assert state.last_durable is None
-
-
-def test_nothing_is_written_before_a_rendezvous(process: Process, roots: FakeRoots) -> None:
-    state = process.state(URL, epoch=0)
-    state.commit(durable=True)
-    state.flush()
-    assert roots[URL].files == {}
 
 
 def test_a_save_that_is_torn_leaves_no_commit(process: Process) -> None:

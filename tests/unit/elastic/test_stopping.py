@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import signal
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.config import PREEMPTED
-from hvdrecover.elastic.lifecycle import leaving
 from hvdrecover.elastic.lifecycle.leaving import Preempted, decide, signals
 from hvdrecover.elastic.run import run
 from hvdrecover.elastic.state import State
@@ -67,11 +65,6 @@ def test_who_leaves(
     assert (decision is not None) == any(leaving)
 
 
-def test_each_rank_has_a_host() -> None:
-    with pytest.raises(ValueError):
-        decide([0, 0], [1], elastic=True)
-
-
 # -- signals -----------------------------------------------------------------------------------------------
 
 TRAIN = """
@@ -99,16 +92,6 @@ def test_the_first_signal_asks_and_the_second_kills(number: signal.Signals) -> N
         assert process.wait(60) == -number
 
 
-def test_which_signals_ask_is_the_users_to_say() -> None:
-    before = "import os; os.environ['HVDRECOVER_STOP_SIGNALS'] = 'usr2'"
-    with child(TRAIN.format(before=before)) as process:
-        assert line(process) == "trains"
-        process.send_signal(signal.SIGUSR2)
-        assert line(process) == "HOST"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == -signal.SIGTERM
-
-
 def test_a_handler_of_the_users_own_is_left_alone() -> None:
     # print would fail where it interrupts another print.
     before = "import os; signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'mine\\n'))"
@@ -116,32 +99,6 @@ def test_a_handler_of_the_users_own_is_left_alone() -> None:
         assert line(process) == "trains"
         process.send_signal(signal.SIGTERM)
         assert line(process) == "mine"
-        process.send_signal(signal.SIGUSR1)
-        assert line(process) == "HOST"
-
-
-def test_a_handler_of_the_users_own_is_reported_once(
-    default_handlers: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def own(number: int, frame: object) -> None: ...
-
-    def reported() -> list[str]:
-        return [message.split()[0] for message in caplog.messages if "own handler" in message]
-
-    monkeypatch.setattr(leaving, "_reported", set())
-    signal.signal(signal.SIGTERM, own)
-    for _ in range(2):
-        with signals(CONFIG, reports=True):
-            assert reported()[:1] == ["SIGTERM"]
-            signal.signal(signal.SIGUSR1, own)
-            heartbeat.committed(1, 1, 1)
-            assert reported() == ["SIGTERM", "SIGUSR1"]
-
-
-def test_a_signal_that_is_ignored_stays_so() -> None:
-    with child(TRAIN.format(before="signal.signal(signal.SIGTERM, signal.SIG_IGN)")) as process:
-        assert line(process) == "trains"
-        process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGUSR1)
         assert line(process) == "HOST"
 
@@ -183,19 +140,6 @@ def test_a_signal_between_two_steps_is_heeded_at_the_next_commit(
     assert (state.step, state.last_commit) == (3, CommitId(1, 3))
     assert roots[URL].published[-1] == state.last_commit
     assert page.read().phase == Phase.LEFT
-
-
-def test_outside_the_main_thread_there_are_no_signals(default_handlers: None) -> None:
-    seen: list[Any] = []
-
-    def train() -> None:
-        with signals(CONFIG):
-            seen.append(signal.getsignal(signal.SIGTERM))
-
-    thread = threading.Thread(target=train)
-    thread.start()
-    thread.join()
-    assert seen == [signal.SIG_DFL]
 
 
 # -- all ranks together ------------------------------------------------------------------------------------

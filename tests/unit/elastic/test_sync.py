@@ -171,20 +171,6 @@ def test_a_fresh_rank_0_takes_the_state_of_the_others() -> None:
     assert results[0] == results[1]
 
 
-def test_the_generation_grows_at_every_agreement() -> None:
-    def body(process: Process) -> list[CommitId]:
-        state = made(process)
-        found = []
-        for _ in range(3):
-            state.sync()
-            found.append(state.last_commit)
-        state.save()
-        return [*found, state.last_commit]
-
-    expected = [CommitId(1, 0), CommitId(2, 0), CommitId(3, 0), CommitId(3, 1)]
-    assert on_ranks(2, body) == [expected] * 2
-
-
 def test_a_straggler_with_a_higher_number_of_an_older_generation_loses() -> None:
     def body(process: Process) -> dict[str, Any]:
         state = made(process)
@@ -316,26 +302,6 @@ def test_fresh_ranks_resume_from_the_newest_durable_commit() -> None:
     results = on_ranks(2, body)
     assert results[0] == ("durable", {**written, "commit": CommitId(2, 3)})
     assert results[1] == results[0]
-
-
-def test_commits_continue_being_counted_after_a_resume(roots: FakeRoots) -> None:
-    write_commits(3)
-    write_commits(1)
-    assert roots[URL].commits() == [CommitId(1, 2), CommitId(1, 3), CommitId(2, 4)]
-
-
-def test_memory_comes_before_a_durable_commit(roots: FakeRoots) -> None:
-    def body(process: Process) -> list[float]:
-        state = made(process, URL)
-        state.sync()
-        state.commit()
-        state.flush()
-        step(state)
-        state.save()
-        assert state._recovery.agree() == "memory"
-        return list(state.history)
-
-    assert on_ranks(2, body) == [[0.0, 1]] * 2
 
 
 def test_a_recovery_claims_its_generation_when_it_next_writes(roots: FakeRoots) -> None:
