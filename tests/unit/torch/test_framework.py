@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import random
 from typing import Any
 
@@ -10,12 +9,10 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
 from hvdrecover.checkpoint.layout import ITEM_BYTES
-from hvdrecover.elastic.commits.copier import rebuild
-from hvdrecover.errors import MismatchError, UnsupportedTensorError
+from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.torch.framework import TorchFramework
-from tests.fakes.capture import capture
 from tests.fakes.root import FakeRoots
-from tests.unit.torch.jobs import URL, bits, commit_durably, continues_alike, joined, network, train_one_step
+from tests.unit.torch.jobs import URL, bits, continues_alike, joined, network, train_one_step
 
 pytestmark = pytest.mark.usefixtures("roots")
 
@@ -254,62 +251,9 @@ def test_an_averaged_model_continues_alike() -> None:
     continues_alike(components, step)
 
 
-def test_empty_and_single_tensors_of_all_kinds_go_back() -> None:
-    model = torch.nn.Module()
-    model.register_buffer("none", torch.empty(0, 3))
-    model.register_buffer("one", torch.tensor(2.5, dtype=torch.float64))
-    model.register_buffer("flags", torch.tensor([True, False]))
-    model.register_parameter("narrow", torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)))
-    model.register_buffer("columns", torch.arange(6).view(2, 3).T)
-    expected = bits(model.state_dict())
-    state = joined(URL, model=model)
-    commit_durably(state)
-    twin = copy.deepcopy(model)
-    for tensor in twin.state_dict().values():
-        tensor.zero_()
-    joined(URL, model=twin)
-    assert bits(twin.state_dict()) == expected
-    assert twin.columns.stride() == (1, 3)
-
-
-def test_parameters_stay_the_same_objects() -> None:
-    model = network()
-    state = joined(model=model)
-    before = [(id(parameter), parameter.data_ptr()) for parameter in model.parameters()]
-    state.restore()
-    assert [(id(parameter), parameter.data_ptr()) for parameter in model.parameters()] == before
-
-
-def test_a_number_where_the_model_has_a_tensor_is_a_difference() -> None:
-    _, differences = FRAMEWORK.fit("model", torch.nn.Linear(1, 1, bias=False), {"weight": 3})
-    assert differences == ["model.weight: a int in the commit, F32[1, 1] in the model"]
-
-
-@pytest.mark.parametrize("value", [3, [1], (), "text"])
-def test_a_plain_value_in_the_place_of_a_module_is_a_mismatch(value: Any) -> None:
-    state = joined(model=value)
-    state.model = network()
-    kind = type(value).__name__
-    with pytest.raises(MismatchError, match=f"model: a {kind} .*Sequential "):
-        state.restore()
-
-
 def test_a_class_is_no_component() -> None:
     assert not FRAMEWORK.is_component(torch.nn.Linear)
     assert not FRAMEWORK.is_component(torch.optim.SGD)
-
-
-def test_trees_name_tensors_as_the_model_does() -> None:
-    model = network()
-    _, arenas = capture(FRAMEWORK, {"model": FRAMEWORK.tree(model)}, {})
-    assert arenas["model"].layout.by_name.keys() == model.state_dict().keys()
-
-
-def test_a_captured_tensor_is_detached() -> None:
-    weight = torch.ones(2, requires_grad=True)
-    structure, arenas = capture(FRAMEWORK, {"box": [weight * 2]}, {})
-    [found] = rebuild(FRAMEWORK, structure["box"], arenas["box"], own=True)
-    assert (found.tolist(), found.requires_grad, found.grad_fn) == ([2.0, 2.0], False, None)
 
 
 # -- random generators ---------------------------------------------------------------------------------

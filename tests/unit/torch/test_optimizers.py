@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -120,26 +119,6 @@ def test_moments_of_bfloat16_parameters_are_kept_as_torch_keeps_them() -> None:
     continues_alike(model_and_optimizer, train_one_step)
 
 
-def test_state_of_no_parameter_comes_back() -> None:
-    model = network()
-    optimizer = Optimizers.SGD(model.parameters(), lr=0.1)
-    optimizer.state["trust"] = {"ratio": torch.tensor([0.5])}  # type: ignore[index]
-    state = joined(model=model, optimizer=optimizer)
-    optimizer.state["trust"]["ratio"] += 1  # type: ignore[index]
-    state.restore()
-    assert optimizer.state["trust"]["ratio"].tolist() == [0.5]  # type: ignore[index]
-
-
-def test_none_instead_of_momentum_comes_back() -> None:
-    model = network()
-    optimizer = Optimizers.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    optimizer.state[model[0].weight]["momentum_buffer"] = None  # as torch 1 made it before the first step
-    state = joined(model=model, optimizer=optimizer)
-    train_one_step(model, optimizer)
-    state.restore()
-    assert dict(optimizer.state) == {model[0].weight: {"momentum_buffer": None}}
-
-
 def test_state_that_appears_between_commits_goes_and_comes() -> None:
     model = network()
     optimizer = Optimizers.AdamW(model.parameters())
@@ -154,33 +133,6 @@ def test_state_that_appears_between_commits_goes_and_comes() -> None:
     train_one_step(model, optimizer)
     state.restore()
     assert bits(optimizer.state_dict()) == expected
-
-
-def test_options_of_groups_come_back() -> None:
-    model = network()
-    optimizer = Optimizers.AdamW(
-        [{"params": model[0].parameters(), "name": "first"}, {"params": model[2].parameters(), "lr": 0.5}]
-    )
-    state = joined(model=model, optimizer=optimizer)
-    expected = copy.deepcopy(optimizer.state_dict()["param_groups"])
-    for group in optimizer.param_groups:
-        group.update(lr=9.0, betas=(0.1, 0.2), weight_decay=3)
-    state.restore()
-    assert optimizer.state_dict()["param_groups"] == expected
-    assert isinstance(optimizer.param_groups[0]["betas"], tuple)
-
-
-def test_frozen_parameters_stay_frozen_and_are_kept() -> None:
-    def model_and_optimizer() -> tuple[Any, ...]:
-        model = network()
-        model[0].requires_grad_(False)
-        return model, Optimizers.AdamW(model.parameters())
-
-    continues_alike(model_and_optimizer, train_one_step)
-    model, optimizer = model_and_optimizer()
-    joined(URL, **{"component_0": model, "component_1": optimizer})
-    assert [parameter.requires_grad for parameter in model.parameters()] == [False, False, True, True]
-    assert list(optimizer.state_dict()["state"]) == [2, 3]
 
 
 def test_a_group_that_was_added_after_a_commit_goes_and_comes() -> None:
@@ -286,15 +238,6 @@ def test_an_optimizer_with_a_state_dict_of_its_own_making() -> None:
     assert bits(optimizer.state_dict()) != expected
     state.restore()
     assert bits(optimizer.state_dict()) == expected
-
-
-@pytest.mark.parametrize("value", [3, [1, 2], {"a": 1}, {"state": {}}])
-def test_a_value_in_the_place_of_an_optimizer_is_a_mismatch(value: Any) -> None:
-    optimizer = Optimizers.SGD(network().parameters(), lr=0.1)
-    state = joined(optimizer=None, other=value)
-    state.other = optimizer
-    with pytest.raises(MismatchError, match=f"other: a {type(value).__name__} .*SGD "):
-        state.restore()
 
 
 def test_gradients_of_an_interrupted_step_do_not_enter_the_next_one(roots: FakeRoots) -> None:

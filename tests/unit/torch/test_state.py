@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import collections
-import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +14,8 @@ import torch
 
 import hvdrecover.torch as recover
 from hvdrecover.errors import MismatchError, UnsupportedTensorError, UnsupportedValueError
-from tests.unit import alone
 from tests.unit.torch.jobs import URL, bits, commit_durably, continues_alike, joined, network, train_one_step
-from tests.unit.torch.training import Killed, Training
+from tests.unit.torch.training import Killed
 
 schedulers = torch.optim.lr_scheduler
 
@@ -142,27 +140,6 @@ def test_settings_of_the_script_that_a_commit_overrules_are_named(
 # -- attributes ----------------------------------------------------------------------------------------
 
 
-def test_attributes_are_what_was_given() -> None:
-    model, optimizer = pair()
-    state = recover.TorchState(model, optimizer, epoch=0, best=[1.0])
-    assert state.model is model
-    assert state.optimizer is optimizer
-    assert (state.epoch, state.best) == (0, [1.0])
-    with pytest.raises(AttributeError, match="'scheduler'"):
-        _ = state.scheduler
-
-
-def test_model_and_optimizer_may_be_missing_or_have_other_names() -> None:
-    generator, discriminator = network(1), network(2)
-    state = joined(generator=generator, discriminator=discriminator, step=0)
-    assert state.model is None
-    before = bits([generator.state_dict(), discriminator.state_dict()])
-    for model in (generator, discriminator):
-        torch.nn.init.zeros_(model[0].weight)
-    state.restore()
-    assert bits([generator.state_dict(), discriminator.state_dict()]) == before
-
-
 def test_several_modules_and_optimizers_continue_alike(roots: Any) -> None:
     def components() -> tuple[Any, ...]:
         return (*pair(1), *pair(2))
@@ -172,16 +149,6 @@ def test_several_modules_and_optimizers_continue_alike(roots: Any) -> None:
         train_one_step(other, others)
 
     continues_alike(components, step)
-
-
-def test_another_model_in_the_place_of_a_model_is_the_one_that_is_tracked() -> None:
-    state = joined(model=network(1))
-    state.model = network(2)
-    expected = bits(state.model.state_dict())
-    state.commit()
-    torch.nn.init.zeros_(state.model[0].weight)
-    state.restore()
-    assert bits(state.model.state_dict()) == expected
 
 
 def test_tensors_among_plain_values_go_back() -> None:
@@ -338,33 +305,6 @@ def test_a_users_own_component_that_keeps_what_it_is_given_continues_alike(roots
 # -- commits -------------------------------------------------------------------------------------------
 
 
-def test_two_commits_without_a_change_are_two_and_equal(roots: Any) -> None:
-    model, optimizer = pair()
-    state = joined(URL, model=model, optimizer=optimizer, epoch=3)
-    for _ in range(2):
-        commit_durably(state)
-    assert [commit.commit for commit in roots[URL].published] == [1, 2]
-    files = [roots[URL].files[f"{commit.name}/model.safetensors"] for commit in roots[URL].published]
-    assert files[0] == files[1]
-
-
-def test_training_on_changes_neither_commit(roots: Any) -> None:
-    """Two arenas take turns while commits are written."""
-    model, optimizer = pair()
-    state = joined(URL, model=model, optimizer=optimizer)
-    expected = []
-    for _ in range(4):
-        train_one_step(model, optimizer)
-        commit_durably(state)
-        expected.append(bits(dict(model.state_dict())))
-        train_one_step(model, optimizer)
-    found = [
-        bits(safetensors.torch.load(roots[URL].files[f"{commit.name}/model.safetensors"]))
-        for commit in roots[URL].published[-3:]
-    ]
-    assert found == expected[-3:]
-
-
 def test_other_tools_read_a_model_under_its_own_names(tmp_path: Path) -> None:
     model = torch.nn.Sequential(collections.OrderedDict(encoder=network(), norm=torch.nn.BatchNorm1d(2)))
     model.to(torch.bfloat16)
@@ -443,69 +383,7 @@ def test_a_commit_that_does_not_fit_is_an_error_that_lists_all_differences(roots
     assert bits(model.state_dict()) == before
 
 
-def test_a_commit_that_does_not_fit_leaves_the_root_as_it_is(roots: Any) -> None:
-    commit_durably(joined(URL, model=network(), epoch=3))
-    with pytest.raises(MismatchError):
-        joined(URL, model=other_network(), epoch=0)
-    model = network(seed=1)
-    state = joined(URL, model=model, epoch=0)
-    assert (bits(model.state_dict()), state.epoch) == (bits(network().state_dict()), 3)
-
-
-def test_what_fits_is_loaded_and_the_rest_listed_if_the_user_says_so(
-    roots: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    trained, optimizer = pair()
-    train_one_step(trained, optimizer)
-    commit_durably(joined(URL, model=trained, optimizer=optimizer, epoch=3, old=1))
-    caplog.set_level(logging.WARNING)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 5))
-    mine = bits(dict(model.state_dict()))
-    state = joined(
-        recover.Checkpoint(URL, strict=False),
-        model=model,
-        optimizer=torch.optim.AdamW(model.parameters()),
-        epoch=0,
-        new="x",
-    )
-    expected = {**mine, **{name: bits(trained.state_dict()[name]) for name in ("0.weight", "0.bias")}}
-    assert bits(dict(model.state_dict())) == expected
-    assert (state.epoch, state.new) == (3, "x")
-    assert sorted(state.optimizer.state_dict()["state"]) == [0, 1]
-    for part in (
-        "model.2.weight: F32[2, 4] in the commit, F32[5, 4] in the model",
-        "optimizer.state.model.2.bias.exp_avg: [2] in the commit, [5] for its parameter",
-        "old: in the commit, but not an attribute of this state",
-        "new: an attribute of this state, but not in the commit",
-    ):
-        assert part in caplog.text
-    state.commit()
-    state.restore()
-    assert bits(dict(model.state_dict())) == expected
-
-
 # -- runs ----------------------------------------------------------------------------------------------
-
-
-def test_a_finished_run_returns_at_once_with_its_state(roots: Any) -> None:
-    training = Training("adamw")
-    expected = training.start(URL)
-    again = training.start(URL)
-    assert again.seen == collections.Counter()
-    assert bits(again.model.state_dict()) == bits(expected.model.state_dict())
-    assert again.state.finished
-    assert (again.state.epoch, again.state.losses) == (2, expected.state.losses)
-
-
-def test_the_training_functions_result_is_returned(roots: Any) -> None:
-    @recover.run
-    def train(state: recover.TorchState, more: int, *, last: int) -> int:
-        state.epoch += 1
-        return int(state.epoch + more + last)
-
-    assert train(recover.TorchState(epoch=1, checkpoint=URL), 10, last=100) == 112
-    alone.start()
-    assert train(recover.TorchState(epoch=1, checkpoint=URL), 10, last=100) is None
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit, Killed, ZeroDivisionError])
@@ -538,26 +416,6 @@ def test_an_interrupted_run_leaves_a_root_that_the_next_start_reads(
     state = joined(URL, model=fresh, optimizer=optimizer, step=0)
     assert (state.step, bits(dict(fresh.state_dict()))) == (3, expected)
     assert not state.finished
-
-
-def test_without_a_root_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Training().start(None)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_root_may_be_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HVDRECOVER_CHECKPOINT", str(tmp_path / "root"))
-    expected = Training().start(None).final()
-    assert list((tmp_path / "root").glob("g*/MANIFEST.json"))
-    resumed = Training().start(None)
-    assert bits(resumed.model.state_dict()) == expected["model"]
-
-
-def test_a_model_of_which_nothing_fits_is_an_error_also_if_not_strict(roots: Any) -> None:
-    commit_durably(joined(URL, model=network()))
-    with pytest.raises(MismatchError, match="model: nothing of it fits"):
-        joined(recover.Checkpoint(URL, strict=False), model=torch.nn.Linear(9, 9))
 
 
 def test_a_scaler_that_is_switched_off_has_no_state() -> None:

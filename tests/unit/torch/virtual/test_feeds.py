@@ -79,10 +79,6 @@ def test_each_sample_comes_once_and_the_tail_is_short() -> None:
     assert sorted(set(numbers)) == list(range(27))
 
 
-def test_a_tail_can_be_dropped() -> None:
-    assert len(batches(0, drop_last=True)) == 3
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_who_reads_them_does_not_matter(workers: int) -> None:
     """Not for which samples they are, and not for the noise."""
@@ -92,10 +88,6 @@ def test_who_reads_them_does_not_matter(workers: int) -> None:
     ]
     assert found == expected
     assert batches(1, 3, skip=2) == [{rank: each[rank] for rank in (1, 3)} for each in expected[2:]]
-
-
-def test_spares_count_steps() -> None:
-    assert batches() == [{}] * 4
 
 
 def test_loaders_of_the_virtual_ranks_own() -> None:
@@ -108,14 +100,6 @@ def test_loaders_of_the_virtual_ranks_own() -> None:
     ]
     assert steps == [[1, 2], [5, 6], [9, 10]]
     assert loaders.taken == 3
-
-
-def test_loaders_of_different_lengths() -> None:
-    loaders = PerRank(lambda rank, size: [torch.tensor(0)] * rank)
-    loaders.become_virtual(SIZE, lambda: 0)
-    ranks: Any = Ranks(1, 2)
-    with pytest.raises(StepError, match=r"^state\.steps\(\): .* virtual rank 1 "):
-        list(feed(loaders, {"loaders": loaders}, TorchFramework()).begin(ranks))
 
 
 def other_sampler(sampler: ElasticSampler) -> Any:
