@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
 import hvdrecover.tensorflow as recover
 from hvdrecover.checkpoint.storage import LocalStorage
-from hvdrecover.errors import ConfigError, CorruptCheckpointError, MismatchError
+from hvdrecover.errors import ConfigError, MismatchError
 from tests.unit.checkpoint.roots import content as files_of
 from tests.unit.tensorflow.jobs import (
     content,
-    flip,
-    folder,
     network,
     train_one_step,
 )
@@ -46,21 +40,6 @@ def test_an_unbuilt_optimizer_is_built_for_the_model_and_continues_to_the_last_b
     assert (content(model), content(optimizer)) == job[3]
 
 
-def test_only_the_files_that_are_needed_are_read(root: Path, job: dict[int, Any]) -> None:
-    (folder(root, 3) / "optimizer.safetensors").unlink()
-    model = network(seed=9)
-    assert recover.load(str(root), model=model).commit.commit == 3
-    assert content(model) == job[3][0]
-
-
-def test_the_optimizer_alone_is_loaded(root: Path, job: dict[int, Any]) -> None:
-    model, optimizer = network(seed=9), keras.optimizers.Adam(0.5)
-    optimizer.build(model.trainable_variables)
-    untouched = content(model)
-    recover.load(str(root), optimizer=optimizer)
-    assert (content(model), content(optimizer)) == (untouched, job[3][1])
-
-
 def test_variables_are_loaded_in_place(root: Path) -> None:
     variables = [tf.Variable([1.0, 2.0], name="a"), tf.Variable(3, name="b")]
     state = recover.TensorFlowState(variables, checkpoint=str(root))
@@ -80,14 +59,6 @@ def test_what_has_no_variables_yet_is_refused_with_the_remedy(root: Path, job: d
         recover.load(str(root), ema=unbuilt)
     with pytest.raises(ConfigError, match=r"^optimizer: .*optimizer\.build\("):
         recover.load(str(root), optimizer=keras.optimizers.Adam())
-
-
-@pytest.mark.parametrize("given", [{}, {"epoch": 0}, {"data": recover.elastic_dataset(np.arange(7.0), 2)}])
-def test_what_can_not_be_loaded_into_is_refused(
-    root: Path, job: dict[int, Any], given: dict[str, Any]
-) -> None:
-    with pytest.raises(ConfigError, match=f"^{next(iter(given), 'load')}: "):
-        recover.load(str(root), **given)
 
 
 def test_a_model_that_does_not_fit_is_an_error_that_names_the_variables_and_nothing_is_loaded(
@@ -115,32 +86,3 @@ def test_a_model_made_of_its_config_and_its_optimizer_fit_though_keras_calls_the
     optimizer = keras.optimizers.Adam()
     recover.load(str(root), model=again, optimizer=optimizer)
     assert (content(again), content(optimizer)) == job[3]
-
-
-def test_plain_objects_and_cursors_are_in_the_result(root: Path, job: dict[int, Any]) -> None:
-    objects = recover.load(str(root), model=network(), commit=2).objects
-    assert set(objects) == {"epoch", "data"}
-    assert (objects["epoch"], objects["data"]["seed"]) == (2, 3)
-
-
-def test_broken_commits_are_passed_over_and_one_that_was_asked_for_is_an_error(
-    root: Path, job: dict[int, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    flip(folder(root, 3) / "model.safetensors")
-    model = network(seed=9)
-    assert recover.load(str(root), model=model).commit.commit == 2
-    assert content(model) == job[2][0]
-    assert re.search(rf"{folder(root, 3).name}: model\.safetensors: .*digest", caplog.text)
-    with pytest.raises(CorruptCheckpointError):
-        recover.load(str(root), model=network(seed=8), commit=3)
-
-
-def test_horovod_need_not_be_initialised(root: Path, job: dict[int, Any]) -> None:
-    program = f"""
-import keras, horovod.tensorflow as hvd, hvdrecover.tensorflow as recover
-from tests.unit.tensorflow.jobs import network
-loaded = recover.load({str(root)!r}, model=network(), optimizer=keras.optimizers.Adam())
-print(hvd.is_initialized(), loaded.commit.commit)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert (done.stdout, done.returncode) == ("False 3\n", 0), done.stderr

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -16,15 +14,6 @@ import hvdrecover.tensorflow as recover
 from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow.averaging import Reduction
 from hvdrecover.tensorflow.variables import counter, outside_of_traces
-
-AT_IMPORT = """
-import hvdrecover.tensorflow
-import tensorflow as tf
-from tensorflow.python.eager import context
-assert not context.context()._initialized
-tf.config.threading.set_intra_op_parallelism_threads(1)
-tf.config.set_visible_devices([], "GPU")
-"""
 
 
 def test_a_counter_may_be_made_by_a_function_that_is_traced_again() -> None:
@@ -57,10 +46,6 @@ def test_what_goes_wrong_outside_of_the_trace_is_raised_inside() -> None:
 
     with pytest.raises(ZeroDivisionError):
         outside_of_traces(fail)
-
-
-def test_devices_can_still_be_chosen_after_the_import() -> None:
-    subprocess.run([sys.executable, "-c", AT_IMPORT], check=True, timeout=120)
 
 
 def test_a_strategy_is_refused_in_an_elastic_job(monkeypatch: pytest.MonkeyPatch) -> None:
