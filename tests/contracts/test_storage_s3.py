@@ -14,8 +14,7 @@ import pytest
 from moto.core.responses import ActionAuthenticatorMixin
 from moto.iam.models import iam_backends
 
-from hvdrecover.checkpoint.leftovers import is_of_before
-from hvdrecover.checkpoint.storage import Temporary, open_storage
+from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.checkpoint.storage import s3 as s3_storage
 from hvdrecover.checkpoint.storage.s3 import part_size
 from hvdrecover.doctor.probing import Probe
@@ -99,16 +98,6 @@ def test_tidying_aborts_what_killed_processes_left_below_the_root(s3: Backend) -
     assert unfinished(s3) == ["runs/one-other/g0001-c00000001/a"]
 
 
-def test_uploads_of_roots_below_and_of_others_are_not_touched(s3: Backend) -> None:
-    others = ["below/g0001-c00000001/model.safetensors", "data/large.bin", "large.bin"]
-    for path in others:
-        begin_upload(f"{s3.url}/{path}")
-    storage = s3.open()
-    assert storage.temporaries() == []
-    storage.tidy(lambda folder: is_of_before(folder, 2))
-    assert unfinished(s3) == [f"runs/one/{path}" for path in others]
-
-
 _WRITER = """
 import sys
 import numpy as np
@@ -139,27 +128,6 @@ def test_the_next_writer_aborts_the_upload_of_one_that_was_killed(
     following.claim_next()
     following.write(make_snapshot(2, 5), rank=0)
     assert backend.open().temporaries() == []
-
-
-def test_a_late_process_aborts_no_upload_of_a_later_generation(s3: Backend) -> None:
-    """It was stopped between its claim and its cleaning up; meanwhile another job has begun."""
-    storage = s3.open()
-    for commit in ("g0001-c00000009", "g0003-c00000001"):
-        begin_upload(f"{s3.url}/{commit}/model.safetensors")
-    storage.tidy(lambda folder: is_of_before(folder, 2))
-    assert unfinished(s3) == ["runs/one/g0003-c00000001/model.safetensors"]
-
-
-def test_unfinished_uploads_and_their_bytes_are_known(s3: Backend) -> None:
-    storage, calls = s3.open(), fsspec.filesystem("s3").call_s3
-    assert storage.temporaries() == []
-    _, _, bucket, key = s3.url.split("/", 3)
-    upload = {"Bucket": bucket, "Key": f"{key}/g0001-c00000009/model.safetensors"}
-    upload["UploadId"] = calls("create_multipart_upload", **upload)["UploadId"]
-    for number in (1, 2):
-        calls("upload_part", **upload, PartNumber=number, Body=bytes(5 * MIB))
-    expected = Temporary("g0001-c00000009/model.safetensors", "g0001-c00000009", 10 * MIB)
-    assert storage.temporaries() == [expected]
 
 
 # -- exclusive creation --------------------------------------------------------------------------------
@@ -219,17 +187,6 @@ def test_a_bucket_that_is_not_there_is_a_storage_error_and_not_made(s3: Backend)
         with pytest.raises(StorageError, match="bucket does not exist"):
             call()
     assert "bucket-of-nobody" not in fsspec.filesystem("s3").ls("")
-
-
-def test_what_could_not_be_deleted_is_told(s3: Backend, s3_server: S3Server) -> None:
-    storage = s3.open()
-    storage.publish("a/1", b"")
-    s3_server.fault = lambda request: request.startswith(("DELETE", "POST"))
-    for call in (lambda: storage.delete("a"), lambda: storage.remove("a/1")):
-        with pytest.raises(StorageError, match="delete"):
-            call()
-    s3_server.reset()
-    assert storage.names("a") == ["1"]
 
 
 def test_a_wrong_secret_is_a_storage_error_without_it(

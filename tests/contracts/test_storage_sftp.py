@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import numpy as np
 import paramiko
 import pytest
 from paramiko.sftp import CMD_OPEN
 
-from hvdrecover.checkpoint.digest import digest
-from hvdrecover.checkpoint.storage import Storage, open_storage
+from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.checkpoint.storage.sftp_sessions import Session
 from hvdrecover.errors import ConfigError, HostKeyError, StorageError
 from tests.contracts.servers import HOST, SftpServer, kill
@@ -122,41 +120,6 @@ def test_a_server_that_does_not_answer_is_waited_for_as_long_as_fsspec_is_told(
             kill(sessions)
 
 
-def test_sessions_are_used_again(sftp: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[int] = []
-    begin = Session.__init__
-
-    def note(self: Session, channel: paramiko.Channel) -> None:
-        opened.append(channel.get_id())
-        begin(self, channel)
-
-    monkeypatch.setattr(Session, "__init__", note)
-    storage = sftp.open()
-    for number in range(10):
-        storage.publish(f"{number}", b"")
-        assert storage.size("nowhere") is None
-    assert len(opened) == 1
-
-
-def test_a_server_may_send_less_than_it_is_asked_for(sftp: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    storage, content = sftp.open(), noise(5 << 20)
-    storage.write("f", content)
-    answered: list[int] = []
-    answer = Session._answer
-
-    def note(self: Session, *args: Any) -> bytes:
-        data = answer(self, *args)
-        answered.append(len(data))
-        return data
-
-    monkeypatch.setattr(Session, "_largest_request", lambda self: 1 << 20)  # OpenSSH sends a quarter of it
-    monkeypatch.setattr(Session, "_answer", note)
-    into = np.zeros(len(content), dtype=np.uint8)
-    assert sftp.open().read_into("f", into) == (len(content), digest(content))
-    assert np.array_equal(into, content)
-    assert max(answered) < 1 << 20
-
-
 # -- durability ----------------------------------------------------------------------------------------
 
 
@@ -221,17 +184,6 @@ def test_what_a_killed_process_left_is_neither_listed_nor_in_the_way_and_tidied_
     assert files_below(root) == ["claims/g0001.json"]
 
 
-def test_nothing_temporary_is_left(sftp: Backend, root: Path) -> None:
-    storage = sftp.open()
-    storage.publish("a/1", b"x")
-    storage.create("a/2", b"x")
-    storage.create("a/2", b"y")
-    (root / "a" / "folder" / "x").mkdir(parents=True)
-    with pytest.raises(StorageError):
-        storage.publish("a/folder", b"x")
-    assert files_below(root) == ["a/1", "a/2"]
-
-
 def test_nothing_is_changed_by_way_of_a_link(sftp: Backend, root: Path, tmp_path: Path) -> None:
     storage = sftp.open()
     storage.publish("a/1", b"x")
@@ -271,14 +223,6 @@ def test_a_refused_password_is_a_storage_error_without_it(
             attempt()
         assert SECRET.strip("/") not in f"{caught.value} {caught.value.__cause__} {caplog.text}"
         assert caught.value.url == f"sftp://{HOST}:{sftp_server.port}/run"
-
-
-def test_messages_show_no_user_of_the_url(sftp: Backend, sftp_server: SftpServer) -> None:
-    storage: Storage = open_storage(sftp.url.replace("sftp://", f"sftp://{sftp_server.user}:x@"))
-    assert storage.url == sftp.url
-    with pytest.raises(StorageError) as caught:
-        storage.read("nowhere")
-    assert "@" not in str(caught.value)
 
 
 # -- the server's key ----------------------------------------------------------------------------------

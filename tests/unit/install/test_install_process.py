@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import signal
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from hvdrecover.errors import InstallError
-from hvdrecover.install.display import PlainProgress, percent_of, show_progress
+from hvdrecover.install.display import PlainProgress
 from hvdrecover.install.process import Runner, relevant_tail, remedy_for
 
 
@@ -137,66 +135,3 @@ def test_known_failures_have_a_remedy() -> None:
 )
 def test_what_pip_says_has_a_remedy(lines: list[str], named: str) -> None:
     assert named in (remedy_for(lines) or "")
-
-
-@pytest.mark.parametrize(
-    ("line", "percent"),
-    [
-        ("[  0%] Building x", 0),
-        ("[ 45%] Linking y", 45),
-        ("[100%] Built target z", 100),
-        ("a [ 45%] b", None),
-    ],
-)
-def test_percentages_are_read(line: str, percent: int | None) -> None:
-    assert percent_of(line) == percent
-
-
-def test_plain_progress_says_little() -> None:
-    now = 0.0
-    lines: list[str] = []
-    progress = PlainProgress(lines.append, clock=lambda: now)
-    progress.step("Compiling")
-    for percent in range(101):
-        now = 2.5 * percent
-        progress.watch(f"[{percent:3}%] Building something")
-    progress.finish()
-    progress.finish()
-    assert lines[0] == "Compiling ..."
-    assert lines[1] == "Compiling: 10 % after 25 s"
-    assert lines[-1] == "Compiling: done in 250.0 s"
-    assert len(lines) == 2 + 10
-
-
-def test_plain_progress_breaks_a_long_silence() -> None:
-    now = 0.0
-    lines: list[str] = []
-    progress = PlainProgress(lines.append, clock=lambda: now)
-    progress.step("Compiling")
-    for line in ("[ 93%] Building", "a warning", "another"):
-        now += 45
-        progress.watch(line)
-    assert lines[1:] == ["Compiling: 93 % after 45 s", "Compiling: 93 % after 135 s"]
-
-
-def test_progress_without_a_terminal_is_plain_lines() -> None:
-    stream = io.StringIO()
-    with show_progress(stream) as progress:
-        progress.step("One")
-        progress.finish()
-    assert stream.getvalue().splitlines()[0] == "One ..."
-    assert "\x1b" not in stream.getvalue()
-
-
-def test_progress_on_a_terminal_is_a_bar() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    stream = Terminal()
-    with show_progress(stream) as progress:
-        progress.step("One")
-        progress.watch("[ 45%] Building")
-        progress.finish()
-    assert "One" in stream.getvalue()
-    assert sys.stderr is not stream

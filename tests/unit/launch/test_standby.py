@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,6 @@ import os, sys
 print([sys.argv, sys.path[0], __name__, os.path.normpath(__file__), __package__, __spec__ and __spec__.name,
        sys.modules["__main__"].__dict__ is globals(), os.getcwd()])
 """
-Start = Callable[..., Training]
 
 
 class Captured:
@@ -106,13 +105,6 @@ def test_a_program_finds_all_as_if_it_were_run_by_itself(standbys: Captured, arg
     assert (ast.literal_eval(printed), errors) == (ast.literal_eval(alone.stdout), "")
 
 
-def test_a_folder_with_a_main_module_is_a_program_too(standbys: Captured) -> None:
-    write(standbys.folder / "app", "import other\nprint(__name__)", "__main__.py")
-    (standbys.folder / "app" / "other.py").write_text("")
-    assert run(standbys.start(["app"], [])) == 0
-    assert standbys.output() == ("__main__\n", "")
-
-
 @pytest.mark.parametrize(
     ("text", "code"),
     [
@@ -161,17 +153,6 @@ def test_what_it_has_imported_is_not_looked_through_for_garbage(standbys: Captur
     assert ast.literal_eval(standbys.output()[0]) == [False, True]
 
 
-MISSING = ["missing", "failing", "missing.part", "raising", "adapter"]
-
-
-def test_modules_that_can_not_be_imported_are_left_to_the_program(standbys: Captured) -> None:
-    script = write(standbys.folder, "print('runs')")
-    (standbys.folder / "failing.py").write_text("1 / 0")
-    (standbys.folder / "raising.py").write_text("raise AttributeError")
-    assert run(standbys.ready([str(script)], MISSING)) == 0
-    assert standbys.output() == ("runs\n", "")
-
-
 def test_nothing_that_modules_print_is_seen_and_all_that_the_program_prints_is(standbys: Captured) -> None:
     (standbys.folder / "loud.py").write_text(
         "import os, sys, warnings, subprocess\n"
@@ -202,13 +183,6 @@ def test_one_that_still_imports_is_ended_when_it_is_needed(standbys: Captured) -
     assert readiness.wake({}) is None
     assert started.returncode == -signal.SIGKILL
     assert standbys.output() == ("", "")
-
-
-def test_its_phase_tells_what_it_is_at(standbys: Captured) -> None:
-    script = write(standbys.folder, "import signal\nsignal.pause()")
-    started = standbys.ready([str(script)])
-    assert standby.wake(started, {})
-    until(lambda: started.read().phase == Phase.STARTING, "it is to start")
 
 
 def test_its_program_finds_what_it_was_given_when_it_was_woken(standbys: Captured) -> None:
@@ -302,12 +276,6 @@ def test_without_anybody_to_wake_it_it_ends_without_running_anything(standbys: C
     assert standbys.output() == ("", "")
 
 
-def test_the_program_reads_nothing_from_its_guardian(standbys: Captured) -> None:
-    script = write(standbys.folder, "import sys, os\nprint([sys.stdin.read(), os.read(0, 10)])")
-    assert run(standbys.ready([str(script)])) == 0
-    assert standbys.output() == ("['', b'']\n", "")
-
-
 def test_interpreter_options_and_the_environment_are_kept(standbys: Captured) -> None:
     script = write(
         standbys.folder, "import os, sys\nprint(sys.flags.optimize, sys.flags.dev_mode, os.environ['TOLD'])"
@@ -320,23 +288,6 @@ def test_interpreter_options_and_the_environment_are_kept(standbys: Captured) ->
     finally:
         started.close()
     assert standbys.output()[0] == "1 True yes\n"
-
-
-def test_it_takes_the_place_of_one_that_was_lost(standbys: Captured) -> None:
-    script = write(standbys.folder, "import os\nprint(os.environ['HVDRECOVER_REJOIN'])")
-    assert run(standbys.start([str(script)], [])) == 0
-    assert standbys.output()[0] == "1\n"
-
-
-def test_closing_one_that_waits_ends_it_and_frees_all(standbys: Captured) -> None:
-    script = write(standbys.folder, "")
-    before = descriptors()
-    waiting = standbys.ready([str(script)])
-    waiting.close()
-    assert waiting.returncode == -signal.SIGKILL
-    standbys.forget()
-    del waiting
-    assert descriptors() == before
 
 
 MANY = [f"no_such_library_of_many.part_{number}" for number in range(5000)]  # more than a pipe takes
@@ -355,12 +306,6 @@ def test_one_that_is_stuck_at_its_start_holds_its_guardian_up_neither_then_nor_w
         assert stuck.read().phase == Phase.UNKNOWN
     finally:
         stuck.close()
-
-
-def test_a_list_of_any_length_arrives(standbys: Captured) -> None:
-    script = write(standbys.folder, "import sys\nprint('colorsys' in sys.modules)")
-    assert run(standbys.ready([str(script)], [*MANY, "adapter", "colorsys"])) == 0
-    assert standbys.output() == ("True\n", "")
 
 
 @pytest.mark.parametrize(

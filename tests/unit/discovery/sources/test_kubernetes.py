@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hvdrecover.discovery.hosts import Host
 from hvdrecover.discovery.sources import kubernetes as source
 from hvdrecover.discovery.sources.kubernetes import Kubernetes, hosts_of
-from hvdrecover.errors import ConfigError, DiscoveryError
+from hvdrecover.errors import DiscoveryError
 from tests.fakes.kubernetes_api import HOST, TOKEN, KubernetesApi, pod
 
 PATIENT = 60.0  # seconds, for what does not hang
@@ -320,34 +320,9 @@ def test_a_server_that_is_away(tmp_path):
     assert re.match(f"{server.url}: .*refused", problem(environ))
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "[", "just words", "[1, 2]", "current-context: here", "contexts: 3\ncurrent-context: here", "\0"],
-)
-def test_kubeconfigs_that_are_none(tmp_path, text):
-    path = tmp_path / "config"
-    path.write_text(text)
-    found = problem({"KUBECONFIG": str(path)})
-    assert found.startswith(str(path))
-    assert re.search("KUBECONFIG.* kubectl", found)
-
-
-def test_a_kubeconfig_or_context_that_is_not_there(environ, tmp_path):
-    assert str(tmp_path / "nothing") in problem({"KUBECONFIG": str(tmp_path / "nothing")})
-    assert "elsewhere" in problem(environ, context="elsewhere")
-
-
 def test_without_the_client_it_says_how_to_get_it(environ, monkeypatch):
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     assert "pip install 'hvdrecover[kubernetes]'" in problem(environ)
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"selector": " "}, {"selector": "a=b", "resource": "r", "annotation": "a"}]
-)
-def test_options_that_can_not_be_meant(options):
-    with pytest.raises(ConfigError):
-        Kubernetes(**options)
 
 
 # From pods to hosts.
@@ -428,10 +403,6 @@ def test_slots_of_a_resource(containers, slots):
     assert hosts_of([pod("a", containers=containers)], resource=GPU) == [Host("10.0.0.1", slots)]
 
 
-def test_slots_of_an_annotation():
-    assert hosts_of([pod("a", annotations={"slots": " 3 "})], annotation="slots") == [Host("10.0.0.1", 3)]
-
-
 def test_slots_over_http(api, environ):
     api.add(pod("a", containers=[{"limits": {GPU: "8"}}], annotations={"example.com/slots": "2"}))
     assert ask(environ) == [Host("10.0.0.1", None)]
@@ -455,15 +426,3 @@ def test_a_resource_or_annotation_that_no_pod_has_is_an_error():
     with pytest.raises(DiscoveryError, match=r"^pod a: .* annotation 'slot'"):
         hosts_of(pods, annotation="slot")
     assert hosts_of([], resource=GPU) == []
-
-
-@pytest.mark.parametrize("text", ["", "four", "1.5", "0", "-1", "99999", "1e3", "٤"])
-def test_annotations_that_are_no_number_of_slots(text):
-    with pytest.raises(DiscoveryError, match="pod a: "):
-        hosts_of([pod("a", annotations={"slots": text})], annotation="slots")
-
-
-@pytest.mark.parametrize("text", ["4Gi", "99999", "", "-4"])
-def test_resources_that_are_no_number_of_slots(text):
-    with pytest.raises(DiscoveryError, match="pod a: "):
-        hosts_of([pod("a", containers=[{"limits": {"memory": text}}])], resource="memory")

@@ -217,56 +217,6 @@ def test_without_slurm(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "state",
-    [
-        *("IDLE", "MIXED", "ALLOCATED", "ALLOCATED+", "COMPLETING", "MIXED+CLOUD", "ALLOCATED+DYNAMIC_NORM"),
-        *("MIXED-", "MIXED+PLANNED", "ALLOCATED+RESERVED", "MIXED+REBOOT_REQUESTED", "MIXED@", "UNKNOWN"),
-        *("MIXED+POWER_UP", "MIXED+SOMETHING_NEW"),
-    ],
-)
-def test_states_in_which_a_node_serves(state):
-    assert slurm.why_unusable(state) == ""
-
-
-@pytest.mark.parametrize(
-    ("state", "reason"),
-    [
-        ("DOWN", "is down"),
-        ("DOWN*", "is down"),
-        ("MIXED*", "does not respond"),
-        ("MIXED+NOT_RESPONDING", "does not respond"),
-        ("IDLE*+CLOUD", "does not respond"),
-        ("ALLOCATED+DRAIN", "is draining"),
-        ("DRAINED", "is draining"),
-        ("DRAINING@", "is draining"),
-        ("MIXED+FAIL", "is failing"),
-        ("FAILING*", "is failing"),
-        ("ERROR", "is in an error state"),
-        ("FUTURE", "is not there yet"),
-        ("IDLE+INVALID_REG", "has not registered as configured"),
-        ("MIXED+MAINTENANCE+RESERVED", "is in maintenance"),
-        ("MAINT", "is in maintenance"),
-        ("ALLOCATED$", "is in maintenance"),
-        ("IDLE+CLOUD+POWER", "is powered down"),
-        ("IDLE~", "is powered down"),
-        ("IDLE+CLOUD+POWERED_DOWN", "is powered down"),
-        ("ALLOCATED+CLOUD+POWERING_UP", "is being powered up"),
-        ("ALLOCATED#", "is being powered up"),
-        ("MIXED+CLOUD+POWER_DOWN", "is being powered down"),
-        ("MIXED+CLOUD+POWERING_DOWN", "is being powered down"),
-        ("MIXED!", "is being powered down"),
-        ("MIXED%", "is being powered down"),
-        ("MIXED+CLOUD+POWER_DRAIN", "is being powered down"),
-        ("MIXED+REBOOT_ISSUED", "is being rebooted"),
-        ("REBOOT^", "is being rebooted"),
-        ("MIXED^", "is being rebooted"),
-    ],
-)
-def test_states_in_which_a_node_is_left_out(state, reason):
-    assert slurm.why_unusable(state) == f"{reason} ({state})"
-
-
-@pytest.mark.parametrize(
     ("nodes", "names"),
     [
         ("node1", ["node1"]),
