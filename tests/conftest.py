@@ -16,11 +16,12 @@ from tests.fakes import world
 
 gc.set_threshold(300_000, 10, 10)  # looking for garbage among ten thousand tests takes long
 
-# A shell has started the tests in the background, or nohup has: their own processes would be as deaf.
+# A shell that starts the tests in the background, or nohup, has them and all their processes ignore signals.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+for ignored in (signal.SIGHUP, signal.SIGQUIT):
+    if signal.getsignal(ignored) is signal.SIG_IGN:
+        signal.signal(ignored, signal.SIG_DFL)
 
 
 # Files of tests that take long, the longest first: one that came last would leave the other processes idle.
