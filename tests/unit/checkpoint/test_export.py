@@ -12,7 +12,7 @@ from hvdrecover.checkpoint.inspection import export
 from hvdrecover.checkpoint.layout import TensorSpec, plan
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.errors import CorruptCheckpointError, ExportError, StorageError
-from tests.unit.checkpoint.roots import content, make_store
+from tests.unit.checkpoint.roots import make_store
 
 ID = CommitId(1, 1)
 TENSORS = {
@@ -55,29 +55,6 @@ def written(storage, path, *only, force=False):
     return safetensors.numpy.load_file(path)
 
 
-def test_one_attribute_keeps_its_names(storage, folder):
-    before = content(storage)
-    found = written(storage, folder / "x.safetensors", "model")
-    assert {name: array.tolist() for name, array in found.items()} == {
-        "a.weight": [0, 1, 2, 3, 4],
-        "a.count": [7],
-    }
-    assert content(storage) == before
-    assert (folder / "x.safetensors").read_bytes() == before["g0001-c00000001/model.safetensors"]
-
-
-def test_several_attributes_are_told_apart_by_prefixes(storage, folder):
-    found = written(storage, folder / "x.safetensors", "model", "ema")
-    assert {(name, array.shape) for name, array in found.items()} == {
-        ("model.a.weight", (5,)),
-        ("model.a.count", (1,)),
-        ("ema.a.weight", (5,)),
-        ("ema.empty", (0, 3)),
-    }
-    for attribute in ("model", "ema"):
-        assert np.array_equal(found[f"{attribute}.a.weight"], TENSORS[attribute]["a.weight"])
-
-
 @pytest.mark.parametrize(
     ("only", "culprits"),
     [((), "optimizer, epoch, sampler"), (("optimizer",), "optimizer"), (("model", "epoch"), "epoch")],
@@ -86,11 +63,6 @@ def test_what_holds_more_than_tensors_is_refused(storage, folder, only, culprits
     with pytest.raises(ExportError, match=rf" {culprits}; .*\.pt .*--only \(model, ema"):
         written(storage, folder / "x.safetensors", *only)
     assert list(folder.iterdir()) == []
-
-
-def test_an_unknown_attribute_is_refused_by_a_list_of_those_there_are(storage, folder):
-    with pytest.raises(ExportError, match=r"'modle'; .* model, ema, optimizer, epoch, sampler$"):
-        written(storage, folder / "x.safetensors", "modle")
 
 
 def test_an_existing_file_is_replaced_only_if_asked_to(storage, folder):

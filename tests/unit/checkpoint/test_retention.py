@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import hvdrecover
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import Manifest
 from hvdrecover.checkpoint.retention import Facts, expired, metric_of
@@ -138,11 +137,6 @@ def test_the_newest_ones_stay(commits, keep, now):
 
 
 @given(roots, keeps, times)
-def test_the_order_of_the_listing_does_not_matter(commits, keep, now):
-    assert expired(commits, keep, now) == expired(list(reversed(commits)), keep, now)
-
-
-@given(roots, keeps, times)
 def test_once_deleted_nothing_more_is_to_be_deleted(commits, keep, now):
     gone = set(expired(commits, keep, now))
     left = [found for found in commits if found.commit not in gone]
@@ -224,24 +218,7 @@ def test_an_attribute_that_is_not_there_is_said(attributes):
         metric_of(manifest(attributes), Best("loss"))
 
 
-def test_without_the_rule_nothing_is_looked_for():
-    assert metric_of(manifest(None), None) is None
-
-
 # -- settings ------------------------------------------------------------------------------------------
-
-
-def test_the_defaults():
-    assert Keep() == Keep(last=3, period=None, within=None, best=None)
-    assert Best("loss") == Best("loss", mode="min", count=1)
-    assert (hvdrecover.Keep, hvdrecover.Best) == (Keep, Best)
-
-
-def test_a_number_stands_for_the_newest():
-    assert Keep.of(5) == Keep(last=5)
-    assert Keep.of(Keep(period=10)) == Keep(period=10)
-    assert Checkpoint("/data", keep=5).keep == 5
-    assert Checkpoint("/data", keep=Keep(period=10)).keep == Keep(period=10)
 
 
 @pytest.mark.parametrize(

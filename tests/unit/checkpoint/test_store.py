@@ -21,11 +21,6 @@ def write_all(store, *snapshots):
 # -- claims --------------------------------------------------------------------------------------------
 
 
-def test_the_first_claim_is_generation_1(root):
-    assert make_store(root).claim_next() == 1
-    assert root.names("claims") == ["g0001.json"]
-
-
 def test_each_start_claims_the_next_generation(root):
     assert [make_store(root, job=job).claim_next() for job in "abc"] == [1, 2, 3]
 
@@ -39,14 +34,6 @@ def test_a_claim_is_later_than_all_claims_and_commits(root):
     assert make_store(root).claim_next() == 31
 
 
-def test_a_claim_says_whose_it_is(root):
-    store = make_store(root, job="mine", clock=FakeClock(start=5.0))
-    store.claim_next()
-    claim = store.claims.read(1)
-    assert (claim.generation, claim.job, claim.acknowledged) == (1, "mine", False)
-    assert json.loads(root.read("claims/g0001.json")).items() >= {"host": "host", "time": 5.0}.items()
-
-
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"3", b"{}", b"\xff", b'{"job": "x"}', b"[" * 100_000])
 def test_a_damaged_claim_is_nobodys_and_may_have_had_commits(root, text):
     root.publish("claims/g0004.json", text)
@@ -54,13 +41,6 @@ def test_a_damaged_claim_is_nobodys_and_may_have_had_commits(root, text):
     claim = store.claims.read(4)
     assert (claim.job, claim.acknowledged) == ("", True)
     assert store.claim_next() == 5
-
-
-def test_only_files_named_like_claims_are_claims(root):
-    make_store(root).claim_next()
-    for name in ("g2.json", "g00003.json", "g0004.json.bak", "x0005.json", "notes"):
-        root.publish(f"claims/{name}", b"{}")
-    assert make_store(root).claims.generations() == [1]
 
 
 # -- whose root ----------------------------------------------------------------------------------------
@@ -87,18 +67,6 @@ def test_a_foreign_root_is_refused_and_left_byte_for_byte(root, files):
     assert any(path.split("/")[0] in str(caught.value) for path in files)
     assert content(root) == files
     assert wrapped.calls == []
-
-
-def test_what_a_fresh_file_system_brings_along_is_tolerated(root):
-    root.publish("lost+found/x", b"")
-    assert make_store(root).claim_next() == 1
-
-
-def test_a_note_beside_our_own_files_is_tolerated(root):
-    make_store(root).claim_next()
-    root.publish("README", b"the run of May")
-    assert make_store(root).claim_next() == 2
-    assert root.read("README") == b"the run of May"
 
 
 def test_a_start_that_died_before_its_first_claim_is_no_obstacle(tmp_path):
@@ -152,16 +120,6 @@ def test_the_manifest_is_written_last_and_says_who_wrote_it(root):
     fields = json.loads(root.read(f"g0001-c00000005/{FILE_NAME}"))
     assert (fields["time"], fields["writer"]["rank"], fields["writer"]["host"]) == (7.5, 3, "host")
     assert fields["world_size"] == 2
-
-
-def test_commits_are_listed_newest_first_and_other_names_left_out(root):
-    store = make_store(root)
-    store.claim_next()
-    write_all(store, make_snapshot(1, 9), make_snapshot(1, 10))
-    root.publish("g0002-c00000001/x", b"")
-    root.publish("other/x", b"")
-    assert commits(store.storage) == [CommitId(2, 1), CommitId(1, 10), CommitId(1, 9)]
-    assert [is_complete(store.storage, commit) for commit in commits(store.storage)] == [False, True, True]
 
 
 def test_the_first_commit_of_a_generation_is_acknowledged_once(root):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import threading
 
 import pytest
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.inspection import prune, verify
-from hvdrecover.checkpoint.manifest import FILE_NAME
 from hvdrecover.checkpoint.settings import Best, Keep
 from hvdrecover.errors import ConfigError, CorruptCheckpointError, StorageError, UnknownCommitError
 from tests.fakes.clock import FakeClock
@@ -57,27 +55,6 @@ def test_a_flipped_bit_is_found(storage, where):
     assert "digest" in verdict.problems["model.safetensors"]
 
 
-def test_every_broken_file_is_named_with_its_reason(storage):
-    storage.publish("g0001-c00000001/model.safetensors", b"short")
-    storage.remove("g0001-c00000001/optimizer.safetensors")
-    verdict = verify.verify(storage, CommitId(1, 1), ignore)
-    assert re.fullmatch(r"model\.safetensors: .* 5 .* 8096; optimizer\.safetensors: .*missing", verdict.text)
-
-
-def test_a_broken_manifest_is_a_problem_of_the_manifest(storage):
-    storage.publish(f"g0001-c00000001/{FILE_NAME}", b"{")
-    (file,) = verify.verify(storage, CommitId(1, 1), ignore).problems
-    assert file == FILE_NAME
-    assert verify.total_bytes(storage, [CommitId(1, 1)]) == 0
-
-
-def test_verifying_leaves_the_root_as_it_is(storage):
-    flip(storage, "g0001-c00000001/model.safetensors")
-    before = content(storage)
-    verify.verify_all(storage, COMMITS, ignore)
-    assert content(storage) == before
-
-
 def test_without_names_all_complete_commits_are_due(storage):
     storage.publish("g0001-c00000004/model.safetensors", b"half")
     assert verify.due(storage, []) == COMMITS
@@ -114,13 +91,6 @@ def test_a_plan_tells_what_goes_what_stays_and_what_is_never_touched(storage):
     plan = prune.plan(storage, Keep(1), CLOCK)
     assert (names(plan.delete), names(plan.keep), names(plan.untouched)) == ([1], [3], [4, 2])
     assert content(storage) == before
-
-
-def test_every_rule_counts(storage):
-    assert names(prune.plan(storage, Keep(1, period=2), CLOCK).keep) == [3, 2, 1]
-    assert names(prune.plan(storage, Keep(1, within=951), CLOCK).keep) == [3, 2, 1]
-    assert names(prune.plan(storage, Keep(1, within=949), CLOCK).keep) == [3]
-    assert names(prune.plan(storage, Keep(1, best=Best("z")), CLOCK).keep) == [3, 1]
 
 
 def test_a_metric_that_no_commit_has_is_an_error(storage):

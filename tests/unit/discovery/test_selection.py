@@ -51,11 +51,6 @@ def test_all_hosts_the_oldest_first() -> None:
     assert named(found(limits=Limits(slots=8))) == ["a:4", "b:2", "c:8"]
 
 
-def test_a_host_that_came_back_is_as_new() -> None:
-    health = {**healthy("a", "b", "c"), "a": Health(True, 950.0, NOW)}
-    assert named(found(replace(HISTORY, health=health), checked=True)) == ["b:2", "c:1", "a:4"]
-
-
 @pytest.mark.parametrize(
     ("limits", "names"),
     [
@@ -120,19 +115,6 @@ def test_a_failure_is_bridged_for_a_while() -> None:
         found(replace(history, listed=NOW + 86400))  # the clock was set back since
 
 
-def test_a_source_that_hangs_without_a_word_has_failed() -> None:
-    assert named(found(replace(HISTORY, listed=950.0), late=True)) == ["a:4", "b:2", "c:1"]
-    with pytest.raises(DiscoveryError, match=r"^src: .*; .* 61 s "):
-        found(replace(HISTORY, listed=NOW - 61), late=True)
-
-
-def test_a_first_answer_that_fails_is_an_error() -> None:
-    with pytest.raises(DiscoveryError, match=r"^src: no such file, "):
-        found(History(asked=NOW, failure="no such file"))
-    with pytest.raises(DiscoveryError, match=r"^src: no host, "):
-        found(History(asked=NOW, failure="no host", empty=True))
-
-
 def test_no_host_is_an_answer_only_if_that_is_allowed_and_there_was_none_before() -> None:
     allowed = Limits(allow_empty=True)
     none_yet = found(History(asked=NOW, failure="no host", empty=True), allowed)
@@ -143,8 +125,3 @@ def test_no_host_is_an_answer_only_if_that_is_allowed_and_there_was_none_before(
     assert named(found(gone, allowed)) == ["a:4", "b:2", "c:1"]
     with pytest.raises(DiscoveryError, match=r"^src: no host; .* 61 s "):
         found(replace(gone, listed=NOW - 61), allowed)
-
-
-def test_to_exclude_all_is_an_error() -> None:
-    with pytest.raises(DiscoveryError, match=r"^src: .* 3 hosts .* --include and --exclude"):
-        found(limits=Limits(include=("d",)))

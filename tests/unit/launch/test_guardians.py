@@ -105,30 +105,6 @@ def test_what_guardians_tell_is_heard_with_who_tells(supervisor: Supervisor) -> 
     ]
 
 
-def test_words_that_come_with_the_greeting_are_heard(supervisor: Supervisor) -> None:
-    guardian = link.connect(*supervisor.address, name="h1", slot=0)
-    assert guardian is not None
-    guardian.send(kind="end", how="left")
-    supervisor.serve(lambda: supervisor.heard, "a message")
-    assert supervisor.heard == [("h1", 0, {"kind": "end", "how": "left"})]
-
-
-def test_orders_go_to_all(supervisor: Supervisor) -> None:
-    guardians = [come(supervisor), come(supervisor, "h2")]
-    supervisor.guardians.order(order="leave", grace=3.0)
-    for guardian in guardians:
-        assert guardian.receive() == [{"order": "leave", "grace": 3.0}]
-
-
-def test_who_comes_later_is_given_the_orders_of_the_day(supervisor: Supervisor) -> None:
-    early = come(supervisor)
-    supervisor.greeting = [{"order": "leave", "grace": 3.0}]
-    late = come(supervisor, "h2")
-    assert late.receive() == [{"order": "leave", "grace": 3.0}]
-    supervisor.guardians.order(order="stop")
-    assert early.receive() == [{"order": "stop"}]
-
-
 @pytest.mark.parametrize("first", [{"token": "guessed"}, {}, {"kind": "end", "how": "finished"}])
 def test_a_stranger_is_shown_the_door_and_not_heard(supervisor: Supervisor, first: Message) -> None:
     host, port, _ = supervisor.address

@@ -82,27 +82,6 @@ def test_what_is_no_message_of_ours_closes_the_link(listener: socket.socket, tex
         assert sender.recv(1) == b""
 
 
-def test_json_that_is_no_object_is_left_out(listener: socket.socket) -> None:
-    with socket.create_connection(("127.0.0.1", port(listener))) as sender:
-        end = Link(listener.accept()[0])
-        sender.sendall(b'[1]\n2\nnull\n{"kind": "end"}\n')
-        assert received(end) == [{"kind": "end"}]
-        assert end.is_open
-
-
-def test_a_line_without_end_is_not_kept_for_ever(listener: socket.socket) -> None:
-    with socket.create_connection(("127.0.0.1", port(listener))) as sender:
-        end = Link(listener.accept()[0])
-        taken = 0
-        try:
-            while end.is_open:
-                taken += sender.send(b"x" * 4096)
-                end.receive()
-                assert taken < 1 << 24
-        except OSError:  # closed by the other end
-            assert not end.is_open
-
-
 def test_the_end_of_the_other_side_is_noticed(ends: tuple[Link, Link]) -> None:
     guardian, supervisor = ends
     guardian.send(kind="end")
@@ -154,13 +133,6 @@ def test_a_host_that_is_cut_off_is_noticed_by_the_kernel(ends: tuple[Link, Link]
         )
         assert idle + interval * count <= 10
         assert unanswered <= 10_000
-
-
-def test_who_can_not_be_reached_is_no_link(listener: socket.socket) -> None:
-    nobody = port(listener)
-    listener.close()
-    assert link.connect("127.0.0.1", nobody, TOKEN) is None
-    assert link.connect("no-such-host.invalid", nobody, TOKEN) is None
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import keras
 import numpy as np
 import pytest
 import safetensors.numpy
-import tensorflow as tf
 
 import hvdrecover.tensorflow as recover
 from hvdrecover.cli import main
@@ -59,53 +58,6 @@ def test_a_keras_file_of_the_model_will_do_and_its_weights_are_not_used(
     assert export(root, "-o", tmp_path / "new.keras", "--model-config", tmp_path / "old.keras") == 0
     model = keras.models.load_model(tmp_path / "new.keras")
     assert (content(model), model.compiled) == (job[3][0], False)
-
-
-def test_a_config_of_a_compiled_model_need_not_know_its_loss(
-    root: Path, job: dict[int, Any], tmp_path: Path
-) -> None:
-    model = network()
-    model.compile("sgd", loss=lambda true, found: tf.reduce_sum(true - found))
-    config = written(tmp_path / "model.json", model.to_json())
-    assert json.loads(config.read_text())["compile_config"] is not None
-    assert export(root, "-o", tmp_path / "out.keras", "--model-config", config) == 0
-
-
-def test_the_model_may_have_another_name_in_the_state(tmp_path: Path, config: Path) -> None:
-    generator = network(seed=3)
-    state = recover.TensorFlowState(checkpoint=str(tmp_path / "root"), generator=generator, epoch=0)
-    state.sync()
-    state.commit(durable=True)
-    state.flush()
-    file = tmp_path / "out.keras"
-    assert export(tmp_path / "root", "-o", file, "--model-config", config) == 1
-    assert export(tmp_path / "root", "-o", file, "--model-config", config, "--only", "generator") == 0
-    assert content(keras.models.load_model(file)) == content(generator)
-
-
-@pytest.mark.parametrize(
-    ("only", "facts"),
-    [
-        (["modle"], "'modle'; .* model, optimizer, epoch, data\n"),
-        (["epoch"], "'epoch' .* --only"),
-        (["data"], "'data' .* --only"),
-        (["model", "optimizer"], r"\.keras .* model, optimizer .*--only"),
-        (["optimizer"], r"model\.json:"),
-    ],
-)
-def test_what_is_no_model_is_refused(
-    root: Path,
-    job: dict[int, Any],
-    config: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    only: list[str],
-    facts: str,
-) -> None:
-    chosen = [f"--only={name}" for name in only]
-    assert export(root, "-o", tmp_path / "out.keras", "--model-config", config, *chosen) == 1
-    assert re.search(facts, capsys.readouterr().err)
-    assert not (tmp_path / "out.keras").exists()
 
 
 def test_a_config_of_another_model_is_an_error_that_names_the_variables(
@@ -170,15 +122,6 @@ def test_lambdas_are_refused_and_not_run(
     assert not Path(trace).exists()
 
 
-@pytest.mark.parametrize("name", ["missing.json", "missing.keras", "."])
-def test_a_config_that_can_not_be_read_is_an_error(
-    root: Path, job: dict[int, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    assert export(root, "-o", tmp_path / "out.keras", "--model-config", tmp_path / name) == 1
-    errors = capsys.readouterr().err
-    assert (errors.startswith(f"hvdrecover: {tmp_path / name}: "), errors.count("\n")) == (True, 1)
-
-
 def test_a_file_is_replaced_only_if_asked_to_and_never_by_a_broken_commit(
     root: Path, job: dict[int, Any], config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,21 +145,6 @@ def test_a_safetensors_file_holds_the_variables_by_their_keras_paths(
     found = safetensors.numpy.load_file(tmp_path / "x.safetensors")
     assert sorted(array.tobytes() for array in found.values()) == sorted(job[3][0])
     assert sum(name.endswith("/kernel") for name in found) == 2
-
-
-def test_a_torch_file_can_be_made_too(root: Path, job: dict[int, Any], tmp_path: Path) -> None:
-    """In a process of its own: one that holds both frameworks is not what users have."""
-    program = f"""
-import sys, torch
-from hvdrecover.cli import main
-assert main(["export", {str(root)!r}, "-o", {str(tmp_path / "x.pt")!r}]) == 0
-found = torch.load({str(tmp_path / "x.pt")!r}, weights_only=True)
-print([bytes(each.flatten().view(torch.uint8).tolist()) for each in found["model"].values()])
-print(list(found), found["epoch"], "tensorflow" in sys.modules, file=sys.stderr)
-"""
-    done = in_a_process(program)
-    assert done.stderr == "['model', 'optimizer', 'epoch', 'data'] 3 False\n"
-    assert done.stdout.splitlines()[-1] == str(job[3][0])
 
 
 def in_a_process(program: str) -> subprocess.CompletedProcess[str]:
@@ -253,17 +181,6 @@ def test_nothing_else_imports_a_framework(root: Path, job: dict[int, Any], tmp_p
     )
     assert done.stderr == "[[0, 0, 0, 0, 0], []]\n"
     assert "tensorflow" in done.stdout
-
-
-@pytest.mark.parametrize(("suffix", "name"), [(".keras", "tensorflow"), (".pt", "torch")])
-def test_a_framework_that_is_missing_is_an_error_of_one_line(
-    root: Path, job: dict[int, Any], config: Path, tmp_path: Path, suffix: str, name: str
-) -> None:
-    options = ["--model-config", str(config)] if suffix == ".keras" else []
-    arguments = ["export", str(root), "-o", str(tmp_path / f"out{suffix}"), *options]
-    done = in_a_process(f"import sys; sys.modules[{name!r}] = None; {CLI.format(arguments)} sys.exit(code)")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert re.match(rf"hvdrecover: --output: .*\{suffix} .*\.safetensors ", done.stderr)
 
 
 def test_what_the_documentation_shows_runs(

@@ -68,17 +68,6 @@ def test_one_rank_trains_as_without_us(kind: str, graph: bool) -> None:
     )
 
 
-@pytest.mark.parametrize("graph", [False, True])
-def test_several_passes_equal_one_of_the_concatenated_batch(graph: bool) -> None:
-    halves = [(X[:4], Y[:4]), (X[4:], Y[4:])]
-    whole = steps(a_model(), keras.optimizers.Adam(0.1), [(X, Y)] * 2, graph=graph)
-    optimizer = recover.DistributedOptimizer(
-        keras.optimizers.Adam(0.1), backward_passes_per_step=2, average_aggregated_gradients=True
-    )
-    assert close(steps(a_model(), optimizer, halves * 2, graph=graph), whole)
-    assert int(optimizer.iterations) == 2
-
-
 def test_passes_that_were_interrupted_are_forgotten() -> None:
     halves = [(X[:4], Y[:4]), (X[4:], Y[4:])]
     whole = steps(a_model(), keras.optimizers.SGD(0.1), [(X, Y)], graph=False)
@@ -105,20 +94,6 @@ def test_all_ranks_forget_passes_when_they_agree_also_the_one_whose_state_they_t
     assert any("state.optimizer: this commit comes after 1 of 2 backward" in each for each in caplog.messages)
     state.sync()
     assert int(optimizer._hvdrecover.sums.count) == 0
-
-
-def test_several_optimizers_in_one_train_as_without_us() -> None:
-    def made() -> keras.optimizers.Optimizer:
-        pairs = {"dense.*": keras.optimizers.Adam(0.1)}
-        return keras.optimizers.MultiOptimizer(
-            keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1), pairs)
-        )
-
-    plain = steps(a_model(), made(), [(X, Y)] * 2, graph=True)
-    assert equal(steps(a_model(), recover.DistributedOptimizer(made()), [(X, Y)] * 2, graph=True), plain)
-    scaled = recover.DistributedOptimizer(made())
-    scaled.loss_scale_factor = 2.0
-    assert scaled.loss_scale_factor == 2.0
 
 
 def test_it_is_the_same_optimizer_with_all_that_it_holds() -> None:
@@ -155,14 +130,6 @@ def test_an_optimizer_by_its_name_works_in_compile_and_fit() -> None:
         [variable.numpy() for variable in distributed.variables],
         [variable.numpy() for variable in plain.variables],
     )
-
-
-def test_several_passes_are_added_up_unless_their_mean_is_asked_for() -> None:
-    optimizer = recover.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
-    variable = keras.Variable([0.0])
-    for gradient in (1.0, 2.0):
-        optimizer.apply([tf.constant([gradient])], [variable])
-    assert variable.numpy().tolist() == [-3.0]
 
 
 @pytest.mark.parametrize("what", ["twice", "no optimizer", "no passes"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import logging
 import re
 import subprocess
@@ -20,15 +19,11 @@ import hvdrecover.torch as recover
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import FILE_NAME
 from hvdrecover.checkpoint.storage import LocalStorage
-from hvdrecover.checkpoint.values import encode
 from hvdrecover.cli import main
 from hvdrecover.errors import (
     ConfigError,
     CorruptCheckpointError,
-    FormatVersionError,
     MismatchError,
-    NoUsableCommitError,
-    UnknownCommitError,
 )
 from tests.unit.checkpoint.roots import content
 from tests.unit.torch.jobs import bits, commit_durably, joined, network, state_of, train_one_step
@@ -96,13 +91,6 @@ def test_the_model_alone_is_loaded_and_the_root_left_as_it_is(url: str, job: dic
     assert content(LocalStorage(Path(url))) == before
 
 
-def test_the_optimizer_alone_is_loaded(url: str, job: dict[int, Any]) -> None:
-    model, optimizer = fresh()
-    untouched = state_of(model)
-    recover.load(url, optimizer=optimizer)
-    assert (state_of(model), state_of(optimizer)) == (untouched, job[3][1])
-
-
 def test_what_is_loaded_continues_to_the_last_bit(url: str, job: dict[int, Any]) -> None:
     model, optimizer = fresh()
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
@@ -150,32 +138,6 @@ def test_a_commit_that_was_asked_for_and_is_broken_is_an_error_and_nothing_is_lo
     with pytest.raises(CorruptCheckpointError, match=r"c00000002/model\.safetensors: .*digest"):
         recover.load(url, model=model, commit=2)
     assert state_of(model) == untouched
-
-
-def test_every_commit_broken_is_an_error_that_lists_them(url: str) -> None:
-    for number in (1, 2, 3):
-        flip(folder(url, number) / "model.safetensors")
-    with pytest.raises(NoUsableCommitError) as caught:
-        recover.load(url, model=network())
-    assert list(caught.value.reasons) == [folder(url, number).name for number in (3, 2, 1)]
-
-
-def test_a_newer_format_is_not_passed_over(url: str) -> None:
-    (folder(url, 3) / FILE_NAME).write_text(json.dumps({"format": 99, "digest": "of another kind"}))
-    with pytest.raises(FormatVersionError):
-        recover.load(url, model=network())
-
-
-def test_what_is_not_there_is_an_error(url: str, tmp_path: Path) -> None:
-    with pytest.raises(UnknownCommitError, match=f"{tmp_path}/missing: "):
-        recover.load(str(tmp_path / "missing"), model=network())
-    assert not (tmp_path / "missing").exists()
-    with pytest.raises(UnknownCommitError, match=" '9'; "):
-        recover.load(url, model=network(), commit=9)
-    (tmp_path / "begun" / "claims").mkdir(parents=True)
-    with pytest.raises(UnknownCommitError, match=f"{tmp_path}/begun: ") as caught:
-        recover.load(str(tmp_path / "begun"), model=network())
-    assert caught.value.candidates == []
 
 
 def test_a_model_that_does_not_fit_is_an_error_that_names_the_tensors_and_nothing_is_loaded(url: str) -> None:
@@ -340,38 +302,3 @@ def test_a_torch_file_holds_each_tensor_once_and_nothing_else(url: str, tmp_path
     assert export(url, "-o", file, "--only", "model") == 0
     for tensor in torch.load(file, weights_only=True)["model"].values():
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
-
-
-def test_what_a_torch_file_can_not_hold_is_refused_by_name(
-    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert export(url, "-o", tmp_path / "x.pt") == 1
-    errors = capsys.readouterr().err
-    assert f" schedule, a {__name__}.Schedule" in errors
-    assert ": --only model --only optimizer --only scheduler --only epoch" in errors
-    assert export(url, "-o", tmp_path / "x.pt", "--only", "modle") == 1
-    assert "'modle'" in capsys.readouterr().err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["root"]
-
-
-def test_a_torch_file_is_replaced_only_if_asked_to_and_never_by_a_broken_commit(
-    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "x.pt"
-    file.write_bytes(b"mine")
-    assert export(url, "-o", file, "--only", "model") == 1
-    assert re.search(f"{file}: .*--force", capsys.readouterr().err)
-    flip(folder(url, 3) / "model.safetensors")
-    assert export(url, "-o", file, "--only", "model", "--force") == 1
-    assert re.search(r"model\.safetensors: .*digest", capsys.readouterr().err)
-    assert file.read_bytes() == b"mine"
-    assert export(url, 2, "-o", file, "--only", "model", "--force") == 0
-    assert list(torch.load(file, weights_only=True)) == ["model"]
-
-
-@pytest.mark.parametrize("value", [1, 1.5, 2j, "x", b"\x00\xff", None, True, [1, (2, {3})], {"a": {1: 2}}])
-def test_every_kind_that_is_not_refused_comes_back(value: Any, tmp_path: Path) -> None:
-    assert encode(value, "value") is not NotImplemented
-    commit_durably(joined(str(tmp_path / "root"), value=value))
-    assert export(tmp_path / "root", "-o", tmp_path / "x.pt", "--only", "value") == 0
-    assert torch.load(tmp_path / "x.pt", weights_only=True) == {"value": value}

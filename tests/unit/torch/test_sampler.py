@@ -98,48 +98,6 @@ def test_a_partly_done_epoch_is_dealt_out_as_horovods_sampler_does(
     assert [mine.count(index) for index in left] == [1] * len(left)
 
 
-def test_states_have_what_horovods_states_have() -> None:
-    sampler = recover.ElasticSampler(range(10))
-    horovods = horovod.torch.elastic.ElasticSampler(range(10))
-    for each in (sampler, horovods):
-        each.set_epoch(2)
-        each.record_batch(0, 4)
-    assert horovods.state_dict().items() <= sampler.state_dict().items()
-    sampler.load_state_dict({"epoch": 5, "processed_num": 3})
-    assert (sampler.epoch, sampler.processed_num) == (5, 3)
-
-
-def test_another_epoch_begins_anew_and_the_running_one_continues() -> None:
-    sampler = recover.ElasticSampler(range(10))
-    sampler.record_batch(0, 4)
-    sampler.set_epoch(0)  # Horovod's begins the epoch anew
-    assert (sampler.processed_num, len(sampler.remaining_indices)) == (4, 6)
-    sampler.set_epoch(1)
-    assert (sampler.epoch, sampler.processed_num, len(sampler.remaining_indices)) == (1, 0, 10)
-
-
-def test_epochs_and_seeds_have_orders_of_their_own() -> None:
-    orders = []
-    for seed, epoch in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        sampler = recover.ElasticSampler(range(50), seed=seed)
-        sampler.set_epoch(epoch)
-        orders.append(tuple(sampler))
-        assert tuple(sampler) == orders[-1]
-    assert len(set(orders)) == 4
-    assert list(recover.ElasticSampler(range(5), shuffle=False)) == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize(("tail", "padding", "length"), [("pad", 2, 12), ("drop", 0, 8)])
-def test_the_end_of_an_epoch_is_filled_up_or_left_out(
-    place: Place, tail: Any, padding: int, length: int
-) -> None:
-    made = samplers(place, 4, 10, tail=tail)
-    assert [sampler.padding for sampler in made] == [padding] * 4
-    dealt = [index for sampler in made for index in sampler]
-    assert len(dealt) == length
-    assert len(set(dealt)) == min(length, 10)
-
-
 # -- data sets that can't be dealt out -----------------------------------------------------------------
 
 
@@ -157,12 +115,6 @@ class Unknown(torch.utils.data.Dataset[int]):
 def test_a_data_set_without_a_length_is_refused(dataset: Any) -> None:
     with pytest.raises(ConfigError, match=f"^dataset: .*{type(dataset).__name__} "):
         recover.ElasticSampler(dataset)
-
-
-@pytest.mark.parametrize("options", [{"tail": "cut"}, {"seed": 0.5}])
-def test_settings_that_can_not_be_are_refused(options: Any) -> None:
-    with pytest.raises(ConfigError, match=next(iter(options))):
-        recover.ElasticSampler(range(3), **options)
 
 
 # -- with data loaders ---------------------------------------------------------------------------------
@@ -235,67 +187,6 @@ def test_one_loader_goes_through_many_epochs(loading: Loading) -> None:
     assert len(set(orders)) == 3
 
 
-def test_epochs_that_nobody_names_are_gone_through_again() -> None:
-    sampler = recover.ElasticSampler(Samples(7), seed=3)
-    loader = make_loader(sampler, 3, "plain")
-    for _ in range(3):
-        count = 0
-        for number, batch in enumerate(loader):
-            sampler.record_batch(number, len(indices_of(batch)))
-            count += len(indices_of(batch))
-        assert count == 7
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_what_a_loader_drops_at_the_end_of_an_epoch_is_not_waited_for(workers: int) -> None:
-    sampler = recover.ElasticSampler(Samples(10), shuffle=False)
-    loader = torch.utils.data.DataLoader(
-        Samples(10), 4, sampler=sampler, drop_last=True, num_workers=workers, collate_fn=list
-    )
-    for _ in range(3):
-        count = 0
-        for number, _ in enumerate(loader):
-            sampler.record_batch(number, 4)
-            count += 1
-        assert count == 2
-    state = sampler.state_dict()
-    sampler.load_state_dict(state)
-    assert list(sampler) == [8, 9]  # resumed right there, what is left is still left
-    newcomer = recover.ElasticSampler(Samples(10), shuffle=False)
-    newcomer.load_state_dict(state)
-    for each in (sampler, newcomer):  # both know that it is less than a batch
-        assert list(each)[-2:] == [8, 9]
-        assert list(each)[:2] == [0, 1]
-
-
-def test_what_is_recorded_while_iterating_changes_neither_the_iteration_nor_its_length() -> None:
-    sampler = recover.ElasticSampler(range(10), shuffle=False)
-    seen = []
-    for index in sampler:
-        seen.append(index)
-        sampler.record_batch(0, 1)
-        assert len(sampler) == 10
-    assert seen == list(range(10))
-
-
-def test_a_change_in_the_number_of_ranks_deals_out_the_rest(place: Place) -> None:
-    first = samplers(place, 2, 13, seed=3)
-    halves = [list(sampler) for sampler in first]
-    for sampler in first:
-        sampler.record_batch(0, 2)  # on both ranks
-    cursor = first[0].state_dict()
-    second = samplers(place, 3, 13, seed=3)
-    rest = []
-    for rank, sampler in enumerate(second):
-        place(rank, 3)
-        sampler.load_state_dict(cursor)
-        assert (sampler.rank, sampler.num_replicas, len(sampler)) == (rank, 3, 3)
-        rest += list(sampler)
-    committed = [index for half in halves for index in half[:2]]
-    assert set(committed) | set(rest) == set(range(13))
-    assert not set(committed) & set(rest)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_making_an_iterator_anew_right_at_a_commit_does_not_move_the_streams(workers: int) -> None:
     """A data loader draws from the global generator when its iterator is made."""
@@ -310,14 +201,3 @@ def test_making_an_iterator_anew_right_at_a_commit_does_not_move_the_streams(wor
     state.restore()
     next(iter(loader))
     assert torch.rand(3).equal(expected)
-
-
-def test_two_samplers_keep_a_cursor_each() -> None:
-    train, test = recover.ElasticSampler(range(10)), recover.ElasticSampler(range(6))
-    state = joined(train=train, test=test)
-    train.record_batch(0, 3)
-    state.commit()
-    test.record_batch(0, 2)
-    train.record_batch(1, 3)
-    state.restore()
-    assert (train.processed_num, test.processed_num) == (3, 0)

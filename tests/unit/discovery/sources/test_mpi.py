@@ -27,15 +27,6 @@ def discovered(tmp_path):
     return discover
 
 
-@pytest.mark.parametrize("variable", A_SLOT)
-def test_a_line_for_each_slot(discovered, variable):
-    assert discovered(variable, "b1\r\nb1\r\na2\r\nb1\r\n") == [Host("b1", 3), Host("a2", 1)]
-
-
-def test_lsf_a_word_for_each_slot(discovered):
-    assert discovered("LSB_HOSTS", "hostA hostA hostB") == [Host("hostA", 2), Host("hostB", 1)]
-
-
 def test_lsf_hosts_and_slots_by_turns(discovered):
     assert discovered("LSB_MCPU_HOSTS", "grid03 1 grid05 1 grid01 2") == [
         Host("grid03", 1),
@@ -111,20 +102,6 @@ def test_without_an_mpirun_the_error_says_how_to_name_one(tmp_path):
     for environ in ({"PATH": str(tmp_path)}, {"PATH": str(tmp_path), OPEN_MPI[0]: "none"}):
         with pytest.raises(DiscoveryError, match=r"^'mpirun -np 3': .* PATH; .* --mpirun /path/to/mpirun"):
             Mpi("mpirun -np 3").hosts(environ, 1.0)
-
-
-def test_an_mpirun_whose_ranks_say_nothing(tmp_path):
-    quiet = tmp_path / "mpirun"
-    quiet.write_text("#!/bin/sh\necho noise\n")
-    quiet.chmod(0o755)
-    with pytest.raises(DiscoveryError) as caught:
-        Mpi(str(quiet)).hosts({"PATH": "/bin:/usr/bin"}, 30.0)
-    assert caught.value.source == "mpirun"
-
-
-def test_a_host_that_ssh_would_not_take():
-    with pytest.raises(DiscoveryError, match=r"^mpirun: '-oProxyCommand=x' "):
-        mpi.ranks(f'{MARK}["-oProxyCommand=x"]'.encode())
 
 
 @given(st.binary(), st.binary(), st.lists(st.sampled_from(["a", "b-1.example"]), min_size=1))

@@ -51,12 +51,6 @@ def test_what_ranks_do_not_have_in_common(described: list[Description | None], l
     assert differences(described) == lines
 
 
-def test_long_lists_are_cut() -> None:
-    one = description(*((f"model.{number}", "F32[1]") for number in range(14)))
-    lines = differences([one, description()])
-    assert len(lines) == 11 and lines[-1] == "and 4 more"
-
-
 def test_what_is_told_depends_on_all_of_it_but_nothing_else() -> None:
     entries = description(A, B).entries
     others = [

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from hvdrecover.elastic.virtual.shares import by_speed, equal, in_words, reconsider, run_of, step_time
+from hvdrecover.elastic.virtual.shares import by_speed, equal, reconsider, run_of, step_time
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,3 @@ def test_a_process_with_nothing_to_do_need_not_be_measured() -> None:
 
 def test_runs_follow_each_other_and_who_came_later_has_none() -> None:
     assert [list(run_of((2, 0, 1), process)) for process in range(4)] == [[0, 1], [], [2], []]
-
-
-def test_words() -> None:
-    assert in_words((4,)) == "4 virtual ranks on 1 process: 4"
-    assert in_words((1, 1, 0)) == "2 virtual ranks on 3 processes, 1 of them spare: 1 + 1 + 0"
-    assert in_words((2,) * 8 + (1,)) == "17 virtual ranks on 9 processes: 1 to 2 each"
