@@ -21,7 +21,7 @@ pytestmark = pytest.mark.acceptance
 
 
 def discover(folder: Path, *words: object, **environ: str) -> str:
-    """What the command prints: a line ``host:slots`` for each host."""
+    """Call the command, and return its output: a line ``host:slots`` for each host."""
     done = call("discover", *words, environ={"XDG_CACHE_HOME": str(folder / "cache"), **environ})
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -95,7 +95,7 @@ def flip_the_last_bit(url: str, options: Mapping[str, Any], file: str) -> None:
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What the script ends with when nothing happens to it."""
+    """Return the digest of the weights of an undisturbed run."""
     folder = tmp_path_factory.mktemp("undisturbed")
     code, log = train(folder, {"HVDRECOVER_CHECKPOINT": str(folder / "root")})
     assert code == 0, log

@@ -1,4 +1,4 @@
-"""The harness of acceptance tests: start a job, kill processes, read what the job left on disk.
+"""The harness of acceptance tests: start jobs, kill their processes, read their files.
 
 Acceptance tests import the harness from here, and nothing else that is private to the package. When the
 harness of the package moves, only this file changes.

@@ -36,7 +36,7 @@ state = recover.TorchState(
 
 
 def compute(gradient: torch.Tensor) -> torch.Tensor:
-    """Return what this rank's processor makes of a gradient."""
+    """Return a gradient as this rank's processor computes it."""
     if hvd.rank() != WRONG_RANK or state.step < FIRST_WRONG:
         return gradient
     wrong = gradient.clone()
