@@ -14,9 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.conftest import Start
-from tests.support.jobs import DigitsRun
-from tests.support.lab import INTERFACE, Host, Lab, program, traces
+from tests.support.lab import Host, Lab, traces
 from tests.waiting import wait_until
 
 PATIENCE = 200.0  # seconds for anything that is sure to come
@@ -242,40 +240,3 @@ def test_two_labs_at_once_do_not_disturb_each_other(lab: Lab, owner: Owner) -> N
         other.hosts[1].power_off()
         assert echoed(cat, "three") == "three"
     assert echoed(cat, "four") == "four"
-
-
-# -- a job -------------------------------------------------------------------------------------------------
-
-
-def horovodrun(lab: Lab, folder: Path) -> list[str]:
-    """A launcher on the first host: elastic ``horovodrun`` with a worker on each."""
-    script = folder / "hosts.sh"
-    lines = "".join(f"echo {host.address}:1\n" for host in lab.hosts)
-    script.write_text(f"#!/bin/sh\n{lines}")
-    script.chmod(0o755)
-    command = [os.fspath(Path(sys.executable).with_name("horovodrun")), "-np", "3", "--min-np", "1"]
-    command += ["--host-discovery-script", os.fspath(script)]
-    command += ["--network-interface", INTERFACE, "-i", os.fspath(lab.key)]
-    return lab.hosts[0].command(command)
-
-
-def settings(folder: Path) -> dict[str, str]:
-    """The environment of a launcher that is to notice a lost host; Horovod has no option for ssh's."""
-    wrapper = folder / "programs" / "ssh"
-    wrapper.parent.mkdir()
-    options = "-o ServerAliveInterval=10 -o ServerAliveCountMax=6 -o ConnectTimeout=60"
-    wrapper.write_text(f'#!/bin/sh\nexec {program("ssh")} {options} "$@"\n')
-    wrapper.chmod(0o755)
-    path = os.pathsep.join([os.fspath(wrapper.parent), os.environ["PATH"]])
-    return {"HOROVOD_GLOO_TIMEOUT_SECONDS": "120", "PATH": path}
-
-
-def test_horovodrun_trains_over_the_three_hosts(lab: Lab, start: Start, tmp_path: Path) -> None:
-    run = DigitsRun(tmp_path / "run", 2, "--step-seconds", "0.02")
-    job = start(run, horovodrun(lab, tmp_path), settings(tmp_path))
-    run.wait_for(job, lambda batch: batch.size == 3 and batch.commit >= 3)
-    ranks = {run.process_of(rank) for rank in range(3)}
-    assert [len(ranks.intersection(host.processes())) for host in lab.hosts] == [1, 1, 1]
-    run.finish(job)
-    # Their ssh servers; what Horovod starts beside the ranks ends by itself, milliseconds after the launcher.
-    wait_until(lambda: [len(host.processes()) for host in lab.hosts] == [1, 1, 1], PATIENCE)
