@@ -18,7 +18,6 @@ from tests.integration.faults import HOLD, PATIENT, FaultyRun, a_run, assert_sam
 from tests.integration.test_kill_and_resume import assert_each_sample_once
 from tests.support.jobs import (
     DRIVER,
-    GUARDIAN,
     PATIENCE,
     PREEMPTED,
     DigitsRun,
@@ -73,13 +72,11 @@ def test_a_preempted_job_leaves_with_75_and_loses_no_step(
     assert_same_weights(framework, run, undisturbed_run)
 
 
-@pytest.mark.parametrize("who", ["guardian", "training process"])
-def test_of_a_job_on_one_host_any_process_can_be_told(who: str, start: Start, tmp_path: Path) -> None:
+def test_of_a_job_on_one_host_any_process_can_be_told(start: Start, tmp_path: Path) -> None:
     run = a_run(tmp_path, HOLD)
     job = run.begin(start, *PATIENT)
     run.wait_for(job, lambda batch: batch.commit >= 4)
-    target = running(job, *GUARDIAN)[0] if who == "guardian" else run.process_of(1)
-    os.kill(target, signal.SIGUSR1)
+    os.kill(run.process_of(1), signal.SIGUSR1)
     run.open()
     assert job.wait(PATIENCE) == PREEMPTED
     assert job.processes() == []
@@ -176,26 +173,6 @@ def test_the_same_error_at_the_same_place_ends_the_job_with_the_scripts_code(
     assert job.processes() == []
 
 
-def test_an_error_that_does_not_come_back_costs_a_pause(start: Start, tmp_path: Path) -> None:
-    run = a_run(tmp_path, "fail step 1 4")
-    job = run.begin(start)
-    assert job.wait(400) == 0, job.tail()
-    (fault,) = run.events("fault")
-    assert fault["fault"] == "script_error"
-    assert fault["detail"] == "RuntimeError: the script is wrong"
-    assert len(run.events("start")) == 1
-    assert_each_sample_once(run, padding=1)
-
-
-def test_a_worker_that_leaves_early_with_0_has_failed(start: Start, tmp_path: Path) -> None:
-    run = a_run(tmp_path, "leave step 1 4")
-    job = run.begin(start)
-    assert job.wait(400) == 0, job.tail()
-    (fault,) = run.events("fault")
-    assert (fault["fault"], fault["exit"]) == ("early_exit", 0)
-    assert_each_sample_once(run, padding=1)
-
-
 @pytest.fixture
 def small_cgroup() -> Iterator[Path]:
     """A cgroup that allows little memory."""
@@ -214,13 +191,18 @@ def small_cgroup() -> Iterator[Path]:
     pytest.skip("no memory cgroup can be made here; it takes root")
 
 
-def test_lack_of_memory_is_told_from_a_crash(start: Start, small_cgroup: Path, tmp_path: Path) -> None:
-    run = a_run(tmp_path, "hunger step 1 4")
+def test_errors_that_do_not_come_back_cost_a_pause_and_are_told_from_each_other(
+    start: Start, small_cgroup: Path, tmp_path: Path
+) -> None:
+    run = a_run(tmp_path, "fail step 1 4", "leave step 1 8", "hunger step 1 12")
     job = run.begin(start, environ={"FAULTS_CGROUP": str(small_cgroup)})
     assert job.wait(400) == 0, job.tail()
-    (fault,) = run.events("fault")
-    assert (fault["fault"], fault["exit"], fault["rank"]) == ("out_of_memory", -signal.SIGKILL, 1)
+    failed, left, hungry = run.events("fault")
+    assert (failed["fault"], failed["detail"]) == ("script_error", "RuntimeError: the script is wrong")
+    assert (left["fault"], left["exit"]) == ("early_exit", 0)  # a worker that leaves early has failed
+    assert (hungry["fault"], hungry["exit"], hungry["rank"]) == ("out_of_memory", -signal.SIGKILL, 1)
     assert "rank 1 on localhost: out of memory (SIGKILL)" in run.log
+    assert len(run.events("start")) == 1
     assert_each_sample_once(run, padding=1)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import LONG, WHOLE, Start
-from tests.integration.faults import HOLD, SLOW, a_run, wait_for_durable
+from tests.integration.faults import HOLD, SLOW, a_run, wait_for_durable, wait_until_all_train
 from tests.integration.test_kill_and_resume import assert_each_sample_once
 from tests.support.jobs import (
     GUARDIAN,
@@ -60,26 +60,20 @@ def by_hand(folder: Path) -> list[str]:
     return [*elastic(hosts), sys.executable, "-m", "hvdrecover", "worker", "--no-standby", "--"]
 
 
-def test_a_guardian_works_without_a_supervisor(start: Start, tmp_path: Path) -> None:
+def test_without_a_supervisor_guardians_restart_ranks_and_watch_horovods_driver(
+    start: Start, tmp_path: Path
+) -> None:
     run = a_run(tmp_path, HOLD)
     job = start(run, by_hand(tmp_path), run.faults)
     run.wait_for(job, lambda batch: batch.commit >= 4)
     kill(run.process_of(1))
-    run.open()
-    run.finish(job)
-    assert run.sources() == {1: "initial", 2: "memory"}
-    assert_each_sample_once(run, padding=1)
-
-
-def test_without_a_supervisor_guardians_watch_horovods_driver(start: Start, tmp_path: Path) -> None:
-    run = a_run(tmp_path, HOLD)
-    job = start(run, by_hand(tmp_path), run.faults)
-    wait_for_durable(run, job, 4)
+    wait_until_all_train(run, job, 1)
+    wait_for_durable(run, job, 6)
     kill(job.pid)
     wait_until(lambda: job.processes() == [])
     run.open()
     run.finish(start(run, by_hand(tmp_path), run.faults))
-    assert run.sources()[2] == "durable"
+    assert run.sources() == {1: "initial", 2: "memory", 3: "durable"}
     assert_each_sample_once(run, padding=1)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,10 +18,6 @@ pytestmark = pytest.mark.acceptance
 @pytest.fixture
 def hosts(tmp_path: Path) -> Path:
     return tmp_path / "hosts"
-
-
-def under_us(hosts: Path, workers: int) -> list[str]:
-    return supervised("--no-standby", "--min-np", "1", "--discover", f"file {hosts}", workers=workers)
 
 
 def run(folder: Path, hosts: Path, launcher: Sequence[str], workers: int, lost: bool = False) -> list[int]:
@@ -39,12 +35,10 @@ def run(folder: Path, hosts: Path, launcher: Sequence[str], workers: int, lost: 
     return [len((folder / str(rank)).read_text().split()) for rank in range(workers + 1)]
 
 
-@pytest.mark.parametrize("launcher", [elastic, under_us])
-def test_the_others_wait_for_it(
-    tmp_path: Path, hosts: Path, launcher: Callable[[Path, int], list[str]]
-) -> None:
-    assert run(tmp_path, hosts, launcher(hosts, 1), 1) == [1, 1]
+def test_the_others_wait_for_it(tmp_path: Path, hosts: Path) -> None:
+    assert run(tmp_path, hosts, elastic(hosts, 1), 1) == [1, 1]
 
 
 def test_it_takes_its_place_though_another_is_lost_meanwhile(tmp_path: Path, hosts: Path) -> None:
-    assert run(tmp_path, hosts, under_us(hosts, 2), 2, lost=True) == [1, 2, 1]
+    launcher = supervised("--no-standby", "--min-np", "1", "--discover", f"file {hosts}", workers=2)
+    assert run(tmp_path, hosts, launcher, 2, lost=True) == [1, 2, 1]

@@ -15,13 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import Start
-from tests.integration.faults import FaultyRun, assert_same_weights
 from tests.support.jobs import (
     PATIENCE,
     SHARED_MEMORY,
     Commit,
-    DigitsRun,
     Job,
     command,
     commits,
@@ -241,17 +238,3 @@ def test_without_room_for_it_the_tier_is_off_and_says_why(runs: list[NearRun], t
         )
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-@pytest.mark.parametrize("framework", ["tensorflow"], indirect=True)
-def test_a_tensorflow_job_resumes_from_memory_too(
-    framework: str, undisturbed_run: DigitsRun, start: Start, tmp_path: Path
-) -> None:
-    run = FaultyRun(tmp_path / "run", framework)
-    job = run.begin(start)
-    run.wait_for(job, lambda batch: batch.commit >= 4)
-    for rank in (0, 1):
-        os.kill(run.process_of(rank), 9)
-    run.finish(job)
-    assert "near" in run.sources().values()
-    assert_same_weights(framework, run, undisturbed_run)

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.integration.conftest import LONG
@@ -199,26 +198,16 @@ OF_KERAS = {
     "nan_rollback_fit": 'nan fit {"numerics": "rollback"}',
     "nan_rollback_loop": 'nan loop {"numerics": "rollback"}',
     "missing_fit": "missing fit null",
-    "missing_loop": "missing loop {}",
-    "missing_groups_loop": "missing_groups loop null",
     "missing_eager": "missing eager {}",
     "poison_rollback": 'poison fit {"numerics": "rollback"}',
 }
 
 
-BIAS_BEFORE_NORMALIZATION = 1  # its place among the weights
-
 OF_CHECKS = {
     "checked_loop": "nan_checked loop {}",
-    "checked_eager": "nan_checked eager {}",
-    "checked_groups": "nan_checked_groups loop {}",
     "checked_rollback_loop": 'nan_checked loop {"numerics": "rollback"}',
-    "checked_skip_loop": 'nan_checked loop {"numerics": "skip"}',
-    "overflow_loop": "overflow loop {}",
     "overflow_eager": "overflow eager {}",
     "overflow_fit": "overflow fit {}",
-    "overflow_rollback_loop": 'overflow loop {"numerics": "rollback"}',
-    "overflow_rollback_fit": 'overflow fit {"numerics": "rollback"}',
 }
 
 
@@ -277,7 +266,7 @@ def test_variables_that_are_not_finite_are_gone_back_from(of_keras: dict[str, li
     assert outcome["weights"] == undisturbed["weights"]
 
 
-@pytest.mark.parametrize("fault", ["missing_fit", "missing_loop", "missing_groups_loop", "missing_eager"])
+@pytest.mark.parametrize("fault", ["missing_fit", "missing_eager"])
 def test_a_gradient_that_is_missing_on_one_rank_is_named(
     of_keras: dict[str, list[Outcome]], fault: str
 ) -> None:
@@ -295,20 +284,19 @@ def test_of_three_ranks_the_one_without_a_gradient_is_named(tmp_path: Path) -> N
 
 
 # Eagerly a rank knows from the first step on what it has to send.
-AT_STEP = {"loop": 0, "groups": 0, "fit": 0, "eager": 1}
+AT_STEP = {"fit": 0, "eager": 1}
 SAMPLES = {way: "33, 88, 6, 42" if step else "55, 89, 87, 37" for way, step in AT_STEP.items()}
 
 
-@pytest.mark.parametrize("way", ["loop", "groups", "eager"])
-def test_a_check_in_the_model_is_raised_on_all_ranks(of_keras: dict[str, list[Outcome]], way: str) -> None:
-    outcome = the_same(of_keras[f"checked_{way}"])
-    assert (outcome["error"], outcome["steps"]) == ("NumericsError", AT_STEP[way])
-    where = f"rank 1 on localhost, at samples {SAMPLES[way]} of epoch 0: "
+def test_a_check_in_the_model_is_raised_on_all_ranks(of_keras: dict[str, list[Outcome]]) -> None:
+    outcome = the_same(of_keras["checked_loop"])
+    assert (outcome["error"], outcome["steps"]) == ("NumericsError", 0)
+    where = f"rank 1 on localhost, at samples {SAMPLES['fit']} of epoch 0: "
     assert f'{where}NaN in "outputs of the net", says check_numerics\n' in outcome["text"]
     assert "rank 0" not in outcome["text"]
 
 
-@pytest.mark.parametrize("way", ["loop", "eager", "fit"])
+@pytest.mark.parametrize("way", ["eager", "fit"])
 def test_a_check_of_all_operations_is_raised_on_all_ranks(
     of_keras: dict[str, list[Outcome]], way: str
 ) -> None:
@@ -319,23 +307,8 @@ def test_a_check_of_all_operations_is_raised_on_all_ranks(
     assert "rank 0" not in outcome["text"]
 
 
-@pytest.mark.parametrize(
-    "fault", ["checked_rollback_loop", "checked_skip_loop", "overflow_rollback_loop", "overflow_rollback_fit"]
-)
-def test_a_step_that_a_check_has_ended_is_rolled_back_by_all(
-    of_keras: dict[str, list[Outcome]], fault: str
-) -> None:
-    outcome = the_same(of_keras[fault])
+def test_a_step_that_a_check_has_ended_is_rolled_back_by_all(of_keras: dict[str, list[Outcome]]) -> None:
+    outcome = the_same(of_keras["checked_rollback_loop"])
     assert (outcome["error"], outcome["updates"]) == (None, STEPS - 2)
     assert outcome["left_out"] == [[64, 72]]
-    way = fault.rsplit("_", 1)[1]
-    expected = of_keras[f"nan_rollback_{way}"][0]["weights"]
-    if fault.startswith("checked"):
-        assert outcome["weights"] == expected
-        return
-    # Graphs with a check of every operation now and then round the last bit of a gradient otherwise, in steps
-    # in which nothing has happened. The bias before a batch normalization is made of nothing but rounding.
-    for place, (mine, its) in enumerate(zip(outcome["weights"], expected, strict=True)):
-        if place != BIAS_BEFORE_NORMALIZATION:
-            arrays = (np.frombuffer(bytes.fromhex(each), np.float32) for each in (mine, its))
-            np.testing.assert_allclose(*arrays, rtol=1e-4, atol=1e-5)
+    assert outcome["weights"] == of_keras["nan_rollback_loop"][0]["weights"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import time
@@ -30,12 +29,12 @@ if how == "constructor":
 
 
 def make(number: int) -> tuple[torch.nn.Module, torch.optim.Optimizer, recover.TorchState]:
-    model = torch.nn.Linear(2, 1 if how != "large" else 5_000_000)  # 60 MB
+    model = torch.nn.Linear(2, 1)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.01), named_parameters=model.named_parameters()
     )
     url = os.environ["HVDRECOVER_CHECKPOINT"]
-    roots = {"large": recover.Checkpoint(url, keep=1), "folds": recover.Checkpoint(f"{url}{number}")}
+    roots = {"folds": recover.Checkpoint(f"{url}{number}")}
     return (
         model,
         optimizer,
@@ -63,11 +62,9 @@ def train(state: recover.TorchState, model: torch.nn.Module, optimizer: torch.op
                 struck.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
         lost = Path(f"{starts}.{number}.{hvd.rank()}")
-        dies = how == "emptied" or (how == "folds" and (number == 0 or hvd.rank() == 1))
+        dies = how == "folds" and (number == 0 or hvd.rank() == 1)
         if dies and state.step == 2 and not lost.exists():
             state.flush()
-            if how == "emptied" and hvd.rank() == 0:
-                shutil.rmtree(os.environ["HVDRECOVER_CHECKPOINT"])
             lost.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         optimizer.zero_grad()

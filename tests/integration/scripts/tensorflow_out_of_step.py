@@ -120,10 +120,8 @@ class Script:
         )
 
     def loop(self) -> None:
-        groups = 2 if self.fault.endswith("groups") else None
-
         def step(inputs: tf.Tensor, targets: tf.Tensor) -> None:
-            with recover.DistributedGradientTape(tf.GradientTape(), groups=groups) as tape:
+            with recover.DistributedGradientTape(tf.GradientTape()) as tape:
                 outputs = self.model(inputs, training=True)
                 if self.fault.startswith("nan_checked"):
                     outputs = tf.debugging.check_numerics(outputs, "outputs of the net")
