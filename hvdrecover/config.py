@@ -10,8 +10,8 @@ This is the only module that reads environment variables; a test holds the other
                                job is stopped, such as ``30m``; without it, training continues
 ``HVDRECOVER_NEAR``            the near tier of states whose script leaves it open: ``auto`` (default),
                                ``off``, or a folder on each host
-``HVDRECOVER_REMOTE_SHELL``    the command by which `hvdrecover run` has processes started on other hosts, in
-                               the place of ssh, and called as that is
+``HVDRECOVER_REMOTE_SHELL``    the command that starts processes on other hosts instead of ssh: a program,
+                               or an installed remote shell (``launch/remote_shells.py``)
 ``HVDRECOVER_REOPEN``          ``1`` has a run that was finished continue, instead of returning at once
 ``HVDRECOVER_STOP_SIGNALS``    which signals announce a preemption: names, separated by commas
                                (``SIGTERM,SIGUSR1``)
@@ -22,8 +22,8 @@ This is the only module that reads environment variables; a test holds the other
 
 Our own processes set ``HVDRECOVER_SLOT``, ``HVDRECOVER_REJOIN``, ``HVDRECOVER_UNTRAINED``,
 ``HVDRECOVER_SUPERVISOR``, ``HVDRECOVER_HOST_REPORTS``, ``HVDRECOVER_JOB_ID``, ``HVDRECOVER_CLAIMED``,
-``HVDRECOVER_SUSPECT``, ``HVDRECOVER_EXCHANGE``, ``HVDRECOVER_INSTRUMENTS``, ``HVDRECOVER_REHEARSAL``
-and ``HVDRECOVER_DRILL`` for those that they start.
+``HVDRECOVER_SUSPECT``, ``HVDRECOVER_INSTRUMENTS``, ``HVDRECOVER_REHEARSAL`` and ``HVDRECOVER_DRILL``
+for those that they start.
 """
 
 from __future__ import annotations
@@ -112,8 +112,7 @@ class Config:
         rendezvous: host and port of Horovod's driver, or None.
         supervisor: host, port and token of the supervisor of the job, or None.
         ssh_options: what is added to ssh's command line.
-        remote_shell: a shell command that is called in ssh's place, or None.
-        exchange: host, port and key of the driver whose function this process runs, or None.
+        remote_shell: the command that is called instead of ssh, or None.
         path: where programs are searched for.
         programs: the folder of this Python environment's programs.
         host_reports: file in which the supervisor reports hosts that fail, or None.
@@ -160,7 +159,6 @@ class Config:
     job: str | None = None
     near: str = "auto"
     remote_shell: str | None = None
-    exchange: tuple[str, int, str] | None = None
 
     @property
     def is_first_of_host(self) -> bool:
@@ -212,7 +210,6 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         job=_job(env),
         near=_near(env.get("HVDRECOVER_NEAR") or "auto"),
         remote_shell=env.get("HVDRECOVER_REMOTE_SHELL") or None,
-        exchange=_endpoint(env.get("HVDRECOVER_EXCHANGE")),
     )
 
 

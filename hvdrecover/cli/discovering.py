@@ -34,7 +34,9 @@ def add_discover(commands: argparse._SubParsersAction[Any]) -> None:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "source", metavar="SOURCE", help="static, file, command, slurm, kubernetes, mpi, ray, tf-config"
+        "source",
+        metavar="SOURCE",
+        help="static, file, command, slurm, kubernetes, mpi, tf-config, or an installed one",
     )
     parser.add_argument(
         "words", nargs=argparse.REMAINDER, metavar="...", help="what the source takes, and options"

@@ -19,7 +19,7 @@ from hvdrecover import config
 from hvdrecover.discovery.checks import Checks, command_on, is_local
 from hvdrecover.doctor.host import MARK
 from hvdrecover.errors import LaunchError
-from hvdrecover.launch import processes
+from hvdrecover.launch import processes, remote_shells
 
 _CONNECT = 15.0  # seconds for a host's ssh server to answer; one that is busy may need some
 _PARTING = 10.0  # seconds for a process to remove what it has made
@@ -193,9 +193,11 @@ class Agents:
 
 
 def _as_jobs_do(command: list[str]) -> list[str]:
-    """Return a command with what jobs start processes by in ssh's place, if there is something else."""
-    shell = config.read().remote_shell
-    return [*shlex.split(shell), *command[1:]] if shell and command[0] == "ssh" else command
+    """Return a command with the remote shell of jobs instead of ssh, if one is set."""
+    settings = config.read()
+    if not settings.remote_shell or command[0] != "ssh":
+        return command
+    return [*remote_shells.command(settings.remote_shell, settings.path), *command[1:]]
 
 
 def handed_on() -> dict[str, str]:

@@ -1,8 +1,9 @@
-"""Having Horovod's ssh connections notice when a host is gone, and keep the environment to themselves.
+"""The ``ssh`` that ``horovodrun`` finds first on its search path.
 
-Horovod calls ``ssh`` without a way to give it options, and a connection to a host that is cut off would stay
-open for hours. So an ``ssh`` of ours comes first on its path. It also hands over what is not to stand on
-command lines (``launch/hidden_environment.py``). Or it is another command altogether, to which that is left.
+Horovod gives ssh no options, so a connection to a host that was cut off would stay open for hours. Our
+``ssh`` adds keepalive options and keeps the environment off command lines (``launch/hidden_environment.py``).
+If ``HVDRECOVER_REMOTE_SHELL`` is set, our ``ssh`` runs that command instead. The command must pass the
+environment itself.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from hvdrecover.config import Config
 from hvdrecover.errors import LaunchError
-from hvdrecover.launch import hidden_environment
+from hvdrecover.launch import hidden_environment, remote_shells
 
 _OTHER = """\
 #!/bin/sh
@@ -31,21 +32,23 @@ exec {ssh} {options} "$@"
 
 
 def kept_alive(config: Config, folder: Path) -> str:
-    """A search path on which ``ssh`` has the options of `Config.ssh_options`, or is `Config.remote_shell`.
+    """Return a search path on which ``ssh`` adds `Config.ssh_options`, or runs `Config.remote_shell`.
 
-    Without either, it is the path as it was.
+    If the host has no ssh and the setting is unset, the search path stays as it is.
 
     Args:
         config: the process's settings.
-        folder: the run's, where that ssh is put; it stays there, as this process may be killed at any time.
+        folder: the run's folder. Our ssh stays there, because this process may be killed at any time.
 
     Raises:
-        LaunchError: the folder can't be written to.
+        ConfigError: `Config.remote_shell` is unknown or broken.
+        LaunchError: the folder cannot be written to.
     """
     path = os.pathsep.join([config.programs, config.path])
     program = shutil.which("ssh", path=path)
     if config.remote_shell is not None:
-        text = _OTHER.format(shell=config.remote_shell)
+        shell = remote_shells.command(config.remote_shell, path)
+        text = _OTHER.format(shell=shlex.join(shell))
     elif program is not None:
         text = _SCRIPT.format(
             mark=hidden_environment.MARK,

@@ -13,7 +13,6 @@ PAGES = {
     "hvdrecover.torch": "torch",
     "hvdrecover.tensorflow": "tensorflow",
     "hvdrecover.tensorflow.keras": "keras",
-    "hvdrecover.ray": "ray",
     "hvdrecover.discovery": "discovery",
     "hvdrecover.errors": "errors",
 }

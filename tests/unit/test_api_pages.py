@@ -15,7 +15,6 @@ REASONS = {
     "Fingerprint": "fingerprint makes it",
     "HvdrecoverError": "never raised itself; an except clause names it for all of them",
     "Loaded": "load returns it",
-    "Slots": "slots gives it",
     "__version__": "a text",
     "callbacks": "an old name, and a module of Horovod's",
     "elastic": "a module of Horovod's",

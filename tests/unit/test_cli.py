@@ -672,7 +672,7 @@ def test_the_page_of_help_texts_has_each_source_of_hosts_and_their_options_once(
     written = help_texts.document()
     shown = re.findall(r"^### discover (\S+)$", written, re.MULTILINE)
     assert sorted(shown) == sorted(sources.OURS)
-    assert all(option in written for option in ("--selector", "--mpirun", "--placement-group", "--path"))
+    assert all(option in written for option in ("--selector", "--mpirun", "--path"))
     assert len(re.findall(r"^  --max-hosts ", written, re.MULTILINE)) == 1
 
 

@@ -58,7 +58,6 @@ def test_what_a_launcher_and_our_own_processes_say_is_read():
             "HVDRECOVER_STOP_SIGNALS": "sigterm, USR2,",
             "HVDRECOVER_SSH_OPTIONS": "-o ConnectTimeout=9",
             "HVDRECOVER_REMOTE_SHELL": "my-shell --fast",
-            "HVDRECOVER_EXCHANGE": "10.0.0.2/4712:key",
             "HVDRECOVER_INSTRUMENTS": "some.module",
             "HVDRECOVER_REHEARSAL": "1",
             "HOROVOD_LOCAL_RANK": "2",
@@ -74,7 +73,6 @@ def test_what_a_launcher_and_our_own_processes_say_is_read():
     assert found.stop_signals == (signal.SIGTERM, signal.SIGUSR2)
     assert found.ssh_options == "-o ConnectTimeout=9"
     assert found.remote_shell == "my-shell --fast"
-    assert found.exchange == ("10.0.0.2", 4712, "key")
     assert found.instruments == "some.module"
     assert found.rehearsal
     assert found.local_rank == 2

@@ -42,20 +42,18 @@ LAYERS = {
     "launch": 4,
     "doctor": 4,
     "drill": 4,
-    "ray": 4,
     "cli": 5,
     "__main__": 5,
     "__init__": 5,
     "examples": 5,
 }
 # Within its layer, data stands above checkpoint: the fingerprint of files takes its digests and storages;
-# doctor, drill and ray above launch, as they start ranks as jobs are started; and keras above tensorflow, as
+# doctor and drill above launch, as they start ranks as jobs are started; and keras above tensorflow, as
 # it is another name for a part of that.
 BESIDE = {
     ("data", "checkpoint"),
     ("doctor", "launch"),
     ("drill", "launch"),
-    ("ray", "launch"),
     ("keras", "tensorflow"),
 }
 FRAMEWORKS = {"torch", "tensorflow", "keras"}

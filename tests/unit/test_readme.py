@@ -11,6 +11,7 @@ import pytest
 
 from hvdrecover import cli
 from hvdrecover.cli import discovering
+from hvdrecover.discovery import sources
 from hvdrecover.install import EDITS, HOROVOD_VERSION
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +45,12 @@ def test_it_can_be_read_in_one_go() -> None:
 @pytest.mark.parametrize("path", sorted({*re.findall(r"\]\(([\w/.-]+)[)#]", README)}))
 def test_its_links_lead_somewhere(path: str) -> None:
     assert (ROOT / path).exists()
+
+
+@pytest.fixture(autouse=True)
+def hvdrecover_ray_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/clusters/ray.md has commands with the source of that package."""
+    monkeypatch.setitem(sources.OURS, "ray", "hvdrecover_ray.nodes:RayNodes")
 
 
 PAGES = [Path("README.md"), *sorted(page.relative_to(ROOT) for page in ROOT.glob("docs/**/*.md"))]
@@ -101,7 +108,7 @@ def test_each_command_that_is_shown_is_understood(page: Path) -> None:
         ("exec hvdrecover discover mpi --addresses x  # of one node", "--addresses"),
         ("hvdrecover run -np 2", "there is no command"),
         ("hvdrecover report --watch --page report.html", "--page"),
-        ('horovodrun --host-discovery-script "discover-hosts ray --adress x" python train.py', "--adress"),
+        ('horovodrun --host-discovery-script "discover-hosts mpi --adress x" python train.py', "--adress"),
     ],
 )
 def test_a_wrong_command_would_be_found(line: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:

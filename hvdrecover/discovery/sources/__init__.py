@@ -1,13 +1,14 @@
-"""Host sources by name. A new one is a class beside these and a line in `OURS`.
+"""Host sources by name.
 
-Others' are found by the entry point group ``hvdrecover.host_sources``: the name is what users type, the
-object is the class.
+A new source of this package is a module beside this one and a line in `OURS`. Other packages attach a source
+by an entry point in the group ``hvdrecover.host_sources``. Its name is what users type, its object is the
+class. It is loaded only when a user names it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hvdrecover.discovery.sources.interface import Source
@@ -24,41 +25,43 @@ OURS = {
     "slurm": "hvdrecover.discovery.sources.slurm:Slurm",
     "kubernetes": "hvdrecover.discovery.sources.kubernetes:Kubernetes",
     "mpi": "hvdrecover.discovery.sources.mpi:Mpi",
-    "ray": "hvdrecover.discovery.sources.ray:Ray",
     "tf-config": "hvdrecover.discovery.sources.tf_config:TfConfig",
 }
-"""Name: module and class, of those that are here wherever hvdrecover is."""
-
-
-def names() -> list[str]:
-    """Names of all sources, ours first."""
-    others = {point.name for point in _others()}
-    return [*OURS, *sorted(others - OURS.keys())]
+"""Name: module and class."""
 
 
 def find(name: str) -> type[Source]:
-    """The class of a source.
+    """Return the class of a source. Names of this package go before those of entry points.
 
     Raises:
-        ConfigError: there is none of this name, or it can't be imported.
+        ConfigError: the name is unknown, or its entry point is broken.
     """
     if name in OURS:
         module, _, item = OURS[name].partition(":")
         found: type[Source] = getattr(importlib.import_module(module), item)
         return found
-    for point in _others():
-        if point.name != name:
-            continue
-        try:
-            other: type[Source] = point.load()
-        except Exception as error:
-            problem = f"its entry point {point.value} can't be loaded: {type(error).__name__}: {error}"
-            raise ConfigError(f"host source '{name}'", problem) from error
-        return other
-    raise ConfigError(f"host source '{name}'", f"there is none of this name; there are {', '.join(names())}")
+    installed = _installed()
+    if name not in installed:
+        names = ", ".join([*OURS, *sorted(installed.keys() - OURS.keys())])
+        raise ConfigError(f"host source '{name}'", f"is unknown (installed: {names})")
+    return _load(installed[name])
 
 
-def _others() -> Iterator[EntryPoint]:
-    from importlib import metadata  # only now, as it takes longer than all else that a call does
+def _installed() -> dict[str, EntryPoint]:
+    from importlib import metadata  # only now: it takes longer to import than all else that a call does
 
-    yield from metadata.entry_points(group=GROUP)
+    return {point.name: point for point in metadata.entry_points(group=GROUP)}
+
+
+def _load(point: EntryPoint) -> type[Source]:
+    package = f" of package {point.dist.name}" if point.dist else ""
+    broken = f"entry point '{point.name} = {point.value}'{package}"
+    try:
+        found: type[Source] = point.load()
+    except Exception as error:  # whatever the module does on import
+        problem = f"{broken} cannot be loaded: {type(error).__name__}: {error}"
+        raise ConfigError(f"host source '{point.name}'", problem) from error
+    if not dataclasses.is_dataclass(found) or not hasattr(found, "hosts"):
+        problem = f"{broken} must be a dataclass with a method 'hosts'"
+        raise ConfigError(f"host source '{point.name}'", problem)
+    return found

@@ -277,7 +277,7 @@ def test_others_add_sources_by_entry_point(discover: Discover, tmp_path: Path) -
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rack\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[hvdrecover.host_sources]\nrack = rack:Rack\nbad = rack:Missing\n"
+        "[hvdrecover.host_sources]\nrack = rack:Rack\nbad = rack:Missing\nfunction = rack:field\n"
     )
     (site / "rack.py").write_text(
         "from dataclasses import dataclass, field\n"
@@ -300,10 +300,13 @@ def test_others_add_sources_by_entry_point(discover: Discover, tmp_path: Path) -
     assert discover("rack", "7", "--size", "1", NO_CHECKS, **path).stdout == "rack7-0:4\n"
     assert "rack: RuntimeError: odd" in discover("rack", "7", "--odd-ones", NO_CHECKS, **path).stderr
     assert "Hosts of one rack." in discover("rack", "--help", **path).stdout
-    assert re.search("host source 'bad': .* rack:Missing ", discover("bad", **path).stderr)
+    assert re.search("host source 'bad': .* rack:Missing' of package rack ", discover("bad", **path).stderr)
+    assert re.search(
+        "'function = rack:field' of package rack .*dataclass", discover("function", **path).stderr
+    )
     done = discover("shelf", **path)
     assert done.returncode == 1
-    assert re.search("host source 'shelf': .* static, file, command", done.stderr)
+    assert re.search("host source 'shelf': .* static, file, command, .* bad, function, ", done.stderr)
 
 
 def test_the_script_does_the_same_as_the_command(tmp_path: Path) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from hvdrecover.cli import discovering
-from hvdrecover.discovery import sources
+from hvdrecover.discovery import Host, sources
 
 DOCS = (Path(__file__).parents[3] / "docs" / "discovery.md").read_text()
 OWN = "rack"  # the example of a source of one's own
@@ -30,3 +33,16 @@ def test_each_source_is_shown() -> None:
 def test_a_command_line_is_understood(request_: str) -> None:
     request = discovering.request(request_, [])
     assert discovering._source(request.kind, request.parsed())
+
+
+def test_the_example_of_a_source_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's command line names the source, too."""
+    (module,) = re.findall(r"^```python\n(# my_cluster\.py\n.*?)^```", DOCS, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {"__name__": "my_cluster"}
+    exec(module, names)
+    monkeypatch.setattr(sources, "find", lambda name: names["Rack"])
+    monkeypatch.setitem(sys.modules, "my_cluster", SimpleNamespace(**names))
+    (words,) = [request for request in REQUESTS if request.startswith(OWN)]
+    request = discovering.request(words, [])
+    source = discovering._source(request.kind, request.parsed())
+    assert source.hosts({}, 5.0) == [Host("rack7-a", 4), Host("rack7-b", 4)]
