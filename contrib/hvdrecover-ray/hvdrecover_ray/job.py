@@ -117,7 +117,7 @@ def run(
     Args:
         train: called in each training process. It does what a training script does.
         processes: number of processes at the start.
-        least: number of processes that go on after a loss (default: all; the job waits for slots).
+        least: number of processes that continue after a loss (default: all; the job waits for slots).
         most: largest number of processes, as nodes come. A lost node is replaced in any case.
         cpus: CPUs of each process.
         gpus: GPUs of each process.

@@ -87,7 +87,7 @@ def returned(run: RayRun) -> list[int]:
 
 
 def finish(run: RayRun, job: Job, size: int) -> None:
-    """Wait for the end. Rank 0's result came to the driver, and the job used each sample once."""
+    """Wait for the end. The driver has rank 0's result, and the job used each sample once."""
     run.finish(job)
     assert returned(run) == [0, size, run.process_of(0)]
     assert_each_sample_once(run, padding=2)
