@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -35,13 +32,12 @@ def test_a_command_line_is_understood(request_: str) -> None:
     assert discovering._source(request.kind, request.parsed())
 
 
-def test_the_example_of_a_source_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_a_source_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page's command line names the source, too."""
     (module,) = re.findall(r"^```python\n(# my_cluster\.py\n.*?)^```", DOCS, re.MULTILINE | re.DOTALL)
-    names: dict[str, Any] = {"__name__": "my_cluster"}
-    exec(module, names)
-    monkeypatch.setattr(sources, "find", lambda name: names["Rack"])
-    monkeypatch.setitem(sys.modules, "my_cluster", SimpleNamespace(**names))
+    (tmp_path / "my_cluster.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sources.OURS, OWN, "my_cluster:Rack")
     (words,) = [request for request in REQUESTS if request.startswith(OWN)]
     request = discovering.request(words, [])
     source = discovering._source(request.kind, request.parsed())
