@@ -23,12 +23,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {case: each for case, (each,) in found.items()}
 
 
-@pytest.mark.parametrize("processes", [2, 3, 4])
-def test_every_way_to_deal_gives_the_bits_of_one_process(
-    tmp_path: Path, alone: dict[str, str], processes: int
-) -> None:
-    everywhere = digests(tmp_path, processes)
-    assert len(everywhere) == processes
+def test_every_way_to_deal_gives_the_bits_of_one_process(tmp_path: Path, alone: dict[str, str]) -> None:
+    everywhere = digests(tmp_path, 3)
+    assert len(everywhere) == 3
     for found in everywhere:
         assert found == {case: [each] * 5 for case, each in alone.items()}
 
