@@ -223,7 +223,9 @@ class Contents:
         if differences if strict is True else strict and misfits:
             raise MismatchError(where, differences)
         if nothing := [
-            name for name, tree in fitting.items() if isinstance(tree, dict) and not tree and trees[name]
+            name
+            for name, tree in fitting.items()
+            if isinstance(tree, dict) and not tree and _holds_something(trees[name])
         ]:
             raise MismatchError(where, [*differences, *(f"{name}: nothing of it fits" for name in nothing)])
         try:
@@ -313,3 +315,8 @@ class Contents:
         """Return whether an attribute keeps the very tensors that it is loaded from."""
         value = self.values.get(name)
         return not (self._framework.is_component(value) and self._framework.copies_on_load(value))
+
+
+def _holds_something(tree: Any) -> bool:
+    """Return whether a commit holds anything for a component."""
+    return hasattr(tree, "shape") or bool(tree)  # an empty array has no truth value

@@ -482,6 +482,13 @@ WEIGHT = safetensors({"weight": {"dtype": "F64", "shape": [2], "data_offsets": [
 
 
 @cases(350)
+@example(
+    state={
+        "attributes": {"sampler": [], "model": {"$numpy": ["|b1", [0], "", False]}},
+        "samplers": {"sampler": "", "model": {}},
+    },
+    strict=False,
+)
 @given(state=STATES, strict=st.booleans())
 @example(
     state={"attributes": {"model": {"$numpy": ["<U0", [10**8], "", False]}}, "samplers": {}}, strict=True
