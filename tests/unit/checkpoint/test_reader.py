@@ -108,21 +108,6 @@ def test_a_commit_without_its_manifest_is_walked_back_over(store):
     assert "never completed" in store.events.of("skipped")[0]["reason"]
 
 
-def test_several_broken_commits_are_each_reported(store):
-    store.write(make_snapshot(1, 3), rank=0)
-    flip(store.storage, MODEL)
-    lose(store.storage, "g0001-c00000003/model.safetensors")
-    assert_is(load_newest(store), make_snapshot(1, 1))
-    assert [skipped["commit"] for skipped in store.events.of("skipped")] == ["g0001-c00000003", NEWEST]
-
-
-def test_a_good_root_is_read_without_a_word_and_without_a_change(store):
-    before = content(store.storage)
-    assert_is(load_newest(store), make_snapshot(1, 2))
-    assert store.events.of("skipped") == []
-    assert content(store.storage) == before
-
-
 def test_a_quarantined_commit_that_is_still_broken_is_reported_again_and_keeps_its_note(store):
     flip(store.storage, MODEL)
     load_newest(store)
@@ -180,17 +165,6 @@ def test_every_commit_broken_is_an_error_that_lists_each_and_why(store):
         assert f"\n  {commit}: {reason}\n" in str(caught.value)
 
 
-def test_the_same_error_again_at_the_next_start(store):
-    for name in (NEWEST, OLDER):
-        truncate(store.storage, f"{name}/{FILE_NAME}")
-    for _ in range(2):
-        again = make_store(store.storage)
-        again.claim_next()
-        with pytest.raises(NoUsableCommitError) as caught:
-            load_newest(again)
-        assert list(caught.value.reasons) == [NEWEST, OLDER]
-
-
 @pytest.mark.parametrize("start", [False, True], ids=["at once", "at the next start"])
 @pytest.mark.parametrize("lost", ["folders", "manifests"])
 def test_commits_that_are_gone_are_an_error_and_no_fresh_start(store, lost, start):
@@ -223,19 +197,6 @@ def test_going_back_to_an_earlier_generation_because_a_later_ones_commits_are_go
     assert (skipped["commit"], skipped["reason"]) == ("generation 4", "its commits are gone from the root")
 
 
-def test_a_generation_that_never_had_a_commit_is_not_mentioned(store):
-    store.claims.take(2)
-    assert_is(load_newest(store), make_snapshot(1, 2))
-    assert store.events.of("skipped") == []
-
-
-def test_an_empty_root_has_no_commit(root):
-    store = make_store(root)
-    assert load_newest(store) is None
-    store.claim_next()
-    assert load_newest(store) is None
-
-
 def test_only_a_commit_that_was_never_completed_is_a_fresh_start_with_a_warning(root):
     make_store(root).claim_next()
     root.publish(MODEL, b"half")
@@ -259,18 +220,6 @@ def rewrite_manifest(store, **changes):
     found = manifests.loads(store.storage.read(MANIFEST), "", CommitId(1, 2))
     store.storage.publish(MANIFEST, manifests.dumps(dataclasses.replace(found, **changes)))
     return found
-
-
-def test_a_commit_in_the_folder_of_another_is_corrupt(store):
-    for name in ("model.safetensors", "optimizer.safetensors", FILE_NAME):
-        store.storage.publish(f"g0001-c00000007/{name}", store.storage.read(f"{NEWEST}/{name}"))
-    assert_is(load_newest(store), make_snapshot(1, 2))
-    assert store.events.of("skipped")[0]["reason"].endswith(" g0001-c00000002")
-
-
-def test_a_commit_that_is_not_there_is_corrupt(store):
-    with pytest.raises(IncompleteCommitError, match=r"g0009-c00000009/MANIFEST\.json: "):
-        read_commit(store.storage, CommitId(9, 9))
 
 
 # -- reading a part ------------------------------------------------------------------------------------
@@ -369,10 +318,6 @@ def test_a_commit_that_cannot_be_read_at_first_is_tried_again(store):
     assert len(clock.waits) == 3
 
 
-def test_a_root_that_does_not_answer_at_first_is_tried_again(store):
-    assert_is(load_newest(make_store(Sick(store.storage, "", times=4))), make_snapshot(1, 2))
-
-
 def test_a_storage_that_is_away_is_an_error_and_nothing_is_walked_back_over(store):
     class Lost(Sick):
         """One that is cut off when the newest commit is read."""
@@ -385,14 +330,6 @@ def test_a_storage_that_is_away_is_an_error_and_nothing_is_walked_back_over(stor
     with pytest.raises(StorageError, match="I/O error"):
         load_newest(away)
     assert away.events.of("skipped") == []
-
-
-def test_if_no_commit_can_be_read_the_storages_error_is_raised(store):
-    flip(store.storage, f"{OLDER}/model.safetensors")
-    sick = make_store(Sick(store.storage, NEWEST))
-    with pytest.raises(StorageError, match=rf"{NEWEST}/MANIFEST\.json: .*I/O error"):
-        load_newest(sick)
-    assert [skipped["commit"] for skipped in sick.events.of("skipped")] == [NEWEST, OLDER]
 
 
 # -- what claims to be large ---------------------------------------------------------------------------

@@ -142,21 +142,6 @@ def test_an_outage_is_one_line_when_it_begins_and_one_when_it_ends(store, wrappe
     assert len(store.events.of("write_failed")) == 6
 
 
-def test_a_second_outage_is_told_of_as_well(store, wrapped, clock, writer):
-    for commit in (2, 3):
-        wrapped.plan = [away()]
-        writer.submit(make_snapshot(1, commit))
-        writer.wait()
-    assert len(store.events.of("outage")) == len(store.events.of("outage_over")) == 2
-
-
-def test_without_a_durable_commit_the_age_counts_from_the_beginning(store, wrapped, clock, writer):
-    clock.advance(7)
-    begin_outage(writer, wrapped, clock)
-    (line,) = messages(store, "outage")
-    assert line.endswith("no commit has become durable in the 7 s since this process began to write")
-
-
 def test_in_a_pause_a_newer_commit_takes_the_place_of_the_one_that_waits(store, wrapped, clock, writer):
     old = begin_outage(writer, wrapped, clock)
     newer = make_snapshot(1, 9)
@@ -169,40 +154,6 @@ def test_in_a_pause_a_newer_commit_takes_the_place_of_the_one_that_waits(store, 
     assert writer.progress.last_durable == CommitId(1, 9)
     assert f"{CommitId(1, 2)}/MANIFEST.json" not in content(wrapped.inner)
     assert_is(load_newest(store), newer)
-
-
-def test_in_a_pause_a_commit_can_be_withdrawn_and_another_one_is_written(store, wrapped, clock, writer):
-    begin_outage(writer, wrapped, clock)
-    writer.withdraw()
-    assert writer.in_flight is None
-    wrapped.plan.clear()
-    newer = make_snapshot(1, 9)
-    assert writer.submit(newer)
-    writer.wait()
-    assert writer.progress.last_durable == CommitId(1, 9)
-    assert_is(load_newest(store), newer)
-
-
-def test_a_commit_that_is_withdrawn_is_not_written_later(store, wrapped, clock, writer):
-    begin_outage(writer, wrapped, clock)
-    wrapped.plan.clear()
-    writer.withdraw()
-    assert writer.wait_for_cleanup(TIMEOUT)
-    assert f"{CommitId(1, 2)}/MANIFEST.json" not in content(wrapped.inner)
-
-
-def test_how_long_commits_have_been_waiting(store, wrapped, clock, writer):
-    clock.advance(1000)
-    assert writer.progress.behind == 0  # nothing waits, so this is not the storage's doing
-    begin_outage(writer, wrapped, clock)
-    clock.advance(10)
-    writer.submit(make_snapshot(1, 3))
-    clock.advance(5)
-    assert writer.progress.behind == 15  # the one that was replaced counts
-    wrapped.plan.clear()
-    writer.hurry()
-    writer.wait()
-    assert writer.progress.behind == 0
 
 
 def test_what_is_waited_for_is_tried_at_once(store, wrapped, clock, writer):
@@ -232,25 +183,6 @@ def test_the_wait_ends_with_the_reasons_and_the_writer_continues(store, wrapped,
     clock.advance(60)
     writer.hurry()
     writer.wait()
-    assert writer.progress.last_durable == CommitId(1, 2)
-
-
-def test_pauses_are_short_again_when_somebody_waits(store, wrapped, clock, writer):
-    begin_outage(writer, wrapped, clock)
-    for _ in range(10):
-        try_again(clock)
-    assert clock.waits[-1] >= retry_delay(100) / 2
-    clock.in_pause.clear()
-    writer.hurry()
-    assert clock.in_pause.wait(TIMEOUT)
-    assert clock.waits[-1] <= retry_delay(1)
-
-
-def test_an_unforeseen_error_is_a_storage_error_with_its_cause(store, wrapped, writer):
-    wrapped.plan = [ZeroDivisionError("odd"), None]
-    writer.submit(make_snapshot(1, 2))
-    writer.wait()
-    assert "ZeroDivisionError('odd')" in store.events.of("outage")[0]["error"]
     assert writer.progress.last_durable == CommitId(1, 2)
 
 
@@ -345,12 +277,6 @@ def test_one_commit_is_written_at_a_time(gated):
     assert writer.submit(make_snapshot(1, 2))
     writer.wait()
     assert writer.progress.last_durable == CommitId(1, 2)
-
-
-def test_a_commit_that_is_being_written_is_not_withdrawn(gated):
-    writer, snapshot, _ = gated
-    writer.withdraw()
-    assert writer.in_flight is snapshot
 
 
 def test_a_write_under_way_is_not_cut_short_by_hurry(gated, clock):

@@ -79,44 +79,6 @@ def test_a_file_is_read_again_when_it_changes(discover: Discover, tmp_path: Path
     assert discover("file", file, NO_CHECKS, "--slots", "8").stdout == "b:2\na:3\nc:8\n"  # the oldest first
 
 
-def test_this_host_needs_no_ssh(discover: Discover) -> None:
-    assert discover("static", "localhost:2").stdout == "localhost:2\n"
-
-
-def test_a_program_prints_hosts(discover: Discover) -> None:
-    assert discover("command", NO_CHECKS, "printf", "a:1\\r\\nb:2\\r\\n").stdout == "a:1\nb:2\n"
-
-
-def test_ten_thousand_hosts(discover: Discover, tmp_path: Path) -> None:
-    file = tmp_path / "hosts"
-    lines = [f"node{number:05}:8\n" for number in range(10_000)]
-    file.write_text("".join(lines))
-    for _ in range(2):
-        assert discover("file", file, NO_CHECKS).stdout == "".join(lines)
-
-
-def test_two_questions_do_not_share_their_answers(discover: Discover, tmp_path: Path) -> None:
-    assert discover("static", "a:1", NO_CHECKS).stdout == "a:1\n"
-    assert discover("static", "b:1", NO_CHECKS).stdout == "b:1\n"
-    assert len(cached(tmp_path)) == 2
-
-
-def test_one_relative_path_is_another_file_elsewhere(discover: Discover, tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "hosts").write_text(f"{name}:1\n")
-    for name in ("a", "b", "a", "b"):
-        assert discover("file", "hosts", NO_CHECKS, cwd=tmp_path / name).stdout == f"{name}:1\n"
-
-
-def test_a_program_may_go_by_any_variable(discover: Discover) -> None:
-    for node in ("a", "b", "a"):
-        assert (
-            discover("command", NO_CHECKS, "sh", "-c", "echo $MY_NODE:1", MY_NODE=node).stdout
-            == f"{node}:1\n"
-        )
-
-
 # -- failures ----------------------------------------------------------------------------------------------
 
 

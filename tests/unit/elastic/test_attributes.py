@@ -1,44 +1,10 @@
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
-from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.errors import ConfigError, StateError, UnsupportedTensorError, UnsupportedValueError
 from tests.fakes.framework import FakeModel, FakeSampler, FakeSchedule
-from tests.fakes.root import FakeRoots
-from tests.unit.elastic.jobs import CONFIG, Process
-
-
-def test_attributes_are_read_by_name(process: Process) -> None:
-    model = FakeModel(w=[1.0])
-    state = process.state(model=model, epoch=3)
-    assert state.model is model
-    assert state.epoch == 3
-
-
-def test_attributes_are_set_by_name(process: Process) -> None:
-    state = process.state(epoch=0)
-    state.epoch += 2
-    state.save()
-    state.epoch = 7
-    state.restore()
-    assert state.epoch == 2
-
-
-def test_other_attributes_are_not_tracked(process: Process) -> None:
-    state = process.state(epoch=0)
-    state.note = "mine"
-    state.save()
-    state.note = "changed"
-    state.restore()
-    assert state.note == "changed"
-
-
-def test_a_missing_attribute_is_named(process: Process) -> None:
-    with pytest.raises(AttributeError, match=r"'State' .*'epohc'"):
-        _ = process.state(epoch=0).epohc
+from tests.unit.elastic.jobs import Process
 
 
 @pytest.mark.parametrize("name", ["commit", "sync", "reset", "on_hosts_updated"])
@@ -106,31 +72,6 @@ def test_a_replaced_sampler_is_placed_and_watched_like_the_first(process: Proces
     process.generator.draw()
     next(iter(state.sampler))
     assert process.generator.state == streams
-
-
-def test_a_plain_none_can_stand_for_a_component(process: Process) -> None:
-    state = process.state(model=None)
-    state.save()
-    state.restore()
-    assert state.model is None
-
-
-def test_the_checkpoint_url_may_come_from_the_configuration(process: Process) -> None:
-    state = process.state(config=dataclasses.replace(CONFIG, checkpoint="fake://configured"), epoch=0)
-    state.sync()
-    state.commit()
-    state.flush()
-    assert state.last_durable == state.last_commit
-
-
-def test_a_url_that_is_given_comes_before_the_configured_one(process: Process, roots: FakeRoots) -> None:
-    configured = dataclasses.replace(CONFIG, checkpoint="fake://configured")
-    state = process.state(Checkpoint("fake://given"), config=configured, epoch=0)
-    state.sync()
-    state.commit()
-    state.flush()
-    assert roots["fake://given"].commits() == [state.last_commit]
-    assert not roots["fake://configured"].files
 
 
 @pytest.mark.parametrize("change", [{"done": -1}, {"_left_out": [(0, 0, 1, 4), (0, 0, 2, 3)]}])

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.elastic.commits.randomness import Generators, stream
+from hvdrecover.elastic.commits.randomness import stream
 from hvdrecover.elastic.state import State
-from hvdrecover.errors import ConfigError
 from tests.fakes.framework import FakeFramework, FakeGenerator, FakeLoader, FakeModel, FakeSampler
 from tests.fakes.world import FakeJob, FakeWorld, change_at, fail_at
 from tests.unit.elastic.jobs import URL, Process, initialised, on_ranks
@@ -39,15 +38,6 @@ def test_a_stream_depends_on_run_commit_rank_and_generator() -> None:
 
 def test_a_stream_is_the_same_for_ever() -> None:
     assert stream(2**62, 10, 1)("torch") == 4034363443597322819
-
-
-def test_seeds_fit_into_63_bits() -> None:
-    assert all(0 <= stream(seed, 0, 0)("torch") < 2**63 for seed in range(500))
-
-
-def test_an_unknown_mode_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^rng: '' .*'reseed' .*'store'"):
-        Generators(FakeFramework(), "")  # type: ignore[arg-type]
 
 
 # -- reseed ---------------------------------------------------------------------------------------------
@@ -118,25 +108,6 @@ def test_a_rank_that_joins_has_a_stream_of_its_own() -> None:
     assert found == {(rank, 3): stream(seed, 1, rank)("fake") for rank in range(3)}
 
 
-def test_a_commit_at_which_nothing_has_changed_begins_the_same_stream_again(process: Process) -> None:
-    """A script that commits before it trains commits once more when it is resumed."""
-    state = process.state(step=0, model=FakeModel(w=[1.0]))
-    state.sync()
-    begun = []
-    for change in (lambda: None, lambda: setattr(state, "step", 1), lambda: None, lambda: heavier(state)):
-        change()
-        state.commit()
-        begun.append(process.generator.state)
-        draws(process.generator)
-    seed = seed_of(state)
-    assert begun == [stream(seed, number, 0)("fake") for number in (0, 1, 1, 2)]
-    assert state.last_commit.commit == 4
-
-
-def heavier(state: State) -> None:
-    state.model.weights["w"] += 1.0
-
-
 # -- a data loader draws when its iterator is made -------------------------------------------------------
 
 
@@ -156,18 +127,6 @@ def test_an_iterator_made_anew_right_at_a_commit_does_not_move_the_stream(proces
     assert process.generator.state == at_the_commit
 
 
-def test_an_iterator_made_later_moves_the_stream_as_it_always_did(process: Process) -> None:
-    state, loader = loaded(process)
-    state.sampler.order.record(2)
-    state.commit()
-    state.sampler.order.record(2)
-    draws(process.generator)
-    next(iter(loader))
-    expected = FakeGenerator(stream(seed_of(state), 1, 0)("fake"))
-    draws(expected, 4)  # three of ours, one of the loader
-    assert process.generator.state == expected.state
-
-
 def test_at_the_boundary_of_epochs_a_resumed_run_draws_what_an_undisturbed_one_does(process: Process) -> None:
     state, loader = loaded(process)
     state.sampler.order.record(8)
@@ -182,14 +141,6 @@ def test_at_the_boundary_of_epochs_a_resumed_run_draws_what_an_undisturbed_one_d
     state.restore()
     assert list(loader) == []  # a resumed script goes through the rest of epoch 0 first
     assert next_epoch() == undisturbed
-
-
-def test_before_a_rendezvous_an_iterator_is_an_iterator(process: Process) -> None:
-    sampler = FakeSampler(8)
-    process.state(sampler=sampler)
-    before = process.generator.state
-    list(sampler)
-    assert process.generator.state == before
 
 
 # -- store ----------------------------------------------------------------------------------------------

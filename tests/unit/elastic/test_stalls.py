@@ -43,13 +43,6 @@ def test_the_limit_is_set_when_it_changes_and_not_each_time(world: FakeWorld, pa
     assert world.allowed == [ALLOWED, 9]
 
 
-@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.BEGINNING, Phase.RECOVERING])
-def test_there_is_no_limit_outside_training(world: FakeWorld, phase: Phase) -> None:
-    heartbeat.enter(phase)
-    stalls.follow(world)
-    assert world.allowed == [ALLOWED, 0]
-
-
 def test_without_a_guardian_there_is_never_a_limit(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "_notes", None)
     heartbeat.enter(Phase.TRAINING)
@@ -65,28 +58,12 @@ def test_a_pause_lifts_the_limit_until_there_is_progress_again(world: FakeWorld)
     assert world.allowed == [ALLOWED, 0, ALLOWED]
 
 
-def test_a_pause_in_a_pause_changes_nothing(world: FakeWorld) -> None:
-    with stalls.paused():
-        with stalls.paused():
-            pass
-        heartbeat.heartbeat()
-        assert world.allowed == [ALLOWED, 0]
-    heartbeat.heartbeat()
-    assert world.allowed == [ALLOWED, 0, ALLOWED]
-
-
 def test_a_pause_before_a_rendezvous_is_a_pause_all_the_same(page: Page) -> None:
     heartbeat.enter(Phase.TRAINING)
     with stalls.paused():
         assert page.read().paused
     heartbeat.heartbeat()
     assert not page.read().paused
-
-
-def test_a_horovod_that_was_initialised_anew_is_told_anew(world: FakeWorld) -> None:
-    stalls.forget()
-    stalls.follow(world)
-    assert world.allowed == [ALLOWED, ALLOWED]
 
 
 def test_waiting_is_limited_from_the_first_commit_on_and_not_in_a_recovery(process: Process) -> None:

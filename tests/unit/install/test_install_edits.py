@@ -97,24 +97,6 @@ def test_an_edit_without_its_end_does_not_apply(tmp_path: Path) -> None:
         apply([dataclasses.replace(ONE, until="end")], tmp_path)
 
 
-def test_a_missing_file_counts_as_no_occurrence(tmp_path: Path) -> None:
-    with pytest.raises(EditError, match=r" 0 .*a\.txt"):
-        apply([ONE], tmp_path)
-    assert read_tree(tmp_path) == {}
-
-
-def test_applying_the_edits_again_is_an_error(tmp_path: Path) -> None:
-    write_tree(tmp_path, EDITS)
-    apply(EDITS, tmp_path)
-    with pytest.raises(EditError):
-        apply(EDITS, tmp_path)
-
-
-def test_names_are_unique_and_reasons_given() -> None:
-    assert len({edit.name for edit in EDITS}) == len(EDITS)
-    assert all(edit.why and edit.old != edit.new for edit in EDITS)
-
-
 @pytest.mark.parametrize(("field", "changes"), [("file", True), ("old", True), ("new", True), ("why", False)])
 def test_the_digest_covers_what_edits_do(field: str, changes: bool) -> None:
     other = dataclasses.replace(ONE, **{field: "something else"})

@@ -109,11 +109,6 @@ def test_it_is_in_a_group_of_its_own_and_apart_from_the_terminal_if_asked_to(apa
         started.communicate()
 
 
-def test_a_program_that_does_not_exist_is_an_error_at_once(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        processes.start([str(tmp_path / "missing")], {})
-
-
 @pytest.mark.parametrize("leader_dies_first", [False, True])
 def test_a_group_is_killed_with_its_first_process_or_without(leader_dies_first: bool) -> None:
     code = f"""
@@ -180,22 +175,6 @@ def test_a_process_that_is_stopped_is_told_from_one_that_runs() -> None:
         os.kill(process.pid, signal.SIGCONT)
         until(lambda: not processes.is_stopped(process.pid), "it is to continue")
     assert not processes.is_stopped(process.pid)
-
-
-@pytest.mark.parametrize(
-    ("returncode", "code", "words"),
-    [
-        (0, 0, "exit code 0"),
-        (3, 3, "exit code 3"),
-        (-signal.SIGKILL, 137, "SIGKILL"),
-        (-signal.SIGABRT, 134, "SIGABRT"),
-        (-62, 190, "signal 62"),
-    ],
-)
-def test_return_codes_in_numbers_and_words(returncode: int, code: int, words: str) -> None:
-    assert processes.exit_code(returncode) == code
-    assert processes.returncode_of(code) == returncode
-    assert processes.describe(returncode) == words
 
 
 def test_what_was_killed_leaves_nothing_in_shared_memory() -> None:

@@ -12,7 +12,7 @@ from hvdrecover.checkpoint.layout import ITEM_BYTES
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.torch.framework import TorchFramework
 from tests.fakes.root import FakeRoots
-from tests.unit.torch.jobs import URL, bits, continues_alike, joined, network, train_one_step
+from tests.unit.torch.jobs import bits, continues_alike, joined, train_one_step
 
 pytestmark = pytest.mark.usefixtures("roots")
 
@@ -197,58 +197,6 @@ def test_buffers_of_batch_normalisation_go_back() -> None:
     model, _ = model_and_optimizer()
     assert {"1.running_mean", "1.num_batches_tracked"} <= model.state_dict().keys()
     continues_alike(model_and_optimizer, train_one_step)
-
-
-class Tied(torch.nn.Module):
-    """Its first and last layer are the same weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Linear(3, 3, bias=False)
-        self.last = torch.nn.Linear(3, 3, bias=False)
-        self.last.weight = self.first.weight
-
-    def forward(self, inputs: torch.Tensor) -> Any:
-        return self.last(self.first(inputs).tanh())
-
-
-def test_tied_weights_stay_tied() -> None:
-    def model_and_optimizer() -> tuple[Any, ...]:
-        torch.manual_seed(0)
-        model = Tied()
-        return model, torch.optim.AdamW(model.parameters())
-
-    continues_alike(model_and_optimizer, train_one_step)
-    model, optimizer = model_and_optimizer()
-    joined(URL, component_0=model, component_1=optimizer)
-    assert model.first.weight is model.last.weight
-
-
-def test_parametrized_weights_go_back() -> None:
-    def model_and_optimizer() -> tuple[Any, ...]:
-        model = network()
-        torch.nn.utils.parametrizations.weight_norm(model[0])
-        torch.nn.utils.parametrizations.spectral_norm(model[2])
-        return model, torch.optim.SGD(model.parameters(), lr=0.1)
-
-    continues_alike(model_and_optimizer, train_one_step)
-
-
-def test_an_averaged_model_continues_alike() -> None:
-    averaging = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
-
-    def components() -> tuple[Any, ...]:
-        model = network()
-        averaged = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=averaging, use_buffers=True)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        return model, optimizer, averaged, torch.optim.swa_utils.SWALR(optimizer, swa_lr=0.01)
-
-    def step(model: Any, optimizer: Any, averaged: Any, scheduler: Any) -> None:
-        train_one_step(model, optimizer)
-        averaged.update_parameters(model)
-        scheduler.step()
-
-    continues_alike(components, step)
 
 
 def test_a_class_is_no_component() -> None:

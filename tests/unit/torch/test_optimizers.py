@@ -119,36 +119,6 @@ def test_moments_of_bfloat16_parameters_are_kept_as_torch_keeps_them() -> None:
     continues_alike(model_and_optimizer, train_one_step)
 
 
-def test_state_that_appears_between_commits_goes_and_comes() -> None:
-    model = network()
-    optimizer = Optimizers.AdamW(model.parameters())
-    state = joined(model=model, optimizer=optimizer)
-    train_one_step(model, optimizer)
-    state.restore()
-    assert optimizer.state_dict()["state"] == {}
-    for _ in range(3):  # into the first arena and into the second
-        train_one_step(model, optimizer)
-        state.commit()
-    expected = bits(optimizer.state_dict())
-    train_one_step(model, optimizer)
-    state.restore()
-    assert bits(optimizer.state_dict()) == expected
-
-
-def test_a_group_that_was_added_after_a_commit_goes_and_comes() -> None:
-    model, head = network(), torch.nn.Linear(2, 1)
-    optimizer = Optimizers.SGD(model.parameters(), lr=0.1)
-    state = joined(model=model, optimizer=optimizer)
-    optimizer.add_param_group({"params": head.parameters()})
-    state.restore()
-    assert len(optimizer.param_groups) == 1
-    optimizer.add_param_group({"params": head.parameters()})
-    state.commit()
-    optimizer.param_groups[1]["lr"] = 9.0
-    state.restore()
-    assert optimizer.param_groups[1]["lr"] == 0.1
-
-
 def test_moments_of_another_shape_are_named() -> None:
     model, wider = (
         network(),
@@ -316,42 +286,6 @@ def test_parameters_that_come_between_commits_have_their_names_in_the_next_one()
     resumed.param_groups.reverse()
     joined(URL, model=other, optimizer=resumed)
     assert moments(resumed, other) == moments(optimizer, model)
-
-
-def test_a_fresh_optimizer_takes_the_groups_of_the_commit() -> None:
-    def make() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        model = network()
-        model[0].requires_grad_(False)
-        return model, Optimizers.AdamW(model[2].parameters(), lr=0.1)
-
-    model, optimizer = make()
-    state = joined(URL, model=model, optimizer=optimizer)
-    model[0].requires_grad_(True)
-    optimizer.add_param_group({"params": model[0].parameters(), "lr": 0.01})
-    train_one_step(model, optimizer)
-    commit_durably(state)
-    other, resumed = make()
-    joined(URL, model=other, optimizer=resumed)
-    assert other[0].weight.requires_grad
-    for pair in ((model, optimizer), (other, resumed)):
-        train_one_step(*pair)
-    assert bits(dict(other.state_dict())) == bits(dict(model.state_dict()))
-    assert resumed.param_groups[1]["lr"] == 0.01
-
-
-def test_parameters_of_no_module_go_by_their_place() -> None:
-    def make() -> torch.optim.Optimizer:
-        return Optimizers.SGD(
-            [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))], momentum=0.9
-        )
-
-    optimizer, resumed = make(), make()
-    for number, each in enumerate(optimizer.param_groups[0]["params"]):
-        each.grad = torch.full_like(each, number)
-    optimizer.step()
-    commit_durably(joined(URL, model=network(), optimizer=optimizer))
-    joined(URL, model=network(), optimizer=resumed)
-    assert bits(resumed.state_dict()) == bits(optimizer.state_dict())
 
 
 def test_a_commit_of_an_earlier_release_goes_by_place() -> None:

@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-import collections
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
-import numpy as np
 import pytest
-import safetensors.torch
 import torch
 
 import hvdrecover.torch as recover
@@ -164,21 +160,6 @@ def test_tensors_among_plain_values_go_back() -> None:
     assert bits([state.best, state.history]) == expected
 
 
-def test_tensors_among_plain_values_are_not_the_commits_own(roots: Any) -> None:
-    state = joined(URL, best=torch.ones(2))
-    for _ in range(2):
-        state.restore()
-        state.best += 1
-    state.restore()
-    assert state.best.tolist() == [1.0, 1.0]
-
-
-def test_tensors_among_plain_values_are_resumed(roots: Any) -> None:
-    commit_durably(joined(URL, history=[torch.arange(3), "x"]))
-    state = joined(URL, history=[])
-    assert bits(state.history) == bits([torch.arange(3), "x"])
-
-
 @pytest.mark.parametrize(
     ("value", "error", "fact"),
     [
@@ -305,48 +286,10 @@ def test_a_users_own_component_that_keeps_what_it_is_given_continues_alike(roots
 # -- commits -------------------------------------------------------------------------------------------
 
 
-def test_other_tools_read_a_model_under_its_own_names(tmp_path: Path) -> None:
-    model = torch.nn.Sequential(collections.OrderedDict(encoder=network(), norm=torch.nn.BatchNorm1d(2)))
-    model.to(torch.bfloat16)
-    state = joined(str(tmp_path), model=model, optimizer=torch.optim.AdamW(model.parameters()))
-    commit_durably(state)
-    [file] = tmp_path.glob("g*/model.safetensors")
-    found = safetensors.torch.load_file(file)
-    assert "encoder.0.weight" in found
-    assert bits(found) == bits(dict(model.state_dict()))
-    twin = torch.nn.Sequential(collections.OrderedDict(encoder=network(1), norm=torch.nn.BatchNorm1d(2)))
-    twin.to(torch.bfloat16).load_state_dict(found)
-    assert bits(dict(twin.state_dict())) == bits(found)
-
-
-def test_numpy_and_torch_randomness_is_drawn_from_the_users_seed(roots: Any) -> None:
-    """Equal seeds give equal runs, other seeds other runs."""
-
-    def draws(seed: int) -> list[float]:
-        torch.manual_seed(seed)
-        state = joined(epoch=0)
-        first = [np.random.random(), torch.rand(()).item()]
-        state.epoch = 1
-        state.commit()
-        return [*first, np.random.random(), torch.rand(()).item()]
-
-    assert draws(1) == draws(1)
-    assert not set(draws(1)) & set(draws(2))
-    assert len(set(draws(1))) == 4
-
-
 def test_a_trained_tensor_outside_a_module_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedTensorError, match="trained") as caught:
         recover.TorchState(scale=torch.nn.Parameter(torch.ones(2)))
     assert caught.value.path == "state.scale.value"
-
-
-def test_a_component_that_refuses_its_commit_is_named_as_a_mismatch(roots: Any) -> None:
-    first = joined("fake://root", scaler=torch.amp.GradScaler("cpu", enabled=False))
-    first.commit()
-    first.flush()
-    with pytest.raises(MismatchError, match="The source state dict is empty"):
-        joined("fake://root", scaler=torch.amp.GradScaler("cpu", enabled=True))
 
 
 # -- what does not fit ---------------------------------------------------------------------------------

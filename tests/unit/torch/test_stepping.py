@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import gc
 import itertools
-import pickle
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -143,13 +139,6 @@ def test_a_step_after_one_that_failed_is_told_of_as_any(kind: str, where: str, m
     assert log == ["begins", *(INSIDE if kind != "plain" else ()), "applying", "ended"] * 2
 
 
-def test_a_step_that_only_makes_an_optimizers_state_does_not_count(make: Any) -> None:
-    _, optimizer = make("wrapped")
-    log = log_of(optimizer)
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    assert "ended" not in log and stepping(optimizer).count == 0
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_optimizer_is_hooked_once(kind: str, make: Any) -> None:
     _, optimizer = make(kind)
@@ -157,25 +146,6 @@ def test_an_optimizer_is_hooked_once(kind: str, make: Any) -> None:
     assert len(optimizer._optimizer_step_pre_hooks) == 1 and not optimizer._optimizer_step_post_hooks
     assert stepping(optimizer).ended is stepping(optimizer).ended
     assert len(optimizer._optimizer_step_pre_hooks) == len(optimizer._optimizer_step_post_hooks) == 1
-
-
-def test_copies_are_not_told_of(make: Any) -> None:
-    model, optimizer = make("plain")
-    log = log_of(optimizer)
-    backward(model, optimizer)
-    for each in (copy.copy(optimizer), copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
-        each.step()
-        assert stepping(each) is not stepping(optimizer) and stepping(each).count == 0
-    assert not log
-
-
-def test_an_optimizer_is_not_kept(make: Any) -> None:
-    _, optimizer = make("plain")
-    log_of(optimizer)
-    kept = weakref.ref(optimizer)
-    del optimizer
-    gc.collect()
-    assert kept() is None
 
 
 def test_virtual_ranks_average_also_what_others_were_told_of_before(make: Any) -> None:
@@ -205,13 +175,6 @@ def test_a_guardian_counts_each_step_once(kind: str, known: bool, make: Any) -> 
         backward(model, optimizer)
         optimizer.step()
         assert heartbeat.steps() == step + 1
-
-
-@pytest.mark.usefixtures("watched")
-def test_a_guardian_leaves_optimizers_alone_that_step_once(make: Any) -> None:
-    model, optimizer = make("plain")
-    train_one_step(model, optimizer)
-    assert not optimizer._optimizer_step_pre_hooks
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hvdrecover.elastic.commits.carried import Carried
-from hvdrecover.errors import ConfigError, MismatchError, PerRankError, StepError
+from hvdrecover.errors import StepError
 from hvdrecover.torch.virtual.buffers import Buffers
 
 ALL = Carried((0, 1), 2)
@@ -120,19 +120,6 @@ def test_they_resume_from_a_commit() -> None:
     assert_equal(other, alone([5.0, 2.0]))
 
 
-def test_what_a_commit_lacks() -> None:
-    buffers = Buffers({"model": Masked()})
-    with pytest.raises(PerRankError, match=r"^buffers: .* virtual rank 1;"):
-        buffers.resume("state._buffers", {0: {}}, 2, ALL)
-    with pytest.raises(MismatchError, match=r"  model\.other: "):
-        buffers.resume("state._buffers", {0: {"model.other": torch.zeros(1)}, 1: {}}, 2, ALL)
-
-
-def test_modules_without_buffers() -> None:
-    assert not Buffers({"model": torch.nn.Linear(2, 2)}).exist
-    assert Buffers({"model": Masked()}).exist
-
-
 def averages(ranks: int) -> torch.Tensor:
     """The average of 1, 2, 3 over the steps of a process with so many virtual ranks."""
     model, carried = Masked(), Carried(tuple(range(ranks)), ranks)
@@ -155,25 +142,6 @@ def averages(ranks: int) -> torch.Tensor:
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_what_the_script_changes_outside_of_parts_stays(ranks: int) -> None:
     assert averages(ranks).item() == pytest.approx(2.0)
-
-
-def test_a_buffer_that_is_made_in_a_part() -> None:
-    module = Masked()
-    buffers = Buffers({"model": module})
-    buffers.swap_in(0)
-    module.nothing = torch.zeros(3)
-    with pytest.raises(ConfigError, match=r"^buffers: model\.nothing "):
-        buffers.swap_out(0)
-
-
-def test_a_buffer_that_grows() -> None:
-    module = Masked()
-    buffers = Buffers({"model": module})
-    part(buffers, module, 0, 1.0)
-    buffers.swap_in(0)
-    module.table = torch.zeros(5, 3)
-    with pytest.raises(ConfigError, match=r"^buffers: model\.table "):
-        buffers.swap_out(0)
 
 
 @pytest.mark.parametrize("value", [7.0, float("nan")])

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from hvdrecover.errors import ConfigError
-from hvdrecover.torch.virtual.carrier import TorchCarrier
 from hvdrecover.torch.virtual.gradients import Gradients
 from hvdrecover.torch.virtual.segments import cut
 from tests.unit.torch.jobs import network
@@ -92,25 +91,6 @@ def test_the_optimizer_steps_once_with_what_was_summed(clips: bool) -> None:
         bare.step()
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(ours, theirs)
-
-
-@pytest.mark.usefixtures("elastic")
-def test_horovods_hooks_are_gone() -> None:
-    model = network()
-    optimizer = wrapped(model)
-    Gradients("optimizer", optimizer, 2)
-    loss(model, 0).backward()  # type: ignore[no-untyped-call]
-    assert optimizer._handles == {}
-
-
-@pytest.mark.usefixtures("elastic")
-def test_a_loss_that_keeps_horovods_hooks_is_told_of() -> None:
-    model = network()
-    optimizer = wrapped(model)
-    kept = loss(model, 0)
-    Gradients("optimizer", optimizer, 2)
-    with pytest.raises(ConfigError, match=r"^state\.optimizer: .*loss"):
-        kept.backward()  # type: ignore[no-untyped-call]
 
 
 def test_a_gradient_that_some_virtual_ranks_lack() -> None:
@@ -232,13 +212,6 @@ def test_what_can_not_be_summed_is_refused(make: Callable[[torch.nn.Module], Any
     assert caught.value.name == "state.optimizer"
 
 
-def test_adasum_is_refused() -> None:
-    optimizer = wrapped(network())
-    optimizer._starting_models = {}  # with one process, Horovod makes another optimizer
-    with pytest.raises(ConfigError, match="Adasum"):
-        Gradients("optimizer", optimizer, 2)
-
-
 @pytest.mark.parametrize("dense", [False, True])
 def test_sparse_gradients_are_refused_unless_made_dense(dense: bool) -> None:
     layer = torch.nn.Embedding(4, 2, sparse=True)
@@ -289,15 +262,6 @@ def test_no_step_without_gradients_of_a_whole_step(begun: bool, skips: bool) -> 
     assert all(map(torch.equal, before, model.parameters()))
 
 
-def test_state_of_an_optimizer_that_has_not_stepped_is_broadcast() -> None:
-    """Horovod steps it, with gradients of zeros, to have its state made."""
-    model = network()
-    optimizer = wrapped(model)
-    Gradients("optimizer", optimizer, 2)
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    assert optimizer.state_dict()["state"]
-
-
 @pytest.mark.parametrize("change", ["added", "unfrozen"])
 def test_parameters_that_come_later_are_refused(change: str) -> None:
     model, later = network(), torch.nn.Parameter(torch.zeros(7), requires_grad=False)
@@ -310,27 +274,3 @@ def test_parameters_that_come_later_are_refused(change: str) -> None:
         later.requires_grad_()
     with pytest.raises(ConfigError, match=r"^state\.optimizer: .*\(7,\)"):
         step(gradients, model, 2)
-
-
-def test_parameters_may_be_frozen_later() -> None:
-    model = network()
-    gradients = Gradients("optimizer", wrapped(model), 2)
-    first = next(model.parameters()).requires_grad_(False)
-    step(gradients, model, 2)
-    assert first.grad is not None and not first.grad.any()
-    first.requires_grad_()
-    step(gradients, model, 2)
-    assert first.grad.any()
-
-
-def test_an_optimizer_of_two_states_is_refused() -> None:
-    optimizer = wrapped(network())
-    Gradients("optimizer", optimizer, 2)
-    with pytest.raises(ConfigError, match=r"^state\.optimizer: another .*DistributedOptimizer "):
-        Gradients("optimizer", optimizer, 2)
-
-
-def test_optimizers_with_a_parameter_in_common_are_refused() -> None:
-    model = network()
-    with pytest.raises(ConfigError, match=r"^state\.other: .* optimizer "):
-        TorchCarrier({"model": model, "optimizer": wrapped(model), "other": wrapped(model)}, 2)
