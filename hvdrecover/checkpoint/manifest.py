@@ -61,7 +61,7 @@ class Manifest:
         files: the data files.
         state: what a `hvdrecover.checkpoint.snapshot.Snapshot` has beside tensors: components' structure,
             plain objects, sample cursors, seed and generator states.
-        dataset: fingerprint of the training data, or None.
+        dataset: version of the training data, or None.
         finished: whether the training function had returned.
     """
 

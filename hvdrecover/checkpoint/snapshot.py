@@ -25,7 +25,7 @@ class Snapshot:
         world_size: number of ranks when the commit was made.
         versions: of the framework, Horovod and hvdrecover.
         finished: whether the training function had returned.
-        dataset: fingerprint of the training data as plain JSON values, or None.
+        dataset: version of the training data as plain JSON values, or None.
         digests: of the files, by attribute name; None if they have not been computed.
     """
 

@@ -3,7 +3,7 @@
 import horovod.tensorflow as _hvd
 
 from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
-from hvdrecover.data.fingerprint import Fingerprint, fingerprint
+from hvdrecover.data.version import DataVersion
 from hvdrecover.elastic.commits.loading import Loaded
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.lifecycle.stalls import paused
@@ -36,10 +36,10 @@ __all__ = [
     "BroadcastGlobalVariablesHook",
     "Checkpoint",
     "DataChangedError",
+    "DataVersion",
     "DistributedGradientTape",
     "DistributedOptimizer",
     "ElasticDataset",
-    "Fingerprint",
     "Guard",
     "Keep",
     "Loaded",
@@ -59,7 +59,6 @@ __all__ = [
     "broadcast_variables",
     "check_shards",
     "elastic_dataset",
-    "fingerprint",
     "fit_callbacks",
     "grouped_allreduce",
     "heartbeat",

@@ -3,7 +3,7 @@
 import horovod.torch as _hvd
 
 from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
-from hvdrecover.data.fingerprint import Fingerprint, fingerprint
+from hvdrecover.data.version import DataVersion
 from hvdrecover.elastic.commits.loading import Loaded
 from hvdrecover.elastic.commits.per_rank import PerRank
 from hvdrecover.elastic.guard.settings import Guard
@@ -27,8 +27,8 @@ __all__ = [
     "Best",
     "Checkpoint",
     "DataChangedError",
+    "DataVersion",
     "ElasticSampler",
-    "Fingerprint",
     "Guard",
     "Keep",
     "Loaded",
@@ -42,7 +42,6 @@ __all__ = [
     "Tracker",
     "WandB",
     "check_shards",
-    "fingerprint",
     "heartbeat",
     "load",
     "paused",

@@ -12,7 +12,6 @@ from tests.unit import api
 REASONS = {
     "BroadcastGlobalVariablesHook": "it always raises",
     "ElasticDataset": "elastic_dataset makes it",
-    "Fingerprint": "fingerprint makes it",
     "HvdrecoverError": "never raised itself; an except clause names it for all of them",
     "Loaded": "load returns it",
     "__version__": "a text",

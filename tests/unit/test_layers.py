@@ -47,7 +47,7 @@ LAYERS = {
     "__init__": 5,
     "examples": 5,
 }
-# Within its layer, data stands above checkpoint: the fingerprint of files takes its digests and storages;
+# Within its layer, data stands above checkpoint: the version of data lists files of its storages;
 # doctor and drill above launch, as they start ranks as jobs are started; and keras above tensorflow, as
 # it is another name for a part of that.
 BESIDE = {

@@ -12,7 +12,7 @@ from hvdrecover.drill.faults.fault import Drilled, Plain
 from hvdrecover.drill.faults.processes import kill_all
 from hvdrecover.errors import DrillError
 
-_BLOCK = 1 << 12  # bytes, where the fingerprint of a large file may not look at each
+_BLOCK = 1 << 12  # bytes at the start of the file, which are inverted
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class Memory:
         kept: what else is part of each commit.
         place: this rank's place in the job.
         versions: of the framework, Horovod and hvdrecover.
-        dataset: fingerprint of the training data, or None.
+        dataset: version of the training data, or None.
 
     Attributes:
         newest: the newest commit; None if making the last one was interrupted.

@@ -1,23 +1,31 @@
-"""Training data that are not those of the commit that a job resumes from."""
+"""Compare the version of the training data with the one in the commit that a job resumes from."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.data.fingerprint import Fingerprint, differences
+from hvdrecover.data.version import differences, is_comparable
 from hvdrecover.elastic.guard.settings import Guard
+from hvdrecover.events import logger
 
 
-def changes(guard: Guard | None, stored: Snapshot) -> list[str]:
-    """Return a line for each change since a durable commit; none if nothing is known of one of the two."""
+def changes(guard: Guard | None, stored: Snapshot, where: str) -> list[str]:
+    """Return a line for each change since a durable commit; none if either version is unknown."""
     if guard is None or guard.data is None or stored.dataset is None:
         return []
-    return differences(Fingerprint.from_json(stored.dataset), guard.data)
+    if not is_comparable(stored.dataset):
+        logger.warning(
+            "%s: an earlier hvdrecover saved a fingerprint of the training data, which cannot be compared "
+            "with their version now; continuing without the comparison",
+            where,
+        )
+        return []
+    return differences(stored.dataset, guard.data)
 
 
 def restart_epoch(state: dict[str, Any]) -> None:
-    """Have a commit's cursors begin their epochs anew, whatever the data's length is now.
+    """Reset a commit's cursors to the start of their epochs, whatever the length of the data is now.
 
     Args:
         state: `Snapshot.state`, which is changed.

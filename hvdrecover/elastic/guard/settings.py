@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from hvdrecover.data.fingerprint import Fingerprint
+from hvdrecover.data.version import DataVersion
 from hvdrecover.errors import ConfigError
 
 Divergence = Literal["raise", "warn", "heal"]
@@ -37,11 +37,10 @@ class Guard:
             batch. None does not look.
         numerics_budget: so many bad steps within the last `WINDOW` are skipped or rolled back; one more
             raises.
-        data: fingerprint of the training data, which becomes part of each durable commit; see
-            `hvdrecover.data.fingerprint.fingerprint`.
+        data: version of the training data. Each durable commit holds it.
         data_changed: when a job resumes from a durable commit of other data: ``"raise"`` a
-            `DataChangedError`, ``"warn"`` continues where the old data were left, and ``"restart_epoch"``
-            begins the epoch anew, with the weights of the commit.
+            `DataChangedError`, ``"warn"`` to continue at the same position of the new data, or
+            ``"restart_epoch"`` to begin the epoch again with the weights of the commit.
         replay: the share of steps, from 0 to 1, in which a second process computes one virtual rank's part,
             too, and the gradients are compared to the last bit before they are applied; what follows from a
             difference is `on_divergence`. It needs virtual ranks.
@@ -50,7 +49,7 @@ class Guard:
         ConfigError: a value that can't be.
 
     Examples:
-        >>> data = recover.fingerprint(list(range(1000)))
+        >>> data = recover.DataVersion("digits-v1")
         >>> guard = recover.Guard(numerics="skip", data=data)  # for the state: TorchState(guard=guard)
     """
 
@@ -58,7 +57,7 @@ class Guard:
     on_divergence: Divergence = "raise"
     numerics: Numerics | None = "raise"
     numerics_budget: int = 10
-    data: Fingerprint | None = field(default=None, repr=False)  # it may be long
+    data: DataVersion | None = field(default=None, repr=False)  # it may be long
     data_changed: DataChanged = "raise"
     replay: float = 0.0
 
@@ -77,9 +76,13 @@ class Guard:
             or not 0 <= self.replay <= 1
         ):
             raise ConfigError("replay", f"{self.replay!r} is not a share of steps, from 0 to 1")
-        if self.data is not None and not isinstance(self.data, Fingerprint):
+        if self.data is not None and not isinstance(self.data, DataVersion):
             kind = type(self.data).__name__
-            raise ConfigError("data", f"{kind} is not a fingerprint; pass recover.fingerprint(...) of it")
+            raise ConfigError(
+                "data",
+                f"must be a DataVersion, got a {kind}; pass recover.DataVersion.of_files(path), or "
+                "recover.DataVersion(text) with a text that you change with the data",
+            )
 
 
 def _is_count(value: Any, least: int) -> bool:

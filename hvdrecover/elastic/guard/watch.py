@@ -241,7 +241,7 @@ class Watch(Voter):
         Raises:
             DataChangedError: the training data have changed, and the user wants to know.
         """
-        lines = data.changes(self._guard, stored)
+        lines = data.changes(self._guard, stored, where)
         if not lines or self._guard is None:
             return
         policy = self._guard.data_changed

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.data.fingerprint import fingerprint
+from hvdrecover.data.version import DataVersion
 from hvdrecover.drill.faults import FAULTS
 from hvdrecover.errors import DrillError
 from tests.unit.drill.drilled import Counting
@@ -40,17 +40,17 @@ def content(data: Path) -> dict[Path, tuple[bytes, int]]:
 
 def test_one_file_changes_all_ranks_die_and_the_old_file_comes_back(run: Counting, data: Path) -> None:
     run.data = data
-    before, seen = content(data), fingerprint(data)
+    before, seen = content(data), DataVersion.of_files(data)
     assert CHANGED.lacks(run) == ""
     CHANGED.strike(run, 0)
     changed = {path for path, (text, _) in content(data).items() if text != before[path][0]}
     assert len(changed) == 1
-    assert fingerprint(data) != seen
+    assert DataVersion.of_files(data) != seen
     assert [run.children[name].wait(60) for name in "01"] == [-9, -9]
     CHANGED.strike(run, 0)  # once more, and it is still the old file that comes back
     CHANGED.end(run)
     assert content(data) == before
-    assert fingerprint(data) == seen
+    assert DataVersion.of_files(data) == seen
 
 
 def test_data_without_a_file_are_an_error(run: Counting, tmp_path: Path) -> None:

@@ -1,0 +1,243 @@
+"""The version of the training data. Each durable commit holds it, so that a resumed job notices other data.
+
+A version finds mistakes: another data set, files that are missing, added, cut short or overwritten. It is no
+defence against somebody who changes a file and restores its size and modification time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hvdrecover.checkpoint.digest import digest
+from hvdrecover.checkpoint.retrying import retrying
+from hvdrecover.checkpoint.storage import open_filesystem, storage_in
+from hvdrecover.checkpoint.storage.failures import failures
+from hvdrecover.clock import SYSTEM_CLOCK, Clock
+from hvdrecover.errors import ConfigError
+from hvdrecover.redaction import redact
+
+FORMAT = 2  # 1 was a fingerprint of the content, which cannot be compared with names, sizes and times
+_MOST_JSON = 44_000  # bytes; a manifest holds a longer list of files as its digest only
+_MOST_LINES = 5  # of files that were removed, added, resized or modified, each
+
+# The fields of a listing that change with a file's content, by preference. A tag or checksum of the store
+# comes first: unlike a modification time, it often survives an upload of the same bytes.
+_STAMPS = ("md5Hash", "crc32c", "content_md5", "ETag", "etag", "mtime", "LastModified", "last_modified")
+
+FileFacts = tuple[int, str]
+"""A file's size in bytes, and its stamp: the store's tag, or the modification time in whole seconds."""
+
+
+@dataclass(frozen=True)
+class DataVersion:
+    """The version of the training data: a text of yours, or the names, sizes and times of files.
+
+    Args:
+        text: a text that you change whenever the data change, such as a release or a digest.
+
+    Attributes:
+        files: `FileFacts` by name; only `of_files` sets it.
+
+    Raises:
+        ConfigError: the text is empty, or a path.
+
+    Examples:
+        >>> version = recover.DataVersion("imagenet-2026-03")
+        >>> guard = recover.Guard(data=version, data_changed="warn")  # for the state: TorchState(guard=guard)
+    """
+
+    text: str = ""
+    files: Mapping[str, FileFacts] = field(default_factory=dict, repr=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str) or (not self.text and not self.files):
+            raise ConfigError(
+                "DataVersion", f"the version must be a text that is not empty, got {self.text!r}"
+            )
+        if "/" in self.text or os.path.lexists(self.text):
+            raise ConfigError(
+                "DataVersion",
+                f"'{redact(self.text)}' is a path, and a text never changes; "
+                "use DataVersion.of_files(path), or a text that names no file",
+            )
+
+    @classmethod
+    def of_files(cls, path: str | os.PathLike[str]) -> DataVersion:
+        """List the files at a path. No file is read.
+
+        The version consists of each file's name below the path, its size, and its modification time in whole
+        seconds; or the checksum or ETag, if the store lists one. A folder may be moved. Links on a local disk
+        are followed.
+
+        Modification times also change if the same bytes are written again: ``cp`` without ``-p``, ``rsync``
+        without ``-t``, ``git clone`` and a new download do that. All ranks must see the same times,
+        so copies on several hosts must keep them. Where they do not, pass a text: ``DataVersion("v3")``.
+
+        Args:
+            path: path or fsspec URL of a folder or of one file.
+
+        Raises:
+            ConfigError: there are no files at the path.
+            StorageError: the storage failed five times.
+
+        Examples:
+            >>> version = recover.DataVersion.of_files("s3://bucket/train")  # doctest: +SKIP
+        """
+        return cls(files=_list(os.fspath(path), SYSTEM_CLOCK))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the JSON for a manifest: at most 64 KB, however many files there are."""
+        if self.text:
+            return {"version": FORMAT, "text": self.text}
+        files = {name: list(facts) for name, facts in self.files.items()}
+        listed = json.dumps(files)
+        summary = {
+            "version": FORMAT,
+            "count": len(files),
+            "bytes": sum(size for size, _ in self.files.values()),
+            "digest": digest(listed.encode()),
+        }
+        return {**summary, "files": files} if len(listed) <= _MOST_JSON else summary
+
+
+def is_comparable(stored: Mapping[str, Any]) -> bool:
+    """Return whether a manifest holds a version, and not a fingerprint of an earlier release.
+
+    Raises:
+        ConfigError: a later release has written it, or it is nonsense.
+    """
+    found = stored.get("version")
+    if not isinstance(found, int) or found > FORMAT:
+        raise ConfigError(
+            "data", f"the commit's data version has format {found!r}, this hvdrecover knows {FORMAT}; upgrade"
+        )
+    return found == FORMAT
+
+
+def differences(stored: Mapping[str, Any], present: DataVersion) -> list[str]:
+    """Return a line for each change of the data since a commit.
+
+    Args:
+        stored: what `DataVersion.as_json` has given for the commit.
+        present: the version now.
+
+    Raises:
+        ConfigError: the commit's version is invalid.
+    """
+    now = present.as_json()
+    if stored == now:
+        return []
+    lines = []
+    if "files" in stored and "files" in now:
+        try:
+            lines = _file_differences(stored["files"], now["files"])
+        except (TypeError, AttributeError, LookupError) as error:
+            raise ConfigError("data", f"the commit's data version is invalid ({error!r})") from error
+    return lines or [f"the data version was {_shown(stored)}, and is {_shown(now)}"]
+
+
+def _shown(version: Mapping[str, Any]) -> str:
+    if "text" in version:
+        return f"'{version['text']}'"
+    count, nbytes, files_digest = (version.get(name) for name in ("count", "bytes", "digest"))
+    return f"{count} files of {nbytes} bytes (digest {str(files_digest)[:8]})"
+
+
+def _file_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    changed = [name for name in old if name in new and list(old[name]) != list(new[name])]
+    resized = [name for name in changed if old[name][0] != new[name][0]]
+    found = {
+        "removed": [name for name in old if name not in new],
+        "added": [name for name in new if name not in old],
+        "resized": [f"{name} (from {old[name][0]} to {new[name][0]} bytes)" for name in resized],
+        "modified": [
+            f"{name} (from {old[name][1]} to {new[name][1]})" for name in changed if name not in resized
+        ],
+    }
+    lines = []
+    for what, names in found.items():
+        lines += [f"{what}: {name}" for name in names[:_MOST_LINES]]
+        if len(names) > _MOST_LINES:
+            lines.append(f"{what}: {len(names) - _MOST_LINES} more")
+    return lines
+
+
+def _list(url: str, clock: Clock) -> dict[str, FileFacts]:
+    filesystem, path = open_filesystem(url, "data")
+    local = "file" in filesystem.protocol
+    shown = path if local else redact(url)
+
+    def attempt() -> dict[str, FileFacts]:
+        with failures(shown, "", "list the training data"):
+            return dict(sorted(_local(Path(path)) if local else _remote(filesystem, path.rstrip("/"), shown)))
+
+    found = retrying(clock)(attempt)
+    if not found:  # most often, nothing is mounted there
+        raise ConfigError(
+            "data", f"there are no files at '{shown}'; check the path, and that it is mounted on this host"
+        )
+    return found
+
+
+def _local(root: Path) -> Iterator[tuple[str, FileFacts]]:
+    if not root.is_dir():
+        if root.exists():
+            yield root.name, _facts(root)
+        return
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    seen = {root.resolve()}
+    for folder, subfolders, names in os.walk(root, followlinks=True, onerror=fail):
+        below = {name: (Path(folder) / name).resolve() for name in sorted(subfolders)}
+        # A link to a folder above would never end.
+        subfolders[:] = [name for name, target in below.items() if target not in seen]
+        seen.update(below.values())
+        for name in names:
+            file = Path(folder) / name
+            yield _printable(file.relative_to(root).as_posix()), _facts(file)
+
+
+def _facts(file: Path) -> FileFacts:
+    status = file.stat()
+    return status.st_size, _stamp(status.st_mtime)
+
+
+def _remote(filesystem: Any, root: str, shown: str) -> Iterator[tuple[str, FileFacts]]:
+    is_file = storage_in(filesystem, root, shown).size("") is not None  # also mends a lost SFTP connection
+    filesystem.invalidate_cache()
+    # By default, fsspec's walk skips folders that it cannot list. Its asynchronous file systems always raise.
+    options = {} if filesystem.async_impl else {"on_error": "raise"}
+    try:
+        found = {root: filesystem.info(root)} if is_file else filesystem.find(root, detail=True, **options)
+    except FileNotFoundError:
+        return
+    for name, info in found.items():
+        if info["type"] != "directory" and not name.endswith("/"):
+            relative = name.removeprefix(root).strip("/") or name.rpartition("/")[2]
+            yield _printable(relative), (int(info["size"] or 0), _stamp_of(info))
+
+
+def _stamp_of(info: Mapping[str, Any]) -> str:
+    return next((_stamp(info[name]) for name in _STAMPS if info.get(name)), "")
+
+
+def _stamp(value: Any) -> str:
+    """Return a tag as it is, and a time in whole seconds: archives and many file systems keep no more."""
+    if isinstance(value, int | float):
+        value = datetime.fromtimestamp(value, UTC)
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return str(value).strip('"')
+
+
+def _printable(name: str) -> str:
+    """Return a name that JSON can hold, also if the file's name is not valid UTF-8."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
