@@ -27,7 +27,6 @@ from hvdrecover.elastic.lifecycle.heartbeats import Liveness, Silences
 from hvdrecover.elastic.lifecycle.hosts import HostChanges
 from hvdrecover.elastic.lifecycle.leaving import Leaving
 from hvdrecover.elastic.scalars.scalars import Scalars
-from hvdrecover.elastic.scalars.stragglers import Stragglers
 from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.elastic.unresumed import Unresumed
 from hvdrecover.version import __version__
@@ -85,35 +84,32 @@ def assemble(
     pacing = Pacing(context.clock, on=settings is not None and settings.interval == "auto")
     timings = Timings(context.clock, context.events, pacing)
     hosts = HostChanges(context.config)
-    wanted = not context.config.rehearsal and (tensorboard is not None or tracker is not None)
-    scalars = (Scalars(tensorboard, context, tracker),) if wanted else ()
+    scalars = Scalars(tensorboard, context, tracker)
     unresumed = Unresumed(context)
-    kept = (*scalars, pacing, unresumed, *virtual, *others.kept)
+    kept = (scalars, pacing, unresumed, *virtual, *others.kept)
     dataset = guard.data.as_json() if guard is not None and guard.data is not None else None
     versions = {**context.framework.versions(), "hvdrecover": __version__}
     memory = Memory(context.contents, own, kept, context.place, versions, dataset)
     durable = DurableSide(settings, context, pacing, memory)
     judge = Judge(guard, context)
-    for scalar in scalars:
-        scalar.durable_age = lambda: durable.age
     companions = Companions(
         observers=(
             Liveness(context.world),
             timings,
             *instruments.observers(context),
-            *scalars,
+            scalars,
             judge,
             unresumed,
             *others.observers,
         ),
         kept=kept,
         voters=(
+            scalars,  # hooks gradients before the judge, which may skip a step
             Silences(),
             durable,
             Watch(guard, context),
             Missing(context, on=guard is not None),
             judge,
-            Stragglers(scalars),
             Leaving(context.config),
             hosts,
             *virtual,

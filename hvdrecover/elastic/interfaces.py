@@ -143,15 +143,12 @@ class Framework(Protocol):
     def not_finite(self, tensors: Mapping[str, Tensor]) -> list[str]:
         """Names of the tensors that hold NaN or infinity."""
 
-    def norm(self, tensors: Mapping[str, Tensor]) -> float:
-        """Euclidean norm of tensors together; 0.0 of none."""
-
     def writer(self, folder: str, first: int) -> Writer:
         """Open a run of TensorBoard's.
 
         Args:
             folder: path or URL of the run; it may hold what earlier writers wrote.
-            first: the first step to come; what was written of it and later ones counts no more.
+            first: the first step to come; TensorBoard drops this step and later ones of earlier files.
         """
 
     def draw_seed(self) -> int:
@@ -175,7 +172,7 @@ class Framework(Protocol):
         """Report each step of an optimizer before it begins, and batches, to an instrument."""
 
     def report_times(self, contents: Contents, scalars: Scalars) -> None:
-        """Report the parts of each step, and the norms of its gradients."""
+        """Report the time of each step, and the norm of its gradients."""
 
     def report_missing(self, contents: Contents, missing: Missing) -> None:
         """Report parameters that had no gradient at a step."""

@@ -22,7 +22,7 @@ from hvdrecover.elastic.lifecycle import stalls
 from hvdrecover.elastic.lifecycle.leaving import Departure
 from hvdrecover.elastic.ranks import Ranks
 from hvdrecover.elastic.recovery import Recovery
-from hvdrecover.elastic.scalars.observed import observed
+from hvdrecover.elastic.scalars.scalars import as_numbers
 from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.events import Events
@@ -146,7 +146,7 @@ class State(Attributes):
         """
         if self._context.ranks.replaying:
             return  # its process reports it
-        values = observed(self._context.framework, {"loss": loss, **others})
+        values = as_numbers(self._context.framework, {"loss": loss, **others})
         self._companions.notify(Observer.observed, values)
 
     # -- commits ---------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from hvdrecover.data.order import SampleOrder, Tail, rounds
 from hvdrecover.errors import ConfigError, StepError
 from hvdrecover.tensorflow.dealing import Dealing, draws, takes_seed
 from hvdrecover.tensorflow.dealt import Dealt
-from hvdrecover.tensorflow.steps import Steps
 
 Indices = npt.NDArray[np.int64]
 
@@ -109,12 +108,7 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
         """Return what is left of the epoch, of some virtual ranks in turn; None: of this rank."""
         self._dealing.ranks = ranks
         iterator: Iterator[Any] = super().__iter__()
-        steps = self.__dict__.get("_steps")
-        return steps.timed(iterator) if steps is not None and tf.executing_eagerly() else iterator
-
-    def watch(self, steps: Steps) -> None:
-        """Have each batch that a loop in Python takes told of."""
-        self.__dict__["_steps"] = steps
+        return iterator
 
     @property
     def element_spec(self) -> Any:

@@ -201,11 +201,6 @@ class TensorFlowFramework(Reports):
         flags = each_finite(list(floats.values())).numpy() if floats else []
         return [name for name, finite in zip(floats, flags, strict=True) if not finite]
 
-    def norm(self, tensors: Mapping[str, tf.Variable]) -> float:
-        """Euclidean norm of variables together."""
-        floats = [tf.cast(each, tf.float32) for each in tensors.values()]
-        return float(tf.linalg.global_norm(floats)) if floats else 0.0
-
     def writer(self, folder: str, first: int) -> TensorFlowWriter:
         """Open a run of TensorBoard's."""
         return TensorFlowWriter(folder, first)

@@ -75,7 +75,7 @@ def fit_callbacks(
 
 
 class Observer(keras.callbacks.Callback):  # type: ignore[misc]
-    """Tells the state the loss; and its scalars, if there are any, what batches take.
+    """Reports the loss to the state.
 
     Args:
         state: what to tell.
@@ -98,11 +98,6 @@ class Observer(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Keras begins its means anew."""
         self._spoilt = False
-
-    def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """From now on, the batch is waited for."""
-        if self._steps is not None:
-            self._steps.batch_begins()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Tell the loss: of this batch if it is known, else Keras's mean over the epoch so far.

@@ -10,7 +10,6 @@ from hvdrecover.elastic.guard.missing import Missing
 from hvdrecover.elastic.interfaces import StepObserver
 from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.tensorflow import bad_steps, check_numerics, faults, witness
-from hvdrecover.tensorflow.dataset import datasets
 from hvdrecover.tensorflow.steps import Steps
 
 
@@ -36,10 +35,8 @@ class Reports:
         witness.watch(contents, observer)
 
     def report_times(self, contents: Contents, scalars: Scalars) -> None:
-        """Report the parts of each step, and the norms of its gradients."""
+        """Report the time of each step, and the norm of its gradients."""
         self.steps = Steps(scalars)
-        for each in datasets(contents.values):
-            each.watch(self.steps)
 
     def report_missing(self, contents: Contents, missing: Missing) -> None:
         """Report nothing: a gradient that is missing on some ranks is an error of `Reduction`."""

@@ -16,18 +16,18 @@ _v1 = tf.compat.v1
 
 
 class TensorFlowWriter:
-    """One run of TensorBoard's; see `hvdrecover.elastic.interfaces.Writer`.
+    """A TensorBoard run; see `hvdrecover.elastic.interfaces.Writer`.
 
-    The writer of ``tf.compat.v1`` writes whole events: all scalars of a step at once, with the time of the
-    step, and what a restart takes back. ``tf.summary`` can do neither, and takes 200 times as long.
+    The writer of ``tf.compat.v1`` writes all scalars of a step as one event, with the time of the step, and
+    marks steps that a restart takes back. ``tf.summary`` can do neither, and takes 200 times as long.
 
     Args:
         folder: path or URL of the run.
-        first: what earlier writers wrote of this step and later ones counts no more.
+        first: TensorBoard drops this step and later ones of earlier files.
     """
 
     def __init__(self, folder: str, first: int) -> None:
-        # Files made in one second are told apart by their suffix, and are read in its order.
+        # TensorBoard reads files of the same second in the order of their suffixes.
         suffix = f".{os.getpid()}.{next(_files):06}"
         with tf.Graph().as_default():
             self._writer = _v1.summary.FileWriter(

@@ -1,191 +1,141 @@
-"""Marks of the parts of a training step, norms of its gradients and its loss, as they come by inside graphs.
+"""Times of training steps, norms of their gradients and the loss of ``model.fit``, as graphs compute them.
 
-Graphs leave them in variables, which cost next to nothing and which nobody waits for. A step is one
-reduction of gradients.
+Graphs leave these numbers in variables: that costs next to nothing, and no rank waits for them. Python reads
+the variables when it next passes. One reduction of gradients is one step.
 """
 
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 
 from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.tensorflow import xla
 from hvdrecover.tensorflow.own_gradients import Gradient
 from hvdrecover.tensorflow.variables import counter
 
-_WATCHED = "_hvdrecover_watched"  # of a model: whether its training step is
+_WATCHED = "_hvdrecover_watched"  # attribute of a model whose loss is watched
 
 
 class Marks:
-    """The marks that graphs have left; all times are in seconds.
+    """The numbers that graphs leave.
 
     Attributes:
-        steps: how many reductions there were.
-        batches: how many batches have come to the training step of a model.
-        waited: for gradients of other ranks, in all.
-        waited_for_data: for these batches, in all.
-        since: from when the next one is waited for, since the Unix epoch.
-        own: norm of this rank's last gradients.
-        averaged: norm of what all ranks have made of them.
-        loss: the last one of the model.
+        steps: number of reductions.
+        waited: seconds spent in waiting for gradients of other ranks, in all.
+        averaged: norm of the last averaged gradients.
+        loss: the last loss of the model.
     """
 
     def __init__(self) -> None:
-        self.steps, self.batches = counter(), counter()
-        self.waited, self.waited_for_data, self.since = (counter(tf.float64) for _ in range(3))
-        self.own, self.averaged, self.loss = (counter(tf.float64) for _ in range(3))
+        self.steps = counter()
+        self.waited, self.averaged, self.loss = (counter(tf.float64) for _ in range(3))
 
 
-_marks: Marks | None = None  # of all graphs of this process, once anybody looks
+_marks: Marks | None = None  # of all graphs of this process; made when a state wants scalars
 
 
 class Reducing:
-    """The reduction of gradients, if anybody looks; made when it begins.
+    """One reduction of gradients; create it when the reduction begins.
 
     Args:
-        gradients: this rank's; None where there is none.
+        gradients: this rank's gradients; None where a variable has none.
     """
 
     def __init__(self, gradients: Sequence[Gradient]) -> None:
         self._marks = None if xla.compiles() else _marks
         if self._marks is not None:
-            self._own = _norm(gradients)
             self._began = _time_after(gradients)
 
     def done(self, gradients: list[Gradient]) -> list[Gradient]:
-        """The reduced gradients, which are handed through."""
+        """Take the time and the norm of the averaged gradients, and return the gradients."""
         marks = self._marks
         if marks is not None:
             with tf.device("CPU:0"):
                 marks.waited.assign_add(_time_after(gradients) - self._began)
-                marks.own.assign(self._own)
                 marks.averaged.assign(_norm(gradients))
                 marks.steps.assign_add(1)
         return gradients
 
 
 class Steps:
-    """Tells of steps that have ended.
+    """Reports steps that have ended to the scalars.
 
     Args:
-        scalars: are told.
+        scalars: the rank's scalars.
     """
 
     def __init__(self, scalars: Scalars) -> None:
         global _marks
         self._marks = _marks = _marks or Marks()
         self._scalars = scalars
-        self._steps, self._batches = int(_marks.steps), int(_marks.batches)
-        self._waited, self._for_data = float(_marks.waited), float(_marks.waited_for_data)
+        self._steps, self._waited = int(_marks.steps), float(_marks.waited)
         scalars.poll = self.poll
 
     def poll(self) -> None:
-        """See whether steps have ended."""
-        marks, before = self._marks, self._steps
-        self._steps = int(marks.steps)
-        if self._steps == before:
-            return
-        waited, self._waited = self._waited, float(marks.waited)
-        self._scalars.waited(self._waited - waited)
-        batches, self._batches = self._batches, int(marks.batches)
-        if self._batches != batches:
-            for_data, self._for_data = self._for_data, float(marks.waited_for_data)
-            self._scalars.waited_for_data(self._for_data - for_data)
-        norms = {"norm/own_gradient": float(marks.own), "norm/averaged_gradient": float(marks.averaged)}
-        self._scalars.measured(norms)
-        self._scalars.stepped(self._steps - before)
-
-    def timed(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """An iterator that tells when a loop in Python has got a batch, itself."""
-        iterator.__class__ = _Timed
-        iterator._hvdrecover_steps = self  # type: ignore[attr-defined]
-        return iterator
-
-    def fetched(self) -> None:
-        """The batch is there."""
-        self._scalars.fetched()
-
-    def batch_begins(self) -> None:
-        """``model.fit`` begins a batch."""
-        self._marks.since.assign(time.time())
+        """Report the steps that have ended since the last call."""
+        before, self._steps = self._steps, int(self._marks.steps)
+        if self._steps != before:
+            waited, self._waited = self._waited, float(self._marks.waited)
+            self._scalars.waited(self._waited - waited)
+            norm = float(self._marks.averaged)
+            self._scalars.stepped({"norm/averaged_gradient": norm}, self._steps - before)
 
     def loss(self) -> float:
-        """Of the model's last batch."""
+        """Return the loss of the model's last batch."""
         return float(self._marks.loss)
 
     def watch(self, model: keras.Model) -> None:
-        """Have a model's training step leave marks; before ``fit`` makes its training function."""
-        if getattr(model, _WATCHED, False):
-            return
-        setattr(model, _WATCHED, True)
-        _leave_marks(model, self._marks)
-        model.train_function = None  # what was traced before leaves none
+        """Have a model's training step leave its loss, before ``fit`` makes its training function."""
+        if not getattr(model, _WATCHED, False):
+            setattr(model, _WATCHED, True)
+            _leave_loss(model, self._marks)
+            model.train_function = None  # a function that was traced before leaves no loss
 
 
-class _Timed(OwnedIterator):  # type: ignore[misc]
-    """The class that an iterator is given."""
-
-    _hvdrecover_steps: Steps
-
-    def __next__(self) -> Any:
-        self._hvdrecover_steps.poll()
-        batch = super().__next__()
-        self._hvdrecover_steps.fetched()
-        return batch
-
-
-def _leave_marks(model: keras.Model, marks: Marks) -> None:
+def _leave_loss(model: keras.Model, marks: Marks) -> None:
     train_step, compute_loss = model.train_step, model.compute_loss
-    training = False
+    training = False  # and not evaluating
 
     @functools.wraps(train_step)
     def marked_step(data: Any) -> Any:
         nonlocal training
-        with tf.device("CPU:0"):
-            wait = tf.maximum(_time_after(data) - marks.since, 0.0)
-            marks.waited_for_data.assign_add(wait)
-            marks.batches.assign_add(1)
         training = True
         try:
-            results = train_step(data)
+            return train_step(data)
         finally:
             training = False
-        with tf.device("CPU:0"):
-            marks.since.assign(_time_after(results))
-        return results
 
     @functools.wraps(compute_loss)
     def marked_loss(*args: Any, **options: Any) -> Any:
         loss = compute_loss(*args, **options)
-        if training:  # and not evaluating
-            marks.loss.assign(tf.cast(loss, tf.float64))
+        if training:
+            with tf.device("CPU:0"):
+                marks.loss.assign(tf.cast(loss, tf.float64))
         return loss
 
     model.train_step, model.compute_loss = marked_step, marked_loss
 
 
 def _time_after(values: Any) -> tf.Tensor:
-    """The time when values are there, in seconds since the Unix epoch: float64."""
+    """Return the time when values are computed, in seconds since the Unix epoch: float64."""
     flat = [each for each in tf.nest.flatten(values, expand_composites=True) if tf.is_tensor(each)]
     with tf.control_dependencies([] if tf.executing_eagerly() else flat), tf.device("CPU:0"):
         return tf.timestamp()
 
 
 def _norm(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """Float64."""
+    """Return the Euclidean norm of gradients together: float64."""
     dense = [_summed(each) for each in gradients if each is not None]
     return tf.cast(tf.linalg.global_norm([tf.cast(each, tf.float32) for each in dense]), tf.float64)
 
 
 def _summed(gradient: Gradient) -> tf.Tensor:
-    """All numbers that are not zero; slices of one place are added up."""
+    """Return all numbers of a gradient that are not zero; slices of one place are added up."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     places, numbers = tf.unique(gradient.indices)

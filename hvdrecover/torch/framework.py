@@ -231,10 +231,6 @@ class TorchFramework(Reports):
         """Names of the tensors that hold NaN or infinity."""
         return finite.not_finite(tensors)
 
-    def norm(self, tensors: Mapping[str, torch.Tensor]) -> float:
-        """Euclidean norm of tensors together."""
-        return float(torch.nn.utils.get_total_norm(list(tensors.values())))
-
     def writer(self, folder: str, first: int) -> TorchWriter:
         """Open a run of TensorBoard's."""
         return TorchWriter(folder, first)

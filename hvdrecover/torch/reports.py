@@ -25,7 +25,7 @@ class Reports:
         witness.watch(contents.components(), observer)
 
     def report_times(self, contents: Contents, scalars: Scalars) -> None:
-        """Report the parts of each step, and the norms of its gradients."""
+        """Report the time of each step, and the norm of its gradients."""
         steps.watch(contents.components(), scalars)
 
     def report_missing(self, contents: Contents, missing: Missing) -> None:

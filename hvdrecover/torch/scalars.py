@@ -13,11 +13,11 @@ QUEUE = 1000  # events, before a step waits for the file system
 
 
 class TorchWriter:
-    """One run of TensorBoard's; see `hvdrecover.elastic.interfaces.Writer`.
+    """A TensorBoard run; see `hvdrecover.elastic.interfaces.Writer`.
 
     Args:
         folder: path or URL of the run.
-        first: what earlier writers wrote of this step and later ones counts no more.
+        first: TensorBoard drops this step and later ones of earlier files.
     """
 
     def __init__(self, folder: str, first: int) -> None:
@@ -26,7 +26,7 @@ class TorchWriter:
         self._writer: Any = SummaryWriter(folder, purge_step=first, max_queue=QUEUE, flush_secs=FLUSH_SECONDS)
 
     def scalars(self, values: Mapping[str, float], step: int, time: float) -> None:
-        """Write the scalars of a step, as one event: ``add_scalar`` takes 40 times as long."""
+        """Write the scalars of a step as one event: ``add_scalar`` takes 40 times as long."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         each = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]

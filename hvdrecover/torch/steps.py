@@ -1,6 +1,6 @@
-"""Marks of the parts of a training step, and norms of its gradients, by hooks of torch's own.
+"""Times of training steps and norms of their gradients, by hooks on optimizers.
 
-A step ends when the first of the optimizers has stepped.
+A step ends when the first optimizer of the state has stepped.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from hvdrecover.elastic.scalars.scalars import Scalars
-from hvdrecover.torch.hooks import before_calls
 from hvdrecover.torch.names import parameters_of
 from hvdrecover.torch.stepping import stepping
 
@@ -19,25 +18,17 @@ _WIDE = (torch.float32, torch.float64)
 
 
 def watch(components: Mapping[str, Any], scalars: Scalars) -> None:
-    """Have modules and optimizers tell of their steps.
+    """Report the steps of optimizers to the scalars.
 
     Args:
         components: by attribute name.
-        scalars: are told.
+        scalars: the rank's scalars.
     """
-
-    def called(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        # What is compiled can't tell the time.
-        if module.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            scalars.fetched()
-
-    for component in components.values():
-        if isinstance(component, torch.nn.Module):
-            before_calls(component, called)
     optimizers = {name: each for name, each in components.items() if isinstance(each, torch.optim.Optimizer)}
+    values: dict[str, torch.Tensor] = {}  # of the step under way
     for number, (name, optimizer) in enumerate(optimizers.items()):
-        suffix = f"/{name}" if len(optimizers) > 1 else ""
-        _Steps(optimizer, scalars, suffix, counts=number == 0)
+        tag = "norm/averaged_gradient" + (f"/{name}" if len(optimizers) > 1 else "")
+        _Steps(optimizer, scalars, tag, values, counts=number == 0)
 
 
 class _Steps:
@@ -45,55 +36,47 @@ class _Steps:
 
     Args:
         optimizer: wrapped by ``hvd.DistributedOptimizer`` or not.
-        scalars: are told.
-        suffix: of the names of its norms.
-        counts: whether its steps are those of the job.
+        scalars: the rank's scalars.
+        tag: name of the norm of this optimizer's gradients.
+        values: takes the norm.
+        counts: whether this optimizer's steps are those of the job.
     """
 
-    def __init__(self, optimizer: Any, scalars: Scalars, suffix: str, *, counts: bool) -> None:
+    def __init__(
+        self, optimizer: Any, scalars: Scalars, tag: str, values: dict[str, torch.Tensor], *, counts: bool
+    ) -> None:
         self._optimizer = optimizer
         self._scalars = scalars
-        self._suffix = suffix
-        self._counts = counts
-        self._norms: dict[int, torch.Tensor] = {}
+        self._tag = tag
+        self._values = values
         steps = stepping(optimizer)
         steps.begins.append(self._begins)
         steps.averaging.append(scalars.waiting)
-        steps.averaged.append(self._averaged)
-        steps.ended.append(self._ended)
-        for parameter in parameters_of(optimizer):
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
-
-    def _arrived(self, parameter: torch.Tensor) -> None:
-        """A gradient of this rank's own is complete; averages will take its place."""
-        if parameter.grad is not None:
-            self._norms[id(parameter)] = _norm(parameter.grad)
+        # A plain optimizer averages nothing: its gradients are those that it applies.
+        (steps.averaged if hasattr(optimizer, "synchronize") else steps.applying).append(self._averaged)
+        if counts:
+            steps.ended.append(self._ended)
 
     def _begins(self) -> None:
+        # The guard may exchange votes from here on, and this rank waits for the others in them as well.
         if getattr(self._optimizer, "_handles", None):
-            self._scalars.waiting()  # also for what others may have their ranks tell each other now
+            self._scalars.waiting()
 
     def _averaged(self) -> None:
-        """The averages are there; a script may clip them next."""
+        """Take the norm of the averages before the script clips them."""
         self._scalars.arrived()
-        if not hasattr(self._optimizer, "_starting_models"):  # as Adasum's has
-            averages = [each.grad for each in parameters_of(self._optimizer) if each.grad is not None]
-            # All at once; but those whose squares may be too large for them, or that are in pieces, alone.
-            plain = [each.dtype in _WIDE and not each.is_sparse for each in averages]
-            norms = [each if alike else _norm(each) for each, alike in zip(averages, plain, strict=True)]
-            self._measured("averaged_gradient", norms)
+        if hasattr(self._optimizer, "_starting_models"):
+            return  # Adasum averages no gradients
+        averages = [each.grad for each in parameters_of(self._optimizer) if each.grad is not None]
+        # One fused call takes all dense gradients whose squares cannot overflow.
+        plain = [each.dtype in _WIDE and not each.is_sparse for each in averages]
+        norms = [each if alike else _norm(each) for each, alike in zip(averages, plain, strict=True)]
+        if norms:
+            self._values[self._tag] = torch.nn.utils.get_total_norm(norms)
 
     def _ended(self) -> None:
-        self._measured("own_gradient", list(self._norms.values()))
-        self._norms = {}
-        if self._counts:
-            self._scalars.stepped()
-
-    def _measured(self, name: str, norms: list[torch.Tensor]) -> None:
-        """The norm of parts, or of their norms, which is the same."""
-        if norms:
-            self._scalars.measured({f"norm/{name}{self._suffix}": torch.nn.utils.get_total_norm(norms)})
+        self._scalars.stepped(self._values)
+        self._values.clear()
 
 
 def _norm(gradient: torch.Tensor) -> torch.Tensor:

@@ -251,16 +251,6 @@ def test_large_numbers_are_finite(adapter: Adapter) -> None:
 # -- scalars -------------------------------------------------------------------------------------------
 
 
-def test_the_norm_is_that_of_all_that_is_trained(adapter: Adapter) -> None:
-    model, optimizer = trained(adapter)
-    squares = [
-        float(np.sum(np.square(each, dtype=np.float64))) for each in adapter.parameters(model).values()
-    ]
-    framework = adapter.framework
-    assert framework.norm(framework.trained(model)) == pytest.approx(math.sqrt(sum(squares)), rel=1e-6)
-    assert framework.norm(framework.trained(optimizer)) == 0.0
-
-
 def test_scalars_are_read_back_with_their_steps_and_times(adapter: Adapter, tmp_path: Path) -> None:
     folder = tmp_path / "logs" / "rank-0"
     writer = adapter.framework.writer(str(folder), 1)

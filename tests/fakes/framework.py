@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -298,9 +297,6 @@ class FakeFramework:
 
     def not_finite(self, tensors: Mapping[str, Any]) -> list[str]:
         return [name for name, value in tensors.items() if not np.isfinite(value).all()]
-
-    def norm(self, tensors: Mapping[str, Any]) -> float:
-        return math.hypot(*(float(np.linalg.norm(value)) for value in tensors.values()))
 
     def writer(self, folder: str, first: int) -> FakeWriter:
         return FakeWriter(folder, first)

@@ -25,8 +25,8 @@ from hvdrecover.launch.job import Job
 CHROMIUM = shutil.which("chromium")
 PATIENCE = 120.0  # seconds
 TAGS = [
-    *("loss", "straggler/share", "seconds/data_wait"),
-    *("seconds/allreduce_wait", "norm/own_gradient", "norm/averaged_gradient"),
+    *("loss", "norm/averaged_gradient", "straggler/share"),
+    *("seconds/step", "seconds/allreduce_wait"),
 ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import sys
@@ -60,14 +59,11 @@ def runs(folder: Path) -> Runs:
 
 
 def test_each_step_is_there_once_though_the_job_was_stopped(runs: Runs) -> None:
-    each_step = ["loss", "norm/own_gradient", "norm/averaged_gradient", "seconds/step"]
-    each_step += ["seconds/data_wait", "seconds/allreduce_wait"]
-    each_commit = ["norm/parameters", "seconds/commit_stall"]
+    each_step = ["loss", "norm/averaged_gradient", "seconds/step", "seconds/allreduce_wait"]
     for run in runs.values():
         for name in each_step:
             assert run.steps[name] == list(range(1, STEPS + 1)), name
-        for name in each_commit:
-            assert run.steps[name] == list(range(COMMIT_EVERY, STEPS + 1, COMMIT_EVERY)), name
+        assert run.steps["seconds/commit_stall"] == list(range(COMMIT_EVERY, STEPS + 1, COMMIT_EVERY))
         times = [run.times[step] for step in range(1, STEPS + 1)]
         assert times == sorted(times)
 
@@ -79,26 +75,18 @@ def test_the_loss_is_what_the_script_has_computed(folder: Path, runs: Runs) -> N
     assert runs[0].scalars["loss"] != runs[1].scalars["loss"]
 
 
-def test_norms_are_those_of_averages(runs: Runs) -> None:
+def test_averaged_gradients_are_the_same_on_all_ranks(runs: Runs) -> None:
     averaged = runs[0].scalars["norm/averaged_gradient"]
     assert runs[1].scalars["norm/averaged_gradient"] == averaged
-    assert runs[1].scalars["norm/parameters"] == runs[0].scalars["norm/parameters"]
-    mine, other = (runs[rank].scalars["norm/own_gradient"] for rank in (0, 1))
-    for step, norm in averaged.items():
-        # Of a mean of two vectors, by the triangle inequality.
-        assert abs(mine[step] - other[step]) / 2 - 1e-3 <= norm <= (mine[step] + other[step]) / 2 + 1e-3
-    assert mine != other
+    assert all(norm > 0.0 for norm in averaged.values())
 
 
-def test_the_slow_rank_waits_for_data_and_the_other_one_for_it(runs: Runs) -> None:
-    data = [runs[rank].total("seconds/data_wait", SETTLED) for rank in (0, 1)]
-    others = [runs[rank].total("seconds/allreduce_wait", SETTLED) for rank in (0, 1)]
-    assert data[0] < data[1]
-    assert others[0] > others[1]
+def test_the_fast_rank_waits_for_the_slow_one(runs: Runs) -> None:
+    waits = [runs[rank].total("seconds/allreduce_wait", SETTLED) for rank in (0, 1)]
+    assert waits[0] > waits[1]
     for run in runs.values():
         for step, seconds in run.scalars["seconds/step"].items():
-            waits = [run.scalars[f"seconds/{name}_wait"][step] for name in ("data", "allreduce")]
-            assert 0.0 <= sum(waits) <= seconds * 1.01 + 1e-3
+            assert 0.0 <= run.scalars["seconds/allreduce_wait"][step] <= seconds * 1.01 + 1e-3
 
 
 def test_the_slowest_rank_is_named(runs: Runs) -> None:
@@ -117,13 +105,6 @@ def test_the_slowest_rank_is_named(runs: Runs) -> None:
                 share = worked[rank] / max(worked)
                 assert run.scalars["straggler/share"][commit] == pytest.approx(share, rel=1e-3)
     assert any(commit in SETTLED for commit in slowest)
-
-
-def test_the_age_of_the_last_durable_commit_is_that_of_rank_0(runs: Runs) -> None:
-    ages = runs[0].scalars["seconds/since_durable"]
-    assert len(ages) > 1
-    assert all(math.isfinite(age) and age >= 0.0 for age in ages.values())
-    assert "seconds/since_durable" not in runs[1].scalars
 
 
 @pytest.mark.parametrize("folder", ["torch"], indirect=True)

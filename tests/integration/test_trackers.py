@@ -11,15 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.elastic.scalars.wandb_files import records
 from hvdrecover.examples.digits_run import PATIENCE, ROOT_MAY_USE_MPI
 from hvdrecover.launch.job import Job
 from tests.integration.conftest import LONG
 from tests.integration.scripts.tracked import KILLED, STEPS, STOPPED
+from tests.integration.wandb_files import records
 
 SCRIPT = Path(__file__).with_name("scripts") / "tracked.py"
 ENVIRON = {
     "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(Path(__file__).parents[2]),  # for the script's import of wandb_files
     "HVDRECOVER_NEAR": "off",  # else no step would have to be done again
     "MLFLOW_ALLOW_FILE_STORE": "true",
     "WANDB_SILENT": "true",

@@ -75,11 +75,6 @@ class DurableSide(Voter):
         """The newest commit that this rank has made durable; None on all ranks but 0."""
         return self._writing.writer.progress.last_durable if self._writing is not None else None
 
-    @property
-    def age(self) -> float | None:
-        """The seconds since the newest durable commit, on the rank that writes."""
-        return self._writing.writer.progress.age if self._writing is not None else None
-
     # -- commits ---------------------------------------------------------------------------------------
 
     def offer(self, *, ask: bool) -> None:

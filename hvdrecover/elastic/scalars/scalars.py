@@ -1,4 +1,8 @@
-"""The scalars of each rank's training, by step."""
+"""The scalars of each rank's training, by step: loss, gradient norm, times, stragglers.
+
+Steps are counted through the whole job. A commit holds the count, so a job that goes back continues the axis
+where the commit ends.
+"""
 
 from __future__ import annotations
 
@@ -9,144 +13,146 @@ from typing import Any
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.elastic.agreement.transfer import Agreement
-from hvdrecover.elastic.companions import Kept, Observer
+from hvdrecover.elastic.companions import Kept, Moment, Observer, Table, Voter
 from hvdrecover.elastic.context import Context
+from hvdrecover.elastic.interfaces import Framework
 from hvdrecover.elastic.lifecycle import stalls
-from hvdrecover.elastic.scalars.log import Log
-from hvdrecover.elastic.scalars.observed import Number
-from hvdrecover.elastic.scalars.stragglers import shares
-from hvdrecover.elastic.scalars.times import Times
+from hvdrecover.elastic.scalars.log import Log, Number
 from hvdrecover.elastic.scalars.tracked import Tracked
 from hvdrecover.elastic.scalars.trackers import Tracker
+from hvdrecover.errors import ConfigError
 
 
-class Scalars(Observer, Kept):
+class Scalars(Observer, Kept, Voter):
     """One rank's scalars.
 
-    Steps are counted through the whole job: a commit holds the count, and the axis goes back with the job.
-
     Args:
-        folder: path or URL of the folder for the runs of all ranks; None writes none.
-        context: the state's surroundings; parameters are measured at commits.
+        folder: path or URL of the folder for the TensorBoard runs of all ranks; None writes none.
+        context: the state's surroundings.
         tracker: the experiment tracker to which rank 0 reports; None reports to none.
 
     Attributes:
-        poll: called to find out whether steps have ended, before it matters.
-        durable_age: returns the age of the last durable commit in seconds, on the rank that knows it.
+        poll: asks the framework's side whether steps have ended.
     """
 
     key = "scalars"
 
     def __init__(self, folder: str | None, context: Context, tracker: Tracker | None = None) -> None:
         self.poll: Callable[[], None] = lambda: None
-        self.durable_age: Callable[[], float | None] = lambda: None
         self._context = context
-        self._framework = context.framework
-        self._contents = context.contents
         self._clock = context.clock
+        # A rehearsal must not write into the runs of the job that it rehearses.
+        if context.config.rehearsal:
+            folder = tracker = None
         log = None if folder is None else Log(folder, context.framework.writer, context.clock)
         self._tracked = None if tracker is None else Tracked(tracker, context.clock)
         self._logs: list[Log | Tracked] = [each for each in (log, self._tracked) if each is not None]
-        self._times = Times(context.clock)
         self._steps = 0
-        self._coming: dict[str, Number] = {}
-        self._rank = 0
-        self._shares: list[float] | None = None
         self._commit_began = 0.0
+        self._busy = 0.0  # seconds of this rank's own work since the last vote
+        self._begin()
 
-    # -- told by the framework's side ------------------------------------------------------------------
+    def _begin(self) -> None:
+        self._ended = self._clock.monotonic()  # the end of the last step
+        self._stalled = 0.0  # seconds of commits since then
+        self._waited = 0.0  # seconds of the coming step in which this rank waited for gradients of others
+        self._waiting_since: float | None = None
 
-    def fetched(self) -> None:
-        """The batch of a step is there."""
-        self._times.fetched()
+    # -- called by the framework's side ----------------------------------------------------------------
 
     def waiting(self) -> None:
-        """This rank begins to wait for gradients of the others."""
-        self._times.waiting()
+        """Note that this rank begins to wait for gradients of the others, unless it already waits."""
+        if self._waiting_since is None:
+            self._waiting_since = self._clock.monotonic()
 
     def arrived(self) -> None:
-        """The gradients of all are there."""
-        self._times.arrived()
+        """Note that the gradients of all ranks are there."""
+        if self._waiting_since is not None:
+            self.waited(self._clock.monotonic() - self._waiting_since)
+            self._waiting_since = None
 
     def waited(self, seconds: float) -> None:
-        """A graph, which sets no marks, has waited for gradients of the others for so long."""
-        self._times.waited(seconds)
+        """Note that a graph has waited for gradients of the others for so long."""
+        self._waited += seconds
 
-    def waited_for_data(self, seconds: float) -> None:
-        """A graph, which sets no marks, has waited for its batch for so long."""
-        self._times.waited_for_data(seconds)
+    def stepped(self, values: Mapping[str, Number], steps: int = 1) -> None:
+        """Count steps that have ended.
 
-    def measured(self, values: Mapping[str, Number]) -> None:
-        """Scalars of the step that is under way."""
-        self._coming.update(values)
-
-    def stepped(self, steps: int = 1) -> None:
-        """So many steps have ended; what was measured is of the last of them."""
+        Args:
+            values: scalars of the last of these steps, by name.
+            steps: number of steps. Times are means over them.
+        """
+        now = self._clock.monotonic()
+        whole = now - self._ended - self._stalled
+        waited = self._waited
+        self._busy += max(0.0, whole - waited)
+        self._begin()
         self._steps += steps
-        took = self._times.stepped(steps)
-        waits = {"seconds/data_wait": took.data_wait, "seconds/allreduce_wait": took.allreduce_wait}
-        self._add({**self._coming, "seconds/step": took.whole})
-        self._add({name: seconds for name, seconds in waits.items() if seconds is not None})
-        self._coming = {}
+        self._add({**values, "seconds/step": whole / steps, "seconds/allreduce_wait": waited / steps})
         for log in self._logs:
             log.keep_up()
 
     # -- an observer -----------------------------------------------------------------------------------
 
     def attach(self) -> None:
-        """Have the framework report the parts of each step."""
-        self._framework.report_times(self._contents, self)
+        """Have the framework report steps, if there is somewhere to write them."""
+        if self._logs:
+            self._context.framework.report_times(self._context.contents, self)
 
     def observed(self, values: Mapping[str, Number]) -> None:
-        """Take what the script reports of its step."""
+        """Take numbers that the script reports; they belong to the step that has just ended."""
         self.poll()
-        if self._times.under_way:
-            self._coming.update(values)
-        else:
-            self._add(values)
+        self._add(values)
 
     def begins(self) -> None:
-        """A commit begins."""
+        """Note that a commit begins."""
         self.poll()
         self._commit_began = self._clock.monotonic()
 
-    def busy(self) -> int:
-        """Return the microseconds of this rank's own work since the last time; 0 if unknown."""
-        return round(self._times.take_busy() * 1e6)
-
-    def compare(self, busy: Sequence[int]) -> None:
-        """Take how long each rank has worked since the last commit."""
-        self._shares = shares(busy)
-
     def captured(self, snapshot: Snapshot) -> None:
-        """A commit holds the steps up to here."""
+        """Send rows to the tracker once a commit holds their steps."""
         if self._tracked is not None:
             self._tracked.captured(self._steps)
 
     def committed(self) -> None:
-        """A commit has ended."""
-        trained = map(self._framework.trained, self._contents.components().values())
-        self._add({"norm/parameters": math.hypot(*map(self._framework.norm, trained))})
-        stall = self._times.committed(self._commit_began)
-        for log in self._logs:
-            row = log.row(self._steps)
-            row["seconds/commit_stall"] = row.get("seconds/commit_stall", 0.0) + stall
-        if (age := self.durable_age()) is not None:
-            self._add({"seconds/since_durable": age})
-        if self._shares is not None:
-            share, slowest = self._shares[self._rank], self._shares.index(1.0)
-            self._add({"straggler/share": share, "straggler/slowest_rank": slowest})
+        """Take the time of a commit."""
+        stall = self._clock.monotonic() - self._commit_began
+        self._stalled += stall
+        self._add({"seconds/commit_stall": stall})
         if self._tracked is not None:
             self._tracked.keep_up()
 
+    def agreed(self, agreement: Agreement) -> None:
+        """Resume training at a commit."""
+        self._begin()
+        for log in self._logs:
+            log.begin(self._context.world.rank())
+
+    def closing(self) -> None:
+        """Write all that is left: training has ended."""
+        if self._tracked is not None:
+            self._tracked.finish()
+        with stalls.paused():  # on all ranks: they wait for rank 0, which waits for its tracker
+            for log in self._logs:
+                log.close()
+
+    def leaving(self) -> None:
+        """Let another process continue the tracker's run. The exit closes everything else."""
+        if self._tracked is not None:
+            self._tracked.close()
+
+    # -- a part of each commit -------------------------------------------------------------------------
+
     def capture(self) -> Json | None:
         """Return the count of steps, and the id of the tracker's run."""
+        if not self._logs:
+            return None
         self.poll()
         return {"steps": self._steps, **({} if self._tracked is None else {"run": self._tracked.run})}
 
     def load(self, value: Json | None) -> None:
         """Return to the count of a commit."""
-        self.poll()  # what has ended before is not to be counted afterwards
+        self.poll()  # steps that have ended before must not count afterwards
         found: Any = value if isinstance(value, dict) else {}
         steps, run = found.get("steps", 0), found.get("run")
         if self._tracked is not None and isinstance(run, str):
@@ -157,33 +163,57 @@ class Scalars(Observer, Kept):
                 log.go_to(steps)
 
     def resumed(self, value: Json | None) -> Json | None:
-        """Give the run an id, if the commit is of a job that had no tracker."""
+        """Give the run an id if the commit is of a job without a tracker."""
         if self._tracked is None or not isinstance(value, dict | None):
             return value
         return {"run": self._tracked.run, **(value or {})}
 
-    def agreed(self, agreement: Agreement) -> None:
-        """Training resumes at a commit."""
-        self._rank = self._context.world.rank()
-        self._coming = {}
-        self._times.begin()
-        for log in self._logs:
-            log.begin(self._rank)
+    # -- a voter ---------------------------------------------------------------------------------------
 
-    def closing(self) -> None:
-        """Training has ended, for now; write what there is."""
-        if self._tracked is not None:
-            self._tracked.finish()
-        with stalls.paused():  # on all ranks: the others wait for rank 0, and that for a tracker
-            for log in self._logs:
-                log.close()
+    def numbers(self, moment: Moment) -> Sequence[int]:
+        """Send the microseconds of this rank's own work since the last commit; 0 if unknown.
 
-    def leaving(self) -> None:
-        """Let another process continue the tracker's run; all else is closed at the exit."""
-        if self._tracked is not None:
-            self._tracked.close()
+        All ranks send one number, also those without scalars: the votes of all must be equally long.
+        """
+        if moment.kind == "rendezvous":
+            return ()
+        if moment.kind == "check":
+            return (0,)
+        busy, self._busy = self._busy, 0.0
+        return (round(busy * 1e6),)
+
+    def verdict(self, moment: Moment, table: Table) -> BaseException | None:
+        """Name the slowest rank, and this rank's work as a share of the slowest rank's."""
+        if moment.kind != "rendezvous" and self._logs:
+            busy = table[:, 0].tolist()
+            if all(each > 0 for each in busy):
+                mine, most = busy[self._context.world.rank()], max(busy)
+                self._add({"straggler/share": mine / most, "straggler/slowest_rank": busy.index(most)})
+        return None
 
     def _add(self, values: Mapping[str, Number]) -> None:
-        """Add scalars to the rows of the last step."""
+        """Add scalars to the row of the last step."""
         for log in self._logs:
             log.row(self._steps).update(values)
+
+
+def as_numbers(framework: Framework, values: Mapping[str, Any]) -> dict[str, Number]:
+    """Return copies of the values that a script reports, without waiting for a device; None is left out.
+
+    Raises:
+        ConfigError: a value is not a number.
+    """
+    return {name: _as_number(framework, name, value) for name, value in values.items() if value is not None}
+
+
+def _as_number(framework: Framework, name: str, value: Any) -> Number:
+    shape = tuple(getattr(value, "shape", ()))
+    if not hasattr(value, "__float__"):
+        raise ConfigError(
+            f"log_metrics({name}=)",
+            f"must be a number, got a {type(value).__name__}; a graph's function must return it first",
+        )
+    if math.prod(shape) != 1:
+        raise ConfigError(f"log_metrics({name}=)", f"must be a number, got an array of shape {shape}")
+    number = value[(0,) * len(shape)] if shape else value
+    return framework.clone(number) if framework.is_tensor(number) else number

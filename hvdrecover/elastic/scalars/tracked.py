@@ -1,4 +1,4 @@
-"""The run of a whole job: rows of scalars, and the experiment tracker that they go to."""
+"""One run of a whole job in an experiment tracker: rank 0's rows, sent by a thread."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import threading
 import uuid
 
 from hvdrecover.clock import Clock
-from hvdrecover.elastic.scalars.observed import Number
+from hvdrecover.elastic.scalars.log import Number
 from hvdrecover.elastic.scalars.trackers import Row, Tracker
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 60.0  # seconds for a tracker to send what it has, when training has ended
-HANDOVER = 10.0  # seconds for that when another process continues the run: the other ranks wait for it
-MOST_DUE = 10_000  # commits whose rows may wait for it
+PATIENCE = 60.0  # seconds for a tracker to send everything when training has ended
+HANDOVER = 10.0  # the same when another process continues the run: the other ranks wait meanwhile
+MOST_DUE = 10_000  # commits whose rows may wait for the tracker
 
 _Rows = dict[int, tuple[float, dict[str, Number]]]
 
 
 class Tracked:
-    """Hands rank 0's rows to a tracker once a commit holds their steps, so that none is ever taken back.
+    """Sends rank 0's rows to a tracker once a commit holds their steps, so no row is ever taken back.
 
-    A thread of its own does that: a tracker that hangs holds up no step.
+    A thread talks to the tracker, so a tracker that hangs delays no step.
 
     Args:
         tracker: the tracker.
@@ -34,7 +34,7 @@ class Tracked:
         run: id of the job's run.
 
     Raises:
-        ConfigError: the tracker can't be used.
+        ConfigError: the tracker cannot be used.
     """
 
     def __init__(self, tracker: Tracker, clock: Clock) -> None:
@@ -50,45 +50,43 @@ class Tracked:
         atexit.register(self.close)
 
     def row(self, step: int) -> dict[str, Number]:
-        """The scalars of a step, to be added to."""
+        """Return the scalars of a step, to be added to."""
         _, values = self._rows.setdefault(step, (self._clock.now(), {}))
         return values
 
     def begin(self, rank: int) -> None:
-        """Report from now on, or leave it to another rank."""
+        """Report from now on if this is rank 0; else leave the run to another process."""
         self._reporting, self._finished = rank == 0, False
         if not self._reporting:
             self.close()
 
     def go_to(self, step: int) -> None:
-        """Resume from a step; later ones will come again."""
+        """Resume from a step; later steps come again."""
         self._rows = {number: row for number, row in self._rows.items() if number <= step}
         self._held = step
 
     def captured(self, step: int) -> None:
-        """A commit holds all steps up to this one."""
+        """Send the rows up to a step that a commit holds."""
         self._held = step
-        self.keep_up()  # now, as a rank that leaves does so at a commit
+        self.keep_up()  # now, because a rank may leave right after the commit
 
     def keep_up(self) -> None:
-        """Hand over what commits hold."""
+        """Send the rows that commits hold."""
         if next(iter(self._rows), self._held + 1) > self._held:
             return  # at each step but those after a commit
         due = {step: row for step, row in self._rows.items() if step <= self._held}
         self._rows = {step: row for step, row in self._rows.items() if step > self._held}
-        if not self._reporting:
-            return
-        if self._thread is None:
-            self._thread = _Sender(self._tracker, self.run)
-        self._thread.send(due)
+        if self._reporting:
+            self._thread = self._thread or _Sender(self._tracker, self.run)
+            self._thread.send(due)
 
     def finish(self) -> None:
-        """The training function has returned: no commit need hold the rest."""
+        """Release all rows: the training function has returned, so no step is rolled back."""
         self._held = max(self._rows, default=self._held)
         self._finished = True
 
     def close(self) -> None:
-        """Hand over the rest, and wait for the tracker to send it. What comes later goes to the same run."""
+        """Send the rest and wait for the tracker. Later rows go to the same run."""
         self.keep_up()
         if self._thread is not None:
             self._thread.end(finished=self._finished)
@@ -107,9 +105,9 @@ class _Sender:
         self._thread.start()
 
     def send(self, rows: _Rows) -> None:
-        """Send rows soon."""
+        """Have the thread send rows."""
         if not self._thread.is_alive():
-            return  # it has failed, and has said so
+            return  # the tracker has failed, and a warning has said so
         if self._due.qsize() < MOST_DUE:
             self._due.put(rows)
         elif not self._late:
@@ -117,7 +115,7 @@ class _Sender:
             logger.warning("%s does not keep up: scalars are left out", self._name)
 
     def end(self, *, finished: bool) -> None:
-        """Send all that is due, and end."""
+        """Have the thread send everything and end, and wait for it."""
         self._finished = finished
         self._due.put(None)
         patience = PATIENCE if finished else HANDOVER
@@ -133,18 +131,18 @@ class _Sender:
         try:
             known = sent = self._tracker.open(self._run)
             while (rows := self._due.get()) is not None:
-                # What is told of a step after its commit comes in a row of its own.
+                # Values that the script reports of a step after its commit come as a second row of the step.
                 fresh = [row for row in _measured(rows) if row.step > known and row.step >= sent]
                 if fresh:
                     self._tracker.log(fresh)
                     sent = fresh[-1].step
             self._tracker.close(finished=self._finished)
-        except Exception as error:  # whatever a tracker may raise
+        except Exception as error:  # trackers raise errors of many classes
             logger.warning("%s: no more scalars are logged: %s: %s", self._name, type(error).__name__, error)
 
 
 def _measured(rows: _Rows) -> list[Row]:
-    """Wait for numbers that are still on a device."""
+    """Return rows of numbers, and wait for those that a device still computes."""
     return [
         Row(step, time, {name: float(value) for name, value in values.items()})
         for step, (time, values) in sorted(rows.items())

@@ -1,4 +1,4 @@
-"""Experiment trackers: where the scalars of a whole job go, as one run that outlives its processes."""
+"""Experiment trackers: the scalars of a whole job become one run, which outlives its processes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hvdrecover.elastic.scalars import wandb_files
 from hvdrecover.errors import ConfigError
 
-_AT_ONCE = 1000  # metrics that MLflow's servers take in one request
-# How often W&B writes to its file, else every 15 seconds; what it has not written is lost if it is killed.
+_AT_ONCE = 1000  # most metrics in one request to an MLflow server
+# Seconds between W&B's writes to its file, 15 by default. A killed process loses rows that are not written.
 _FLUSH = "x_transaction_log_flush_interval"
 
 
@@ -32,16 +31,16 @@ class Row:
 
 
 class Tracker:
-    """A tracker; derive from it for one of your own.
+    """An experiment tracker. Derive from this class for one of your own: `open`, `log` and `close`.
 
-    All but `check` is called by one process at a time, rank 0's, on a thread beside training. An exception is
-    a warning; training continues without the tracker.
+    One process at a time calls these three, rank 0's, on a thread beside training. An exception is logged as
+    a warning, and training continues without the tracker.
 
     Examples:
         >>> class Lines(recover.Tracker):
         ...     def open(self, run):
         ...         self._file = open(f"{run}.txt", "a")
-        ...         return 0  # with each start, all steps are logged again
+        ...         return 0  # after each start, repeated steps are logged again
         ...     def log(self, rows):
         ...         for row in rows:
         ...             print(row.step, row.values, file=self._file)
@@ -50,28 +49,28 @@ class Tracker:
     """
 
     def check(self) -> None:
-        """Raise `ConfigError` if it can't be used here; called on all ranks when the state is made."""
+        """Raise `ConfigError` if the tracker cannot be used; each rank calls this when it makes its state."""
 
     def open(self, run: str) -> int:
-        """Begin a run, or continue it.
+        """Start a run or continue it.
 
         Args:
-            run: its id, which is kept in the job's commits.
+            run: its id. The job's commits hold it.
 
         Returns:
-            The last step that it has; 0 if there is none. Steps up to that are not logged again.
+            The last step that the run has, or 0. Only later steps are logged.
         """
         raise NotImplementedError
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Log rows, in the order of their steps."""
+        """Log rows in the order of their steps."""
         raise NotImplementedError
 
     def close(self, *, finished: bool) -> None:
-        """Send all that there is.
+        """Send everything that was logged.
 
         Args:
-            finished: whether the run has ended; if not, another process may continue it.
+            finished: whether the run has ended. If not, another process may continue it.
         """
         raise NotImplementedError
 
@@ -79,10 +78,10 @@ class Tracker:
 class WandB(Tracker):
     """Weights & Biases, online or offline.
 
-    An offline run is a folder for each process; ``wandb sync`` makes one run of those with the same id.
+    An offline run has one folder for each process; ``wandb sync`` joins the folders of one id to one run.
 
     Args:
-        options: of ``wandb.init``, such as ``project`` and ``config``, or the ``id`` of a run of yours.
+        options: arguments of ``wandb.init``, such as ``project`` and ``config``, or the ``id`` of a run.
 
     Examples:
         >>> tracker = recover.WandB(project="digits", config={"lr": 0.1})  # for the state: tracker=tracker
@@ -92,28 +91,41 @@ class WandB(Tracker):
         self._options = options
 
     def check(self) -> None:
-        """Raise `ConfigError` without the package."""
+        """Raise `ConfigError` if the package is missing."""
         _require("wandb", "WandB")
 
     def open(self, run: str) -> int:
-        """Begin or continue the run."""
+        """Start or continue the run."""
         import wandb
 
         soon = {_FLUSH: 1.0} if _FLUSH in wandb.Settings.model_fields else {}
         options = {"id": run, "resume": "allow", "settings": soon, **self._options}
         self._run = wandb.init(**options)
+        # An offline run does not know the steps of earlier processes; this file beside their folders does.
+        self._written = Path(self._run.dir).parents[1] / f"hvdrecover-{self._run.id}.step"
         if self._run.resumed:
-            return int(self._run.starting_step) - 1
-        return wandb_files.last_step(Path(self._run.dir).parents[1], self._run.id)
+            self._last = int(self._run.starting_step) - 1
+        else:
+            self._last = int(self._written.read_text()) if self._written.exists() else 0
+        return self._last
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Log a row a step. W&B holds the last one until the next step, for more of it may come."""
+        """Log one row for each step."""
         for row in rows:
             self._run.log(dict(row.values), step=row.step)
+        # W&B holds a step until the next one begins, so a killed process loses the last step.
+        self._note(rows[-2].step if len(rows) > 1 else self._last)
+        self._last = rows[-1].step
 
     def close(self, *, finished: bool) -> None:
-        """Send what wandb still holds."""
+        """Send the rows that wandb still holds."""
         self._run.finish()
+        self._note(self._last)
+
+    def _note(self, step: int) -> None:
+        fresh = self._written.with_suffix(".new")
+        fresh.write_text(str(step))
+        fresh.replace(self._written)  # whole, also if this process is killed
 
 
 class MLflow(Tracker):

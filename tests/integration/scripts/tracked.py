@@ -21,7 +21,7 @@ import horovod.torch as hvd
 import torch
 
 import hvdrecover.torch as recover
-from hvdrecover.elastic.scalars import wandb_files
+from tests.integration import wandb_files
 
 STEPS, KILLED, STOPPED = 40, 11, 26
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -113,7 +114,7 @@ def test_a_name_that_is_not_text_goes_into_a_manifest(data: Path) -> None:
 @pytest.mark.parametrize("name", ["nowhere", "empty", "*.bin"])
 def test_a_path_without_files_is_refused(data: Path, name: str) -> None:
     (data / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"^data: there are no files at '.*'"):
+    with pytest.raises(ConfigError, match=rf"^data: .*'.*{re.escape(name)}'"):
         DataVersion.of_files(data / name)
 
 
@@ -132,5 +133,5 @@ def test_a_text_and_files_are_different_versions(data: Path) -> None:
 
 @pytest.mark.parametrize("files", [{"a.bin": 3}, {"a.bin": []}, {"a.bin": None}])
 def test_an_invalid_version_in_a_commit_is_an_error(data: Path, files: object) -> None:
-    with pytest.raises(ConfigError, match=r"^data: the commit's data version is invalid"):
+    with pytest.raises(ConfigError, match=r"^data: .*invalid"):
         differences({"version": 2, "files": files}, DataVersion.of_files(data))

@@ -1,4 +1,4 @@
-"""Marks of torch's steps, in a job of one."""
+"""Times and gradient norms of torch's steps, in a job of one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hvdrecover.torch as recover
-from hvdrecover.elastic.scalars.observed import observed
+from hvdrecover.elastic.scalars.scalars import as_numbers
 from hvdrecover.errors import ConfigError
 from hvdrecover.torch.framework import TorchFramework
 from tests.integration.scalars import Run, read
@@ -59,11 +59,8 @@ def test_norms_and_times_of_each_step(tmp_path: Path, kind: str) -> None:
         expected[step] = pytest.approx(backward(model, optimizer))
         optimizer.step()
     run = run_of(state, tmp_path)
-    assert run.scalars["norm/own_gradient"] == expected
-    assert all(run.steps[name] == [1, 2, 3] for name in ("seconds/step", "seconds/data_wait"))
-    if kind == "wrapped":
-        assert run.scalars["norm/averaged_gradient"] == expected
-        assert run.steps["seconds/allreduce_wait"] == [1, 2, 3]
+    assert run.scalars["norm/averaged_gradient"] == expected
+    assert run.steps["seconds/step"] == run.steps["seconds/allreduce_wait"] == [1, 2, 3]
 
 
 def test_gradients_are_measured_before_the_script_clips_them(tmp_path: Path) -> None:
@@ -76,7 +73,6 @@ def test_gradients_are_measured_before_the_script_clips_them(tmp_path: Path) -> 
     with optimizer.skip_synchronize():
         optimizer.step()
     run = run_of(state, tmp_path)
-    assert run.scalars["norm/own_gradient"] == {1: pytest.approx(whole)}
     assert run.scalars["norm/averaged_gradient"] == {1: pytest.approx(whole)}
     assert norm(model) == pytest.approx(0.01, rel=1e-3)
 
@@ -88,7 +84,7 @@ def test_a_bad_step_that_the_guard_skips_is_seen(tmp_path: Path) -> None:
     for factor in (1.0, float("nan"), 1.0):
         backward(model, optimizer, factor)
         optimizer.step()
-    norms = run_of(state, tmp_path).scalars["norm/own_gradient"]
+    norms = run_of(state, tmp_path).scalars["norm/averaged_gradient"]
     assert [math.isfinite(norms[step]) for step in (1, 2, 3)] == [True, False, True]
 
 
@@ -102,7 +98,7 @@ def test_steps_that_loss_scaling_leaves_out_are_none(tmp_path: Path) -> None:
         scaler.scale(model(INPUTS).sum() * factor).backward()
         scaler.step(optimizer)
         scaler.update()
-    assert run_of(state, tmp_path).steps["norm/own_gradient"] == [1, 2]
+    assert run_of(state, tmp_path).steps["norm/averaged_gradient"] == [1, 2]
 
 
 def test_of_several_optimizers_the_first_one_counts_and_each_has_its_norm(tmp_path: Path) -> None:
@@ -116,7 +112,6 @@ def test_of_several_optimizers_the_first_one_counts_and_each_has_its_norm(tmp_pa
             optimizers[model].step()
     run = run_of(state, tmp_path)
     for name, norms in expected.items():
-        assert run.scalars[f"norm/own_gradient/{name}"] == norms
         assert run.scalars[f"norm/averaged_gradient/{name}"] == norms
     assert run.steps["seconds/step"] == [1, 2]
 
@@ -130,7 +125,7 @@ def test_gradients_of_several_passes_are_those_of_their_sum(tmp_path: Path) -> N
         model(INPUTS).square().sum().backward()
     expected = norm(model)
     optimizer.step()
-    assert run_of(state, tmp_path).scalars["norm/own_gradient"] == {1: pytest.approx(expected)}
+    assert run_of(state, tmp_path).scalars["norm/averaged_gradient"] == {1: pytest.approx(expected)}
 
 
 def test_sparse_gradients_of_one_place_are_added_up(tmp_path: Path) -> None:
@@ -139,28 +134,12 @@ def test_sparse_gradients_of_one_place_are_added_up(tmp_path: Path) -> None:
     state = joined(tmp_path, model=model, optimizer=optimizer)
     model(torch.tensor([[1, 1, 1, 2]])).sum().backward()
     optimizer.step()
-    assert run_of(state, tmp_path).scalars["norm/own_gradient"] == {1: pytest.approx(math.sqrt(10))}
-
-
-def test_evaluation_ends_no_wait_for_data(tmp_path: Path) -> None:
-    model = network()
-    optimizer = wrapped(model)
-    state = joined(tmp_path, model=model, optimizer=optimizer)
-    model.eval()
-    model(INPUTS)
-    model.train()
-    with torch.no_grad():
-        model(INPUTS)
-    assert run_of(state, tmp_path).scalars == {}
-    backward(model, optimizer)
-    state.log_metrics(loss=torch.tensor(0.5, requires_grad=True))
-    optimizer.step()
-    assert run_of(state, tmp_path).scalars["loss"] == {1: 0.5}
+    assert run_of(state, tmp_path).scalars["norm/averaged_gradient"] == {1: pytest.approx(math.sqrt(10))}
 
 
 def test_the_loss_keeps_no_graph_and_is_not_changed_later() -> None:
     loss = torch.ones((), requires_grad=True) * 2
-    kept = observed(TorchFramework(), {"loss": loss})["loss"]
+    kept = as_numbers(TorchFramework(), {"loss": loss})["loss"]
     loss.detach().fill_(7.0)
     assert (float(kept), kept.requires_grad) == (2.0, False)
 
@@ -169,11 +148,9 @@ def test_without_a_folder_nothing_is_hooked() -> None:
     model = network()
     optimizer = wrapped(model)
     recover.TorchState(model, optimizer)
-    assert not model._forward_pre_hooks
     assert not optimizer._optimizer_step_pre_hooks
     assert not optimizer._optimizer_step_post_hooks
     assert "synchronize" not in vars(optimizer)
-    assert all(not each._post_accumulate_grad_hooks for each in model.parameters())
 
 
 def test_tensorboard_has_to_be_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

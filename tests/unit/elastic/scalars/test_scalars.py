@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hvdrecover.elastic.run import run
+from hvdrecover.elastic.scalars.scalars import Scalars, as_numbers
 from hvdrecover.elastic.state import State
-from tests.fakes.framework import FakeModel, read_run
+from hvdrecover.errors import ConfigError
+from tests.fakes.framework import FakeFramework, FakeModel, read_run
 from tests.fakes.root import FakeRoots
 from tests.fakes.world import FakeJob, Fault, change_at, fail_at
 from tests.unit.elastic.jobs import URL, Process, initialised
@@ -47,15 +50,13 @@ class Script:
             scalars = process.framework.scalars
             while state.step < self.steps:
                 clock.advance(0.25)
-                scalars.fetched()
                 clock.advance(0.75 + (world.rank() == world.size() - 1))
-                scalars.measured({"norm/own_gradient": 10.0 * world.rank() + state.step + 1})
                 scalars.waiting()
                 world.allgather([0], "step")
                 clock.advance(0.5)
                 scalars.arrived()
-                scalars.stepped()
                 state.step += 1
+                scalars.stepped({"norm/averaged_gradient": 10.0 * world.rank() + state.step})
                 state.log_metrics(loss=1 / state.step)
                 if state.step % 2 == 0:
                     state.commit()
@@ -81,29 +82,17 @@ def test_each_rank_tells_of_each_step(script: Script) -> None:
     for rank in (0, 1):
         assert script.series(rank, "loss") == [(step, 1 / step) for step in range(1, 7)]
         own = [(step, 10.0 * rank + step) for step in range(1, 7)]
-        assert script.series(rank, "norm/own_gradient") == own
+        assert script.series(rank, "norm/averaged_gradient") == own
         assert script.series(rank, "seconds/step") == [(step, 1.5 + rank) for step in range(1, 7)]
-        assert script.series(rank, "seconds/data_wait") == [(step, 0.25) for step in range(1, 7)]
         assert script.series(rank, "seconds/allreduce_wait") == [(step, 0.5) for step in range(1, 7)]
 
 
 def test_each_rank_tells_of_each_commit(script: Script) -> None:
     script.run(2)
     for rank, share in enumerate([0.5, 1.0]):
-        assert script.series(rank, "norm/parameters") == [(step, 5.0) for step in (2, 4, 6)]
         assert script.series(rank, "straggler/share") == [(step, share) for step in (2, 4, 6)]
         assert script.series(rank, "straggler/slowest_rank") == [(step, 1.0) for step in (2, 4, 6)]
         assert [step for step, _ in script.series(rank, "seconds/commit_stall")] == [2, 4, 6]
-        assert not script.series(rank, "seconds/since_durable")
-
-
-def test_rank_0_knows_the_age_of_the_last_durable_commit(script: Script) -> None:
-    script.checkpoint = URL
-    script.run(2)
-    ages = script.series(0, "seconds/since_durable")
-    assert [step for step, _ in ages] == [2, 4, 6]
-    assert all(math.isfinite(age) and age >= 0 for _, age in ages)
-    assert not script.series(1, "seconds/since_durable")
 
 
 def test_steps_that_are_rolled_back_are_taken_back(script: Script) -> None:
@@ -113,9 +102,9 @@ def test_steps_that_are_rolled_back_are_taken_back(script: Script) -> None:
 
 def test_who_takes_the_rank_of_one_that_is_lost_continues_in_its_run(script: Script) -> None:
     script.run(2, fail_at(0, "step", 4))
-    assert script.series(1, "norm/own_gradient") == [(1, 11.0), (2, 12.0)]
+    assert script.series(1, "norm/averaged_gradient") == [(1, 11.0), (2, 12.0)]
     # The lost one took with it what it had not written yet.
-    assert script.series(0, "norm/own_gradient") == [(3, 3.0), (4, 4.0), (5, 5.0), (6, 6.0)]
+    assert script.series(0, "norm/averaged_gradient") == [(3, 3.0), (4, 4.0), (5, 5.0), (6, 6.0)]
 
 
 def test_a_rank_that_is_replaced_continues_in_the_same_run(script: Script) -> None:
@@ -140,27 +129,71 @@ def test_a_later_start_continues_with_the_axis(script: Script) -> None:
         assert [step for step, _ in script.series(rank, "loss")][-4:] == [3, 4, 5, 6]
 
 
-def test_what_is_told_before_a_step_ends_belongs_to_it(tmp_path: Path) -> None:
-    def body(process: Process) -> None:
-        state = process.state(tensorboard=str(tmp_path), step=0)
-        state.sync()
-        scalars = process.framework.scalars
-        for step in (1, 2, 3):
-            if step != 2:
-                scalars.fetched()
-                state.log_metrics(loss=step)
-            scalars.stepped()
-            state.log_metrics(rate=step)
-        state.log_metrics(2.5, rate=2.5)
-        scalars.closing()
+def series_of(folder: Path, body: Callable[[Process, Scalars], None]) -> dict[str, Series]:
+    """Run a body in a job of one rank, and return the scalars that it has written."""
 
-    FakeJob(initialised(body), 1).results()
-    series = {
-        name: [(step, value) for step, value, _ in found]
-        for name, found in read_run(tmp_path / "rank-0").items()
-    }
-    assert series["rate"] == [(1, 1), (2, 2), (3, 2.5)]
-    assert series["loss"] == [(1, 1), (3, 2.5)]
+    def main(process: Process) -> None:
+        state = process.state(tensorboard=str(folder), step=0)
+        state.sync()
+        body(process, process.framework.scalars)
+        process.framework.scalars.closing()
+
+    FakeJob(initialised(main), 1).results()
+    found = read_run(folder / "rank-0")
+    return {name: [(step, value) for step, value, _ in rows] for name, rows in found.items()}
+
+
+def test_steps_that_end_at_once_share_their_time(tmp_path: Path) -> None:
+    def body(process: Process, scalars: Scalars) -> None:
+        process.clock.advance(8.0)
+        scalars.waited(2.0)
+        scalars.stepped({}, 4)
+
+    found = series_of(tmp_path, body)
+    assert found["seconds/step"] == [(4, 2.0)]
+    assert found["seconds/allreduce_wait"] == [(4, 0.5)]
+
+
+def test_a_commit_is_in_no_step(tmp_path: Path) -> None:
+    def body(process: Process, scalars: Scalars) -> None:
+        for seconds in (1.0, 2.0):
+            process.clock.advance(seconds)
+            scalars.stepped({})
+            scalars.begins()
+            process.clock.advance(5.0)
+            scalars.committed()
+
+    found = series_of(tmp_path, body)
+    assert found["seconds/step"] == [(1, 1.0), (2, 2.0)]
+    assert found["seconds/commit_stall"] == [(1, 5.0), (2, 5.0)]
+
+
+def test_reported_numbers_belong_to_the_step_that_has_ended(tmp_path: Path) -> None:
+    def body(process: Process, scalars: Scalars) -> None:
+        for step in (1, 2, 3):
+            scalars.stepped({})
+            scalars.observed({"rate": step})
+        scalars.observed({"rate": 2.5, "loss": 0.5})
+
+    found = series_of(tmp_path, body)
+    assert found["rate"] == [(1, 1), (2, 2), (3, 2.5)]
+    assert found["loss"] == [(3, 0.5)]
+
+
+def test_a_reported_tensor_is_copied() -> None:
+    loss = np.array([0.5])
+    taken = as_numbers(FakeFramework(), {"loss": loss, "accuracy": None})
+    loss[:] = 7
+    assert {name: float(value) for name, value in taken.items()} == {"loss": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("value", "fact"),
+    [("0.5", "a str"), ([0.5], "a list"), (np.zeros(3), r"an array .*\(3,\)"), (np.zeros(0), r".*\(0,\)")],
+)
+def test_a_value_that_is_no_number_is_refused_by_name(value: object, fact: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^log_metrics\(rate=\): .*{fact}"):
+        as_numbers(FakeFramework(), {"rate": value})
 
 
 def test_steps_that_nobody_has_told_of_yet_are_rolled_back_too(tmp_path: Path) -> None:
@@ -174,7 +207,7 @@ def test_steps_that_nobody_has_told_of_yet_are_rolled_back_too(tmp_path: Path) -
             nonlocal ended
             steps, ended = ended, 0
             if steps:
-                scalars.stepped(steps)
+                scalars.stepped({}, steps)
 
         scalars.poll = poll
         for steps in (2, 3):
@@ -188,19 +221,6 @@ def test_steps_that_nobody_has_told_of_yet_are_rolled_back_too(tmp_path: Path) -
 
     FakeJob(initialised(body), 1).results()
     assert [step for step, _, _ in read_run(tmp_path / "rank-0")["seconds/step"]] == [2, 5, 6]
-
-
-def test_numbers_can_be_told_by_the_old_name(tmp_path: Path) -> None:
-    def body(process: Process) -> None:
-        state = process.state(tensorboard=str(tmp_path), step=0)
-        state.sync()
-        process.framework.scalars.stepped()
-        with pytest.warns(DeprecationWarning, match=r"state\.observe is called state\.log_metrics now"):
-            state.observe(loss=2.5)
-        process.framework.scalars.closing()
-
-    FakeJob(initialised(body), 1).results()
-    assert [value for _, value, _ in read_run(tmp_path / "rank-0")["loss"]] == [2.5]
 
 
 def test_without_a_folder_a_commit_holds_no_count_of_steps(tmp_path: Path) -> None:

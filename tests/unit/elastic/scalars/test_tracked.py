@@ -94,7 +94,7 @@ class Script:
             scalars = process.framework.scalars
             while state.step < STEPS:
                 world.allgather([0], "step")
-                scalars.stepped()
+                scalars.stepped({})
                 state.step += 1
                 state.log_metrics(loss=state.step + 100 * world.rank())
                 if state.step % 2 == 0:
@@ -126,7 +126,7 @@ LOSSES = [(step, float(step)) for step in range(1, STEPS + 1)]
 def test_rank_0_tells_of_each_step_once(server: Server) -> None:
     Script(server).run(2)
     assert server.series("loss") == LOSSES
-    assert [step for step, _ in server.series("norm/parameters")] == [2, 4, 6]
+    assert [step for step, _ in server.series("seconds/commit_stall")] == [2, 4, 6]
     assert server.series("accuracy") == [(2, 0.2), (4, 0.4), (6, 0.6)]  # told after the commit
     assert server.closed == [True]
 
@@ -190,7 +190,7 @@ def test_a_tracker_that_fails_is_left_out(server: Server, caplog: pytest.LogCapt
             @run
             def train(state: State) -> int:
                 while state.step < STEPS:
-                    process.framework.scalars.stepped()
+                    process.framework.scalars.stepped({})
                     state.step += 1
                     state.commit()
                 return int(state.step)
@@ -263,7 +263,7 @@ def test_who_waits_for_a_tracker_at_the_end_is_not_taken_for_hanging(server: Ser
 
         @run
         def train(state: State) -> None:
-            process.framework.scalars.stepped()
+            process.framework.scalars.stepped({})
             state.commit()
 
         train(state)
@@ -308,8 +308,8 @@ def test_who_leaves_sends_what_commits_hold_and_does_not_end_the_run(server: Ser
         @run
         def train(state: State) -> None:
             for step in (1, 2, 3):
-                process.framework.scalars.stepped()
-                state.observe(loss=step)
+                process.framework.scalars.stepped({})
+                state.log_metrics(loss=step)
                 if step == 2:
                     state.commit()
             raise ValueError("a bug")
