@@ -1,11 +1,13 @@
 """The order of an epoch's samples and the cursor that says how many of them are done.
 
-An epoch is one permutation, the same on all ranks. The cursor counts the samples that all ranks together
-have done, so the samples ``order[cursor:]`` are left, whatever the number of ranks was or will be. They are
-dealt out one by one, ``order[cursor + rank :: size]``; so that when every rank has done ``k`` of its own,
-exactly the first ``k * size`` of them are done. A batch that is left out is a gap in the order: the samples
-around it are dealt out as if it were not there. Padding comes from the start of the epoch's order, so that a
-resumed epoch is padded as an undisturbed one.
+1. An epoch is one permutation, the same on all ranks.
+2. The cursor counts the samples that all ranks together have done. The samples ``order[cursor:]`` are left,
+   for any number of ranks.
+3. A rank gets ``order[cursor + rank :: size]``. When every rank has done ``k`` samples, exactly the first
+   ``k * size`` are done, so the cursor needs no list of samples.
+4. A batch that is left out is a gap in the order. The other samples are dealt out as if there was no gap.
+5. Padding comes from the start of the epoch's order, so a resumed epoch gets the same padding as an
+   undisturbed one.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ from hvdrecover.events import logger
 Tail = Literal["pad", "drop"]
 Indices = npt.NDArray[np.int64]
 Gap = tuple[int, int]
-"""Positions that are left out: the first, and the one after the last."""
+"""Positions to leave out: the first, and the one after the last."""
 Stretch = tuple[int, int, int, int]
-"""Positions of one pass: its epoch, how often that epoch was gone through before, and a `Gap`."""
+"""A `Gap` of one pass: its epoch, the number of earlier passes over that epoch, and two positions."""
 
 _iterations = itertools.count(1)
 
@@ -37,7 +39,7 @@ _iterations = itertools.count(1)
 def permutation(length: int, seed: int, epoch: int) -> Indices:
     """The shuffled order of an epoch: int64 of shape ``[length]``.
 
-    Read-only. It is the same for ever: numpy promises not to change the stream of its legacy generator.
+    The array is read-only. It never changes: numpy freezes the stream of its legacy generator.
     """
     bits = np.random.MT19937(np.random.SeedSequence([seed % 2**64, epoch]))
     order = np.random.RandomState(bits).permutation(length).astype(np.int64)
@@ -48,16 +50,16 @@ def permutation(length: int, seed: int, epoch: int) -> Indices:
 def share(order: Indices, start: int, rank: int, size: int, tail: Tail, gaps: Sequence[Gap] = ()) -> Indices:
     """A rank's part of the samples from ``start`` on, equally long on all ranks.
 
-    A last round that is not full is filled up from the start of the epoch's order. Where this pass over the
-    epoch began must not matter: a resumed epoch ends like an undisturbed one, with the same samples repeated.
+    The start of the epoch's order fills up an incomplete last round. The start of this pass does not matter:
+    a resumed epoch repeats the same samples as an undisturbed one.
 
     Args:
         order: the epoch's samples, int64 of shape ``[length]``.
-        start: the first that is left.
+        start: position of the first sample that is left.
         rank: the rank.
         size: number of ranks.
         tail: fill a last round that is not full up (``pad``), or leave it out (``drop``).
-        gaps: what is left out, in order.
+        gaps: positions to leave out, in order.
     """
     left, all_of_it = count_left(len(order), start, gaps), count_left(len(order), 0, gaps)
     dealt = np.arange(rank, rounds(left, size, tail) * size, size)
@@ -71,7 +73,7 @@ def count_left(length: int, start: int, gaps: Sequence[Gap]) -> int:
 
 
 def past(positions: Indices, start: int, gaps: Sequence[Gap]) -> Indices:
-    """Positions counted from ``start`` on as if there were no gaps, moved to where they really are."""
+    """Move positions behind gaps. They were counted from ``start`` on as if there were no gaps."""
     for first, end in gaps:
         if end > start:
             begin = max(first, start)
@@ -89,7 +91,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _stretches(cursor: dict[str, Any], length: int) -> list[Stretch]:
-    """Return what a cursor leaves out of this pass and later ones.
+    """Return the stretches that a cursor leaves out of this pass and later ones.
 
     Raises:
         ValueError, TypeError: the stretches are not in order and apart.
@@ -107,7 +109,7 @@ def _stretches(cursor: dict[str, Any], length: int) -> list[Stretch]:
 
 
 def _merged(stretches: Iterable[Stretch]) -> list[Stretch]:
-    """Return stretches in order; those that overlap or touch as one, so that none is counted twice."""
+    """Return stretches in order, joined where they overlap or touch: no sample may count twice."""
     found: list[Stretch] = []
     for epoch, passes, first, end in sorted(stretches):
         if found and (epoch, passes) == found[-1][:2] and first <= found[-1][3]:
@@ -158,12 +160,12 @@ class SampleOrder:
 
     Attributes:
         epoch: the epoch under way.
-        passes: how often this epoch was gone through before, without `set_epoch` to another one.
+        passes: number of earlier passes over this epoch without `set_epoch` to another one.
         done: the cursor: samples of this pass that all ranks together have done, or left out.
         batch_size: samples in one rank's batch, if the loader has set it; 0 if only `record` tells.
         stepped: whether an optimizer has stepped, so that the next batch recorded is the last of that step.
         unstepped: position of the first batch that is not part of a step yet.
-        begun: a number that is higher the later the last iteration was begun; 0 before the first.
+        begun: serial number of the last iteration among all orders of this process; 0 before the first.
         on_iterate: called when an iteration begins, after what the data loader itself draws from generators.
         on_record: called with this order and how many samples every rank has done, before they count.
         dealt_to: if samples are dealt out to virtual ranks, returns which of them this process carries out.
@@ -202,7 +204,7 @@ class SampleOrder:
         self.size = 1
 
     def place(self, rank: int, size: int) -> None:
-        """Take a place among the ranks, unless virtual ranks have theirs; what is left is dealt out anew."""
+        """Take a place among the ranks (virtual ranks have their own), and deal the rest out again."""
         self._ranks, self.size, self._named = (rank,), size, []
         if self.dealt_to is not None:
             self._ranks, self.size = self.dealt_to().ranks, self.dealt_to().size
@@ -210,7 +212,7 @@ class SampleOrder:
 
     @property
     def gaps(self) -> list[Gap]:
-        """What is left out of this pass, in order."""
+        """Return the gaps of this pass, in order."""
         return [each[2:] for each in self._left_out if each[:2] == (self.epoch, self.passes)]
 
     def set_epoch(self, epoch: int) -> None:
@@ -281,7 +283,7 @@ class SampleOrder:
         return next(iter(self._ranks), 0)
 
     def position(self, start: int, count: int) -> int:
-        """Return where the cursor comes to from ``start`` when every rank has done ``count`` more samples."""
+        """Return the cursor after every rank has done ``count`` samples from ``start`` on."""
         return min(self.length, int(past(np.array(start + count * self.size), start, self.gaps)))
 
     @property
@@ -357,7 +359,7 @@ class SampleOrder:
         return runs
 
     def state_dict(self) -> dict[str, Any]:
-        """The cursor, and what it counts in."""
+        """Return the cursor, and the facts of the order in which it counts."""
         later = [list(each) for each in self._left_out if each[:2] != (self.epoch, self.passes)]
         others = {
             "passes": self.passes,
@@ -408,7 +410,7 @@ class SampleOrder:
         return differences
 
     def counts_in(self) -> dict[str, Any]:
-        """Return what the cursor counts in; in another order of samples it would mean nothing."""
+        """Return the facts of the order in which the cursor counts; in another order it has no meaning."""
         return {"length": self.length, "shuffle": self.shuffle, "seed": self.seed}
 
     @property
