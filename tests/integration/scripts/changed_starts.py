@@ -43,7 +43,7 @@ names = ["0.weight", "2.weight", "0.bias", "2.bias"]  # pairs of one shape
 if KIND in ("sets", "unnamed") and (hvd.rank() + len(before)) % 2:
     names.reverse()
 parameters = dict(net.named_parameters())
-groups = [{"params": [parameters[name]], "lr": 0.1 if "weight" in name else 0.05} for name in names]
+groups = [{"params": [parameters[name]]} for name in names]
 named = None if KIND == "unnamed" else model.named_parameters()
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD(groups, lr=0.1, momentum=0.9), named)
 state = hvd.TorchState(

