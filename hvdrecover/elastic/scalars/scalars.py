@@ -130,6 +130,7 @@ class Scalars(Observer, Kept, Voter):
 
     def closing(self) -> None:
         """Write all that is left: training has ended."""
+        self.poll()
         if self._tracked is not None:
             self._tracked.finish()
         with stalls.paused():  # on all ranks: they wait for rank 0, which waits for its tracker

@@ -133,13 +133,13 @@ def test_a_loop_tells_of_each_batch(tmp_path: Path, graph: bool) -> None:
     assert run.scalars["norm/averaged_gradient"] == by_step(norms)
 
 
-def test_a_loop_that_tells_nothing_has_steps_too(tmp_path: Path) -> None:
+def test_a_loop_that_reports_nothing_has_its_steps_in_one_line(tmp_path: Path) -> None:
     state = a_state(tmp_path)
     for inputs, _ in state.data:
         with recover.DistributedGradientTape(tf.GradientTape()) as tape:
             loss = tf.reduce_mean(state.model(inputs, training=True))
         tape.gradient(loss, state.model.trainable_variables)
-    assert run_of(state, tmp_path).steps["seconds/step"] == [1, 2, 3, 4, 5, 6]
+    assert run_of(state, tmp_path).steps["seconds/step"] == [6]
 
 
 def test_slices_of_one_place_are_added_up(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_tensor_of_a_graph_is_refused() -> None:
     def step() -> None:
         state.log_metrics(loss=tf.constant(1.0))
 
-    with pytest.raises(ConfigError, match=r"^log_metrics\(loss=\): .*SymbolicTensor "):
+    with pytest.raises(ConfigError, match=r"^log_metrics\(loss=\): .*SymbolicTensor"):
         step()
 
 
