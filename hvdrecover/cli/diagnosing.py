@@ -33,7 +33,7 @@ def add_doctor(commands: argparse._SubParsersAction[Any]) -> None:
         "doctor",
         help=help,
         description="Check what a job needs before it is started: versions, how Horovod was built, ssh and "
-        "network between hosts, their clocks, an allreduce on all ranks, the checkpoint root, and memory. "
+        "network between hosts, their clocks, the checkpoint root, and memory. "
         "Each failure comes with what to do about it; exit 1 if there is one.",
         allow_abbrev=False,
     )
@@ -61,19 +61,18 @@ def add_doctor(commands: argparse._SubParsersAction[Any]) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from hvdrecover.cli import documents, progress_bar, tables
     from hvdrecover.doctor.examination import examine
-    from hvdrecover.doctor.findings import has_failed
 
     try:
         settings = _settings(arguments)
     except (ConfigError, DiscoveryError) as error:
         arguments.refuse(str(error))
     with progress_bar.checks() as notify:
-        findings = examine(settings, SYSTEM_CLOCK, notify)
+        report = examine(settings, SYSTEM_CLOCK, notify)
     if arguments.json:
-        sys.stdout.write(documents.dumps(document(settings, findings)))
+        sys.stdout.write(documents.dumps(dataclasses.asdict(report)))
     else:
-        tables.put(table(findings))
-    return int(has_failed(findings))
+        tables.put(table(report.findings))
+    return 0 if report.ok else 1
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:
@@ -108,18 +107,6 @@ def _discovered(arguments: argparse.Namespace) -> dict[str, int]:
     return {host.name: host.slots for host in found}
 
 
-def document(settings: Settings, findings: Sequence[Finding]) -> dict[str, Any]:
-    """The findings as JSON."""
-    from hvdrecover.doctor.findings import has_failed
-
-    return {
-        "ok": not has_failed(findings),
-        "ranks": settings.ranks(),
-        "counts": {outcome: _count(findings)[outcome] for outcome in _OUTCOMES},
-        "findings": [dataclasses.asdict(finding) for finding in findings],
-    }
-
-
 def table(findings: Sequence[Finding]) -> RenderableType:
     """The findings for people."""
     from rich.console import Group
@@ -136,13 +123,9 @@ def table(findings: Sequence[Finding]) -> RenderableType:
 
 
 def _summary(findings: Sequence[Finding]) -> str:
-    counts = _count(findings)
+    counts = Counter(finding.outcome for finding in findings)
     return ", ".join(
         f"{counts[outcome]} {_PLURALS.get(outcome, outcome) if counts[outcome] != 1 else outcome}"
         for outcome in _OUTCOMES
         if counts[outcome]
     )
-
-
-def _count(findings: Sequence[Finding]) -> Counter[str]:
-    return Counter(finding.outcome for finding in findings)

@@ -53,19 +53,23 @@ def selected(options: Options, request: Request | None, read: Config, clock: Clo
     )
     began = clock.monotonic()
     with progress_bar.checks() as notify:
-        findings = examine(settings, clock, notify, hosts_only=True)
+        findings = examine(settings, clock, notify, hosts_only=True).findings
+    warnings = [str(finding) for finding in findings if finding.outcome == "warning"]
     selection = preflight.select(hosts, findings, least)
     if selection.excluded:
         options = _without(options, selection, request)
-    _report(selection, options.processes, Events(read.events, read.host, clock), clock.monotonic() - began)
+    events, seconds = Events(read.events, read.host, clock), clock.monotonic() - began
+    _report(selection, warnings, options.processes, events, seconds)
     return options
 
 
-def _report(selection: Selection, processes: int, events: Events, seconds: float) -> None:
-    for finding in selection.warnings:
-        logger.warning("%s", preflight.described(finding))
+def _report(
+    selection: Selection, warnings: Sequence[str], processes: int, events: Events, seconds: float
+) -> None:
+    for line in warnings:
+        logger.warning("%s", line)
     for finding, names in _grouped(selection.excluded):
-        logger.warning("%s left out: %s", ", ".join(names), preflight.described(finding))
+        logger.warning("%s left out: %s", ", ".join(names), finding)
     used, excluded = selection.hosts, selection.excluded
     what = f"{len(used)} of {len(used) + len(excluded)} hosts are used, for {processes} processes"
     events.rank = -1
@@ -73,8 +77,8 @@ def _report(selection: Selection, processes: int, events: Events, seconds: float
         "preflight",
         f"{what}; looked at them for {seconds:.1f} s",
         used=list(used),
-        excluded={host: preflight.described(finding) for host, finding in excluded.items()},
-        warnings=[preflight.described(finding) for finding in selection.warnings],
+        excluded={host: str(finding) for host, finding in excluded.items()},
+        warnings=list(warnings),
         seconds=seconds,
     )
 

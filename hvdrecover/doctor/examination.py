@@ -1,47 +1,41 @@
-"""All checks, one after the other."""
+"""All checks, in order: ask the hosts, and pass the answers to ``hosts.py`` and ``storage.py``."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import zip_longest
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hvdrecover.clock import Clock
-from hvdrecover.doctor import compute, gpus, host_memory, near, network, ring, roots, versions
-from hvdrecover.doctor.agents import Agents, handed_on
-from hvdrecover.doctor.facts import HostFacts
-from hvdrecover.doctor.findings import Finding, checked, refused, skipped
-from hvdrecover.doctor.network import Reached, Reading
-from hvdrecover.doctor.ring import Launched
+from hvdrecover.doctor import hosts as checks
+from hvdrecover.doctor import storage
+from hvdrecover.doctor.agents import Agents, passed_on
+from hvdrecover.doctor.findings import Finding, checked, host_failure, skipped
+from hvdrecover.doctor.host import Facts
+from hvdrecover.doctor.hosts import Reached, Reading
 from hvdrecover.errors import ConfigError, LaunchError
-from hvdrecover.host_memory import Available
 from hvdrecover.install.process import ended_by_exception
-from hvdrecover.launch.horovodrun import Options
 
-# Seconds that things may take before they count as failed.
-_BEGINNING = 60.0  # logging in, and starting Python
+# Seconds after which an answer counts as missing.
+_LOGIN = 60.0  # ssh, and the start of Python
 _QUESTION = 30.0
+_LOADING = 240.0  # importing all frameworks
 _STORAGE = 120.0
-_PRODUCTS = 250.0  # as long as hosts give their own processes
-_RING = 150.0  # importing TensorFlow takes half a minute on a host that is busy
 _READINGS = 5  # of each clock
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The things to examine.
+    """What to examine.
 
     Attributes:
         hosts: host to its number of slots, in the order in which a job would use them.
-        processes: how many ranks a job would have.
-        interfaces: network interfaces that a job would be given.
-        ssh_port: of all hosts, or None for ssh's own choice.
-        identity: ssh's private key, or None.
+        processes: how many ranks the job would have.
+        interfaces: network interfaces that the job would use; empty if any.
+        ssh_port: port of the ssh servers, or None for the default of ssh.
+        identity: file of ssh's private key, or None.
         checkpoint: the checkpoint root, or None.
-        state: size of the training state in bytes, or None.
+        state: size of the training state in bytes, or None if unknown.
     """
 
     hosts: Mapping[str, int]
@@ -53,10 +47,10 @@ class Settings:
     state: int | None = None
 
     def ranks(self) -> dict[str, int]:
-        """Host to its number of ranks; a host is filled before the next one is used.
+        """Return host to its number of ranks. The first hosts are filled first.
 
         Raises:
-            ConfigError: there are not slots enough.
+            ConfigError: the hosts have too few slots.
         """
         left, found = self.processes, {}
         for host, slots in self.hosts.items():
@@ -65,154 +59,151 @@ class Settings:
                 left -= found[host]
         if left > 0:
             slots = sum(self.hosts.values())
-            problem = f"{self.processes} processes are more than the hosts' {slots} slots"
-            raise ConfigError("-np", problem)
+            raise ConfigError("-np", f"{self.processes} processes are more than the hosts' {slots} slots")
         return found
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of all checks.
+
+    Attributes:
+        ok: whether there is no failure.
+        ranks: host to its number of ranks.
+        findings: the result of each check, in the order of the checks.
+        answers: question to host to its answer, for programs.
+    """
+
+    ok: bool
+    ranks: Mapping[str, int]
+    findings: Sequence[Finding]
+    answers: Mapping[str, Mapping[str, Any]]
 
 
 def examine(
     settings: Settings, clock: Clock, notify: Callable[[str], None], *, hosts_only: bool = False
-) -> list[Finding]:
+) -> Report:
     """Make all checks.
 
     Args:
         settings: what to examine.
-        clock: where times come from.
-        notify: called with the name of what is looked at next.
-        hosts_only: whether to look at nothing but the hosts, which takes seconds.
-
-    Returns:
-        What was found, in the order in which it is to be read.
+        clock: the clock with which those of other hosts are compared.
+        notify: called with the topic of the next checks.
+        hosts_only: leave out storage and memory, as ``hvdrecover run --preflight`` does.
 
     Raises:
-        ConfigError: the hosts have not slots enough.
+        ConfigError: the hosts have too few slots.
         LaunchError: no process can be started on this host.
     """
     ranks = settings.ranks()
-    with (
-        ended_by_exception(),
-        tempfile.TemporaryDirectory(prefix="hvdrecover-doctor-") as folder,
-        Agents(list(ranks), settings.ssh_port, settings.identity) as agents,
-    ):
-        examination = _Examination(settings, ranks, agents, Path(folder), clock, notify)
-        return list(examination.of_hosts() if hosts_only else examination.findings())
+    with ended_by_exception(), Agents(list(ranks), settings.ssh_port, settings.identity) as agents:
+        examination = _Examination(settings, ranks, agents, clock, notify)
+        findings = list(examination.hosts())
+        if not hosts_only:
+            findings += examination.storage()
+        ok = all(finding.outcome != "failure" for finding in findings)
+        return Report(ok, ranks, findings, agents.answers)
 
 
 class _Examination:
-    """One examination, of hosts that have been logged in to."""
+    """The conversation with all hosts. Only hosts that answer the first question are asked more."""
 
     def __init__(
         self,
         settings: Settings,
         ranks: Mapping[str, int],
         agents: Agents,
-        folder: Path,
         clock: Clock,
         notify: Callable[[str], None],
     ) -> None:
         self._settings = settings
         self._ranks = ranks
         self._agents = agents
-        self._folder = folder
         self._clock = clock
         self._notify = notify
-        self._facts: dict[str, HostFacts] = {}
+        self._facts: dict[str, Facts] = {}
 
-    def of_hosts(self) -> Iterator[Finding]:
+    def hosts(self) -> Iterator[Finding]:
         self._notify("hosts")
-        yield from self._hosts(self._gather_facts(), [])
-
-    def findings(self) -> Iterator[Finding]:
-        self._notify("hosts")
-        problems = self._gather_facts()
-        launches, sums = self._rings(any(problems.values()))
-        yield from self._hosts(problems, launches)
-        yield from sums
-        self._notify("checkpoint root")
-        yield from checked(roots.ROOT, self._root)
-        yield from checked("host memory", self._memory)
-        yield from checked(near.NEAR, self._near)
-
-    def _hosts(self, problems: Mapping[str, str], launches: Iterable[Launched]) -> Iterator[Finding]:
-        yield from checked("versions", self._versions)
-        yield from checked("horovod", lambda: self._horovod(launches))
-        yield from checked("ssh", lambda: network.judge_ssh(problems, self._local()))
+        yield from checks.check_ssh(self._gather_facts(), self._agents.local)
+        if not self._facts:
+            return
+        yield from checked(checks.VERSIONS, lambda: checks.check_versions(self._facts))
+        self._notify("Horovod")
+        yield from checked(checks.HOROVOD, self._horovod)
         self._notify("network")
-        for check, look in (
-            ("names", self._names),
-            ("network", self._network),
-            ("clocks", self._clocks),
-        ):
-            yield from checked(check, look if self._several() else lambda check=check: self._alone(check))  # type: ignore[misc]
-        self._notify("processors")
-        yield from checked(compute.COMPUTE, self._compute)
-        yield from checked(gpus.GPUS, self._gpus)
+        between: dict[str, Callable[[], Finding]] = {
+            checks.NAMES: lambda: checks.check_names(self._resolved()),
+            checks.NETWORK: self._network,
+            checks.CLOCKS: self._clocks,
+        }
+        lost = len(self._facts) < len(self._ranks)
+        alone = "it takes two hosts that answer" if lost else "this host only"
+        for check, look in between.items():
+            if len(self._facts) > 1 and not set(self._facts) <= set(self._agents.local):
+                yield from checked(check, look)
+            else:
+                yield skipped(check, alone)
 
-    # -- hosts -----------------------------------------------------------------------------------------
+    def storage(self) -> Iterator[Finding]:
+        self._notify("storage")
+        yield from checked(storage.ROOT, self._root)
+        if self._facts:
+            state = self._settings.state
+            yield from checked(checks.MEMORY, lambda: checks.check_memory(self._facts, self._ranks, state))
+            yield from checked(storage.NEAR, self._near)
 
     def _gather_facts(self) -> dict[str, str]:
-        """Get the facts of all hosts that answer; what is wrong with each one, or an empty string."""
-        remote = [host for host in self._ranks if host not in self._local()]
-        variables = handed_on()
-        self._agents.ask(dict.fromkeys(remote, (variables,)), "adopt", _BEGINNING)
-        answers = self._agents.ask(dict.fromkeys(self._ranks, ()), "facts", _BEGINNING)
+        """Ask all hosts for their facts; returns each host's problem, or an empty string."""
+        remote = [host for host in self._ranks if host not in self._agents.local]
+        self._agents.ask("adopt", dict.fromkeys(remote, (passed_on(),)), _LOGIN)
+        answers = self._agents.ask("facts", dict.fromkeys(self._ranks, ()), _LOGIN)
         problems = {}
         for host, answer in answers.items():
             problems[host] = answer.problem if isinstance(answer, LaunchError) else ""
             if not isinstance(answer, LaunchError):
-                self._facts[host] = HostFacts.of(answer)
+                self._facts[host] = Facts(**answer)
         return problems
 
-    def _local(self) -> list[str]:
-        return [host for host in self._ranks if self._agents[host].here]
+    def _horovod(self) -> Iterator[Finding]:
+        asked = {}
+        for host, each in self._facts.items():
+            if each.versions["horovod"]:
+                asked[host] = ([framework for framework in checks.FRAMEWORKS if each.versions[framework]],)
+        loaded = self._agents.require("load", asked, _LOADING)
+        yield from checks.check_horovod(self._facts, loaded)
 
-    def _several(self) -> bool:
-        """Return whether there are hosts that have to find each other."""
-        return len(self._facts) > 1 and any(host not in self._local() for host in self._facts)
-
-    def _alone(self, check: str) -> Finding:
-        lost = len(self._facts) < len(self._ranks)
-        return skipped(check, "it takes two hosts that answer" if lost else "this host only")
-
-    def _versions(self) -> Finding:
-        return versions.judge(self._facts) if self._facts else _unreached("versions")
-
-    def _horovod(self, launches: Iterable[Launched]) -> Finding:
-        built = {each.by: each.built for each in launches if each.built}
-        return versions.judge_horovod(self._facts, built) if self._facts else _unreached("horovod")
-
-    def _names(self) -> Finding:
-        return network.judge_names(self._resolved())
-
-    def _resolved(self) -> dict[str, dict[str, str | None]]:
+    def _resolved(self) -> dict[str, Any]:
         names = list(self._facts)
-        return _answers(self._agents.ask(dict.fromkeys(names, (names,)), "resolve", _QUESTION))
+        return self._agents.require("resolve", dict.fromkeys(names, (names,)), _QUESTION)
 
     def _network(self) -> Finding:
         own = self._interfaces()
-        asked = {
-            host: ({peer: (own[peer][1], facts.port) for peer, facts in self._facts.items() if peer != host},)
+        peers = {
+            host: ({peer: (own[peer][1], each.port) for peer, each in self._facts.items() if peer != host},)
             for host in self._facts
         }
-        problems = _answers(self._agents.ask(asked, "reach", _QUESTION))
-        return network.judge_network({host: Reached(*own[host], problems[host]) for host in self._facts})
+        reached = self._agents.require("reach", peers, _QUESTION)
+        return checks.check_network({host: Reached(*own[host], reached[host]) for host in self._facts})
 
     def _interfaces(self) -> dict[str, tuple[str, str]]:
-        """Host to the interface by which it reaches others, and its address there."""
-        wanted = self._settings.interfaces
-        if wanted:
-            return {host: _first_of(wanted, facts.interfaces) for host, facts in self._facts.items()}
-        addresses = network.addresses_of(self._resolved())
-        found: dict[str, tuple[str, str]] = {}
-        for _ in range(2):  # a host that the others know no name of is known by its own address then
-            known = {host: [addresses[peer] for peer in addresses if peer != host] for host in self._facts}
-            targets = {host: (others[0],) for host, others in known.items() if others}
-            routes = _answers(self._agents.ask(targets, "route", _QUESTION))
-            for host, (interface, address) in routes.items():
+        """Return host to the interface that leads to the other hosts, and its address."""
+        found = dict.fromkeys(self._facts, ("", ""))
+        if wanted := self._settings.interfaces:
+            for host, each in self._facts.items():
+                usable = ((name, each.interfaces[name]) for name in wanted if name in each.interfaces)
+                found[host] = next(usable, ("", ""))
+            return found
+        addresses = checks.addresses(self._resolved())
+        # If the other hosts do not know a host's name, the first round finds its address for the second one.
+        for _ in range(2):
+            others = {host: [a for peer, a in addresses.items() if peer != host] for host in self._facts}
+            asked = {host: (each[0],) for host, each in others.items() if each}
+            for host, (interface, address) in self._agents.require("route", asked, _QUESTION).items():
                 found[host] = interface, address
                 if address:
                     addresses.setdefault(host, address)
-        return {host: found.get(host, ("", "")) for host in self._facts}
+        return found
 
     def _clocks(self) -> Finding:
         offsets = {}
@@ -220,146 +211,44 @@ class _Examination:
             readings = []
             for _ in range(_READINGS):
                 asked = self._clock.now()
-                told = self._agents[host].ask("clock", timeout=_QUESTION)
-                readings.append(Reading(asked, told, self._clock.now()))
-            offsets[host] = network.offset(readings)
-        return network.judge_clocks(offsets)
-
-    def _compute(self) -> Iterator[Finding]:
-        """Hosts that are one machine, as containers are, one after the other: they would slow each other."""
-        machines: dict[str, list[str]] = {}
-        for host, facts in self._facts.items():
-            machines.setdefault(facts.machine or host, []).append(host)
-        found: dict[str, Any] = {}
-        for hosts in zip_longest(*machines.values()):
-            found |= self._agents.ask({host: () for host in hosts if host}, "compute", _PRODUCTS)
-        yield from self._judged(compute.COMPUTE, found, compute.judge)
-
-    def _gpus(self) -> Iterator[Finding]:
-        found = self._agents.ask(dict.fromkeys(self._facts, ()), "gpus", _QUESTION)
-        yield from self._judged(gpus.GPUS, found, gpus.judge)
-
-    def _judged(
-        self,
-        check: str,
-        answers: Mapping[str, Any | LaunchError],
-        judge: Callable[[dict[str, Any]], list[Finding]],
-    ) -> Iterator[Finding]:
-        """Return what is judged of the hosts that have answered, and the others' errors."""
-        good = {host: each for host, each in answers.items() if not isinstance(each, LaunchError)}
-        yield from judge(good) if good else [] if answers else [_unreached(check)]
-        for each in answers.values():
-            if isinstance(each, LaunchError):
-                yield refused(check, each, "Look after this host, and run `hvdrecover doctor` again.")
-
-    def _memory(self) -> Finding:
-        if not self._facts:
-            return _unreached("host memory")
-        free = {host: Available(facts.memory, facts.limited) for host, facts in self._facts.items()}
-        return host_memory.judge(free, self._ranks, self._settings.state)
+                read = self._agents.require("clock", {host: ()}, _QUESTION)[host]
+                readings.append(Reading(asked, read, self._clock.now()))
+            offsets[host] = checks.offset(readings)
+        return checks.check_clocks(offsets)
 
     def _near(self) -> Finding:
-        if not self._facts:
-            return _unreached(near.NEAR)
         asked = dict.fromkeys(self._facts, (self._settings.checkpoint,))
-        found = _answers(self._agents.ask(asked, "near", _QUESTION))
-        return near.judge(found, self._settings.state, self._clock.now())
-
-    # -- allreduce -------------------------------------------------------------------------------------
-
-    def _rings(self, lost: bool) -> tuple[list[Launched], list[Finding]]:
-        """Sum over all ranks in each way that is installed; what came of it, and what that means."""
-        first = next(iter(self._facts.values()), None)
-        ways = [by for by in ("torch", "tensorflow") if first is not None and first.versions[by]]
-        if lost or first is None:
-            return [], [skipped("allreduce", "not all hosts can be logged in to")]
-        if first.horovod is None:
-            return [], [skipped("allreduce", "Horovod is not installed")]
-        launches: list[Launched] = []
-        if first.versions[ring.MPI] is None:
-            mpi = [skipped(ring.check_of(ring.MPI), "mpi4py is not installed")]
-        else:
-            mpi = checked(ring.check_of(ring.MPI), lambda: ring.judge_mpi(self._launch(ring.MPI, launches)))
-        peer = next((each for each in launches if mpi[0].outcome == "ok"), None)
-        found: list[Finding] = []
-        for by in ways:
-            found += checked(ring.check_of(by), lambda by=by: ring.judge(self._launch(by, launches), peer))  # type: ignore[misc]
-        return launches, found + mpi
-
-    def _launch(self, by: str, launches: list[Launched]) -> Launched:
-        self._notify(ring.check_of(by))
-        options = Options(
-            self._settings.processes,
-            hosts=",".join(f"{host}:{slots}" for host, slots in self._settings.hosts.items()),
-            interfaces=self._settings.interfaces,
-            ssh_port=self._settings.ssh_port,
-            identity=self._settings.identity,
-        )
-        launches.append(ring.launch(by, options, self._folder, _RING))
-        return launches[-1]
-
-    # -- the checkpoint root ---------------------------------------------------------------------------
+        found = self._agents.require("near", asked, _QUESTION)
+        return storage.check_near(found, self._settings.state)
 
     def _root(self) -> Iterator[Finding]:
-        """From the host that rank 0 would be on, as that writes commits."""
+        """Try out the root from the first host, where rank 0 would write."""
         url, host = self._settings.checkpoint, next(iter(self._ranks))
         if url is None:
-            yield skipped(roots.ROOT, "none is named; --checkpoint or HVDRECOVER_CHECKPOINT does")
+            yield skipped(storage.ROOT, "no root is named; --checkpoint or HVDRECOVER_CHECKPOINT names it")
             return
         if host not in self._facts:
-            yield skipped(roots.ROOT, f"{host}, which would write to it, can't be logged in to")
+            yield skipped(storage.ROOT, f"{host}, which would write to it, does not answer")
             return
-        writer = self._agents[host]
-        try:
-            found = writer.ask("root", url, timeout=_STORAGE)
-        except LaunchError as error:
-            yield refused(roots.ROOT, error, "Check the URL, and install what it needs.")
+        found = self._agents.ask("root", {host: (url,)}, _STORAGE)[host]
+        if isinstance(found, LaunchError):
+            yield host_failure(storage.ROOT, found, "Check the URL, and install the packages that it needs.")
             return
-        yield roots.judge_root(found, self._clock.now())
-        yield from checked(roots.WRITING, lambda: self._tried(url, host, found))
-        yield roots.judge_space(found["free"], self._settings.state)
-        yield from checked(roots.CLEANING, lambda: self._cleaned(host))
+        yield storage.check_root(found, self._clock.now())
+        yield from checked(storage.WRITING, lambda: self._trial(url, host, found["path"]))
+        yield storage.check_space(found["free"], self._settings.state)
+        cleaned = self._agents.ask("clean", {host: ()}, _STORAGE)[host]
+        if isinstance(cleaned, LaunchError):
+            remedy = "Delete the folder .hvdrecover-doctor-* at the root."
+            yield replace(host_failure(storage.CLEANING, cleaned), remedy=remedy)
 
-    def _tried(self, url: str, host: str, found: Mapping[str, Any]) -> Iterator[Finding]:
-        writer = self._agents[host]
-        try:
-            yield roots.judge_writing(writer.ask("write", timeout=_STORAGE), host)
-        except LaunchError as error:
-            yield refused(roots.WRITING, error, "Check the root, the permissions and the storage.")
-            return
-        try:
-            yield roots.judge_creating(writer.ask("create", timeout=_STORAGE))
-        except LaunchError as error:
-            yield refused(roots.CREATING, error, "Check the root, the permissions and the storage.")
-        others = {each: (url, found["path"]) for each in self._facts if each != host}
-        seen = self._agents.ask(others, "see", _STORAGE)
+    def _trial(self, url: str, host: str, path: str) -> Iterator[Finding]:
+        for check, question in ((storage.WRITING, "write"), (storage.CLAIMS, "create")):
+            found = self._agents.ask(question, {host: ()}, _STORAGE)[host]
+            if isinstance(found, LaunchError):
+                yield host_failure(check, found, "Check the root, the permissions and the storage.")
+                return
+            yield storage.check_writing(found, host) if question == "write" else storage.check_creating(found)
+        seen = self._agents.ask("see", {each: (url, path) for each in self._facts if each != host}, _STORAGE)
         told = {each: it.problem if isinstance(it, LaunchError) else bool(it) for each, it in seen.items()}
-        yield roots.judge_shared(told, host)
-
-    def _cleaned(self, host: str) -> Iterator[Finding]:
-        try:
-            self._agents[host].ask("clean", timeout=_STORAGE)
-        except LaunchError as error:
-            remedy = "Delete what begins with .hvdrecover-doctor- in the root by hand."
-            yield refused(roots.CLEANING, error, remedy)
-
-
-def _answers(answers: Mapping[str, Any | LaunchError]) -> dict[str, Any]:
-    """The answers of all hosts.
-
-    Raises:
-        LaunchError: a host has not answered.
-    """
-    for answer in answers.values():
-        if isinstance(answer, LaunchError):
-            raise answer
-    return dict(answers)
-
-
-def _first_of(wanted: Iterable[str], interfaces: Mapping[str, str]) -> tuple[str, str]:
-    """The first interface of those wanted that there is, and its address; empty if there is none."""
-    return next(((name, interfaces[name]) for name in wanted if name in interfaces), ("", ""))
-
-
-def _unreached(check: str) -> Finding:
-    return skipped(check, "no host answers")
+        yield storage.check_shared(told, host)

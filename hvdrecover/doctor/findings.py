@@ -1,95 +1,80 @@
-"""The findings of checks."""
+"""The result of one check: an outcome, a sentence, and what to do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 from hvdrecover.errors import HvdrecoverError, LaunchError
 
 Outcome = Literal["ok", "warning", "failure", "skipped"]
+RUN_AGAIN = "Repair this host, then run `hvdrecover doctor` again."
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The finding of one check.
+    """The result of one check.
 
     Attributes:
-        check: what was looked at, in a word or two.
-        outcome: ``failure`` if a job can't do its work like this; ``warning`` if it can, and may suffer;
-            ``skipped`` if it could not be looked at.
-        what: what was found, or why it was skipped.
-        remedy: what to do; empty unless it is a warning or a failure.
-        facts: the same for programs.
-        at_fault: the hosts without which a job would be well; empty where it isn't the fault of single hosts.
+        check: name of the check.
+        outcome: ``failure`` if a job cannot run like this; ``warning`` if it can, with a disadvantage;
+            ``skipped`` if the check was not possible.
+        what: the observation, or the reason for skipping.
+        remedy: what to do; empty unless the outcome is a warning or a failure.
+        at_fault: hosts without which the failure would be gone; empty if the failure concerns all hosts.
     """
 
     check: str
     outcome: Outcome
     what: str
     remedy: str = ""
-    facts: Mapping[str, Any] = field(default_factory=dict)
     at_fault: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        if bool(self.remedy) != (self.outcome in ("warning", "failure")):
-            raise ValueError(f"{self.check}: warnings and failures have a remedy, and nothing else has one")
+    def __str__(self) -> str:
+        return f"{self.check}: {self.what}. {self.remedy}".rstrip()
 
 
-def ok(check: str, what: str, **facts: Any) -> Finding:
-    """Nothing is wrong."""
-    return Finding(check, "ok", what, facts=facts)
+def ok(check: str, what: str) -> Finding:
+    """Return a finding without a problem."""
+    return Finding(check, "ok", what)
 
 
-def skipped(check: str, why: str, **facts: Any) -> Finding:
-    """It could not be looked at."""
-    return Finding(check, "skipped", why, facts=facts)
+def skipped(check: str, why: str) -> Finding:
+    """Return the finding of a check that was not possible."""
+    return Finding(check, "skipped", why)
 
 
-def warning(check: str, what: str, remedy: str, **facts: Any) -> Finding:
-    """A job can work like this, and may suffer."""
-    return Finding(check, "warning", what, remedy, facts)
+def warning(check: str, what: str, remedy: str) -> Finding:
+    """Return a problem that a job can live with."""
+    return Finding(check, "warning", what, remedy)
 
 
-def failure(check: str, what: str, remedy: str, *, at_fault: Iterable[str] = (), **facts: Any) -> Finding:
-    """A job can't do its work like this."""
-    return Finding(check, "failure", what, remedy, facts, tuple(at_fault))
+def failure(check: str, what: str, remedy: str, at_fault: Iterable[str] = ()) -> Finding:
+    """Return a problem with which a job cannot run."""
+    return Finding(check, "failure", what, remedy, tuple(at_fault))
 
 
-def refused(check: str, error: LaunchError, otherwise: str, **facts: Any) -> Finding:
-    """Return what a host says that it can't do; by our rule, a message's last sentence says what to do.
+def host_failure(check: str, error: LaunchError, remedy: str = RUN_AGAIN) -> Finding:
+    """Return a host's error as a finding.
 
-    Args:
-        check: what was looked at.
-        error: what came instead of an answer.
-        otherwise: what to do, if the message does not say it.
-        facts: the same for programs.
+    Our error messages end with a sentence that says what to do. It replaces ``remedy`` if it is there.
     """
-    what, _, remedy = error.problem.rpartition(". ")
-    if not what or not remedy[:1].isupper():
-        what, remedy = error.problem, otherwise
-    return failure(check, f"{error.program}: {what}", remedy, at_fault=[error.program], **facts)
+    what, _, last = error.problem.rpartition(". ")
+    if not what or not last[:1].isupper():
+        what, last = error.problem, remedy
+    return failure(check, f"{error.program}: {what}", last, [error.program])
 
 
-def checked(check: str, look: Callable[[], Finding | Iterable[Finding]]) -> list[Finding]:
-    """Return what a check finds; that it has failed itself, if it has."""
-    found: list[Finding] = []
+def checked(check: str, look: Callable[[], Finding | Iterable[Finding]]) -> Iterator[Finding]:
+    """Yield a check's findings. If the check raises, its error is the last finding."""
     try:
-        told = look()
-        for each in [told] if isinstance(told, Finding) else told:
-            found.append(each)
+        found = look()
+        yield from [found] if isinstance(found, Finding) else found
     except LaunchError as error:
-        found.append(refused(check, error, "Look after this host, and run `hvdrecover doctor` again."))
+        yield host_failure(check, error)
     except HvdrecoverError as error:
-        remedy = "Do what the message says, and run `hvdrecover doctor` again."
-        found.append(failure(check, str(error), remedy))
-    except Exception as error:
-        what = f"the check itself has failed: {type(error).__name__}: {error}"
-        found.append(failure(check, what, "This is a bug of hvdrecover; report it with this line."))
-    return found
-
-
-def has_failed(findings: Iterable[Finding]) -> bool:
-    """Return whether anything is wrong that a job can't work with."""
-    return any(finding.outcome == "failure" for finding in findings)
+        yield failure(check, str(error), "Follow the message, then run `hvdrecover doctor` again.")
+    except Exception as error:  # the other checks still have to be made
+        what = f"the check itself failed: {type(error).__name__}: {error}"
+        yield failure(check, what, "This is a bug in hvdrecover; report it with this line.")

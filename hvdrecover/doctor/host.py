@@ -1,114 +1,204 @@
-"""``python -m hvdrecover.doctor.host``: one host answers for itself.
+"""``python -m hvdrecover.doctor.host``: the process that answers the doctor's questions on one host.
 
-It reads questions, one JSON object a line, and answers each with a line of JSON behind `MARK`, until its
-input ends. So one ssh connection serves for all that is asked of a host; and whoever is gone asks no more,
-so that the process ends and takes with it what it has made.
+1. The doctor starts this process by ssh, as ``horovodrun`` would start a worker. This tests ssh itself.
+2. Each question is one JSON object on a line of stdin: ``{"ask": method of Host, "about": arguments}``.
+3. Each answer is one line of JSON on stdout after `MARK`, since login scripts may print other lines.
+4. At the end of stdin the process removes its test files and exits. A host that loses its connection gets no
+   end of stdin, so the kernel ends the process after ten minutes without a question.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import signal
 import socket
+import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
 
-from hvdrecover import config
-from hvdrecover.doctor import facts
-from hvdrecover.surroundings import versions
-
-if TYPE_CHECKING:
-    from hvdrecover.doctor.probing import Probe
+from hvdrecover import config, host_memory
+from hvdrecover.discovery import programs
+from hvdrecover.doctor import storage
+from hvdrecover.errors import DiscoveryError
+from hvdrecover.install.edits import EDITS, Edit
+from hvdrecover.install.edits.torch_wait import TORCH_WAIT
+from hvdrecover.surroundings import source_towards, versions
 
 MARK = "hvdrecover-host:"
-CONNECT = 3.0  # seconds for another host to take a connection
-_LONGEST = 600.0  # seconds without a question after which the kernel ends a process on a host that is cut off
+_CONNECT = 3.0  # seconds for another host to accept a connection
+_LONGEST = 600.0  # seconds without a question
 _AT_ONCE = 64  # connections
+_LOADING = 110.0  # seconds to import a framework; TensorFlow takes half a minute on a busy host
+_SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of an interface
+_GPUS = Path("/proc/driver/nvidia/gpus")
+
+# Horovod only warns if it was built for another version of the framework; here that is an error.
+_LOAD = """
+import importlib, json, sys, warnings
+warnings.filterwarnings("error", "Framework .* installed with version")
+hvd = importlib.import_module(f"horovod.{sys.argv[1]}")
+print(json.dumps({name: bool(getattr(hvd, f"{name}_built")()) for name in ("gloo", "mpi", "nccl", "cuda")}))
+"""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts about a host, read without importing a framework.
+
+    Attributes:
+        executable: the Python interpreter.
+        versions: package to its version, or None if it is not installed.
+        lacks: names of our edits to Horovod's source that the installed Horovod does not have.
+        interfaces: network interface to its IPv4 address.
+        gpus: number of NVIDIA GPUs.
+        memory: bytes that processes can still allocate.
+        limited: whether a cgroup sets that limit.
+        port: port on which the process accepts connections.
+    """
+
+    executable: str
+    versions: Mapping[str, str | None]
+    lacks: tuple[str, ...]
+    interfaces: Mapping[str, str]
+    gpus: int
+    memory: int
+    limited: bool
+    port: int
 
 
 class Host:
     """This host; each public method answers one question."""
 
     def __init__(self) -> None:
-        self._listener = socket.create_server(("", 0), backlog=1024)  # the kernel takes the connections
-        self._probe: Probe | None = None
+        self._listener = socket.create_server(("", 0), backlog=1024)  # the kernel accepts connections
+        self._trial: storage.Trial | None = None
 
     def adopt(self, variables: dict[str, str]) -> None:
-        """Take over the environment that a launcher would hand on."""
+        """Set the environment variables that a launcher would pass on."""
         config.adopt(variables)
 
     def facts(self) -> dict[str, Any]:
-        """Return what there is on this host."""
-        return asdict(facts.gather(self._listener.getsockname()[1]))
+        """Return the `Facts` about this host."""
+        free = host_memory.available()
+        found = Facts(
+            executable=sys.executable,
+            versions=versions(),
+            lacks=tuple(missing_edits()),
+            interfaces=interfaces(),
+            gpus=len(list(_GPUS.iterdir())) if _GPUS.is_dir() else 0,
+            memory=free.nbytes,
+            limited=free.limited,
+            port=self._listener.getsockname()[1],
+        )
+        return asdict(found)
+
+    def load(self, frameworks: list[str]) -> dict[str, dict[str, Any]]:
+        """Import Horovod for each framework; returns ``built``, feature to bool, and ``error``, of each."""
+        return {framework: _load(framework) for framework in frameworks}
 
     def clock(self) -> float:
-        """The time: seconds since the Unix epoch."""
+        """Return the seconds since the Unix epoch."""
         return time.time()
 
     def resolve(self, names: list[str]) -> dict[str, str | None]:
-        """The IPv4 address that each name stands for here, or None."""
+        """Return each name's IPv4 address on this host; None if the name is unknown here."""
         return {name: _address(name) for name in names}
 
     def route(self, address: str) -> tuple[str, str]:
-        """The interface, and its address, by which an address is reached."""
-        return facts.route_to(address)
+        """Return the interface, and its address, from which this host sends to an address."""
+        source = source_towards(address)
+        return next((name for name, each in interfaces().items() if each == source), ""), source
 
-    def reach(self, peers: dict[str, tuple[str, int]]) -> dict[str, str]:
-        """Return what is wrong with a connection to each peer's address and port; empty if nothing is."""
+    def reach(self, peers: dict[str, tuple[str, int]]) -> dict[str, float | str]:
+        """Connect to each peer's address and port; returns the seconds that it took, or the error."""
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            return dict(zip(peers, pool.map(_problem, peers.values()), strict=True))
-
-    def compute(self) -> list[dict[str, Any]]:
-        """Return what came of matrix products on each processor, as far as something multiplies on it."""
-        from hvdrecover.doctor import matrix_products
-
-        found = matrix_products.run("cpus")
-        return [*found, *matrix_products.run("gpus")] if facts.gpus() and versions()["torch"] else found
-
-    def gpus(self) -> dict[str, Any] | None:
-        """Return what is known of the health of GPUs."""
-        from hvdrecover.doctor import gpus
-
-        return gpus.look()
+            return dict(zip(peers, pool.map(_connect, peers.values()), strict=True))
 
     def near(self, checkpoint: str | None) -> dict[str, Any] | None:
-        """Return what near roots there are here, and how much room."""
-        from hvdrecover.doctor import near
-
-        return near.look(checkpoint)
+        """Return the near roots of this host, and the space for another one."""
+        return storage.near(checkpoint)
 
     def root(self, url: str) -> dict[str, Any]:
-        """Open a checkpoint root to try it out, and say what it holds and where it will be written to."""
-        from hvdrecover.doctor.probing import Probe
-
-        self._probe = Probe(url)
-        return {**self._probe.look(), "path": self._probe.path}
+        """Open a checkpoint root for trials; returns its contents."""
+        self._trial = storage.Trial(url)
+        return self._trial.look()
 
     def write(self) -> dict[str, Any]:
-        """Write to the root, and read it back."""
-        assert self._probe is not None
-        return self._probe.try_writing()
+        """Write a file to the root, and read it."""
+        assert self._trial is not None
+        return self._trial.write()
 
     def create(self) -> dict[str, Any]:
-        """Create a file that others create, too."""
-        assert self._probe is not None
-        return self._probe.try_creating()
+        """Let several writers create one file at the root."""
+        assert self._trial is not None
+        return self._trial.create()
 
     def see(self, url: str, path: str) -> bool:
-        """Return whether a file of a root is there for this host, too."""
-        from hvdrecover.doctor.probing import sees
-
-        return sees(url, path)
+        """Return whether this host sees a file of a root."""
+        return storage.sees(url, path)
 
     def clean(self) -> None:
-        """Remove what was made at the root."""
-        probe, self._probe = self._probe, None
-        if probe is not None:
-            probe.close()
+        """Remove the test files from the root."""
+        trial, self._trial = self._trial, None
+        if trial is not None:
+            trial.close()
+
+
+def _load(framework: str) -> dict[str, Any]:
+    environ = {**config.environment(), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    try:
+        printed = programs.output([sys.executable, "-c", _LOAD, framework], environ, _LOADING)
+    except DiscoveryError as error:
+        return {"built": {}, "error": error.problem}
+    return {"built": json.loads(printed.splitlines()[-1]), "error": ""}
+
+
+def missing_edits() -> list[str]:
+    """Return the names of our edits that the installed Horovod does not have.
+
+    Compiled code does not show its edits. There, the version of our own builds has to be proof.
+    """
+    try:
+        horovod = metadata.distribution("horovod")
+    except metadata.PackageNotFoundError:
+        return []
+    folder, ours = Path(str(horovod.locate_file(""))), "hvdrecover" in horovod.version
+    return [edit.name for edit in EDITS if _matters(edit) and not _has(folder, edit, ours=ours)]
+
+
+def _matters(edit: Edit) -> bool:
+    """Return whether recovery needs an edit, rather than the build or the speed of waiting."""
+    return not edit.file.endswith("CMakeLists.txt") and edit not in TORCH_WAIT
+
+
+def _has(folder: Path, edit: Edit, *, ours: bool) -> bool:
+    if not edit.file.endswith(".py"):
+        return ours
+    try:
+        return edit.new in (folder / edit.file).read_text()
+    except OSError:
+        return False
+
+
+def interfaces() -> dict[str, str]:
+    """Return each network interface that has an IPv4 address, with that address."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", os.fsencode(name)[:15]))
+            except OSError:  # the interface has no IPv4 address
+                continue
+            found[name] = socket.inet_ntoa(answer[20:24])
+    return found
 
 
 def _address(name: str) -> str | None:
@@ -118,32 +208,32 @@ def _address(name: str) -> str | None:
         return None
 
 
-def _problem(peer: tuple[str, int]) -> str:
+def _connect(peer: tuple[str, int]) -> float | str:
+    began = time.perf_counter()
     try:
-        socket.create_connection((peer[0], peer[1]), CONNECT).close()
+        socket.create_connection((peer[0], peer[1]), _CONNECT).close()
     except OSError as error:
         return error.strerror or str(error)
-    return ""
+    return time.perf_counter() - began
 
 
-def _answered(host: Host, line: str) -> dict[str, Any]:
+def _answer(host: Host, line: str) -> dict[str, Any]:
     question = json.loads(line)
     try:
-        method: Callable[..., Any] = getattr(host, question["ask"])
-        return {"answer": method(*question["about"])}
-    except Exception as error:
-        return {"error": str(error) or repr(error), "kind": type(error).__name__}
+        return {"answer": getattr(host, question["ask"])(*question["about"])}
+    except Exception as error:  # the doctor reports it, and asks the next question
+        return {"error": str(error) or repr(error)}
 
 
 def main() -> None:
-    """Answer until nobody asks any more."""
+    """Answer questions until the end of stdin."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     host = Host()
     try:
         signal.setitimer(signal.ITIMER_REAL, _LONGEST)
         for line in sys.stdin:
             signal.setitimer(signal.ITIMER_REAL, _LONGEST)
-            sys.stdout.write(f"{MARK}{json.dumps(_answered(host, line))}\n")
+            sys.stdout.write(f"{MARK}{json.dumps(_answer(host, line))}\n")
             sys.stdout.flush()
     finally:
         host.clean()

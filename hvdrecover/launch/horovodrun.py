@@ -42,7 +42,6 @@ class Options:
         ssh_port: of all hosts.
         identity: ssh's private key.
         mpi: whether the job is started by ``mpirun``; it is not elastic then.
-        static: whether it is not elastic though it is started over Gloo: it ends with any of its processes.
         others: what to hand on as it is.
     """
 
@@ -56,7 +55,6 @@ class Options:
     ssh_port: int | None = None
     identity: str | None = None
     mpi: bool = False
-    static: bool = False
     others: tuple[str, ...] = ()
 
 
@@ -75,8 +73,8 @@ def arguments(options: Options, command: Sequence[str]) -> list[str]:
     for name, value in (("-p", options.ssh_port), ("-i", options.identity)):
         words += [name, str(value)] if value is not None else []
     interfaces = options.interfaces
-    if options.mpi or options.static:
-        words += ["--mpi" if options.mpi else "--gloo", *_static_hosts(options)]
+    if options.mpi:
+        words += ["--mpi", *_static_hosts(options)]
     else:
         discovery = options.discovery or _listing(hosts(options))
         named = known(options)  # with any interface, so that wrong names are told now

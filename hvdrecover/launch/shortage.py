@@ -18,7 +18,7 @@ class Shortage:
 
     def __init__(self, options: Options, clock: Clock = SYSTEM_CLOCK) -> None:
         self._wanted = options.processes
-        self._reports = options.least is None and not (options.mpi or options.static)
+        self._reports = options.least is None and not options.mpi
         self._clock = clock
         self._was_full = False
         self._since: float | None = None

@@ -17,7 +17,7 @@ from moto.iam.models import iam_backends
 from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.checkpoint.storage import s3 as s3_storage
 from hvdrecover.checkpoint.storage.s3 import part_size
-from hvdrecover.doctor.probing import Probe
+from hvdrecover.doctor.storage import Trial
 from hvdrecover.errors import ConfigError, StorageError
 from tests.contracts.servers import HOST, S3Server
 from tests.contracts.storages import SECRET, Backend, kill_when_it_says, s3_options
@@ -171,7 +171,7 @@ def test_a_store_that_ignores_the_condition_is_refused_at_the_start_and_by_the_d
         make_store(s3.open()).claim_next()
     assert s3.open().names("claims") == []
     with pytest.raises(ConfigError, match="If-None-Match"):
-        Probe(s3.url).try_creating()
+        Trial(s3.url).create()
 
 
 # -- failures ------------------------------------------------------------------------------------------

@@ -25,10 +25,10 @@ from tests.contracts.servers import HOST, S3Server
 from tests.integration.mounts import mounted
 from tests.unit.checkpoint.roots import make_snapshot, make_store
 
-PATIENCE = 600.0  # seconds; all checks together take half a minute on two cores that are busy
+PATIENCE = 600.0  # seconds; on a busy machine, TensorFlow alone takes half a minute to import
 DOCS = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
 FRAMEWORKS = [name for name in ("torch", "tensorflow") if importlib.util.find_spec(name)]
-# Hosts that can't be logged in to, in two ways; ranks are then not started, which saves time as well.
+# Hosts without a login, in two ways.
 NOWHERE = ["-H", "localhost:1,nowhere.invalid:1"]
 REFUSED = ["-H", "localhost:1,127.0.0.2:1", "-p", "1"]
 
@@ -86,7 +86,7 @@ def doctor(tmp_path: Path) -> Iterator[Doctor]:
     processes.kill_marked(made.mark)
 
 
-def test_on_a_healthy_machine_all_is_well_and_nothing_is_left(doctor: Doctor, tmp_path: Path) -> None:
+def test_a_healthy_machine_passes_and_nothing_is_left(doctor: Doctor, tmp_path: Path) -> None:
     root = tmp_path / "not" / "yet" / "there"
     with doctor.start("--json", "-np", "2", "--checkpoint", str(root), "--state-size", "1M") as process:
         output, errors = process.communicate(timeout=PATIENCE)
@@ -95,24 +95,14 @@ def test_on_a_healthy_machine_all_is_well_and_nothing_is_left(doctor: Doctor, tm
     assert not (tmp_path / "not").exists()
     document = json.loads(output)
     found = {finding["check"]: finding for finding in document["findings"]}
-    # Without an mpirun, what is asked of it is skipped.
-    alone = {"ssh", "names", "network", "clocks", "gpus", "root: shared", "allreduce: mpi4py"}
-    assert {check for check, finding in found.items() if finding["outcome"] == "skipped"} <= alone
-    wrong = {check for check, finding in found.items() if finding["outcome"] not in ("ok", "skipped")}
-    assert wrong <= {"compute"}, output  # a machine that runs other tests is told to be busy
-    (processors,) = found["compute"]["facts"]["hosts"].values()
-    assert {processor["wrong"] for processor in processors} == {0}
+    alone = {"ssh", "names", "network", "clocks", "root: shared"}
+    assert {check for check, each in found.items() if each["outcome"] == "skipped"} == alone
+    assert {each["outcome"] for check, each in found.items() if check not in alone} == {"ok"}, output
     assert (document["ok"], document["ranks"]) == (True, {"localhost": 2})
     for framework in FRAMEWORKS:
-        facts = found[f"allreduce: {framework}"]["facts"]
-        assert facts["hosts"] == {"0": "localhost", "1": "localhost"}
-        small, large = facts["sums"]
-        assert small["seconds"] > 0 and small["bytes"] < large["bytes"]
-        assert large["bus_bytes_per_second"] == pytest.approx(large["bytes"] / large["seconds"])  # two ranks
-    assert found["horovod"]["facts"]["features"]["gloo"]
-    assert {f"| {check.partition(':')[0]}" in DOCS for check in found} == {True}
-    named = [*document, *document["findings"][0], *(key for each in found.values() for key in each["facts"])]
-    assert [key for key in named if f"`{key}`" not in DOCS] == []
+        assert document["answers"]["load"]["localhost"][framework]["built"]["gloo"]
+    named = [*found, *document, *document["findings"][0], *document["answers"]]
+    assert [name for name in named if name not in DOCS] == []
 
 
 def test_a_root_that_is_read_only_and_a_host_of_no_such_name(doctor: Doctor, tmp_path: Path) -> None:
@@ -123,7 +113,6 @@ def test_a_root_that_is_read_only_and_a_host_of_no_such_name(doctor: Doctor, tmp
     assert found["ssh"]["outcome"] == "failure"
     assert "nowhere.invalid" in found["ssh"]["what"] and "resolve" in found["ssh"]["what"]
     assert "DNS" in found["ssh"]["remedy"]
-    assert found["allreduce"]["outcome"] == "skipped"
     assert found["root: writing"]["outcome"] == "failure"
     assert "Read-only file system" in found["root: writing"]["what"]
     assert "permissions" in found["root: writing"]["remedy"]
@@ -151,7 +140,6 @@ def test_commits_and_other_files_stay_as_they_are(doctor: Doctor, tmp_path: Path
     before = everything(tmp_path / "root"), everything(tmp_path / "foreign")
     _, found = doctor.run(*NOWHERE, "--checkpoint", str(tmp_path / "root"))
     assert "g0001-c00000007" in found["checkpoint root"]["what"]
-    assert found["checkpoint root"]["facts"]["claim"] == 1
     assert {found[check]["outcome"] for check in ("checkpoint root", "root: writing", "root: claims")} == {
         "ok"
     }
@@ -190,28 +178,36 @@ def test_a_bucket_that_is_there_and_one_that_is_not(doctor: Doctor, monkeypatch:
     assert storages.SECRET not in json.dumps(found) and HOST not in found["root: writing"]["what"]
 
 
-def test_ranks_that_can_not_start_are_a_failure_with_their_words(doctor: Doctor, tmp_path: Path) -> None:
+def test_a_horovod_that_cannot_be_imported_is_a_failure(doctor: Doctor, tmp_path: Path) -> None:
     for framework in FRAMEWORKS:
         module = tmp_path / "broken" / framework / "__init__.py"
         module.parent.mkdir(parents=True)
         module.write_text("raise ImportError('libfabric.so is gone')")
     code, found = doctor.run(environ={"PYTHONPATH": str(tmp_path / "broken")})
-    assert code == 1
-    for framework in FRAMEWORKS:
-        assert found[f"allreduce: {framework}"]["outcome"] == "failure"
-        assert "0 of 2 ranks" in found[f"allreduce: {framework}"]["what"]
-        assert "ImportError: libfabric.so is gone" in found[f"allreduce: {framework}"]["what"]
+    assert (code, found["horovod"]["outcome"]) == (1, "failure")
+    assert "ImportError: libfabric.so is gone" in found["horovod"]["what"]
     assert found["versions"]["outcome"] == "ok"
 
 
+def test_a_horovod_with_mpi_only_is_a_warning_that_names_the_loss(doctor: Doctor, tmp_path: Path) -> None:
+    for framework in FRAMEWORKS:
+        module = tmp_path / "other" / "horovod" / framework / "__init__.py"
+        module.parent.mkdir(parents=True)
+        module.write_text("mpi_built = lambda: True\ngloo_built = nccl_built = cuda_built = lambda: 0\n")
+    code, found = doctor.run(environ={"PYTHONPATH": str(tmp_path / "other")})
+    assert (code, found["horovod"]["outcome"]) == (0, "warning")
+    assert "without Gloo, so jobs cannot be elastic" in found["horovod"]["what"]
+    assert "hvdrecover run --mpi" in found["horovod"]["remedy"]
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)])
-def test_who_is_interrupted_leaves_nothing(
+def test_an_interrupted_doctor_leaves_nothing(
     doctor: Doctor, number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
     root = tmp_path / "root"
     process = doctor.start("--checkpoint", str(root))
     deadline = time.monotonic() + PATIENCE
-    while not any(words(each)[1:3] == ["-m", "hvdrecover.doctor.ranks"] for each in doctor.processes()):
+    while not any("horovod." in " ".join(words(each)) for each in doctor.processes()):  # the import
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(number)

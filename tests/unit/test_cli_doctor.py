@@ -10,11 +10,11 @@ import pytest
 
 from hvdrecover import cli
 from hvdrecover.doctor import examination
-from hvdrecover.doctor.examination import Settings
-from hvdrecover.doctor.findings import Finding, failure, ok, skipped, warning
+from hvdrecover.doctor.examination import Report, Settings
+from hvdrecover.doctor.findings import failure, ok, skipped, warning
 
 FINDINGS = [
-    ok("versions", "python 3.11.7", hosts={"h1": {}}),
+    ok("versions", "python 3.11.7"),
     skipped("names", "this host only"),
     warning("clocks", "h2 +3.0 s", "Set the clocks."),
     failure("ssh", "h3: Connection \x1b[31mrefused", "Start an ssh server."),
@@ -27,9 +27,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Settings]:
     """The settings that were examined; `FINDINGS` are what is found."""
     noted: list[Settings] = []
 
-    def examine(settings: Settings, *rest: Any) -> list[Finding]:
+    def examine(settings: Settings, *rest: Any) -> Report:
         noted.append(settings)
-        return FINDINGS
+        return Report(False, settings.ranks(), FINDINGS, {"facts": {"h1": {"gpus": 2}}})
 
     monkeypatch.setattr(examination, "examine", examine)
     monkeypatch.delenv("HVDRECOVER_CHECKPOINT", raising=False)
@@ -126,17 +126,17 @@ def test_json_is_one_document(asked: list[Settings], capsys: pytest.CaptureFixtu
     assert cli.main(["doctor", "-H", "h1:1", "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert (document["ok"], document["ranks"]) == (False, {"h1": 1})
-    assert document["counts"] == {"failure": 2, "warning": 1, "ok": 1, "skipped": 1}
-    assert document["findings"][0] == {
-        "check": "versions",
-        "outcome": "ok",
-        "what": "python 3.11.7",
-        "remedy": "",
-        "facts": {"hosts": {"h1": {}}},
+    assert document["answers"] == {"facts": {"h1": {"gpus": 2}}}
+    assert len(document["findings"]) == len(FINDINGS)
+    assert document["findings"][2] == {
+        "check": "clocks",
+        "outcome": "warning",
+        "what": "h2 +3.0 s",
+        "remedy": "Set the clocks.",
         "at_fault": [],
     }
 
 
 def test_warnings_do_not_fail(asked: list[Settings], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examination, "examine", lambda *arguments: FINDINGS[:3])
+    monkeypatch.setattr(examination, "examine", lambda *arguments: Report(True, {}, FINDINGS[:3], {}))
     assert cli.main(["doctor"]) == 0

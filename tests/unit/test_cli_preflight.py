@@ -16,7 +16,7 @@ import pytest
 
 from hvdrecover import cli
 from hvdrecover.cli import preflighting
-from hvdrecover.doctor.examination import Settings
+from hvdrecover.doctor.examination import Report, Settings
 from hvdrecover.doctor.findings import Finding, failure, ok, warning
 from hvdrecover.launch import horovodrun, supervisor
 from hvdrecover.launch.horovodrun import Options
@@ -24,8 +24,8 @@ from tests.unit.processes import LAUNCHER_VARIABLES
 
 KEY = __file__  # a file that is there
 TRAIN = ["--", "python", "train.py"]
-WRONG = failure("compute", "computed wrongly: h2: CPU 1", "Leave it out.", at_fault=["h2"])
-SLOW = warning("compute", "slow for their kind: h1", "Look at its clocks.")
+WRONG = failure("ssh", "h2: Connection refused", "Start a server.", ["h2"])
+SLOW = warning("clocks", "h1 +3.0 s", "Set the clock.")
 
 
 class Job:
@@ -41,10 +41,10 @@ class Job:
 def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Job:
     noted = Job()
 
-    def examine(settings: Settings, *others: Any, hosts_only: bool) -> list[Finding]:
+    def examine(settings: Settings, *others: Any, hosts_only: bool) -> Report:
         assert hosts_only
         noted.looked_at.append(settings)
-        return noted.findings
+        return Report(False, {}, noted.findings, {})
 
     class Supervisor:
         def __init__(self, command: list[str], settings: supervisor.Settings, config: Any, job: Any) -> None:
@@ -95,15 +95,15 @@ def test_a_host_that_is_left_out_and_the_processes_that_are_left(
     options = run(job, "-np", "4", "--min-np", "1", "-H", "h1:2,h2:2,h3:1")
     assert options == Options(3, least=1, hosts="h1:2,h3:1")
     slow, wrong, all_in_all = [record.getMessage() for record in caplog.records]
-    assert slow == "compute: slow for their kind: h1. Look at its clocks."
-    assert wrong == "h2 left out: compute: computed wrongly: h2: CPU 1. Leave it out."
+    assert slow == "clocks: h1 +3.0 s. Set the clock."
+    assert wrong == "h2 left out: ssh: h2: Connection refused. Start a server."
     assert all_in_all.startswith("2 of 3 hosts are used, for 3 processes; looked at them for ")
     (path,) = (tmp_path / "events").iterdir()
     event = json.loads(path.read_text())
     assert (event["kind"], event["used"], event["excluded"]) == (
         "preflight",
         ["h1", "h3"],
-        {"h2": "compute: computed wrongly: h2: CPU 1. Leave it out."},
+        {"h2": "ssh: h2: Connection refused. Start a server."},
     )
 
 
@@ -141,7 +141,7 @@ def test_too_few_hosts_are_well(words: list[str], job: Job, capsys: pytest.Captu
     assert job.options is None
     said = " ".join(capsys.readouterr().err.split())
     assert re.search(r"--preflight: .* 2 of 4 .* h2: ", said)
-    assert "h2: compute: computed wrongly: h2: CPU 1. Leave it out." in said
+    assert "h2: ssh: h2: Connection refused. Start a server." in said
 
 
 def test_there_are_no_hosts_yet(job: Job, capsys: pytest.CaptureFixture[str]) -> None:

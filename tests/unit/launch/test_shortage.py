@@ -29,6 +29,6 @@ def test_what_is_replaced_soon_or_only_begins_or_is_all_gone_is_not_told(counts:
     assert told(Options(16), *counts) == []
 
 
-@pytest.mark.parametrize("options", [Options(16, least=2), Options(16, mpi=True), Options(16, static=True)])
+@pytest.mark.parametrize("options", [Options(16, least=2), Options(16, mpi=True)])
 def test_a_job_that_does_not_wait_says_nothing(options: Options) -> None:
     assert told(options, 16, 8, 8, 8, 8, 8) == []

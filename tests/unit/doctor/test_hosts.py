@@ -1,0 +1,270 @@
+"""The checks of hosts, with the answers that hosts would give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.doctor import host
+from hvdrecover.doctor.findings import Finding, checked, host_failure, ok
+from hvdrecover.doctor.host import Facts
+from hvdrecover.doctor.hosts import (
+    Reached,
+    Reading,
+    addresses,
+    check_clocks,
+    check_horovod,
+    check_memory,
+    check_names,
+    check_network,
+    check_ssh,
+    check_versions,
+    offset,
+)
+from hvdrecover.errors import ConfigError, LaunchError
+
+GB = 10**9
+VERSIONS = {"python": "3.11.7", "torch": "2.13.0", "tensorflow": None, "horovod": "0.28.1+hvdrecover.x"}
+HOST = Facts("/env/bin/python", VERSIONS, (), {"lo": "127.0.0.1"}, 0, 8 * GB, False, 1)
+BARE = replace(HOST, versions={**VERSIONS, "horovod": None})
+ALL = {"gloo": True, "mpi": True, "nccl": False, "cuda": False}
+UNBUILT = "ImportError: Extension horovod.tensorflow has not been built"
+
+
+def loaded(error: str = "", **features: bool) -> dict[str, object]:
+    return {"built": {} if error else {**ALL, **features}, "error": error}
+
+
+def horovod(facts: Facts = HOST, **frameworks: dict[str, object]) -> list[Finding]:
+    answers = frameworks or {"torch": loaded()}
+    return list(check_horovod({"h1": facts}, {"h1": answers}))
+
+
+def test_versions_that_differ_are_named_with_their_hosts() -> None:
+    same = check_versions({"h1": HOST, "h2": HOST})
+    assert (same.outcome, same.what.rpartition(", ")[2]) == (
+        "ok",
+        "horovod 0.28.1+hvdrecover.x on all 2 hosts",
+    )
+    other = replace(HOST, versions={**VERSIONS, "torch": "2.12.1", "tensorflow": "2.21.0"})
+    found = check_versions({"h1": HOST, "h2": other, "h3": HOST})
+    assert found.what == "torch: 2.13.0 on h1, h3, 2.12.1 on h2; tensorflow: none on h1, h3, 2.21.0 on h2"
+    assert (found.outcome, found.at_fault) == ("failure", ("h2",))
+
+
+def test_most_hosts_decide_which_versions_are_right_and_of_two_the_first() -> None:
+    assert check_versions({"h1": BARE, "h2": HOST, "h3": HOST}).at_fault == ("h1",)
+    assert check_versions({"h1": HOST, "h2": BARE}).at_fault == ("h2",)
+
+
+def test_a_framework_must_be_installed() -> None:
+    found = check_versions({"h1": replace(HOST, versions={**VERSIONS, "torch": None})})
+    assert (found.outcome, found.what) == ("failure", "neither torch nor tensorflow is installed on h1")
+
+
+def test_a_complete_horovod() -> None:
+    (found,) = horovod()
+    assert found.outcome == "ok"
+    assert "works with torch 2.13.0, with Gloo, with MPI, without NCCL, without CUDA" in found.what
+
+
+@pytest.mark.parametrize(
+    ("facts", "frameworks", "outcome", "words", "remedy"),
+    [
+        (BARE, {}, "failure", "not installed on h1", "install-horovod"),
+        (HOST, {"torch": loaded("libmpi.so: no such file")}, "failure", "for torch: h1: libmpi", "--rebuild"),
+        (HOST, {"torch": loaded(), "tensorflow": loaded(UNBUILT)}, "warning", "for tensorflow", "--rebuild"),
+        (
+            HOST,
+            {"torch": loaded(), "tensorflow": loaded("segfault")},
+            "failure",
+            "for tensorflow",
+            "--rebuild",
+        ),
+        (HOST, {"tensorflow": loaded(UNBUILT)}, "failure", "for tensorflow", "--rebuild"),
+        (HOST, {"torch": loaded(gloo=False)}, "warning", "without Gloo", "hvdrecover run --mpi"),
+        (replace(HOST, lacks=("stall-inspector",)), {}, "warning", "stall-inspector", "--rebuild"),
+        (replace(HOST, gpus=2), {}, "warning", "without NCCL", "HOROVOD_GPU_OPERATIONS"),
+    ],
+)
+def test_an_incomplete_horovod(
+    facts: Facts, frameworks: dict[str, dict[str, object]], outcome: str, words: str, remedy: str
+) -> None:
+    (found,) = horovod(facts, **frameworks)
+    assert found.outcome == outcome
+    assert words in found.what and remedy in found.remedy
+
+
+def test_a_host_where_horovod_cannot_be_imported_is_at_fault_if_others_can() -> None:
+    answers = {"h1": {"torch": loaded()}, "h2": {"torch": loaded("libcuda.so.1: no such file")}}
+    (found,) = check_horovod({"h1": HOST, "h2": HOST}, answers)
+    assert (found.outcome, found.at_fault) == ("failure", ("h2",))
+
+
+def test_the_installed_horovod_has_our_edits() -> None:
+    pytest.importorskip("horovod")
+    assert host.missing_edits() == []
+
+
+def test_a_stock_horovod_lacks_our_edits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "horovod-0.28.1.dist-info").mkdir()
+    (tmp_path / "horovod-0.28.1.dist-info" / "METADATA").write_text("Name: horovod\nVersion: 0.28.1\n")
+    stock = metadata.PathDistribution(tmp_path / "horovod-0.28.1.dist-info")
+    monkeypatch.setattr(metadata, "distribution", lambda name: stock)
+    lacks = set(host.missing_edits())
+    assert {"stall-inspector", "gloo-iface", "registry", "host-order"} <= lacks
+    assert not {"c++20", "relative-rpath", "torch-wait"} & lacks
+
+
+@pytest.mark.parametrize(
+    ("problem", "remedy"),
+    [
+        ("ssh: Could not resolve hostname h2: Name or service not known", "DNS"),
+        ("root@h2: Permission denied (publickey).", "ssh-copy-id"),
+        ("ssh: connect to host h2 port 22: Connection refused", "-p"),
+        ("ssh: connect to host h2 port 22: No route to host", "firewall"),
+        ("no answer in 60 s", "firewall"),
+        ("/env/bin/python: No module named hvdrecover", "Install hvdrecover"),
+        ("env: '/env/bin/python': No such file or directory", "same path"),
+        ("bash: line 1: kaboom", "ssh -o BatchMode=yes HOST true"),
+    ],
+)
+def test_each_failed_login_has_its_remedy(problem: str, remedy: str) -> None:
+    well, lost = check_ssh({"h1": "", "h2": problem, "h3": ""}, ["h1"])
+    assert (well.outcome, well.what.partition(":")[0]) == ("ok", "h3")
+    assert (lost.outcome, lost.what, lost.at_fault) == ("failure", f"h2: {problem}", ("h2",))
+    assert remedy in lost.remedy
+
+
+def test_this_host_needs_no_ssh() -> None:
+    assert [each.outcome for each in check_ssh({"localhost": ""}, ["localhost"])] == ["skipped"]
+    assert [each.outcome for each in check_ssh({"localhost": "no answer"}, ["localhost"])] == ["failure"]
+
+
+def test_names_that_a_host_does_not_know() -> None:
+    known = {"h1": "10.0.0.1", "h2": "10.0.0.2"}
+    assert check_names({"h1": known, "h2": known}).outcome == "ok"
+    found = check_names({"h1": known, "h2": {"h1": None, "h2": "127.0.1.1"}})
+    assert (found.outcome, found.what) == ("warning", "h2 does not know h1")
+
+
+def test_the_address_of_a_host_is_the_one_that_other_hosts_know() -> None:
+    resolved = {
+        "h1": {"h1": "172.17.0.1", "h2": "10.0.0.2", "localhost": "127.0.0.1"},  # its own view: a bridge
+        "h2": {"h1": "10.0.0.1", "h2": "127.0.1.1", "localhost": "127.0.0.1"},
+        "localhost": {"h1": None, "h2": "10.0.0.2", "localhost": "127.0.0.1"},
+    }
+    assert addresses(resolved) == {"h1": "10.0.0.1", "h2": "10.0.0.2"}
+
+
+def network(second: str = "eth0", **problems: dict[str, str]) -> Finding:
+    """The finding for three hosts; ``problems`` are host to other host to what is wrong."""
+    hosts = {"h1": "eth0", "h2": second, "h3": "eth0"}
+    reached = {
+        host: Reached(
+            interface,
+            f"10.0.0.{host[1]}",
+            {other: problems.get(host, {}).get(other, 0.002) for other in hosts if other != host},
+        )
+        for host, interface in hosts.items()
+    }
+    return check_network(reached)
+
+
+def test_hosts_that_reach_each_other() -> None:
+    found = network()
+    assert (found.outcome, found.what.partition(":")[0]) == ("ok", "all connect to all within 2.0 ms")
+
+
+def test_a_host_that_cannot_be_reached_is_named_and_left_out() -> None:
+    found = network(h1={"h2": "timed out"}, h3={"h2": "timed out"})
+    assert found.what.startswith("h1 (eth0) cannot connect to h2 (10.0.0.2): timed out; h3 ")
+    assert (found.outcome, found.at_fault) == ("failure", ("h2",))
+    assert network(h2={"h1": "No route to host"}).at_fault == ("h2",)
+    lost = dict.fromkeys(("h1", "h2", "h3"), "timed out")
+    assert network(h1=lost, h2=lost, h3=lost).at_fault == ("h3", "h2")
+
+
+def test_interfaces_must_exist_and_have_one_name() -> None:
+    assert network("").what == "no interface of h2 leads to the other hosts"
+    other = network("ens3")
+    assert (other.outcome, other.at_fault) == ("failure", ("h2",))
+    assert "h1 eth0 10.0.0.1, h2 ens3 10.0.0.2" in other.what
+
+
+def test_the_quickest_reading_of_a_clock_counts() -> None:
+    # The clock is 5 s ahead. The first answer takes 2 s to come back, the second almost no time.
+    readings = [Reading(100.0, 105.1, 102.2), Reading(103.0, 108.1, 103.2)]
+    assert offset(readings) == pytest.approx((5.0, 0.1))
+    ahead, error = offset(readings[:1])
+    assert abs(ahead - 5.0) <= error
+
+
+@pytest.mark.parametrize(
+    ("ahead", "outcome"),
+    [(0.0, "ok"), (0.9, "ok"), (1.2, "warning"), (-1.2, "warning"), (299.0, "warning"), (-301.0, "failure")],
+)
+def test_clocks_may_differ_by_a_second(ahead: float, outcome: str) -> None:
+    found = check_clocks({"h1": (50.0, 0.01), "h2": (50.0 + ahead, 0.01)})
+    assert found.outcome == outcome
+    assert outcome == "ok" or f"h2 {ahead:+.1f} s" in found.what
+
+
+def test_a_slow_network_is_not_a_wrong_clock() -> None:
+    assert check_clocks({"h1": (0.0, 0.0), "h2": (2.0, 1.5)}).outcome == "ok"
+
+
+def test_a_clock_far_from_most_clocks_is_at_fault_and_of_two_the_second() -> None:
+    assert check_clocks({"h1": (400.0, 0.0), "h2": (0.0, 0.0), "h3": (1.0, 0.0)}).at_fault == ("h1",)
+    assert check_clocks({"h1": (400.0, 0.0), "h2": (0.0, 0.0)}).at_fault == ("h2",)
+
+
+@pytest.mark.parametrize(
+    ("memory", "state", "outcome", "at_fault"),
+    [
+        (8 * GB, None, "ok", ()),
+        (8 * GB, 2 * GB, "ok", ()),
+        (8 * GB - 4, 2 * GB, "warning", ()),
+        (4 * GB - 4, 2 * GB, "failure", ("h2",)),
+    ],
+)
+def test_each_rank_needs_memory_for_two_copies_of_the_state(
+    memory: int, state: int | None, outcome: str, at_fault: tuple[str, ...]
+) -> None:
+    hosts = {"h1": replace(HOST, memory=100 * GB), "h2": replace(HOST, memory=memory, limited=True)}
+    found = check_memory(hosts, {"h1": 2, "h2": 2}, state)
+    assert (found.outcome, found.at_fault) == (outcome, at_fault)
+    assert "25 GB on h1" in found.what
+    assert outcome == "ok" or "a cgroup limits h2" in found.what
+
+
+def test_a_check_that_crashes_is_a_failure_of_this_check() -> None:
+    def look() -> Iterator[Finding]:
+        yield ok("root", "opened")
+        raise ZeroDivisionError("division by zero")
+
+    first, second = checked("root", look)
+    assert first == ok("root", "opened")
+    assert (second.check, second.outcome) == ("root", "failure")
+    assert second.what == "the check itself failed: ZeroDivisionError: division by zero"
+
+
+def test_an_error_of_ours_is_reported_in_its_own_words() -> None:
+    def look() -> Finding:
+        raise ConfigError("-np", "too many")
+
+    (found,) = checked("ranks", look)
+    assert (found.outcome, found.what) == ("failure", "-np: too many")
+
+
+def test_the_last_sentence_of_a_hosts_error_is_its_remedy() -> None:
+    found = host_failure(
+        "root", LaunchError("h1", "s3://b: no such bucket. Check the path."), "Do something."
+    )
+    assert (found.what, found.remedy) == ("h1: s3://b: no such bucket", "Check the path.")
+    found = host_failure("root", LaunchError("h1", "install s3fs v0. too"), "Do something.")
+    assert (found.what, found.remedy) == ("h1: install s3fs v0. too", "Do something.")

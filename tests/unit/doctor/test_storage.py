@@ -1,0 +1,174 @@
+"""Trials of a checkpoint root, and the checks of storage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdrecover.checkpoint.near import place
+from hvdrecover.checkpoint.near.place import Keeper
+from hvdrecover.checkpoint.storage import LocalStorage
+from hvdrecover.doctor import storage
+from hvdrecover.doctor.storage import Trial
+from hvdrecover.errors import ForeignRootError, StorageError
+from tests.unit.checkpoint.roots import make_snapshot, make_store
+
+GB = 10**9
+NBYTES = 100_000
+NEWEST = {"commit": "g0001-c00000007", "time": 0.0, "host": "h1", "bytes": 5}
+NEAR = {"folder": "/dev/shm/hvdrecover-7", "held": 0, "roots": 0, "in_use": 0, "bytes": 0}
+
+
+def everything(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+
+
+def test_a_trial_removes_the_root_that_it_created(tmp_path: Path) -> None:
+    trial = Trial(str(tmp_path / "a" / "b"))
+    found = trial.look()
+    assert (found["commits"], found["newest"], found["claim"]) == ({}, None, 0)
+    assert found["free"] > 0
+    assert trial.write(NBYTES)["same"]
+    assert storage.sees(str(tmp_path / "a" / "b"), trial.path)
+    assert trial.create() == {"writers": 4, "winners": 1, "kept": True}
+    trial.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trial_leaves_commits_alone_and_jobs_do_not_see_it(tmp_path: Path) -> None:
+    store = make_store(LocalStorage(tmp_path), keep=9)
+    store.claim_next()
+    store.write(make_snapshot(1, 7), rank=0)
+    before = everything(tmp_path)
+    trial = Trial(str(tmp_path))
+    found = trial.look()
+    assert (found["commits"], found["claim"]) == ({"complete": 1}, 1)
+    assert (found["newest"]["commit"], found["broken"]) == ("g0001-c00000007", 0)
+    trial.write(NBYTES)
+    trial.create()
+    assert LocalStorage(tmp_path).names() == ["claims", "g0001-c00000007"]
+    trial.close()
+    assert everything(tmp_path) == before
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").touch()
+    with pytest.raises(ForeignRootError, match=r"thesis\.txt"):
+        Trial(str(tmp_path))
+
+
+def test_a_storage_that_changes_bytes_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(self: LocalStorage, path: str, buffer: Any) -> str:
+        changed = buffer.copy()
+        changed[NBYTES // 2] ^= 1
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / path).write_bytes(changed)
+        return "the digest of the right bytes"
+
+    monkeypatch.setattr(LocalStorage, "write", write)
+    trial = Trial(str(tmp_path))
+    assert storage.check_writing(trial.write(NBYTES), "h1").outcome == "failure"
+    trial.close()
+
+
+def test_a_storage_where_every_writer_succeeds_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def create(self: LocalStorage, path: str, data: bytes) -> bool:
+        self.publish(path, data)
+        return True
+
+    monkeypatch.setattr(LocalStorage, "create", create)
+    trial = Trial(str(tmp_path))
+    found = storage.check_creating(trial.create())
+    trial.close()
+    assert found.outcome == "failure"
+    assert "4 succeeded; a later writer replaced the file" in found.what
+
+
+def test_a_storage_that_refuses_to_create_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def create(self: LocalStorage, path: str, data: bytes) -> bool:
+        raise StorageError("file:///root", "it is full")
+
+    monkeypatch.setattr(LocalStorage, "create", create)
+    with pytest.raises(StorageError, match="it is full"):
+        Trial(str(tmp_path)).create()
+
+
+@pytest.mark.parametrize(
+    ("commits", "broken", "newest", "outcome"),
+    [
+        ({}, 0, None, "ok"),
+        ({"complete": 3, "incomplete": 1}, 0, NEWEST, "ok"),
+        ({"complete": 3, "quarantined": 1}, 1, NEWEST, "warning"),
+        ({"broken": 2}, 2, None, "failure"),
+    ],
+)
+def test_a_root_should_hold_usable_commits(
+    commits: dict[str, int], broken: int, newest: dict[str, Any] | None, outcome: str
+) -> None:
+    root = {"url": "s3://b/run", "commits": commits, "broken": broken, "newest": newest, "claim": 1}
+    found = storage.check_root(root, 180.0)
+    assert found.outcome == outcome
+    assert newest is None or "g0001-c00000007, which is 3 min old" in found.what
+
+
+@pytest.mark.parametrize(
+    ("free", "state", "outcome"),
+    [
+        (None, 1, "skipped"),
+        (5, None, "ok"),
+        (40, 10, "ok"),
+        (39, 10, "warning"),
+        (10, 10, "warning"),
+        (9, 10, "failure"),
+    ],
+)
+def test_a_root_needs_space_for_four_commits(free: int | None, state: int | None, outcome: str) -> None:
+    assert storage.check_space(free, state).outcome == outcome
+
+
+def test_all_hosts_have_to_see_the_same_root() -> None:
+    assert storage.check_shared({}, "h1").outcome == "skipped"
+    assert storage.check_shared({"h2": True}, "h1").outcome == "ok"
+    blind = storage.check_shared({"h2": True, "h3": False}, "h1")
+    assert (blind.outcome, blind.what) == ("warning", "h3 cannot see the file that h1 wrote")
+    broken = storage.check_shared({"h2": "no credentials", "h3": False}, "h1")
+    assert broken.outcome == "failure"
+    assert "h2: no credentials" in broken.what
+
+
+def test_near_roots_of_this_host_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVDRECOVER_NEAR", str(tmp_path))
+    path = place.folder(str(tmp_path), "file:///root")
+    place.make(path, "file:///root")
+    (path / "data").write_bytes(b"x" * 5000)
+    found = storage.near("/root")
+    assert found is not None and found["held"] >= 5000  # the job would take this root over
+    assert (storage.near("/other") or {})["held"] == 0
+    keeper = Keeper.take(path)
+    assert keeper is not None
+    found = storage.near("/root")
+    keeper.remove()
+    assert found is not None and (found["held"], found["in_use"]) == (0, 1)
+    assert "beside 1 near roots" in storage.check_near({"h1": found}, 1000).what
+
+
+def test_a_near_tier_that_is_off_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVDRECOVER_NEAR", "off")
+    assert storage.near(None) is None
+    assert storage.check_near({"h1": None}, None).outcome == "skipped"
+
+
+def test_a_state_too_large_for_the_near_tier_is_a_warning() -> None:
+    large = {**NEAR, "room": {"total": 100 * GB, "free": 100 * GB, "memory": 40 * GB}}
+    small = {**NEAR, "room": {"total": 100 * GB, "free": 100 * GB, "memory": 8 * GB}}
+    assert storage.check_near({"h1": large}, None).what == "h1 has space for a state of 10 GB"
+    assert storage.check_near({"h1": large}, 5 * GB).outcome == "ok"
+    found = storage.check_near({"h1": large, "h2": small}, 5 * GB)
+    assert (found.outcome, found.what.partition(":")[0]) == ("warning", "h2")
+    assert "the near tier would be off" in found.what and "/dev/shm" in found.remedy
