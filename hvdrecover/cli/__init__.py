@@ -128,6 +128,10 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
         argv: the arguments.
     """
     parser, commands = build()
+    if "_ARGCOMPLETE" in config.environment():  # a shell asks for completions; this ends the process
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
     words, command = launching.split(list(argv), commands)
     arguments, others = parser.parse_known_args(words)
     if launching.takes_command(words) and not command:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -59,19 +58,19 @@ def add_doctor(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from hvdrecover.cli import documents, progress_bar, tables
+    from hvdrecover.cli import printer
     from hvdrecover.doctor.examination import examine
 
     try:
         settings = _settings(arguments)
     except (ConfigError, DiscoveryError) as error:
         arguments.refuse(str(error))
-    with progress_bar.checks() as notify:
+    with printer.checking() as notify:
         report = examine(settings, SYSTEM_CLOCK, notify)
     if arguments.json:
-        sys.stdout.write(documents.dumps(dataclasses.asdict(report)))
+        sys.stdout.write(printer.dumps(report))
     else:
-        tables.put(table(report.findings))
+        printer.put(table(report.findings))
     return 0 if report.ok else 1
 
 
@@ -112,7 +111,7 @@ def table(findings: Sequence[Finding]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from hvdrecover.cli.tables import grid, plain
+    from hvdrecover.cli.printer import grid, plain
 
     found = grid("check", "outcome", "what was found")
     for finding in findings:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from hvdrecover import config
 from hvdrecover.cli import options
-from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,9 +48,9 @@ def _run(arguments: argparse.Namespace) -> int:
     given = request.parsed()
     answer = _answer(request, given, patient=given.explain)
     if given.explain:
-        from hvdrecover.cli import tables
+        from hvdrecover.cli import printer, results
 
-        tables.put(tables.hosts(answer, SYSTEM_CLOCK.now()))
+        printer.put(results.Hosts.of(answer))
     else:
         sys.stdout.writelines(f"{host.name}:{host.slots}\n" for host in answer.hosts)
     return 0

@@ -96,7 +96,6 @@ def add_drill(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="FOLDER",
         help=f"for all of the drill's files (default: below ./{DRILLS})",
     )
-    results.add_argument("--folder", type=Path, dest="output", action=options.OldName, now="--output")
     results.add_argument(
         "--slo",
         type=Path,
@@ -122,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Rank-local state that is another rank's after a recovery is not a failure, unless that is asked for.
     """
-    from hvdrecover.cli import documents, tables
+    from hvdrecover.cli import printer
     from hvdrecover.drill import document, slo
     from hvdrecover.drill.advice import Rates, advise
 
@@ -140,12 +139,12 @@ def run(arguments: argparse.Namespace) -> int:
     advice = advise(outcome.measured, rates)
     missed = slo.missed(wanted, outcome.numbers)
     found = document.of(outcome, advice, missed)
-    (folder / "report.json").write_text(documents.dumps(found))
+    (folder / "report.json").write_text(printer.dumps(found))
     _draw(arguments, outcome, advice, rates)
     if arguments.json:
-        sys.stdout.write(documents.dumps(found))
+        sys.stdout.write(printer.dumps(found))
     else:
-        tables.put(_table(outcome, advice, missed))
+        printer.put(_table(outcome, advice, missed))
     return 0 if outcome.recovers and not missed else 1
 
 
@@ -249,7 +248,7 @@ def _table(outcome: Outcome, advice: list[Advice], missed: Mapping[str, str]) ->
     from rich.console import Group
     from rich.text import Text
 
-    from hvdrecover.cli.tables import pairs, plain, section
+    from hvdrecover.cli.printer import pairs, plain, section
 
     parts: list[RenderableType] = [_facts(outcome), section("time to recover", _times(outcome))]
     if outcome.findings:
@@ -275,7 +274,7 @@ def _table(outcome: Outcome, advice: list[Advice], missed: Mapping[str, str]) ->
 def _facts(outcome: Outcome) -> RenderableType:
     from rich.text import Text
 
-    from hvdrecover.cli.tables import pairs, plain
+    from hvdrecover.cli.printer import pairs, plain
     from hvdrecover.reporting.words import duration
 
     numbers = outcome.numbers
@@ -296,7 +295,7 @@ def _facts(outcome: Outcome) -> RenderableType:
 
 
 def _times(outcome: Outcome) -> RenderableType:
-    from hvdrecover.cli.tables import grid
+    from hvdrecover.cli.printer import grid
     from hvdrecover.drill import document
 
     kinds = grid("fault", "count>", "recovered>", "median>", "worst>")

@@ -1,12 +1,11 @@
-"""The meaning of options, and what became of those with old names."""
+"""The types of options."""
 
 from __future__ import annotations
 
 import argparse
 import re
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hvdrecover import durations
 from hvdrecover.errors import ConfigError
@@ -109,29 +108,3 @@ def hang_timeout(text: str) -> float:
 
 DURATIONS = f"A DURATION is {durations.EXAMPLES}; a bare number is seconds."
 """For the end of help texts."""
-
-
-class OldName(argparse.Action):
-    """An option by its old name, which works in this version and says what the option is called now.
-
-    Args:
-        now: the new name.
-        rest: as for `argparse.Action`.
-    """
-
-    def __init__(self, *args: Any, now: str, **rest: Any) -> None:
-        super().__init__(*args, **{**rest, "help": argparse.SUPPRESS})
-        self._now = now
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        """Take the value, and say so."""
-        sys.stderr.write(
-            f"hvdrecover: {option_string} is called {self._now} now; the next version drops the old name\n"
-        )
-        setattr(namespace, self.dest, values)

@@ -40,7 +40,7 @@ def selected(options: Options, request: Request | None, read: Config, clock: Clo
         ConfigError: there are no hosts to look at.
         DiscoveryError: there is no good answer to which hosts there are.
     """
-    from hvdrecover.cli import progress_bar
+    from hvdrecover.cli import printer
 
     hosts = _hosts(options, request)
     least = options.processes if options.mpi else options.least or options.processes
@@ -52,7 +52,7 @@ def selected(options: Options, request: Request | None, read: Config, clock: Clo
         identity=options.identity,
     )
     began = clock.monotonic()
-    with progress_bar.checks() as notify:
+    with printer.checking() as notify:
         findings = examine(settings, clock, notify, hosts_only=True).findings
     warnings = [str(finding) for finding in findings if finding.outcome == "warning"]
     selection = preflight.select(hosts, findings, least)

@@ -39,7 +39,7 @@ def add_report(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from hvdrecover.cli import documents, tables
+    from hvdrecover.cli import printer
     from hvdrecover.reporting import reading, summary
 
     folder = reading.locate(arguments.folder, config.read().events, RUNS)
@@ -55,9 +55,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
         page.write_html(run.page(str(folder), report, timeline.trace(log)), arguments.html)
     if arguments.json:
-        sys.stdout.write(documents.dumps(document(folder, report)))
+        sys.stdout.write(printer.dumps(document(folder, report)))
     else:
-        tables.put(table(folder, report, SYSTEM_CLOCK.now()))
+        printer.put(table(folder, report, SYSTEM_CLOCK.now()))
     return 0
 
 
@@ -93,7 +93,7 @@ def table(folder: Path, report: Report, now: float) -> RenderableType:
     from rich.console import Console, Group
     from rich.text import Text
 
-    from hvdrecover.cli.tables import age, faults, grid, pairs, plain, section
+    from hvdrecover.cli.printer import age, faults, grid, pairs, plain, section
     from hvdrecover.reporting import words
     from hvdrecover.reporting.summary import PHASES
 

@@ -61,15 +61,15 @@ def _find(arguments: argparse.Namespace) -> tuple[Path, Supervised | None]:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from hvdrecover.cli import documents, tables, watching
+    from hvdrecover.cli import printer, watching
 
     folder, supervised = _find(arguments)
     status = watching.look(folder)
     now = SYSTEM_CLOCK.now()
     if arguments.json:
-        sys.stdout.write(documents.dumps(document(folder, supervised, status, now)))
+        sys.stdout.write(printer.dumps(document(folder, supervised, status, now)))
     else:
-        tables.put(tables.pairs({"run": str(folder), **facts(supervised, status, now)}))
+        printer.put(printer.pairs({"run": str(folder), **facts(supervised, status, now)}))
     return 1 if _runs(supervised, status) is False else 0
 
 

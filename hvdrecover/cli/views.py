@@ -74,7 +74,7 @@ def frame(folder: Path, status: Status, problem: str, now: float) -> RenderableT
     """Return what the terminal shows of a run."""
     from rich.console import Group
 
-    from hvdrecover.cli.tables import faults, pairs, plain, section
+    from hvdrecover.cli.printer import faults, pairs, plain, section
     from hvdrecover.reporting import standing
 
     facts = pairs({"run": str(folder), **standing.facts(status, now)})
@@ -93,7 +93,7 @@ def terminal(folder: Path) -> Iterator[View]:
         return
     from rich.live import Live as Display
 
-    from hvdrecover.cli.tables import Harmless, console_for, plain
+    from hvdrecover.cli.printer import Harmless, console_for, plain
 
     class Terminal:
         def show(self, status: Status, problem: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover import cli
-from hvdrecover.cli import tables, watching
+from hvdrecover.cli import printer, watching
 from hvdrecover.cli.views import Lines, MetricsFile, frame
 from hvdrecover.cli.watching import Endpoint
 from hvdrecover.errors import ConfigError
@@ -362,7 +362,7 @@ def test_the_documentation_s_example_is_what_the_command_shows(monkeypatch, caps
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     try:
-        tables.put(frame(*documented(), "", BEGIN + 101))
+        printer.put(frame(*documented(), "", BEGIN + 101))
     finally:
         monkeypatch.undo()
         time.tzset()
