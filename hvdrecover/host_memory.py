@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdrecover.cgroups import folders as cgroups_of
-
 _FILES = ("inactive_file", "active_file")  # both can be dropped, and both are part of ``MemAvailable``
 
 
@@ -44,7 +42,7 @@ def _least(*fields: str, proc: Path, cgroups: Path) -> Available:
     """Return the sum of fields of ``/proc/meminfo``, or less if a cgroup leaves less."""
     words = (proc / "meminfo").read_text().split()
     host = sum(int(words[words.index(field) + 1]) * 1024 for field in fields)
-    rooms = [room for folder in cgroups_of("memory", proc, cgroups) if (room := _room(folder)) is not None]
+    rooms = [room for folder in _cgroups(proc, cgroups) if (room := _room(folder)) is not None]
     least = min([host, *rooms])
     return Available(least, least < host)
 
@@ -66,3 +64,18 @@ def _room(folder: Path) -> int | None:
         except OSError:
             continue
     return None
+
+
+def _cgroups(proc: Path, cgroups: Path) -> list[Path]:
+    """Return the cgroups that limit this process's memory, version 1 or 2, from its own to the topmost."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found: list[Path] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers or "memory" in controllers.split(","):  # version 2 has one hierarchy for all
+            own = (cgroups / "memory" if controllers else cgroups) / path.lstrip("/")
+            found += [own, *(above for above in own.parents if above.is_relative_to(cgroups))]
+    return found

@@ -198,19 +198,21 @@ def _show(arguments: argparse.Namespace) -> int:
 
     storage = _open_root(arguments)
     found = contents.look_into(storage, catalog.find(storage, arguments.commit))
-    printer.put(results.Content.of(storage.url, found), as_json=arguments.json)
+    printer.put(results.Content.of_root(storage.url, found), as_json=arguments.json)
     return 0
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from hvdrecover.checkpoint.inspection import verify
+    from hvdrecover.checkpoint.inspection import catalog, verify
     from hvdrecover.cli import printer, results
 
     storage = _open_root(arguments)
     commits = verify.due(storage, arguments.commits)
     with printer.progress("verifying", verify.total_bytes(storage, commits)) as advance:
         verdicts = verify.verify_all(storage, commits, advance)
-    found = results.Verification.of(storage.url, verdicts.values())
+    entries = filter(None, (catalog.entry(storage, commit) for commit in verdicts))
+    read = [results.Commit.of(entry, verdicts[entry.id]) for entry in entries]
+    found = results.Verification(storage.url, all(each.intact for each in read), read)
     printer.put(found, as_json=arguments.json)
     return 0 if found.intact else 1
 

@@ -122,7 +122,7 @@ def table(findings: Sequence[Finding]) -> RenderableType:
 
 
 def _summary(findings: Sequence[Finding]) -> str:
-    counts = Counter(finding.outcome for finding in findings)
+    counts = Counter[str](finding.outcome for finding in findings)
     return ", ".join(
         f"{counts[outcome]} {_PLURALS.get(outcome, outcome) if counts[outcome] != 1 else outcome}"
         for outcome in _OUTCOMES

@@ -50,7 +50,12 @@ def _run(arguments: argparse.Namespace) -> int:
     if given.explain:
         from hvdrecover.cli import printer, results
 
-        printer.put(results.Hosts.of(answer))
+        table = printer.grid("host", "slots>", "state", "since>", "why")
+        for host in answer.entries:
+            table.add_row(
+                host.name, str(host.slots), results.state(host.state), results.ago(host.since), host.why
+            )
+        printer.put(table)
     else:
         sys.stdout.writelines(f"{host.name}:{host.slots}\n" for host in answer.hosts)
     return 0

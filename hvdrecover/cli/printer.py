@@ -1,10 +1,11 @@
 """The output of all commands: a result, which is a dataclass, as text for people or as JSON.
 
-In JSON, a result has all fields of its dataclass. In text, it has the fields that say how to show them:
+In JSON, a result has all fields of its dataclass. In text, it has the fields with an annotation such as
+``size: Annotated[int, Fact("size")]``:
 
-- `fact`: one line ``title  value``; in a row of a table, one column.
-- `rows`: a table with a line for each item, which is a dataclass as well.
-- `block`: a section of text.
+- `Fact`: one line ``title  value``; in a row of a table, one column.
+- `Rows`: a table with a line for each item, which is a dataclass as well.
+- `Block`: a section of text.
 
 Lines of `Result.notes` follow.
 """
@@ -15,6 +16,7 @@ import dataclasses
 import json
 import math
 import sys
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,8 +68,9 @@ class Result:
         yield from notes
 
 
-def fact(title: str, show: Callable[[Any], Shown] = str, *, right: bool = False, none: str = "") -> Any:
-    """Declare a field that is shown on one line, or in one column.
+@dataclass(frozen=True)
+class Fact:
+    """Annotates a field that is one line, or one column of a table.
 
     Args:
         title: the line's or the column's title.
@@ -75,17 +78,26 @@ def fact(title: str, show: Callable[[Any], Shown] = str, *, right: bool = False,
         right: whether a column is aligned to the right.
         none: the text for None in a column; there is no line for None.
     """
-    return dataclasses.field(metadata={"fact": title, "show": show, "right": right, "none": none})
+
+    title: str
+    show: Callable[[Any], Shown] = str
+    right: bool = False
+    none: str = ""
 
 
-def rows(title: str = "") -> Any:
-    """Declare a field that is shown as a table, if it has items."""
-    return dataclasses.field(metadata={"rows": title})
+@dataclass(frozen=True)
+class Rows:
+    """Annotates a field that is a table, if it has items."""
+
+    title: str = ""
 
 
-def block(title: str, show: Callable[[Any], str]) -> Any:
-    """Declare a field that is shown as a section, unless its text is empty."""
-    return dataclasses.field(metadata={"block": title, "show": show})
+@dataclass(frozen=True)
+class Block:
+    """Annotates a field that is a section, unless its text is empty."""
+
+    title: str
+    show: Callable[[Any], str]
 
 
 def put(result: Result | RenderableType, *, as_json: bool = False, stream: TextIO | None = None) -> None:
@@ -110,7 +122,7 @@ def dumps(result: Any) -> str:
 
 
 def _jsonable(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(name): _jsonable(item) for name, item in value.items()}
@@ -121,39 +133,42 @@ def _jsonable(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value  # JSON has no infinity
 
 
+def _annotated(kind: type) -> Iterator[tuple[str, Any]]:
+    """Yield the names of the fields that say how to show them, each with its annotation."""
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+        for how in getattr(hint, "__metadata__", ()):
+            yield name, how
+
+
 def _facts(result: Any) -> dict[str, Shown]:
-    """Return title to text of each `fact` that has a value."""
+    """Return title to text of each `Fact` that has a value."""
     found: dict[str, Shown] = {}
-    for field in dataclasses.fields(result):
-        if "fact" in field.metadata and (value := getattr(result, field.name)) is not None:
-            found[field.metadata["fact"]] = field.metadata["show"](value)
+    for name, how in _annotated(type(result)):
+        if isinstance(how, Fact) and (value := getattr(result, name)) is not None:
+            found[how.title] = how.show(value)
     return found
 
 
 def _sections(result: Any) -> Iterator[RenderableType]:
     """Yield the tables and blocks of a result."""
-    for field in dataclasses.fields(result):
-        value = getattr(result, field.name)
-        if "rows" in field.metadata and value:
-            title, nested = field.metadata["rows"], isinstance(value[0], Result)
-            if nested:
-                for item in value:
-                    yield section(item.title(), Group(*_sections(item)))
-            elif title:
-                yield section(title, table(value))
-            else:
-                yield table(value)
-        elif "block" in field.metadata and (text := field.metadata["show"](value)):
-            yield section(field.metadata["block"], Text(text))
+    for name, how in _annotated(type(result)):
+        value = getattr(result, name)
+        if isinstance(how, Rows) and value and isinstance(value[0], Result):
+            for item in value:
+                yield section(item.title(), Group(*_sections(item)))
+        elif isinstance(how, Rows) and value:
+            yield section(how.title, table(value)) if how.title else table(value)
+        elif isinstance(how, Block) and (text := how.show(value)):
+            yield section(how.title, Text(text))
 
 
 def table(items: Sequence[Any]) -> Table:
-    """Return a table with a line for each item and a column for each of their facts."""
-    fields = [field for field in dataclasses.fields(items[0]) if "fact" in field.metadata]
-    lines = grid(*(field.metadata["fact"] + (">" if field.metadata["right"] else "") for field in fields))
+    """Return a table with a line for each item and a column for each `Fact`."""
+    columns = [(name, how) for name, how in _annotated(type(items[0])) if isinstance(how, Fact)]
+    lines = grid(*(how.title + (">" if how.right else "") for _, how in columns))
     for item in items:
-        cells = ((field.metadata, getattr(item, field.name)) for field in fields)
-        lines.add_row(*(plain(how["none"] if value is None else how["show"](value)) for how, value in cells))
+        cells = ((how, getattr(item, name)) for name, how in columns)
+        lines.add_row(*(plain(how.none if value is None else how.show(value)) for how, value in cells))
     return lines
 
 
@@ -162,7 +177,7 @@ def table(items: Sequence[Any]) -> Table:
 
 @dataclass(frozen=True)
 class Harmless:
-    """Output with escaped control characters, since other users may have written what it shows."""
+    """Output with escaped control characters, since other users may have written it."""
 
     output: RenderableType
 
@@ -256,7 +271,7 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def checking() -> Iterator[Callable[[str], None]]:
-    """Show on stderr what is checked until the end of the block; yields a function that takes the topic."""
+    """Show the present check on stderr until the end of the block; yields a function that takes its topic."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda what: None

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -22,9 +22,8 @@ from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.checkpoint.leftovers import Leftovers
 from hvdrecover.checkpoint.near.place import NearRoot
 from hvdrecover.checkpoint.storage import Temporary
-from hvdrecover.cli.printer import Result, Shown, age, block, fact, rows, size
+from hvdrecover.cli.printer import Block, Fact, Result, Rows, Shown, age, size
 from hvdrecover.clock import SYSTEM_CLOCK
-from hvdrecover.discovery.selection import Answer
 from hvdrecover.reporting.words import counted
 
 _STYLES = {
@@ -76,16 +75,16 @@ def _files(files: Sequence[Any]) -> str:
 class Commit:
     """A commit of a root."""
 
-    commit: str = fact("commit")
+    commit: Annotated[str, Fact("commit")]
     generation: int
     number: int
-    time: float | None = fact("age", _age, right=True)
-    bytes: int = fact("size", size, right=True)
-    world_size: int | None = fact("ranks", right=True)
-    versions: Mapping[str, str] | None = fact("framework", _framework)
-    state: str = fact("state", state)
+    time: Annotated[float | None, Fact("age", _age, right=True)]
+    bytes: Annotated[int, Fact("size", size, right=True)]
+    world_size: Annotated[int | None, Fact("ranks", right=True)]
+    versions: Annotated[Mapping[str, str] | None, Fact("framework", _framework)]
+    state: Annotated[str, Fact("state", state)]
     reason: str | None
-    intact: bool | None = fact("digests", _digests, none="unchecked")
+    intact: Annotated[bool | None, Fact("digests", _digests, none="unchecked")]
     problems: Mapping[str, str] | None
 
     @classmethod
@@ -126,7 +125,7 @@ class Listing(Result):
     """The commits of a root, newest first."""
 
     root: str
-    commits: list[Commit] = rows()
+    commits: Annotated[list[Commit], Rows()]
     leftovers: list[str]
     aside: list[Aside]
 
@@ -146,11 +145,7 @@ class Listing(Result):
         """Return reasons, and the files that are not part of a complete commit."""
         if not self.commits:
             yield f"{self.root} holds no commits yet"
-        for each in self.commits:
-            if each.reason:
-                yield f"{each.commit} is {each.state}: {each.reason}"
-            for file, problem in (each.problems or {}).items():
-                yield f"{each.commit} is broken: {file}: {problem}"
+        yield from _problems(self.commits)
         begun = [each for each in self.commits if each.commit in self.leftovers]
         left = [each for each in self.aside if each.left_over]
         writing = [each for each in self.aside if not each.left_over]
@@ -166,35 +161,26 @@ class Listing(Result):
 
 
 @dataclass(frozen=True)
-class Verified:
-    """A commit whose bytes were read."""
-
-    commit: str = fact("commit")
-    intact: bool = fact("digests", _digests)
-    bytes: int = fact("read", size, right=True)
-    problems: Mapping[str, str]
-
-
-@dataclass(frozen=True)
 class Verification(Result):
     """Whether commits are intact."""
 
     root: str
     intact: bool
-    commits: list[Verified] = rows()
-
-    @classmethod
-    def of(cls, url: str, verdicts: Iterable[Verdict]) -> Verification:
-        """Return the result of ``verify``."""
-        found = [Verified(each.id.name, each.intact, each.nbytes, each.problems) for each in verdicts]
-        return cls(url, all(each.intact for each in found), found)
+    commits: Annotated[list[Commit], Rows()]
 
     def notes(self) -> Iterable[Shown]:
         """Return the problems, and a summary."""
-        for each in self.commits:
-            yield from (f"{each.commit}: {file}: {problem}" for file, problem in each.problems.items())
+        yield from _problems(self.commits)
         broken = sum(not each.intact for each in self.commits)
         yield f"{self.root}: {counted(len(self.commits), 'commit')} read, {broken or 'none'} broken"
+
+
+def _problems(commits: Sequence[Commit]) -> Iterable[str]:
+    for each in commits:
+        if each.reason:
+            yield f"{each.commit} is {each.state}: {each.reason}"
+        for file, problem in (each.problems or {}).items():
+            yield f"{each.commit} is broken: {file}: {problem}"
 
 
 # -- show and diff -------------------------------------------------------------------------------------
@@ -204,10 +190,10 @@ class Verification(Result):
 class Tensor:
     """A tensor of a commit."""
 
-    name: str = fact("tensor")
-    dtype: str = fact("dtype")
-    shape: list[int] = fact("shape")
-    bytes: int = fact("size", size, right=True)
+    name: Annotated[str, Fact("tensor")]
+    dtype: Annotated[str, Fact("dtype")]
+    shape: Annotated[list[int], Fact("shape")]
+    bytes: Annotated[int, Fact("size", size, right=True)]
 
     @classmethod
     def of(cls, spec: TensorSpec, name: str | None = None) -> Tensor:
@@ -222,7 +208,7 @@ class File(Result):
     name: str
     size: int
     digest: str
-    tensors: list[Tensor] = rows()
+    tensors: Annotated[list[Tensor], Rows()]
 
     def title(self) -> str:
         """Return name and size."""
@@ -241,53 +227,36 @@ def _random(value: Any) -> str:
     return "" if value is None else readable.text(value, "", width)
 
 
-def _written(time: float) -> str:
-    written = datetime.datetime.fromtimestamp(time).astimezone().isoformat(" ", "seconds")
-    return f"{written} ({ago(time)})"
-
-
 @dataclass(frozen=True)
-class Content(Result):
+class Content(Commit, Result):
     """The content of a commit."""
 
-    root: str = fact("root")
-    commit: str
-    generation: int
-    number: int
-    time: float | None = fact("written", _written)
-    writer: Mapping[str, Any] = fact("writer", _versions)
-    state: str = fact("state", state)
-    reason: str | None = fact("reason")
-    world_size: int | None = fact("ranks")
-    versions: Mapping[str, str] | None = fact("versions", _versions)
-    bytes: int = fact("size", size)
-    dataset: Any = fact("dataset", readable.text)
-    files: list[File] = rows()
-    attributes: Mapping[str, Any] = block("objects", _objects)
-    samplers: Mapping[str, Any] = block("sample cursors", _objects)
-    random: Any = block("random streams", _random)
+    root: Annotated[str, Fact("root")]
+    written: Annotated[str, Fact("written")]
+    writer: Annotated[Mapping[str, Any], Fact("writer", _versions)]
+    dataset: Annotated[Any, Fact("dataset", readable.text)]
+    files: Annotated[list[File], Rows()]
+    attributes: Annotated[Mapping[str, Any], Block("objects", _objects)]
+    samplers: Annotated[Mapping[str, Any], Block("sample cursors", _objects)]
+    random: Annotated[Any, Block("random streams", _random)]
 
     @classmethod
-    def of(cls, url: str, found: Contents) -> Content:
+    def of_root(cls, url: str, found: Contents) -> Content:
         """Return the result of ``show``."""
-        commit, manifest = Commit.of(found.entry), found.manifest
-        layouts = found.layouts
+        manifest = found.manifest
+        written = datetime.datetime.fromtimestamp(manifest.time).astimezone()
         return cls(
+            **vars(Commit.of(found.entry)),
             root=url,
-            commit=commit.commit,
-            generation=commit.generation,
-            number=commit.number,
-            time=commit.time,
+            written=written.isoformat(" ", "seconds"),
             writer=manifest.writer,
-            state=commit.state,
-            reason=commit.reason,
-            world_size=commit.world_size,
-            versions=commit.versions,
-            bytes=commit.bytes,
             dataset=manifest.dataset,
             files=[
                 File(
-                    each.name, each.size, each.digest, [Tensor.of(spec) for spec in layouts[each.name].specs]
+                    each.name,
+                    each.size,
+                    each.digest,
+                    [Tensor.of(spec) for spec in found.layouts[each.name].specs],
                 )
                 for each in manifest.files
             ],
@@ -296,18 +265,14 @@ class Content(Result):
             random=manifest.state.get("random"),
         )
 
-    def title(self) -> str:
-        """Return the name of the commit."""
-        return self.commit
-
 
 @dataclass(frozen=True)
 class Reshaped:
     """A tensor whose dtype or shape differs."""
 
-    name: str = fact("tensor")
-    a: str = fact("in A")
-    b: str = fact("in B")
+    name: Annotated[str, Fact("tensor")]
+    a: Annotated[str, Fact("in A")]
+    b: Annotated[str, Fact("in B")]
 
 
 def _relative(value: float) -> str:
@@ -318,13 +283,13 @@ def _relative(value: float) -> str:
 class Changed:
     """A tensor whose elements differ."""
 
-    name: str = fact("tensor")
-    dtype: str = fact("dtype")
-    shape: list[int] = fact("shape")
+    name: Annotated[str, Fact("tensor")]
+    dtype: Annotated[str, Fact("dtype")]
+    shape: Annotated[list[int], Fact("shape")]
     bytes: int
-    relative_change: float = fact("change", _relative, right=True)
-    elements_changed: int = fact("elements", right=True)
-    non_finite: int = fact("not finite", lambda count: str(count or ""), right=True)
+    relative_change: Annotated[float, Fact("change", _relative, right=True)]
+    elements_changed: Annotated[int, Fact("elements", right=True)]
+    non_finite: Annotated[int, Fact("not finite", lambda count: str(count or ""), right=True)]
     largest_change: float
     largest_value: float
 
@@ -333,9 +298,9 @@ class Changed:
 class Object:
     """A plain object that differs."""
 
-    path: str = fact("object")
-    a: str | None = fact("in A", none="(none)")
-    b: str | None = fact("in B", none="(none)")
+    path: Annotated[str, Fact("object")]
+    a: Annotated[str | None, Fact("in A", none="(none)")]
+    b: Annotated[str | None, Fact("in B", none="(none)")]
 
 
 @dataclass(frozen=True)
@@ -345,12 +310,12 @@ class Comparison(Result):
     root: str
     a: str
     b: str
-    added: list[Tensor] = rows("added tensors")
-    removed: list[Tensor] = rows("removed tensors")
-    reshaped: list[Reshaped] = rows("tensors with another dtype or shape")
-    changed: list[Changed] = rows("changed tensors: max|b - a| / max|a|")
+    added: Annotated[list[Tensor], Rows("added tensors")]
+    removed: Annotated[list[Tensor], Rows("removed tensors")]
+    reshaped: Annotated[list[Reshaped], Rows("tensors with another dtype or shape")]
+    changed: Annotated[list[Changed], Rows("changed tensors: max|b - a| / max|a|")]
     unchanged: list[str]
-    objects: list[Object] = rows("changed objects")
+    objects: Annotated[list[Object], Rows("changed objects")]
 
     @classmethod
     def of(cls, url: str, a: str, b: str, found: Difference) -> Comparison:
@@ -393,33 +358,16 @@ class Comparison(Result):
 
 
 @dataclass(frozen=True)
-class Deletion:
-    """A commit that is deleted."""
-
-    commit: str
-    bytes: int
-
-
-@dataclass(frozen=True)
-class Untouched:
-    """A commit that prune leaves alone, whatever the rules are."""
-
-    commit: str
-    state: str
-    reason: str | None
-
-
-@dataclass(frozen=True)
 class Pruned(Result):
     """The deletions of ``prune``, or those that it would make."""
 
     root: str
     dry_run: bool
-    deleted: list[Deletion]
+    deleted: list[Commit]
     leftovers: list[str]
     aside: list[Aside]
     kept: list[str]
-    untouched: list[Untouched]
+    untouched: list[Commit]
     bytes_freed: int
 
     @classmethod
@@ -429,12 +377,12 @@ class Pruned(Result):
         return cls(
             root=url,
             dry_run=deleted is None,
-            deleted=[Deletion(entry.id.name, entry.nbytes) for entry in gone],
+            deleted=[Commit.of(entry) for entry in gone],
             leftovers=[entry.id.name for entry in gone if entry in plan.leftovers],
             aside=Aside.of(plan.aside, left_over=True),
             kept=[entry.id.name for entry in plan.keep],
-            untouched=[Untouched(entry.id.name, entry.state, entry.reason) for entry in plan.untouched],
-            bytes_freed=sum(each.nbytes for each in (*gone, *plan.aside)),
+            untouched=[Commit.of(entry) for entry in plan.untouched],
+            bytes_freed=sum(each.nbytes for each in gone) + sum(file.nbytes for file in plan.aside),
         )
 
     def notes(self) -> Iterable[Shown]:
@@ -451,24 +399,9 @@ class Pruned(Result):
         yield f"{verb} {counted(len(self.deleted), 'commit')}, {size(self.bytes_freed)}"
 
 
-@dataclass(frozen=True)
-class Near:
-    """A near root on this host."""
-
-    path: str
-    root: str
-    bytes: int
-    used: float
-
-    @classmethod
-    def of(cls, root: NearRoot) -> Near:
-        """Return a near root."""
-        return cls(str(root.path), root.url, root.nbytes, root.used)
-
-    def __str__(self) -> str:
-        return (
-            f"{self.path}: {size(self.bytes)} of {self.root or 'an unknown root'}, last used {ago(self.used)}"
-        )
+def _near(root: NearRoot) -> str:
+    url = root.url or "an unknown root"
+    return f"{root.path}: {size(root.nbytes)} of {url}, last used {ago(root.used)}"
 
 
 @dataclass(frozen=True)
@@ -476,8 +409,8 @@ class PrunedNear(Result):
     """The deletions of ``prune --near``, or those that it would make."""
 
     dry_run: bool
-    deleted: list[Near]
-    in_use: list[Near]
+    deleted: list[NearRoot]
+    in_use: list[NearRoot]
     bytes_freed: int
 
     @classmethod
@@ -485,16 +418,16 @@ class PrunedNear(Result):
         """Return the result of ``prune --near``."""
         return cls(
             dry_run=dry_run,
-            deleted=[Near.of(each) for each in gone],
-            in_use=[Near.of(each) for each in roots if each not in gone],
+            deleted=list(gone),
+            in_use=[each for each in roots if each not in gone],
             bytes_freed=sum(each.nbytes for each in gone),
         )
 
     def notes(self) -> Iterable[Shown]:
         """Return a line for each near root, and a summary."""
         verb = "would delete" if self.dry_run else "deleted"
-        yield from (f"{verb} {each}" for each in self.deleted)
-        yield from (f"left, since a process uses it: {each}" for each in self.in_use)
+        yield from (f"{verb} {_near(each)}" for each in self.deleted)
+        yield from (f"left, since a process uses it: {_near(each)}" for each in self.in_use)
         yield f"{verb} {counted(len(self.deleted), 'near root')}, {size(self.bytes_freed)}"
 
 
@@ -511,33 +444,3 @@ class Exported(Result):
     def notes(self) -> Iterable[Shown]:
         """Return a line."""
         yield f"{', '.join(self.attributes)} of {self.commit}: {self.file}, {size(self.bytes)}"
-
-
-# -- discover ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Host:
-    """A host of a source."""
-
-    host: str = fact("host")
-    slots: int = fact("slots", right=True)
-    state: str = fact("state", state)
-    since: float = fact("since", ago, right=True)
-    why: str = fact("why")
-
-
-@dataclass(frozen=True)
-class Hosts(Result):
-    """The hosts of a source."""
-
-    hosts: list[Host] = rows()
-
-    @classmethod
-    def of(cls, answer: Answer) -> Hosts:
-        """Return the result of ``discover --explain``."""
-        return cls([Host(each.name, each.slots, each.state, each.since, each.why) for each in answer.entries])
-
-    def notes(self) -> Iterable[Shown]:
-        """Say so if there are no hosts."""
-        return () if self.hosts else ["the source names no host"]

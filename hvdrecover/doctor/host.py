@@ -164,7 +164,7 @@ def _load(framework: str) -> dict[str, Any]:
 def missing_edits() -> list[str]:
     """Return the names of our edits that the installed Horovod does not have.
 
-    Compiled code does not show its edits. There, the version of our own builds has to be proof.
+    Compiled code does not show its edits. There, the version number that our builds have is the proof.
     """
     try:
         horovod = metadata.distribution("horovod")

@@ -1,6 +1,6 @@
 """The checks of hosts: versions, Horovod's build, ssh, names, network, clocks and memory.
 
-Each check is a function from answers to findings; it asks nobody.
+Each check is a function from answers to findings; it does not ask hosts.
 """
 
 from __future__ import annotations

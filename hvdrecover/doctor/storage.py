@@ -51,7 +51,7 @@ class Trial:
         path: the file that `write` leaves for other hosts to look for, until `close`.
 
     Raises:
-        ConfigError: there is no storage for the URL.
+        ConfigError: the URL names an unknown storage.
         StorageError: the storage cannot be reached.
         ForeignRootError: the root holds other files.
     """
@@ -154,7 +154,7 @@ def sees(url: str, path: str) -> bool:
     """Return whether this host sees a file of a root.
 
     Raises:
-        ConfigError: there is no storage for the URL on this host.
+        ConfigError: the URL names a storage that is unknown on this host.
         StorageError: the storage cannot be reached.
     """
     return open_storage(url).size(path) is not None

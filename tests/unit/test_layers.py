@@ -19,7 +19,6 @@ LAYERS = {
     "config": 0,
     "bounded": 0,
     "clock": 0,
-    "cgroups": 0,
     "durations": 0,
     "heartbeat": 0,
     "libraries": 0,

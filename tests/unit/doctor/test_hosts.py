@@ -162,7 +162,7 @@ def test_the_address_of_a_host_is_the_one_that_other_hosts_know() -> None:
 
 
 def network(second: str = "eth0", **problems: dict[str, str]) -> Finding:
-    """The finding for three hosts; ``problems`` are host to other host to what is wrong."""
+    """The finding for three hosts; ``problems`` are host to other host to error."""
     hosts = {"h1": "eth0", "h2": second, "h3": "eth0"}
     reached = {
         host: Reached(
