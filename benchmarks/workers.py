@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from benchmarks.states import Setting
+from hvdrecover.drill.jobs import static
 from hvdrecover.errors import HvdrecoverError
-from hvdrecover.examples.digits_run import static
 from hvdrecover.launch.job import Job
 
 WORKERS = 2

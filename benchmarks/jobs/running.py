@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -15,21 +15,17 @@ from benchmarks.jobs import steps
 from benchmarks.jobs.launchers import Launcher
 from benchmarks.jobs.steps import Step
 from benchmarks.measure import cpu_time
-from hvdrecover.errors import HvdrecoverError
-from hvdrecover.examples.digits_run import ROOT_MAY_USE_MPI
+from hvdrecover.drill.jobs import GUARDIAN, STANDBY, Run, running, wait_until
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill
 
 COLLECTIVE_SECONDS = "10"  # Horovod's time-out, the same for all
 _PATIENCE = 180.0  # seconds to wait for anything
-_LOOK = 0.5  # seconds between looks, which take processor time
 _SETTLED = 2.0  # seconds of training before anything is measured
 _IDLE, _HARDLY = 1.0, 0.03  # seconds without, and the part of them that is no work
-_STANDBY = ["-m", "hvdrecover.launch.standby"]
-_GUARDIAN = ["-m", "hvdrecover", "worker"]
 
 
-class Running:
+class Running(Run):
     """A job; leaving its context kills all of it.
 
     Args:
@@ -41,12 +37,12 @@ class Running:
     """
 
     def __init__(self, launcher: Launcher, framework: str, folder: Path, *, durable: bool = True) -> None:
+        super().__init__(folder)
         self._launcher = launcher
         self._framework = framework
-        self._folder = folder
-        self._checkpoint = folder / "checkpoint" if durable else None
+        self._durable = durable
         self._steps = folder / "steps"
-        for each in (folder, self._steps, folder / "checkpoint"):
+        for each in (self._steps, self.root):
             each.mkdir()
         self._job = self._start()
 
@@ -60,9 +56,9 @@ class Running:
 
     def settle(self) -> None:
         """Wait until all ranks have trained for a while since they all began, and all standbys wait."""
-        self._wait_for(self._has_settled, "training for a while")
+        wait_until(self._job, self._has_settled, "training for a while", _PATIENCE)
         if self._launcher.standbys:
-            self._wait_for(self._all_stand_by, "standbys")
+            wait_until(self._job, self._all_stand_by, "standbys", _PATIENCE)
 
     def first_step(self) -> float:
         """Seconds from the start until all ranks have done a step."""
@@ -116,11 +112,11 @@ class Running:
     def standbys(self) -> list[int]:
         """The processes that stand by; one that has trained no longer does."""
         trained = {step.pid for step in self.steps()}
-        return [pid for pid in self._running(_STANDBY) if pid not in trained]
+        return [pid for pid in running(self._job, *STANDBY) if pid not in trained]
 
     def guardians(self) -> list[int]:
         """The guardians' processes."""
-        return self._running(_GUARDIAN)
+        return running(self._job, *GUARDIAN)
 
     @property
     def running(self) -> bool:
@@ -134,25 +130,19 @@ class Running:
     def _start(self) -> Job:
         self._started = time.monotonic()
         module = f"benchmarks.jobs.{self._framework}_training"
-        command = self._launcher.words(self._folder)
+        command = self._launcher.words(self.folder)
         command += [sys.executable, "-m", module] if self._launcher.python else [module]
         command += [self._launcher.way, os.fspath(self._steps)]
-        if self._checkpoint is not None:
-            command += ["--checkpoint", os.fspath(self._checkpoint)]
-        programs = os.fspath(Path(sys.executable).parent)
-        environ = {
-            "PATH": os.pathsep.join([programs, os.environ["PATH"]]),
-            "OMP_NUM_THREADS": "1",
-            "HOROVOD_GLOO_TIMEOUT_SECONDS": COLLECTIVE_SECONDS,
-            "HVDRECOVER_EVENTS": os.fspath(self._folder / "events"),
-        }
-        environ |= {**ROOT_MAY_USE_MPI, **self._launcher.settings}
-        return Job(command, self._folder / "log.txt", environ)
+        if self._durable:
+            command += ["--checkpoint", os.fspath(self.root)]
+        environ = {"OMP_NUM_THREADS": "1", "HOROVOD_GLOO_TIMEOUT_SECONDS": COLLECTIVE_SECONDS}
+        return self.launch(command, {**environ, **self._launcher.settings})
 
     def _time_to_recover(self, struck: float) -> float:
-        workers = self._launcher.workers
-        self._wait_for(lambda: steps.recovered(self.steps(), struck, workers) is not None, "recovery")
-        recovered = steps.recovered(self.steps(), struck, workers)
+        def look() -> float | None:
+            return steps.recovered(self.steps(), struck, self._launcher.workers)
+
+        recovered = wait_until(self._job, look, "recovery", _PATIENCE)
         assert recovered is not None
         return recovered - struck
 
@@ -172,25 +162,6 @@ class Running:
         before = [cpu_time(pid) for pid in waiting]
         time.sleep(_IDLE)
         return all(cpu_time(pid) - used < _IDLE * _HARDLY for pid, used in zip(waiting, before, strict=True))
-
-    def _running(self, words: Sequence[str]) -> list[int]:
-        found = []
-        for pid in self._job.processes():
-            try:
-                arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-            except FileNotFoundError:  # it has ended meanwhile
-                continue
-            if arguments[1 : 1 + len(words)] == words:
-                found.append(pid)
-        return found
-
-    def _wait_for(self, there: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + _PATIENCE
-        while not there():
-            if not self._job.running or time.monotonic() > deadline:
-                title = f"{self._launcher.title} ({self._framework})"
-                raise HvdrecoverError(f"{title}: no {what}; the log ends with\n{self._job.tail()}")
-            time.sleep(_LOOK)
 
 
 def suspend(processes: Sequence[int]) -> None:

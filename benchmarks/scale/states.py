@@ -18,8 +18,8 @@ from benchmarks.scale.one_state import NEAR, Figures
 from benchmarks.states import Shape
 from benchmarks.workers import WORKERS
 from hvdrecover import host_memory
+from hvdrecover.drill.jobs import static
 from hvdrecover.errors import HvdrecoverError
-from hvdrecover.examples.digits_run import static
 from hvdrecover.launch.job import Job
 
 _PATIENCE = 300.0

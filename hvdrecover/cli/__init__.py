@@ -11,13 +11,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from hvdrecover import config
 from hvdrecover.cli import commits, launching, running, unknown
 from hvdrecover.cli.diagnosing import add_doctor
 from hvdrecover.cli.discovering import add_discover
 from hvdrecover.cli.drilling import add_drill
 from hvdrecover.cli.report import add_report
-from hvdrecover.elastic import instruments
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.version import __version__
 
@@ -154,7 +152,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = parsed(sys.argv[1:] if argv is None else argv)
     try:
-        instruments.start(config.read(), arguments.named)
         code = int(arguments.run(arguments))
         sys.stdout.flush()
         return code

@@ -1,9 +1,8 @@
-"""``hvdrecover drill``: does a training script recover from what may happen to it? See ``docs/drill.md``."""
+"""``hvdrecover drill``: see whether a training script recovers, by letting faults strike it."""
 
 from __future__ import annotations
 
 import argparse
-import shlex
 import signal
 import sys
 from contextlib import nullcontext
@@ -14,20 +13,15 @@ from hvdrecover import config, events
 from hvdrecover.cli import options
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.errors import ConfigError
+from hvdrecover.redaction import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
-    from rich.console import RenderableType
+    from hvdrecover.drill.lab import Lab
+    from hvdrecover.drill.verdict import Outcome
 
-    from hvdrecover.drill.advice import Advice, Rates
-    from hvdrecover.drill.drill import Drill
-    from hvdrecover.drill.lab.lab import Lab
-    from hvdrecover.drill.outcome import Outcome
-    from hvdrecover.drill.schedule import Schedule
-
-DRILLS = Path("hvdrecover-drills")  # where the folders of drills go that were given none
+DRILLS = Path("hvdrecover-drills")  # takes the folders of drills by default
 
 
 def add_drill(commands: argparse._SubParsersAction[Any]) -> None:
@@ -48,48 +42,40 @@ def add_drill(commands: argparse._SubParsersAction[Any]) -> None:
         type=options.count,
         metavar="N",
         help="run on N hosts of network namespaces on this machine, with a rank on each; those beyond "
-        "-np are spare; faults of hosts can strike then (needs root; default: on this host)",
+        "-np are spare; a host can be cut off then (needs root; default: on this host)",
     )
-    faults = drill.add_argument_group("faults")
-    faults.add_argument(
+    drill.add_argument(
         "--resize",
         action="store_true",
         help="change the number of ranks between 1 and -np: hosts leave and come, and ranks are killed; a "
         "script with virtual ranks must end with the same, bit by bit",
     )
-    faults.add_argument("--faults", metavar="NAME,...", help="which strike (default: all that can)")
-    faults.add_argument(
+    drill.add_argument("--faults", metavar="NAME,...", help="which strike (default: all that can)")
+    drill.add_argument(
         "--seed", type=options.number, default=0, metavar="N", help="of all that is random (default: 0)"
     )
-    faults.add_argument(
+    drill.add_argument(
         "--rate",
         type=options.duration,
         metavar="DURATION",
         help="let them strike at random, with this mean time between them (default: each strikes once)",
     )
-    faults.add_argument(
+    drill.add_argument(
         "--repeat",
         type=options.count,
         default=1,
         metavar="N",
         help="how often each strikes, or with --rate the number of runs (default: 1)",
     )
-    faults.add_argument(
+    drill.add_argument(
         "--duration",
         type=options.duration,
         metavar="DURATION",
         help="end the undisturbed run after this time, and the others at the same commit (default: when the "
         "script ends)",
     )
-    faults.add_argument("--replay", type=Path, metavar="FILE", help="the schedule.json of an earlier drill")
-    faults.add_argument(
-        "--data",
-        type=Path,
-        metavar="PATH",
-        help="a copy of training data that the script reads, to be changed",
-    )
-    results = drill.add_argument_group("results")
-    results.add_argument(
+    drill.add_argument("--replay", type=Path, metavar="FILE", help="the schedule.json of an earlier drill")
+    drill.add_argument(
         "-o",
         "--output",
         type=Path,
@@ -130,8 +116,6 @@ def run(arguments: argparse.Namespace) -> int:
     folder = (arguments.output or DRILLS / events.new_run(SYSTEM_CLOCK).name).absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError("--output", f"'{folder}' is a file, or a folder that is not empty; name a new one")
-    if arguments.data is not None and not arguments.data.exists():
-        raise ConfigError("--data", f"there is no '{arguments.data}'")
     events.show_on_terminal(config.read())
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the way out ends the job
     outcome = _drill(arguments, command, folder)
@@ -148,47 +132,64 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if outcome.recovers and not missed else 1
 
 
-def _drill(arguments: argparse.Namespace, script: list[str], folder: Path) -> Outcome:
+def _drill(arguments: argparse.Namespace, folder: Path) -> Outcome:
+    from hvdrecover.drill import schedule
     from hvdrecover.drill.drill import Drill
     from hvdrecover.drill.faults import FAULTS, RESIZING, find
-    from hvdrecover.drill.runs import Command
+    from hvdrecover.drill.script_run import Command
 
-    usual = RESIZING if arguments.resize else FAULTS
-    faults = find(arguments.faults.split(",") if arguments.faults is not None else usual)
-    replayed = _replayed(arguments)
-    command = Command(tuple(script), arguments.processes, tuple(arguments.others), arguments.resize)
+    replayed = schedule.load(arguments.replay) if arguments.replay is not None else None
+    usual = RESIZING if arguments.resize else tuple(FAULTS)
+    names = arguments.faults.split(",") if arguments.faults is not None else usual
+    if replayed is not None:
+        names = tuple(dict.fromkeys(strike.fault for run in replayed.runs for strike in run))
+    faults = find(names)
+    command = Command(
+        tuple(arguments.command), arguments.processes, tuple(arguments.others), arguments.resize
+    )
     with _lab(arguments) as lab:
-        drill = Drill(folder, command, duration=arguments.duration, data=arguments.data, lab=lab)
+        drill = Drill(folder, command, duration=arguments.duration, lab=lab)
         possible, skipped = drill.available(faults)
-        if replayed is not None:
-            _require(drill, replayed)
-        elif not possible:
-            raise ConfigError("--faults", f"none of them can strike here: {_reasons(skipped)}")
+        if skipped and (replayed is not None or not possible):
+            option = "--faults" if replayed is None else "--replay"
+            reasons = "; ".join(f"{fault} needs {why}" for fault, why in skipped.items())
+            raise ConfigError(option, f"these faults can't strike here: {reasons}")
         events.logger.info("drill: the undisturbed run begins; all files of the drill go to %s", folder)
         commits = drill.rehearse()
-        names = [fault.name for fault in possible]
-        plan = replayed or _schedule(arguments, names, commits, drill.seconds_per_commit)
+        facts: dict[str, Any] = {
+            "seed": arguments.seed,
+            "processes": arguments.processes,
+            "commits": commits,
+            "repeat": arguments.repeat,
+        }
+        chosen = [fault.name for fault in possible]
+        if replayed is not None:
+            plan = replayed
+        elif arguments.rate is None:
+            plan = schedule.each_once(chosen, **facts)
+        else:
+            plan = schedule.at_random(chosen, mean=arguments.rate / drill.seconds_per_commit, **facts)
         return drill.strike(plan, skipped)
 
 
 def _lab(arguments: argparse.Namespace) -> AbstractContextManager[Lab | None]:
-    """The hosts that ``--lab`` asks for.
+    """Return the hosts that ``--lab`` asks for.
 
     Raises:
-        ConfigError: they would be too few, are not to be used, or can't be made here.
+        ConfigError: they would be too few, conflict with other options, or cannot be made here.
         LabError: making them has failed.
     """
-    from hvdrecover.drill.lab import lab, needs
-    from hvdrecover.drill.runs import placing
+    from hvdrecover.drill import lab
+    from hvdrecover.drill.script_run import placing
 
     if (hosts := arguments.lab) is None:
         return nullcontext()
     if hosts <= (ranks := arguments.processes):
-        why = f"a rank is on each, and one more has to be spare; write --lab {ranks + 1}"
+        why = f"a rank is on each, and one more must be spare; write --lab {ranks + 1}"
         raise ConfigError("--lab", f"{hosts} hosts are too few for -np {ranks}: {why}")
-    if told := placing(arguments.others):
-        raise ConfigError("--lab", f"it decides where the script runs; leave out {', '.join(told)}")
-    if lacking := needs.lacks():
+    if conflicting := placing(arguments.others):
+        raise ConfigError("--lab", f"it decides where the script runs; leave out {', '.join(conflicting)}")
+    if lacking := lab.lacks():
         raise ConfigError("--lab", lacking)
     return lab.Lab(hosts)
 

@@ -1,6 +1,9 @@
-"""Drills: does a training script recover from what may happen to it?
+"""The harness for jobs with faults: the drill, the demo, the benchmarks and the integration tests use it.
 
-The way of a drill: `schedule` decides which faults strike when, `runs` start the script in folders of their
-own, `faults` strike, a witness in each training process (`hvdrecover.drill.witness`) writes down what it
-does, `testimony` reads that, and `checks` hold it against an undisturbed run.
+- `jobs` starts a job, waits for it and ends it.
+- `faults` lists the faults and does them to a job.
+- `witness` runs inside each training process and records commits, steps and batches.
+- `records` reads what the witnesses wrote; `check` compares two runs by it.
+- `drill` runs a script undisturbed, then with faults; `verdict` says what came out.
+- `lab` makes several hosts on this machine; `storage` is a file system that fails on demand.
 """

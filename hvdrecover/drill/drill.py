@@ -1,4 +1,4 @@
-"""The drill itself: an undisturbed run, and runs with faults that are held against it."""
+"""A drill: one undisturbed run of a script, and runs with faults that are compared with it."""
 
 from __future__ import annotations
 
@@ -7,121 +7,120 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from hvdrecover.config import PREEMPTED
-from hvdrecover.drill import history
-from hvdrecover.drill.checks import losses, machine, script, temporary
-from hvdrecover.drill.checks.rules import Finding
-from hvdrecover.drill.disturbance import Disturbance
-from hvdrecover.drill.faults import FAULTS, near
-from hvdrecover.drill.faults.commits import damaged
-from hvdrecover.drill.faults.fault import Fault
-from hvdrecover.drill.lab.lab import Lab
-from hvdrecover.drill.measured import longest_stall, measure, silences
-from hvdrecover.drill.outcome import Outcome, Result
-from hvdrecover.drill.runs import Command, Run
-from hvdrecover.drill.schedule import Schedule, Strike, again, described, dumps
-from hvdrecover.drill.testimony import Testimony
+from hvdrecover.drill import check
+from hvdrecover.drill.check import Finding
+from hvdrecover.drill.faults import FAULTS, Fault, complete
+from hvdrecover.drill.lab import Lab
+from hvdrecover.drill.records import Records
+from hvdrecover.drill.schedule import Schedule, Strike, again, described
+from hvdrecover.drill.script_run import Command, ScriptRun
+from hvdrecover.drill.verdict import Outcome, Result, Struck
 from hvdrecover.errors import DrillError
 from hvdrecover.launch.hangs import FACTOR, LEAST_TIMEOUT
-from hvdrecover.reporting import summary
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 300.0  # seconds without any progress until a run counts as stuck
-_IN_VAIN = 2  # repeats of a run that was over before any of its faults could strike
+_PATIENCE = 300.0  # seconds without any progress until a run counts as stuck
+_IN_VAIN = 2  # how often a run is repeated that ended before any of its faults could strike
 _HANG_TIMEOUT = "--hang-timeout"
-# Ranks wait for half of it for those on other hosts, and one that takes the place of a lost host's must have
-# started by then.
-_LEAST_OF_HOSTS = 20.0  # seconds
+# Ranks wait half of it for ranks on other hosts; a replacement must have started by then.
+_LEAST_ON_HOSTS = 20.0  # seconds
+_PAUSE = 30.0  # seconds to wait for a durable commit after a fault of the storage
+_FEW = 2  # commits during which a lasting fault strikes, and during which training continues after it
+_LOOK = 0.1  # seconds
 
 
 class Drill:
     """A drill.
 
     Args:
-        folder: where all of it goes.
+        folder: takes all files.
         command: how the script is started.
-        duration: seconds after which a run is ended; None lets it come to its own end.
-        data: a copy of training data that faults may change.
-        lab: the hosts that all runs are to be on; by default they are on this one.
+        duration: seconds after which a run is ended; None lets it come to its end.
+        lab: the hosts for all runs; by default they are on this host.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        command: Command,
-        *,
-        duration: float | None = None,
-        data: Path | None = None,
-        lab: Lab | None = None,
+        self, folder: Path, command: Command, *, duration: float | None = None, lab: Lab | None = None
     ) -> None:
         self._folder = folder
         self._command = command
         self._duration = duration
-        self._data = data
         self._lab = lab
-        self._clean = Run(folder / "clean", command, data, lab)
+        self._rehearsed: ScriptRun | None = None
+        self._notes: list[Finding] = []
 
     def rehearse(self) -> int:
-        """Run the script undisturbed; how many commits it makes.
+        """Run the script undisturbed, and return the number of its commits.
 
         Raises:
-            DrillError: it fails even so, makes no commits, or should have virtual ranks and has none.
+            DrillError: it fails, makes no commits, or should have virtual ranks and has none.
         """
-        run = self._clean
+        run = self._rehearsed = ScriptRun(self._folder / "clean", self._command, self._lab)
         try:
             run.start()
             deadline = time.monotonic() + (self._duration or math.inf)
             while run.running and time.monotonic() < deadline:
-                run.follow(PATIENCE)
+                run.follow(_PATIENCE)
             run.leave()
         finally:
             run.kill()
-            near.forget(run)
+        records = run.records()
         if run.codes[-1] not in (0, PREEMPTED):
             raise run.failure(f"the script fails even undisturbed, with exit code {run.codes[-1]}")
-        if not (commits := run.testimony().newest):
-            raise DrillError(
-                "the script",
-                "it makes no commits, so nothing can be recovered: call state.commit() in its training loop",
+        if not records.newest:
+            problem = (
+                "it makes no commits, so nothing can be recovered: call state.commit() in its training loop"
             )
-        if run.resizes and not run.testimony().virtual:
-            raise DrillError(
-                "the script",
-                "its result depends on the number of ranks: make its state with virtual_ranks=, or leave out "
-                "--resize",
+            raise DrillError("the script", problem)
+        if self._command.resizes and not records.virtual:
+            problem = (
+                "its result depends on the number of ranks: make its state with virtual_ranks=, or leave out"
             )
-        least = LEAST_TIMEOUT if self._lab is None else _LEAST_OF_HOSTS
-        self._command = _with_hang_timeout(self._command, run.testimony(), least)
-        return commits
+            raise DrillError("the script", f"{problem} --resize")
+        if _HANG_TIMEOUT not in self._command.options:
+            least = LEAST_TIMEOUT if self._lab is None else _LEAST_ON_HOSTS
+            seconds = max(least, math.ceil(FACTOR * _longest_silence(records)))
+            options = (*self._command.options, _HANG_TIMEOUT, f"{seconds:g}")
+            self._command = replace(self._command, options=options)
+        return records.newest
+
+    @property
+    def _clean(self) -> ScriptRun:
+        """The undisturbed run."""
+        assert self._rehearsed is not None
+        return self._rehearsed
 
     @property
     def seconds_per_commit(self) -> float:
-        """Of the undisturbed run, on the average."""
-        told = self._clean.testimony()
-        times = [line.time for line in told.commits]
-        return (times[-1] - times[0]) / max(1, told.newest - 1)
+        """The mean of the undisturbed run."""
+        records = self._clean.records()
+        times = [line.time for line in records.commits]
+        return (times[-1] - times[0]) / max(1, records.newest - 1)
 
     def available(self, faults: Sequence[Fault]) -> tuple[list[Fault], dict[str, str]]:
-        """Faults that may strike here, and why the others can't."""
-        lacking = {fault.name: why for fault in faults if (why := fault.lacks(self._clean))}
+        """Return the faults that can strike here, and the unmet needs of the others."""
+        lacking = {fault.name: why for fault in faults if (why := fault.lacks(self._command, self._lab))}
         return [fault for fault in faults if fault.name not in lacking], lacking
 
     def strike(self, schedule: Schedule, skipped: Mapping[str, str]) -> Outcome:
-        """Run the script once for each of a schedule's runs, with its faults.
+        """Run the script with the faults of a schedule, which is stored before anything strikes.
 
-        Faults for which a run is over too early strike in one more, but not for ever where none of them does.
-        What is to strike is announced and stored before anything does.
+        Faults for which a run ended too early strike in one more run.
 
         Args:
             schedule: the faults.
-            skipped: what is reported as left out.
+            skipped: for each fault that cannot strike, what it needs.
         """
         results: list[Result] = []
         runs = list(schedule.runs)
-        in_vain = [0] * len(runs)  # how many runs for the same faults were over before any of them struck
+        in_vain = [0] * len(
+            runs
+        )  # for each run, how many runs before it ended before these faults could strike
         self._store(schedule)
         for number, strikes in enumerate(runs, 1):
             self._announce(number, strikes)
@@ -130,84 +129,145 @@ class Drill:
             results.append(result := self._run(place + 1, runs[place]))
             vain = 0 if result.struck else in_vain[place] + 1
             if result.missed and vain <= _IN_VAIN and not result.findings:
-                runs.append(again(result.missed, self._clean.newest))
+                runs.append(again(result.missed, self._clean.records().newest))
                 in_vain.append(vain)
                 self._announce(len(runs), runs[-1])
         schedule = replace(schedule, runs=tuple(runs))
         self._store(schedule)
-        leaving = [seconds for result in results for seconds in result.run.leaving]
-        clean = self._clean.folder / "events"
-        measured = measure(clean, self._clean.testimony(), [each.log for each in results], leaving)
-        stall = longest_stall([clean, *(each.run.folder / "events" for each in results)])
-        return Outcome(schedule, measured, stall, results, skipped, self._folder)
+        return Outcome(self._folder, schedule, results, skipped, self._notes[:1])
 
     def _store(self, schedule: Schedule) -> None:
-        (self._folder / "schedule.json").write_text(dumps(schedule))
+        (self._folder / "schedule.json").write_text(schedule.dumps())
 
     def _announce(self, number: int, strikes: Sequence[Strike]) -> None:
-        """Say which faults a run is to have."""
-        logger.info("drill: %s is to have %s", _name(number), described(strikes, self._command.processes))
+        logger.info("drill: faults-%d is to have %s", number, described(strikes, self._command.processes))
 
     def _run(self, number: int, strikes: Sequence[Strike]) -> Result:
-        run = Run(self._folder / _name(number), self._command, self._data, self._lab)
+        run = ScriptRun(self._folder / f"faults-{number}", self._command, self._lab)
         run.begin_like(self._clean)
-        disturbance = Disturbance(run, strikes, self._clean.newest, PATIENCE)
+        clean = self._clean.records()
+        disturbed = _Disturbed(run, strikes, clean.newest)
+        left: list[int] = []
         try:
-            disturbance.go_through(to_its_end=self._duration is None)
-            findings = [*disturbance.findings, *machine.orphans([] if run.running else run.left())]
+            disturbed.go_through(to_its_end=self._duration is None)
+            left = [] if run.running else run.job.processes()
         finally:
             run.kill()
-            # One that lasts may not have been ended, and hosts and data are those of all runs.
-            for each in disturbance.struck:
-                FAULTS[each.strike.fault].end(run)
-            near.forget(run)
-            for name in {strike.fault for strike in strikes}:
-                FAULTS[name].clean_up(run)
-        clean, told, log = self._clean.testimony(), run.testimony(), history.read(run)
-        return Result(
-            run=run,
-            log=log,
-            report=summary.summarise(log),
-            struck=disturbance.struck,
-            missed=disturbance.missed,
-            findings=[*findings, *self._of_script(told), *self._of_machine(run, disturbance)],
-            rank_local=script.replaced(clean, told),
-            compared=script.compared(clean, told),
-            samples_lost=script.samples_lost(clean, told),
-            left=temporary.left(run.folder / "tmp"),
-            unproven=losses.unproven(clean, told, ended=self._duration is None),
+            disturbed.end_faults()  # the next run uses the same hosts
+        result = disturbed.result
+        if not result.findings:
+            result.findings = check.machine(run, left, disturbed.mapped, self._clean.codes[-1])
+        records = run.records()
+        result.findings += check.script(clean, records)
+        result.rank_local, note = check.rank_local(clean, records)
+        self._notes += [note] if note is not None else []
+        result.codes = run.codes
+        result.compared = check.compared(clean, records)
+        result.not_compared = check.not_compared(clean, records)
+        result.samples_miscounted = check.miscounted(clean, records)
+        result.steps_repeated = records.steps_repeated
+        return result
+
+
+class _Disturbed:
+    """A run while its faults strike.
+
+    Args:
+        run: the run; it has not been started.
+        strikes: its faults, in order.
+        commits: how many commits it is to make.
+
+    Attributes:
+        result: the faults that struck or were missed, and whether training continued.
+        mapped: inodes of the files in shared memory that its processes had mapped.
+    """
+
+    def __init__(self, run: ScriptRun, strikes: Sequence[Strike], commits: int) -> None:
+        self._run = run
+        self._strikes = strikes
+        self._commits = commits
+        self.result = Result(run.folder)
+        self.mapped: set[int] = set()
+
+    def go_through(self, *, to_its_end: bool) -> None:
+        """Start the run, have its faults strike, and wait until it has made its commits.
+
+        Args:
+            to_its_end: whether it ends by itself; else it is asked to leave.
+        """
+        run = self._run
+        try:
+            for strike in self._strikes:
+                run.add_options(FAULTS[strike.fault].options(run))
+            run.start()
+            for strike in self._strikes:
+                self._strike(strike)
+            while run.running and run.newest < self._commits:
+                run.follow(_PATIENCE)
+            if to_its_end:
+                run.wait(_PATIENCE)
+            else:
+                run.leave()
+        except DrillError as error:
+            message = str(error)
+            if struck := self.result.struck:
+                fault = FAULTS[struck[-1].strike.fault]
+                message = f"after '{fault.name}', where {fault.expected}: {message}"
+            self.result.findings.append(Finding(check.TRAINS_AGAIN, message))
+
+    def end_faults(self) -> None:
+        """End the faults that last, in case the run did not get that far."""
+        for each in self.result.struck:
+            if (end := FAULTS[each.strike.fault].end) is not None:
+                end(self._run)
+
+    def _strike(self, strike: Strike) -> None:
+        run, fault = self._run, FAULTS[strike.fault]
+        while run.running and run.newest < strike.commit:
+            run.follow(_PATIENCE)
+        due = run.wait_until(lambda records: records.train_since(0.0) and fault.ready(run), _PATIENCE)
+        if not due or run.newest > self._commits - _FEW:
+            self.result.missed.append(strike)
+            return
+        logger.info("drill: %s: %s at commit %d", run.folder.name, strike.fault, run.newest)
+        ranks = run.ranks()
+        struck = Struck(strike, time.monotonic(), run.newest)
+        self.result.struck.append(struck)
+        fault.strike(run, ranks[strike.rank % len(ranks)])
+        if fault.end is None:
+            trains = run.wait_until(lambda records: records.train_since(struck.begun), _PATIENCE)
+        else:
+            trains = self._wait_for_commits()
+            durable = complete(run)
+            fault.end(run)
+            self._wait_for_another(durable)
+        if not trains and run.newest < self._commits:
+            raise run.failure("the job ended")
+        struck.recovered = True  # also if it made its last commits before it noticed the fault
+        again = run.records().stepped_since(struck.begun)
+        struck.seconds = None if again is None else again - struck.begun
+        if trains:
+            self._wait_for_commits()
+        for process in run.job.processes():
+            self.mapped |= check.shared_memory(process)
+
+    def _wait_for_commits(self) -> bool:
+        """Wait for a few commits; False if the run ended before."""
+        run, before = self._run, self._run.newest
+        return run.wait_until(
+            lambda records: run.newest >= before + _FEW and records.train_since(0.0), _PATIENCE
         )
 
-    def _of_script(self, told: Testimony) -> list[Finding]:
-        clean = self._clean.testimony()
-        causes = [
-            *script.steps_before_commits(clean),
-            *script.overwritten(clean, told),
-            *script.counters(clean, told),
-            *script.batches(clean, told),
-            *script.samples(clean, told),
-        ]
-        ends = losses.compare(clean, told) if self._duration is None and told.commits else []
-        return [*causes, *script.weights(clean, told, explained=bool(causes)), *ends]
-
-    def _of_machine(self, run: Run, disturbance: Disturbance) -> list[Finding]:
-        return [
-            *machine.leftovers(disturbance.mapped),
-            *temporary.leaks(*(temporary.ended(each.folder / "temporary") for each in (self._clean, run))),
-            *machine.growth(disturbance.sizes),
-            *machine.root(str(run.root), damaged(run)),
-            *(machine.exits(run.codes[-1], self._clean.codes[-1]) if run.codes else []),
-        ]
+    def _wait_for_another(self, durable: Sequence[object]) -> None:
+        """Wait until a commit becomes durable; a failed write is tried again after a pause."""
+        deadline = time.monotonic() + _PAUSE
+        while self._run.running and complete(self._run) == durable and time.monotonic() < deadline:
+            time.sleep(_LOOK)
 
 
-def _name(number: int) -> str:
-    """The folder of a run with faults."""
-    return f"faults-{number}"
-
-
-def _with_hang_timeout(command: Command, told: Testimony, least: float) -> Command:
-    """A limit for hangs that suits the script, unless the user has set one."""
-    if _HANG_TIMEOUT in command.options:
-        return command
-    seconds = max(least, math.ceil(FACTOR * max(silences(told), default=0.0)))
-    return replace(command, options=(*command.options, _HANG_TIMEOUT, f"{seconds:g}"))
+def _longest_silence(records: Records) -> float:
+    """Return the longest time in seconds between two lines of one rank, in an undisturbed run."""
+    times: dict[int, list[float]] = {}
+    for line in sorted([*records.steps, *records.batches, *records.commits], key=lambda each: each.time):
+        times.setdefault(line.rank, []).append(line.time)
+    return max((later - earlier for each in times.values() for earlier, later in pairwise(each)), default=0.0)

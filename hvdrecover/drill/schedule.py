@@ -1,6 +1,6 @@
-"""The schedule of faults: decided by a seed, stored as JSON, and replayed exactly.
+"""Which faults strike when: decided by a seed, stored as JSON, and replayed exactly.
 
-Faults strike at commits, not at times, so that a replay finds the same state on a faster or slower machine.
+Faults strike at commits, not at times, so a replay finds the same state on a faster or slower machine.
 """
 
 from __future__ import annotations
@@ -15,22 +15,30 @@ from typing import Any
 from hvdrecover.drill.faults import FAULTS
 from hvdrecover.errors import ConfigError
 
-SPACE = 4  # commits between faults at least, so that a recovery has come to its end, and a standby is back
+SPACE = 4  # least number of commits between faults, for a recovery to end and a standby to be ready
 
 
 @dataclass(frozen=True)
 class Strike:
-    """One fault to come.
+    """One planned fault.
 
     Attributes:
         fault: its name.
-        rank: whom it strikes, if it strikes one rank.
-        commit: it strikes when so many commits have been made.
+        rank: the rank that it strikes, if it strikes one.
+        commit: the number of commits after which it strikes.
     """
 
     fault: str
     rank: int
     commit: int
+
+    def whom(self, size: int) -> str:
+        """Return whom it strikes, of so many ranks; '' if it strikes no single rank."""
+        if not FAULTS[self.fault].of_rank:
+            return ""
+        if self.fault == "host-cut-off":  # the first host, which has rank 0, is never struck
+            return f"the host of rank {1 + self.rank % (size - 1)}" if size > 1 else ""
+        return f"rank {self.rank % size}"
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,7 @@ class Schedule:
     """The faults of a drill.
 
     Attributes:
-        seed: what decided it.
+        seed: the seed that decided it.
         processes: number of ranks.
         runs: for each run of the script its faults, in order.
     """
@@ -47,16 +55,20 @@ class Schedule:
     processes: int
     runs: tuple[tuple[Strike, ...], ...]
 
+    def dumps(self) -> str:
+        """Return the schedule as JSON."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
 
 def each_once(names: Sequence[str], *, seed: int, processes: int, commits: int, repeat: int = 1) -> Schedule:
-    """Have each fault strike once, in as few runs as leave room between them.
+    """Have each fault strike once, in as few runs as leave room between the faults.
 
     Args:
         names: the faults.
-        seed: of their order, their ranks and their commits.
+        seed: decides on order, ranks and commits.
         processes: number of ranks.
-        commits: how many a run makes undisturbed.
-        repeat: how often each strikes.
+        commits: number of commits of an undisturbed run.
+        repeat: how often each fault strikes.
     """
     chance = random.Random(seed)
     order = [name for name in names for _ in range(repeat)]
@@ -68,24 +80,16 @@ def each_once(names: Sequence[str], *, seed: int, processes: int, commits: int, 
 
 
 def at_random(
-    names: Sequence[str],
-    *,
-    seed: int,
-    processes: int,
-    commits: int,
-    mean: float,
-    repeat: int = 1,
+    names: Sequence[str], *, seed: int, processes: int, commits: int, mean: float, repeat: int = 1
 ) -> Schedule:
-    """Have faults strike at random, as often as faults do that know nothing of each other.
-
-    Each strikes once before any strikes again, so that a long drill has had all of them.
+    """Have faults strike at random and independently; each strikes once before any strikes again.
 
     Args:
         names: the faults.
-        seed: of all that is random.
+        seed: decides on everything that is random.
         processes: number of ranks.
-        commits: how many a run makes undisturbed.
-        mean: commits between faults, on the average.
+        commits: number of commits of an undisturbed run.
+        mean: mean number of commits between faults.
         repeat: number of runs.
     """
     chance = random.Random(seed)
@@ -103,50 +107,25 @@ def at_random(
 
 
 def again(strikes: Sequence[Strike], commits: int) -> tuple[Strike, ...]:
-    """The same faults for the same ranks in another run, at equal distances.
-
-    Args:
-        strikes: for which a run was over too early.
-        commits: how many a run makes undisturbed.
-    """
+    """Plan faults for which a run ended too early for another run, at equal distances."""
     width = (commits - 1) / (len(strikes) + 1)
     return tuple(replace(strike, commit=max(1, round(n * width))) for n, strike in enumerate(strikes, 1))
 
 
 def described(strikes: Sequence[Strike], size: int) -> str:
-    """Return what is to strike when, and whom, in words.
-
-    Args:
-        strikes: faults of a run, in order.
-        size: number of ranks.
-    """
+    """Return in words what is going to strike, whom, and when."""
     words = []
     for strike in strikes:
-        whom = FAULTS[strike.fault].whom(strike.rank, size)
+        whom = strike.whom(size)
         words.append(f"{strike.fault}{f' ({whom})' if whom else ''} at commit {strike.commit}")
     return ", ".join(words)
-
-
-def _spread(names: Sequence[str], chance: random.Random, processes: int, commits: int) -> tuple[Strike, ...]:
-    """Faults at distances that are alike but for a bit of chance; the last leaves room for a recovery."""
-    width = (commits - 1) / (len(names) + 1)
-    strikes = []
-    for number, name in enumerate(names, 1):
-        commit = round(number * width + chance.uniform(-width / 4, width / 4))
-        strikes.append(Strike(name, chance.randrange(processes), max(1, min(commit, commits - 2))))
-    return tuple(strikes)
-
-
-def dumps(schedule: Schedule) -> str:
-    """A schedule as JSON."""
-    return json.dumps(asdict(schedule), indent=1) + "\n"
 
 
 def load(path: Path) -> Schedule:
     """Read a stored schedule.
 
     Raises:
-        ConfigError: there is none in this file.
+        ConfigError: the file holds none.
     """
     try:
         facts: dict[str, Any] = json.loads(path.read_text())
@@ -154,3 +133,13 @@ def load(path: Path) -> Schedule:
         return Schedule(int(facts["seed"]), int(facts["processes"]), runs)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError("--replay", f"'{path}' holds no schedule of a drill: {error}") from error
+
+
+def _spread(names: Sequence[str], chance: random.Random, processes: int, commits: int) -> tuple[Strike, ...]:
+    """Plan faults at nearly equal distances; the last one leaves room for a recovery."""
+    width = (commits - 1) / (len(names) + 1)
+    strikes = []
+    for number, name in enumerate(names, 1):
+        commit = round(number * width + chance.uniform(-width / 4, width / 4))
+        strikes.append(Strike(name, chance.randrange(processes), max(1, min(commit, commits - 2))))
+    return tuple(strikes)

@@ -1,32 +1,32 @@
-"""The witness of a drill: its reports from a training process, and what it has the process do.
+"""The witness: records commits, steps and batches of a training process, and makes it fail on demand.
 
-A witness writes lines of JSON to ``FOLDER/witness/HOST-PID.jsonl``. Each has ``what``, ``time`` (seconds of
-the monotonic clock, which all processes of a host share), ``rank``, ``size``, and ``generation`` and
-``commit`` of the commit that it came after:
+``HVDRECOVER_INSTRUMENTS`` names this module in the processes of a drill; the layers below know no drill. A
+witness appends lines of JSON to ``FOLDER/witness/HOST-PID.jsonl``. Each line has ``what``, ``time`` (seconds
+of the monotonic clock, which all processes of a host share), ``rank``, ``size``, and ``generation`` and
+``commit`` of the last commit before it:
 
 =========== =============================================================================================
 ``agreed``  ``source``; the ranks have agreed on a commit to resume from
-``changed`` ``tensors`` (attribute to names), ``values`` (attribute to before and after): what had changed
-            since then before the first step, where that can be told
-``step``    ``number`` since the commit, ``inputs``: digest of what models were given, or null
-``batch``   ``sampler``, ``epoch``, ``at``, ``samples``: all ranks together are about to have done these,
-            from this place of the epoch's order on; ``inputs``: digest of what this rank's data set
-            dealt there, or null
-``commit``  ``made``: its number; ``steps``, ``batches`` since the last one; ``loss``: mean of those that
-            this rank was told since then, or null; ``tensors`` (attribute to name to digest), ``values``
-            (attribute to what it is apart from tensors), ``buffers`` (attribute of a model or the like to
-            names of tensors that each rank has its own of), ``virtual``: number of virtual ranks, or null;
-            on rank 0 ``samplers``
+``changed`` ``tensors`` (attribute to names), ``values`` (attribute to before and after): what the script
+            changed between that and its first step
+``step``    ``number`` since the commit, ``inputs``: digest of the inputs of the models, or null
+``batch``   ``sampler``, ``epoch``, ``at``, ``samples``: the batch of all ranks together, and its
+            place in the epoch's order; ``inputs``: digest of what this rank's data set returned, or null
+``commit``  ``made``: its number; ``steps``, ``batches`` since the last commit; ``tensors`` (attribute to name
+            to digest), ``values`` (attribute to the rest of it), ``buffers`` (attribute of a model to the
+            names of its rank-local tensors), ``virtual``: number of virtual ranks, or null; on rank 0
+            ``samplers``
 =========== =============================================================================================
+
+To make rank R fail at its next step, the drill writes ``loop``, ``out-of-memory`` or ``script-error`` to
+``FOLDER/orders/R``.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import resource
-import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,9 +45,18 @@ from hvdrecover.elastic.companions import Observer
 from hvdrecover.elastic.context import Context
 from hvdrecover.events import Events
 
-_PIECE = 1 << 26  # bytes that a hungry process takes at a time
+_PIECE = 1 << 26  # bytes that a process takes at a time until it has no memory left
 
 Digests = dict[str, dict[str, str]]
+
+
+def observers(context: Context) -> tuple[Observer, ...]:
+    """Return the witness of a state.
+
+    Args:
+        context: the state's surroundings.
+    """
+    return (Witness(context),)
 
 
 class Witness(Observer):
@@ -72,7 +81,6 @@ class Witness(Observer):
         self.agreements = 0
         self._at = (0, 0)
         self._steps = self._batches = 0
-        self._losses: list[float] = []
         self._adopted: tuple[Digests, dict[str, Json]] | None = None
 
     def attach(self) -> None:
@@ -81,17 +89,17 @@ class Witness(Observer):
         self._context.framework.report_steps(self._contents, self)
 
     def agreed(self, agreement: Agreement) -> None:
-        """The ranks have agreed on a commit; an initial one is kept for other runs to begin with."""
+        """Record a commit to resume from; store an initial state, so that other runs can begin with it."""
         snapshot, source = agreement.snapshot, agreement.source
         if source == "initial" and self._world.rank() == 0:
-            self._keep(snapshot)
+            self._store(snapshot)
         self.agreements += 1
         self._stand_at(snapshot)
         self._adopted = self._present()
         self._write("agreed", source=source)
 
     def step_begins(self, inputs: str | None = None) -> None:
-        """An optimizer is about to step."""
+        """Record a step of the optimizer, and before the first one the changes of the script."""
         if self._adopted is not None:
             tensors, values = self._adopted
             self._adopted = None
@@ -105,28 +113,22 @@ class Witness(Observer):
             self._write("changed", tensors={k: v for k, v in changed.items() if v}, values=others)
         self._steps += 1
         self._write("step", number=self._steps, inputs=inputs)
-        self._obey()
+        self._follow_order()
 
     def recorded(self, order: SampleOrder, count: int, inputs: str | None = None) -> None:
-        """A batch is about to be recorded as done."""
+        """Record a batch that is about to be counted as done."""
         self._batches += 1
         name = next((name for name, each in self._contents.orders.items() if each is order), "")
         samples = order.remaining()[: count * order.size].tolist()
         self._write("batch", sampler=name, epoch=order.epoch, at=order.done, samples=samples, inputs=inputs)
-        self._obey()
-
-    def observed(self, values: Mapping[str, Any]) -> None:
-        """Take a loss that the script reports."""
-        if "loss" in values:
-            self._losses.append(float(values["loss"]))
+        self._follow_order()
 
     def captured(self, snapshot: Snapshot) -> None:
-        """A commit has been copied, and steps are counted from it from now on."""
+        """Record a commit; steps are counted from it from now on."""
         facts: dict[str, Any] = {
             "made": snapshot.id.commit,
             "steps": self._steps,
             "batches": self._batches,
-            "loss": statistics.fmean(self._losses) if self._losses else None,
             "tensors": {name: _digests(arena) for name, arena in snapshot.arenas.items()},
             "values": snapshot.state["attributes"],
             "buffers": {name: sorted(names) for name, names in self._contents.rank_local().items()},
@@ -137,20 +139,17 @@ class Witness(Observer):
         self._write("commit", **facts)
         self._stand_at(snapshot)
 
-    # -- inside ----------------------------------------------------------------------------------------
-
     def _stand_at(self, snapshot: Snapshot) -> None:
         self._at = (snapshot.id.generation, snapshot.id.commit)
         self._steps = self._batches = 0
-        self._losses = []
 
     def _present(self) -> tuple[Digests, dict[str, Json]]:
-        present = self._contents.take_apart({})  # without what is each rank's own
+        present = self._contents.take_apart({})  # without rank-local state
         arenas = self._contents.copy(present, {})
         tensors = {name: _digests(arena) for name, arena in arenas.items()}
         return tensors, present.state()["attributes"]
 
-    def _keep(self, snapshot: Snapshot) -> None:
+    def _store(self, snapshot: Snapshot) -> None:
         settings = Checkpoint(os.fspath(self._folder / "initial"))
         storage = open_storage(settings.url)
         events = Events(None, self._config.host, self._clock)
@@ -175,15 +174,15 @@ class Witness(Observer):
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         os.write(self._descriptor, f"{json.dumps(line)}\n".encode())
 
-    def _obey(self) -> None:
-        """Do what the drill has asked of this rank, once."""
+    def _follow_order(self) -> None:
+        """Fail as the drill has asked this rank to, once."""
         order = self._folder / "orders" / str(self._world.rank())
         try:
-            words = order.read_text().split()
-            order.unlink()
+            action = order.read_text()
+            order.unlink()  # first, or the next process of this rank would fail, too
         except FileNotFoundError:
             return
-        _ACTIONS[words[0]](*words[1:])
+        _ACTIONS[action]()
 
 
 def _digests(arena: Arena) -> dict[str, str]:
@@ -201,21 +200,21 @@ def _loop() -> None:
         pass
 
 
-def _segfault() -> None:
-    ctypes.string_at(0)
-
-
-def _hunger(cgroup: str = "") -> None:
-    """Take memory until there is none: in a control group with a limit, else of what a process may have."""
-    if cgroup:
-        Path(cgroup, "cgroup.procs").write_text(str(os.getpid()))
-    else:
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        limit = used + 4 * _PIECE
-        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+def _run_out_of_memory() -> None:
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limit = used + 4 * _PIECE
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
     taken = []
     while True:
         taken.append(b"x" * _PIECE)
 
 
-_ACTIONS: dict[str, Callable[..., None]] = {"loop": _loop, "segfault": _segfault, "hunger": _hunger}
+def _raise() -> None:
+    raise RuntimeError("an error in the training script, raised by hvdrecover drill")
+
+
+_ACTIONS: dict[str, Callable[[], None]] = {
+    "loop": _loop,
+    "out-of-memory": _run_out_of_memory,
+    "script-error": _raise,
+}

@@ -99,17 +99,3 @@ def committed(batches: Sequence[Batch], starts: dict[int, int]) -> list[Batch]:
         for batch in batches
         if all(start > batch.commit for generation, start in starts.items() if generation > batch.generation)
     ]
-
-
-def generations(events: Path) -> dict[int, int]:
-    """Generation to the commit that it resumed from, read from a folder of event files."""
-    starts = {}
-    for path in events.glob("*.jsonl"):
-        for line in path.read_text().splitlines():
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if event["kind"] == "sync":
-                starts[int(event["generation"])] = int(event["commit"])
-    return starts

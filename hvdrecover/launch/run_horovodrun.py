@@ -20,7 +20,6 @@ from types import FrameType, SimpleNamespace
 from typing import Any
 
 from hvdrecover import config
-from hvdrecover.elastic import instruments
 from hvdrecover.events import Events, show_on_terminal
 from hvdrecover.launch import discovery_script, hidden_environment, output, returned_hosts, waits
 from hvdrecover.launch.processes import die_with_parent
@@ -35,7 +34,6 @@ def main() -> None:
     die_with_parent()
     sys.warnoptions.append("ignore:resource_tracker:UserWarning")  # of what is left when this is killed
     read = config.read()
-    instruments.start(read, "horovodrun")
     how, sys.argv[:2] = sys.argv[1], ["horovodrun"]
     if how == "gloo":  # mpirun sends the environment through its own connections
         _hide_environment()

@@ -20,7 +20,7 @@ from hvdrecover.checkpoint.storage import LocalStorage, Storage, open_filesystem
 from hvdrecover.checkpoint.storage.remote import RemoteStorage
 from hvdrecover.checkpoint.storage.s3 import S3Storage
 from hvdrecover.checkpoint.storage.sftp import SftpStorage
-from hvdrecover.drill.storage import Mood, set_mood
+from hvdrecover.drill.storage import set_behaviour
 from hvdrecover.drill.storage import url as drill_url
 from tests.contracts.object_stores import BUCKET, ObjectStore
 from tests.contracts.servers import HOST, S3Server, SftpServer
@@ -96,8 +96,8 @@ def drill(folder: Path) -> Backend:
         url,
         (3 << 20) + 5,
         in_pieces,
-        stop=lambda: set_mood(root, Mood(away=True)),
-        start=lambda: set_mood(root, Mood()),
+        stop=lambda: set_behaviour(root, "away"),
+        start=lambda: set_behaviour(root, "well"),
     )
 
 

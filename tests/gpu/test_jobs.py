@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.examples.digits_run import DigitsRun, supervised
+from hvdrecover.drill.jobs import supervised
+from hvdrecover.examples.digits_run import DigitsRun
 
 SCRIPT = Path(__file__).with_name("digits.py")
 EPOCHS = 2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
+from hvdrecover.drill.jobs import supervised
 from hvdrecover.examples import ledger
 from tests.integration import test_kill_and_resume, test_tensorflow
 from tests.integration.conftest import EPOCHS
@@ -15,8 +15,6 @@ SCRIPTS = Path(__file__).with_name("scripts")
 SLOW = ("--step-seconds", "0.1")  # so that many faults, and what is done between them, fit into a run
 PATIENT = ("--grace", "300")  # seconds; a commit comes sooner, also on a machine that has much else to do
 HOLD = "hold step 0 12"  # for faults that the test itself lets strike: the run does not end before
-
-Event = dict[str, Any]
 
 
 class FaultyRun(DigitsRun):

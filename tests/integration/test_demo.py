@@ -12,7 +12,7 @@ from tests.integration.conftest import LONG
 
 
 @LONG
-def test_the_demo_shows_three_faults_and_leaves_its_report_and_nothing_else(tmp_path: Path) -> None:
+def test_the_demo_shows_three_faults_and_leaves_nothing(tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     command = [sys.executable, "-m", "hvdrecover.examples.demo", "--keep", str(tmp_path / "kept")]
@@ -21,8 +21,6 @@ def test_the_demo_shows_three_faults_and_leaves_its_report_and_nothing_else(tmp_
     assert done.returncode == 0, done.stdout + done.stderr
     for fault in ("worker killed", "worker hangs", "all killed"):
         assert re.search(rf"{fault} .* \d+\.\d s .* samples", done.stdout)
-    assert len(re.findall(r"^rank \d .*░.*█.*▓", done.stdout, re.MULTILINE)) == 2
-    (page,) = (path for path in temporary.rglob("*") if path.is_file())
-    assert str(page) in done.stdout
-    assert "Time line of 2 ranks" in page.read_text()
+    assert "The weights are the same, bit by bit." in done.stdout
+    assert list(temporary.iterdir()) == []
     assert (tmp_path / "kept" / "killed" / "events").is_dir()

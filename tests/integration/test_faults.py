@@ -8,11 +8,11 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.integration.faults import (
-    Event,
     FaultyRun,
     assert_same_weights,
     wait_for_durable,
@@ -44,7 +44,7 @@ class Fault:
     before: tuple[int, int]
     after: tuple[int, int]
     generation: int
-    events: list[Event]
+    events: list[dict[str, Any]]
 
 
 @dataclass

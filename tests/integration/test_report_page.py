@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.examples.digits_run import supervised
+from hvdrecover.drill.jobs import supervised
 from hvdrecover.launch.processes import kill
 from tests.integration.browser import CUT, PHONE, Browser
 from tests.integration.faults import FaultyRun, wait_until_all_train

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.examples.digits_run import PATIENCE, ROOT_MAY_USE_MPI, static
+from hvdrecover.drill.jobs import PATIENCE, ROOT_MAY_USE_MPI, static
 from hvdrecover.launch.job import Job
 from tests.integration import tensorboard_page
 from tests.integration.conftest import LONG

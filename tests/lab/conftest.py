@@ -22,8 +22,8 @@ SLOW_HOSTS = {
 
 def pytest_runtest_setup() -> None:
     """Skip every test in this folder, with one reason, where there can be no lab."""
-    if why := needs.lacks():
-        in_ci = os.environ.get("CI") == "true" and os.geteuid() == 0 and needs.missing_packages()
+    if why := labs.lacks():
+        in_ci = os.environ.get("CI") == "true" and os.geteuid() == 0 and labs.missing_packages()
         (pytest.fail if in_ci else pytest.skip)(f"the lab of several hosts: {why}")
 
 

@@ -51,7 +51,7 @@ PartitionName=urgent Nodes=ALL PriorityTier=2 PreemptMode=OFF
 
 def lacks() -> str:
     """Return why there can be no cluster here, with the remedy; empty if there can."""
-    if all(map(network.find, _PROGRAMS)):
+    if all(map(find, _PROGRAMS)):
         return ""
     return f"Slurm is not here; apt-get install {' '.join(PACKAGES)}"
 
@@ -66,7 +66,7 @@ class Slurm:
 
     def __init__(self, lab: Lab, options: str = "") -> None:
         self._lab = lab
-        self._folder = network.folder(lab.number) / "slurm"
+        self._folder = lab.folder / "slurm"
         for name in ("state", *(host.name for host in lab.hosts)):
             (self._folder / name).mkdir(parents=True)
         self.environ = {"SLURM_CONF": os.fspath(self._folder / "slurm.conf")}
@@ -125,7 +125,7 @@ class Slurm:
 
     @property
     def _home(self) -> Path:
-        return network.folder(self._lab.number) / "home"
+        return self._lab.home
 
     def _start(self) -> None:
         key = self._folder / "munge.key"

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hvdrecover.drill.lab.hosts import INTERFACE
-from hvdrecover.drill.lab.lab import Lab
+from hvdrecover.drill.lab import INTERFACE, Lab
 from tests.integration.conftest import LONG, Start
 from tests.integration.faults import FaultyRun
 from tests.lab.conftest import SLOW_HOSTS

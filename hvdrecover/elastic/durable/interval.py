@@ -109,8 +109,7 @@ def best(costs: Costs, *, least: float = 0.0, cap: float = CAP) -> Interval:
 def share_lost(costs: Costs, interval: float) -> float:
     """The share of the time lost, to first order: ``stall / interval + (interval / 2 + restore) / mtbf``.
 
-    `hvdrecover.drill.goodput` derives it, and has the exact form: this one is only right while it is small,
-    and may come to more than 1.
+    This holds while the share is small; it may exceed 1.
 
     Args:
         costs: what is known; an mtbf of 0 loses everything.

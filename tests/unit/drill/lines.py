@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hvdrecover.drill.testimony import Agreed, Batch, Changed, Line, Made, Step, Testimony
+from hvdrecover.drill.records import Agreed, Batch, Changed, Commit, Line, Records, Step
 
 
 class Story:
-    """Builds a testimony; each call is a second later than the one before."""
+    """Builds the records of a run; each call is a second later than the one before."""
 
     def __init__(self, size: int = 2) -> None:
         self.lines: list[Line] = []
@@ -68,14 +68,14 @@ class Story:
             mean = {"mean": str(mine.pop("mean"))} if "mean" in mine else {}
             model = {"weight": tensors or str(commit + 1), "bias": "0", **mean}
             rows.append({"tensors": {"model": model}, "values": {**(values or {}), **mine}})
-        self._add(Made, by_rank=rows, made=commit + 1, **facts)
+        self._add(Commit, by_rank=rows, made=commit + 1, **facts)
         self._at, self._steps = (generation, commit + 1), 0
         return self
 
     @property
-    def told(self) -> Testimony:
-        """All of it."""
-        return Testimony.of(self.lines)
+    def records(self) -> Records:
+        """Return everything that the witnesses wrote."""
+        return Records.of(self.lines)
 
     def _add(self, kind: type[Line], by_rank: Sequence[Mapping[str, Any]] = (), **facts: Any) -> Story:
         self._now += 1.0

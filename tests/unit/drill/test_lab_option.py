@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.cli import main
-from hvdrecover.drill.lab import needs
+from hvdrecover.drill import lab
 
 SCRIPT = ["--", "python", "train.py"]
 
@@ -34,7 +34,7 @@ def test_a_program_that_is_missing_is_named_with_its_package(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setitem(needs.PACKAGES, "no-such-program", "its-package")
+    monkeypatch.setitem(lab.PACKAGES, "no-such-program", "its-package")
     assert "apt-get install its-package" in complaint(capsys, tmp_path, "--lab", "3")
 
 

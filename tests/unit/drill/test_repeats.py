@@ -1,4 +1,4 @@
-"""Runs that were over before their faults could strike are repeated, but not for ever."""
+"""Runs that ended before their faults could strike are repeated, but not forever."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from hvdrecover.drill import drill as drills
-from hvdrecover.drill.checks import rules
-from hvdrecover.drill.checks.rules import Finding
+from hvdrecover.drill import check
+from hvdrecover.drill.check import Finding
 from hvdrecover.drill.drill import Drill
-from hvdrecover.drill.outcome import Outcome, Result
-from hvdrecover.drill.runs import Command
 from hvdrecover.drill.schedule import Schedule, Strike
+from hvdrecover.drill.script_run import Command
+from hvdrecover.drill.verdict import Result
 
 COMMITS = 21
 KILL, STOP = Strike("kill", 0, 15), Strike("stop", 1, 19)
-BROKEN = Finding(rules.WEIGHTS, "commit 3 is not that")
+BROKEN = Finding(check.SAME_COMMITS, "commit 3 differs")
 
 
 def struck_in(
@@ -30,30 +29,24 @@ def struck_in(
     counts: Sequence[int],
     *findings: Finding,
 ) -> list[tuple[Strike, ...]]:
-    """Drill with these runs, of which each has so many of its faults strike; what each was to have."""
+    """Drill with these runs, in which so many faults strike; return the faults planned for each run."""
     number: Iterator[int] = iter(counts)
-    told: list[tuple[Strike, ...]] = []
+    planned: list[tuple[Strike, ...]] = []
 
     def run(self: Drill, place: int, strikes: tuple[Strike, ...]) -> Result:
-        told.append(strikes)
+        planned.append(strikes)
         count = next(number)
-        made = SimpleNamespace(folder=folder, leaving=[])
         struck: list[Any] = list(strikes[:count])
-        nothing = cast(Any, None)
-        return Result(cast(Any, made), nothing, nothing, struck, list(strikes[count:]), list(findings))
+        return Result(folder, struck, list(strikes[count:]), list(findings))
 
+    records = SimpleNamespace(newest=COMMITS)
     monkeypatch.setattr(Drill, "_run", run)
-    monkeypatch.setattr(drills, "measure", lambda *facts: None)
-    monkeypatch.setattr(drills, "longest_stall", lambda events: None)
-    made = Drill(folder, Command(("train",), 2))
-    monkeypatch.setattr(
-        made, "_clean", SimpleNamespace(newest=COMMITS, folder=folder, testimony=lambda: None)
-    )
-    outcome: Outcome = made.strike(Schedule(0, 2, tuple(runs)), {})
-    assert outcome.schedule.runs == tuple(told)
-    assert len(json.loads((folder / "schedule.json").read_text())["runs"]) == len(told)
+    monkeypatch.setattr(Drill, "_clean", SimpleNamespace(records=lambda: records))
+    outcome = Drill(folder, Command(("train",), 2)).strike(Schedule(0, 2, tuple(runs)), {})
+    assert outcome.schedule.runs == tuple(planned)
+    assert len(json.loads((folder / "schedule.json").read_text())["runs"]) == len(planned)
     assert list(number) == []
-    return told
+    return planned
 
 
 def test_faults_that_a_run_was_over_for_strike_in_one_more(

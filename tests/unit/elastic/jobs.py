@@ -91,8 +91,8 @@ class Process:
 
 
 def in_drill(config: Config, folder: Path, checkpoint: str) -> Config:
-    """The settings of a process that is part of a drill; `hvdrecover.drill.runs` sets them by variables."""
-    module = "hvdrecover.drill.instruments"
+    """Return the settings of a process of a drill; `hvdrecover.drill.script_run` sets them by variables."""
+    module = "hvdrecover.drill.witness"
     return dataclasses.replace(
         config, drill=folder, instruments=module, rehearsal=True, checkpoint=checkpoint
     )

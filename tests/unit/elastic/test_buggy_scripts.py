@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 
 from hvdrecover.clock import SYSTEM_CLOCK
-from hvdrecover.drill.checks import rules
-from hvdrecover.drill.checks.rules import Finding, Rule
-from hvdrecover.drill.drill import Drill
-from hvdrecover.drill.runs import Command
-from hvdrecover.drill.testimony import Testimony, Witnesses
+from hvdrecover.drill import check
+from hvdrecover.drill.check import Finding
+from hvdrecover.drill.records import Reader
 from hvdrecover.elastic.run import run
 from hvdrecover.elastic.state import State
 from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
@@ -92,24 +90,24 @@ def drilled(bug: str, folder: Path) -> list[Finding]:
     start("clean")
     start("faults-1", fail_at(0, "gradient", KILLED_AT, action="kill_all"))
     start("faults-1")
-    told = Testimony.of(Witnesses(folder / "faults-1" / "witness").look())
-    assert [line.commit for line in told.agreed] == [0, 0, RESUMED, RESUMED]
-    assert told.newest >= STEPS // 3
-    return Drill(folder, Command(("script",), 2))._of_script(told)
+    clean, faulty = (Reader(folder / name / "witness").look() for name in ("clean", "faults-1"))
+    assert [line.commit for line in faulty.agreed] == [0, 0, RESUMED, RESUMED]
+    assert faulty.newest >= STEPS // 3
+    return check.script(clean, faulty)
 
 
 @pytest.mark.parametrize(
-    ("bug", "rule"),
+    ("bug", "name"),
     [
-        ("resets its optimizer", rules.NOT_OVERWRITTEN),
-        ("resets a counter", rules.COUNTERS),
-        ("forgets a counter", rules.WEIGHTS),
-        ("reshuffles", rules.DATA),
-        ("commits before the step", rules.STEP_FIRST),
+        ("resets its optimizer", check.NOTHING_RESET),
+        ("resets a counter", check.NOTHING_RESET),
+        ("forgets a counter", check.SAME_COMMITS),
+        ("reshuffles", check.SAME_BATCHES),
+        ("commits before the step", check.STEP_FIRST),
     ],
 )
-def test_a_bug_is_caught_and_the_rule_that_it_breaks_is_named(bug: str, rule: Rule, tmp_path: Path) -> None:
-    assert drilled(bug, tmp_path)[0].rule is rule
+def test_a_bug_is_found_by_the_check_that_names_its_cause(bug: str, name: str, tmp_path: Path) -> None:
+    assert drilled(bug, tmp_path)[0].check == name
 
 
 def test_without_its_bugs_the_script_recovers(tmp_path: Path) -> None:

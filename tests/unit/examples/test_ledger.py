@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.examples.ledger import Batch, Ledger, committed, generations, read
+from hvdrecover.examples.ledger import Batch, Ledger, committed, read
 
 
 def batch(generation: int, commit: int, *indices: int, time: float = 0.0) -> Batch:
@@ -98,17 +98,3 @@ def test_a_line_that_a_killed_process_left_half_written_is_passed_over(tmp_path:
 def test_an_empty_or_missing_folder_holds_no_batches(tmp_path: Path) -> None:
     assert read(tmp_path) == []
     assert read(tmp_path / "missing") == []
-
-
-# -- generations -------------------------------------------------------------------------------------------
-
-
-def event(**facts: Any) -> str:
-    return json.dumps({"time": 0.0, **facts}) + "\n"
-
-
-def test_generations_are_read_from_the_events_of_all_processes(tmp_path: Path) -> None:
-    sync = event(kind="sync", generation=1, commit=0)
-    (tmp_path / "a-1.jsonl").write_text(sync + event(kind="commit", generation=1, commit=9))
-    (tmp_path / "b-2.jsonl").write_text(sync + event(kind="sync", generation=2, commit=4))
-    assert generations(tmp_path) == {1: 0, 2: 4}

@@ -21,7 +21,7 @@ ROUNDS = 6  # of 4 samples: LENGTH of them
 def drill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """This process is part of a drill; where it writes to."""
     for name, value in {
-        "HVDRECOVER_INSTRUMENTS": "hvdrecover.drill.instruments",
+        "HVDRECOVER_INSTRUMENTS": "hvdrecover.drill.witness",
         "HVDRECOVER_REHEARSAL": "1",
         "HVDRECOVER_DRILL": str(tmp_path / "drill"),
         "HVDRECOVER_CHECKPOINT": str(tmp_path / "root"),

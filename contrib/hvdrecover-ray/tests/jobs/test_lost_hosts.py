@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.checkpoint.near import place
-from hvdrecover.drill.lab.hosts import Host
-from hvdrecover.drill.lab.lab import Lab
+from hvdrecover.drill.lab import Host, Lab
 from hvdrecover.launch.job import Job
 from lab_nodes import Nodes, ray_nodes
 from tests.integration.conftest import LONG

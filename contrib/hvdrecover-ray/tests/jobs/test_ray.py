@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from hvdrecover.config import PREEMPTED
+from hvdrecover.drill.jobs import running
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import command, kill, parent
 from raylets import Raylets, environment, raylets
@@ -28,7 +29,7 @@ from tests.waiting import wait_until
 EXAMPLE = Path(__file__).parents[2] / "example.py"
 SCRIPT = Path(__file__).with_name("scripts") / "ray_digits.py"
 DRILL = SCRIPT.with_name("ray_drill.py")
-FAULTS = "kill,kill-all,preemption,launcher-killed"
+FAULTS = "kill,kill-all,preempt,script-error"
 QUICK = ("--epochs", "2", "--step-seconds", "0.02", "--commit-every", "2")
 
 
@@ -210,7 +211,7 @@ def test_a_drill_runs_in_slots_of_ray(cluster: Raylets, nodes: list[Any], tmp_pa
     command = [sys.executable, os.fspath(DRILL), *words]
     done = subprocess.run(command, env=environment(cluster), capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((tmp_path / "drill" / "report.json").read_text())
+    found = json.loads((tmp_path / "drill" / "verdict.json").read_text())
     assert (found["recovers"], found["findings"]) == (True, [])
     assert {name for name, kind in found["kinds"].items() if kind["recovered"]} == set(FAULTS.split(","))
 

@@ -1,1 +1,0 @@
-"""The checks of a drill: pure functions of witnesses' reports, and looks at what is left behind."""

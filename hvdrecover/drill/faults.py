@@ -1,0 +1,320 @@
+"""The faults of drills: what each does to a run, and how the run is expected to recover."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shlex
+import signal
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fsspec.registry import known_implementations, registry
+
+from hvdrecover.checkpoint import manifest as manifests
+from hvdrecover.checkpoint import root as roots
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.storage import LocalStorage
+from hvdrecover.config import PREEMPTED
+from hvdrecover.drill import storage
+from hvdrecover.drill.lab import Lab
+from hvdrecover.drill.script_run import Command, ScriptRun
+from hvdrecover.errors import ConfigError
+from hvdrecover.launch import processes
+
+_TWO_COMMITS = 120.0  # seconds until a run must have made two durable commits
+_STOPPED = 10.0  # seconds for processes to stop, which a write to a disk may delay
+_LOOK = 0.01
+_SPOILT = 16  # bytes
+
+IN_PLACE = "a standby takes over, and all ranks resume from a commit in memory"
+RESTART = "the job is started again, and resumes from the newest durable commit"
+CONTINUES = "training continues with commits in memory; durable commits follow when it is over"
+
+
+def _nothing(command: Command, lab: Lab | None) -> str:
+    return ""
+
+
+def _at_any_time(run: ScriptRun) -> bool:
+    return True
+
+
+def _no_options(run: ScriptRun) -> list[str]:
+    return []
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kind of fault.
+
+    Attributes:
+        name: its name on the command line.
+        expected: how a run is expected to recover.
+        strike: does it to a run; the second argument is the rank, if it strikes one rank.
+        of_rank: whether it strikes one rank.
+        end: ends a fault that lasts; None if the fault is over at once.
+        lacks: returns what it needs and a drill with this command and lab lacks, with the remedy; or ''.
+        ready: whether it can strike now, as far as earlier faults are concerned.
+        options: options of ``hvdrecover run`` with which a run starts that it is going to strike.
+    """
+
+    name: str
+    expected: str
+    strike: Callable[[ScriptRun, int], None]
+    of_rank: bool = False
+    end: Callable[[ScriptRun], None] | None = None
+    lacks: Callable[[Command, Lab | None], str] = _nothing
+    ready: Callable[[ScriptRun], bool] = _at_any_time
+    options: Callable[[ScriptRun], list[str]] = _no_options
+
+
+# -- processes ---------------------------------------------------------------------------------------------
+
+
+def _kill(run: ScriptRun, rank: int) -> None:
+    processes.kill(run.process_of(rank))
+
+
+def _kill_all(run: ScriptRun, rank: int = 0) -> None:
+    for process in run.training_processes():
+        processes.kill(process)
+
+
+def _kill_supervisor(run: ScriptRun, rank: int) -> None:
+    processes.kill(run.job.pid)
+    run.start_again()
+
+
+def _stop(run: ScriptRun, rank: int) -> None:
+    with suppress(ProcessLookupError):  # it has just ended
+        os.kill(run.process_of(rank), signal.SIGSTOP)
+
+
+def _preempt(run: ScriptRun, rank: int) -> None:
+    os.kill(run.job.pid, signal.SIGTERM)
+    if (code := run.start_again()) != PREEMPTED:
+        raise run.failure(f"the run left with exit code {code} instead of {PREEMPTED}")
+
+
+def _order(action: str) -> Callable[[ScriptRun, int], None]:
+    return lambda run, rank: run.order(rank, action)
+
+
+# -- the storage -------------------------------------------------------------------------------------------
+
+
+def _behave(behaviour: storage.Behaviour) -> Callable[..., None]:
+    return lambda run, *_: storage.set_behaviour(run.root, behaviour)
+
+
+def _lacks_storage(command: Command, lab: Lab | None) -> str:
+    if storage.PROTOCOL in {*known_implementations, *registry}:
+        return ""
+    return f"an installed hvdrecover: fsspec does not know '{storage.PROTOCOL}'; run pip install ."
+
+
+def _storage_options(run: ScriptRun) -> list[str]:
+    return ["--checkpoint", storage.url(run.root)]
+
+
+def _corrupt_commit(run: ScriptRun, rank: int) -> None:
+    """Damage the newest durable commit and all near commits while the ranks are stopped, then kill them.
+
+    The run has to notice it by the digests, quarantine the commit, and resume from the one before.
+    """
+    deadline = time.monotonic() + _TWO_COMMITS
+    while len(complete(run)) < 2:
+        if time.monotonic() > deadline:
+            problem = f"'corrupt-commit' needs two durable commits, and found fewer in {_TWO_COMMITS:.0f} s"
+            raise run.failure(f"{problem}: keep at least 2, and make them more often")
+        time.sleep(_LOOK)
+    _stop_all(run)
+    newest = complete(run)[0]
+    with _damaged(run).open("a") as notes:
+        notes.write(f"{newest.name}\n")
+    spoil(run.root / newest.name)
+    for near in run.near_roots():
+        for commit in near.glob(f"g*/{manifests.FILE_NAME}"):
+            spoil(commit.parent)
+    _kill_all(run)
+
+
+def spoil(commit: Path) -> None:
+    """Change bytes in the middle of the largest file of the commit in a folder."""
+    file = max(commit.glob(f"*{manifests.TENSORS}"), key=lambda path: path.stat().st_size)
+    with file.open("r+b") as opened:
+        opened.seek((file.stat().st_size - _SPOILT) // 2)
+        before = opened.read(_SPOILT)
+        opened.seek(-_SPOILT, os.SEEK_CUR)
+        opened.write(bytes(byte ^ 0xFF for byte in before))
+
+
+def complete(run: ScriptRun) -> list[CommitId]:
+    """Return the complete commits of a run's root that are not quarantined, newest first."""
+    root = LocalStorage(run.root)
+    return [
+        commit
+        for commit in roots.commits(root)
+        if roots.is_complete(root, commit) and not roots.is_quarantined(root, commit)
+    ]
+
+
+def damaged(run: ScriptRun) -> set[str]:
+    """Return the names of the commits that this drill has damaged; some may be deleted by now."""
+    try:
+        return set(_damaged(run).read_text().split())
+    except FileNotFoundError:
+        return set()
+
+
+def _damaged(run: ScriptRun) -> Path:
+    return run.folder / "damaged-commits"
+
+
+def _stop_all(run: ScriptRun) -> None:
+    deadline = time.monotonic() + _STOPPED
+    for process in run.training_processes():
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(process, signal.SIGSTOP)
+            while not processes.is_stopped(process) and time.monotonic() < deadline:
+                os.kill(process, 0)
+                time.sleep(_LOOK)
+
+
+# -- hosts -------------------------------------------------------------------------------------------------
+
+
+def _cut_off(run: ScriptRun, rank: int) -> None:
+    of_ranks = {pid: host for host in run.hosts for pid in host.processes()}
+    used = [of_ranks[pid] for pid in run.training_processes() if pid in of_ranks]
+    if not used:
+        raise run.failure("no rank is on a host that 'host-cut-off' can strike")
+    host = used[rank % len(used)]
+    (run.folder / f"cut-off-{host.name}").touch()
+    host.cut_off()
+
+
+def _join(run: ScriptRun) -> None:
+    for host in run.hosts:
+        note = run.folder / f"cut-off-{host.name}"
+        if note.exists():
+            host.join()
+            note.unlink()
+            run.repaired()
+
+
+def _lacks_hosts(command: Command, lab: Lab | None) -> str:
+    if command.processes < 2:
+        return "a rank on a second host; start the drill with -np 2 --lab 3"
+    return "" if lab else f"several hosts; --lab {command.processes + 1} makes them on this machine, for root"
+
+
+def _resize(run: ScriptRun, rank: int) -> None:
+    """Change the number of hosts, which are names of this one; the longest present leave first."""
+    present = [line.rpartition(":")[0] for line in _listing(run).read_text().splitlines()]
+    sizes = [size for size in range(1, run.size + 1) if size != len(present)]
+    size = sizes[rank % len(sizes)]
+    others = [name for name in _names(run.size) if name not in present]
+    _list(run, present[-size:] if size < len(present) else [*present, *others][:size])
+
+
+def _resize_options(run: ScriptRun) -> list[str]:
+    _list(run, _names(run.size))
+    words = ["file", "--cache", os.fspath(run.folder / "hosts"), os.fspath(_listing(run))]
+    sizes = ["--min-np", "1", "--max-np", str(run.size)]
+    return ["--discover", shlex.join(words), "--network-interface", "lo", *sizes]
+
+
+def _lacks_resize(command: Command, lab: Lab | None) -> str:
+    if not command.resizes:
+        return "a script with virtual ranks; --resize says that it has them"
+    if command.names_hosts or lab:
+        return "the drill's own host discovery; leave out -H, --lab and the like"
+    return "" if command.processes > 1 else "more ranks; start the drill with -np 2 or more"
+
+
+def _list(run: ScriptRun, names: list[str]) -> None:
+    path = _listing(run).with_suffix(".new")
+    path.write_text("".join(f"{name}:1\n" for name in names))
+    path.rename(_listing(run))
+
+
+def _listing(run: ScriptRun) -> Path:
+    return run.folder / "resized.txt"
+
+
+def _names(count: int) -> list[str]:
+    """Return names of this host; Horovod takes each for another host. Numbers may begin with zeros."""
+    return [f"127.{'0' * number}1" for number in range(count)]
+
+
+# -- the table ---------------------------------------------------------------------------------------------
+
+_ALL = (
+    Fault("kill", IN_PLACE, _kill, of_rank=True),
+    Fault("kill-all", "standbys take over, and resume from the newest near or durable commit", _kill_all),
+    Fault("kill-supervisor", f"{RESTART}; no process outlives the supervisor", _kill_supervisor),
+    Fault("stop", f"the guardian kills the process; {IN_PLACE}", _stop, of_rank=True),
+    Fault("loop", f"the guardian kills the process; {IN_PLACE}", _order("loop"), of_rank=True),
+    Fault("out-of-memory", IN_PLACE, _order("out-of-memory"), of_rank=True),
+    Fault("script-error", IN_PLACE, _order("script-error"), of_rank=True),
+    Fault("preempt", f"the run makes a durable commit and leaves with exit code 75; {RESTART}", _preempt),
+    Fault(
+        "storage-away",
+        CONTINUES,
+        _behave("away"),
+        end=_behave("well"),
+        lacks=_lacks_storage,
+        options=_storage_options,
+    ),
+    Fault(
+        "disk-full",
+        CONTINUES,
+        _behave("full"),
+        end=_behave("well"),
+        lacks=_lacks_storage,
+        options=_storage_options,
+    ),
+    Fault(
+        "corrupt-commit", "the run quarantines the commit and resumes from the one before", _corrupt_commit
+    ),
+    Fault(
+        "host-cut-off",
+        "a spare host takes over, and all ranks resume from a commit in memory",
+        _cut_off,
+        of_rank=True,
+        end=_join,
+        lacks=_lacks_hosts,
+        ready=ScriptRun.hosts_are_well,
+    ),
+    Fault(
+        "resize",
+        "training continues on another number of ranks, and no step is lost",
+        _resize,
+        lacks=_lacks_resize,
+        options=_resize_options,
+    ),
+)
+FAULTS: dict[str, Fault] = {fault.name: fault for fault in _ALL}
+RESIZING = ("resize", "kill", "resize", "kill-all", "resize")
+"""The faults of a drill with ``--resize``."""
+
+
+def find(names: Iterable[str]) -> list[Fault]:
+    """Return the faults of these names, in the same order.
+
+    Raises:
+        ConfigError: a name is unknown.
+    """
+    found = []
+    for name in names:
+        if name not in FAULTS:
+            alike = difflib.get_close_matches(name, FAULTS, n=1, cutoff=0.0)[0]
+            problem = f"unknown fault '{name}'; did you mean '{alike}'? The faults are {', '.join(FAULTS)}"
+            raise ConfigError("--faults", problem)
+        found.append(FAULTS[name])
+    return found

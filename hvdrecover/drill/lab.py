@@ -1,0 +1,408 @@
+"""Several hosts on this machine: network namespaces that can be cut off and lose their power. Root only.
+
+Every name that a lab makes carries the lab's number, so all of it can be found and removed. A lab uses only
+its own network namespaces, the one of the bridge included: it does not touch the machine's network.
+
+``python -m hvdrecover.drill.lab NUMBER`` is the janitor of a lab. It waits for the end of its standard input,
+a pipe that only the process of the lab holds open, and then removes the lab. It inherits the claim to the
+number, so no other lab takes the number before everything is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from hvdrecover import config
+from hvdrecover.errors import LabError
+
+INTERFACE = "eth0"
+PACKAGES = {
+    "ip": "iproute2",
+    "sshd": "openssh-server",
+    "ssh": "openssh-client",
+    "ssh-keygen": "openssh-client",
+}
+_PATIENCE = 30.0  # seconds to wait for anything
+_NETNS_FILES = Path("/etc/netns")  # `ip netns exec NAME` mounts the files of NAME in here over those of /etc
+_NAMESPACES = Path("/run/netns")
+_NUMBERS = range(1, 255)  # the third byte of a lab's addresses
+_TRIAL = "{0} link add name switch type bridge && {0} link add name port1 type veth peer name eth0"
+
+
+# -- what a lab needs --------------------------------------------------------------------------------------
+
+
+def lacks() -> str:
+    """Return why there can be no lab here, with the remedy; '' if there can."""
+    if os.geteuid() != 0:
+        return "only root can make hosts; start it by sudo"
+    if absent := missing_packages():
+        return f"it needs missing programs; apt-get install {' '.join(absent)}"
+    if complaint := _trial():
+        return (
+            f"this machine does not let root make hosts: {complaint}; start the container with --privileged"
+        )
+    return ""
+
+
+def missing_packages() -> list[str]:
+    """Return the packages of Debian and Ubuntu whose programs are missing."""
+    return sorted({package for name, package in PACKAGES.items() if find(name) is None})
+
+
+def find(name: str) -> str | None:
+    """Return the path of a program, or None."""
+    searched = config.environment().get("PATH", "")
+    return shutil.which(name, path=f"{searched}:/usr/sbin:/sbin")  # the PATH of a user lacks these two
+
+
+def program(name: str) -> str:
+    """Return the path of a program.
+
+    Raises:
+        LabError: the program is missing.
+    """
+    path = find(name)
+    if path is None:
+        remedy = f"apt-get install {PACKAGES[name]}" if name in PACKAGES else "install it"
+        raise LabError(name, f"the program is missing; {remedy}")
+    return path
+
+
+@functools.cache
+def _trial() -> str:
+    """Return the kernel's complaint about a trial in namespaces that end with the trial; '' if it works."""
+    command = ["unshare", "--net", "--mount", "sh", "-c", _TRIAL.format(program("ip"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stderr.strip() if done.returncode != 0 else ""
+
+
+def _ip(*arguments: str) -> None:
+    done = subprocess.run([program("ip"), *arguments], capture_output=True, text=True)
+    if done.returncode != 0:
+        remedy = "the machine, or its container, must let root change networks (--privileged)"
+        raise LabError(f"ip {' '.join(arguments)}", f"{done.stderr.strip()}; {remedy}")
+
+
+# -- the lab -----------------------------------------------------------------------------------------------
+
+
+class Lab:
+    """Hosts that are joined by a switch, in a network of their own.
+
+    Any number of labs may exist at the same time. A lab is removed when it is closed, and when its process is
+    killed, by a janitor process. If the janitor was killed too, the next lab removes the rest.
+
+    Args:
+        hosts: how many.
+
+    Attributes:
+        number: the number of the lab; part of all names and addresses.
+        hosts: the hosts, switched on.
+        key: file of the private ssh key that lets root in everywhere.
+        folder: keys, logs and settings; only root may read it.
+        home: the home folder of root on all hosts.
+        janitor: id of the janitor process.
+
+    Raises:
+        LabError: the lab could not be made.
+    """
+
+    def __init__(self, hosts: int = 3) -> None:
+        _sweep()
+        self.number, self._claim = _claim_a_number()
+        command = [sys.executable, "-m", "hvdrecover.drill.lab", str(self.number)]
+        self._janitor = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=[self._claim.fileno()],
+            start_new_session=True,  # signals to this process's group must not reach the janitor
+        )
+        self.janitor = self._janitor.pid
+        self.folder = _folder(self.number)
+        self.home = self.folder / "home"
+        self.key = self.folder / "key"
+        self.hosts = [Host(self.number, number) for number in range(1, hosts + 1)]
+        try:
+            self._make()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def ssh_options(self) -> list[str]:
+        """Return the options with which ssh logs in from one host to another."""
+        return [
+            *("-o", "PasswordAuthentication=no", "-o", "StrictHostKeyChecking=no"),
+            *("-i", os.fspath(self.key)),
+        ]
+
+    def close(self) -> None:
+        """Remove everything that the lab made, running processes included.
+
+        Raises:
+            LabError: something could not be removed.
+        """
+        _, complaint = self._janitor.communicate(timeout=2 * _PATIENCE)  # closes its standard input
+        self._claim.close()
+        for host in self.hosts:
+            host.reap()
+        if self._janitor.returncode != 0:
+            remedy = "the next lab removes the rest"
+            raise LabError(f"lab {self.number}", f"not completely removed; {remedy}:\n{complaint.decode()}")
+
+    def __enter__(self) -> Lab:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _make(self) -> None:
+        self.folder.mkdir(mode=0o700)
+        _make_key(self.key)
+        settings = self.home / ".ssh"
+        settings.mkdir(mode=0o700, parents=True)
+        (settings / "config").write_text(
+            "Host *\nIdentityAgent none\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n"
+        )
+        switch = _namespace(self.number, "switch")
+        _ip("netns", "add", switch)
+        _ip("-n", switch, "link", "add", "switch", "type", "bridge")
+        _ip("-n", switch, "link", "set", "switch", "up")
+        for host in self.hosts:
+            others = [other for other in self.hosts if other is not host]
+            lines = "".join(f"{other.address} {other.name}\n" for other in others)
+            host.install(lines, self.home, self.key.with_suffix(".pub"))
+            host.power_on()
+
+
+class Host:
+    """A host of a lab. It shares files, process ids and root with the machine, but not the network.
+
+    Attributes:
+        name: the name of its network namespace.
+        address: its IPv4 address in the lab.
+    """
+
+    def __init__(self, lab: int, number: int) -> None:
+        self.name = _namespace(lab, f"h{number}")
+        self.address = f"10.77.{lab}.{number}"
+        self._switch = _namespace(lab, "switch")
+        self._port = f"port{number}"
+        # Constant, as a network card's address is: the other hosts remember it.
+        self._card = f"02:77:00:00:{lab:02x}:{number:02x}"
+        self._folder = _folder(lab)
+        self._log = self._folder / f"{self.name}.log"
+        self._sshd: subprocess.Popen[bytes] | None = None
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """Return a command that runs another command on the host, in the same process."""
+        return [program("ip"), "netns", "exec", self.name, *command]
+
+    def run(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """Start a process on the host, with pipes to its three standard streams.
+
+        Args:
+            command: the program and its arguments.
+            environ: variables on top of this process's own.
+        """
+        return subprocess.Popen(
+            self.command(command),
+            env={**os.environ, **(environ or {})},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def processes(self) -> list[int]:
+        """Return the ids of the running processes on the host, its ssh server included."""
+        try:
+            return list(_inhabitants((_NAMESPACES / self.name).stat()))
+        except FileNotFoundError:
+            return []
+
+    def cut_off(self) -> None:
+        """Unplug the host's cable at the switch: no connection is closed, but nothing gets through."""
+        _ip("-n", self._switch, "link", "set", self._port, "down")
+
+    def join(self) -> None:
+        """Plug the cable in again."""
+        _ip("-n", self._switch, "link", "set", self._port, "up")
+
+    def power_off(self) -> None:
+        """End all processes and connections of the host at once, without a word to the others."""
+        _ip("-n", self._switch, "link", "delete", self._port)  # first, or dying processes close connections
+        _remove_namespace(self.name)
+        self.reap()
+
+    def power_on(self) -> None:
+        """Start the network and the ssh server of the host, which answers when this returns.
+
+        Raises:
+            LabError: the ssh server does not start.
+        """
+        _ip("netns", "add", self.name)
+        _ip("-n", self.name, "link", "set", "lo", "up")
+        peer = ["peer", "name", INTERFACE, "address", self._card, "netns", self.name]
+        _ip("-n", self._switch, "link", "add", self._port, "type", "veth", *peer)
+        _ip("-n", self._switch, "link", "set", self._port, "master", "switch", "up")
+        _ip("-n", self.name, "address", "add", f"{self.address}/24", "dev", INTERFACE)
+        _ip("-n", self.name, "link", "set", INTERFACE, "up")
+        self._start_sshd()
+
+    def reap(self) -> None:
+        """Wait for the ssh server, which was killed before."""
+        if self._sshd is not None:
+            self._sshd.wait(_PATIENCE)
+
+    def install(self, hosts_file: str, home: Path, authorized: Path) -> None:
+        """Write the files that the host needs, once.
+
+        Args:
+            hosts_file: the lines of the other hosts for ``/etc/hosts``.
+            home: the home of root here; ssh ignores ``$HOME`` and would use the machine's ``~/.ssh``.
+            authorized: file of the public key that may log in.
+        """
+        files = _NETNS_FILES / self.name
+        files.mkdir(parents=True)
+        local = f"127.0.0.1 localhost\n{self.address} {os.uname().nodename} {self.name}\n"
+        (files / "hosts").write_text(local + hosts_file)
+        users = Path("/etc/passwd").read_text().splitlines()
+        others = [line for line in users if line.split(":")[2:3] != ["0"]]
+        (files / "passwd").write_text("\n".join([f"root:x:0:0:root:{home}:/bin/sh", *others, ""]))
+        (files / "shadow").write_text("root:*:::::::\n")  # sshd refuses a root that is locked with a "!"
+        (files / "shadow").chmod(0o600)
+        key = self._folder / f"{self.name}.key"
+        _make_key(key)
+        (self._folder / f"{self.name}.conf").write_text(
+            f"ListenAddress {self.address}\nPort 22\nHostKey {key}\nAuthorizedKeysFile {authorized}\n"
+            "PidFile none\nStrictModes no\nUsePAM no\nPermitRootLogin prohibit-password\n"
+            "PasswordAuthentication no\nKbdInteractiveAuthentication no\nMaxSessions 100\nMaxStartups 100\n"
+        )
+
+    def _start_sshd(self) -> None:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # as the system's start of sshd does
+        sshd = [program("sshd"), "-D", "-e", "-f", os.fspath(self._folder / f"{self.name}.conf")]
+        with self._log.open("wb") as log:
+            self._sshd = subprocess.Popen(
+                self.command(sshd), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        deadline = time.monotonic() + _PATIENCE
+        while "Server listening" not in self._log.read_text():
+            if self._sshd.poll() is not None or time.monotonic() > deadline:
+                raise LabError(f"sshd of {self.name}", f"it does not start; it says\n{self._log.read_text()}")
+            time.sleep(0.01)
+
+
+def _make_key(path: Path) -> None:
+    """Make a pair of ssh keys without a password, ``path`` and ``path.pub``."""
+    keygen = [program("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-f", os.fspath(path)]
+    subprocess.run(keygen, check=True)
+
+
+# -- names, claims and removal -----------------------------------------------------------------------------
+
+
+def traces(number: int | str) -> list[Path]:
+    """Return what exists of a lab: names of namespaces, files and folders. ``*`` is any lab."""
+    patterns = [
+        _NAMESPACES / _namespace(number, "*"),
+        _NETNS_FILES / _namespace(number, "*"),
+        _folder(number),
+    ]
+    return sorted(path for pattern in patterns for path in pattern.parent.glob(pattern.name))
+
+
+def _namespace(number: int | str, part: str) -> str:
+    return f"hvdlab-{number}-{part}"
+
+
+def _folder(number: int | str) -> Path:
+    return Path(f"/run/hvdlab-{number}")
+
+
+def _claim_a_number() -> tuple[int, socket.socket]:
+    """Claim a number that no other lab has.
+
+    The claim is a socket bound to a name in the kernel, which only one process can bind. It ends when every
+    process that holds the socket has closed it or has ended.
+    """
+    for number in random.sample(_NUMBERS, len(_NUMBERS)):  # avoids one that was in use a moment ago
+        if claimed := _claim(number):
+            return number, claimed
+    raise LabError("the lab", f"{len(_NUMBERS)} labs are in use on this machine; end one of them")
+
+
+def _claim(number: int) -> socket.socket | None:
+    claimed = socket.socket(socket.AF_UNIX)
+    try:
+        claimed.bind(f"\0hvdrecover-lab-{number}")
+    except OSError:
+        claimed.close()
+        return None
+    return claimed
+
+
+def _sweep() -> None:
+    """Remove the labs whose owners are all gone."""
+    found = (re.fullmatch(r"hvdlab-(\d+).*", path.name) for path in traces("*"))
+    for number in {int(match[1]) for match in found if match}:
+        if claimed := _claim(number):
+            with claimed:
+                _remove(number)
+
+
+def _remove(number: int) -> None:
+    """Remove the processes, namespaces, interfaces and files of a lab."""
+    for path in traces(number):
+        if path.parent == _NAMESPACES:
+            _remove_namespace(path.name)
+        else:
+            shutil.rmtree(path)
+
+
+def _remove_namespace(name: str) -> None:
+    # Held open, so that no new namespace can get the same identity meanwhile.
+    with (_NAMESPACES / name).open() as held:
+        identity = os.fstat(held.fileno())
+        _kill_inhabitants(identity)
+        _ip("netns", "delete", name)
+        _kill_inhabitants(identity)  # processes that had just entered
+
+
+def _inhabitants(identity: os.stat_result) -> Iterator[int]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # the process has ended
+                if os.path.samestat((entry / "ns/net").stat(), identity):
+                    yield int(entry.name)
+
+
+def _kill_inhabitants(identity: os.stat_result) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while living := list(_inhabitants(identity)):
+        if time.monotonic() > deadline:
+            raise LabError(f"processes {living}", "they do not end, though killed; dmesg may tell why")
+        for process in living:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    sys.stdin.buffer.read()
+    _remove(int(sys.argv[1]))

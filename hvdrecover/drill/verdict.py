@@ -1,0 +1,187 @@
+"""The verdict of a drill: as text for people, and as JSON."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hvdrecover.drill.check import Finding
+from hvdrecover.drill.schedule import Schedule, Strike
+
+SCHEMA = 1
+
+
+@dataclass
+class Struck:
+    """A fault that has struck.
+
+    Attributes:
+        strike: the fault as planned.
+        begun: when it struck, in seconds of the monotonic clock.
+        commit: the number of commits at that time.
+        recovered: whether training continued, and in case of a lasting fault, also after its end.
+        seconds: time until all ranks trained again; None if they never stopped.
+    """
+
+    strike: Strike
+    begun: float
+    commit: int
+    recovered: bool = False
+    seconds: float | None = None
+
+
+@dataclass
+class Result:
+    """The result of one run with faults.
+
+    Attributes:
+        folder: the folder of the run.
+        struck: the faults that struck.
+        missed: the faults for which the run ended too early.
+        findings: what differs from the undisturbed run.
+        rank_local: names of the rank-local state that was another rank's after a recovery.
+        codes: the exit codes of its starts.
+        compared: number of commits that were compared.
+        not_compared: why the others were not; '' if all were.
+        samples_miscounted: number of samples that were lost or repeated.
+        steps_repeated: number of steps that were done again.
+    """
+
+    folder: Path
+    struck: list[Struck] = field(default_factory=list)
+    missed: list[Strike] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    rank_local: list[str] = field(default_factory=list)
+    codes: list[int] = field(default_factory=list)
+    compared: int = 0
+    not_compared: str = ""
+    samples_miscounted: int = 0
+    steps_repeated: int = 0
+
+
+@dataclass
+class Outcome:
+    """The outcome of a drill.
+
+    Attributes:
+        folder: the folder of the drill.
+        schedule: the faults.
+        results: the results of the runs with faults.
+        skipped: for each fault that cannot strike here, the reason.
+        notes: findings about rank-local state, which do not count as failures.
+    """
+
+    folder: Path
+    schedule: Schedule
+    results: list[Result]
+    skipped: Mapping[str, str]
+    notes: list[Finding]
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The failed checks of all runs, each check once."""
+        found: dict[str, Finding] = {}
+        for result in self.results:
+            for finding in result.findings:
+                found.setdefault(finding.check, finding)
+        return list(found.values())
+
+    @property
+    def recovers(self) -> bool:
+        """Return whether the script recovers, rank-local state aside."""
+        return not self.findings and any(result.struck for result in self.results)
+
+    @property
+    def verdict(self) -> str:
+        """The verdict in a few words."""
+        if not self.recovers:
+            return "does not recover"
+        return "recovers, but for rank-local state" if self.notes else "recovers"
+
+    def kinds(self) -> dict[str, dict[str, Any]]:
+        """For each fault that struck: how often, how often the run recovered, and the seconds it took."""
+        found: dict[str, dict[str, Any]] = {}
+        struck = [each for result in self.results for each in result.struck]
+        for name in dict.fromkeys(each.strike.fault for each in struck):
+            mine = [each for each in struck if each.strike.fault == name]
+            seconds = [each.seconds for each in mine if each.seconds is not None]
+            found[name] = {
+                "count": len(mine),
+                "recovered": sum(each.recovered for each in mine),
+                "median_seconds": statistics.median(seconds) if seconds else None,
+                "worst_seconds": max(seconds, default=None),
+            }
+        return found
+
+    def json(self) -> str:
+        """Return everything as JSON; ``docs/drill.md`` describes it."""
+        document = {
+            "schema": SCHEMA,
+            "folder": str(self.folder),
+            "recovers": self.recovers,
+            "verdict": self.verdict,
+            "seed": self.schedule.seed,
+            "processes": self.schedule.processes,
+            "findings": _findings(self.findings),
+            "rank_local": _findings(self.notes),
+            "skipped": dict(self.skipped),
+            "kinds": self.kinds(),
+            "runs": [_run(result) for result in self.results],
+        }
+        return json.dumps(document, indent=1) + "\n"
+
+    def text(self) -> str:
+        """Return what a person wants to know."""
+        commits, steps, miscounted = (
+            sum(getattr(result, name) for result in self.results)
+            for name in ("compared", "steps_repeated", "samples_miscounted")
+        )
+        lines = [f"verdict: the script {self.verdict}", ""]
+        for finding in [*self.findings, *self.notes]:
+            mark = "ok, but" if finding in self.notes else "FAILED"
+            lines += [
+                f"{mark}: {finding.check}",
+                f"  {finding.message}",
+                f"  What to do: {finding.remedy}",
+                "",
+            ]
+        lines.append(f"{'fault':16} {'struck':>6} {'recovered':>9}  training again after")
+        for name, kind in self.kinds().items():
+            lines.append(f"{name:16} {kind['count']:6} {kind['recovered']:9}  {_time(kind)}")
+        lines += [f"{name:16} not possible here: needs {why}" for name, why in self.skipped.items()]
+        lines += ["", f"{commits} commits compared bit by bit with those of the undisturbed run"]
+        lines.append(f"{miscounted} samples lost or repeated, {steps} steps done again")
+        lines += dict.fromkeys(result.not_compared for result in self.results if result.not_compared)
+        lines.append(f"all files are in {self.folder}; a run's story:")
+        lines += [f"  hvdrecover report {result.folder / 'events'}" for result in self.results[:3]]
+        return "\n".join(lines) + "\n"
+
+
+def _time(kind: Mapping[str, Any]) -> str:
+    if kind["median_seconds"] is None:
+        return "it never stopped" if kind["recovered"] == kind["count"] else "it did not"
+    words = f"{kind['median_seconds']:.1f} s"
+    return words if kind["count"] == 1 else f"{words} (median; worst {kind['worst_seconds']:.1f} s)"
+
+
+def _findings(findings: Sequence[Finding]) -> list[dict[str, str]]:
+    return [{"check": each.check, "message": each.message, "remedy": each.remedy} for each in findings]
+
+
+def _run(result: Result) -> dict[str, Any]:
+    facts = {**asdict(result), "folder": result.folder.name, "findings": _findings(result.findings)}
+    facts["missed"] = [strike.fault for strike in result.missed]
+    facts["struck"] = [
+        {
+            **asdict(each.strike),
+            "struck_at": each.commit,
+            "recovered": each.recovered,
+            "seconds": each.seconds,
+        }
+        for each in result.struck
+    ]
+    return facts

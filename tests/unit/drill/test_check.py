@@ -1,0 +1,329 @@
+"""What the drill finds when it compares a run with faults with an undisturbed one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from multiprocessing import shared_memory
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdrecover.checkpoint.storage import open_storage
+from hvdrecover.drill import check, faults
+from hvdrecover.drill.check import Finding
+from hvdrecover.drill.records import Records
+from hvdrecover.drill.script_run import Command, ScriptRun
+from tests.unit.checkpoint.roots import make_snapshot, make_store
+from tests.unit.drill.lines import Story
+from tests.unit.launch.children import child, line
+
+
+def train(story: Story, start: int, end: int) -> Story:
+    for number in range(start, end):
+        story.step(samples=(4 * number, 4 * number + 1), at=4 * number)
+        story.step(samples=(4 * number + 2, 4 * number + 3), at=4 * number + 2).commit()
+    return story
+
+
+def clean() -> Story:
+    return train(Story().rendezvous(1, 0), 0, 6)
+
+
+def disturbed(again: int = 2) -> Story:
+    """Killed after two commits and a step, and resumed from one of them."""
+    story = train(Story().rendezvous(2, 0), 0, 2).step(samples=(8, 9), at=8)
+    return story.rendezvous(3, again, 0, 1)
+
+
+def checks(expected: Records, mine: Records) -> list[str]:
+    return [finding.check for finding in check.script(expected, mine)]
+
+
+def the(name: str, mine: Story) -> Finding:
+    """Return the finding of a check; others may follow from it."""
+    return next(each for each in check.script(clean().records, mine.records) if each.check == name)
+
+
+@pytest.mark.parametrize("again", [0, 1, 2])
+def test_a_run_that_continues_from_a_commit_passes(again: int) -> None:
+    mine, expected = train(disturbed(again), again, 6).records, clean().records
+    assert checks(expected, mine) == []
+    assert (check.miscounted(expected, mine), check.compared(expected, mine)) == (0, 6)
+
+
+# -- causes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("counts", "found"),
+    [
+        ([(0, 1), (1, 1), (1, 1), (1, 0)], True),  # a commit at each batch, before its step
+        ([(6, 7), (7, 7), (7, 7), (1, 0)], True),  # a commit at each seventh batch
+        ([(7, 7), (7, 7), (3, 3)], False),
+        ([(2, 8), (2, 8), (1, 4)], False),  # gradients of four batches
+        ([(2, 8), (2, 6), (1, 4)], False),  # and a remainder
+        ([(0, 7), (0, 7), (0, 7)], False),  # no steps are reported
+        ([(7, 0), (7, 0), (7, 0)], False),  # no batches are recorded
+    ],
+)
+def test_a_commit_before_the_step_is_found(counts: list[tuple[int, int]], found: bool) -> None:
+    story = Story().rendezvous(1, 0)
+    for steps, batches in counts:
+        story.commit(steps=steps, batches=batches)
+    assert (check.STEP_FIRST in checks(story.records, story.records)) is found
+
+
+def test_tensors_that_are_changed_before_the_first_step_are_named() -> None:
+    found = the(check.NOTHING_RESET, disturbed().changed({"optimizer": ["exp_avg", "exp_avg_sq"]}))
+    assert "from commit 2" in found.message and "2 tensors of state.optimizer (exp_avg" in found.message
+
+
+def test_a_number_that_falls_is_named() -> None:
+    found = the(check.NOTHING_RESET, disturbed().changed(values={"batch": [7, 0]}))
+    assert "state.batch from 7 to 0" in found.message
+
+
+def test_changes_that_the_undisturbed_run_makes_too_are_no_reset() -> None:
+    norm = {"model": ["running_mean"]}
+    usual = Story().rendezvous(1, 0).changed(norm, {"warm": [3, 0]}).records
+    assert check.NOTHING_RESET not in checks(usual, disturbed().changed(norm, {"warm": [3, 0]}).records)
+
+
+def test_a_new_epoch_begins_with_its_first_batch() -> None:
+    story = disturbed().changed(values={"batch": [45, 0], "epoch": [0, 1]})
+    assert checks(clean().records, story.records) == []
+
+
+def test_another_batch_than_without_the_fault_is_found() -> None:
+    found = the(check.SAME_BATCHES, disturbed().step("other"))
+    assert "in step 1 after commit 2 of generation 3, the model of rank 0" in found.message
+
+
+def test_another_batch_in_a_lost_step_does_not_count() -> None:
+    story = disturbed().step("other").rendezvous(4, 2, 0, 1)
+    assert checks(clean().records, train(story, 2, 6).records) == []
+
+
+@pytest.mark.parametrize(
+    ("dealt", "samples", "found"),
+    [
+        ("b", (2, 3), False),
+        ("other", (2, 3), True),
+        ("other", (4, 5), False),  # the check of samples finds this
+        (None, (2, 3), False),
+    ],
+)
+def test_another_content_of_the_same_samples_is_found(
+    dealt: str | None, samples: tuple[int, int], found: bool
+) -> None:
+    expected = Story().rendezvous(1, 0).step(None, (0, 1), dealt="a").step(None, (2, 3), at=2, dealt="b")
+    mine = Story().rendezvous(2, 0).step(None, (0, 1), dealt="a").commit().rendezvous(3, 1, 0, 1)
+    findings = check.script(expected.commit().records, mine.step(None, samples, at=2, dealt=dealt).records)
+    messages = [each.message for each in findings if each.check == check.SAME_BATCHES]
+    assert [("at place 2 of epoch 0, after commit 1" in message) for message in messages] == [True] * found
+
+
+def test_samples_that_are_lost_or_repeated_are_counted() -> None:
+    story = train(disturbed().step(samples=(8, 8), at=8).commit(), 3, 6)
+    found = the(check.SAMPLES_ONCE, story)
+    assert "3 samples were lost (9, 10, 11), 1 were trained on again (8)" in found.message
+    assert check.miscounted(clean().records, story.records) == 4
+
+
+def test_the_epoch_in_which_a_run_was_stopped_lacks_nothing() -> None:
+    assert check.samples(clean().records, disturbed().records) == []
+
+
+def test_a_run_that_was_stopped_later_has_more_of_its_last_epoch_and_nothing_twice() -> None:
+    more = train(disturbed(), 2, 6).step(samples=(24, 25), at=24).commit()
+    assert check.samples(clean().records, more.records) == []
+    (found,) = check.samples(clean().records, more.step(samples=(4, 26), at=26).commit().records)
+    assert "0 samples were lost (none), 1 were trained on again (4)" in found.message
+
+
+# -- commits -----------------------------------------------------------------------------------------------
+
+
+def test_a_commit_that_differs_is_named_with_its_values_and_tensors_and_the_last_equal_one() -> None:
+    found = the(check.SAME_COMMITS, disturbed().step().step().commit("other", {"lr": 0.1}))
+    assert "commit 3 differs, and commit 2 was still equal" in found.message
+    assert "lr is 0.1, expected null; 1 tensor of model (weight)" in found.message
+
+
+def test_a_difference_before_the_first_fault_is_no_matter_of_recovery() -> None:
+    mine = Story().rendezvous(2, 0).step().step().commit("other").records
+    assert checks(clean().records, mine) == [check.REPRODUCIBLE]
+
+
+def test_one_more_commit_when_hosts_come_or_go_shifts_nothing() -> None:
+    story = disturbed().commit("2").rendezvous(4, 3)
+    for number in range(2, 6):
+        story.step(f"{number}.1", (4 * number, 4 * number + 1), at=4 * number)
+        story.step(f"{number}.2", (4 * number + 2, 4 * number + 3), at=4 * number + 2).commit(str(number + 1))
+    expected, mine = clean().records, story.records
+    assert checks(expected, mine) == []
+    assert check.compared(expected, mine) == 6
+
+
+def test_runs_are_compared_up_to_another_number_of_ranks_and_the_rest_is_told() -> None:
+    story = disturbed().step(samples=(8, 9), at=8).step(samples=(10, 11), at=10).commit()
+    story.rendezvous(4, 3, size=1).step("other").commit("other")
+    expected, mine = clean().records, story.records
+    assert checks(expected, mine) == []
+    assert check.compared(expected, mine) == 3
+    assert "from commit 4 on nothing was compared, as 1 of 2 ranks went on" in check.not_compared(
+        expected, mine
+    )
+
+
+@pytest.mark.parametrize(("weights", "broken"), [("3", []), ("other", [check.SAME_COMMITS])])
+def test_with_virtual_ranks_commits_are_compared_on_any_number_of_ranks(
+    weights: str, broken: list[str]
+) -> None:
+    expected = Story().rendezvous(1, 0)
+    for _ in range(3):
+        expected.step().commit(virtual=4)
+    mine = Story().rendezvous(1, 0).step().commit(virtual=4).rendezvous(2, 1, size=1).step("another share")
+    mine.commit(virtual=4).rendezvous(3, 2, 1, size=1).step().commit(weights, virtual=4)
+    assert check.compared(expected.records, mine.records) == 3
+    assert checks(expected.records, mine.records) == broken
+    assert check.not_compared(expected.records, mine.records) == ""
+
+
+# -- rank-local state --------------------------------------------------------------------------------------
+
+
+def own(commit: int, ranks: tuple[int, int] = (0, 1)) -> list[Mapping[str, Any]]:
+    """Return the rank-local state at a commit, if the ranks have resumed with that of these ranks."""
+    return [
+        {"mean": f"{of} at {commit}", "losses": [commit, 10 * of], "stats": {"noise": of + commit, "seen": 7}}
+        for of in ranks
+    ]
+
+
+def with_own(story: Story, *commits: int, ranks: tuple[int, int] = (0, 1)) -> Story:
+    for commit in commits:
+        story.step().commit(own=own(commit, ranks))
+    return story
+
+
+LOCAL = with_own(Story().rendezvous(1, 0), 1, 2, 3, 4).records
+
+
+def local(*commits: int, ranks: tuple[int, int]) -> Story:
+    """Rank 0 was killed after two commits, and both ranks have resumed with the state of these ranks."""
+    return with_own(with_own(Story().rendezvous(2, 0), 1, 2).rendezvous(3, 2, 0), *commits, ranks=ranks)
+
+
+@pytest.mark.parametrize(("ranks", "rank"), [((1, 1), 0), ((0, 0), 1)])
+def test_rank_local_state_is_named_and_is_no_failure(ranks: tuple[int, int], rank: int) -> None:
+    mine = local(3, 4, ranks=ranks).records
+    assert checks(LOCAL, mine) == []
+    names, note = check.rank_local(LOCAL, mine)
+    assert set(names) == {"model.mean", "losses.1", "stats.noise"}
+    assert note is not None
+    assert f"from commit 3 on, rank {rank} has another rank's model.mean" in note.message
+
+
+def test_nothing_is_said_if_each_rank_has_its_own_state_again() -> None:
+    assert check.rank_local(LOCAL, local(3, 4, ranks=(0, 1)).records) == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("bug", "words"),
+    [
+        ({"tensors": "other"}, "1 tensor of model (weight)"),
+        ({"values": {"batch": 0}}, "batch is 0, expected null"),
+        ({"own": [{**each, "stats": {**each["stats"], "seen": 0}} for each in own(3, (1, 1))]}, "stats.seen"),
+    ],
+)
+def test_a_bug_beside_rank_local_state_is_still_found(bug: dict[str, Any], words: str) -> None:
+    mine = local(ranks=(0, 1)).step().commit(**{"own": own(3, (1, 1)), **bug}).records
+    (found,) = check.script(LOCAL, mine)
+    assert found.check == check.SAME_COMMITS
+    assert "commit 3 differs" in found.message and words in found.message
+    assert "mean" not in found.message and "noise" not in found.message
+
+
+def test_a_difference_that_may_follow_from_rank_local_state_says_so() -> None:
+    mine = local(3, ranks=(1, 1)).step().commit("other", own=own(4, (1, 1))).records
+    (found,) = check.script(LOCAL, mine)
+    assert "commit 4 differs" in found.message
+    assert "rank-local state was another rank's from commit 3 on" in found.message
+
+
+def test_a_list_that_the_script_resets_after_a_recovery_is_not_rank_local() -> None:
+    story = local(ranks=(0, 1)).changed(values={"losses": [[2, 10], []]}).step()
+    story.commit(own=[{**each, "losses": [3]} for each in own(3, (1, 1))])
+    (found,) = check.script(LOCAL, story.records)
+    assert "losses is [3], expected [3, 0]" in found.message
+
+
+def test_weights_that_differ_between_ranks_are_not_rank_local() -> None:
+    expected = Story().rendezvous(1, 0).step().commit().step().commit()
+    for place, each in enumerate(expected.lines):
+        if each.rank == 1 and hasattr(each, "tensors"):
+            tensors = {"model": {**vars(each)["tensors"]["model"], "weight": "of rank 1"}}
+            expected.lines[place] = type(each)(**{**vars(each), "tensors": tensors})
+    mine = Story().rendezvous(1, 0).step().commit().rendezvous(2, 1, 0).step().commit("of rank 1").records
+    assert checks(expected.records, mine) == [check.SAME_COMMITS]
+
+
+# -- the machine -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> ScriptRun:
+    """A run that has made two commits and ended with 0."""
+    run = ScriptRun(tmp_path / "run", Command(("train",), 2))
+    store = make_store(open_storage(str(run.root)))
+    store.claim_next()
+    for number in (1, 2):
+        store.write(make_snapshot(1, number), rank=0)
+    run.codes.append(0)
+    return run
+
+
+def machine(run: ScriptRun, *left: int, mapped: set[int] | None = None, code: int = 0) -> list[Finding]:
+    return check.machine(run, left, mapped or set(), code)
+
+
+def test_a_run_that_left_nothing_passes(ended: ScriptRun) -> None:
+    assert machine(ended) == []
+
+
+def test_a_file_left_in_shared_memory_is_named(ended: ScriptRun) -> None:
+    memory = shared_memory.SharedMemory(create=True, size=100)
+    try:
+        with child("pass") as gone:
+            gone.wait()
+        assert check.shared_memory(gone.pid) == set()
+        mapped = check.shared_memory(1) | {Path(f"/dev/shm/{memory.name}").stat().st_ino}
+        (found,) = machine(ended, mapped=mapped)
+        assert found.check == check.NOTHING_LEFT and memory.name in found.message
+    finally:
+        memory.close()
+        memory.unlink()
+    assert machine(ended, mapped=mapped) == []
+
+
+def test_a_process_that_is_left_is_named(ended: ScriptRun) -> None:
+    with child("import signal; print(flush=True); signal.pause()") as left:
+        line(left)
+        (found,) = machine(ended, left.pid)
+        assert f"process {left.pid} (python" in found.message
+
+
+def test_another_exit_code_is_found(ended: ScriptRun) -> None:
+    (found,) = machine(ended, code=75)
+    assert "ended with 0 instead of 75" in found.message
+
+
+def test_a_broken_commit_is_found_unless_the_drill_broke_it(ended: ScriptRun) -> None:
+    newest = faults.complete(ended)[0]
+    faults.spoil(ended.root / newest.name)
+    (found,) = machine(ended)
+    assert found.check == check.ROOT_INTACT and newest.name in found.message
+    (ended.folder / "damaged-commits").write_text(newest.name)
+    assert machine(ended) == []

@@ -1,0 +1,89 @@
+"""The faults that change files; `tests/integration/test_drill.py` has all of them strike a real job."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.inspection import catalog
+from hvdrecover.checkpoint.reader import load_newest
+from hvdrecover.checkpoint.storage import open_storage
+from hvdrecover.drill import faults
+from hvdrecover.drill.faults import FAULTS
+from hvdrecover.drill.script_run import Command, ScriptRun
+from hvdrecover.errors import ConfigError
+from tests.unit.checkpoint.roots import assert_is, make_snapshot, make_store
+from tests.unit.launch.children import environment
+
+COMMAND = Command(("train",), 4, resizes=True)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> ScriptRun:
+    return ScriptRun(tmp_path / "run", COMMAND)
+
+
+def hosts(run: ScriptRun) -> list[str]:
+    """Return the hosts that the run discovers."""
+    words = FAULTS["resize"].options(run)
+    source, *rest = shlex.split(words[words.index("--discover") + 1])
+    command = [sys.executable, "-m", "hvdrecover", "discover", source, "--no-ssh-check", *rest]
+    return subprocess.check_output(command, text=True, env=environment()).split()
+
+
+def test_a_spoilt_commit_is_quarantined_and_the_one_before_is_loaded(run: ScriptRun) -> None:
+    storage = open_storage(str(run.root))
+    store = make_store(storage)
+    store.claim_next()
+    for number in (1, 2, 3):
+        store.write(make_snapshot(1, number), rank=0)
+    storage.publish("g0001-c00000004/model.safetensors", b"half of it")
+    newest = faults.complete(run)[0]
+    assert newest == CommitId(1, 3)
+    faults.spoil(run.root / newest.name)
+    assert_is(load_newest(store), make_snapshot(1, 2))
+    (entry,) = (each for each in catalog.entries(storage) if each.id == newest)
+    assert (entry.state, "digest" in (entry.reason or "")) == ("quarantined", True)
+    assert faults.complete(run)[0] == CommitId(1, 2)
+
+
+def test_a_resized_run_begins_with_one_host_per_rank_and_all_are_this_one(run: ScriptRun) -> None:
+    found = [each.rpartition(":") for each in hosts(run)]
+    assert len({name for name, _, _ in found}) == 4
+    assert {(socket.gethostbyname(name), slots) for name, _, slots in found} == {("127.0.0.1", "1")}
+
+
+def test_hosts_leave_and_come_and_one_stays(run: ScriptRun) -> None:
+    FAULTS["resize"].options(run)
+    listing = run.folder / "resized.txt"
+    sizes, before = [], listing.read_text().split()
+    for rank in (0, 0, 1, 1, 2, 3):
+        FAULTS["resize"].strike(run, rank)
+        now = listing.read_text().split()
+        assert set(now) & set(before)
+        assert len(now) != len(before)
+        if len(now) < len(before):
+            assert before[0] not in now
+        sizes.append(len(now))
+        before = now
+    assert sizes == [1, 2, 3, 2, 4, 1]
+
+
+def test_a_resize_needs_room_and_the_choice_of_hosts() -> None:
+    lacks = FAULTS["resize"].lacks
+    assert lacks(COMMAND, None) == ""
+    assert "leave out -H" in lacks(replace(COMMAND, options=("--hosts=a:1",)), None)
+    assert "-np 2" in lacks(replace(COMMAND, processes=1), None)
+    assert "--resize" in lacks(replace(COMMAND, resizes=False), None)
+
+
+def test_an_unknown_fault_is_refused_with_the_most_similar_name() -> None:
+    with pytest.raises(ConfigError, match="unknown fault 'kil'; did you mean 'kill'"):
+        faults.find(["kill-all", "kil"])

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hvdrecover.drill.jobs import Run, running, wait_until
+from hvdrecover.errors import HvdrecoverError
+from hvdrecover.launch.job import Job
+
+
+def event(**facts: object) -> str:
+    return json.dumps({"time": 0.0, **facts}) + "\n"
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Iterator[Job]:
+    """A job that waits until it is killed."""
+    job = Run(tmp_path).launch([sys.executable, "-m", "http.server", "0", "--bind", "127.0.0.1"])
+    yield job
+    job.kill()
+
+
+def test_generations_are_read_from_the_events_of_all_processes(tmp_path: Path) -> None:
+    sync = event(kind="sync", generation=1, commit=0)
+    (tmp_path / "events").mkdir()
+    (tmp_path / "events" / "a-1.jsonl").write_text(sync + event(kind="commit", generation=1, commit=9))
+    (tmp_path / "events" / "b-2.jsonl").write_text(sync + event(kind="sync", generation=2, commit=4))
+    assert Run(tmp_path).generations() == {1: 0, 2: 4}
+
+
+def test_an_incomplete_last_line_is_skipped(tmp_path: Path) -> None:
+    (tmp_path / "events").mkdir()
+    (tmp_path / "events" / "a-1.jsonl").write_text(event(kind="start") + event(kind="end")[:-9])
+    assert [each["kind"] for each in Run(tmp_path).events()] == ["start"]
+
+
+def test_a_wait_returns_what_was_found_and_processes_are_known_by_their_module(waiting: Job) -> None:
+    assert wait_until(waiting, lambda: running(waiting, "http.server")) == [waiting.pid]
+    assert running(waiting, "http.server", "0") == [waiting.pid]
+    assert running(waiting, "http") == running(waiting, "http.server", "1") == []
+
+
+def test_a_wait_for_a_job_that_ends_fails_with_the_end_of_its_log(tmp_path: Path) -> None:
+    job = Run(tmp_path).launch([sys.executable, "-c", "print('no data')"])
+    with pytest.raises(HvdrecoverError, match=r"no progress and the job has ended; .*\nno data"):
+        wait_until(job, lambda: False)
+
+
+def test_a_wait_that_takes_too_long_fails(waiting: Job) -> None:
+    with pytest.raises(HvdrecoverError, match="no first step after 0 s"):
+        wait_until(waiting, lambda: False, "first step", patience=0.0)
