@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from hvdrecover import config
 from hvdrecover.cli import commits, launching, running, unknown
 from hvdrecover.cli.diagnosing import add_doctor
 from hvdrecover.cli.discovering import add_discover

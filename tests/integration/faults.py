@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hvdrecover.drill.jobs import supervised
 from hvdrecover.examples import ledger
 from tests.integration import test_kill_and_resume, test_tensorflow
 from tests.integration.conftest import EPOCHS
-from tests.support.jobs import Batch, DigitsRun, Job, durable, read_events, supervised
+from tests.support.jobs import Batch, DigitsRun, Job, durable, supervised
 
 SCRIPTS = Path(__file__).with_name("scripts")
 SLOW = ("--step-seconds", "0.1")  # so that many faults, and what is done between them, fit into a run
@@ -51,10 +50,6 @@ class FaultyRun(DigitsRun):
     def open(self) -> None:
         """Have a rank that holds continue."""
         (self.folder / "open").touch()
-
-    def events(self, *kinds: str) -> list[Event]:
-        """The events of some kinds, in order of time."""
-        return read_events(self.folder / "events", *kinds)
 
     def sources(self) -> dict[int, str]:
         """Generation to where its state came from."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.drill.jobs import static
 from hvdrecover.elastic.durable.interval import Costs, best
 from tests.integration.conftest import ONE_OPTIMIZER, Start
 from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once, assert_same_weights

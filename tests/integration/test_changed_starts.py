@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.examples.digits_run import PATIENCE, supervised
+from hvdrecover.drill.jobs import PATIENCE, supervised
 from hvdrecover.launch.job import Job
 from tests.integration.conftest import WHOLE
 

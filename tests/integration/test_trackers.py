@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.examples.digits_run import PATIENCE, ROOT_MAY_USE_MPI
+from hvdrecover.drill.jobs import PATIENCE, ROOT_MAY_USE_MPI
 from hvdrecover.launch.job import Job
 from tests.integration.conftest import LONG
 from tests.integration.scripts.tracked import KILLED, STEPS, STOPPED

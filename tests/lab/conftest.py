@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.conftest import a_users_shell, light, one_thread, start
-from tests.support.lab import Lab, needs
+from tests.support.lab import Lab, lacks, missing_packages
 
 __all__ = ["a_users_shell", "lab", "light", "one_thread", "start"]
 
@@ -22,8 +22,8 @@ SLOW_HOSTS = {
 
 def pytest_runtest_setup() -> None:
     """Skip every test in this folder, with one reason, where there can be no lab."""
-    if why := labs.lacks():
-        in_ci = os.environ.get("CI") == "true" and os.geteuid() == 0 and labs.missing_packages()
+    if why := lacks():
+        in_ci = os.environ.get("CI") == "true" and os.geteuid() == 0 and missing_packages()
         (pytest.fail if in_ci else pytest.skip)(f"the lab of several hosts: {why}")
 
 

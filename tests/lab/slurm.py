@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.support.lab import Host, Lab, network, program
+from tests.support.lab import Host, Lab, find, program
 
 PACKAGES = ("slurm-wlm", "munge")
 PATIENCE = 200.0  # seconds to wait for anything

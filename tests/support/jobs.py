@@ -10,19 +10,22 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from hvdrecover.examples.digits_run import (
+from hvdrecover.drill.jobs import (
+    GUARDIAN,
     PATIENCE,
     ROOT_MAY_USE_MPI,
-    TRAINING_SAMPLES,
-    DigitsRun,
+    STANDBY,
     elastic,
     mpi,
     mpirun,
+    read_events,
+    running,
     static,
     supervised,
 )
+from hvdrecover.examples.digits_run import TRAINING_SAMPLES, DigitsRun
 from hvdrecover.examples.ledger import Batch
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import command, kill, parent
@@ -67,8 +70,6 @@ SHARED_MEMORY = Path("/dev/shm")
 
 # The first words of processes of a job; see `running`.
 SUPERVISOR = ("hvdrecover", "run")
-GUARDIAN = ("hvdrecover", "worker")
-STANDBY = ("hvdrecover.launch.standby",)
 DRIVER = ("hvdrecover.launch.run_horovodrun",)  # of Horovod
 
 _COMMIT = re.compile(r"g(\d+)-c(\d+)")
@@ -110,26 +111,6 @@ def near_root(root: Path, folder: Path) -> Path | None:
         if json.loads(owner.read_text())["url"] == f"file://{root}":
             return owner.parent
     return None
-
-
-def running(job: Job, *command: str) -> list[int]:
-    """The processes of a job that run a Python module with these first words."""
-    found = []
-    for process in job.processes():
-        try:
-            words = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
-        except OSError:
-            continue
-        if words[1 : 2 + len(command)] == ["-m", *command]:
-            found.append(process)
-    return found
-
-
-def read_events(folder: Path, *kinds: str) -> list[dict[str, Any]]:
-    """Return the events of a job, or only those of some kinds, in order of time."""
-    lines = [line for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
-    found = [event for line in lines if (event := json.loads(line)) and (not kinds or event["kind"] in kinds)]
-    return sorted(found, key=lambda event: float(event["time"]))
 
 
 def failing_hosts(events: Path) -> dict[str, int]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from hvdrecover.drill.lab import needs, network
-from hvdrecover.drill.lab.hosts import INTERFACE, Host
-from hvdrecover.drill.lab.lab import Lab
-from hvdrecover.drill.lab.network import program, traces
+from hvdrecover.drill.lab import INTERFACE, Host, Lab, find, lacks, missing_packages, program, traces
 
-__all__ = ["INTERFACE", "Host", "Lab", "needs", "network", "program", "traces"]
+__all__ = ["INTERFACE", "Host", "Lab", "find", "lacks", "missing_packages", "program", "traces"]

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hvdrecover.drill.lab.hosts import Host
-from hvdrecover.drill.lab.lab import Lab
+from hvdrecover.drill.lab import Host, Lab
 from raylets import MEMORY
 
 _PORT = 6379

@@ -22,7 +22,6 @@ from hvdrecover.launch.processes import command, kill, parent
 from raylets import Raylets, environment, raylets
 from tests.integration.conftest import LONG, Start
 from tests.integration.faults import FaultyRun, wait_until_all_train
-from tests.integration.test_endings import running
 from tests.integration.test_kill_and_resume import assert_each_sample_once, durable
 from tests.waiting import wait_until
 
