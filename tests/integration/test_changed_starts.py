@@ -30,7 +30,6 @@ def weights(folder: Path, kind: str, kills: list[list[int]], starts: int) -> Any
     finally:
         job.kill()
     assert len((folder / "starts").read_text().split()) == starts, job.tail()
-    assert " waited " not in (folder / "log").read_text(), job.tail()
     found = [json.loads((folder / f"weights-{rank}").read_text()) for rank in range(2)]
     assert found[0] == found[1], job.tail()
     return found[0]
@@ -56,3 +55,5 @@ def test_a_rank_whose_commit_fails_and_that_goes_on_keeps_no_other_waiting(
     undisturbed: Any, tmp_path: Path
 ) -> None:
     assert weights(tmp_path / "job", "refused", [], starts=2) == undisturbed
+    log = (tmp_path / "job" / "log").read_text()
+    assert "resuming from" not in log  # as after Horovod has given up to wait

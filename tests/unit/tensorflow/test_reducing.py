@@ -29,10 +29,10 @@ def step():
 
 for _ in range(5):
     step()
-hvd.allreduce(tf.ones(1), name="the last one")
+hvd.allreduce(tf.ones(1), name="last")
 hvd.shutdown()
 timeline = Path(os.environ["HOROVOD_TIMELINE"])
-while "the last one" not in timeline.read_text():  # its thread writes on
+while "last" not in timeline.read_text():  # its thread writes on
     time.sleep(0.05)
 """
 
