@@ -16,6 +16,7 @@ from typing import Any
 from hvdrecover.errors import LaunchError
 from hvdrecover_ray import connections
 
+DRIVER = "HVDRECOVER_RAY_DRIVER"  # environment variable with the server's endpoint
 FUNCTION, RESULT, ERROR = "function", "result", "error"
 
 

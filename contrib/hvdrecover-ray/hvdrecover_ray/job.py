@@ -20,10 +20,9 @@ from hvdrecover.config import PREEMPTED
 from hvdrecover.errors import ConfigError, LaunchError
 from hvdrecover.launch import processes as children
 from hvdrecover.launch.horovodrun import interface_of
-from hvdrecover_ray.function_server import FunctionServer
+from hvdrecover_ray.function_server import DRIVER, FunctionServer
 from hvdrecover_ray.slot_actor import python_path
 from hvdrecover_ray.slot_pool import SlotPool
-from hvdrecover_ray.training_process import DRIVER
 
 _TRAINING_PROCESS = "hvdrecover_ray.training_process"
 _INTERRUPT_SECONDS = 60.0  # for a job to end after Ctrl-C

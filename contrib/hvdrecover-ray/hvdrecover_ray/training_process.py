@@ -12,9 +12,7 @@ from hvdrecover.elastic import horovod
 from hvdrecover.errors import ConfigError
 from hvdrecover.heartbeat import Phase
 from hvdrecover_ray import function_server
-from hvdrecover_ray.function_server import ERROR, FUNCTION, RESULT, Message
-
-DRIVER = "HVDRECOVER_RAY_DRIVER"  # endpoint of the driver's `FunctionServer`
+from hvdrecover_ray.function_server import DRIVER, ERROR, FUNCTION, RESULT, Message
 
 
 def main() -> None:
