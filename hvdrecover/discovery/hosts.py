@@ -20,6 +20,7 @@ from hvdrecover.errors import HostListError
 
 MOST_SLOTS = 4096  # of one host; more is a slip
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
+_UNUSUAL = re.compile(r"[^A-Za-z0-9_.%:@\[\]-]")  # neither in a name, nor in an IPv6 address or a user's name
 _WORD = re.compile(r"\s*(\S+)")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 _OPTION = re.compile(r"(?P<name>slots|max[_-]slots)\s*=\s*(?P<value>\S*)")
@@ -79,6 +80,8 @@ def check_name(name: str) -> str:
     """Return what is wrong with the name of a host; an empty string if nothing is."""
     if _NAME.fullmatch(name):
         return ""
+    if _UNUSUAL.search(name):
+        return f"'{name}' is not a name of a host"
     if name.count(":") > 1 or name.startswith("["):
         return f"'{name}' is an IPv6 address, which Horovod can't take; use the host's name"
     if "@" in name:

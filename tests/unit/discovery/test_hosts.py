@@ -74,6 +74,8 @@ def test_whatever_is_read_are_hosts_or_an_error_with_its_place(data: bytes) -> N
         ("fe80::1:4", "line 1, column 1: 'fe80::1:4' .*IPv6"),
         ("[::1]:4", r"line 1, column 1: '\[::1\]:4' .*IPv6"),
         ("a:b:4", "line 1, column 1: 'a:b:4' .*IPv6"),
+        ("nowhere;touch${IFS}x;:1", r"line 1, column 1: '.*' .*not a name"),
+        ("[$(touch x)]:1", r"line 1, column 1: '\[\$\(touch' .*not a name"),
         ("a,b", "line 1, column 1: 'a,b' "),
         ("me@a:2", "line 1, column 1: 'me@a' .*user"),
         ("a b", "line 1, column 3: 'b' .*slots=N"),
