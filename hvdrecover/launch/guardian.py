@@ -204,6 +204,8 @@ class Guardian:
             elif message.get("order") == "leave":
                 self._ask(Stop.JOB, float(message["grace"]))
             elif message.get("order") == "stop":
+                if message.get("shows_error"):  # the error of this rank may be the same
+                    self._training.leave_error()
                 self._signals.append(signal.SIGHUP)
             elif message.get("order") == "stacks":
                 self._whereabouts.show(self._training)

@@ -184,4 +184,5 @@ _ORDERED: dict[str, _Check] = {
     "grace": _is_seconds,
     "ranks": _are_ranks,
     "root": _is_text,
+    "shows_error": _is_flag,
 }

@@ -276,7 +276,8 @@ class Supervisor:
     def _end_attempt(self) -> None:
         """Hear guardians' last words, and end those that are left, on all hosts."""
         deadline = self._clock.monotonic() + waits.LAST_WORDS
-        self._guardians.order(order="stop")
+        shows_error = restarts.ending(self._attempts) is not None
+        self._guardians.order(order="stop", shows_error=shows_error)
         while len(self._guardians) and self._clock.monotonic() < deadline:
             self._serve(0.1)
         self._guardians.dismiss()

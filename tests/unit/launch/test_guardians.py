@@ -3,8 +3,10 @@ from __future__ import annotations
 import selectors
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from hvdrecover.launch.guardians import Guardian, Guardians
 from hvdrecover.launch.link import Link
 from hvdrecover.launch.messages import Message
 from tests.unit.launch.children import child, descriptors, environment, line, until
+from tests.unit.launch.scripts import write
 
 FAULT: Message = {
     "kind": "fault",
@@ -25,6 +28,27 @@ FAULT: Message = {
     "commit": [1, 2],
     "point": [2, 0],
 }
+
+# It fails, and has not ended yet when its guardian is told to stop.
+FAILS_AND_LINGERS = """
+import atexit, signal
+from pathlib import Path
+import adapter
+atexit.register(signal.pause)
+atexit.register(Path("{}").touch)
+1 / 0
+"""
+
+
+def worker(script: Path, environ: dict[str, str]) -> subprocess.Popen[str]:
+    """Start a guardian of this script."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "hvdrecover", "worker", "--no-standby", "--", sys.executable, str(script)],
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 @dataclass
@@ -186,6 +210,28 @@ def test_a_guardian_without_a_script_obeys_until_it_is_stopped(supervisor: Super
             supervisor.guardians.order(**order)
         assert guardian.communicate() == ("", "")
         assert guardian.returncode == 1
+
+
+@pytest.mark.parametrize("shows_error", [True, False])
+def test_an_error_is_printed_by_the_guardian_unless_the_supervisor_shows_one(
+    supervisor: Supervisor, tmp_path: Path, shows_error: bool
+) -> None:
+    failed = tmp_path / "failed"
+    environ = {**environment(), "HVDRECOVER_SUPERVISOR": supervisor.guardians.address("127.0.0.1")}
+    with worker(write(tmp_path, FAILS_AND_LINGERS.format(failed)), environ) as guardian:
+        supervisor.serve(failed.exists, "the error")
+        supervisor.guardians.order(order="stop", shows_error=shows_error)
+        _, errors = guardian.communicate(timeout=60)
+    assert errors.count("ZeroDivisionError") == (0 if shows_error else 1)
+
+
+def test_a_guardian_without_a_supervisor_prints_the_error_once(tmp_path: Path) -> None:
+    failed = tmp_path / "failed"
+    with worker(write(tmp_path, FAILS_AND_LINGERS.format(failed)), environment()) as guardian:
+        until(failed.exists, "the error")
+        guardian.terminate()
+        _, errors = guardian.communicate(timeout=60)
+    assert errors.count("ZeroDivisionError") == 1
 
 
 def test_in_the_end_nothing_is_left_open() -> None:
