@@ -12,10 +12,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
 import signal
 import socket
 import struct
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,11 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from hvdrecover import config, host_memory
-from hvdrecover.discovery import programs
 from hvdrecover.doctor import storage
-from hvdrecover.errors import DiscoveryError
 from hvdrecover.install.edits import EDITS, Edit
 from hvdrecover.install.edits.torch_wait import TORCH_WAIT
+from hvdrecover.launch import processes
 from hvdrecover.surroundings import source_towards, versions
 
 MARK = "hvdrecover-host:"
@@ -37,6 +39,7 @@ _CONNECT = 3.0  # seconds for another host to accept a connection
 _LONGEST = 600.0  # seconds without a question
 _AT_ONCE = 64  # connections
 _LOADING = 110.0  # seconds to import a framework; TensorFlow takes half a minute on a busy host
+_LOOK = 0.1  # seconds between looks at the import
 _SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of an interface
 _GPUS = Path("/proc/driver/nvidia/gpus")
 
@@ -154,11 +157,26 @@ class Host:
 
 def _load(framework: str) -> dict[str, Any]:
     environ = {**config.environment(), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    try:
-        printed = programs.output([sys.executable, "-c", _LOAD, framework], environ, _LOADING)
-    except DiscoveryError as error:
-        return {"built": {}, "error": error.problem}
-    return {"built": json.loads(printed.splitlines()[-1]), "error": ""}
+    command, deadline = [sys.executable, "-c", _LOAD, framework], time.monotonic() + _LOADING
+    with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as complaints:
+        process = processes.start(
+            command, environ, stdin=subprocess.DEVNULL, stdout=printed, stderr=complaints
+        )
+        try:
+            while process.poll() is None:
+                if time.monotonic() > deadline:
+                    return {"built": {}, "error": f"the import has not ended in {_LOADING:.0f} s"}
+                # The doctor asks nothing meanwhile, so stdin is at its end: the doctor was interrupted.
+                if select.select([sys.stdin], [], [], _LOOK)[0]:
+                    raise SystemExit
+        finally:
+            process.kill_group()
+            code = process.wait()
+        file = complaints if code else printed
+        file.seek(0)
+        lines = file.read().decode(errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), processes.describe(code))
+    return {"built": {}, "error": last} if code else {"built": json.loads(last), "error": ""}
 
 
 def missing_edits() -> list[str]:

@@ -193,6 +193,7 @@ def test_a_horovod_with_mpi_only_is_a_warning_that_names_the_loss(doctor: Doctor
     for framework in FRAMEWORKS:
         module = tmp_path / "other" / "horovod" / framework / "__init__.py"
         module.parent.mkdir(parents=True)
+        module.parent.with_name("__init__.py").touch()
         module.write_text("mpi_built = lambda: True\ngloo_built = nccl_built = cuda_built = lambda: 0\n")
     code, found = doctor.run(environ={"PYTHONPATH": str(tmp_path / "other")})
     assert (code, found["horovod"]["outcome"]) == (0, "warning")
