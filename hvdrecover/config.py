@@ -4,7 +4,7 @@ This is the only module that reads environment variables; a test holds the other
 
 ============================== =====================================================================
 ``HVDRECOVER_CHECKPOINT``      checkpoint root of states that are made without ``checkpoint=``
-``HVDRECOVER_EVENTS``          folder for event files, one per process; created when missing
+``HVDRECOVER_EVENTS``          folder of the run, which holds its record ``run.jsonl``; created when missing
 ``HVDRECOVER_LOG``             ``debug``, ``info`` (default), ``warning`` or ``error``
 ``HVDRECOVER_MAX_DURABLE_AGE`` for how long commits that are due may fail to become durable before the
                                job is stopped, such as ``30m``; without it, training continues
@@ -93,7 +93,7 @@ class Config:
 
     Attributes:
         checkpoint: checkpoint root for states that name none, or None.
-        events: folder for this process's event file, or None to write none.
+        events: folder of the run, or None to record nothing.
         log: level of the lines that go to the terminal.
         elastic: whether ``horovodrun`` started this process as part of an elastic job.
         launched: whether any launcher (``horovodrun``, ``mpirun``, ``srun`` with PMI, …) started it.
@@ -104,7 +104,8 @@ class Config:
         collective_seconds: after how many seconds Horovod gives up a rank that says nothing.
         max_durable_age: for how many seconds commits that are due may fail to become durable before the job
             is stopped, or None for as long as it takes.
-        slot: file descriptors of the page, the stacks and the notes that a guardian reads, or None.
+        slot: file descriptors of the page, the stacks, the notes and the pipe for events, which a guardian
+            reads; or None.
         rejoins: whether this process takes the place of one that was lost.
         untrained: whether that one was not in a training function yet, as in a plain script it never is.
         stop_signals: the signals that announce a preemption.
@@ -139,7 +140,7 @@ class Config:
     host: str
     max_durable_age: float | None = None
     collective_seconds: float = 30.0
-    slot: tuple[int, int, int] | None = None
+    slot: tuple[int, int, int, int] | None = None
     rejoins: bool = False
     untrained: bool = False
     stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGUSR1)
@@ -243,12 +244,12 @@ def cache(environ: Mapping[str, str]) -> Path:
         raise ConfigError("HOME", problem) from error
 
 
-def _slot(text: str) -> tuple[int, int, int] | None:
+def _slot(text: str) -> tuple[int, int, int, int] | None:
     numbers = text.split(",")
-    if len(numbers) != 3 or not all(number.isdigit() for number in numbers):
+    if len(numbers) != 4 or not all(number.isdigit() for number in numbers):
         return None
-    page, stacks, notes = map(int, numbers)
-    return page, stacks, notes
+    page, stacks, notes, events = map(int, numbers)
+    return page, stacks, notes, events
 
 
 def _signals(text: str) -> tuple[signal.Signals, ...]:

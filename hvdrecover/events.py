@@ -1,105 +1,119 @@
-"""Events, each as one line of JSON for programs and one line of text for people.
+"""Events: each is one line of the run's record for programs, and one line of text for people.
 
-An event line holds ``time`` (seconds since the Unix epoch), ``kind``, ``host``, ``pid``, ``rank`` and the
-facts of its kind; ``docs/events.md`` lists them all.
+An event holds ``time`` (seconds since the Unix epoch), ``kind``, ``host``, ``pid``, ``rank`` and the facts of
+its kind; ``docs/events.md`` lists them all, and `hvdrecover.record` describes their way to the record.
 
-Writing an event never raises. It blocks only on an append to a file. Guardians and the supervisor, which must
-never hang, wait for that for a bounded time.
+Emitting an event never raises, and never waits for another process.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hvdrecover.bounded import Bounded
+from hvdrecover import heartbeat
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.config import Config
+from hvdrecover.record import RUNS, Record, encode
 from hvdrecover.redaction import printable
 
 logger = logging.getLogger("hvdrecover")
 
+_MOST_PENDING = 1 << 20  # bytes of events that wait for room in the pipe
+
 
 class Events:
-    """The event log of one process.
+    """The events of one process.
 
     Args:
-        folder: where to append ``HOST-PID.jsonl``; None writes no file.
-        host: the host's name.
-        clock: where the times come from.
-        seconds: how long the disk may take for a line, before events are left out until it answers. With
-            None, it may take as long as it likes: a training process has a guardian, which ends hangs.
+        add: takes each event; None discards them.
+        host: name of this host.
+        clock: source of the times.
+
+    Attributes:
+        rank: rank of this process; -1 while it has none.
     """
 
     def __init__(
-        self, folder: Path | None, host: str, clock: Clock = SYSTEM_CLOCK, seconds: float | None = None
+        self, add: Callable[[Mapping[str, Any]], None] | None, host: str, clock: Clock = SYSTEM_CLOCK
     ) -> None:
-        self._folder = folder
+        self._add = add
         self._host = host
         self._clock = clock
-        self._descriptor: int | None = None
-        self._bounded = Bounded(seconds) if seconds is not None else None
-        self._left_out = False
-        self.rank = 0
+        self.rank = -1
 
     def emit(self, kind: str, message: str | None = None, *, level: int = logging.INFO, **facts: Any) -> None:
         """Record one event; ``message``, if given, is the line for people."""
         if message is not None:
             logging.getLogger(f"{__name__}.{kind}").log(level, message)
-        if self._folder is None:
+        if self._add is not None:
+            common = {"kind": kind, "host": self._host, "pid": os.getpid(), "rank": self.rank}
+            self._add({"time": self._clock.now(), **common, **facts})
+
+
+class Pipe:
+    """The pipe to the guardian of this training process.
+
+    What was written to it reaches the guardian even if this process is killed at once. If the guardian does
+    not read, events wait here for room, and are discarded when there are too many: training never waits.
+
+    Args:
+        descriptor: the end to write to; it does not block.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._pending = b""
+        self._lock = threading.Lock()
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Send an event, with the time by the clock that all processes of a host share."""
+        if (line := encode({**event, "emitted": time.monotonic()})) is None:
             return
-        line = {
-            "time": self._clock.now(),
-            "kind": kind,
-            "host": self._host,
-            "pid": os.getpid(),
-            "rank": self.rank,
-            **facts,
-        }
-        try:
-            text = json.dumps(line, default=str, skipkeys=True)
-        except (TypeError, ValueError, RecursionError) as error:
-            logger.warning("events: an event of kind %s can't be written: %s", kind, error)
-            return
-        try:
-            if self._bounded is None:
-                self._append(self._folder, text)
-            else:
-                self._bounded(self._append, self._folder, text)
-            self._left_out = False
-        except TimeoutError as error:
-            if not self._left_out:
-                logger.warning(
-                    "events: %s does not take events (%s); they are left out until it does",
-                    self._folder,
-                    error,
-                )
-            self._left_out = True
-        except (OSError, ValueError) as error:
-            self._folder = None
-            logger.warning("events: %s; no further events are written", error)
-
-    def _append(self, folder: Path, text: str) -> None:
-        os.write(self._open(folder), f"{text}\n".encode())
-
-    def _open(self, folder: Path) -> int:
-        if self._descriptor is None:
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder / f"{self._host}-{os.getpid()}.jsonl"
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        return self._descriptor
+        with self._lock:
+            if len(self._pending) < _MOST_PENDING:
+                self._pending += line
+            try:
+                while self._pending:
+                    self._pending = self._pending[os.write(self._descriptor, self._pending) :]
+            except BlockingIOError:
+                return
+            except OSError:  # the guardian is gone, and the kernel kills this process as well
+                self._pending = b""
 
 
-RUNS = Path("hvdrecover-runs")  # where the events of runs go that were given no folder
+def of_training(config: Config, clock: Clock = SYSTEM_CLOCK) -> Events:
+    """Return the events of a training process.
+
+    Its guardian takes them. Without a guardian, rank 0 records its own.
+    """
+    if (descriptor := heartbeat.event_pipe()) is not None:
+        return Events(Pipe(descriptor).add, config.host, clock)
+    if config.events is None:
+        return Events(None, config.host, clock)
+    record = Record(config.events)
+
+    def add(event: Mapping[str, Any]) -> None:
+        if event["rank"] == 0:
+            record.add(event)
+
+    return Events(add, config.host, clock)
+
+
+def recorded(config: Config, clock: Clock = SYSTEM_CLOCK, seconds: float | None = None) -> Events:
+    """Return the events of a process that writes to the record itself; ``seconds`` as of `Record`."""
+    return Events(None if config.events is None else Record(config.events, seconds).add, config.host, clock)
 
 
 def new_run(clock: Clock) -> Path:
-    """A folder for the events of a run that starts now; it sorts behind those of earlier runs."""
+    """Return a folder for a run that starts now; its name sorts after those of earlier runs."""
     moment = datetime.fromtimestamp(clock.now(), UTC).strftime("%Y%m%dT%H%M%SZ")
     return RUNS / f"{moment}-{os.getpid()}"
 

@@ -188,25 +188,27 @@ class Page:
 _page = Page(bytearray(SIZE))
 _seconds, _counts = _page.seconds, _page.counts
 _notes: int | None = None
+_events: int | None = None
 _seen = 0  # bytes of the notes in which reports of stalls were looked for
 _beginning = 0.0  # longest time without progress in the present beginning
 _at_progress: list[Callable[[], None]] = []
 _at_commit: list[Callable[[], None]] = []
 
 
-def attach(page: int, notes: int) -> None:
+def attach(page: int, notes: int, events: int | None = None) -> None:
     """Use the page of the guardian that started this process.
 
     Args:
         page: file descriptor of the page.
         notes: file descriptor that takes notes for the guardian.
+        events: file descriptor of the pipe that takes events for the guardian.
 
     Raises:
         OSError: they are none.
     """
-    global _page, _seconds, _counts, _notes
+    global _page, _seconds, _counts, _notes, _events
     _page = Page(mmap.mmap(page, SIZE))
-    _seconds, _counts, _notes = _page.seconds, _page.counts, notes
+    _seconds, _counts, _notes, _events = _page.seconds, _page.counts, notes, events
     if _counts[_PHASE] in (Phase.UNKNOWN, Phase.READY):
         enter(Phase.STARTING)
 
@@ -214,6 +216,11 @@ def attach(page: int, notes: int) -> None:
 def watched() -> bool:
     """Return whether a guardian reads this process's page."""
     return _notes is not None
+
+
+def event_pipe() -> int | None:
+    """Return the file descriptor of the pipe that takes events for the guardian; None without a guardian."""
+    return _events
 
 
 def heartbeat() -> None:

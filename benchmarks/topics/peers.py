@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from benchmarks.jobs.running import Running
 from benchmarks.rows import Fact, Goal, Row
 from benchmarks.states import Setting
 from hvdrecover.errors import HvdrecoverError
+from hvdrecover.record import read
 
 _DLROVERS = Path("/dev/shm/standalone_*_ckpt_shm_")
 _FAULTS = {"full": 3, "small": 1}  # of each kind
@@ -131,9 +131,8 @@ def _stalls(folder: Path, processes: set[int]) -> list[float]:
 
 def _copies(folder: Path, processes: set[int]) -> list[float]:
     """Milliseconds of the copies of our commits on rank 0; of others none."""
-    files = [file for process in processes for file in folder.glob(f"events/*-{process}.jsonl")]
-    events = [json.loads(line) for file in files for line in _lines(file)]
-    return [1e3 * event["stall"] for event in events if event["kind"] == "commit"]
+    commits = (event for event in read(folder / "events") if event.kind == "commit")
+    return [1e3 * event.facts["stall"] for event in commits if event.pid in processes]
 
 
 def _lines(file: Path) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hvdrecover import durations
 from hvdrecover.errors import ConfigError
-from hvdrecover.events import RUNS
+from hvdrecover.record import RUNS
 
 if TYPE_CHECKING:
     from hvdrecover.checkpoint.settings import Best

@@ -17,7 +17,7 @@ from hvdrecover.doctor.examination import Settings, examine
 from hvdrecover.doctor.findings import Finding
 from hvdrecover.doctor.preflight import Selection
 from hvdrecover.errors import ConfigError
-from hvdrecover.events import Events
+from hvdrecover.events import Events, recorded
 from hvdrecover.launch import horovodrun
 from hvdrecover.launch.horovodrun import Options
 
@@ -58,7 +58,7 @@ def selected(options: Options, request: Request | None, read: Config, clock: Clo
     selection = preflight.select(hosts, findings, least)
     if selection.excluded:
         options = _without(options, selection, request)
-    events, seconds = Events(read.events, read.host, clock), clock.monotonic() - began
+    events, seconds = recorded(read, clock), clock.monotonic() - began
     _report(selection, warnings, options.processes, events, seconds)
     return options
 

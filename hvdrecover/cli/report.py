@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvdrecover import config
+from hvdrecover import config, record
 from hvdrecover.cli import options, watching
 from hvdrecover.clock import SYSTEM_CLOCK
-from hvdrecover.events import RUNS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -42,7 +41,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from hvdrecover.cli import printer
     from hvdrecover.reporting import reading, summary
 
-    folder = reading.locate(arguments.folder, config.read().events, RUNS)
+    folder = record.locate(arguments.folder, config.read().events)
     if arguments.watch:
         return watching.run(folder, arguments)
     if arguments.prometheus is not None:

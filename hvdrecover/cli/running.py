@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvdrecover import config
+from hvdrecover import config, record
 from hvdrecover.cli import options
 from hvdrecover.clock import SYSTEM_CLOCK
-from hvdrecover.events import RUNS
 
 if TYPE_CHECKING:
     from hvdrecover.launch.presence import Supervised
@@ -54,9 +53,8 @@ def _command(
 
 def _find(arguments: argparse.Namespace) -> tuple[Path, Supervised | None]:
     from hvdrecover.launch import presence
-    from hvdrecover.reporting import reading
 
-    folder = reading.locate(arguments.folder, config.read().events, RUNS)
+    folder = record.locate(arguments.folder, config.read().events)
     return folder, presence.find(folder)
 
 

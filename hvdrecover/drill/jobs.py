@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -15,6 +14,7 @@ from hvdrecover import config
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.launch import processes
 from hvdrecover.launch.job import Job
+from hvdrecover.record import Follower
 
 PATIENCE = 400.0  # seconds to wait for anything, on a machine that is busy
 ROOT_MAY_USE_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -132,22 +132,14 @@ class Run:
 
 
 def read_events(folder: Path, *kinds: str) -> list[dict[str, Any]]:
-    """Return the events of a run, in order of time. An incomplete last line is skipped.
+    """Return the facts of the events of a run, in order of time; none if there is no record yet.
 
     Args:
-        folder: the folder of the run's record.
+        folder: the folder of the run.
         kinds: which events; none means all.
     """
-    found = []
-    for path in folder.glob("*.jsonl"):
-        for line in path.read_text(errors="replace").splitlines():
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if not kinds or event["kind"] in kinds:
-                found.append(event)
-    return sorted(found, key=lambda event: float(event["time"]))
+    events = sorted(Follower(folder).look(), key=lambda event: event.time)
+    return [dict(event.facts) for event in events if not kinds or event.kind in kinds]
 
 
 def wait_until(job: Job, reached: Callable[[], T], what: str = "progress", patience: float = PATIENCE) -> T:

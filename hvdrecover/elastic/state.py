@@ -17,6 +17,7 @@ from hvdrecover.elastic.companions import Companions, Moment, Observer
 from hvdrecover.elastic.context import Context, Place
 from hvdrecover.elastic.ends import Ends
 from hvdrecover.elastic.guard.settings import Guard
+from hvdrecover.elastic.horovod import rank as horovod_rank
 from hvdrecover.elastic.interfaces import Framework, HiddenAttribute, World
 from hvdrecover.elastic.lifecycle import stalls
 from hvdrecover.elastic.lifecycle.leaving import Departure
@@ -25,7 +26,7 @@ from hvdrecover.elastic.recovery import Recovery
 from hvdrecover.elastic.scalars.scalars import as_numbers
 from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.errors import HvdrecoverError
-from hvdrecover.events import Events
+from hvdrecover.events import of_training
 
 
 class State(Attributes):
@@ -97,7 +98,8 @@ class State(Attributes):
         self._contents = Contents(
             framework, attributes, reserved, lambda: self._recovery.iteration_begins(), hidden, ranks
         )
-        events, place = Events(config.events, config.host, clock), Place(world, ranks)
+        events, place = of_training(config, clock), Place(world, ranks)
+        events.rank = horovod_rank()
         self._context = Context(framework, world, self._contents, config, events, clock, place, ranks)
         rank = assemble(
             self._context,

@@ -121,6 +121,8 @@ class Guardian:
                     code = self._look()
                 return code
             finally:
+                self._training.kill()
+                self._reports.forward(self._training)
                 self._training.close()
                 self._readiness.drop()
 
@@ -152,6 +154,7 @@ class Guardian:
             self._training.page.touch()
         reading = self._training.read()
         self._record.note(reading)
+        self._reports.forward(self._training)
         self._count_divergences(reading)
         self._whereabouts.report_stall(self._training, reading)
         self._training.page.allow_stalls(*hangs.stalls(reading, self._settings.limits))
@@ -242,6 +245,7 @@ class Guardian:
             kinds=tuple(error.get("kinds", ())),
         )
         self._memory_kills, self._hung = kills, False
+        self._reports.forward(self._training)  # before the fault, in the order in which things happened
         self._record.note(reading)
         self._record.note_root(notes)
         self._count_divergences(reading)
@@ -285,6 +289,7 @@ class Guardian:
             return None
         self._restart_at = None
         before = self._training.read()
+        self._reports.forward(self._training)
         self._training.close()
         self._divergences = 0
         woken = self._readiness.wake(self._record.handed_down)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
+import select
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -64,6 +65,13 @@ class Link:
             self._connection.sendall(line)
         except OSError:
             self.close()
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether the kernel takes a message now, so that `send` does not wait for the other side."""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLOUT)
+        return bool(poll.poll(0))
 
     def receive(self) -> list[Message]:
         """The messages that have come; call it when there is something to read."""

@@ -90,6 +90,10 @@ def _is_flag(value: Any) -> bool:
     return isinstance(value, bool)
 
 
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _MOST
 
@@ -143,14 +147,17 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "stacks": (),
     "stalled": ("missing", "seconds"),
     "where": ("rank", "place"),
+    "event": ("event", "age"),
     "fault": ("fault", "message", "exit", "detail", "commit", "point"),
 }
 _REPORTED: dict[str, _Check] = {
     "again": _is_flag,
+    "age": _is_seconds,
     "begun": _is_flag,
     "commit": _is_pair,
     "detail": _is_text,
     "end": _is_text,
+    "event": _is_object,
     "exit": _is_number,
     "fault": _is_text,
     "final": _is_flag,

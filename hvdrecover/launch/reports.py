@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import selectors
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hvdrecover.clock import Clock
@@ -14,9 +15,13 @@ from hvdrecover.errors import LaunchError
 from hvdrecover.events import Events
 from hvdrecover.heartbeat import Reading
 from hvdrecover.launch import ends, link, waits
+from hvdrecover.launch.training import Training
 from hvdrecover.launch.waking import Waking
+from hvdrecover.record import Record, number
 
 logger = logging.getLogger(__name__)
+
+_MOST_UNSENT = 10_000  # events that are kept while the supervisor takes none
 
 # Facts for the supervisor only, which no event holds.
 _UNWRITTEN = frozenset({"traceback", "identity", "final", "end", "point", "again", "heard", "loaded", "root"})
@@ -37,7 +42,10 @@ class Reports:
         self._config = config
         self._clock = clock
         self._supervisor: link.Link | None = None
-        self.events = Events(config.events, config.host, clock, waits.DISK)
+        self._record = None if config.events is None else Record(config.events, waits.DISK)
+        # Events on their way, each with the monotonic time of its origin. The oldest make room for new ones.
+        self._unsent: deque[tuple[float, Mapping[str, Any]]] = deque(maxlen=_MOST_UNSENT)
+        self.events = Events(self._take, config.host, clock)
 
     def connect(self) -> bool:
         """Connect to the supervisor; return whether there is one that can be reached."""
@@ -81,6 +89,32 @@ class Reports:
         """Send a message to the supervisor, if there is one."""
         if self._supervisor is not None:
             self._supervisor.send(**facts)
+
+    def forward(self, training: Training) -> None:
+        """Send the events that a training process has emitted since the last time."""
+        for event in training.events():
+            self._unsent.append((number(event.pop("emitted", None)) or 0.0, event))
+        self._send_events()
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        self._unsent.append((self._clock.monotonic(), event))
+        self._send_events()
+
+    def _send_events(self) -> None:
+        """Send events to the supervisor while it takes them; without one, append them to the record."""
+        while self._unsent:
+            if self._supervisor is None or not self._supervisor.is_open:
+                _, event = self._unsent.popleft()
+                if self._record is not None:
+                    self._record.add(event)
+            elif self._supervisor.has_room:
+                emitted, event = self._unsent[0]
+                age = max(self._clock.monotonic() - emitted, 0.0)
+                self._supervisor.send(kind="event", age=age, event=event)
+                if self._supervisor.is_open:
+                    self._unsent.popleft()
+            else:
+                return
 
     def name(self, reading: Reading) -> str:
         """Return what a training process is called."""

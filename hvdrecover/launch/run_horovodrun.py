@@ -20,7 +20,7 @@ from types import FrameType, SimpleNamespace
 from typing import Any
 
 from hvdrecover import config
-from hvdrecover.events import Events, show_on_terminal
+from hvdrecover.events import Events, recorded, show_on_terminal
 from hvdrecover.launch import discovery_script, hidden_environment, output, returned_hosts, waits
 from hvdrecover.launch.processes import die_with_parent
 
@@ -44,7 +44,7 @@ def main() -> None:
         signal.signal(signal.SIGTERM, _left_to_supervisor)
         _leave_to_guardians()
     launch = importlib.import_module("horovod.runner.launch")
-    report = functools.partial(_report_output, Events(read.events, read.host, seconds=waits.DISK))
+    report = functools.partial(_report_output, recorded(read, seconds=waits.DISK))
     _forward_always(report)
     with output.unblocked("stdout", "stderr", report=report):
         show_on_terminal(read)
@@ -67,7 +67,6 @@ def _forward_always(report: output.Report) -> None:
 
 
 def _report_output(events: Events, name: str, problem: str) -> None:
-    events.rank = -1
     message = f"{name} can't be written: {problem}. The job continues; its output may be lost"
     events.emit("output", message, level=logging.WARNING, stream=name, problem=problem)
 

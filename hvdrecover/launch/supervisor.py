@@ -33,6 +33,7 @@ from hvdrecover.launch.slurm import SlurmJob
 from hvdrecover.launch.stalls import Stall
 from hvdrecover.launch.unreachable import Unreachable
 from hvdrecover.launch.waking import Waking
+from hvdrecover.record import Record
 from hvdrecover.redaction import redact
 from hvdrecover.surroundings import machine, versions
 
@@ -93,8 +94,8 @@ class Supervisor:
         self._config = config
         self._slurm = slurm
         self._clock = clock
-        self._events = Events(config.events, config.host, clock, waits.DISK)
-        self._events.rank = -1
+        self._record = None if config.events is None else Record(config.events, waits.DISK)
+        self._events = Events(None if self._record is None else self._record.add, config.host, clock)
         self._mark = f"{hidden_environment.MARK}={secrets.token_hex(16)}"
         self._attempts: list[Attempt] = []
         self._leaving = self._signalled = False
@@ -337,6 +338,11 @@ class Supervisor:
         return [know, {"order": "leave", "grace": self._settings.grace}] if self._leaving else [know]
 
     def _hear(self, guardian: Guardian, message: Message) -> None:
+        if message.get("kind") == "event":
+            if self._record is not None:
+                # Hosts' clocks differ, so an event gets its time here.
+                self._record.add({**message["event"], "time": self._clock.now() - message["age"]})
+            return
         attempt = self._attempts[-1]
         commit = message.get("commit")
         if isinstance(commit, list):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
 import logging
 import mmap
 import os
@@ -15,6 +18,8 @@ from hvdrecover.heartbeat import Page, Phase, Reading
 from hvdrecover.launch import huge_pages, processes
 
 logger = logging.getLogger(__name__)
+
+_PIPE = 1 << 18  # bytes of events that wait until the guardian looks, a few times a second
 
 
 class Training:
@@ -43,6 +48,10 @@ class Training:
         # Memory without a name: nothing to remove, whoever is killed.
         self._descriptors = [os.memfd_create(f"hvdrecover-{name}") for name in ("page", "stacks", "notes")]
         page, self.stacks, self._notes = self._descriptors
+        self._events, events = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._unread = b""  # the beginning of an event of which the rest has not come
+        with contextlib.suppress(OSError):  # a user may have so many pages in pipes; then it stays at 64 KiB
+            fcntl.fcntl(events, fcntl.F_SETPIPE_SZ, _PIPE)
         os.ftruncate(page, heartbeat.SIZE)
         self.page = Page(mmap.mmap(page, heartbeat.SIZE))
         self.page.begin(Phase.UNKNOWN)
@@ -50,14 +59,18 @@ class Training:
         self._left = False
         self._shown = False
         settings = {
-            "HVDRECOVER_SLOT": ",".join(map(str, self._descriptors)),
+            "HVDRECOVER_SLOT": ",".join(map(str, [*self._descriptors, events])),
             "HOROVOD_STALL_REPORT": str(self._notes),
             **huge_pages.asked_for(environ),
         }
         if rejoins:
             settings["HVDRECOVER_REJOIN"] = "1"
-        kept = [*self._descriptors, *hand_down]
-        self.process = processes.start(command, {**environ, **settings}, hand_down=kept, stdin=stdin)
+        kept = [*self._descriptors, events, *hand_down]
+        try:
+            self.process = processes.start(command, {**environ, **settings}, hand_down=kept, stdin=stdin)
+        finally:
+            os.close(events)
+        self._descriptors.append(self._events)
 
     @property
     def pid(self) -> int:
@@ -80,6 +93,19 @@ class Training:
     def notes(self) -> dict[str, Any]:
         """Return its notes: of each fact the last that was sent."""
         return heartbeat.notes_since(self._notes, 0)
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return the events that it has sent since the last time."""
+        data = self._unread
+        with contextlib.suppress(BlockingIOError):
+            while new := os.read(self._events, _PIPE):
+                data += new
+        *lines, self._unread = data.split(b"\n")
+        found = []
+        for line in lines:
+            with contextlib.suppress(ValueError):  # children of the process may write there, too
+                found.append(json.loads(line))
+        return [each for each in found if isinstance(each, dict)]
 
     def stalled(self) -> dict[int, list[str]]:
         """Return which tensors wait for which ranks, if Horovod has reported it since the last time."""

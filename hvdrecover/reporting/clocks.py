@@ -12,7 +12,8 @@ from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from hvdrecover.reporting.records import Event, Log, Stint
+from hvdrecover.record import Event
+from hvdrecover.reporting.records import Log, Stint
 
 TOLERANCE = 1.0  # seconds
 COMMITS = 16  # of each stint are compared, which is enough for a median

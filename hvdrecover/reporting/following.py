@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from hvdrecover.reporting.reading import parse
-from hvdrecover.reporting.records import Event
+from hvdrecover import record
+from hvdrecover.errors import ConfigError
+from hvdrecover.record import Event
 
 Parsed = TypeVar("Parsed")
 
@@ -110,11 +111,22 @@ class Lines(Generic[Parsed]):
             return b""
 
 
-class Follower(Lines[Event | None]):
-    """Follows event files; a line that is not an event is None."""
+class Follower:
+    """Follows the record of a run; each event comes with the name of its process."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder, parse)
+        self._record = record.Follower(folder)
+        self.behind = False
+        self.problem = ""
+
+    def look(self) -> list[tuple[str, Event | None]]:
+        """Return the events that are new."""
+        self.problem = ""
+        try:
+            return [(f"{event.host}-{event.pid}", event) for event in self._record.look()]
+        except ConfigError as error:
+            self.problem = str(error)
+            return []
 
 
 def _take(file: _File, data: bytes, piece: int) -> Iterator[str]:

@@ -13,9 +13,10 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+from hvdrecover.record import Event
 from hvdrecover.reporting.clocks import COMMITS
 from hvdrecover.reporting.reading import Process
-from hvdrecover.reporting.records import Event, Log
+from hvdrecover.reporting.records import Log
 from hvdrecover.reporting.status import RECENT, Agreement, Commit, Outage, Status
 from hvdrecover.reporting.summary import Report, summarise
 

@@ -2,45 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-_LARGEST = 1 << 62  # what we count stays far below, and arrays hold no more
-
-
-@dataclass(frozen=True)
-class Event:
-    """One line of an event file; ``docs/events.md`` tells what the facts of each kind are.
-
-    Attributes:
-        time: seconds since the Unix epoch.
-        kind: what happened.
-        host: the host's name.
-        rank: the process's rank.
-        facts: the facts of this kind, as they were read.
-    """
-
-    time: float
-    kind: str
-    host: str
-    rank: int
-    facts: Mapping[str, Any]
-
-    def number(self, name: str) -> float | None:
-        """A fact that is a finite number; None if it is anything else."""
-        return number(self.facts.get(name))
-
-    def whole(self, name: str) -> int | None:
-        """A fact that is a whole number; None if it is anything else."""
-        return whole(self.facts.get(name))
-
-    def word(self, name: str) -> str:
-        """A fact that is a text; empty if it is anything else."""
-        value = self.facts.get(name)
-        return value if isinstance(value, str) else ""
+from hvdrecover.record import Event
 
 
 @dataclass(frozen=True)
@@ -108,15 +74,3 @@ class Log:
     def of(self, kind: str) -> list[Event]:
         """The events of a kind."""
         return [event for event in self.events if event.kind == kind]
-
-
-def number(value: Any) -> float | None:
-    """A finite number; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -_LARGEST < value < _LARGEST:
-        return None
-    return float(value) if math.isfinite(value) else None
-
-
-def whole(value: Any) -> int | None:
-    """A whole number; None for anything else."""
-    return value if isinstance(value, int) and number(value) is not None else None

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from hvdrecover.record import Event, whole
 from hvdrecover.reporting.clocks import TOLERANCE
-from hvdrecover.reporting.records import Event, Stint, whole
+from hvdrecover.reporting.records import Stint
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from hvdrecover.record import Event
 from hvdrecover.reporting.clocks import corrected, offsets
-from hvdrecover.reporting.records import Event, Log
+from hvdrecover.reporting.records import Log
 from hvdrecover.reporting.rendezvous import Rendezvous, began, broken_by, group
 
 REPORTED = ("reset", "rendezvous", "load", "sync", "first_step")  # phases that a rank reports

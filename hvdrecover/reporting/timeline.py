@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hvdrecover.record import Event
 from hvdrecover.reporting.clocks import corrected, offsets
-from hvdrecover.reporting.records import Event, Log, Stint
+from hvdrecover.reporting.records import Log, Stint
 from hvdrecover.reporting.rendezvous import Rendezvous, began, broken_by, group
 from hvdrecover.reporting.summary import REPORTED
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,14 @@ import pytest
 from hvdrecover.elastic.durable.interval import Costs, best
 from tests.integration.conftest import ONE_OPTIMIZER, Start
 from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once, assert_same_weights
-from tests.support.jobs import DigitsRun, durable, static
+from tests.support.jobs import DigitsRun, durable, read_events, static
 
 SCRIPT = Path(__file__).with_name("scripts") / "auto_interval.py"
 DAY = 86400.0
 
 
 def events(run: DigitsRun, kind: str) -> list[dict[str, Any]]:
-    lines = [
-        line for path in (run.folder / "events").glob("*.jsonl") for line in path.read_text().splitlines()
-    ]
-    found = [event for event in map(json.loads, lines) if event["kind"] == kind]
-    return sorted(found, key=lambda event: float(event["time"]))
+    return read_events(run.folder / "events", kind)
 
 
 def decided_in(run: DigitsRun) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.jobs import FENCED, PATIENCE, PREEMPTED, Job, supervised
+from tests.support.jobs import FENCED, PATIENCE, PREEMPTED, Job, read_events, supervised
 from tests.waiting import wait_until
 
 SCRIPT = Path(__file__).with_name("scripts") / "stubborn.py"
@@ -94,11 +94,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
 
 def faults(folder: Path, name: str) -> list[tuple[str, int]]:
     """The faults of a job, and the exit codes."""
-    lines = [line for file in (folder / f"{name}.events").glob("*.jsonl") for line in file.open()]
-    events = sorted(map(json.loads, lines), key=lambda event: event["time"])
-    return [
-        (event["fault"], event["exit"]) for event in events if event["kind"] == "fault" and "exit" in event
-    ]
+    events = read_events(folder / f"{name}.events", "fault")
+    return [(event["fault"], event["exit"]) for event in events if "exit" in event]
 
 
 def durable(root: Path) -> set[str]:

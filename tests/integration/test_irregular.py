@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.jobs import PATIENCE, Job, supervised
+from tests.support.jobs import PATIENCE, Job, read_events, supervised
 
 SCRIPT = Path(__file__).with_name("scripts") / "irregular.py"
 TIMEOUT = 20.0  # the limit for hangs
@@ -27,9 +27,9 @@ def test_slow_ranks_long_evaluations_and_long_phases_are_no_hangs(tmp_path: Path
         assert job.wait(float(soak) + PATIENCE) == 0, job.tail()
     finally:
         job.kill()
-    events = "".join(path.read_text() for path in (tmp_path / "events").glob("*.jsonl"))
-    assert '"kind": "commit"' in events
+    kinds = {event["kind"] for event in read_events(tmp_path / "events")}
+    assert "commit" in kinds
     shares = re.findall(r"computed for (\d+)%", (tmp_path / "log").read_text())
     assert len(shares) == 2 and all(int(share) < 25 for share in shares), shares  # they wait nearly always
-    for kind in ("fault", "reset", "restart", "structure", "diverged", "numerics", "missing_gradients"):
-        assert f'"kind": "{kind}"' not in events, job.tail(80)
+    faults = {"fault", "reset", "restart", "structure", "diverged", "numerics", "missing_gradients"}
+    assert not faults & kinds, job.tail(80)

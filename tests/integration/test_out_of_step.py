@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import LONG
-from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, Job, failing_hosts, static
+from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, Job, failing_hosts, read_events, static
 
 SCRIPTS = Path(__file__).with_name("scripts")
 STEPS = 24  # of two ranks, without a fault
@@ -59,12 +59,7 @@ def outcomes(
 
 def events(folder: Path, kind: str, rank: int) -> list[dict[str, Any]]:
     """A rank's events of a kind, in their order."""
-    lines = [
-        json.loads(line)
-        for file in (folder / "events").glob("*.jsonl")
-        for line in file.read_text().splitlines()
-    ]
-    return [line for line in lines if line["kind"] == kind and line["rank"] == rank]
+    return [event for event in read_events(folder / "events", kind) if event["rank"] == rank]
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.jobs import PATIENCE, Job, supervised
+from tests.support.jobs import PATIENCE, Job, read_events, supervised
 
 SCRIPT = Path(__file__).with_name("scripts") / "chatty.py"
 
@@ -24,13 +23,8 @@ def test_a_reader_that_is_gone_and_bytes_that_are_no_text_stop_no_rank(tmp_path:
         assert job.wait(PATIENCE) == 0, job.tail()
     finally:
         job.kill()
-    events = [
-        json.loads(line)
-        for file in (tmp_path / "events").glob("*.jsonl")
-        for line in file.read_text().splitlines()
-    ]
-    assert [event for event in events if event["kind"] in ("fault", "restart")] == []
-    (output,) = [event for event in events if event["kind"] == "output"]
+    assert read_events(tmp_path / "events", "fault", "restart") == []
+    (output,) = read_events(tmp_path / "events", "output")
     assert (output["stream"], output["problem"]) == ("stdout", "Broken pipe")
     log = (tmp_path / "log").read_text()
     assert log.count("stdout can't be written") == 1

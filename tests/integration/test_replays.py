@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import LONG
-from tests.support.jobs import PATIENCE, Job, static
+from tests.support.jobs import PATIENCE, Job, read_events, static
 
 SCRIPT = Path(__file__).with_name("scripts") / "replays.py"
 OF_EPOCH = 51  # steps
@@ -69,18 +69,15 @@ def test_each_flipped_bit_is_found_named_and_healed(job: tuple[Outcomes, Path]) 
     made = sorted(flip for each in outcomes["heal"] for flip in each["made"])
     assert [step for step, *_ in made] == list(range(40 if outcomes["none"][0]["steps"] == OF_EPOCH else 200))
     assert len({process for _, process, *_ in made}) == len(outcomes["heal"])
-    for rank in range(len(outcomes["heal"])):
-        found = [
-            line for line in of_rank(events, rank) if line["kind"] == "replay" and line["action"] == "heal"
-        ]
-        assert [[each["step"], *each["ranks"]] for each in found] == [flip[:2] for flip in made]
-        assert not any(each["tied"] for each in found)
-        for each, (_, process, tensor, virtual) in zip(found, made, strict=True):
-            (line,) = each["tensors"]
-            assert line.startswith(f"gradient of {tensor}, F32")
-            assert f": 1 of {line.split(' of ')[2].split()[0]} numbers, by" in line
-            assert f", on rank {process} on " in line
-            assert each["virtual"] == virtual
+    found = [event for event in read_events(events, "replay") if event["action"] == "heal"]
+    assert [[each["step"], *each["ranks"]] for each in found] == [flip[:2] for flip in made]
+    assert not any(each["tied"] for each in found)
+    for each, (_, process, tensor, virtual) in zip(found, made, strict=True):
+        (line,) = each["tensors"]
+        assert line.startswith(f"gradient of {tensor}, F32")
+        assert f": 1 of {line.split(' of ')[2].split()[0]} numbers, by" in line
+        assert f", on rank {process} on " in line
+        assert each["virtual"] == virtual
 
 
 def test_a_flipped_bit_stops_the_job_before_it_is_applied(job: tuple[Outcomes, Path]) -> None:
@@ -90,9 +87,3 @@ def test_a_flipped_bit_stops_the_job_before_it_is_applied(job: tuple[Outcomes, P
         assert (each["error"], each["steps"]) == ("DivergedError", 1)
         assert re.search(f"virtual rank {virtual} .*step 0 .* rank {process}: ", each["text"])
         assert f"gradient of {tensor}, F32" in each["text"]
-
-
-def of_rank(folder: Path, rank: int) -> list[dict[str, Any]]:
-    """A process's events, in their order."""
-    lines = [json.loads(line) for file in folder.glob("*.jsonl") for line in file.read_text().splitlines()]
-    return [line for line in lines if line["rank"] == rank]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.jobs import PATIENCE, Job, static, supervised
+from tests.support.jobs import PATIENCE, Job, read_events, static, supervised
 
 SCRIPT = Path(__file__).with_name("scripts") / "evaluation.py"
 OPTIONS = ("--no-standby", "--hang-timeout", "40", "--max-restarts", "0")
@@ -26,8 +26,7 @@ def test_a_long_evaluation_is_learnt_and_what_always_fails_comes_to_an_end(tmp_p
         assert job.wait(PATIENCE) not in (0, 75), job.tail()
     finally:
         job.kill()
-    lines = "".join(path.read_text() for path in (tmp_path / "events").glob("*.jsonl")).splitlines()
-    events = sorted((json.loads(line) for line in lines), key=lambda event: event["time"])
+    events = read_events(tmp_path / "events")
     # The evaluation: one rollback, one warning, and the second attempt is waited for.
     (kept,) = [event for event in events if event["kind"] == "kept_waiting"]
     assert (kept["rank"], kept["limit"]) == (0, 15)

@@ -16,7 +16,7 @@ from hvdrecover.launch import processes
 from hvdrecover.launch.training import Training
 from hvdrecover.launch.waking import Waking
 from tests.integration.mounts import mounted
-from tests.support.jobs import PREEMPTED, Job
+from tests.support.jobs import PREEMPTED, Job, read_events
 from tests.unit.launch.children import environment, gone, is_alive, state, until
 from tests.waiting import wait_until
 
@@ -113,8 +113,8 @@ def test_a_preemption_on_a_disk_that_hangs_ends_with_75(who: str, hung: Path, tm
         assert state(process) == "D"  # still: nobody has waited for its end
         assert job.processes() == [process]
         assert f"process {process} (python) can't be killed" in job.tail()
-        events = "".join(path.read_text() for path in (tmp_path / "events").glob("*.jsonl"))
-        assert f'"processes": [{process}]' in events
+        (unkillable,) = read_events(tmp_path / "events", "unkillable")
+        assert unkillable["processes"] == [process]
     finally:
         job.kill(patience=0.3)
 

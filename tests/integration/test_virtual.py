@@ -12,7 +12,7 @@ import pytest
 import safetensors.numpy
 
 from tests.integration.conftest import LONG, Start
-from tests.support.jobs import PATIENCE, DigitsRun, Job, durable, elastic, static
+from tests.support.jobs import PATIENCE, DigitsRun, Job, durable, elastic, read_events, static
 from tests.waiting import wait_until
 
 SCRIPT = Path(__file__).with_name("scripts") / "virtual_digits.py"
@@ -63,11 +63,7 @@ class VirtualRun(DigitsRun):
 
     def shares(self) -> list[list[int]]:
         """Return how many virtual ranks each process had, from time to time."""
-        found = []
-        for path in (self.folder / "events").glob("*.jsonl"):
-            events = map(json.loads, path.read_text().splitlines())
-            found += [(each["time"], each["counts"]) for each in events if each["kind"] == "shares"]
-        every = [counts for _, counts in sorted(found)]
+        every = [event["counts"] for event in read_events(self.folder / "events", "shares")]
         return [each for each, before in zip(every, [None, *every], strict=False) if each != before]
 
     def final(self) -> tuple[dict[str, bytes], dict[str, Any]]:

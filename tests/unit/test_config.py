@@ -51,7 +51,7 @@ def test_a_relative_path_is_below_the_folder_in_which_the_process_started(
 def test_what_a_launcher_and_our_own_processes_say_is_read():
     found = config.read(
         {
-            "HVDRECOVER_SLOT": "5,6,17",
+            "HVDRECOVER_SLOT": "5,6,17,18",
             "HVDRECOVER_REJOIN": "1",
             "HVDRECOVER_REOPEN": "1",
             "HVDRECOVER_SUPERVISOR": "driver.example/4711:abc:def",
@@ -67,7 +67,7 @@ def test_what_a_launcher_and_our_own_processes_say_is_read():
             "PATH": "/bin",
         }
     )
-    assert found.slot == (5, 6, 17)
+    assert found.slot == (5, 6, 17, 18)
     assert found.rejoins and found.reopen
     assert found.supervisor == ("10.0.0.1", 4711, "abc:def")  # where Horovod's driver was found
     assert found.stop_signals == (signal.SIGTERM, signal.SIGUSR2)
@@ -96,9 +96,9 @@ def test_what_mpirun_says_is_read():
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("HVDRECOVER_SLOT", "5,6"),
-        ("HVDRECOVER_SLOT", "5,6,-1"),
-        ("HVDRECOVER_SLOT", "a,b,c"),
+        ("HVDRECOVER_SLOT", "5,6,7"),
+        ("HVDRECOVER_SLOT", "5,6,7,-1"),
+        ("HVDRECOVER_SLOT", "a,b,c,d"),
         ("HVDRECOVER_SUPERVISOR", "h1"),
         ("HVDRECOVER_SUPERVISOR", "h1/port:abc"),
         ("HVDRECOVER_REJOIN", "0"),
@@ -155,7 +155,7 @@ def test_a_process_that_is_alone_for_a_while_has_no_place_and_then_its_own_again
 
 
 def test_what_a_guardian_gave_is_not_handed_on(monkeypatch):
-    monkeypatch.setenv("HVDRECOVER_SLOT", "1,2,3")
+    monkeypatch.setenv("HVDRECOVER_SLOT", "1,2,3,4")
     monkeypatch.setenv("HVDRECOVER_REJOIN", "1")
     read, write = os.pipe()
     try:

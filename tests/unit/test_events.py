@@ -3,34 +3,67 @@ import json
 import logging
 import os
 import re
+import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 import hvdrecover
 from hvdrecover import config, events
-from hvdrecover.events import Events
+from hvdrecover.events import Events, Pipe
+from hvdrecover.record import read
 from tests.fakes.clock import FakeClock
 
 DOCS = Path(__file__).parents[2] / "docs" / "events.md"
 
 
-def lines_in(folder):
-    (file,) = folder.iterdir()
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
-def test_an_event_is_one_line_of_json(tmp_path):
-    log = Events(tmp_path / "new" / "folder", "node-7", FakeClock(start=5.0))
+def test_an_event_has_time_host_process_and_rank():
+    found = []
+    log = Events(found.append, "node-7", FakeClock(start=5.0))
     log.rank = 3
     log.emit("commit", generation=1, commit=20)
-    log.emit("finished", "done")
     common = {"time": 5.0, "host": "node-7", "pid": os.getpid(), "rank": 3}
-    assert lines_in(tmp_path / "new" / "folder") == [
-        {**common, "kind": "commit", "generation": 1, "commit": 20},
-        {**common, "kind": "finished"},
-    ]
+    assert found == [{**common, "kind": "commit", "generation": 1, "commit": 20}]
+
+
+def test_without_a_guardian_rank_0_records_its_own(tmp_path):
+    for rank in (0, 1):
+        log = events.of_training(config.read({"HVDRECOVER_EVENTS": str(tmp_path)}))
+        log.rank = rank
+        log.emit("commit", commit=rank)
+    assert [event.whole("commit") for event in read(tmp_path)] == [0]
+
+
+def test_a_guardian_gets_what_was_emitted_before_its_process_is_killed(tmp_path):
+    ours, theirs = os.pipe2(os.O_NONBLOCK)
+    code = (
+        "import os, signal, sys\n"
+        "from hvdrecover.events import Events, Pipe\n"
+        f"log = Events(Pipe({theirs}).add, 'h')\n"
+        "for number in range(50): log.emit('commit', commit=number)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], pass_fds=[theirs], check=False)
+    lines = os.read(ours, 1 << 16).splitlines()
+    assert [json.loads(line)["commit"] for line in lines] == list(range(50))
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_events_wait_for_a_guardian_that_does_not_read_and_training_does_not():
+    ours, theirs = os.pipe2(os.O_NONBLOCK)
+    log = Events(Pipe(theirs).add, "h")
+    sent = 2000  # more than the pipe takes
+    for number in range(sent):
+        log.emit("commit", commit=number)
+    received = b""
+    while received.count(b"\n") < sent:
+        received += os.read(ours, 1 << 20)
+        log.emit("more")
+    lines = [json.loads(line) for line in received.splitlines()]
+    assert [line["commit"] for line in lines if line["kind"] == "commit"] == list(range(sent))
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_without_a_folder_only_the_line_for_people_is_written(caplog, tmp_path, monkeypatch):
@@ -39,53 +72,6 @@ def test_without_a_folder_only_the_line_for_people_is_written(caplog, tmp_path, 
         Events(None, "h").emit("sync", "resumed", size=2)
     assert caplog.messages == ["resumed"]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_cannot_be_made_is_reported_once_and_never_raises(tmp_path, caplog):
-    (tmp_path / "file").write_text("")
-    log = Events(tmp_path / "file" / "events", "h")
-    log.emit("start")
-    log.emit("start")
-    assert len([message for message in caplog.messages if "no further events" in message]) == 1
-
-
-def test_a_disk_that_hangs_costs_events_and_one_line_until_it_answers(tmp_path, caplog):
-    log = Events(tmp_path, "h", seconds=0.5)
-    file = tmp_path / f"h-{os.getpid()}.jsonl"
-    os.mkfifo(file)  # opening it to write blocks until there is a reader
-    log.emit("left-out")
-    log.emit("left-out")
-    assert len([message for message in caplog.messages if "does not take events" in message]) == 1
-    with file.open() as reader:  # the first line, which has waited, is written
-        assert json.loads(reader.readline())["kind"] == "left-out"
-        written = ""
-        while not written:  # its thread ends in a moment
-            log.emit("written")
-            os.set_blocking(reader.fileno(), False)
-            written = reader.readline()
-        assert json.loads(written)["kind"] == "written"
-
-
-class Unprintable:
-    def __str__(self):
-        raise ValueError("no")
-
-
-@pytest.mark.parametrize("fact", [Unprintable(), {(1, 2): 3}, Path("/x"), float("nan"), b"\xff", "\ud800"])
-def test_no_fact_makes_emit_raise_or_ends_the_log(tmp_path, fact):
-    log = Events(tmp_path, "h")
-    log.emit("odd", fact=fact)
-    log.emit("next")
-    assert lines_in(tmp_path)[-1]["kind"] == "next"
-
-
-def test_a_fact_that_contains_itself_does_not_raise(tmp_path):
-    knot = []
-    knot.append(knot)
-    log = Events(tmp_path, "h")
-    log.emit("odd", fact=knot)
-    log.emit("next")
-    assert [line["kind"] for line in lines_in(tmp_path)] == ["next"]
 
 
 EMITTERS = ("emit", "announce", "_announce", "_report")

@@ -16,6 +16,7 @@ LAYERS = {
     "errors": 0,
     "error_kinds": 0,
     "events": 0,
+    "record": 0,
     "config": 0,
     "bounded": 0,
     "clock": 0,

@@ -31,16 +31,16 @@ def join(hvd: Any) -> None:
         early.begin(hvd, config)
 
 
-def _attach(page: int, stacks: int, notes: int) -> None:
+def _attach(page: int, stacks: int, notes: int, events: int) -> None:
     with suppress(ValueError):  # outside the main thread
         # What stands when the interpreter has ended: by default, the signal would kill the process there.
         signal.signal(configs.STACKS_SIGNAL, signal.SIG_IGN)
     try:
         faulthandler.register(configs.STACKS_SIGNAL, file=stacks, all_threads=True)
-        heartbeat.attach(page, notes)
+        heartbeat.attach(page, notes, events)
     except (OSError, ValueError):  # not handed down: something in between has closed what it did not know
         return
-    configs.keep_to_this_process(page, stacks, notes)
+    configs.keep_to_this_process(page, stacks, notes, events)
     uncaught.report_to(notes)
     heartbeat.at_commit(_report_modules)
 

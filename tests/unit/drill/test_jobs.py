@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +9,7 @@ import pytest
 from hvdrecover.drill.jobs import Run, running, wait_until
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.launch.job import Job
-
-
-def event(**facts: object) -> str:
-    return json.dumps({"time": 0.0, **facts}) + "\n"
+from hvdrecover.record import Record
 
 
 @pytest.fixture
@@ -24,18 +20,13 @@ def waiting(tmp_path: Path) -> Iterator[Job]:
     job.kill()
 
 
-def test_generations_are_read_from_the_events_of_all_processes(tmp_path: Path) -> None:
-    sync = event(kind="sync", generation=1, commit=0)
-    (tmp_path / "events").mkdir()
-    (tmp_path / "events" / "a-1.jsonl").write_text(sync + event(kind="commit", generation=1, commit=9))
-    (tmp_path / "events" / "b-2.jsonl").write_text(sync + event(kind="sync", generation=2, commit=4))
+def test_generations_and_events_are_read_from_the_record(tmp_path: Path) -> None:
+    assert Run(tmp_path).events() == []
+    record = Record(tmp_path / "events")
+    for kind, generation, commit in (("sync", 1, 0), ("commit", 1, 9), ("sync", 1, 0), ("sync", 2, 4)):
+        record.add({"time": 0.0, "kind": kind, "host": "h", "generation": generation, "commit": commit})
     assert Run(tmp_path).generations() == {1: 0, 2: 4}
-
-
-def test_an_incomplete_last_line_is_skipped(tmp_path: Path) -> None:
-    (tmp_path / "events").mkdir()
-    (tmp_path / "events" / "a-1.jsonl").write_text(event(kind="start") + event(kind="end")[:-9])
-    assert [each["kind"] for each in Run(tmp_path).events()] == ["start"]
+    assert [event["commit"] for event in Run(tmp_path).events("commit")] == [9]
 
 
 def test_a_wait_returns_what_was_found_and_processes_are_known_by_their_module(waiting: Job) -> None:

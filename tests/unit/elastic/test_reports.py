@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hvdrecover import heartbeat
+from hvdrecover import events, heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.elastic.agreement import reports
 from hvdrecover.elastic.agreement.transfer import Agreement
 from hvdrecover.elastic.run import run
 from hvdrecover.elastic.state import State
+from hvdrecover.record import Record
 from tests.fakes.framework import FakeModel, FakeSampler
 from tests.fakes.world import FakeJob, Fault, fail_at
-from tests.unit.elastic.jobs import CONFIG, URL, Process, initialised
+from tests.support.jobs import read_events
+from tests.unit.elastic.jobs import URL, Process, initialised
 
 
 def events_of(folder: Path, size: int, *faults: Fault) -> list[dict[str, Any]]:
     """The events of a job of two steps, with a commit after each."""
 
+    record = Record(folder)
+
     def body(process: Process) -> None:
-        config = dataclasses.replace(CONFIG, events=folder)
-        state = process.state(URL, config=config, model=FakeModel(w=0.0), sampler=FakeSampler(5), step=0)
+        state = process.state(URL, model=FakeModel(w=0.0), sampler=FakeSampler(5), step=0)
 
         @run
         def train(state: State) -> None:
@@ -39,9 +40,11 @@ def events_of(folder: Path, size: int, *faults: Fault) -> list[dict[str, Any]]:
 
         train(state)
 
-    FakeJob(initialised(body), size, faults).run()
-    lines = [line for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
-    return [json.loads(line) for line in lines]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(events, "Pipe", lambda _: record)  # as if each rank had a guardian
+        patch.setattr(heartbeat, "event_pipe", lambda: 0)
+        FakeJob(initialised(body), size, faults).run()
+    return read_events(folder)
 
 
 def of_kind(events: list[dict[str, Any]], kind: str, *facts: str) -> list[tuple[Any, ...]]:

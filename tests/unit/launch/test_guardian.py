@@ -96,7 +96,7 @@ def test_a_disk_that_hangs_under_the_events_does_not_keep_a_guardian_from_its_wo
     events = tmp_path / "events"
     events.mkdir()
     # The pipe has no reader, so opening it to write blocks forever, as on a disk that hangs.
-    hanging = 'mkfifo "$HVDRECOVER_EVENTS/$HOROVOD_HOSTNAME-$$.jsonl" && exec "$@"'
+    hanging = 'mkfifo "$HVDRECOVER_EVENTS/run.jsonl" && exec "$@"'
     words = [sys.executable, "-m", "hvdrecover", "worker", "--no-standby", "--"]
     facts = {"HOROVOD_ELASTIC": "1", "HOROVOD_HOSTNAME": "node-7", "HVDRECOVER_EVENTS": str(events)}
     done = subprocess.run(
@@ -111,4 +111,4 @@ def test_a_disk_that_hangs_under_the_events_does_not_keep_a_guardian_from_its_wo
     assert [file.is_fifo() for file in events.iterdir()] == [True]
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("restarted in place") == 1
-    assert done.stderr.count("does not take events") == 1
+    assert done.stderr.count("events may be missing") == 1

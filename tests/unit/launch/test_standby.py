@@ -243,8 +243,10 @@ input()
         process, *page = map(int, line(parent).split())
         until(lambda: state(process) == "S", "it is to sleep")
         opened = descriptors(process)
-        mapped = [number for number in opened if number not in (0, 1, 2, *page)]  # the page's own
-        assert [opened[number] for number in mapped] == [opened[page[0]]]
+        others = [opened[number] for number in opened if number not in (0, 1, 2, *page)]
+        mapped, pipe = sorted(others)  # the page, once more, and the pipe for events
+        assert mapped == opened[page[0]]
+        assert pipe.startswith("pipe:")
         assert not any(target.startswith("socket:") for target in opened.values())
         assert len(list(Path(f"/proc/{process}/task").iterdir())) == 1
 

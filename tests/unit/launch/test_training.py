@@ -77,6 +77,14 @@ def test_what_a_guardian_asks_is_read_by_the_process(start: Start) -> None:
     assert training.notes() == {"stop": Stop.JOB, "stall": 4}
 
 
+def test_the_page_of_a_process_that_is_no_script_of_ours(start: Start) -> None:
+    training = start("")
+    assert training.process.wait(60) == 0
+    found = training.read()
+    assert (found.phase, found.rank, found.commits, training.notes()) == (Phase.UNKNOWN, -1, 0, {})
+    assert training.returncode == 0
+
+
 def test_the_last_words_of_an_error_are_told_and_printed(start: Start) -> None:
     training = start("import adapter\ndef work():\n    raise KeyError('nothing')\nwork()\n")
     assert training.process.wait(60) == 1
@@ -145,6 +153,19 @@ def test_a_process_knows_whether_it_takes_the_place_of_another(start: Start, rej
     assert start(code, rejoins=rejoins).process.wait(60) == 40 + rejoins
 
 
+def test_a_page_that_was_not_handed_down_is_done_without(start: Start) -> None:
+    training = start(
+        "import os\n"
+        "for number in map(int, os.environ['HVDRECOVER_SLOT'].split(',')):\n"
+        "    os.close(number)\n"
+        "import adapter\n"
+        "from hvdrecover import heartbeat\n"
+        "raise SystemExit(50 + heartbeat.watched())\n"
+    )
+    assert training.process.wait(60) == 50
+    assert training.read().phase == Phase.UNKNOWN
+
+
 def test_stacks_are_written_where_the_guardian_reads_them(start: Start) -> None:
     training = start(
         "import adapter\nfrom hvdrecover import heartbeat\nheartbeat.committed(1, 1, 1)\n" + WAIT
@@ -184,7 +205,7 @@ def test_killing_it_kills_what_it_has_started_even_when_it_is_stopped(start: Sta
 def test_closing_and_forgetting_it_frees_all_and_ends_what_is_left() -> None:
     before = descriptors()
     training = Training([sys.executable, "-c", WAIT], environment())
-    assert len(descriptors()) == len(before) + 4
+    assert len(descriptors()) == len(before) + 5
     training.close()
     assert training.returncode == -signal.SIGKILL
     del training

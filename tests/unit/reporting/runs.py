@@ -1,11 +1,12 @@
-"""Event files of made-up runs, as the processes of a job would have written them."""
+"""Records of made-up runs."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from hvdrecover.record import Record
 
 Ranks = Mapping[int, tuple[str, int]]
 """Rank to the host and the pid of its process."""
@@ -15,7 +16,7 @@ PHASES = {"reset": 0.02, "rendezvous": 0.11, "load": 0.01, "sync": 0.06, "first_
 
 
 class Run:
-    """Writes event files; times are seconds since the run's beginning.
+    """Writes a record; times are seconds since the run's beginning.
 
     Args:
         folder: where to.
@@ -27,15 +28,14 @@ class Run:
         self.folder = folder
         self._begin = begin
         self._clocks = clocks or {}
-        folder.mkdir(parents=True, exist_ok=True)
+        self._record = Record(folder)
 
     def report(
         self, time: float, kind: str, host: str = "node-1", pid: int = 1, rank: int = 0, **facts: Any
     ) -> None:
         when = self._begin + time + self._clocks.get(host, 0.0)
         line = {"time": when, "kind": kind, "host": host, "pid": pid, "rank": rank, **facts}
-        with (self.folder / f"{host}-{pid}.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        self._record.add(line)
 
     def rendezvous(
         self, time: float, ranks: Ranks, generation: int, commit: int, source: str = "memory"

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdrecover.reporting import reading, summary
 from hvdrecover.reporting.following import Follower
 from hvdrecover.reporting.live import Live
 from hvdrecover.reporting.status import RECENT, Outage
@@ -250,24 +249,3 @@ def test_whatever_is_appended_when_the_numbers_are_those_of_reading_at_once(seed
         for path, event in follower.look():
             live.take(path, event)
         assert dataclasses.asdict(live.status()) == dataclasses.asdict(status_of(whole))
-
-
-@settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32))
-def test_the_numbers_are_those_of_the_report(seed):
-    with tempfile.TemporaryDirectory() as name:
-        random_run(random.Random(seed), Path(name))
-        found, report = status_of(Path(name)), summary.summarise(reading.read(Path(name)))
-    for fact in (
-        "begin",
-        "ending",
-        "starts",
-        "restarts",
-        "warm",
-        "given_up",
-        "faults",
-        "steps_repeated",
-        "passed_over",
-    ):
-        assert getattr(found, fact) == getattr(report, fact), fact
-    assert found.last == report.end

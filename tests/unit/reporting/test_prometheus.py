@@ -143,25 +143,6 @@ def test_totals_never_go_back(exporter, tmp_path):
     assert after["hvdrecover_last_commit",] == 0
 
 
-def test_a_recovery_that_turns_out_to_be_none_stays_counted(exporter, tmp_path):
-    """A rank whose file is seen late shows that a rendezvous which seemed to step again never did."""
-    run = Run(tmp_path / "seen")
-    run.rendezvous(1, {0: TWO[0]}, 1, 0)
-    run.fault(2, commit=[1, 0], steps=3)
-    run.rendezvous(3, {0: TWO[0]}, 2, 0)
-    run.step(4, {0: TWO[0]}, 2, 0)
-    before = status_of(tmp_path)
-    exporter.update(before)
-    late = Run(tmp_path / "late")
-    late.report(3, "sync", *TWO[1], 1, source="memory", generation=2, commit=0, size=1, seconds=0.01)
-    after = status_of(tmp_path)
-    assert [status.faults[0].recovery is None for status in (before, after)] == [False, True]
-    exporter.update(after)
-    found = samples(generate_latest(exporter.registry).decode())
-    assert found["hvdrecover_recovery_seconds_count",] == 1
-    assert found["hvdrecover_recovery_seconds_sum",] == pytest.approx(2)
-
-
 def test_a_file_is_replaced_and_holds_nothing_that_grows_old(tmp_path):
     example(tmp_path / "events")
     file = tmp_path / "run.prom"

@@ -164,22 +164,6 @@ def test_a_process_may_have_the_name_of_an_earlier_one(run):
     assert report.goodput == pytest.approx(11 / 55)
 
 
-def test_a_rank_that_was_there_long_after_another_was_at_another_rendezvous(tmp_path):
-    run = Run(tmp_path)  # of the first start only the file of rank 0 is there
-    run.rendezvous(4, TWO, 1, 0, "initial")
-    run.commit(TWO, 1, {1: 14})
-    (run.folder / "node-2-20.jsonl").unlink()
-    run.fault(20, commit=[1, 1])
-    anew = {0: ("node-1", 11), 1: ("node-2", 21)}
-    place = {"source": "initial", "generation": 1, "commit": 0, "size": 2, "seconds": 0.5}
-    run.report(24.0, "sync", *anew[1], rank=1, **place)
-    run.report(24.1, "sync", *anew[0], rank=0, **place)
-    run.step(25, anew, 1, 0)
-    report = report_of(run)
-    assert recoveries(report) == [(1, 5.01)]
-    assert report.commits_repeated == 1
-
-
 def test_a_start_that_follows_at_once_is_a_rendezvous_of_its_own(tmp_path):
     run = Run(tmp_path)
     run.rendezvous(4, TWO, 1, 0, "initial")
@@ -188,18 +172,6 @@ def test_a_start_that_follows_at_once_is_a_rendezvous_of_its_own(tmp_path):
     run.rendezvous(4.5, anew, 1, 0, "initial")
     run.step(4.6, anew, 1, 0)
     assert recoveries(report_of(run)) == [(1, 0.51)]
-
-
-def test_the_file_of_a_host_that_died_may_be_missing(run):
-    run.fault(40, "lost_host", slot=None, commit=None)
-    run.rendezvous(42, REPLACED, 2, 3)
-    run.step(43, REPLACED, 2, 3)
-    run.commit(REPLACED, 2, {4: 50})
-    for file in run.folder.glob("node-2-*.jsonl"):
-        file.unlink()
-    report = report_of(run)
-    assert recoveries(report) == [(2, 3.0)]
-    assert report.faults[0].rank is None
 
 
 def test_a_file_whose_end_is_missing_does_not_hide_a_recovery(run):
@@ -267,12 +239,6 @@ def test_a_job_that_fails_after_its_training_function_has_returned_is_not_finish
     run.finish(35, TWO, 1, 3)
     run.report(36, "end", pid=5, code=code, reason="the command has ended")
     assert report_of(run).ending.outcome == outcome
-
-
-def test_without_a_start_the_first_event_begins_the_run(run):
-    (run.folder / "node-1-5.jsonl").unlink()
-    report = report_of(run)
-    assert (report.begin, report.goodput) == (BEGIN + 4, 1.0)
 
 
 def test_a_single_event_takes_no_time(tmp_path):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdrecover.reporting import reading, timeline
@@ -201,17 +198,3 @@ FACTS = st.fixed_dictionaries(
         "time": st.floats(0, 200),
     }
 )
-
-
-@given(st.lists(FACTS, min_size=1, max_size=40))
-def test_stretches_of_a_rank_follow_each_other_whatever_events_say(tmp_path_factory, events):
-    folder = tmp_path_factory.mktemp("events")
-    for event in events:
-        with (folder / f"{event['host']}-{event['pid']}.jsonl").open("a") as file:
-            file.write(json.dumps(event) + "\n")
-    found = timeline.trace(reading.read(folder))
-    for stretches in found.lanes.values():
-        ends = 0.0
-        for stretch in stretches:
-            assert ends <= stretch.begin < stretch.end <= found.length + 1e-6
-            ends = stretch.end

@@ -23,6 +23,7 @@ from raylets import Raylets, environment, raylets
 from tests.integration.conftest import LONG, Start
 from tests.integration.faults import FaultyRun, wait_until_all_train
 from tests.integration.test_kill_and_resume import assert_each_sample_once, durable
+from tests.support.events import read_events
 from tests.waiting import wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "example.py"
@@ -76,9 +77,8 @@ def newest(run: RayRun) -> int:
 def host_of(run: RayRun, rank: int) -> str:
     """Return the host of a rank, from its events."""
     process = run.process_of(rank)
-    (path,) = (run.folder / "events").glob(f"*-{process}.jsonl")
-    host: str = json.loads(path.read_text().splitlines()[0])["host"]
-    return host
+    (host,) = {event["host"] for event in read_events(run.folder / "events") if event["pid"] == process}
+    return str(host)
 
 
 def returned(run: RayRun) -> list[int]:

@@ -1,0 +1,267 @@
+"""The record of a run: the file ``run.jsonl`` in the run's folder.
+
+Its first line names the schema; each further line is one event (``docs/events.md``). The supervisor writes
+the file:
+
+1. A training process hands its events to its guardian through a pipe (`hvdrecover.events.Pipe`).
+2. The guardian sends them to the supervisor over its connection, with their age.
+3. The supervisor appends them, with their time by its own clock, so hosts with wrong clocks do no harm.
+
+Without a supervisor, guardians append the events of their slots themselves; without a guardian, rank 0 does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvdrecover.bounded import Bounded
+from hvdrecover.errors import ConfigError
+
+logger = logging.getLogger("hvdrecover")
+
+FILE = "run.jsonl"
+RUNS = Path("hvdrecover-runs")  # holds the folders of runs for which the user named none
+SCHEMA = 1
+_LARGEST = 1 << 62  # larger numbers are not counts of ours, and do not fit into arrays
+_END_OF_TIME = 250_000_000_000  # the year 9892; calendars end soon after
+_PIECE = 1 << 22  # bytes that are read at once; a longer line is not an event
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event.
+
+    Attributes:
+        time: seconds since the Unix epoch, by the clock of the supervisor.
+        kind: what happened.
+        host: name of the host on which it happened.
+        rank: rank of the process; -1 if it has none.
+        pid: number of the process.
+        facts: all fields of the line, by name.
+    """
+
+    time: float
+    kind: str
+    host: str
+    rank: int
+    pid: int
+    facts: Mapping[str, Any]
+
+    def number(self, name: str) -> float | None:
+        """Return a fact if it is a finite number, else None."""
+        return number(self.facts.get(name))
+
+    def whole(self, name: str) -> int | None:
+        """Return a fact if it is a whole number, else None."""
+        return whole(self.facts.get(name))
+
+    def word(self, name: str) -> str:
+        """Return a fact if it is a text, else an empty text."""
+        value = self.facts.get(name)
+        return value if isinstance(value, str) else ""
+
+
+def number(value: Any) -> float | None:
+    """Return a value if it is a finite number, else None."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -_LARGEST < value < _LARGEST:
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def whole(value: Any) -> int | None:
+    """Return a value if it is a whole number, else None."""
+    return value if isinstance(value, int) and number(value) is not None else None
+
+
+# -- writing -------------------------------------------------------------------------------------------
+
+
+def encode(event: Mapping[str, Any]) -> bytes | None:
+    """Return the line of an event; None, with a warning, if its facts cannot be written as JSON."""
+    try:
+        return json.dumps(event, default=str, skipkeys=True).encode() + b"\n"
+    except (TypeError, ValueError, RecursionError) as error:
+        logger.warning("events: an event of kind %s cannot be written: %s", event.get("kind"), error)
+        return None
+
+
+class Record:
+    """Appends events to the record of a run. Several processes of one host may do so at once.
+
+    Args:
+        folder: folder of the run; created with the first event.
+        seconds: how long the disk may take for an event, before events are left out until it answers. With
+            None, it may take as long as it likes.
+    """
+
+    def __init__(self, folder: Path, seconds: float | None = None) -> None:
+        self._folder = folder
+        self._bounded = None if seconds is None else Bounded(seconds)
+        self._descriptor: int | None = None
+        self._torn = False  # the file does not end with a complete line
+        self._failed = False
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Append an event. Never raises; the first failure to write is a warning."""
+        if (line := encode(event)) is None:
+            return
+        try:
+            if self._bounded is None:
+                self._append(line)
+            else:
+                self._bounded(self._append, line)
+        except (OSError, ValueError) as error:  # also TimeoutError
+            if not self._failed:
+                self._failed = True
+                logger.warning("events: %s; events may be missing in %s", error, self._folder / FILE)
+
+    def _append(self, line: bytes) -> None:
+        if self._descriptor is None:
+            self._descriptor = self._open()
+        line = b"\n" + line if self._torn else line
+        # One write call, so that the kernel does not mix lines of two processes.
+        self._torn = os.write(self._descriptor, line) < len(line)
+
+    def _open(self) -> int:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / FILE
+        if not path.exists():
+            # Link a complete file into place: another process never sees a record without its first line.
+            new = path.with_name(f".{FILE}-{os.getpid()}")
+            new.write_text(f'{{"schema": {SCHEMA}}}\n')
+            with contextlib.suppress(FileExistsError):
+                path.hardlink_to(new)
+            new.unlink()
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 1, 0))
+            self._torn = file.read() != b"\n"  # its last writer was killed
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+
+
+# -- reading -------------------------------------------------------------------------------------------
+
+
+class Follower:
+    """Reads a record while it is being written: at each look, the events that are new.
+
+    Args:
+        place: folder of the run, or its file. The file need not exist yet.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self._path = place if place.suffix == ".jsonl" else place / FILE
+        self._offset = 0
+        self._checked = False
+
+    def look(self) -> list[Event]:
+        """Return the events that were appended since the last look; a line that is incomplete is left.
+
+        Raises:
+            ConfigError: the file cannot be read, or is of another version.
+        """
+        events: list[Event] = []
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                while data := file.read(_PIECE):
+                    end = data.rfind(b"\n") + 1
+                    if not end and len(data) < _PIECE:
+                        break
+                    self._offset += end or len(data)
+                    file.seek(self._offset)
+                    events.extend(self._parse(data[:end]))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise ConfigError("FOLDER", f"'{self._path}' cannot be read: {error.strerror}") from error
+        return events
+
+    def _parse(self, data: bytes) -> list[Event]:
+        lines = data.splitlines()
+        if not self._checked:
+            _check_schema(self._path, lines.pop(0))
+            self._checked = True
+        return [event for event in map(parse, lines) if event is not None]
+
+
+def read(place: Path) -> list[Event]:
+    """Return the events of a run in order of time; events of one process are in their own order.
+
+    Args:
+        place: folder of the run, or its file.
+
+    Raises:
+        ConfigError: there is no record, or it cannot be read, or it is of another version.
+    """
+    events = Follower(place).look()
+    if not events:
+        folder = place.parent if place.suffix == ".jsonl" else place
+        if not (folder / FILE).exists() and any(folder.glob("*-*.jsonl")):
+            problem = (
+                f"'{folder}' holds one event file for each process (HOST-PID.jsonl), as hvdrecover wrote "
+                f"before there was {FILE}; read it with the version that wrote it"
+            )
+            raise ConfigError("FOLDER", problem)
+        problem = f"'{folder}' holds no events: {FILE} is missing or empty; name the folder of a run"
+        raise ConfigError("FOLDER", problem)
+    return sorted(events, key=lambda event: event.time)
+
+
+def locate(folder: Path | None, configured: Path | None, runs: Path = RUNS) -> Path:
+    """Return the folder of the run to report on.
+
+    Args:
+        folder: the folder that the user named, or None.
+        configured: the folder that ``HVDRECOVER_EVENTS`` names, or None.
+        runs: where the folders of runs are. The run whose record was written last is taken.
+
+    Raises:
+        ConfigError: the folder does not exist, or there is no run.
+    """
+    for name, wanted in (("FOLDER", folder), ("HVDRECOVER_EVENTS", configured)):
+        if wanted is not None:
+            if not wanted.is_dir():
+                raise ConfigError(name, f"'{wanted}' is not a folder; name the folder of a run")
+            return wanted
+    records = sorted(runs.glob(f"*/{FILE}"), key=lambda path: (path.stat().st_mtime, path))
+    if not records:
+        problem = (
+            f"no run to report on: neither a folder nor HVDRECOVER_EVENTS is given, and '{runs}' holds no "
+            "run; name the folder of a run"
+        )
+        raise ConfigError("FOLDER", problem)
+    return records[-1].parent
+
+
+def parse(line: str | bytes) -> Event | None:
+    """Return the event of a line; None if it is not an event, such as a line that is incomplete."""
+    try:
+        facts = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(facts, dict):
+        return None
+    time, kind, host = number(facts.get("time")), facts.get("kind"), facts.get("host")
+    if time is None or not 0 <= time < _END_OF_TIME or not isinstance(kind, str) or not isinstance(host, str):
+        return None
+    rank = whole(facts.get("rank"))
+    return Event(time, kind, host, -1 if rank is None else rank, whole(facts.get("pid")) or 0, facts)
+
+
+def _check_schema(path: Path, line: bytes) -> None:
+    try:
+        schema = json.loads(line)["schema"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ConfigError("FOLDER", f"'{path}' is not the record of a run: no schema in line 1") from None
+    if schema != SCHEMA:
+        problem = f"'{path}' has schema {schema!r}; this version of hvdrecover reads schema {SCHEMA}"
+        raise ConfigError("FOLDER", problem)
