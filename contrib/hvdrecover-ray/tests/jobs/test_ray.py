@@ -133,7 +133,7 @@ def test_actors_and_launchers_are_lost_and_a_node_is_drained(
     wait_until_all_train(run, job, 0)
 
     after, guardian = newest(run), parent(run.process_of(1))
-    wait_until(lambda: len(running(job, "hvdrecover.launch.standby")) == 2)
+    wait_until(lambda: guardian in {event["pid"] for event in run.events("standby")})  # it is ready
     kill(run.process_of(1))
     wait_until_all_train(run, job, after)
     assert (parent(run.process_of(1)), run.events("restart")[-1]["warm"]) == (guardian, True)
@@ -205,7 +205,7 @@ def test_an_error_of_the_function_is_raised_in_the_driver(
 @LONG
 def test_a_drill_runs_in_slots_of_ray(cluster: Raylets, nodes: list[Any], tmp_path: Path) -> None:
     """Takes a minute of a core: an undisturbed run, and one for each fault."""
-    words = ["--folder", os.fspath(tmp_path / "drill"), "--faults", FAULTS, "--no-standby", "--"]
+    words = ["--output", os.fspath(tmp_path / "drill"), "--faults", FAULTS, "--no-standby", "--"]
     words += [sys.executable, "-m", "hvdrecover.examples.torch_digits", *QUICK]
     command = [sys.executable, os.fspath(DRILL), *words]
     done = subprocess.run(command, env=environment(cluster), capture_output=True, text=True, timeout=900)
