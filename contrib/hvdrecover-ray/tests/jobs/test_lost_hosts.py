@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.checkpoint.near import place
 from hvdrecover.drill.lab import Host, Lab
 from hvdrecover.launch.job import Job
 from lab_nodes import Nodes, ray_nodes
@@ -73,9 +72,6 @@ def steps(cluster: tuple[Lab, Nodes], tmp_path: Path) -> Iterator[tuple[Steps, L
         yield job, lab, nodes
     finally:
         job.job.kill()
-        near = place.folder("auto", place.named(job.root))
-        if near.exists():
-            place.remove(near)
 
 
 def used(job: Steps, lab: Lab) -> Host:
