@@ -12,7 +12,7 @@ import pytest
 from horovod.runner.launch import parse_args
 
 from hvdrecover.errors import DiscoveryError, HostListError, HvdrecoverError
-from hvdrecover.launch import discovery_script, horovodrun, processes
+from hvdrecover.launch import horovodrun, processes, waits
 from hvdrecover.launch.horovodrun import Options, arguments, hosts, settings
 from tests.unit.launch.children import until
 
@@ -87,7 +87,7 @@ def test_a_discovery_command_that_prints_a_command_is_refused(interfaces: tuple[
 def test_a_discovery_command_that_never_ends_is_an_error_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(discovery_script, "_SECONDS", 0.01)
+    monkeypatch.setattr(waits, "DISCOVERY", 0.01)
     monkeypatch.setenv("HVDRECOVER_TEST", f"{os.getpid()}.discovery")
     with pytest.raises(DiscoveryError, match=r"^--host-discovery-script: 'sleep 1000; true' .* 0\.01 s$"):
         arguments(Options(2, discovery="sleep 1000; true"), COMMAND)
