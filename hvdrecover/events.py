@@ -61,8 +61,8 @@ class Events:
 class Pipe:
     """The pipe to the guardian of this training process.
 
-    What was written to it reaches the guardian even if this process is killed at once. If the guardian does
-    not read, events wait here for room, and are discarded when there are too many: training never waits.
+    An event in the pipe reaches the guardian even if this process is killed at once. If the guardian does not
+    read, events wait here for room, and are discarded when there are too many: training never waits.
 
     Args:
         descriptor: the end to write to; it does not block.

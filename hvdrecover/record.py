@@ -12,7 +12,6 @@ Without a supervisor, guardians append the events of their slots themselves; wit
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
@@ -106,29 +105,41 @@ class Record:
         self._folder = folder
         self._bounded = None if seconds is None else Bounded(seconds)
         self._descriptor: int | None = None
+        self._lines: list[bytes] = []
         self._torn = False  # the file does not end with a complete line
         self._failed = False
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Append an event. Never raises; the first failure to write is a warning."""
-        if (line := encode(event)) is None:
+        """Append an event at once."""
+        self.put(event)
+        self.flush()
+
+    def put(self, event: Mapping[str, Any]) -> None:
+        """Have an event appended at the next `flush`, with others: each bounded write takes a thread."""
+        if (line := encode(event)) is not None:
+            self._lines.append(line)
+
+    def flush(self) -> None:
+        """Append the events that wait. Never raises; the first failure to write is a warning."""
+        if not self._lines:
             return
+        lines, self._lines = b"".join(self._lines), []
         try:
             if self._bounded is None:
-                self._append(line)
+                self._append(lines)
             else:
-                self._bounded(self._append, line)
+                self._bounded(self._append, lines)
         except (OSError, ValueError) as error:  # also TimeoutError
             if not self._failed:
                 self._failed = True
                 logger.warning("events: %s; events may be missing in %s", error, self._folder / FILE)
 
-    def _append(self, line: bytes) -> None:
+    def _append(self, lines: bytes) -> None:
         if self._descriptor is None:
             self._descriptor = self._open()
-        line = b"\n" + line if self._torn else line
+        lines = b"\n" + lines if self._torn else lines
         # One write call, so that the kernel does not mix lines of two processes.
-        self._torn = os.write(self._descriptor, line) < len(line)
+        self._torn = os.write(self._descriptor, lines) < len(lines)
 
     def _open(self) -> int:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -137,9 +148,13 @@ class Record:
             # Link a complete file into place: another process never sees a record without its first line.
             new = path.with_name(f".{FILE}-{os.getpid()}")
             new.write_text(f'{{"schema": {SCHEMA}}}\n')
-            with contextlib.suppress(FileExistsError):
+            try:
                 path.hardlink_to(new)
-            new.unlink()
+            except FileExistsError:  # another process was faster
+                pass
+            except OSError:  # a file system without hard links
+                new.replace(path)
+            new.unlink(missing_ok=True)
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(size - 1, 0))
@@ -200,7 +215,7 @@ def read(place: Path) -> list[Event]:
         place: folder of the run, or its file.
 
     Raises:
-        ConfigError: there is no record, or it cannot be read, or it is of another version.
+        ConfigError: the record is missing, cannot be read, or has another schema.
     """
     events = Follower(place).look()
     if not events:
@@ -225,7 +240,7 @@ def locate(folder: Path | None, configured: Path | None, runs: Path = RUNS) -> P
         runs: where the folders of runs are. The run whose record was written last is taken.
 
     Raises:
-        ConfigError: the folder does not exist, or there is no run.
+        ConfigError: the folder, or any run, is missing.
     """
     for name, wanted in (("FOLDER", folder), ("HVDRECOVER_EVENTS", configured)):
         if wanted is not None:

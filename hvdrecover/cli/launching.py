@@ -246,7 +246,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace, options: Options) -> None:
     """Refuse what no number of restarts would mend."""
     from hvdrecover.launch import horovodrun
-    from hvdrecover.reporting import words
+    from hvdrecover.reporting import text
 
     if options.identity is not None and not Path(options.identity).expanduser().is_file():
         arguments.refuse(f"--identity: there is no file '{options.identity}'")
@@ -257,7 +257,7 @@ def _check(arguments: argparse.Namespace, options: Options) -> None:
     except (ConfigError, DiscoveryError) as error:
         arguments.refuse(str(error))
     if slots < options.processes and not options.mpi:
-        count = words.counted(slots, "slot")
+        count = text.counted(slots, "slot")
         arguments.refuse(f"the hosts have {count}, and -np asks for {options.processes}; write HOST:SLOTS")
 
 

@@ -26,7 +26,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         nargs="?",
         type=Path,
-        help="the folder of the run's event files; by default the one that HVDRECOVER_EVENTS names, "
+        help="the folder of the run; by default the one that HVDRECOVER_EVENTS names, "
         f"else the newest run below ./{RUNS}",
     )
 

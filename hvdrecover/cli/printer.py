@@ -32,7 +32,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hvdrecover.redaction import printable
-from hvdrecover.reporting import words
+from hvdrecover.reporting import text as words
 from hvdrecover.reporting.summary import Fault
 
 SCHEMA = 1  # of the JSON documents; it changes if a key goes or changes its meaning

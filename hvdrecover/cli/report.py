@@ -26,7 +26,7 @@ def add_report(commands: argparse._SubParsersAction[Any]) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "report",
         help=help,
-        description=f"{help[0].upper()}{help[1:]}, from its event files. The run may still be under way.",
+        description=f"{help[0].upper()}{help[1:]}, from its record. The run may still be under way.",
     )
     options.add_run(parser)
     parser.add_argument("--json", action="store_true", help="write JSON (docs/commands.md)")
@@ -39,20 +39,19 @@ def add_report(commands: argparse._SubParsersAction[Any]) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from hvdrecover.cli import printer
-    from hvdrecover.reporting import reading, summary
+    from hvdrecover.reporting.summary import Run
 
     folder = record.locate(arguments.folder, config.read().events)
     if arguments.watch:
         return watching.run(folder, arguments)
+    run = Run(record.read(folder))
+    report = run.report()
     if arguments.prometheus is not None:
-        watching.export(folder, arguments.prometheus)
-    log = reading.read(folder)
-    report = summary.summarise(log)
+        watching.export(folder, report, arguments.prometheus)
     if arguments.html is not None:
-        from hvdrecover.reporting import page, timeline
-        from hvdrecover.reporting.page import run
+        from hvdrecover.reporting import page
 
-        page.write_html(run.page(str(folder), report, timeline.trace(log)), arguments.html)
+        page.write(str(folder), run, arguments.html)
     if arguments.json:
         sys.stdout.write(printer.dumps(document(folder, report)))
     else:
@@ -81,9 +80,8 @@ def document(folder: Path, report: Report) -> dict[str, Any]:
         "commits_repeated": report.commits_repeated,
         "kinds": {kind: _tally(tally) for kind, tally in report.kinds.items()},
         "faults": [fault_document(fault) for fault in report.faults],
-        "clocks": dict(report.clocks),
-        "files": report.files,
-        "lines_passed_over": report.passed_over,
+        "durable_commits": report.durables,
+        "storage_outages": report.outages,
     }
 
 
@@ -93,10 +91,10 @@ def table(folder: Path, report: Report, now: float) -> RenderableType:
     from rich.text import Text
 
     from hvdrecover.cli.printer import age, faults, grid, pairs, plain, section
-    from hvdrecover.reporting import words
+    from hvdrecover.reporting import text
     from hvdrecover.reporting.summary import PHASES
 
-    facts = pairs({"run": str(folder), **words.facts(report, f"{age(now - report.end)} ago")})
+    facts = pairs({"run": str(folder), **text.facts(report, f"{age(now - report.end)} ago")})
     if not report.faults:
         return Group(facts, Text(), Text("no faults"))
     kinds = grid("fault", "count>", "recovered>", "median>", "worst>")
@@ -105,8 +103,8 @@ def table(folder: Path, report: Report, now: float) -> RenderableType:
         row = (
             str(tally.count),
             str(tally.recovered),
-            words.median(tally),
-            words.duration(tally.worst),
+            text.median(tally),
+            text.duration(tally.worst),
         )
         kinds.add_row(plain(kind), *row)
     phases = () if sys.stdout.isatty() and Console().width < _WIDE else PHASES

@@ -24,7 +24,7 @@ from hvdrecover.checkpoint.near.place import NearRoot
 from hvdrecover.checkpoint.storage import Temporary
 from hvdrecover.cli.printer import Block, Fact, Result, Rows, Shown, age, size
 from hvdrecover.clock import SYSTEM_CLOCK
-from hvdrecover.reporting.words import counted
+from hvdrecover.reporting.text import counted
 
 _STYLES = {
     "quarantined": "red",

@@ -14,8 +14,7 @@ from hvdrecover.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
     from hvdrecover.launch.presence import Supervised
-    from hvdrecover.reporting.status import Status
-    from hvdrecover.reporting.summary import Fault
+    from hvdrecover.reporting.summary import Fault, Report
 
 _MARGIN = 60.0  # seconds beyond the grace for a job to end: what can't be killed is waited for
 
@@ -59,10 +58,11 @@ def _find(arguments: argparse.Namespace) -> tuple[Path, Supervised | None]:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from hvdrecover.cli import printer, watching
+    from hvdrecover.cli import printer
+    from hvdrecover.reporting import summary
 
     folder, supervised = _find(arguments)
-    status = watching.look(folder)
+    status = summary.summarise(record.read(folder))
     now = SYSTEM_CLOCK.now()
     if arguments.json:
         sys.stdout.write(printer.dumps(document(folder, supervised, status, now)))
@@ -72,9 +72,9 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _stop(arguments: argparse.Namespace) -> int:
-    from hvdrecover.cli import watching
     from hvdrecover.errors import LaunchError
     from hvdrecover.launch import presence
+    from hvdrecover.reporting import summary
 
     folder, supervised = _find(arguments)
     if supervised is None:
@@ -85,7 +85,7 @@ def _stop(arguments: argparse.Namespace) -> int:
     if not leaving.wait(supervised.grace + _MARGIN):
         problem = "the supervisor still runs; look at what it says, or kill it"
         raise LaunchError(f"process {supervised.pid}", problem)
-    status = watching.look(folder)
+    status = summary.summarise(record.read(folder))
     newest, durable = (each.number if each else None for each in (status.commit, status.durable))
     kept = f"commit {durable} is durable" if durable is not None else "no commit is durable"
     lost = f", commit {newest} is not" if newest != durable else ""
@@ -98,18 +98,18 @@ def _stop(arguments: argparse.Namespace) -> int:
     return 0 if newest == durable else 1
 
 
-def _runs(supervised: Supervised | None, status: Status) -> bool | None:
+def _runs(supervised: Supervised | None, status: Report) -> bool | None:
     """Return whether a run is running; None if only its events can tell, and they have no end."""
     if supervised is not None and supervised.lives is not None:
         return supervised.lives
     return False if status.over else None
 
 
-def facts(supervised: Supervised | None, status: Status, now: float) -> dict[str, str]:
+def facts(supervised: Supervised | None, status: Report, now: float) -> dict[str, str]:
     """Return what there is to say to people, by name."""
-    from hvdrecover.reporting import standing
+    from hvdrecover.reporting import text
 
-    said = standing.facts(status, now)
+    said = text.status(status, now)
     found = {"state": _state(supervised, status, said["state"])}
     if supervised is not None:
         found["supervisor"] = f"process {supervised.pid} on {supervised.host}"
@@ -123,7 +123,7 @@ def facts(supervised: Supervised | None, status: Status, now: float) -> dict[str
     return found
 
 
-def _state(supervised: Supervised | None, status: Status, said: str) -> str:
+def _state(supervised: Supervised | None, status: Report, said: str) -> str:
     runs = _runs(supervised, status)
     if runs is False and not status.over:
         return "gone: its supervisor has ended without a word; start it again to resume"
@@ -132,7 +132,7 @@ def _state(supervised: Supervised | None, status: Status, said: str) -> str:
     return said
 
 
-def _ranks(supervised: Supervised | None, status: Status) -> str:
+def _ranks(supervised: Supervised | None, status: Report) -> str:
     ranks = status.agreement.ranks if status.agreement is not None else 0
     if supervised is None:
         return str(ranks)
@@ -141,14 +141,14 @@ def _ranks(supervised: Supervised | None, status: Status) -> str:
 
 
 def _fault(fault: Fault) -> str:
-    from hvdrecover.reporting import standing, words
+    from hvdrecover.reporting import text
 
-    recovered = words.duration(fault.recovery.seconds) if fault.recovery else ""
+    recovered = text.duration(fault.recovery.seconds) if fault.recovery else ""
     after = f"recovered in {recovered}" if recovered else "not recovered from yet"
-    return f"{words.clock_time(fault.time)} {standing.the_fault(fault)}; {after}"
+    return f"{text.clock_time(fault.time)} {text.the_fault(fault)}; {after}"
 
 
-def document(folder: Path, supervised: Supervised | None, status: Status, now: float) -> dict[str, Any]:
+def document(folder: Path, supervised: Supervised | None, status: Report, now: float) -> dict[str, Any]:
     """Return the same as JSON."""
     from hvdrecover.cli.report import fault_document
 
@@ -169,6 +169,6 @@ def document(folder: Path, supervised: Supervised | None, status: Status, now: f
         "commit": commit.number if commit is not None else None,
         "durable_commit": durable.number if durable is not None else None,
         "durable_age": max(now - durable.time, 0.0) if durable is not None else None,
-        "last_event": status.last,
+        "last_event": status.end,
         "last_fault": fault_document(status.faults[-1]) if status.faults else None,
     }

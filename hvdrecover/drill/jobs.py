@@ -132,7 +132,7 @@ class Run:
 
 
 def read_events(folder: Path, *kinds: str) -> list[dict[str, Any]]:
-    """Return the facts of the events of a run, in order of time; none if there is no record yet.
+    """Return the facts of the events of a run, in order of time; an empty list before the first event.
 
     Args:
         folder: the folder of the run.

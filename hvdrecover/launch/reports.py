@@ -106,7 +106,7 @@ class Reports:
             if self._supervisor is None or not self._supervisor.is_open:
                 _, event = self._unsent.popleft()
                 if self._record is not None:
-                    self._record.add(event)
+                    self._record.put(event)
             elif self._supervisor.has_room:
                 emitted, event = self._unsent[0]
                 age = max(self._clock.monotonic() - emitted, 0.0)
@@ -114,7 +114,9 @@ class Reports:
                 if self._supervisor.is_open:
                     self._unsent.popleft()
             else:
-                return
+                break
+        if self._record is not None:
+            self._record.flush()
 
     def name(self, reading: Reading) -> str:
         """Return what a training process is called."""

@@ -294,6 +294,8 @@ class Supervisor:
         """Wait for guardians and signals, and serve them."""
         for number in self._waking.wait(seconds):
             self._heed(number)
+        if self._record is not None:
+            self._record.flush()
         if not self._leaving and (detail := self._ends_soon()):
             self._leave(detail)
         self._guardians.tend()
@@ -341,7 +343,7 @@ class Supervisor:
         if message.get("kind") == "event":
             if self._record is not None:
                 # Hosts' clocks differ, so an event gets its time here.
-                self._record.add({**message["event"], "time": self._clock.now() - message["age"]})
+                self._record.put({**message["event"], "time": self._clock.now() - message["age"]})
             return
         attempt = self._attempts[-1]
         commit = message.get("commit")

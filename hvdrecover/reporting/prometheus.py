@@ -1,15 +1,16 @@
-"""The status of a run for Prometheus: an endpoint, or a file for node_exporter's textfile collector.
+"""A run as metrics for Prometheus: an endpoint, or a file for node_exporter's textfile collector.
 
-This module takes ``prometheus_client``, of the extra ``prometheus``.
+This module imports ``prometheus_client``, of the extra ``prometheus``. Metrics follow the conventions of
+Prometheus: base units, and totals that only grow. Labels have few values.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, start_http_server, write_to_textfile
@@ -17,21 +18,20 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.errors import ConfigError
-from hvdrecover.reporting import metrics
-from hvdrecover.reporting.metrics import Series
-from hvdrecover.reporting.status import Status
+from hvdrecover.reporting.summary import RECENT, Report
 
 _PREFIX = "hvdrecover_"
-
-
-@dataclass(frozen=True)
-class _Exported:
-    """The status that is exported."""
-
-    status: Status
-    totals: Mapping[str, Series]
-    recoveries: int
-    recovery_seconds: float
+_ACTIVITIES = ("starting", "training", "recovering", "finished", "ended")
+_FAULTS = (
+    "crash",
+    "hang",
+    "out_of_memory",
+    "preemption",
+    "lost_host",
+    "launcher_lost",
+    "script_error",
+    "early_exit",
+)
 
 
 class Exporter:
@@ -39,102 +39,165 @@ class Exporter:
 
     Args:
         run: the run's name.
-        clock: where the time of a scrape comes from; None leaves out what changes without any event.
+        clock: source of the time of a scrape; None leaves out what changes without any event.
     """
 
     def __init__(self, run: str, clock: Clock | None = SYSTEM_CLOCK) -> None:
         self._run = run
         self._clock = clock
-        self._exported: _Exported | None = None
+        self._report: Report | None = None
+        self._totals: dict[tuple[str, str], float] = {}
         self._seen = threading.Event()
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
-    def update(self, status: Status) -> None:
-        """Export this status from now on.
-
-        An event that comes late may take back what followed from others; a total stays where it was then.
-        """
-        if (before := self._exported) is not None and before.status == status:
-            return
-        totals = {each.name: each for each in metrics.totals(status)}
-        count, seconds = metrics.recoveries(status)
-        if before is not None:
-            totals = {name: _grown(each, before.totals[name]) for name, each in totals.items()}
-            count, seconds = max(count, before.recoveries), max(seconds, before.recovery_seconds)
-        self._exported = _Exported(status, totals, count, seconds)
-        self._seen.clear()
+    def update(self, report: Report) -> None:
+        """Export this report from now on."""
+        if report != self._report:
+            self._report = report
+            self._seen.clear()
 
     def wait_until_seen(self, timeout: float) -> None:
         """Wait for a scrape of what was updated last, for so many seconds at most."""
         self._seen.wait(timeout)
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics; called at each scrape, by another thread."""
-        info = Series("run_info", "The run whose status these are.", {self._run: 1}, "run")
-        yield _family(GaugeMetricFamily, info)
-        if (exported := self._exported) is None:
+        """Yield the metrics; called at each scrape, by another thread."""
+        yield _gauge("run_info", "The run whose status these are.", {self._run: 1}, "run")
+        if (report := self._report) is None:
             return
-        for each in exported.totals.values():
-            yield _family(CounterMetricFamily, each)
-        for each in metrics.gauges(exported.status):
-            yield _family(GaugeMetricFamily, each)
-        for each in metrics.of_the_moment(exported.status, self._clock.now()) if self._clock else ():
-            yield _family(GaugeMetricFamily, each)
-        help = "From a fault until all ranks were stepping again; one for each fault that was recovered from."
-        count, seconds = exported.recoveries, exported.recovery_seconds
-        yield SummaryMetricFamily(f"{_PREFIX}recovery_seconds", help, count_value=count, sum_value=seconds)
-        if exported is self._exported:
+        for name, help, values, label in _totals(report):
+            yield self._total(name, help, values, label)
+        yield from _gauges(report)
+        if self._clock is not None:
+            yield from _of_the_moment(report, self._clock.now())
+        yield self._recoveries(report)
+        if report is self._report:
             self._seen.set()
+
+    def _total(self, name: str, help: str, values: Mapping[str, float], label: str) -> Metric:
+        family = CounterMetricFamily(_PREFIX + name, help, labels=[label] if label else [])
+        for key, value in values.items():
+            family.add_metric([key] if label else [], self._grown(name, key, value))
+        return family
+
+    def _recoveries(self, report: Report) -> Metric:
+        help = "From a fault until all ranks were stepping again; one for each fault that was recovered from."
+        seconds = [fault.recovery.seconds for fault in report.faults if fault.recovery is not None]
+        count = int(self._grown("recovery", "count", len(seconds)))
+        total = self._grown("recovery", "sum", sum(seconds))
+        return SummaryMetricFamily(f"{_PREFIX}recovery_seconds", help, count_value=count, sum_value=total)
+
+    def _grown(self, name: str, key: str, value: float) -> float:
+        """A late event may take back a recovery. Prometheus would take a smaller total for a restart."""
+        grown = self._totals[name, key] = max(value, self._totals.get((name, key), 0.0))
+        return grown
+
+
+def _totals(report: Report) -> Iterator[tuple[str, str, Mapping[str, float], str]]:
+    """Yield name, help, values by label value, and label of each total; without a label both are ''."""
+    plain: tuple[tuple[str, str, float], ...] = (
+        ("commits", "Commits that the job has made, those made again included.", report.commits),
+        ("durable_commits", "Commits that have become durable.", report.durables),
+        ("durable_bytes", "Bytes of the commits that have become durable.", report.durable_bytes),
+        ("durable_write_seconds", "Time spent on writing these commits.", report.durable_seconds),
+        ("write_failures", "Attempts to write a commit that failed.", report.write_failures),
+        ("storage_outages", "Outages of the storage that have begun.", report.outages),
+        ("storage_outage_seconds", "Length of the outages that are over.", report.outage_seconds),
+        ("job_starts", "Starts of the whole job.", report.starts),
+        ("given_up", "Slots and jobs that were given up.", len(report.given_up)),
+        ("repeated_steps", "Steps done again, as no commit held them.", report.steps_repeated),
+    )
+    for name, help, value in plain:
+        yield name, help, {"": value}, ""
+    restarts = {"true": report.warm, "false": report.restarts - report.warm}
+    yield "process_restarts", "Restarts of one process in its place; warm if by a standby.", restarts, "warm"
+    # All kinds are there from the beginning, so the first fault of a kind is an increase.
+    kinds = Counter(fault.kind if fault.kind in _FAULTS else "other" for fault in report.faults)
+    yield "faults", "Faults by kind.", {kind: kinds[kind] for kind in (*_FAULTS, "other")}, "kind"
+    hosts = Counter(fault.host for fault in report.faults)
+    by_host = {host: hosts[host] for host in report.hosts}
+    yield "host_faults", "Faults by the host that told of them.", by_host, "host"
+
+
+def _gauges(report: Report) -> Iterator[Metric]:
+    """Yield the metrics that hold until the next event, except unknown ones."""
+    activity = {each: float(each == report.activity) for each in _ACTIVITIES}
+    yield _gauge("activity", "1 for what the run is at, 0 for what it is not.", activity, "activity")
+    yield _gauge("begin_timestamp_seconds", "When the run began.", report.begin)
+    yield _gauge("last_event_timestamp_seconds", "When the last event happened.", report.end)
+    yield _gauge(
+        "storage_outage", "1 while commits cannot be made durable.", float(report.outage is not None)
+    )
+    if (agreement := report.agreement) is not None:
+        yield _gauge("ranks", "Ranks of the last rendezvous.", agreement.ranks)
+        yield _gauge("generation", "Generation that the ranks are in.", agreement.generation)
+    if report.epoch is not None:
+        help = "Newest epoch that events name, which they do if its last batch is padded or cut."
+        yield _gauge("epoch", help, report.epoch)
+    if (commit := report.commit) is not None:
+        yield _gauge("last_commit", "Number of the newest commit.", commit.number)
+        yield _gauge("last_commit_timestamp_seconds", "When it was made.", commit.time)
+    if (durable := report.durable) is not None:
+        yield _gauge("last_durable_commit", "Number of the newest durable commit.", durable.number)
+        help = "When the writing of the newest durable commit began."
+        yield _gauge("last_durable_commit_timestamp_seconds", help, durable.time)
+
+
+def _of_the_moment(report: Report, now: float) -> Iterator[Metric]:
+    """Yield the metrics that change without any event, and so are of no use in a file."""
+    ages = [("last_event_age_seconds", "Time since the last event.", report.end)]
+    if report.commit is not None:
+        ages.append(("last_commit_age_seconds", "Time since the newest commit was made.", report.commit.time))
+    if report.durable is not None:
+        help = "Time since the writing of the newest durable commit began."
+        ages.append(("last_durable_commit_age_seconds", help, report.durable.time))
+    for name, help, time in ages:
+        yield _gauge(name, help, max(now - time, 0.0))
+    if (rate := report.rate(now)) is not None:
+        help = f"Commits per second since the oldest of the newest {RECENT}."
+        yield _gauge("commits_per_second", help, rate)
+
+
+def _gauge(name: str, help: str, value: float | Mapping[str, float], label: str = "") -> Metric:
+    family = GaugeMetricFamily(_PREFIX + name, help, labels=[label] if label else [])
+    for key, number in value.items() if isinstance(value, Mapping) else [("", value)]:
+        family.add_metric([key] if label else [], number)
+    return family
 
 
 def write(exporter: Exporter, file: Path) -> None:
     """Write the metrics to a file, which is replaced as a whole.
 
     Raises:
-        ConfigError: it can't be written.
+        ConfigError: it cannot be written.
     """
     try:
         write_to_textfile(os.fspath(file), exporter.registry)
     except OSError as error:
-        raise ConfigError("--prometheus", f"'{file}' can't be written: {error.strerror}") from error
+        raise ConfigError("--prometheus", f"'{file}' cannot be written: {error.strerror}") from error
 
 
 @contextmanager
 def serving(exporter: Exporter, host: str, port: int) -> Iterator[int]:
-    """Serve the metrics over HTTP, at every path.
+    """Serve the metrics over HTTP, at every path; yields the port.
 
     Args:
-        exporter: where they come from.
+        exporter: source of the metrics.
         host: the name or address to listen at; empty for all of this host's IPv4 addresses.
         port: the port; 0 for a free one.
 
-    Gives:
-        The port.
-
     Raises:
-        ConfigError: it can't be listened at.
+        ConfigError: the address is not available.
     """
     try:
         server, thread = start_http_server(port, host or "0.0.0.0", exporter.registry)
     except OSError as error:
-        where = f"'{host}:{port}' can't be listened at: {error.strerror}"
-        raise ConfigError("--prometheus", f"{where}; name another HOST:PORT") from error
+        problem = f"'{host}:{port}' is not available: {error.strerror}; name another HOST:PORT"
+        raise ConfigError("--prometheus", problem) from error
     try:
         yield server.server_port
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-def _grown(series: Series, before: Series) -> Series:
-    values = {key: max(value, before.values.get(key, 0.0)) for key, value in series.values.items()}
-    return replace(series, values={**before.values, **values})
-
-
-def _family(kind: type[CounterMetricFamily] | type[GaugeMetricFamily], series: Series) -> Metric:
-    family = kind(f"{_PREFIX}{series.name}", series.help, labels=[series.label] if series.label else [])
-    for value, number in series.values.items():
-        family.add_metric([value] if series.label else [], number)
-    return family

@@ -16,13 +16,11 @@ import pytest
 
 from hvdrecover import cli
 from hvdrecover.cli import printer, watching
-from hvdrecover.cli.views import Lines, MetricsFile, frame
-from hvdrecover.cli.watching import Endpoint
+from hvdrecover.cli.watching import Endpoint, Lines, MetricsFile, frame
 from hvdrecover.errors import ConfigError
-from hvdrecover.reporting import following
-from hvdrecover.reporting.following import Follower
-from hvdrecover.reporting.live import Live
+from hvdrecover.record import Follower, read
 from hvdrecover.reporting.prometheus import Exporter
+from hvdrecover.reporting.summary import summarise
 from tests.fakes.clock import FakeClock
 from tests.unit.reporting.runs import BEGIN, REPLACED, TWO, Run, example
 from tests.unit.terminal import on_a_terminal, plain_lines
@@ -75,15 +73,15 @@ class Shown:
     def __init__(self):
         self.status = []
 
-    def show(self, status, problem):
-        self.status.append(status)
+    def __call__(self, report):
+        self.status.append(report)
 
 
 def follow(views, *parts):
     clock = Story(*parts)
     for view in views:
         view._clock = clock
-    return watching.follow(Follower(Path("events")), Live(), views, clock), clock
+    return watching.follow(Follower(Path("events")), views, clock), clock
 
 
 @pytest.mark.parametrize(
@@ -146,16 +144,6 @@ def test_a_finished_run_whose_supervisor_is_lost_is_left_after_a_while():
     assert watching._GRACE < clock.seconds - BEGIN < watching._GRACE + 5
 
 
-def test_much_that_is_old_is_read_before_anything_is_shown(monkeypatch):
-    monkeypatch.setattr(following, "_BUDGET", 1000)
-    monkeypatch.setattr(following, "_PIECE", 500)
-    example(Path("events"))
-    view = Shown()
-    _, clock = follow([view])
-    assert [status.over for status in view.status] == [True]
-    assert clock.waits == []
-
-
 def test_lines_tell_what_changes(capsys):
     run = Run(Path("events"))
     run.report(0, "start", pid=5, attempt=1, command=[])
@@ -176,7 +164,7 @@ def test_lines_tell_what_changes(capsys):
     assert lines[lines.index("2 ranks agreed in generation 1 to resume from commit 0") :] == [
         "2 ranks agreed in generation 1 to resume from commit 0",
         "commit 0 in generation 1 with 2 ranks",
-        "commits can't be made durable: disk \\x1b[31mfull",
+        "commits cannot be made durable: disk \\x1b[31mfull",
         "commit 2 in generation 1 with 2 ranks",
         "commits become durable again",
         "fault: crash of rank 1 on node-2: killed by SIGKILL",
@@ -262,20 +250,12 @@ def test_metrics_are_served_while_a_run_is_watched():
 
 
 def test_a_file_of_metrics_is_written_when_something_changes_and_from_time_to_time():
-    run, clock = Run(Path("events")), FakeClock()
-    view, live, follower, file = (
-        MetricsFile(Path("events"), Path("run.prom"), clock),
-        Live(),
-        None,
-        Path("run.prom"),
-    )
-    follower = Follower(Path("events"))
+    run, clock, file = Run(Path("events")), FakeClock(), Path("run.prom")
+    view = MetricsFile(Path("events"), file, clock)
 
     def is_written_at_a_look():
-        for path, event in follower.look():
-            live.take(path, event)
         file.unlink(missing_ok=True)
-        view.show(live.status(), "")
+        view(summarise(read(Path("events"))))
         return file.exists()
 
     run.rendezvous(1, TWO, 1, 0)
@@ -291,23 +271,20 @@ def test_a_file_of_metrics_is_written_when_something_changes_and_from_time_to_ti
 
 def test_a_file_of_metrics_that_can_be_written_no_more_is_told_once_and_tried_again(capsys):
     Run(Path("events")).rendezvous(1, TWO, 1, 0)
-    clock, folder = FakeClock(), Path("metrics")
-    live = Live()
-    for path, event in Follower(Path("events")).look():
-        live.take(path, event)
+    clock, folder, report = FakeClock(), Path("metrics"), summarise(read(Path("events")))
     view = MetricsFile(Path("events"), folder / "run.prom", clock)
     with pytest.raises(ConfigError, match=r"'metrics/run\.prom' .*: No such file"):
-        view.show(live.status(), "")
+        view(report)
     folder.mkdir()
-    view.show(live.status(), "")
+    view(report)
     folder.rename("away")
     for _ in range(3):
         clock.advance(20)
-        view.show(live.status(), "")
-    told = "'metrics/run.prom' can't be written: No such file or directory; trying again\n"
+        view(report)
+    told = "'metrics/run.prom' cannot be written: No such file or directory; trying again\n"
     assert capsys.readouterr().err == f"hvdrecover: --prometheus: {told}"
     folder.mkdir()
-    view.show(live.status(), "")
+    view(report)
     assert (folder / "run.prom").exists()
 
 
@@ -351,18 +328,14 @@ def documented():
     run = example(Path("hvdrecover-runs/20260101T120000Z-1234"))
     for commit, second in {1: 14, 2: 24, 3: 34, 4: 46, 5: 56, 6: 92}.items():
         run.report(second + 0.6, "durable", pid=10, generation=1, commit=commit, bytes=1000, seconds=0.5)
-    live = Live()
-    for file, event in Follower(run.folder).look():
-        if event.time < BEGIN + 101:
-            live.take(file, event)
-    return run.folder, live.status()
+    return run.folder, summarise(event for event in read(run.folder) if event.time < BEGIN + 101)
 
 
 def test_the_documentation_s_example_is_what_the_command_shows(monkeypatch, capsys):
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     try:
-        printer.put(frame(*documented(), "", BEGIN + 101))
+        printer.put(frame(*documented(), BEGIN + 101))
     finally:
         monkeypatch.undo()
         time.tzset()

@@ -97,7 +97,7 @@ def test_a_folder_that_cannot_be_made_is_one_warning(tmp_path, caplog):
 
 
 def test_a_disk_that_hangs_costs_events_and_one_line(tmp_path, caplog):
-    os.mkfifo(tmp_path / FILE)  # opening it blocks, as nobody has opened the other end
+    os.mkfifo(tmp_path / FILE)  # opening it blocks, as no process has opened the other end
     record = Record(tmp_path, seconds=0.2)
     with caplog.at_level(logging.WARNING, "hvdrecover"):
         record.add(event("waits"))

@@ -13,9 +13,9 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from hvdrecover.reporting.following import Follower
-from hvdrecover.reporting.live import Live
+from hvdrecover.record import read
 from hvdrecover.reporting.prometheus import Exporter
+from hvdrecover.reporting.summary import summarise
 from tests.fakes.clock import FakeClock
 from tests.unit.deploy.queries import DASHBOARD, RULES, of_alerts, of_dashboard
 from tests.unit.reporting.runs import BEGIN, example
@@ -32,12 +32,8 @@ def labels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, set[
     run = example(folder)
     run.report(105, "durable", pid=11, generation=3, commit=7, bytes=1000, seconds=1.5)
     run.report(106, "tail", sampler="x", epoch=3, padding=1, dropped=0)
-    live, exporter = Live(), Exporter("runs/1", FakeClock(BEGIN + 110))
-    for file, event in Follower(folder).look():
-        live.take(file, event)
-    status = live.status()
-    assert status is not None
-    exporter.update(status)
+    exporter = Exporter("runs/1", FakeClock(BEGIN + 110))
+    exporter.update(summarise(read(folder)))
     found: dict[str, dict[str, set[str]]] = {}
     for family in text_string_to_metric_families(generate_latest(exporter.registry).decode()):
         for sample in family.samples:

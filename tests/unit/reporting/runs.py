@@ -20,21 +20,18 @@ class Run:
 
     Args:
         folder: where to.
-        clocks: host to how many seconds its clock is ahead.
         begin: when it began.
     """
 
-    def __init__(self, folder: Path, clocks: Mapping[str, float] | None = None, begin: float = BEGIN) -> None:
+    def __init__(self, folder: Path, begin: float = BEGIN) -> None:
         self.folder = folder
         self._begin = begin
-        self._clocks = clocks or {}
         self._record = Record(folder)
 
     def report(
         self, time: float, kind: str, host: str = "node-1", pid: int = 1, rank: int = 0, **facts: Any
     ) -> None:
-        when = self._begin + time + self._clocks.get(host, 0.0)
-        line = {"time": when, "kind": kind, "host": host, "pid": pid, "rank": rank, **facts}
+        line = {"time": self._begin + time, "kind": kind, "host": host, "pid": pid, "rank": rank, **facts}
         self._record.add(line)
 
     def rendezvous(
@@ -82,9 +79,9 @@ TWO: Ranks = {0: ("node-1", 10), 1: ("node-2", 20)}
 REPLACED: Ranks = {0: ("node-1", 10), 1: ("node-2", 21)}
 
 
-def example(folder: Path, clocks: Mapping[str, float] | None = None) -> Run:
+def example(folder: Path) -> Run:
     """The run of the documentation: a crash and a hang on two hosts, then the end."""
-    run = Run(folder, clocks)
+    run = Run(folder)
     versions = {"python": "3.11.9", "torch": "2.13.0", "keras": None}
     found = {"machine": "Linux x86_64, 2 processors", "versions": versions}
     run.report(0, "start", "node-1", 5, attempt=1, command=["python", "train.py"], **found)

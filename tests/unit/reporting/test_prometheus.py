@@ -10,18 +10,15 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from hvdrecover.errors import ConfigError
-from hvdrecover.reporting.following import Follower
-from hvdrecover.reporting.live import Live
+from hvdrecover.record import read
 from hvdrecover.reporting.prometheus import Exporter, serving, write
+from hvdrecover.reporting.summary import summarise
 from tests.fakes.clock import FakeClock
 from tests.unit.reporting.runs import BEGIN, TWO, Run, example
 
 
 def status_of(folder):
-    live = Live()
-    for file, event in Follower(folder).look():
-        live.take(file, event)
-    return live.status()
+    return summarise(read(folder))
 
 
 def families(text):
@@ -131,6 +128,7 @@ def test_unknown_kinds_of_faults_and_odd_hosts_are_no_new_kinds_and_are_escaped(
 
 
 def test_totals_never_go_back(exporter, tmp_path):
+    """The step of a rank whose events are late shows that the others had not recovered yet."""
     example(tmp_path / "more")
     Run(tmp_path / "less").rendezvous(1, TWO, 1, 0)
     exporter.update(status_of(tmp_path / "more"))

@@ -6,13 +6,14 @@ import dataclasses
 
 import pytest
 
-from hvdrecover.reporting import reading, summary, words
+from hvdrecover import record
+from hvdrecover.reporting import summary, text
 from hvdrecover.reporting.summary import PHASES, Tally
 from tests.unit.reporting.runs import BEGIN, REPLACED, TWO, Run, example
 
 
 def report_of(run):
-    return summary.summarise(reading.read(run.folder))
+    return summary.summarise(record.read(run.folder))
 
 
 def recoveries(report):
@@ -111,7 +112,7 @@ def test_where_all_trained_on_there_was_nothing_to_recover_from(run):
     report = report_of(run)
     assert report.faults[0].continued and report.faults[0].recovery is None
     assert report.kinds == {"lost_host": Tally(1, 1, None, None)}
-    assert words.to_recover(report.faults[0]) == words.median(report.overall) == "training continued"
+    assert text.to_recover(report.faults[0]) == text.median(report.overall) == "training continued"
 
 
 def test_a_fault_before_the_first_rendezvous(tmp_path):
@@ -269,64 +270,6 @@ def test_what_was_given_up_is_told(run):
         "a process without a rank on node-3: it does not start",
         "the job: no restarts left",
     )
-
-
-# -- clocks --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("ahead", [3600.0, 30.0, -30.0, -3600.0])
-@pytest.mark.parametrize("host", ["node-1", "node-2"])
-def test_a_wrong_clock_changes_nothing_but_the_time_of_day(tmp_path, host, ahead):
-    right = report_of(example(tmp_path / "right"))
-    wrong = report_of(example(tmp_path / "wrong", {host: ahead}))
-    # The job was started on node-1, so its clock is the one that counts.
-    assert wrong.clocks == {"node-2": pytest.approx(ahead if host == "node-2" else -ahead)}
-    assert recoveries(wrong) == [(2, 0.31), (3, 22.71)]
-    assert wrong.goodput == pytest.approx(right.goodput, abs=1e-6)
-    assert (wrong.steps_repeated, wrong.end - wrong.begin) == (right.steps_repeated, pytest.approx(104))
-
-
-def test_the_end_of_a_run_is_put_right_too(tmp_path):
-    run = Run(tmp_path, {"node-2": -100.0})
-    run.report(0, "start", pid=5, attempt=1, command=["python"])
-    run.rendezvous(4, TWO, 1, 0, "initial")
-    run.fault(40, commit=[1, 0])
-    run.rendezvous(42, REPLACED, 2, 0)
-    run.finish(44, REPLACED, 2, 1)
-    assert recoveries(report_of(run)) == [(2, 4.0)]
-
-
-def test_clocks_that_differ_little_are_left_alone(tmp_path):
-    report = report_of(example(tmp_path, {"node-2": 0.2}))
-    assert report.clocks == {}
-    assert [fault.recovery.generation for fault in report.faults] == [2, 3]
-
-
-def test_a_rank_that_is_slow_at_times_is_no_wrong_clock(tmp_path):
-    run = Run(tmp_path)
-    run.rendezvous(4, TWO, 1, 0, "initial")
-    run.commit({0: TWO[0]}, 1, {1: 44, 2: 84})  # after an evaluation of 30 s each
-    run.commit({1: TWO[1]}, 1, {1: 14, 2: 54})
-    assert report_of(run).clocks == {}
-
-
-def test_clocks_are_compared_through_a_third_host(tmp_path):
-    run = Run(tmp_path, {"node-2": 100.0, "node-3": 250.0})
-    pair = {0: ("node-2", 20), 1: ("node-3", 30)}
-    run.rendezvous(4, TWO, 1, 0, "initial")
-    run.commit(TWO, 1, {1: 14})
-    run.rendezvous(20, pair, 2, 1)
-    run.commit(pair, 2, {2: 24})
-    run.report(0, "start", "node-1", 5, attempt=1, command=[])
-    assert report_of(run).clocks == {"node-2": pytest.approx(100), "node-3": pytest.approx(250)}
-
-
-def test_moments_that_come_twice_are_not_compared(run):
-    # The second start counts from generation 1 again, and its rank 1 is on a host of its own.
-    anew = {0: ("node-1", 30), 1: ("node-3", 40)}
-    run.rendezvous(500, anew, 1, 0, "initial")
-    run.commit(anew, 1, {1: 510, 2: 520})
-    assert report_of(run).clocks == {}
 
 
 def test_a_report_is_made_of_facts_that_can_be_compared(tmp_path):

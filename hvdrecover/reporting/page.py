@@ -1,0 +1,235 @@
+"""The report of a run as one HTML page, which needs no other file, no script and no network."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from importlib import resources
+from pathlib import Path
+
+from hvdrecover.errors import ConfigError
+from hvdrecover.redaction import printable
+from hvdrecover.reporting import text, timeline
+from hvdrecover.reporting.history import History, trace
+from hvdrecover.reporting.summary import PHASES, Fault, Report, Run
+from hvdrecover.version import __version__
+
+SHOWN = 500  # faults
+_STATES = {
+    "finished": ("good", "finished"),
+    "ended": ("bad", "ended early"),
+    "open": ("neutral", "no end yet"),
+}
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_EXPLAINED = (
+    "To recover: from the fault until all ranks were stepping again; a hang began when the process fell "
+    "silent. The phases, in seconds, are those of the rank that stepped last; start is what passed until it "
+    "set out to recover."
+)
+
+
+def write(title: str, run: Run, path: Path) -> None:
+    """Write the page of a run; a file that is there is replaced.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    try:
+        path.write_text(page(title, run), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError("--html", f"'{path}' cannot be written: {error.strerror}") from error
+
+
+def page(title: str, run: Run) -> str:
+    """Return the page of a run as HTML."""
+    report, history = run.report(), trace(run)
+    tone, state = _STATES[report.ending.outcome]
+    last = text.moment(report.end).isoformat(" ", "seconds")
+    facts = {**text.facts(report, f"at {last}"), **text.surroundings(report)}
+    sections = [_section("Time line", timeline.draw(history))]
+    if report.faults:
+        sections.append(_section("Time to recover", _recoveries(report)))
+    sections.append(_section("Faults", _faults(report)))
+    sections.append(_section("Storage", _facts(_storage(report))))
+    sections.append(_section("The run", _facts(facts)))
+    style = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<link rel="icon" href="data:,">
+<title>{_e(title)} - hvdrecover</title>
+<style>
+{style}</style>
+</head>
+<body>
+<header>
+<p class="kicker">hvdrecover report {_badge(state, tone)}</p>
+<h1>{_e(title)}</h1>
+<p class="about">{_e(f"{_when(report)}, {_who(history)}")}</p>
+</header>
+<main>
+{_figures(report)}{"".join(sections)}</main>
+<footer><p>hvdrecover {__version__}</p></footer>
+</body>
+</html>
+"""
+
+
+# -- sections ------------------------------------------------------------------------------------------
+
+
+def _when(report: Report) -> str:
+    begin, end = text.moment(report.begin), text.moment(report.end)
+    until = f"{end:%H:%M:%S}" if begin.date() == end.date() else f"{end:%Y-%m-%d %H:%M:%S}"
+    return f"{begin:%Y-%m-%d %H:%M:%S} to {until} ({begin:%Z})"
+
+
+def _who(history: History) -> str:
+    hosts = {stretch.host for lane in history.lanes.values() for stretch in lane}
+    where = next(iter(hosts)) if len(hosts) == 1 else f"{len(hosts)} hosts"
+    return f"{text.counted(len(history.lanes), 'rank')} on {where}"
+
+
+def _figures(report: Report) -> str:
+    """Return the numbers that a reader should see first."""
+    overall = report.overall
+    found = [("wall time", text.duration(report.end - report.begin), "")]
+    goodput = "-" if report.goodput is None else f"{report.goodput:.1%}"
+    found.append(("goodput", goodput, "of the time in committed steps"))
+    recovered = f"{overall.recovered} recovered from" if overall.count else ""
+    found.append(("faults", str(overall.count), recovered))
+    if overall.median is not None:
+        worst = f"median; worst {text.duration(overall.worst)}" if overall.recovered > 1 else ""
+        found.append(("time to recover", text.duration(overall.median), worst))
+    commits = f"and {report.commits_repeated} commits" if report.commits_repeated else ""
+    found.append(("steps repeated", str(report.steps_repeated), commits))
+    parts = [
+        f"<div><dt>{_e(name)}</dt><dd>{_e(value)}{f'<small>{_e(note)}</small>' if note else ''}</dd></div>\n"
+        for name, value, note in found
+    ]
+    return f'<dl class="figures">\n{"".join(parts)}</dl>\n'
+
+
+def _recoveries(report: Report) -> str:
+    tallies = report.kinds | ({"all": report.overall} if len(report.kinds) > 1 else {})
+    rows = [
+        [_e(kind), str(each.count), str(each.recovered), text.median(each), text.duration(each.worst)]
+        for kind, each in tallies.items()
+    ]
+    columns = {"fault": "", **dict.fromkeys(("count", "recovered", "median", "worst"), "number")}
+    return _table("Time to recover from each kind of fault", columns, rows)
+
+
+def _faults(report: Report) -> str:
+    """Return the faults, or the newest if there are very many, with the phases of their recoveries."""
+    if not report.faults:
+        return "<p>There were none.</p>\n"
+    numbered = list(enumerate(report.faults, 1))[-SHOWN:]
+    phases = {phase.replace("_", " "): "number" for phase in PHASES}
+    columns = {"no.": "number", "time": "", "fault": "", "host": "", "rank": "number", "steps": "number"}
+    columns |= {"to recover": "number", **phases}
+    rows = [_row(number, fault) for number, fault in numbered]
+    details = [_e(text.one_line(fault.detail)) for _, fault in numbered]
+    title = "Faults, with the seconds of each phase of the recovery"
+    left_out = len(report.faults) - len(numbered)
+    note = f"<p>The last {len(numbered)} of {len(report.faults)}.</p>\n" if left_out else ""
+    return note + _table(title, columns, rows, details) + f"<p>{_EXPLAINED}</p>\n"
+
+
+def _row(number: int, fault: Fault) -> list[str]:
+    recovery, seconds = fault.recovery, text.to_recover(fault)
+    spent = recovery.phases if recovery else {}
+    return [
+        str(number),
+        text.clock_time(fault.time),
+        _e(fault.kind),
+        _e(fault.host),
+        text.rank(fault.rank),
+        "" if fault.steps is None else str(fault.steps),
+        seconds if recovery or fault.continued else _badge(seconds, "bad"),
+        *(f"{spent[phase]:.2f}" if phase in spent else "" for phase in PHASES),
+    ]
+
+
+def _storage(report: Report) -> dict[str, str]:
+    newest = f"commit {report.durable.number}" if report.durable else "none"
+    found = {"durable commits": str(report.durables), "newest": newest}
+    if report.durables:
+        found["written"] = (
+            f"{report.durable_bytes / 1e6:,.1f} MB in {text.duration(report.durable_seconds)}, "
+            f"{text.duration(report.durable_seconds / report.durables)} a commit"
+        )
+    found["attempts that failed"] = str(report.write_failures)
+    found["outages"] = str(report.outages)
+    if report.outages:
+        found["outages"] += f", {text.duration(report.outage_seconds)} in all"
+    if report.outage is not None:
+        since = text.clock_time(report.outage.since)
+        found["no commit became durable"] = f"from {since} on: {report.outage.error}"
+    return found
+
+
+# -- HTML ----------------------------------------------------------------------------------------------
+
+
+def _e(value: str) -> str:
+    """Return a text without markup: names and errors may come from other users."""
+    return escape(printable(value))
+
+
+def _badge(state: str, tone: str) -> str:
+    return f'<span class="badge {tone}">{_e(state)}</span>'
+
+
+def _section(heading: str, body: str) -> str:
+    name = heading.lower().replace(" ", "-")
+    return f'<section aria-labelledby="{name}">\n<h2 id="{name}">{heading}</h2>\n{body}</section>\n'
+
+
+def _facts(facts: Mapping[str, str]) -> str:
+    parts = [f"<dt>{_e(name)}</dt><dd>{_e(value)}</dd>\n" for name, value in facts.items()]
+    return f'<dl class="facts">\n{"".join(parts)}</dl>\n'
+
+
+def _table(
+    caption: str,
+    columns: Mapping[str, str],
+    rows: Iterable[Sequence[str]],
+    details: Sequence[str] = (),
+) -> str:
+    """Return a table.
+
+    Args:
+        caption: what it shows.
+        columns: name to style: ``number`` or empty.
+        rows: cells as HTML.
+        details: for each row a text as HTML that stands below it, over the whole width. With details, each
+            row is a card on narrow screens.
+    """
+    kinds = [f' class="{style}"' if style else "" for style in columns.values()]
+    # The roles are for browsers that do not take a table for one when it is laid out as cards.
+    heads = "".join(
+        f'<th scope="col" role="columnheader"{kind}>{name}</th>'
+        for name, kind in zip(columns, kinds, strict=True)
+    )
+    lines = []
+    for row, detail in itertools.zip_longest(rows, details, fillvalue=""):
+        cells = zip(columns, kinds, row, strict=True)
+        texts = [f'<td role="cell" data-name="{name}"{kind}>{cell}</td>' for name, kind, cell in cells]
+        more = ' class="more"' if detail else ""
+        lines.append(f'<tr role="row"{more}>{"".join(texts)}</tr>\n')
+        if detail:
+            cell = f'<td role="cell" data-name="detail" colspan="{len(columns)}">{detail}</td>'
+            lines.append(f'<tr role="row" class="detail">{cell}</tr>\n')
+    layout = ' class="cards"' if details else ""
+    return (
+        f'<div class="scroll" role="region" aria-label="{caption}" tabindex="0">\n'
+        f'<table role="table"{layout}>\n<caption>{caption}</caption>\n'
+        f'<thead role="rowgroup"><tr role="row">{heads}</tr></thead>\n'
+        f'<tbody role="rowgroup">\n{"".join(lines)}</tbody>\n</table>\n</div>\n'
+    )

@@ -1,0 +1,118 @@
+"""The way of events from a guardian, and its training process, to the supervisor or the record."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import selectors
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdrecover import config, record
+from hvdrecover.clock import SYSTEM_CLOCK
+from hvdrecover.launch.guardians import Guardian, Guardians
+from hvdrecover.launch.messages import Message
+from hvdrecover.launch.reports import Reports
+from hvdrecover.launch.training import Training
+from tests.unit.launch.children import environment, until
+
+EMITS_AND_DIES = """
+import os, signal
+from hvdrecover.config import read
+from hvdrecover.events import Events, Pipe
+log = Events(Pipe(read().slot[3]).add, "h")
+for number in range(100):
+    log.emit("commit", commit=number)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+class Supervisor:
+    """The end of the supervisor; it notes the events that it gets."""
+
+    def __init__(self) -> None:
+        self.events: list[Message] = []
+        self._selector = selectors.DefaultSelector()
+        self._guardians = Guardians(self._selector, self._hear, lambda guardian: None, list, SYSTEM_CLOCK)
+
+    @property
+    def address(self) -> tuple[str, int, str]:
+        host, _, rest = self._guardians.address("127.0.0.1").rpartition("/")
+        port, _, token = rest.partition(":")
+        return host, int(port), token
+
+    def _hear(self, guardian: Guardian, message: Message) -> None:
+        self.events.append(message)
+
+    def serve(self) -> None:
+        for key, _ in self._selector.select(0.05):
+            key.data()
+
+    def close(self) -> None:
+        if self._selector.get_map():
+            self._guardians.close()
+        self._selector.close()
+
+
+@pytest.fixture
+def supervisor() -> Iterator[Supervisor]:
+    supervisor = Supervisor()
+    yield supervisor
+    supervisor.close()
+
+
+def reports(folder: Path, **facts: Any) -> Reports:
+    settings = dataclasses.replace(config.read({"HOROVOD_LOCAL_RANK": "0"}), events=folder, **facts)
+    return Reports(settings, SYSTEM_CLOCK)
+
+
+def killed() -> Training:
+    """A training process that has emitted events and was killed at once."""
+    training = Training([sys.executable, "-c", EMITS_AND_DIES], environment())
+    training.process.wait(60)
+    return training
+
+
+def test_events_of_a_killed_process_reach_the_supervisor_with_their_age(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    guardian = reports(tmp_path, supervisor=supervisor.address)
+    assert guardian.connect()
+    training = killed()
+    guardian.forward(training)
+    training.close()
+    guardian.events.emit("standby", slot=0, ready=True)
+    until(lambda: supervisor.serve() or len(supervisor.events) == 101, "all events")
+    assert [each["event"]["commit"] for each in supervisor.events[:100]] == list(range(100))
+    assert supervisor.events[100]["event"]["kind"] == "standby"
+    ages = [each["age"] for each in supervisor.events]
+    assert all(0 <= age < 60 for age in ages)
+    assert list(tmp_path.iterdir()) == []  # the supervisor writes
+
+
+def test_without_a_supervisor_a_guardian_writes_the_events_of_its_slot(tmp_path: Path) -> None:
+    guardian = reports(tmp_path)
+    assert not guardian.connect()
+    training = killed()
+    guardian.forward(training)
+    training.close()
+    guardian.events.emit("standby", slot=0, ready=True)
+    events = record.read(tmp_path)
+    assert [event.whole("commit") for event in events if event.kind == "commit"] == list(range(100))
+    assert [event.pid for event in events if event.kind == "standby"] == [os.getpid()]
+
+
+def test_what_a_supervisor_that_is_gone_does_not_get_is_written_by_the_guardian(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    guardian = reports(tmp_path, supervisor=supervisor.address)
+    assert guardian.connect()
+    supervisor.serve()
+    supervisor.close()
+    until(lambda: guardian.receive() or guardian.is_cut_off, "the end of the connection")
+    guardian.events.emit("fault", fault="launcher_lost")
+    assert [event.kind for event in record.read(tmp_path)] == ["fault"]

@@ -1,0 +1,143 @@
+"""The status of a run that is under way."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from hvdrecover import record
+from hvdrecover.record import Follower
+from hvdrecover.reporting import summary
+from hvdrecover.reporting.summary import RECENT, Outage
+from tests.unit.reporting.runs import BEGIN, REPLACED, TWO, example
+from tests.unit.reporting.runs import Run as Written
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Written(tmp_path)
+
+
+@pytest.fixture
+def status(tmp_path):
+    """The status so far; each call reads the new events."""
+    follower, run = Follower(tmp_path), summary.Run()
+
+    def look():
+        for event in follower.look():
+            run.take(event)
+        return run.report()
+
+    return look
+
+
+def test_a_run_from_its_start_to_its_end(run, status):
+    run.report(0, "start", pid=5, attempt=1, command=["x"])
+    assert (status().activity, status().commit, status().rate(BEGIN + 9)) == ("starting", None, None)
+    run.rendezvous(4, TWO, 1, 0, "initial")
+    found = status()
+    assert (found.activity, found.agreement.ranks, found.commit.number) == ("training", 2, 0)
+    run.commit(TWO, 1, {1: 14, 2: 24, 3: 34})
+    found = status()
+    assert (found.commit.generation, found.commit.number, found.commit.time) == (1, 3, BEGIN + 34)
+    assert (found.commits, found.recent) == (3, tuple(BEGIN + second for second in (14, 24, 34)))
+    assert found.rate(BEGIN + 34) == pytest.approx(0.1)
+    assert found.rate(BEGIN + 54) == pytest.approx(0.05)
+    run.fault(36, "crash", host="node-2", rank=1, commit=[1, 3], steps=4)
+    assert (status().activity, status().faults[0].recovery) == ("recovering", None)
+    run.report(36.01, "restart", "node-2", 9, 1, scope="slot", warm=True, attempt=1)
+    run.rendezvous(36.25, REPLACED, 2, 3)
+    run.step(36.3, REPLACED, 2, 3)
+    found = status()
+    assert (found.activity, found.agreement.generation) == ("training", 2)
+    assert found.faults[0].recovery.seconds == pytest.approx(0.31)
+    assert (found.restarts, found.warm, found.steps_repeated) == (1, 1, 4)
+    run.finish(40, REPLACED, 2, 3)
+    assert (status().activity, status().over) == ("finished", False)  # its supervisor has yet to leave
+    run.report(41, "end", pid=5, code=0, reason="finished")
+    assert (status().over, status().end) == (True, BEGIN + 41)
+
+
+def test_without_a_supervisor_a_finished_run_is_over(run, status):
+    run.rendezvous(4, TWO, 1, 0, "initial")
+    assert not status().over
+    run.finish(9, TWO, 1, 3)
+    assert status().over
+
+
+def test_a_start_that_ended_and_the_next(run, status):
+    run.report(0, "start", pid=5, attempt=1, command=[])
+    run.rendezvous(1, TWO, 1, 0)
+    run.commit(TWO, 1, {1: 2, 2: 3})
+    run.report(4, "gave_up", pid=5, scope="job", reason="no restarts left")
+    run.report(5, "end", pid=5, code=3, reason="gave up")
+    found = status()
+    assert (found.activity, found.over, found.ending.code) == ("ended", True, 3)
+    assert found.given_up == ("the job: no restarts left",)
+    run.report(9, "start", pid=6, attempt=1, command=[])
+    assert (status().activity, status().over, status().starts) == ("starting", False, 2)
+    again = {0: ("node-1", 30), 1: ("node-2", 31)}
+    run.rendezvous(11, again, 1, 0, "initial")  # it counts from an earlier generation again
+    run.commit(again, 1, {1: 12})
+    found = status()
+    assert (found.activity, found.commit.number, found.commits) == ("training", 1, 3)
+
+
+def test_durable_commits(run, status):
+    run.rendezvous(1, TWO, 1, 0)
+    assert (status().durable, status().durables) == (None, 0)
+    run.report(8, "durable", pid=10, generation=1, commit=5, bytes=100, seconds=2.5)
+    run.report(9, "durable", pid=10, generation=1, commit=6, bytes=50, seconds=0.5)
+    found = status()
+    assert (found.durable.number, found.durable.time) == (6, BEGIN + 8.5)
+    assert (found.durables, found.durable_bytes, found.durable_seconds) == (2, 150, 3.0)
+
+
+def test_outages(run, status):
+    told = {"pid": 10, "generation": 1}
+    run.report(1, "durable", commit=1, bytes=1, seconds=0.1, **told)
+    run.report(2, "write_failed", commit=2, error="full", attempt=1, **told)
+    run.report(2.1, "outage", commit=2, error="full", age=1.0, **told)
+    assert status().outage == Outage(BEGIN + 2, "full")
+    run.report(5, "write_failed", commit=2, error="gone", attempt=2, **told)
+    assert status().outage == Outage(BEGIN + 2, "gone")
+    run.report(7, "durable", commit=3, bytes=1, seconds=0.1, **told)
+    run.report(7, "outage_over", commit=3, attempts=2, seconds=4.9, age=6.0, **told)
+    found = status()
+    assert (found.outage, found.outages, found.outage_seconds, found.write_failures) == (None, 1, 4.9, 2)
+    run.report(8, "write_failed", commit="g0001-c00000001", error="a mark", pid=10)
+    assert status().outage is None
+    run.report(
+        9, "write_failed", commit=4, error="fenced", attempt=1, **told
+    )  # permanently, without an outage
+    assert status().outage == Outage(BEGIN + 9, "fenced")
+
+
+def test_the_epoch_is_the_newest_that_any_sampler_names(run, status):
+    run.report(1, "tail", sampler="train", epoch=3, padding=1, dropped=0)
+    run.report(2, "tail", sampler="validation", epoch=0, padding=1, dropped=0)
+    assert status().epoch == 3
+    run.report(3, "tail", sampler="train", epoch=2, padding=1, dropped=0)  # rolled back
+    assert status().epoch == 2
+
+
+def test_a_status_holds_the_times_of_recent_commits_only(run, status):
+    run.rendezvous(1, TWO, 1, 0)
+    run.commit(TWO, 1, {commit: commit for commit in range(1, 2000)})
+    found = status()
+    assert (found.commits, found.commit.number) == (1999, 1999)
+    assert found.recent == tuple(BEGIN + commit for commit in range(2000 - RECENT, 2000))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_run_that_was_followed_is_reported_as_one_that_is_read_at_once(tmp_path, seed):
+    """Events of different processes arrive in any order within a short time."""
+    example(tmp_path)
+    events = record.read(tmp_path)
+    shaken = random.Random(seed)
+    late = sorted(events, key=lambda event: event.time + (shaken.uniform(0, 0.04) if event.pid != 10 else 0))
+    followed = summary.Run()
+    for event in late:
+        followed.take(event)
+    assert followed.report() == summary.summarise(events)
