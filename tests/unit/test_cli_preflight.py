@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hvdrecover import cli
+from hvdrecover import cli, record
 from hvdrecover.cli import preflighting
 from hvdrecover.doctor.examination import Report, Settings
 from hvdrecover.doctor.findings import Finding, failure, ok, warning
@@ -98,13 +97,10 @@ def test_a_host_that_is_left_out_and_the_processes_that_are_left(
     assert slow == "clocks: h1 +3.0 s. Set the clock."
     assert wrong == "h2 left out: ssh: h2: Connection refused. Start a server."
     assert all_in_all.startswith("2 of 3 hosts are used, for 3 processes; looked at them for ")
-    (path,) = (tmp_path / "events").iterdir()
-    event = json.loads(path.read_text())
-    assert (event["kind"], event["used"], event["excluded"]) == (
-        "preflight",
-        ["h1", "h3"],
-        {"h2": "ssh: h2: Connection refused. Start a server."},
-    )
+    (event,) = record.read(tmp_path / "events")
+    assert event.kind == "preflight"
+    assert event.facts["used"] == ["h1", "h3"]
+    assert event.facts["excluded"] == {"h2": "ssh: h2: Connection refused. Start a server."}
 
 
 def test_hosts_of_a_file(job: Job) -> None:
