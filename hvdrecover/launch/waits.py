@@ -38,6 +38,7 @@ DISCOVERY = 60.0  # for a discovery script, while Horovod's driver can do nothin
 
 _START = "at the start of the job: nothing runs yet that could be lost, and a person or scheduler waits"
 _BOUNDED = "callers bound it by waits.DISK"
+_RECORD = "the record bounds it by waits.DISK"
 _OWN_THREAD = "in a daemon thread of its own, for which nothing waits"
 _PIPE_HAS_ROOM = "a pipe takes 64 KiB without a reader, and these bytes are all that ever comes"
 _SOCKET = "the socket has a timeout of waits.MESSAGE, or 0 at the supervisor"
@@ -70,6 +71,8 @@ UNBOUNDED: Mapping[str, str] = {
     "slurm.leave_heir: Popen": "the last act of a guardian",
     "job.Job.__init__: Popen": _START,
     "job.Job.__init__: open": "the log of a drill's job; " + _START,
+    "reports.Reports._send_events: flush": _RECORD,
+    "supervisor.Supervisor._serve: flush": _RECORD,
     "whereabouts._append: mkdir": _BOUNDED,
     "whereabouts._append: open": _BOUNDED,
     "whereabouts._append: write": _BOUNDED,
