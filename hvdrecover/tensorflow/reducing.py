@@ -18,6 +18,7 @@ import tensorflow as tf
 from hvdrecover.tensorflow.variables import counter, raw
 
 
+@functools.wraps(hvd.allreduce, assigned=())
 def allreduce(tensor: Any, *args: Any, **options: Any) -> Any:
     """Reduce a tensor over all ranks, as ``horovod.tensorflow.allreduce``.
 
@@ -32,6 +33,7 @@ def allreduce(tensor: Any, *args: Any, **options: Any) -> Any:
     return hvd.allreduce(_unfolded(tensor), *args, **options)
 
 
+@functools.wraps(hvd.grouped_allreduce, assigned=())
 def grouped_allreduce(tensors: Sequence[Any], *args: Any, **options: Any) -> Any:
     """Reduce tensors over all ranks as one group, as ``horovod.tensorflow.grouped_allreduce``.
 
