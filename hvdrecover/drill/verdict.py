@@ -11,6 +11,7 @@ from typing import Any
 
 from hvdrecover.drill.check import Finding
 from hvdrecover.drill.schedule import Schedule, Strike
+from hvdrecover.reporting.text import counted
 
 SCHEMA = 1
 
@@ -154,7 +155,7 @@ class Outcome:
             lines.append(f"{name:16} {kind['count']:6} {kind['recovered']:9}  {_time(kind)}")
         lines += [f"{name:16} not possible here: needs {why}" for name, why in self.skipped.items()]
         lines += ["", f"{commits} commits compared bit by bit with those of the undisturbed run"]
-        lines.append(f"{miscounted} samples lost or repeated, {steps} steps done again")
+        lines.append(f"{miscounted} samples lost or repeated, {counted(steps, 'step')} repeated")
         lines += dict.fromkeys(result.not_compared for result in self.results if result.not_compared)
         lines.append(f"all files are in {self.folder}; a run's story:")
         lines += [f"  hvdrecover report {result.folder / 'events'}" for result in self.results[:3]]
