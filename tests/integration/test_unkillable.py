@@ -77,9 +77,8 @@ def test_a_job_that_can_not_be_killed_is_left_and_named(
 
 
 def test_a_training_process_that_can_not_be_killed_counts_as_killed(
-    hung: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    hung: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(processes, "PATIENCE", 0.3)
     training = Training([sys.executable, "-c", WRITE, str(hung)], environment())
     process = stuck(training.pid)
     assert not training.kill()
@@ -113,8 +112,11 @@ def test_a_preemption_on_a_disk_that_hangs_ends_with_75(who: str, hung: Path, tm
         assert state(process) == "D"  # still: nobody has waited for its end
         assert job.processes() == [process]
         assert f"process {process} (python) can't be killed" in job.tail()
-        (unkillable,) = read_events(tmp_path / "events", "unkillable")
-        assert unkillable["processes"] == [process]
+        found = read_events(
+            tmp_path / "events", "unkillable"
+        )  # of the guardian, or of its supervisor as well
+        assert found
+        assert all(event["processes"] == [process] for event in found)
     finally:
         job.kill(patience=0.3)
 
