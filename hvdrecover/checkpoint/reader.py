@@ -97,11 +97,10 @@ def read_newest(
     for commit in order(again(root.commits, storage)):
         try:
             return again(read_commit, storage, commit, only)
+        except IncompleteCommitError:
+            marked = again(root.is_quarantined, storage, commit)
+            skipped(commit, root.MANIFEST_GONE if marked else _NEVER_COMPLETED, None)
         except CorruptCheckpointError as error:
-            if _is_no_commit(storage, commit, error):
-                marked = again(root.is_quarantined, storage, commit)
-                skipped(commit, root.MANIFEST_GONE if marked else _NEVER_COMPLETED, None)
-                continue
             reason = reasons[commit.name] = root.reason(storage, commit, error)
             skipped(commit, reason, error)
         except StorageError as error:
@@ -113,11 +112,6 @@ def read_newest(
     if reasons:
         raise NoUsableCommitError(storage.url, reasons)
     return None
-
-
-def _is_no_commit(storage: Storage, commit: CommitId, error: CorruptCheckpointError) -> bool:
-    # Another process may have deleted the commit meanwhile.
-    return isinstance(error, IncompleteCommitError) or not root.is_complete(storage, commit)
 
 
 def load_newest(store: Store, suspects: Collection[tuple[str, str]] = ()) -> Snapshot | None:
