@@ -92,12 +92,11 @@ class Pruner:
         return deleted
 
     def _delete(self, commit: CommitId) -> bool:
-        if root.is_quarantined(self._storage, commit):  # since it was looked at
-            del self._facts[commit]
-            return False
-        delete_commit(self._storage, commit)
+        quarantined = root.is_quarantined(self._storage, commit)  # since it was looked at
+        if not quarantined:
+            delete_commit(self._storage, commit)
         del self._facts[commit]
-        return True
+        return not quarantined
 
     def _look(self) -> None:
         there = root.commits(self._storage)
