@@ -13,7 +13,7 @@ T = TypeVar("T")
 class Bounded:
     """Makes calls, each in a daemon thread, and waits for them for a bounded time.
 
-    A call that is late goes on in its thread. Until it ends, further calls fail at once. So a device that
+    A call that is late continues in its thread. Until it ends, further calls fail at once. So a device that
     hangs costs its caller the time only once, and one thread.
 
     Args:
@@ -29,7 +29,7 @@ class Bounded:
         self._lock = threading.Lock()
 
     def __call__(self, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Return what a call returns, or raise what it raises.
+        """Make a call; return its result, or raise its exception.
 
         Raises:
             TimeoutError: the call, or one before it, is late.

@@ -1,4 +1,4 @@
-"""Compare a run with faults with the undisturbed run: commits, samples, and what is left behind.
+"""Compare a run with faults with the undisturbed run: commits, samples, and leftovers.
 
 Runs are compared up to the point at which they have different numbers of ranks, since each rank then has
 other samples. With virtual ranks, commits are compared to the end.

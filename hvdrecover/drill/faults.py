@@ -1,4 +1,4 @@
-"""The faults of drills: what each does to a run, and how the run is expected to recover."""
+"""The faults of drills: the effect of each on a run, and the recovery that is expected."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _program(name: str) -> str:
 class Run:
     """One run of a training script in its own folder, through any number of starts.
 
-    Subclasses know how their script is started and what it records.
+    Subclasses define how their script is started and which records it writes.
 
     Args:
         folder: takes the log, the events and whatever else the run writes.
@@ -94,7 +94,7 @@ class Run:
 
     @property
     def log(self) -> str:
-        """What the processes of the run have printed."""
+        """The output of the run's processes."""
         return (self.folder / "log.txt").read_text(errors="replace")
 
     def launch(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> Job:

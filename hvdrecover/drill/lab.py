@@ -41,7 +41,7 @@ _NUMBERS = range(1, 255)  # the third byte of a lab's addresses
 _TRIAL = "{0} link add name switch type bridge && {0} link add name port1 type veth peer name eth0"
 
 
-# -- what a lab needs --------------------------------------------------------------------------------------
+# -- requirements of a lab ---------------------------------------------------------------------------------
 
 
 def lacks() -> str:
@@ -100,7 +100,7 @@ def _ip(*arguments: str) -> None:
 
 
 class Lab:
-    """Hosts that are joined by a switch, in a network of their own.
+    """Hosts that are joined by a switch, in a private network.
 
     Any number of labs may exist at the same time. A lab is removed when it is closed, and when its process is
     killed, by a janitor process. If the janitor was killed too, the next lab removes the rest.

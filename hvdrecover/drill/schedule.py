@@ -113,7 +113,7 @@ def again(strikes: Sequence[Strike], commits: int) -> tuple[Strike, ...]:
 
 
 def described(strikes: Sequence[Strike], size: int) -> str:
-    """Return in words what is going to strike, whom, and when."""
+    """Return in words which faults will strike which ranks, and when."""
     words = []
     for strike in strikes:
         whom = strike.whom(size)

@@ -136,7 +136,7 @@ class Outcome:
         return json.dumps(document, indent=1) + "\n"
 
     def text(self) -> str:
-        """Return what a person wants to know."""
+        """Return the verdict as text for a person."""
         commits, steps, miscounted = (
             sum(getattr(result, name) for result in self.results)
             for name in ("compared", "steps_repeated", "samples_miscounted")
