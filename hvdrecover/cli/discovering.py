@@ -19,7 +19,7 @@ from hvdrecover.errors import ConfigError
 if TYPE_CHECKING:
     from hvdrecover.discovery.discover import Settings
     from hvdrecover.discovery.selection import Answer, Entry
-    from hvdrecover.discovery.sources.interface import Source
+    from hvdrecover.discovery.sources import Source
 
 
 def add_discover(commands: argparse._SubParsersAction[Any]) -> None:

@@ -1,6 +1,6 @@
-"""Host discovery: a host source is asked, its answer checked, and given in time whatever happens."""
+"""Host discovery: ask a source of hosts, check the hosts, and answer in bounded time."""
 
 from hvdrecover.discovery.hosts import Host
-from hvdrecover.discovery.sources.interface import Source
+from hvdrecover.discovery.sources import Source
 
 __all__ = ["Host", "Source"]

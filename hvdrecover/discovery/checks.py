@@ -1,4 +1,4 @@
-"""Checks of hosts: whether their ssh port answers, and whether a user's command succeeds there."""
+"""Health of hosts: checks of the ssh port and by a user's command, and what follows from several checks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ from hvdrecover.errors import DiscoveryError
 from hvdrecover.surroundings import address_of, source_towards
 
 CONNECT = 2.0  # seconds for a host to answer
-_MARGIN = 0.25  # seconds for a command that hangs to be killed
-_AT_ONCE = 256  # hosts; each may take a socket or a process
-_OWN = ("127.0.0.1", "127.0.1.1")  # what names of this host stand for; Debian has the second
-# As horovodrun calls ssh, which must not wait for a person either.
+_MARGIN = 0.25  # seconds to kill a command that hangs
+_AT_ONCE = 256  # hosts; each check may take a socket or a process
+_LOOPBACK = ("127.0.0.1", "127.0.1.1")  # addresses of this host's name; Debian uses the second
+# horovodrun's own options for ssh, which must not wait for a person either.
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no")
+
+# One failed check may be chance, and each change of the hosts costs the job a resize.
+FAILURES = 2  # failed checks in a row after which a healthy host is left out
+RECOVERED = 3  # passed checks in a row after which an unhealthy host comes back
+EVERY = 5.0  # seconds between two checks of a healthy host; an unhealthy one is checked at each call
 
 
 @dataclass(frozen=True)
@@ -25,9 +30,9 @@ class Checks:
     """The checks to make.
 
     Attributes:
-        ssh_port: port that must accept connections; None checks none. This host's need not.
+        ssh_port: port that must accept connections on other hosts; None skips this check.
         identity: ssh's private key, for the command.
-        command: shell command that must succeed on each host; None runs none.
+        command: shell command that must succeed on each host; None skips this check.
     """
 
     ssh_port: int | None = 22
@@ -40,44 +45,87 @@ class Checks:
         return self.ssh_port is not None or self.command is not None
 
 
-def run(names: Sequence[str], checks: Checks, environ: Mapping[str, str], timeout: float) -> dict[str, str]:
-    """Check hosts, all of them at once.
+@dataclass(frozen=True)
+class Health:
+    """The health of one host, from its checks.
 
-    Threads may be left over that wait for something, so the process should end soon and at once.
+    Attributes:
+        healthy: whether the host may be used.
+        since: time of the last change, in seconds since the epoch.
+        checked: time of the last check, in seconds since the epoch.
+        streak: number of last checks in a row that contradict ``healthy``.
+        why: the problem that the last failed check found.
+    """
+
+    healthy: bool
+    since: float
+    checked: float
+    streak: int = 0
+    why: str = ""
+
+
+def update(before: Health | None, problem: str, now: float) -> Health:
+    """Return a host's health after a check.
 
     Args:
-        names: the hosts, those first that matter most.
+        before: the health before; None at the first check.
+        problem: what the check has found; an empty string if it passed.
+        now: time of the check.
+    """
+    passed = not problem
+    if before is None:
+        return Health(passed, now, now, why=problem)
+    why = problem or before.why
+    if passed == before.healthy:
+        return Health(passed, before.since, now, why=why)
+    streak = before.streak + 1
+    if streak < (RECOVERED if passed else FAILURES):
+        return Health(before.healthy, before.since, now, streak, why)
+    return Health(passed, now, now, why=why)
+
+
+def is_due(health: Health | None, now: float) -> bool:
+    """Return whether a host should be checked now."""
+    if health is None or not health.healthy or health.streak:
+        return True
+    return not 0 <= now - health.checked < EVERY
+
+
+def run(names: Sequence[str], checks: Checks, environ: Mapping[str, str], timeout: float) -> dict[str, str]:
+    """Check hosts, all at once.
+
+    Threads that still wait for a host may remain, so the calling process should end soon, by `os._exit`.
+
+    Args:
+        names: the hosts, the most important first.
         checks: what to check.
         environ: the environment.
-        timeout: seconds that all of it may take.
+        timeout: seconds that all checks together may take.
 
     Returns:
-        What is wrong with each; an empty string if nothing is. A host whose turn did not come is missing.
+        The problem of each host, empty if it passed. Hosts that were not checked in time are missing.
     """
-    begun: set[str] = set()
-    # The caller ends at once when the time is over, and would leave what is running then.
+    started: set[str] = set()
     deadline = time.monotonic() + timeout - min(_MARGIN, timeout / 4)
 
     def check(name: str) -> str | None:
         left = deadline - time.monotonic()
         if left <= 0:
             return None
-        begun.add(name)
+        started.add(name)
         return problem_of(name, checks, environ, left)
 
     pool = ThreadPoolExecutor(max_workers=min(_AT_ONCE, max(1, len(names))))
     futures = {pool.submit(check, name): name for name in names}
     done, late = wait(futures, timeout=timeout)
     pool.shutdown(wait=False, cancel_futures=True)
-    found = {futures[each]: problem for each in done if (problem := each.result()) is not None}
-    found.update(
-        {name: f"no answer in {timeout:.2g} s" for name in map(futures.__getitem__, late) if name in begun}
-    )
-    return found
+    problems = {futures[each]: problem for each in done if (problem := each.result()) is not None}
+    late_names = {futures[each] for each in late} & started
+    return problems | dict.fromkeys(late_names, f"no answer in {timeout:.2g} s")
 
 
 def problem_of(name: str, checks: Checks, environ: Mapping[str, str], timeout: float) -> str:
-    """Return what is wrong with a host; an empty string if nothing is."""
+    """Return what is wrong with a host, or an empty string."""
     deadline = time.monotonic() + timeout
     here = is_local(name)
     if checks.ssh_port is not None and not here:
@@ -97,31 +145,29 @@ def problem_of(name: str, checks: Checks, environ: Mapping[str, str], timeout: f
 
 
 def is_local(host: str) -> bool:
-    """Return whether a name, or an address, stands for this host."""
+    """Return whether a name or an address is this host's."""
     if host in ("localhost", socket.gethostname()):
         return True
     address = address_of(host)
     if not address:
         return False
-    return address in _OWN if address.startswith("127.") else address == source_towards(address)
+    return address in _LOOPBACK if address.startswith("127.") else address == source_towards(address)
 
 
 def command_on(name: str, checks: Checks, *, here: bool, seconds: float = CONNECT) -> list[str]:
-    """Return what runs the command on a host: by ssh, or if it is this one, by its shell.
+    """Return the command that runs the check on a host: through ssh, or on this host by its shell.
 
     Args:
         name: the host.
-        checks: the command, and how ssh gets there.
+        checks: the command, and ssh's options.
         here: whether it is this host.
         seconds: for the host's ssh server to answer.
     """
     if here:
         return ["sh", "-c", str(checks.command)]
     words = [*_SSH, "-o", f"ConnectTimeout={seconds:.0f}"]
-    words += ["-p", str(checks.ssh_port)] if checks.ssh_port is not None else []
-    return [
-        *words,
-        *(["-i", checks.identity] if checks.identity is not None else []),
-        name,
-        str(checks.command),
-    ]
+    if checks.ssh_port is not None:
+        words += ["-p", str(checks.ssh_port)]
+    if checks.identity is not None:
+        words += ["-i", checks.identity]
+    return [*words, name, str(checks.command)]

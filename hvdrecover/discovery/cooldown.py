@@ -1,6 +1,6 @@
-"""The cooldown of hosts on which guardians have given up a slot again and again; it grows, and is bounded.
+"""Cooldown of hosts on which guardians have given up slots repeatedly.
 
-The supervisor writes a report for each, a line of JSON with the time and the host; discovery reads them.
+The supervisor appends a line of JSON to a file for each slot given up; host discovery reads the file.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-FIRST, LONGEST = 60.0, 3600.0  # seconds of cooldown
+FIRST, LONGEST = 60.0, 3600.0  # seconds of cooldown; it doubles with each report
 _REMEMBERED = 6 * 3600.0  # seconds for which a report counts
 _REPEATED = 2  # reports that begin a cooldown
 
@@ -18,7 +18,7 @@ def report(path: Path, host: str, now: float) -> None:
     """Report a host on which a slot was given up.
 
     Raises:
-        OSError: the file can't be written.
+        OSError: the file cannot be written.
     """
     with path.open("ab", buffering=0) as file:
         file.write(f"{json.dumps({'time': now, 'host': host})}\n".encode())
@@ -26,28 +26,27 @@ def report(path: Path, host: str, now: float) -> None:
 
 def read(path: Path | None) -> dict[str, list[float]]:
     """Return the times at which each host was reported; empty without a file."""
-    found: dict[str, list[float]] = {}
+    reports: dict[str, list[float]] = {}
     try:
         lines = path.read_bytes().splitlines() if path is not None else []
     except OSError:
-        return found
+        return reports
     for line in lines:
         try:
             entry = json.loads(line)
-            found.setdefault(str(entry["host"]), []).append(float(entry["time"]))
-        except (ValueError, TypeError, KeyError):  # cut off, as its writer was killed
+            reports.setdefault(str(entry["host"]), []).append(float(entry["time"]))
+        except (ValueError, TypeError, KeyError):  # incomplete: its writer was killed
             continue
-    return found
+    return reports
 
 
 def ends_at(reports: Sequence[float], now: float) -> float:
     """Return when a host's cooldown ends; 0 if it is in none.
 
-    A report from the future is ignored: the clock was set back after it. Until the clock reaches that time
-    again, such a report would look as if it had just been made.
+    A report from the future is ignored: the clock was set back after it.
 
     Args:
-        reports: when it was reported.
+        reports: times of the host's reports.
         now: the time.
     """
     recent = sorted(time for time in reports if -FIRST < now - time < _REMEMBERED)

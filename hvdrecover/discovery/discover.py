@@ -1,27 +1,46 @@
-"""One call of host discovery: an answer in bounded time, from the source or from what is remembered."""
+"""One call of host discovery: an answer in bounded time.
+
+Horovod's driver calls discovery each second while it holds a lock that recoveries need. So:
+
+1. A call that finds a fresh answer in the history file returns it.
+2. Else a detached process asks the source, writes the history, checks the hosts, and writes the history
+   again. It continues when the call has returned, so a source that hangs delays nobody.
+3. A call without any usable answer waits for the process, for the whole timeout. A call that has an older
+   answer waits for `PATIENCE` only, and does not wait for checks.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import select
+import signal
 import socket
+import threading
+import time
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
-from hvdrecover.discovery import asking, cooldown, selection
-from hvdrecover.discovery.asking import Question
+from hvdrecover.discovery import checks, cooldown, history, selection
 from hvdrecover.discovery.checks import Checks
 from hvdrecover.discovery.history import History, HistoryFile
+from hvdrecover.discovery.hosts import Host, check_hosts
 from hvdrecover.discovery.selection import Answer, Limits
-from hvdrecover.discovery.sources.interface import Source
+from hvdrecover.discovery.sources import Source
+from hvdrecover.errors import DiscoveryError
 
-# Variables that differ from one start of a job to the next, and say nothing of its hosts.
+PATIENCE = 0.5  # seconds for which a call waits for a newer answer if it has a usable one
+_FOR_CHECKS = 0.6  # of the timeout, so that checks end in time if the source is quick
+_MARGIN = 0.5  # seconds for a source to report its own timeout
+_BACKSTOP = 2.0  # seconds after which the kernel kills an asking process that does not end
+# Variables that differ between starts of one job, and have no influence on its hosts.
 _OF_A_START = re.compile(
     r"(_?HOROVOD_|HVDRECOVER_|SSH_)|(_|PATH|PWD|OLDPWD|SHLVL|INVOCATION_ID|JOURNAL_STREAM|TERM|COLUMNS|LINES)\Z"
 )
-PATIENCE = 0.5  # seconds for which a call waits for the source if it has an answer already
 
 
 @dataclass(frozen=True)
@@ -32,7 +51,7 @@ class Settings:
         limits: what is wanted of the hosts.
         checks: how they are checked.
         timeout: seconds within which each call answers.
-        cache: folder of the files that calls share.
+        cache: folder of the history files.
         reports: file in which the supervisor reports hosts that fail; None for none.
     """
 
@@ -52,61 +71,223 @@ def discover(
     patient: bool = False,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Answer:
-    """Find out which hosts there are.
+    """Find the hosts.
 
     Args:
-        name: what to call the source.
-        source: whom to ask.
-        settings: what the user decides.
+        name: the source's name.
+        source: the source to ask.
+        settings: the user's settings.
         environ: the environment.
-        patient: whether to wait for the source and for checks even if there is an answer already.
-        clock: where times come from.
+        patient: whether to wait for the source and for checks even if there is a usable answer.
+        clock: the source of times.
 
     Raises:
         DiscoveryError: there is no good answer; the message says why.
     """
-    question = Question(source, settings.checks, environ, settings.timeout)
-    file = HistoryFile(settings.cache / f"{_key(question)}.json")
-    history, problem, late = file.read(), "", False
-    if patient or not asking.is_fresh(history, question, clock.now()):
-        usable = not patient and _is_usable(history, question, settings.limits, clock.now())
+    file = HistoryFile(settings.cache / f"{_key(source, settings.checks, environ)}.json")
+    asking = _Asking(source, settings, environ, file, clock)
+    known, problem, late = file.read(), "", False
+    if patient or not asking.is_fresh(known):
+        usable = not patient and asking.is_usable(known)
         patience = min(PATIENCE, settings.timeout) if usable else settings.timeout
-        report = asking.ask(question, file, clock, patience=patience, checked=not usable)
-        if report is not None:
-            history, problem = report.history, report.problem
+        news = asking.start(patience, wait_for_checks=not usable)
+        if news is not None:
+            known, problem = news
         else:
-            history = file.read()
-            late = _is_overdue(history, question, clock.now())
+            known = file.read()
+            late = asking.is_overdue(known)
     reports = cooldown.read(settings.reports)
     found = selection.answer(
-        history, settings.limits, reports, clock.now(), source=name, checked=settings.checks.any, late=late
+        known, settings.limits, reports, clock.now(), source=name, checked=settings.checks.any, late=late
     )
     return replace(found, warning=found.warning or problem)
 
 
-def _is_usable(history: History, question: Question, limits: Limits, now: float) -> bool:
-    """Return whether what is remembered is an answer, should the source fail now."""
-    if history.listed is None or not 0 <= now - history.listed <= limits.last_good:
-        return False
-    return history.healthy_at is not None or not question.checks.any
+def _key(source: Source, checks_: Checks, environ: Mapping[str, str]) -> str:
+    """Return the name of the history file.
 
-
-def _is_overdue(history: History, question: Question, now: float) -> bool:
-    """Return whether the source hangs, so that not even its failure is known."""
-    limit = question.source.every + question.timeout
-    return history.asked is None or not 0 <= now - history.asked <= limit
-
-
-def _key(question: Question) -> str:
-    """Return the key under which the history of a question is kept.
-
-    A relative path is another file elsewhere, and a folder for caches may be shared by hosts.
+    It depends on the working folder, to which paths are relative, and on the host: hosts may share a cache.
     """
-    source, environ = question.source, question.environ
     names = source.variables
     if "*" in names:
         names = tuple(name for name in sorted(environ) if not _OF_A_START.match(name))
     variables = {name: environ.get(name) for name in names}
-    place = socket.gethostname(), str(Path("/proc/self/cwd").readlink())  # also of a folder that is deleted
-    text = f"{type(source).__module__}.{source!r} {question.checks!r} {variables!r} {place!r}"
+    place = socket.gethostname(), str(Path("/proc/self/cwd").readlink())  # exists for a deleted folder, too
+    text = f"{type(source).__module__}.{source!r} {checks_!r} {variables!r} {place!r}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """Ask the source and check its hosts, in a detached process."""
+
+    source: Source
+    settings: Settings
+    environ: Mapping[str, str]
+    file: HistoryFile
+    clock: Clock
+
+    def is_fresh(self, known: History) -> bool:
+        """Return whether the source was asked so recently that it must not be asked again."""
+        if known.listed is None or known.asked is None:
+            return False
+        return 0 <= self.clock.now() - known.asked < self.source.every
+
+    def is_usable(self, known: History) -> bool:
+        """Return whether the history is an answer if the source fails now."""
+        age = -1.0 if known.listed is None else self.clock.now() - known.listed
+        if not 0 <= age <= self.settings.limits.last_good:
+            return False
+        return known.healthy_at is not None or not self.settings.checks.any
+
+    def is_overdue(self, known: History) -> bool:
+        """Return whether the source hangs: not even its failure is known in time."""
+        limit = self.source.every + self.settings.timeout
+        return known.asked is None or not 0 <= self.clock.now() - known.asked <= limit
+
+    def start(self, patience: float, *, wait_for_checks: bool) -> tuple[History, str] | None:
+        """Start the process and wait for it.
+
+        Args:
+            patience: seconds to wait.
+            wait_for_checks: whether to wait for the checks, and for another process that asks just now.
+
+        Returns:
+            The history, and why it cannot be written or an empty string; None if it takes longer, or if
+            another process asks just now.
+        """
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                if os.fork() == 0:  # the grandchild has no parent that would have to wait for it
+                    self._detach(writer)
+                    self._run(writer, wait=wait_for_checks)
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        os.close(writer)
+        wanted, deadline = 2 if wait_for_checks else 1, time.monotonic() + patience
+        text = b""
+        with os.fdopen(reader, "rb", buffering=0) as pipe:
+            while text.count(b"\n") < wanted and (left := deadline - time.monotonic()) > 0:
+                if select.select([pipe], [], [], left)[0]:
+                    news = pipe.read(1 << 16)
+                    if not news:
+                        break
+                    text += news
+        lines = text.split(b"\n")[:-1]
+        if len(lines) < wanted:
+            return None
+        problem, _, known = lines[-1].partition(b"\t")
+        return history.loads(known), problem.decode()
+
+    def _detach(self, writer: int) -> None:
+        """Leave the caller's session and close its files, or its shell would wait for this process."""
+        os.setsid()
+        devnull = os.open(os.devnull, os.O_RDWR)
+        for descriptor in range(3):
+            os.dup2(devnull, descriptor)
+        os.closerange(3, writer)
+        os.closerange(writer + 1, os.sysconf("SC_OPEN_MAX"))
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, self.settings.timeout * (1 + _FOR_CHECKS) + _BACKSTOP)
+
+    def _run(self, writer: int, *, wait: bool) -> None:
+        """Ask, write, check, write; send the history after each of the two writes."""
+        with ExitStack() as stack:
+            problem = ""
+            try:
+                stack.enter_context(self.file.lock(wait=wait))
+            except BlockingIOError:
+                return
+            except OSError as error:
+                problem = _unwritable(error)
+            known = self.file.read()
+            if known.asked is None:
+                self.file.delete_old_files(self.clock.now())
+            if not self.is_fresh(known):  # no other process has asked meanwhile
+                known = self._ask(known)
+                problem = self._write(known) or problem
+            _send(writer, known, problem)
+            if self.settings.checks.any:
+                known = self._check(known)
+                problem = self._write(known) or problem
+            _send(writer, known, problem)
+
+    def _write(self, known: History) -> str:
+        try:
+            self.file.write(known)
+        except OSError as error:
+            return _unwritable(error)
+        return ""
+
+    def _ask(self, known: History) -> History:
+        """Return the history after the source was asked."""
+        hosts, failure = self._call_source()
+        now = self.clock.now()
+        if failure or not hosts:
+            return replace(known, asked=now, failure=failure or "it names no host", empty=not failure)
+        names = {host.name for host in hosts}
+        return replace(
+            known,
+            hosts=tuple(hosts),
+            listed=now,
+            asked=now,
+            failure="",
+            empty=False,
+            first_seen={name: known.first_seen.get(name, now) for name in names},
+            health={name: each for name, each in known.health.items() if name in names},
+        )
+
+    def _call_source(self) -> tuple[list[Host], str]:
+        """Return the source's hosts, or what is wrong with it. The call is in a thread, as it may hang."""
+        timeout = self.settings.timeout
+        found: list[Host] = []
+        failure = [f"it has not answered in {timeout:g} s"]
+
+        def call() -> None:
+            try:
+                found.extend(self.source.hosts(self.environ, timeout))
+                failure[0] = ""
+            except DiscoveryError as error:
+                failure[0] = str(error)
+            except Exception as error:  # the source may be another package's
+                failure[0] = f"{type(error).__name__}: {error}"
+
+        thread = threading.Thread(target=call, daemon=True)
+        thread.start()
+        thread.join(timeout + _MARGIN)
+        if thread.is_alive() or failure[0]:
+            return [], failure[0]
+        return found, check_hosts(found)
+
+    def _check(self, known: History) -> History:
+        """Return the history after the checks that are due."""
+        now = self.clock.now()
+        names = [host.name for host in known.hosts]
+        due = [name for name in names if checks.is_due(known.health.get(name), now)]
+        # Hosts that were never checked first, then those with the oldest check.
+        due.sort(key=lambda name: before.checked if (before := known.health.get(name)) else 0.0)
+        timeout = self.settings.timeout * _FOR_CHECKS
+        problems = checks.run(due, self.settings.checks, self.environ, timeout)
+        now = self.clock.now()
+        health = {
+            **known.health,
+            **{name: checks.update(known.health.get(name), each, now) for name, each in problems.items()},
+        }
+        healthy = tuple(name for name in names if name in health and health[name].healthy)
+        if not healthy:
+            return replace(known, health=health)
+        return replace(known, health=health, healthy=healthy, healthy_at=now)
+
+
+def _unwritable(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return f"the cache of host discovery cannot be written: {where}{error.strerror}"
+
+
+def _send(writer: int, known: History, problem: str) -> None:
+    with suppress(BrokenPipeError):  # the caller has returned already
+        with os.fdopen(writer, "wb", closefd=False) as pipe:
+            pipe.write(problem.encode() + b"\t" + history.dumps(known) + b"\n")

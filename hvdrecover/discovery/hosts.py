@@ -1,13 +1,11 @@
 """Hosts and their slots, and the lists that people and programs write of them.
 
-One host a line, in any of the forms in use::
+A list names one host a line, in any of these forms::
 
-    node1:4              as Horovod has it
-    node2 slots=4        as Open MPI has it; max_slots=8 may follow and is not heeded
-    node3                slots are not said
+    node1:4              Horovod's form
+    node2 slots=4        Open MPI's form; max_slots=8 may follow and is ignored
+    node3                no number of slots
     # a comment; also after a host
-
-A list may begin with a byte order mark, end its lines as any system does, and use tabs.
 """
 
 from __future__ import annotations
@@ -18,13 +16,11 @@ from dataclasses import dataclass
 
 from hvdrecover.errors import HostListError
 
-MOST_SLOTS = 4096  # of one host; more is a slip
+MOST_SLOTS = 4096  # of one host; a larger number is a typing error
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
-_UNUSUAL = re.compile(r"[^A-Za-z0-9_.%:@\[\]-]")  # neither in a name, nor in an IPv6 address or a user's name
-_WORD = re.compile(r"\s*(\S+)")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
-_OPTION = re.compile(r"(?P<name>slots|max[_-]slots)\s*=\s*(?P<value>\S*)")
-_LINE_ENDS = re.compile(r"\r\n|\r|\n")
+_OPTION = re.compile(r"\s+(?:slots\s*=\s*(?P<slots>\S*)|max[_-]slots\s*=\s*\S*|(?P<unknown>\S+))")
+LINE_ENDS = re.compile(r"\r\n|\r|\n")
 
 
 @dataclass(frozen=True)
@@ -49,129 +45,105 @@ def parse(data: bytes | str, source: str) -> list[Host]:
     """Read a list of hosts.
 
     Args:
-        data: one host a line, in UTF-8 if it is bytes.
-        source: what to name in errors.
+        data: one host a line; bytes must be UTF-8.
+        source: the name of the list in errors.
 
     Returns:
-        The hosts in the order in which they are named; it may be empty.
+        The hosts in the order of the list, which may be empty.
 
     Raises:
-        HostListError: a line names no host or no usable number of slots, or a host that was named before.
+        HostListError: a line has no valid name or number of slots, or repeats a host.
     """
-    text = data if isinstance(data, str) else _decoded(data, source)
+    text = data if isinstance(data, str) else _decode(data, source)
     lines: dict[str, int] = {}
-    found: list[Host] = []
-    for number, line in enumerate(_LINE_ENDS.split(text.removeprefix("\ufeff")), start=1):
-        host = _Line(line.partition("#")[0], number, source).host()
+    hosts: list[Host] = []
+    for number, line in enumerate(LINE_ENDS.split(text.removeprefix("\ufeff")), start=1):
+        host = _parse_line(line.partition("#")[0], number, source)
         if host is None:
             continue
         if host.name in lines:
-            column = line.index(host.name) + 1
-            problem = (
-                f"'{host.name}' is named before, in line {lines[host.name]}; name it once, with all its slots"
-            )
-            raise HostListError(source, number, column, problem)
+            problem = f"'{host.name}' is also in line {lines[host.name]}; name it once, with all its slots"
+            raise HostListError(source, number, line.index(host.name) + 1, problem)
         lines[host.name] = number
-        found.append(host)
-    return found
+        hosts.append(host)
+    return hosts
+
+
+def _decode(data: bytes, source: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        lines = LINE_ENDS.split(data[: error.start].decode())
+        problem = f"byte 0x{data[error.start]:02x} is not UTF-8"
+        raise HostListError(source, len(lines), len(lines[-1]) + 1, problem) from None
+
+
+def _parse_line(text: str, number: int, source: str) -> Host | None:
+    """Return the host of a line without its comment; None if the line is empty."""
+    match = re.match(r"\s*(\S+)", text)
+    if match is None:
+        return None
+    name, place = match[1], match.start(1)
+    counts: list[tuple[int, str]] = []  # columns and texts
+    if name.count(":") == 1 and not name.startswith("["):
+        name, _, count = name.partition(":")
+        counts.append((place + len(name) + 1, count))
+    if problem := check_name(name):
+        raise HostListError(source, number, place + 1, problem)
+    for option in _OPTION.finditer(text, match.end()):
+        if option["unknown"]:
+            problem = f"unknown word '{option['unknown']}'; write slots=N after the host"
+            raise HostListError(source, number, option.start("unknown") + 1, problem)
+        if option["slots"] is not None:
+            counts.append((option.start("slots"), option["slots"]))
+    if len(counts) > 1:
+        raise HostListError(source, number, counts[1][0] + 1, f"'{name}' has two numbers of slots")
+    for column, count in counts:
+        if problem := check_count(count):
+            raise HostListError(source, number, column + 1, problem)
+        return Host(name, int(count))
+    return Host(name)
 
 
 def check_name(name: str) -> str:
-    """Return what is wrong with the name of a host; an empty string if nothing is."""
+    """Return what is wrong with the name of a host, or an empty string."""
     if _NAME.fullmatch(name):
         return ""
-    if _UNUSUAL.search(name):
-        return f"'{name}' is not a name of a host"
-    if name.count(":") > 1 or name.startswith("["):
-        return f"'{name}' is an IPv6 address, which Horovod can't take; use the host's name"
-    if "@" in name:
-        return f"'{name}' has a user in it; name the user in ssh's configuration"
-    return f"'{name}' is not a name of a host"
+    if re.fullmatch(r"\[?[0-9A-Fa-f:.%]*:[A-Za-z0-9:.%\]]*", name):
+        return f"'{name}' is an IPv6 address, which Horovod does not support; use the host's name"
+    if re.fullmatch(r"[\w.-]+@[\w.-]+", name):
+        return f"'{name}' contains a user; name the user in ssh's configuration"
+    return f"'{name}' is not a valid host name"
 
 
 def check_slots(slots: int) -> str:
-    """Return what is wrong with a number of slots; an empty string if nothing is."""
+    """Return what is wrong with a number of slots, or an empty string."""
     if slots < 1:
-        return f"{slots} is not a number of slots; leave a host out that is not to be used"
-    return f"{slots} slots are more than any host has" if slots > MOST_SLOTS else ""
+        return f"slots must be at least 1, got {slots}; leave out a host that must not be used"
+    return f"slots must be at most {MOST_SLOTS}, got {slots}" if slots > MOST_SLOTS else ""
 
 
-def nonsense(hosts: Sequence[Host]) -> str:
-    """Return what is wrong with hosts that somebody else's source names; an empty string if nothing is."""
+def check_count(text: str) -> str:
+    """Return what is wrong with the text of a number of slots, or an empty string."""
+    if not _NUMBER.fullmatch(text):
+        return f"slots must be an integer, got '{text}'"
+    return check_slots(int(text))
+
+
+def check_hosts(hosts: Sequence[Host]) -> str:
+    """Return what is wrong with the hosts that a source returned, or an empty string."""
     names = [host.name for host in hosts]
     if len(set(names)) < len(names):
-        twice = next(name for place, name in enumerate(names) if name in names[:place])
-        return f"'{twice}' is named twice"
+        return f"'{next(name for name in names if names.count(name) > 1)}' is named twice"
     problems = (
         check_name(host.name) or check_slots(1 if host.slots is None else host.slots) for host in hosts
     )
     return next(filter(None, problems), "")
 
 
-def added_up(names: Iterable[str]) -> list[Host]:
-    """Hosts of lists that name a host once for each of its slots."""
+def count_slots(names: Iterable[str]) -> list[Host]:
+    """Return the hosts of a list that names a host once for each of its slots."""
     slots: dict[str, int] = {}
     for name in names:
         slots[name] = slots.get(name, 0) + 1
     return [Host(name, count) for name, count in slots.items()]
-
-
-def _decoded(data: bytes, source: str) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        before = data[: error.start].decode()
-        lines = _LINE_ENDS.split(before)
-        problem = f"byte 0x{data[error.start]:02x} is not UTF-8"
-        raise HostListError(source, len(lines), len(lines[-1]) + 1, problem) from None
-
-
-class _Line:
-    """One line of a list, without its comment."""
-
-    def __init__(self, text: str, number: int, source: str) -> None:
-        self._text = text
-        self._number = number
-        self._source = source
-
-    def host(self) -> Host | None:
-        """The host that it names; None if it is empty."""
-        match = _WORD.match(self._text)
-        if match is None:
-            return None
-        word, place = match[1], match.start(1)
-        name, slots = word, None
-        if word.count(":") == 1 and not word.startswith("["):
-            name, _, number = word.partition(":")
-            slots = self._slots(number, place + len(name) + 1)
-        if problem := check_name(name):
-            raise self._error(place, problem)
-        given = self._options(match.end())
-        if given is not None and slots is not None:
-            raise self._error(match.end(), f"the slots of '{name}' are said twice")
-        return Host(name, slots if given is None else given)
-
-    def _options(self, place: int) -> int | None:
-        slots: int | None = None
-        while (place := len(self._text) - len(self._text[place:].lstrip())) < len(self._text):
-            match = _OPTION.match(self._text, place)
-            if match is None:
-                word = self._text[place:].split()[0]
-                raise self._error(place, f"'{word}' is not understood; write slots=N after the host")
-            value = self._slots(match["value"], match.start("value"))
-            if match["name"] == "slots":
-                if slots is not None:
-                    raise self._error(place, "the slots are said twice")
-                slots = value
-            place = match.end()
-        return slots
-
-    def _slots(self, text: str, place: int) -> int:
-        if not _NUMBER.fullmatch(text):
-            raise self._error(place, f"'{text}' is not a number of slots")
-        if problem := check_slots(int(text)):
-            raise self._error(place, problem)
-        return int(text)
-
-    def _error(self, place: int, problem: str) -> HostListError:
-        return HostListError(self._source, self._number, place + 1, problem)

@@ -1,4 +1,4 @@
-"""Other programs, asked for what they print."""
+"""Run another program and return its output."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def output(command: Sequence[str], environ: Mapping[str, str], timeout: float) -
     Args:
         command: program and arguments; the program is looked up on the environment's ``PATH``.
         environ: its environment.
-        timeout: seconds after which it is killed, with all that it has started.
+        timeout: seconds after which it is killed, with all processes that it has started.
 
     Raises:
-        DiscoveryError: it can't be started, has failed, or has not ended in time.
+        DiscoveryError: it cannot be started, has failed, or has not ended in time.
     """
     name = command[0]
     try:
@@ -35,9 +35,9 @@ def output(command: Sequence[str], environ: Mapping[str, str], timeout: float) -
             start_new_session=True,
         )
     except OSError as error:
-        raise DiscoveryError(name, f"can't be started: {error.strerror}") from error
+        raise DiscoveryError(name, f"cannot be started: {error.strerror}") from error
     try:
-        printed, complaints = process.communicate(timeout=timeout)
+        printed, errors = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         raise DiscoveryError(name, f"has not ended in {timeout:.2g} s") from None
     finally:
@@ -46,12 +46,8 @@ def output(command: Sequence[str], environ: Mapping[str, str], timeout: float) -
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_KILLED)
     if process.returncode:
-        reason = f"has ended with exit code {process.returncode}"
-        raise DiscoveryError(name, ": ".join([reason, *_last_words(complaints)]))
+        # The last line with a letter: many programs end their errors with a rule or a frame.
+        lines = [line.strip() for line in errors.decode(errors="replace").splitlines()]
+        last = [line for line in lines if any(map(str.isalpha, line))][-1:]
+        raise DiscoveryError(name, ": ".join([f"has ended with exit code {process.returncode}", *last]))
     return printed
-
-
-def _last_words(complaints: bytes) -> list[str]:
-    """The last line that says something, and is not a rule or frame."""
-    lines = complaints.decode(errors="replace").splitlines()
-    return [line.strip() for line in lines if any(map(str.isalpha, line))][-1:]

@@ -1,4 +1,4 @@
-"""The selection of hosts: which are used, spare, or excluded and why; pure functions."""
+"""Decide which hosts are used, spare, or excluded, and why; pure functions."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ State = Literal["used", "spare", "cooldown", "unhealthy", "unchecked", "excluded
 
 @dataclass(frozen=True)
 class Limits:
-    """The user's wishes about the hosts.
+    """What the user wants of the hosts.
 
     Attributes:
         slots: of hosts whose source names none.
-        include: patterns as of a shell; a host must match one of them, if there are any.
-        exclude: patterns that no host may match.
-        max_hosts: how many hosts are named at most.
-        max_np: how many processes the job takes at most; hosts beyond are spare.
-        last_good: seconds for which an answer stands in for those that fail.
-        allow_empty: whether no host at all is an answer as long as there was none before.
+        include: shell patterns; if there are any, a host must match one.
+        exclude: shell patterns that no host may match.
+        max_hosts: the greatest number of hosts.
+        max_np: the greatest number of processes of the job; hosts beyond it are spare.
+        last_good: seconds for which an answer may stand in for later ones that fail.
+        allow_empty: whether an empty answer is good as long as no host was ever named.
     """
 
     slots: int = 1
@@ -45,9 +45,9 @@ class Entry:
     Attributes:
         name: the host.
         slots: how many processes it takes.
-        state: what becomes of it: ``used`` and ``spare`` hosts are named to Horovod.
-        since: since when, in seconds since the epoch.
-        why: why it is left out; an empty string if it isn't.
+        state: ``used`` and ``spare`` hosts are named to Horovod, others are not.
+        since: time at which this state began, in seconds since the epoch.
+        why: the reason if it is left out; else an empty string.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Entry:
 
     @property
     def named(self) -> bool:
-        """Return whether Horovod is told of it."""
+        """Return whether the host is named to Horovod."""
         return self.state in ("used", "spare")
 
 
@@ -68,7 +68,7 @@ class Answer:
 
     Attributes:
         entries: all hosts of the source: first those that are named to Horovod, the oldest first.
-        warning: what is wrong with the source or all of its hosts; an empty string if nothing is.
+        warning: a problem with the source or all of its hosts; an empty string without one.
     """
 
     entries: tuple[Entry, ...]
@@ -90,36 +90,34 @@ def answer(
     checked: bool,
     late: bool = False,
 ) -> Answer:
-    """The answer of one call.
+    """Return the answer of one call.
 
     Args:
         history: what is known.
         limits: what the user wants.
-        reports: when each host was reported by guardians.
+        reports: times at which guardians reported each host.
         now: the time.
-        source: what to call the source in errors.
+        source: the source's name in errors.
         checked: whether hosts must have passed their checks.
         late: whether the source has not answered this call in time.
 
     Raises:
-        DiscoveryError: there was no good answer, or not for too long; or no host is left.
+        DiscoveryError: the last good answer is too old or missing, or no host is left.
     """
-    failure = history.failure or ("it has not answered in time" if late else "")
+    failure = history.failure or ("has not answered in time" if late else "")
     if history.listed is None:
         if history.empty and limits.allow_empty:
             return Answer((), f"{source}: {failure}")
         raise DiscoveryError(source, f"{failure}, and there is no earlier answer")
     age = now - history.listed
-    if failure and abs(age) > limits.last_good:  # less than none: the clock was set back
+    if failure and abs(age) > limits.last_good:  # a negative age: the clock was set back
         raise DiscoveryError(source, f"{failure}; its last good answer is {age:.0f} s old")
-    warning = f"{source}: {failure}; this is its answer of {age:.0f} s ago" if failure else ""
+    warning = f"{source}: {failure}; using its answer of {age:.0f} s ago" if failure else ""
     entries = [_entry(host, history, limits, checked=checked) for host in history.hosts]
     if not any(entry.named for entry in entries):
         entries = _last_healthy(entries, history, limits, now, source)
-        warning = (
-            warning
-            or f"{source}: no host passes its check; these did {now - (history.healthy_at or 0):.0f} s ago"
-        )
+        age = now - (history.healthy_at or 0.0)
+        warning = warning or f"{source}: no host passes its check; using those that passed {age:.0f} s ago"
     entries.sort(key=lambda entry: (not entry.named, entry.since))  # stable: else in the source's order
     return Answer(tuple(_limited(_without_failing(entries, reports, now), limits)), warning)
 
@@ -127,67 +125,51 @@ def answer(
 def _entry(host: Host, history: History, limits: Limits, *, checked: bool) -> Entry:
     slots = limits.slots if host.slots is None else host.slots
     since = history.first_seen.get(host.name, 0.0)
-    if why := _excluded(host.name, limits):
-        return Entry(host.name, slots, "excluded", since, why)
+    for pattern in limits.exclude:
+        if fnmatch.fnmatchcase(host.name, pattern):
+            return Entry(host.name, slots, "excluded", since, f"it matches --exclude {pattern}")
+    if limits.include and not any(fnmatch.fnmatchcase(host.name, pattern) for pattern in limits.include):
+        return Entry(host.name, slots, "excluded", since, "it matches no --include")
     if not checked:
         return Entry(host.name, slots, "used", since)
     health = history.health.get(host.name)
     if health is None:
-        return Entry(host.name, slots, "unchecked", since, "its first check is still to come")
+        return Entry(host.name, slots, "unchecked", since, "it was not checked yet")
     since = max(since, health.since)
-    return (
-        Entry(host.name, slots, "used", since)
-        if health.healthy
-        else Entry(host.name, slots, "unhealthy", since, health.why)
-    )
-
-
-def _excluded(name: str, limits: Limits) -> str:
-    for pattern in limits.exclude:
-        if fnmatch.fnmatchcase(name, pattern):
-            return f"it matches --exclude {pattern}"
-    if limits.include and not any(fnmatch.fnmatchcase(name, pattern) for pattern in limits.include):
-        return "it matches no --include"
-    return ""
+    if health.healthy:
+        return Entry(host.name, slots, "used", since)
+    return Entry(host.name, slots, "unhealthy", since, health.why)
 
 
 def _last_healthy(
     entries: Sequence[Entry], history: History, limits: Limits, now: float, source: str
 ) -> list[Entry]:
-    """If none passes its check, it may be us who are cut off: for a while, those that did last stand."""
-    left = [entry for entry in entries if entry.state != "excluded"]
-    if not left:
-        raise DiscoveryError(
-            source, f"all of its {len(entries)} hosts are excluded by --include and --exclude"
-        )
-    if history.healthy_at is not None and abs(now - history.healthy_at) <= limits.last_good:
-        stand = [
-            replace(entry, state="used", why="") if entry.name in history.healthy else entry
-            for entry in entries
-            if entry.state != "excluded"
-        ]
-        if any(entry.named for entry in stand):
-            return [*stand, *(entry for entry in entries if entry.state == "excluded")]
-    reasons = "".join(f"\n  {entry.name}: {entry.why}" for entry in left[:10])
-    raise DiscoveryError(source, f"none of its {len(left)} hosts passes its check:{reasons}")
+    """Use the hosts that passed last, for a while: if all fail at once, this host may be cut off."""
+    candidates = [entry for entry in entries if entry.state != "excluded"]
+    if not candidates:
+        raise DiscoveryError(source, f"all {len(entries)} hosts are excluded by --include and --exclude")
+    healthy = set(history.healthy) & {entry.name for entry in candidates}
+    if healthy and history.healthy_at is not None and abs(now - history.healthy_at) <= limits.last_good:
+        return [replace(entry, state="used", why="") if entry.name in healthy else entry for entry in entries]
+    reasons = "".join(f"\n  {entry.name}: {entry.why}" for entry in candidates[:10])
+    raise DiscoveryError(source, f"none of its {len(candidates)} hosts passes its check:{reasons}")
 
 
 def _without_failing(entries: list[Entry], reports: Mapping[str, Sequence[float]], now: float) -> list[Entry]:
-    """Exclude hosts in their cooldown, unless nothing would be left then."""
-    entered: list[Entry] = []
+    """Exclude hosts in their cooldown, unless no host would be left."""
+    found: list[Entry] = []
     for entry in entries:
         until = cooldown.ends_at(reports.get(entry.name, ()), now) if entry.named else 0.0
         if until:
             times = len(reports[entry.name])
             why = f"reported as failing {times} times; excluded for another {until - now:.0f} s"
-            entered.append(replace(entry, state="cooldown", since=max(reports[entry.name]), why=why))
-        else:
-            entered.append(entry)
-    return entered if any(entry.named for entry in entered) else entries
+            entry = replace(entry, state="cooldown", since=max(reports[entry.name]), why=why)
+        found.append(entry)
+    return found if any(entry.named for entry in found) else entries
 
 
 def _limited(entries: Sequence[Entry], limits: Limits) -> list[Entry]:
-    """Leave out hosts beyond the greatest number of them, and mark those beyond the processes as spare."""
+    """Exclude hosts beyond ``max_hosts``, and mark those beyond ``max_np`` as spare."""
     limited: list[Entry] = []
     hosts = slots = 0
     for entry in entries:

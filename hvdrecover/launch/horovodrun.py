@@ -10,9 +10,8 @@ from importlib import metadata
 from pathlib import Path
 
 from hvdrecover.discovery.checks import is_local
-from hvdrecover.discovery.sources.file import File
-from hvdrecover.discovery.sources.interface import Source
-from hvdrecover.discovery.sources.static import Static
+from hvdrecover.discovery.sources import Source
+from hvdrecover.discovery.sources.lists import File, Static
 from hvdrecover.errors import ConfigError, LaunchError
 from hvdrecover.launch import discovery_script, hangs
 from hvdrecover.surroundings import source_towards

@@ -63,14 +63,14 @@ def test_the_pods_of_a_kubernetes_cluster(tmp_path: Path) -> None:
         api.add(pod("one", ip="10.0.0.1"))
         api.add(pod("two", ip="10.0.0.2"))
         api.add(pod("three", ip="10.0.0.3", ready=False))
-        words = ("kubernetes", "--selector", "app=train", NO_CHECKS)
+        words = ("kubernetes", "--selector", "app=train", "--timeout", "60s", NO_CHECKS)
         found = discover(tmp_path, *words, KUBECONFIG=str(tmp_path / "config"))
     assert sorted(found.splitlines()) == ["10.0.0.1:1", "10.0.0.2:1"]
 
 
-def test_the_hosts_of_a_batch_system_of_mpi(tmp_path: Path) -> None:
+def test_the_hosts_of_a_batch_system(tmp_path: Path) -> None:
     lsf = {"LSB_JOBID": "1", "LSB_MCPU_HOSTS": "a 4 b 2"}
-    assert discover(tmp_path, "mpi", NO_CHECKS, **lsf) == "a:4\nb:2\n"
+    assert discover(tmp_path, "lsf", NO_CHECKS, **lsf) == "a:4\nb:2\n"
 
 
 @pytest.mark.skipif(not (PROGRAMS / "mpirun").exists(), reason="this environment has no mpirun")

@@ -6,10 +6,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
-from hvdrecover.discovery.hosts import Host, added_up, check_name
+from hvdrecover.discovery.hosts import Host, check_name, count_slots
+from hvdrecover.discovery.sources import lists
 from hvdrecover.errors import DiscoveryError, HostListError
 
 _TRAINING = ("chief", "master", "worker")  # parameter servers and evaluators have no part in a Horovod job
@@ -31,66 +31,55 @@ class TfConfig:
     def hosts(self, environ: Mapping[str, str], timeout: float) -> list[Host]:
         """The hosts in the file; without one, those in ``TF_CONFIG``."""
         if self.path:
-            try:
-                return cluster_hosts(Path(self.path).read_bytes(), self.path)
-            except OSError as error:
-                raise DiscoveryError(self.path, f"can't be read: {error.strerror}") from error
+            return cluster_hosts(lists.read(self.path, self.path), self.path)
         if "TF_CONFIG" not in environ:
             raise DiscoveryError("TF_CONFIG", "is not set; set it, or name a file: --path FILE")
         return cluster_hosts(environ["TF_CONFIG"], "TF_CONFIG")
 
 
 def cluster_hosts(data: bytes | str, source: str) -> list[Host]:
-    """The hosts that train.
+    """Return the hosts that train.
 
     Args:
         data: the JSON of a TF_CONFIG, or of its cluster alone.
-        source: what to name in errors.
+        source: the name of the JSON in errors.
 
     Raises:
         HostListError: it is not JSON.
-        DiscoveryError: it has no cluster, nobody in it trains, or an address is not a host's.
+        DiscoveryError: it has no cluster with a training task, or an address is not valid.
     """
-    cluster = _cluster(_loaded(data, source), source)
-    hosts = added_up(
-        _host(address, f"{source}: {place}")
+    try:
+        config = json.loads(data if isinstance(data, str) else data.decode("utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise HostListError(source, error.lineno, error.colno, f"is not JSON: {error.msg}") from None
+    except UnicodeDecodeError as error:
+        problem = f"byte 0x{error.object[error.start]:02x} at {error.start} is not UTF-8"
+        raise DiscoveryError(source, problem) from None
+    cluster = None
+    if isinstance(config, dict):
+        alone = any(job in config for job in _TRAINING)  # the JSON may be the cluster itself
+        cluster = config.get("cluster", config if alone else None)
+    if not isinstance(cluster, dict):
+        problem = 'has no cluster; it must be like {"cluster": {"worker": ["node1:2222", "node2:2222"]}}'
+        raise DiscoveryError(source, problem)
+    hosts = count_slots(
+        _host(address, f"{source}: {job}[{index}]")
         for job in _TRAINING
-        for place, address in _addresses(cluster.get(job, []), job, source)
+        for index, address in _tasks(cluster.get(job, []), f"{source}: {job}")
     )
     if not hosts:
         raise DiscoveryError(source, f"its cluster names no {', no '.join(_TRAINING)}")
     return hosts
 
 
-def _loaded(data: bytes | str, source: str) -> Any:
-    try:
-        text = data if isinstance(data, str) else data.decode("utf-8-sig")
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise HostListError(source, error.lineno, error.colno, f"is not JSON: {error.msg}") from None
-    except UnicodeDecodeError as error:
-        problem = f"byte 0x{error.object[error.start]:02x} at {error.start} is not UTF-8"
-        raise DiscoveryError(source, problem) from None
-
-
-def _cluster(config: Any, source: str) -> dict[str, Any]:
-    if isinstance(config, dict):
-        cluster = config.get("cluster", config if any(job in config for job in _TRAINING) else None)
-        if isinstance(cluster, dict):
-            return cluster
-    problem = 'has no cluster; it must be like {"cluster": {"worker": ["node1:2222", "node2:2222"]}}'
-    raise DiscoveryError(source, problem)
-
-
-def _addresses(job: Any, name: str, source: str) -> Iterator[tuple[str, Any]]:
-    """Return where each address of a job is, and the address."""
+def _tasks(job: Any, place: str) -> Iterator[tuple[Any, Any]]:
+    """Return the number and the address of each task of a job."""
     if isinstance(job, list):
-        yield from ((f"{name}[{index}]", address) for index, address in enumerate(job))
-    elif isinstance(job, dict):  # sparse: some of the tasks, by their number
-        yield from ((f"{name}[{index}]", address) for index, address in job.items())
+        yield from enumerate(job)
+    elif isinstance(job, dict):  # sparse: only some of the tasks
+        yield from job.items()
     else:
-        problem = f'{name} is neither a list of addresses nor, like {{"0": "node1:2222"}}, some by number'
-        raise DiscoveryError(source, problem)
+        raise DiscoveryError(place, 'must be a list of addresses, or some by number like {"0": "node1:2222"}')
 
 
 def _host(address: Any, place: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdrecover.discovery.hosts import MOST_SLOTS, Host, added_up, check_name, nonsense, parse
+from hvdrecover.discovery.hosts import MOST_SLOTS, Host, check_hosts, check_name, count_slots, parse
 from hvdrecover.errors import HostListError
 from hvdrecover.redaction import printable
 
@@ -63,24 +63,24 @@ def test_whatever_is_read_are_hosts_or_an_error_with_its_place(data: bytes) -> N
 @pytest.mark.parametrize(
     ("text", "fact"),
     [
-        ("a:0", "line 1, column 3: 0 "),
-        ("a\n  b slots=-1", "line 2, column 11: -1 "),
-        ("a:", "line 1, column 3: '' "),
-        ("a:2.5", "line 1, column 3: '2.5' "),
-        ("a:٣", "line 1, column 3: '٣' "),
-        ("a:99999", "line 1, column 3: 99999 "),
+        ("a:0", "line 1, column 3: .* got 0"),
+        ("a\n  b slots=-1", "line 2, column 11: .* got -1"),
+        ("a:", "line 1, column 3: .*integer, got ''"),
+        ("a:2.5", "line 1, column 3: .*integer, got '2.5'"),
+        ("a:٣", "line 1, column 3: .*integer, got '٣'"),
+        ("a:99999", "line 1, column 3: .*4096, got 99999"),
         ("a\nb\na:2", "line 3, column 1: 'a' .* line 1"),
         ("::1", "line 1, column 1: '::1' .*IPv6"),
         ("fe80::1:4", "line 1, column 1: 'fe80::1:4' .*IPv6"),
         ("[::1]:4", r"line 1, column 1: '\[::1\]:4' .*IPv6"),
         ("a:b:4", "line 1, column 1: 'a:b:4' .*IPv6"),
-        ("nowhere;touch${IFS}x;:1", r"line 1, column 1: '.*' .*not a name"),
-        ("[$(touch x)]:1", r"line 1, column 1: '\[\$\(touch' .*not a name"),
+        ("nowhere;touch${IFS}x;:1", r"line 1, column 1: '.*' .*not a valid"),
+        ("[$(touch x)]:1", r"line 1, column 1: '\[\$\(touch' .*not a valid"),
         ("a,b", "line 1, column 1: 'a,b' "),
         ("me@a:2", "line 1, column 1: 'me@a' .*user"),
-        ("a b", "line 1, column 3: 'b' .*slots=N"),
-        ("a:1 slots=2", "line 1, column 4: .*'a' .*twice"),
-        ("a slots=1 slots=2", "line 1, column 11: .*twice"),
+        ("a b", "line 1, column 3: .*'b'.*slots=N"),
+        ("a:1 slots=2", "line 1, column 11: .*'a' .*two"),
+        ("a slots=1 slots=2", "line 1, column 17: .*'a' .*two"),
         ("a" * 254, f"line 1, column 1: '{'a' * 254}' "),
         (b"a\r\nb\xff", "line 2, column 2: byte 0xff "),
     ],
@@ -91,7 +91,7 @@ def test_what_can_not_be_meant(text: str | bytes, fact: str) -> None:
 
 
 def test_names_that_are_repeated_once_for_each_slot() -> None:
-    assert added_up(["b", "a", "b", "b"]) == [Host("b", 3), Host("a", 1)]
+    assert count_slots(["b", "a", "b", "b"]) == [Host("b", 3), Host("a", 1)]
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,9 @@ def test_names_that_are_repeated_once_for_each_slot() -> None:
         ([], ""),
         ([Host("a"), Host("b", 2)], ""),
         ([Host("a"), Host("b"), Host("a", 2)], "'a' .*twice"),
-        ([Host("a", 0)], "0 .*"),
+        ([Host("a", 0)], ".* got 0;.*"),
         ([Host("b"), Host("::1")], "'::1' .*IPv6.*"),
     ],
 )
 def test_what_somebody_elses_source_names_is_checked(hosts: list[Host], fact: str) -> None:
-    assert re.fullmatch(fact, nonsense(hosts))
+    assert re.fullmatch(fact, check_hosts(hosts))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hvdrecover.discovery.health import Health
+from hvdrecover.discovery.checks import Health
 from hvdrecover.discovery.history import History
 from hvdrecover.discovery.hosts import Host
 from hvdrecover.discovery.selection import Answer, Limits, answer
@@ -79,7 +79,7 @@ def test_hosts_that_are_ill_or_were_not_checked_yet_are_left_out_and_it_is_said_
     assert states(answer) == {"c": "used", "a": "unhealthy", "b": "unchecked"}
     assert [entry.why for entry in answer.entries][1:] == [
         "port 22 (ssh): refused",
-        "its first check is still to come",
+        "it was not checked yet",
     ]
 
 
@@ -87,7 +87,7 @@ def test_if_none_is_well_those_that_were_last_stand_for_a_while() -> None:
     history = replace(HISTORY, health=healthy(), healthy=("a", "c"), healthy_at=970.0)
     answer = found(history, checked=True)
     assert named(answer) == ["a:4", "c:1"]
-    assert answer.warning == "src: no host passes its check; these did 30 s ago"
+    assert answer.warning == "src: no host passes its check; using those that passed 30 s ago"
     with pytest.raises(DiscoveryError, match=r"^src: .* 3 hosts .*:\n  a: port 22 \(ssh\): re"):
         found(replace(history, healthy_at=NOW - 61), checked=True)
     with pytest.raises(DiscoveryError, match=r"^src: .* 3 hosts .*:\n  a: "):
@@ -108,7 +108,7 @@ def test_a_failure_is_bridged_for_a_while() -> None:
     history = replace(HISTORY, listed=950.0, failure="can't be read")
     answer = found(history)
     assert named(answer) == ["a:4", "b:2", "c:1"]
-    assert answer.warning == "src: can't be read; this is its answer of 50 s ago"
+    assert answer.warning == "src: can't be read; using its answer of 50 s ago"
     with pytest.raises(DiscoveryError, match=r"^src: can't be read; .* 61 s "):
         found(replace(history, listed=NOW - 61))
     with pytest.raises(DiscoveryError, match=r"^src: can't be read"):

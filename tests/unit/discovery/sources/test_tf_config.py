@@ -63,7 +63,7 @@ def test_a_cluster_in_which_nobody_trains(cluster):
         (["::1"], "'::1' .*IPv6"),
         ([3], r"worker\[0\]: 3 "),
         ({"5": None}, r"worker\[5\]: null "),
-        ("a:1", '^TF_CONFIG: worker .* {"0": '),
+        ("a:1", '^TF_CONFIG: worker: .* {"0": '),
     ],
 )
 def test_addresses_that_can_not_be_meant(worker, problem):

@@ -1,0 +1,115 @@
+"""Lists of batch systems."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdrecover.discovery.hosts import Host
+from hvdrecover.discovery.sources import batch
+from hvdrecover.discovery.sources.batch import Cobalt, GridEngine, Lsf, Pbs
+from hvdrecover.errors import DiscoveryError, HostListError
+
+SOURCES = {
+    "LSB_DJOB_HOSTFILE": Lsf,
+    "LSB_MCPU_HOSTS": Lsf,
+    "LSB_HOSTS": Lsf,
+    "PBS_NODEFILE": Pbs,
+    "PE_HOSTFILE": GridEngine,
+    "COBALT_NODEFILE": Cobalt,
+}
+IN_FILES = ("LSB_DJOB_HOSTFILE", "PBS_NODEFILE", "PE_HOSTFILE", "COBALT_NODEFILE")
+
+
+@pytest.fixture
+def discovered(tmp_path):
+    """Discovers with a variable that is set to these contents, or to a file that has them."""
+
+    def discover(variable, contents, **more):
+        path = tmp_path / variable
+        path.write_text(contents, newline="")
+        environ = {variable: str(path) if variable in IN_FILES else contents, **more}
+        return SOURCES[variable]().hosts(environ, 1.0)
+
+    return discover
+
+
+def test_lsf_hosts_and_slots_by_turns(discovered):
+    assert discovered("LSB_MCPU_HOSTS", "grid03 1 grid05 1 grid01 2") == [
+        Host("grid03", 1),
+        Host("grid05", 1),
+        Host("grid01", 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variable", "contents"),
+    [
+        ("LSB_MCPU_HOSTS", "batch2 1 c1 42 c2 42"),
+        ("LSB_HOSTS", " ".join(["batch2", *["c1"] * 42, *["c2"] * 42])),
+        ("LSB_DJOB_HOSTFILE", "\n".join(["batch2", *["c1"] * 42, *["c2"] * 42])),
+    ],
+)
+def test_lsf_with_csm_names_its_launch_node_first(discovered, variable, contents):
+    assert discovered(variable, contents, CSM_ALLOCATION_ID="7") == [Host("c1", 42), Host("c2", 42)]
+    assert len(discovered(variable, contents)) == 3
+
+
+def test_lsf_with_csm_and_a_compute_node_first(discovered):
+    assert len(discovered("LSB_MCPU_HOSTS", "c1 42 c2 42", CSM_ALLOCATION_ID="7")) == 2
+    assert len(discovered("LSB_MCPU_HOSTS", "c1 1", CSM_ALLOCATION_ID="7")) == 1
+
+
+def test_grid_engine_adds_up_the_queues_of_a_host(discovered):
+    contents = "node1 4 all.q@node1 UNDEFINED\nnode2 2 all.q@node2 0,0:0,1\nnode1 1 big.q@node1 <NULL>\n"
+    assert discovered("PE_HOSTFILE", contents) == [Host("node1", 5), Host("node2", 2)]
+
+
+@pytest.mark.parametrize("variable", ["PBS_NODEFILE", "LSB_DJOB_HOSTFILE"])
+def test_a_file_names_a_host_once_per_slot(discovered, variable):
+    assert discovered(variable, "a\r\nb\na\n") == [Host("a", 2), Host("b", 1)]
+
+
+def test_cobalt_tells_no_slots(discovered):
+    assert discovered("COBALT_NODEFILE", "a\nb\n") == [Host("a"), Host("b")]
+
+
+@pytest.mark.parametrize("source", [Lsf, Pbs, GridEngine, Cobalt])
+def test_outside_of_a_job_the_error_names_the_variable(source):
+    with pytest.raises(DiscoveryError, match=r"^(LSB_HOSTS|\w+_NODEFILE|PE_HOSTFILE): is not set"):
+        source().hosts({}, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("variable", "contents", "place"),
+    [
+        ("LSB_MCPU_HOSTS", "a 1 b", "line 1, column 5: 'b' "),
+        ("LSB_MCPU_HOSTS", "a 1 b c", "line 1, column 7: .*integer, got 'c'"),
+        ("LSB_MCPU_HOSTS", "a " + 5000 * "9", "line 1, column 3: .*integer, got '9+'"),
+        ("LSB_MCPU_HOSTS", "a 0", "line 1, column 3: .* got 0"),
+        ("LSB_MCPU_HOSTS", "::1 2", "line 1, column 1: '::1' .*IPv6"),
+        ("PBS_NODEFILE", "a\n b/0\n", "line 2, column 2: 'b/0' "),
+        ("PE_HOSTFILE", "a 1 q x\n\nb\nc 1 q x\n", "line 3, column 1: 'b' "),
+        ("PE_HOSTFILE", "a -1 q x\n", "line 1, column 3: .* got -1"),
+    ],
+)
+def test_an_error_names_line_and_column(discovered, variable, contents, place):
+    with pytest.raises(HostListError, match=place):
+        discovered(variable, contents)
+
+
+@pytest.mark.parametrize("variable", IN_FILES)
+def test_a_file_that_is_empty_or_not_there_is_an_error(discovered, variable, tmp_path):
+    with pytest.raises(DiscoveryError, match=f"^{variable}: .*{tmp_path}"):
+        discovered(variable, "\n")
+    with pytest.raises(DiscoveryError, match=f"^{variable}: {tmp_path}/away .*No such file"):
+        SOURCES[variable]().hosts({variable: str(tmp_path / "away")}, 1.0)
+
+
+@given(st.text())
+def test_whatever_a_list_holds_there_are_hosts_or_a_clear_error(text):
+    words = list(batch._words(text))
+    for read, data in ((batch.host_per_slot, text), (batch.host_and_slots, [words[:2]] if words else [])):
+        try:
+            assert all(host.slots for host in read(data, "LIST"))
+        except HostListError as error:
+            assert error.source == "LIST"
