@@ -166,8 +166,8 @@ def test_hosts_on_the_command_line(text: str, found: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     ("text", "fact"),
     [
-        ("h1:4 h2:4", "h1:4 h2:4: line 1, column 6: 'h2:4' .*slots=N"),
-        ("h1:4,h2:x", "h1:4,h2:x: line 1, column 9: 'x' "),
+        ("h1:4 h2:4", "h1:4 h2:4: line 1, column 6: .*'h2:4'.*slots=N"),
+        ("h1:4,h2:x", "h1:4,h2:x: line 1, column 9: .*'x'"),
         ("", "-H: "),
         (",", "-H: "),
     ],
@@ -194,8 +194,8 @@ def test_hosts_in_a_file(text: str, found: dict[str, int], tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "fact"),
     [
-        ("h1\nh2 slots=x", "{file}: line 2, column 10: 'x' "),
-        ("h1 4", "{file}: line 1, column 4: '4' .*slots=N"),
+        ("h1\nh2 slots=x", "{file}: line 2, column 10: .*'x'"),
+        ("h1 4", "{file}: line 1, column 4: .*'4'.*slots=N"),
         ("", "--hostfile: "),
         ("# none\n\n", "--hostfile: "),
     ],
