@@ -12,7 +12,7 @@ from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.config import PREEMPTED, Config, environment, open_mpi
 from hvdrecover.errors import LaunchError
 from hvdrecover.heartbeat import Phase, Reading, Stop
-from hvdrecover.launch import deaths, early, hangs, messages, oom, processes, slurm, waits
+from hvdrecover.launch import deaths, early, hangs, oom, processes, slurm, waits
 from hvdrecover.launch.deaths import Death
 from hvdrecover.launch.ends import FIRST_ERROR, End
 from hvdrecover.launch.hangs import Limits
@@ -113,7 +113,7 @@ class Guardian:
                     raise
                 self._reports.cannot_start(error, waking, waits.DISMISSAL)
                 return 1
-            self._reports.listen(waking.selector, self._obey)
+            self._reports.listen(waking.selector, self._follow_orders)
             try:
                 code = None
                 while code is None:
@@ -199,23 +199,22 @@ class Guardian:
             self._training.process.terminate()
         self._training.page.ask(stop)
 
-    def _obey(self) -> None:
+    def _follow_orders(self) -> None:
         """Do what the supervisor says."""
-        for message in map(messages.of_supervisor, self._reports.receive()):
-            if message is None:
-                logger.warning("an order of the supervisor can't be understood: left out")
-            elif message.get("order") == "leave":
-                self._ask(Stop.JOB, float(message["grace"]))
-            elif message.get("order") == "stop":
-                if message.get("shows_error"):  # the error of this rank may be the same
-                    self._training.leave_error()
-                self._signals.append(signal.SIGHUP)
-            elif message.get("order") == "stacks":
-                self._whereabouts.show(self._training)
-            elif message.get("order") == "know":
-                self._record.learn(message)
-            elif message.get("order") == "where":
-                self._whereabouts.report(self._training, message["ranks"])
+        for message in self._reports.receive():
+            match message.get("order"):
+                case "leave":
+                    self._ask(Stop.JOB, float(message["grace"]))
+                case "stop":
+                    if message.get("shows_error"):  # the error of this rank may be the same
+                        self._training.leave_error()
+                    self._signals.append(signal.SIGHUP)
+                case "stacks":
+                    self._whereabouts.show(self._training)
+                case "know":
+                    self._record.learn(message)
+                case "where":
+                    self._whereabouts.report(self._training, message["ranks"])
 
     def _abandon(self, reason: str) -> int:
         """Nobody is left to train for."""

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
-from hvdrecover.launch import link, messages, waits
-from hvdrecover.launch.link import Link
-from hvdrecover.launch.messages import Message
+from hvdrecover.launch import link, waits
+from hvdrecover.launch.link import Link, Message
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +29,7 @@ class Guardian:
         slot: its place there.
         ended: whether it has said that it goes.
         commit: generation and number of the last commit that it reported, or None.
-        unclear: whether it has sent what can't be understood.
+        unclear: whether it has sent a message that cannot be read.
     """
 
     host: str = ""
@@ -99,7 +98,7 @@ class Guardians:
 
     def order(self, **order: Any) -> None:
         """Hand an order on to all."""
-        line = messages.encode(order)
+        line = link.encode(order)
         for each in list(self._known):
             each.send_line(line)
             if not each.is_open:
@@ -164,23 +163,22 @@ class Guardians:
             self._drop(source)
 
     def _take(self, guardian: Guardian, message: Message) -> None:
-        """Hear a message, if it is one."""
-        if (checked := messages.of_guardian(message)) is not None:
-            self._hear(guardian, checked)
-        elif not guardian.unclear:
-            guardian.unclear = True
-            logger.warning(
-                "%s slot %s sends what can't be understood: left out", guardian.host, guardian.slot
-            )
+        """Hear a message. One guardian of another version must not end the supervisor."""
+        try:
+            self._hear(guardian, message)
+        except (KeyError, TypeError, ValueError):
+            if not guardian.unclear:
+                guardian.unclear = True
+                text = "message of %s slot %s is malformed: is another version of hvdrecover there?"
+                logger.warning(text, guardian.host, guardian.slot, exc_info=True)
 
     def _welcome(self, source: Link, message: Message) -> bool:
-        """Take the first message of a connection; whether it comes from a guardian of this job."""
-        place = messages.of_newcomer(message)
-        if place is None or not link.is_welcome(message, self._token):
+        """Take the first message of a connection; return whether it comes from a guardian of this job."""
+        if not link.is_welcome(message, self._token):
             self._drop(source)
             return False
         del self._strangers[source]
-        self._known[source] = Guardian(*place)
+        self._known[source] = Guardian(str(message.get("name", "")), message.get("slot"))
         source.known = True
         for order in self._greeting():
             source.send(**order)

@@ -1,4 +1,8 @@
-"""The connection of the supervisor and its guardians: lines of JSON over TCP."""
+"""The connection of the supervisor and its guardians: lines of JSON over TCP.
+
+Whoever connects must say the job's token first. After that, both ends trust each other: they are of the same
+version, which `hvdrecover doctor` checks. Bytes from strangers are bounded, and close the connection.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,20 @@ import hmac
 import json
 import select
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hvdrecover.bounded import Bounded
-from hvdrecover.launch import messages, waits
-from hvdrecover.launch.messages import Message
+from hvdrecover.launch import waits
 
-_LONGEST = 1 << 20  # bytes in a line; more is not a message of ours
-_LONGEST_GREETING = 1 << 12  # the same, of who has not said yet that it belongs here
+Message = dict[str, Any]
+
+LONGEST = 1 << 18  # bytes in a message that is sent; texts of longer ones are cut
+
+_LONGEST = 1 << 20  # bytes in a line that is received; a longer one is skipped
+_LONGEST_GREETING = 1 << 12  # the same, before the other side has said the token
+_CUTS = (1 << 15, 1 << 11, 1 << 7)  # characters of a text that are kept; the largest that makes a message fit
+_ENTRIES = 1 << 7  # for so many characters, one entry of a list or an object is kept
 _KEEPALIVE = {
     socket.TCP_KEEPIDLE: 2,
     socket.TCP_KEEPINTVL: 2,
@@ -57,7 +66,7 @@ class Link:
 
     def send(self, **message: Any) -> None:
         """Send a message; if the other end is gone, the link is closed and nothing is raised."""
-        self.send_line(messages.encode(message))
+        self.send_line(encode(message))
 
     def send_line(self, line: bytes) -> None:
         """Send a message that is encoded."""
@@ -123,6 +132,30 @@ class Link:
         """End the connection, and give its descriptor back."""
         self.close()
         self._connection.close()
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    """Return the line of a message. Of a message that is too long, each text keeps its beginning and end."""
+    line = _line(message)
+    for most in _CUTS:
+        if len(line) <= LONGEST:
+            break
+        line = _line(_cut(message, most))
+    return line
+
+
+def _line(message: object) -> bytes:
+    return json.dumps(message, default=str).encode() + b"\n"
+
+
+def _cut(value: Any, most: int) -> Any:
+    if isinstance(value, str) and len(value) > most:
+        return f"{value[: most // 4]}\n… {len(value) - most} characters …\n{value[-most * 3 // 4 :]}"
+    if isinstance(value, Mapping):
+        return {key: _cut(each, most) for key, each in list(value.items())[: max(64, most // _ENTRIES)]}
+    if isinstance(value, (list, tuple)):
+        return [_cut(each, most) for each in value[: max(2, most // _ENTRIES)]]
+    return value
 
 
 def connect(host: str, port: int, token: str, **facts: Any) -> Link | None:

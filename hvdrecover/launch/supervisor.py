@@ -25,7 +25,7 @@ from hvdrecover.events import Events
 from hvdrecover.launch import deaths, hidden_environment, horovodrun, processes, restarts, ssh, waits
 from hvdrecover.launch.guardians import Guardian, Guardians
 from hvdrecover.launch.init_process import run_below
-from hvdrecover.launch.messages import Message
+from hvdrecover.launch.link import Message
 from hvdrecover.launch.presence import Announcement, Supervised
 from hvdrecover.launch.restarts import Attempt, Outcome
 from hvdrecover.launch.shortage import Shortage

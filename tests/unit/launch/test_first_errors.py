@@ -13,7 +13,7 @@ from hvdrecover import config
 from hvdrecover.launch import waits
 from hvdrecover.launch.guardians import Guardian
 from hvdrecover.launch.horovodrun import Options
-from hvdrecover.launch.messages import Message
+from hvdrecover.launch.link import Message
 from hvdrecover.launch.restarts import Attempt, Outcome
 from hvdrecover.launch.supervisor import Settings, Supervisor
 from tests.fakes.clock import FakeClock

@@ -14,8 +14,7 @@ import pytest
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.launch import link
 from hvdrecover.launch.guardians import Guardian, Guardians
-from hvdrecover.launch.link import Link
-from hvdrecover.launch.messages import Message
+from hvdrecover.launch.link import Link, Message
 from tests.unit.launch.children import child, descriptors, environment, line, until
 from tests.unit.launch.scripts import write
 

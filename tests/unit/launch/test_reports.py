@@ -15,7 +15,7 @@ import pytest
 from hvdrecover import config, record
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.launch.guardians import Guardian, Guardians
-from hvdrecover.launch.messages import Message
+from hvdrecover.launch.link import Message
 from hvdrecover.launch.reports import Reports
 from hvdrecover.launch.training import Training
 from tests.unit.launch.children import environment, until
