@@ -116,6 +116,7 @@ RIVALS = (
 )
 
 
+@LONG
 def test_stalls_are_measured_and_nothing_is_left_behind(tmp_path: Path) -> None:
     check(measured(tmp_path, "stall"), GOALS["stall"])
 

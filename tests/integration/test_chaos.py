@@ -14,7 +14,7 @@ import pytest
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Keep
 from hvdrecover.checkpoint.storage.interface import TEMPORARY
-from tests.integration.conftest import IS_LONG, TENSORFLOW_IF_LONG, Start
+from tests.integration.conftest import LONG, Start
 from tests.integration.faults import PATIENT, FaultyRun, wait_until_all_train
 from tests.support.jobs import (
     DRIVER,
@@ -30,13 +30,12 @@ from tests.support.jobs import (
 from tests.waiting import wait_until
 
 ENDLESS = 10_000  # epochs; the run ends when the faults have
-FAULTS = ("kill a guardian", "kill both", "preempt")
-if IS_LONG:  # test_faults, test_endings and lab/test_jobs have these as well
-    FAULTS += ("kill rank 0", "stop a worker", "kill horovodrun")
+FAULTS = ("kill a guardian", "kill both", "preempt", "kill rank 0", "stop a worker", "kill horovodrun")
 # TensorFlow traces its functions again after each fault, for seconds.
-KILLS_OF_RANK_1 = {"torch": 7 if IS_LONG else 5, "tensorflow": 3}
+KILLS_OF_RANK_1 = {"torch": 7, "tensorflow": 3}
 
-pytestmark = pytest.mark.timeout(1800)  # seconds; for a machine on which each recovery takes a minute
+# Seconds, for a machine on which each recovery takes a minute
+pytestmark = [LONG, pytest.mark.timeout(1800)]
 
 
 class Watch:
@@ -142,7 +141,7 @@ def assert_nothing_grows(sizes: list[list[tuple[int, int]]]) -> None:
         assert max(memory[half:]) <= max(memory[:half]) * 1.1, memory
 
 
-@pytest.mark.parametrize("framework", TENSORFLOW_IF_LONG)
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_random_faults(framework: str, start: Start, tmp_path: Path) -> None:
     run = FaultyRun(tmp_path / "run", framework, (), ENDLESS, "--step-seconds", "0.05")
     chaos = Chaos(run, start, seed=20)

@@ -225,6 +225,7 @@ def test_two_starts_that_give_up_restart_the_job(start: Start, tmp_path: Path) -
     assert_each_sample_once(run, padding=1)
 
 
+@LONG
 def test_a_launcher_that_does_not_answer_costs_a_start_and_no_commit(start: Start, tmp_path: Path) -> None:
     run = a_run(tmp_path, HOLD)
     job = run.begin(start, "--startup-timeout", "60")

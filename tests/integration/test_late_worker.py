@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.conftest import LONG
 from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, Job, elastic, supervised
 
 SCRIPT = Path(__file__).with_name("scripts") / "late_worker.py"
@@ -39,6 +40,7 @@ def test_the_others_wait_for_it(tmp_path: Path, hosts: Path) -> None:
     assert run(tmp_path, hosts, elastic(hosts, 1), 1) == [1, 1]
 
 
+@LONG
 def test_it_takes_its_place_though_another_is_lost_meanwhile(tmp_path: Path, hosts: Path) -> None:
     launcher = supervised("--no-standby", "--min-np", "1", "--discover", f"file {hosts}", workers=2)
     assert run(tmp_path, hosts, launcher, 2, lost=True) == [1, 2, 1]

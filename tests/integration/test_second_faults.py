@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import TENSORFLOW_IF_LONG, Start
+from tests.integration.conftest import LONG, Start
 from tests.integration.faults import FaultyRun, assert_same_weights
 from tests.integration.test_kill_and_resume import assert_each_sample_once
 from tests.support.jobs import DigitsRun
@@ -28,7 +28,8 @@ LOAD = "kill load 0 0"  # ... and rank 0 dies of it
 # With TensorFlow each recovery takes seconds, for tracing; what differs from torch is how collectives fail.
 TENSORFLOWS = (2, 4, 9)
 
-pytestmark = pytest.mark.timeout(1800)  # seconds; for a machine on which each recovery takes a minute
+# Seconds, for a machine on which each recovery takes a minute
+pytestmark = [LONG, pytest.mark.timeout(1800)]
 
 
 class RunWithFaultyRepairs(FaultyRun):
@@ -37,7 +38,7 @@ class RunWithFaultyRepairs(FaultyRun):
     script = "repair_faults.py"
 
 
-@pytest.mark.parametrize("framework", TENSORFLOW_IF_LONG, indirect=True)
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"], indirect=True)
 def test_it_recovers_as_from_one_fault(
     framework: str, undisturbed_run: DigitsRun, start: Start, tmp_path: Path
 ) -> None:

@@ -80,7 +80,10 @@ def test_gradients_of_keras_variables_are_averaged(
         assert ["no attribute 'ref'" in report["error"] for report in reports("tape")] == [True, True]
 
 
-@pytest.mark.parametrize("collective", ["grouped_allreduce", "alltoall", "reducescatter"])
+@pytest.mark.parametrize(
+    "collective",
+    ["grouped_allreduce", *(pytest.param(name, marks=LONG) for name in ("alltoall", "reducescatter"))],
+)
 def test_a_lost_peer_is_recognised_whichever_collective_it_breaks(
     collective: str, hosts: Path, tmp_path: Path
 ) -> None:
@@ -99,7 +102,7 @@ def test_horovods_own_run_returns_none_when_a_grouped_allreduce_fails(hosts: Pat
     assert report["batch"] < 10
 
 
-@pytest.mark.parametrize("where", ["everywhere", "on one rank"])
+@pytest.mark.parametrize("where", [pytest.param("everywhere", marks=LONG), "on one rank"])
 def test_any_other_error_is_raised_with_its_traceback(
     where: str, hosts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
