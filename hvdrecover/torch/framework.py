@@ -46,6 +46,11 @@ _DTYPES = {
     torch.complex64: "C64",
 }
 _CPU = torch.device("cpu")
+_REPLICATED_ONLY = (
+    "replicated state only, got a tensor that is sharded over ranks (DTensor, FSDP). A commit would "
+    "hold the shard of rank 0 only. Train with hvd.DistributedOptimizer, or keep sharded state with "
+    "torch.distributed.checkpoint"
+)
 _BY_CODE = {code: dtype for dtype, code in _DTYPES.items()}
 
 
@@ -90,6 +95,8 @@ class TorchFramework(Reports):
                 "it is trained, and going back to a commit would put another tensor in its place; "
                 "keep it in a module, and the module in the state",
             )
+        if _is_sharded(tensor):
+            raise UnsupportedTensorError(name, _REPLICATED_ONLY)
         if not _is_plain(tensor) or tensor.dtype not in _DTYPES:
             kind = f"{type(tensor).__name__}, {tensor.dtype}, {tensor.layout}, {tensor.device}"
             raise UnsupportedTensorError(
@@ -266,6 +273,11 @@ class TorchFramework(Reports):
         if _cuda_in_use():
             for device, state in enumerate(states["cuda"][: torch.cuda.device_count()]):
                 torch.cuda.set_rng_state(torch.from_numpy(state), device)
+
+
+def _is_sharded(tensor: torch.Tensor) -> bool:
+    # Told by the class name: to import DTensor takes a second.
+    return type(tensor).__name__ == "DTensor" and type(tensor).__module__.startswith("torch.distributed.")
 
 
 def _is_extra_state(key: str) -> bool:

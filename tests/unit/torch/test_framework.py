@@ -62,6 +62,19 @@ def test_a_tensor_that_can_not_be_kept_is_refused_when_the_state_is_made(make: A
         joined(box={"weight": make()})
 
 
+def test_a_tensor_that_is_sharded_over_ranks_is_refused_in_words() -> None:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        sharded = distribute_tensor(torch.ones(4), DeviceMesh("cpu", [0]), [Shard(0)])
+        with pytest.raises(UnsupportedTensorError, match=r"weight: replicated state only, .*DTensor"):
+            joined(box={"weight": sharded})
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_a_lazy_module_is_refused_until_its_shapes_are_known() -> None:
     model = torch.nn.LazyLinear(3)
     with pytest.raises(UnsupportedTensorError, match="lazy"):
