@@ -224,14 +224,13 @@ class Store:
 
 
 def check_is_ours(storage: Storage) -> None:
-    """Make sure that a root is empty or a checkpoint root, on a storage that can give what one needs.
+    """Refuse a root that holds other files, or lies on a storage that lacks something a root needs.
 
     Raises:
-        ConfigError: the storage can't.
-        ForeignRootError: it holds files of another kind.
-        StorageError: it can't be read.
+        ConfigError: the storage lacks something.
+        ForeignRootError: the root holds other files.
+        StorageError: the root cannot be read or written.
     """
-    storage.check()
     names = set(storage.names()) - _OF_THE_FILE_SYSTEM - {root.CLAIMS, root.READERS}
     claimed = storage.names(root.CLAIMS)
     foreign = {name for name in names if CommitId.parse(name) is None and not name.startswith(TEMPORARY)}
@@ -242,3 +241,4 @@ def check_is_ours(storage: Storage) -> None:
             f"this folder holds files that hvdrecover did not write (such as '{min(foreign)}'), and was "
             "left untouched. Name an empty or a new folder as the checkpoint root.",
         )
+    storage.check()

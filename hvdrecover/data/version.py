@@ -16,8 +16,7 @@ from typing import Any
 
 from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.retrying import retrying
-from hvdrecover.checkpoint.storage import open_filesystem, storage_in
-from hvdrecover.checkpoint.storage.failures import failures
+from hvdrecover.checkpoint.storage import failures, open_filesystem, storage_in
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.errors import ConfigError
 from hvdrecover.redaction import redact

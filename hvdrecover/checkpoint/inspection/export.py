@@ -16,8 +16,7 @@ from hvdrecover.checkpoint.layout import Layout, TensorSpec
 from hvdrecover.checkpoint.manifest import Manifest
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.root import read_manifest
-from hvdrecover.checkpoint.storage import Storage
-from hvdrecover.checkpoint.storage.failures import failures
+from hvdrecover.checkpoint.storage import Storage, failures
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.errors import ExportError
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdrecover.checkpoint.storage.mounted import kind_of
+from hvdrecover.checkpoint.storage.local import mount_of
 from hvdrecover.host_memory import available
 
 SLOTS = 3  # commits of which a near root has memory, at most
@@ -52,7 +52,7 @@ def look(folder: Path) -> Room:
         OSError: the folder, or ``/proc``, can't be read.
     """
     status = os.statvfs(folder)
-    in_memory = "tmpfs" in kind_of(folder)
+    in_memory = "tmpfs" in mount_of(folder).kind
     left = available().nbytes if in_memory else None
     return Room(status.f_blocks * status.f_frsize, free(folder), left)
 

@@ -1,4 +1,4 @@
-"""Storages: where the bytes of durable commits lie, over any fsspec file system."""
+"""Storages: the places of durable commits, on a local disk or any fsspec file system."""
 
 from __future__ import annotations
 
@@ -9,117 +9,107 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
-from hvdrecover.checkpoint.storage.failures import failures, is_full
-from hvdrecover.checkpoint.storage.interface import ReadBytes, Storage, Temporary
+from hvdrecover.checkpoint.storage.interface import (
+    TEMPORARY,
+    ReadBytes,
+    Storage,
+    Temporary,
+    failures,
+    is_full,
+)
 from hvdrecover.checkpoint.storage.local import LocalStorage
 from hvdrecover.checkpoint.storage.remote import RemoteStorage
 from hvdrecover.checkpoint.storage.s3 import S3Storage
 from hvdrecover.errors import ConfigError
 from hvdrecover.redaction import redact
 
-# Without these, paramiko waits for up to an hour, or for as long as TCP does. s3fs has timeouts of its own.
-_SFTP_WAITS = ("timeout", "banner_timeout", "auth_timeout", "channel_timeout")
-_SFTP_TIMEOUT = 30.0  # seconds
-_SFTP = {"sftp", "ssh"}
-
 __all__ = [
+    "TEMPORARY",
     "LocalStorage",
     "ReadBytes",
     "RemoteStorage",
     "Storage",
     "Temporary",
+    "failures",
     "is_full",
     "open_filesystem",
     "open_storage",
     "storage_in",
 ]
 
+_SFTP = {"sftp", "ssh"}
+
 
 def open_storage(url: str) -> Storage:
-    """The storage behind a path or an fsspec URL. Nothing is read or written yet; SFTP is not connected to.
+    """Open the storage of a path or an fsspec URL; nothing is read or written, SFTP does not connect yet.
 
     Raises:
-        ConfigError: no file system is known for the URL, or a package that it needs is not installed.
-        StorageError: the file system connects when it is made, and its server can't be reached.
+        ConfigError: the URL's file system is unknown, or a package that it needs is missing.
+        StorageError: the file system connects when it is made, and the server cannot be reached.
     """
     return storage_in(*open_filesystem(url, "checkpoint"), redact(url))
 
 
 def open_filesystem(url: str, name: str) -> tuple[Any, str]:
-    """fsspec's file system for a path or a URL, and the path in it.
+    """Return fsspec's file system for a path or a URL, and the path in it.
 
     Args:
         url: the path or URL.
-        name: the option or argument that it was given as.
+        name: the user's name for it in errors: an option or an argument.
 
     Raises:
-        ConfigError: no file system is known for the URL, or a package that it needs is not installed.
-        StorageError: the file system connects when it is made, and its server can't be reached.
+        ConfigError: the URL's file system is unknown, or a package that it needs is missing.
+        StorageError: the file system connects when it is made, and the server cannot be reached.
     """
     shown = redact(url)
     with failures(shown, "", "open the storage"):
         try:
-            filesystem, path = _opened(url)
-        except ConfigError:
-            raise
+            return _opened(url)
         except (ValueError, ImportError) as error:
+            if isinstance(error, ConfigError):
+                raise
             raise ConfigError(name, f"'{shown}' can't be opened: {redact(str(error))}") from error
-    return filesystem, path
 
 
 def storage_in(filesystem: Any, path: str, shown: str) -> Storage:
-    """The storage of a folder in one of fsspec's file systems.
+    """Return the storage of a folder in an fsspec file system.
 
     Args:
         filesystem: the file system, from `open_filesystem`.
         path: the folder's path in it.
         shown: the folder's URL as messages show it, without credentials.
     """
-    protocols = filesystem.protocol if isinstance(filesystem.protocol, tuple) else (filesystem.protocol,)
+    protocols = {filesystem.protocol} if isinstance(filesystem.protocol, str) else {*filesystem.protocol}
     if "file" in protocols:
         return LocalStorage(Path(path).absolute())
-    if "s3" in protocols:
-        return S3Storage(filesystem, path.rstrip("/"), shown.rstrip("/"))
-    if "sftp" in protocols:
-        from hvdrecover.checkpoint.storage.sftp import SftpStorage  # needs a package that others do without
+    if protocols & _SFTP:
+        from hvdrecover.checkpoint.storage.sftp import SftpStorage  # needs paramiko
 
         return SftpStorage(filesystem, path.rstrip("/"), shown.rstrip("/"))
-    return RemoteStorage(filesystem, path.rstrip("/"), shown.rstrip("/"))
+    kind = S3Storage if "s3" in protocols else RemoteStorage
+    return kind(filesystem, path.rstrip("/"), shown.rstrip("/"))
 
 
 def _opened(url: str) -> tuple[Any, str]:
-    protocol, separator, _ = url.partition("://")
-    chained = url.partition("::")[0] in known_implementations
-    if protocol in LocalFileSystem.protocol or not (separator or chained):
-        # To `url_to_fs`, a '::' in the path would begin another URL.
+    protocols = [part.partition("://")[0] for part in url.split("::")]
+    is_url = "://" in url.partition("::")[0] or protocols[0] in known_implementations
+    if protocols[0] in LocalFileSystem.protocol or not is_url:
+        # `url_to_fs` would take a '::' in a path for the start of another URL.
         return fsspec.filesystem("file"), LocalFileSystem._strip_protocol(url)
-    if _is_sftp(url):
-        return _sftp(url)
+    if _SFTP & {*protocols[1:]} or (len(protocols) > 1 and protocols[0] in _SFTP):
+        # There, host keys would not be checked.
+        raise ConfigError(redact(url), "an SFTP server can't be reached through another file system")
+    if protocols[0] in _SFTP:
+        return _open_sftp(url)
     # Other processes change the root, too.
-    options = {"use_listings_cache": False} if protocol in ("s3", "s3a") else {}
+    options = {"use_listings_cache": False} if protocols[0] in ("s3", "s3a") else {}
     opened: tuple[Any, str] = fsspec.core.url_to_fs(url, **options)
     return opened
 
 
-def _is_sftp(url: str) -> bool:
-    """Return whether a URL is one of SFTP's.
-
-    Raises:
-        ConfigError: it is one inside another one, where host keys would not be checked.
-    """
-    protocols = [part.split("://", 1)[0] for part in url.split("::")]
-    if len(protocols) > 1 and not set(protocols).isdisjoint(_SFTP):
-        raise ConfigError(redact(url), "an SFTP server can't be reached through another file system")
-    return "://" in url and protocols[0] in _SFTP
-
-
-def _sftp(url: str) -> tuple[Any, str]:
-    """fsspec's file system for a URL of SFTP's, with the server's host key checked."""
+def _open_sftp(url: str) -> tuple[Any, str]:
     try:
-        from hvdrecover.checkpoint.storage.known_hosts import KnownHostsFileSystem
+        from hvdrecover.checkpoint.storage.sftp import StrictSftpFileSystem as FileSystem
     except ImportError as error:
         raise ImportError(f"SFTP needs paramiko: pip install 'hvdrecover[sftp]' ({error})") from error
-    told = {**fsspec.config.conf.get("sftp", {}), **fsspec.config.conf.get("ssh", {})}
-    waits: dict[str, Any] = {name: _SFTP_TIMEOUT for name in _SFTP_WAITS if name not in told}
-    named = KnownHostsFileSystem._get_kwargs_from_urls(url)
-    return KnownHostsFileSystem(**named, **waits), KnownHostsFileSystem._strip_protocol(url)
+    return FileSystem(**FileSystem._get_kwargs_from_urls(url)), FileSystem._strip_protocol(url)

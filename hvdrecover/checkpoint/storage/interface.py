@@ -1,31 +1,36 @@
-"""The few things that durable commits ask of a storage.
+"""The operations that durable commits need of a storage, and its errors.
 
-Paths are relative to the checkpoint root and use ``/``. Every failure of the storage is a `StorageError`.
+Paths are relative to the checkpoint root and use ``/``. Every failure of a storage is a `StorageError`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 from hvdrecover.checkpoint.arena import Bytes
+from hvdrecover.errors import HvdrecoverError, StorageError
+from hvdrecover.redaction import redact
 
-TEMPORARY = ".hvdrecover-"  # how the names of files begin that are still being made; `names` leaves them out
+TEMPORARY = ".hvdrecover-"  # prefix of files that are still being written; `names` leaves them out
+FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class ReadBytes(NamedTuple):
-    """The number of bytes read, and their digest, computed on the way."""
+    """The number of bytes that were read, and their digest."""
 
     size: int
     digest: str
 
 
 class Temporary(NamedTuple):
-    """A file that `Storage.names` does not show: one being written, or left by a killed process.
+    """A file that `Storage.names` does not show: it is being written, or a killed process left it.
 
     Attributes:
-        path: where it is, for people.
-        folder: the folder below the root that it is, or was, a part of; empty if that is not known.
+        path: the file, for messages.
+        folder: the folder below the root that the file belongs to; empty if unknown.
         nbytes: its size in bytes.
     """
 
@@ -44,49 +49,72 @@ class Storage(Protocol):
     url: str
 
     def check(self) -> None:
-        """Make sure that the storage can give what a root needs, as far as that is known without writing.
+        """Refuse a storage that lacks something a root needs; called before a job's first claim.
 
         Raises:
-            ConfigError: it can't.
+            ConfigError: two jobs could write to this root at the same time.
         """
 
     def names(self, folder: str = "") -> list[str]:
-        """Names directly below a folder, sorted; empty if there is no such folder."""
+        """Return the names directly below a folder, sorted; empty if the folder does not exist."""
 
     def size(self, path: str) -> int | None:
-        """A file's size in bytes, or None if there is no such file."""
+        """Return a file's size in bytes, or None if it does not exist."""
 
     def read(self, path: str) -> bytes:
-        """A small file's content."""
+        """Return the content of a small file."""
 
     def read_into(self, path: str, buffer: Bytes, start: int = 0) -> ReadBytes:
-        """Fill ``buffer`` with a file's bytes from ``start`` on; less only where the file ends."""
+        """Fill ``buffer`` with a file's bytes from ``start`` on; fewer only at the end of the file."""
 
     def write(self, path: str, buffer: Bytes) -> str:
-        """Write a file that is durable on return; a crash may leave a part of it.
-
-        Returns:
-            The digest of ``buffer``, computed on the way.
-        """
+        """Write a file and return its digest. It is durable on return; a crash may leave a part of it."""
 
     def publish(self, path: str, data: bytes) -> None:
-        """Write a small file that is durable on return, and is there either whole or not at all."""
+        """Write a small file that is durable on return; readers see all of it or nothing."""
 
     def create(self, path: str, data: bytes) -> bool:
-        """Like `publish`, unless the file exists: then change nothing and return False."""
+        """Like `publish`, but if the file exists, change nothing and return False.
+
+        If an answer is lost and the client repeats the request, a file that this call made may give False.
+        """
 
     def remove(self, path: str) -> None:
         """Delete a file, if it exists."""
 
     def delete(self, folder: str) -> None:
-        """Delete a folder and all below it, if it exists."""
+        """Delete a folder with its content, if it exists."""
 
     def temporaries(self) -> list[Temporary]:
-        """The files that `names` doesn't show, whoever has made them."""
+        """Return the files that `names` does not show."""
 
     def tidy(self, stale: Callable[[str], bool]) -> None:
-        """Delete those files that killed processes left.
+        """Delete temporary files that killed processes left.
 
         Args:
-            stale: whether such files of a folder may go; it is given `Temporary.folder`.
+            stale: given `Temporary.folder`, returns whether the temporary files of that folder may go.
         """
+
+
+@contextmanager
+def failures(url: str, path: str, action: str) -> Iterator[None]:
+    """Turn the errors of a file system into `StorageError`, without credentials."""
+    try:
+        yield
+    except HvdrecoverError:
+        raise
+    except Exception as error:
+        reason = redact(str(error)) or type(error).__name__
+        where = f"{url}/{path}" if path else url
+        remedy = "Check the path, the permissions and the state of the storage."
+        raise StorageError(where, f"could not {action}: {reason}. {remedy}") from error
+
+
+def is_full(error: BaseException) -> bool:
+    """Return whether an error, or one of its causes, says that the file system is full."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in FULL:
+            return True
+        cause = cause.__cause__
+    return False

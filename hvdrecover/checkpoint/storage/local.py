@@ -1,24 +1,53 @@
-"""A checkpoint root in a folder of a POSIX file system."""
+"""A checkpoint root in a folder of a POSIX file system.
+
+A file is durable in this order: data, fsync, rename, fsync of the folder. Large files bypass the page cache
+(``O_DIRECT``) where the file system allows it: that costs next to no processor time and evicts nothing from
+memory. Other file systems, such as some network and overlay ones, are written through the page cache.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import shutil
 import stat
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
-from hvdrecover.checkpoint.arena import Bytes
-from hvdrecover.checkpoint.storage import direct, unfit
-from hvdrecover.checkpoint.storage.descriptors import opened
-from hvdrecover.checkpoint.storage.failures import failures
-from hvdrecover.checkpoint.storage.interface import TEMPORARY, ReadBytes, Temporary
-from hvdrecover.checkpoint.storage.mounted import mount_of
+from hvdrecover.checkpoint.arena import HUGE_PAGE, Bytes
+from hvdrecover.checkpoint.digest import Digest
+from hvdrecover.checkpoint.layout import PAGE
+from hvdrecover.checkpoint.storage.interface import FULL, TEMPORARY, ReadBytes, Temporary, failures
+from hvdrecover.checkpoint.storage.pieces import transferred
+from hvdrecover.errors import ConfigError
 
+PIECE = 1 << 24  # bytes
+# With one, the disk idles while the next piece is handed over; with twice as many, nothing was gained.
+_WRITES_AT_ONCE = 2
+_READS_AT_ONCE = 3
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_libc = ctypes.CDLL(None, use_errno=True)
+
+_S3, _GCS, _AZURE = "s3://BUCKET/PATH", "gs://BUCKET/PATH", "az://CONTAINER/PATH"
+# FUSE programs that cannot hold a checkpoint root, and the URL to use instead. They show an object store
+# without hard links and without renames that are atomic on all hosts, or they cache other hosts' files: with
+# sshfs, a job does not see for 20 s that another job has taken the root.
+QUIRKS = {
+    "sshfs": "sftp://HOST/PATH",
+    "s3fs": _S3,
+    "ossfs": _S3,
+    "cosfs": _S3,
+    "goofys": _S3,
+    "mountpoint-s3": _S3,
+    "gcsfuse": _GCS,
+    "blobfuse": _AZURE,
+    "blobfuse2": _AZURE,
+    "rclone": f"{_S3}, {_GCS}, {_AZURE} or sftp://HOST/PATH",
+}
 
 
 class LocalStorage:
@@ -29,26 +58,31 @@ class LocalStorage:
         self.url = f"file://{root}"
 
     def check(self) -> None:
-        """Make sure that the file system gives what a root needs, as far as its kind tells.
+        """Refuse a mount that is in `QUIRKS`.
 
         Raises:
-            ConfigError: it does not; two jobs could write to the root.
+            ConfigError: the mount cannot hold a root.
         """
-        there = next(folder for folder in (self._root, *self._root.parents) if folder.exists())
-        unfit.refuse(mount_of(there), self.url)
+        existing = next(folder for folder in (self._root, *self._root.parents) if folder.exists())
+        program = mount_of(existing).program
+        if program in QUIRKS:
+            raise ConfigError(
+                self.url,
+                f"{program} caches other hosts' files or does not rename them atomically, so two jobs could "
+                f"write to this root. Name the storage itself, as {QUIRKS[program]}; that needs no mount.",
+            )
 
     def names(self, folder: str = "") -> list[str]:
-        """Names directly below a folder, sorted; empty if there is no such folder."""
+        """Return the names directly below a folder, sorted; empty if the folder does not exist."""
         with failures(self.url, folder, "list the folder"):
             try:
-                found = [entry.name for entry in (self._root / folder).iterdir()]
+                names = [entry.name for entry in (self._root / folder).iterdir()]
             except FileNotFoundError:
                 return []
-            # What a process that was killed left of a `publish` is nobody's business.
-            return sorted(name for name in found if not name.startswith(TEMPORARY))
+            return sorted(name for name in names if not name.startswith(TEMPORARY))
 
     def size(self, path: str) -> int | None:
-        """A file's size in bytes, or None if there is no such file."""
+        """Return a file's size in bytes, or None if it does not exist."""
         with failures(self.url, path, "look at the file"):
             try:
                 status = (self._root / path).stat()
@@ -57,39 +91,66 @@ class LocalStorage:
             return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def read(self, path: str) -> bytes:
-        """A small file's content."""
+        """Return the content of a small file."""
         with failures(self.url, path, "read the file"):
             return (self._root / path).read_bytes()
 
     def read_into(self, path: str, buffer: Bytes, start: int = 0) -> ReadBytes:
-        """Fill ``buffer`` with a file's bytes from ``start`` on; less only where the file ends."""
+        """Fill ``buffer`` with a file's bytes from ``start`` on; fewer only at the end of the file."""
         with failures(self.url, path, "read the file"):
-            return direct.read(self._root / path, buffer, start)
+            digest, total = Digest(), 0
+            with _File(self._root / path, os.O_RDONLY, buffer) as file:
+
+                def read(piece: Bytes, at: int) -> int:
+                    piece[::HUGE_PAGE] = 0  # allocate the memory first, so the disk does not wait for it
+                    return file.transfer(lambda fd, data, at: os.preadv(fd, [data], at), piece, start + at)
+
+                for piece, count in transferred(buffer, PIECE // 2, _READS_AT_ONCE, read):
+                    digest.update(piece[:count])
+                    total += count
+                    if count < len(piece):
+                        break
+            return ReadBytes(total, digest.hex())
 
     def write(self, path: str, buffer: Bytes) -> str:
-        """Write a file that is durable on return; a crash may leave a part of it."""
+        """Write a file and return its digest. It is durable on return; a crash may leave a part of it."""
         with failures(self.url, path, "write the file"):
-            target = self._inside(path)
+            target, digest = self._inside(path), Digest()
             self._make_folder(target.parent)
-            digest = direct.write(target, buffer)
+            with _File(target, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, buffer) as file:
+                _reserve(file.cached, len(buffer))
+
+                def write(piece: Bytes, at: int) -> int:
+                    count = file.transfer(os.pwrite, piece, at)
+                    file.forget(at, count)
+                    return count
+
+                for piece, count in transferred(buffer, PIECE, _WRITES_AT_ONCE, write):
+                    if count < len(piece):
+                        raise OSError(errno.EIO, "the file system accepts no more bytes")
+                    digest.update(piece)
+                os.fsync(file.cached)
+                file.forget(0, len(buffer))
             _sync_folder(target.parent)
-            return digest
+            return digest.hex()
 
     def publish(self, path: str, data: bytes) -> None:
-        """Write a small file that is durable on return, and is there either whole or not at all."""
+        """Write a small file that is durable on return; readers see all of it or nothing."""
         with failures(self.url, path, "write the file"):
             target = self._inside(path)
-            self._place(target, data, os.replace)
+            with self._written_aside(target, data) as temporary:
+                temporary.replace(target)
             _sync_folder(target.parent)
 
     def create(self, path: str, data: bytes) -> bool:
-        """Like `publish`, unless the file exists: then change nothing and return False."""
+        """Like `publish`, but if the file exists, change nothing and return False."""
         with failures(self.url, path, "create the file"):
             target = self._inside(path)
             try:
-                self._place(target, data, _link)
+                with self._written_aside(target, data) as temporary:
+                    _link(temporary, target)
             except FileExistsError:
-                if not os.path.lexists(target):  # what exists is a file where a folder should be
+                if not os.path.lexists(target):  # a file exists where a folder should be
                     raise
                 return False
             _sync_folder(target.parent)
@@ -99,25 +160,24 @@ class LocalStorage:
         """Delete a file, if it exists."""
         with failures(self.url, path, "delete the file"):
             target = self._inside(path)
-            if not os.path.lexists(target):
-                return  # which a read-only file system would not say
-            target.unlink(missing_ok=True)
-            with suppress(FileNotFoundError):  # somebody else deletes the folder
-                _sync_folder(target.parent)
+            if os.path.lexists(target):  # or a read-only file system would fail
+                target.unlink(missing_ok=True)
+                with suppress(FileNotFoundError):  # another process deletes the folder
+                    _sync_folder(target.parent)
 
     def delete(self, folder: str) -> None:
-        """Delete a folder and all below it, if it exists."""
+        """Delete a folder with its content, if it exists."""
         with failures(self.url, folder, "delete the folder"):
             target = self._inside(folder)
             if not os.path.lexists(target):
                 return
             while os.path.lexists(target):
-                with suppress(FileNotFoundError):  # somebody else deletes it too, and one of us has to end it
+                with suppress(FileNotFoundError):  # another process deletes it at the same time
                     shutil.rmtree(target)
             _sync_folder(target.parent)
 
     def temporaries(self) -> list[Temporary]:
-        """Return the files that `publish` and `create` are writing, and those that killed processes left."""
+        """Return the temporary files of `publish` and `create`."""
         with failures(self.url, "", "look for temporary files"):
             found = []
             for path, folder in self._hidden():
@@ -133,39 +193,30 @@ class LocalStorage:
                     path.unlink(missing_ok=True)
 
     def _hidden(self) -> list[tuple[Path, str]]:
-        """Each temporary file, and the name of its folder; empty if it lies at the root itself."""
+        """Return each temporary file and the name of its folder, which is empty for the root itself."""
         if not self._root.is_dir():
             return []
-        folders = [entry for entry in self._root.iterdir() if _is_folder(entry)]
-        of_folders = [(path, folder.name) for folder in folders for path in folder.glob(f"{TEMPORARY}*")]
-        of_root = [(path, "") for path in self._root.glob(f"{TEMPORARY}*")]
-        return [(path, folder) for path, folder in of_folders + of_root if not _is_folder(path)]
+        folders = [self._root, *(entry for entry in self._root.iterdir() if _is_folder(entry))]
+        return [
+            (path, "" if folder == self._root else folder.name)
+            for folder in folders
+            for path in folder.glob(f"{TEMPORARY}*")
+            if not _is_folder(path)
+        ]
 
     def _inside(self, path: str) -> Path:
-        """Return where to change something; a folder that may lead out of the root is refused."""
+        """Return the absolute path; refuse a symbolic link to a folder, which may lead out of the root."""
         target = self._root / path
-        for folder in target.parents:
-            if folder == self._root:
-                break
+        for folder in target.parents[: len(target.parts) - len(self._root.parts) - 1]:
             if folder.is_symlink():
                 raise OSError(errno.ELOOP, "the folder is a symbolic link", str(folder))
         return target
 
-    def _place(self, target: Path, data: bytes, place: Callable[[Path, Path], None]) -> None:
-        """Write a temporary file and have it put in a target's place."""
-        try:
-            with self._written_aside(target, data) as temporary:
-                place(temporary, target)
-        except FileNotFoundError:
-            # A process that started just then has tidied up; it does so once.
-            with self._written_aside(target, data) as temporary:
-                place(temporary, target)
-
     @contextmanager
     def _written_aside(self, target: Path, data: bytes) -> Iterator[Path]:
-        """A temporary file beside a target; gone at the end, unless renamed."""
+        """Write a temporary file beside a target, and delete it at the end unless it was renamed."""
         self._make_folder(target.parent)
-        # Not named after the process: two containers on a shared file system may have the same number.
+        # The name has no process number: two containers on a shared file system may have the same one.
         temporary = target.with_name(TEMPORARY + uuid.uuid4().hex)
         try:
             _write_new(temporary, data)
@@ -174,7 +225,7 @@ class LocalStorage:
             temporary.unlink(missing_ok=True)
 
     def _make_folder(self, folder: Path) -> None:
-        """Make a folder, and the entries that lead to it durable."""
+        """Make a folder and its parents durable."""
         if folder.is_dir():
             return
         self._make_folder(folder.parent)
@@ -182,12 +233,104 @@ class LocalStorage:
         try:
             _sync_folder(folder.parent)
         except OSError:
-            folder.rmdir()  # or the next attempt would find it, and take its entry to be durable
+            folder.rmdir()  # or the next attempt would find it, and assume that its entry is durable
             raise
 
 
+class _File:
+    """An open file, and the same file opened with ``O_DIRECT`` as long as that works.
+
+    Attributes:
+        cached: the descriptor that uses the page cache.
+    """
+
+    def __init__(self, path: Path, flags: int, buffer: Bytes) -> None:
+        with ExitStack() as stack:
+            self.cached = stack.enter_context(_opened(path, flags))
+            self._direct: int | None = None
+            if len(buffer) >= PAGE and buffer.ctypes.data % PAGE == 0:
+                try:
+                    self._direct = stack.enter_context(_opened(path, flags & ~os.O_CREAT | os.O_DIRECT))
+                except OSError as error:
+                    if error.errno != errno.EINVAL:
+                        raise
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> _File:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def transfer(self, call: Callable[[int, memoryview, int], int], piece: Bytes, start: int) -> int:
+        """Read or write a piece at an offset; return the number of bytes, fewer only at the end."""
+        done = 0
+        while done < len(piece):
+            rest, offset = piece[done:].data, start + done
+            pages = len(rest) // PAGE * PAGE
+            if self._direct is not None and pages and offset % PAGE == 0:
+                try:
+                    count = call(self._direct, rest[:pages], offset)
+                except OSError as error:
+                    if error.errno != errno.EINVAL:
+                        raise
+                    self._direct = None  # some file systems refuse O_DIRECT only now
+                    continue
+            else:
+                count = call(self.cached, rest, offset)
+            if not count:
+                break
+            done += count
+        return done
+
+    def forget(self, start: int, count: int) -> None:
+        """Begin to write cached bytes to the disk, and drop those that are written from the page cache."""
+        os.posix_fadvise(self.cached, start, count, os.POSIX_FADV_DONTNEED)
+
+
+# A data loader forks the training process, perhaps while the writer has files open. A fork without exec
+# inherits all descriptors, and a deleted file keeps its blocks while one is open. So the child closes these.
+_descriptors: set[int] = set()
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
+    _descriptors.add(descriptor)
+    try:
+        yield descriptor
+    finally:
+        _descriptors.discard(descriptor)  # before it is closed: its number may be another file's then
+        os.close(descriptor)
+
+
+def _close_in_child() -> None:
+    for descriptor in list(_descriptors):
+        with suppress(OSError):
+            os.close(descriptor)
+    _descriptors.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+def _reserve(file: int, nbytes: int) -> None:
+    """Empty a file, give it its size and, where the file system can, its blocks on the disk.
+
+    No piece then waits for the one before it, and a full disk fails before the first piece.
+    """
+    os.ftruncate(file, 0)
+    # Not `os.posix_fallocate`: where the file system cannot reserve, glibc writes into each block instead.
+    if nbytes and _libc.fallocate(file, 0, ctypes.c_int64(0), ctypes.c_int64(nbytes)):
+        error = ctypes.get_errno()
+        if error in FULL:
+            os.ftruncate(file, 0)
+            raise OSError(error, os.strerror(error))
+        os.ftruncate(file, nbytes)
+
+
 def _write_new(path: Path, data: bytes) -> None:
-    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+    with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
         left = memoryview(data)
         while left:
             left = left[os.write(file, left) :]
@@ -195,7 +338,7 @@ def _write_new(path: Path, data: bytes) -> None:
 
 
 def _link(temporary: Path, target: Path) -> None:
-    """Give a file a second name; unlike a rename, this fails if there is such a name."""
+    """Give a file a second name; unlike a rename, this fails if the name exists."""
     try:
         os.link(temporary, target)
     except OSError as error:
@@ -206,7 +349,7 @@ def _link(temporary: Path, target: Path) -> None:
         except FileExistsError:
             raise
         except OSError:
-            target.unlink(missing_ok=True)  # such as of a claim that did not fit: it would be nobody's
+            target.unlink(missing_ok=True)  # a part of a claim would block its generation
             raise
 
 
@@ -220,3 +363,42 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class Mount(NamedTuple):
+    """The mount on which a folder lies.
+
+    Attributes:
+        kind: the type of the file system, such as ``ext4`` or ``fuse.sshfs``; empty if unknown.
+        source: the mounted device; some FUSE programs put their own name or a bucket's there.
+    """
+
+    kind: str
+    source: str
+
+    @property
+    def program(self) -> str:
+        """The program of a FUSE mount; empty for other mounts."""
+        if self.kind == "fuse":
+            return self.source.partition("#")[0]  # s3fs#bucket, as in older lines of fstab
+        kind, _, program = self.kind.partition(".")
+        return program if kind == "fuse" else ""
+
+
+def mount_of(folder: Path) -> Mount:
+    """Return the mount on which a folder lies."""
+    device = folder.stat().st_dev
+    with suppress(OSError):
+        return parse_mounts(
+            Path("/proc/self/mountinfo").read_text(), f"{os.major(device)}:{os.minor(device)}"
+        )
+    return Mount("", "")
+
+
+def parse_mounts(mountinfo: str, number: str) -> Mount:
+    """Return the mount of a device, ``major:minor``, from the text that proc_pid_mountinfo(5) describes."""
+    for line in mountinfo.splitlines():
+        fields, _, rest = line.partition(" - ")
+        if fields.split()[2] == number:
+            return Mount(*rest.split(" ")[:2])
+    return Mount("", "")

@@ -2,47 +2,62 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TypeVar
 
 from hvdrecover.checkpoint.arena import Bytes
-from hvdrecover.checkpoint.storage.threads import Threads
 
 T = TypeVar("T")
 
 
 def transferred(
-    buffer: Bytes,
-    size: int,
-    at_once: int,
-    transfer: Callable[[Bytes, int], T],
-    prepare: Callable[[Bytes], None] = lambda piece: None,
+    buffer: Bytes, size: int, at_once: int, transfer: Callable[[Bytes, int], T]
 ) -> Iterator[tuple[Bytes, T]]:
-    """Transfer a buffer in pieces; give each, in order, when it has been transferred.
+    """Transfer a buffer in pieces; yield each piece, in order, when it is done.
 
     Args:
-        buffer: what to transfer.
+        buffer: the bytes.
         size: bytes of a piece; the last one may have fewer.
-        at_once: how many pieces are under way at a time, each in a thread of its own.
-        transfer: transfers one piece, and is told where in the buffer it starts.
-        prepare: given each piece before that, while earlier ones are under way.
+        at_once: the number of pieces that are under way, each in its own thread, while the caller has one.
+        transfer: transfers one piece, given its offset in the buffer.
 
     Yields:
         A piece, and what ``transfer`` returned for it.
 
     Raises:
-        Exception: what ``transfer`` raised first, in order; nothing is under way any more then.
+        Exception: the first error of ``transfer``, in order; by then, no piece is under way.
     """
+    if 0 < len(buffer) <= size:  # most files; no thread is needed
+        yield buffer, transfer(buffer, 0)
+        return
     under_way: deque[tuple[Bytes, Future[T]]] = deque()
-    with Threads(at_once, "hvdrecover-transfer") as threads:
+    try:
         for start in range(0, len(buffer), size):
             piece = buffer[start : start + size]
-            prepare(piece)
-            under_way.append((piece, threads.submit(transfer, piece, start)))
+            under_way.append((piece, _in_thread(transfer, piece, start)))
             if len(under_way) > at_once:
-                done, result = under_way.popleft()
-                yield done, result.result()
-        for done, result in under_way:
-            yield done, result.result()
+                done, future = under_way.popleft()
+                yield done, future.result()
+        while under_way:
+            done, future = under_way.popleft()
+            yield done, future.result()
+    finally:
+        wait([future for _, future in under_way])
+
+
+def _in_thread(transfer: Callable[[Bytes, int], T], piece: Bytes, start: int) -> Future[T]:
+    # Not a ThreadPoolExecutor: at exit, Python waits for its threads, so a storage that hangs would keep a
+    # finished process alive. Python does not wait for daemon threads.
+    future: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(transfer(piece, start))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="hvdrecover-transfer", daemon=True).start()
+    return future

@@ -1,175 +1,91 @@
-"""A checkpoint root in an S3 bucket, or in one of another store that speaks S3's language, over s3fs.
+"""A checkpoint root in an S3 bucket, or in another store with S3's protocol, by s3fs.
 
-Large files are uploaded in parts, several at a time. The file appears, whole, with the last request of its
-upload.
+A large file is uploaded in parts, several at a time, and appears with the last request. What a killed process
+uploaded of it stays in the bucket, invisible and paid for, until the upload is aborted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from hvdrecover.checkpoint.arena import Bytes
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.digest import Digest, digest
-from hvdrecover.checkpoint.storage.failures import failures
-from hvdrecover.checkpoint.storage.interface import TEMPORARY, Temporary
-from hvdrecover.checkpoint.storage.pieces import transferred
-from hvdrecover.checkpoint.storage.remote import AT_ONCE, PIECE, RemoteStorage
+from hvdrecover.checkpoint.digest import digest
+from hvdrecover.checkpoint.storage.interface import Temporary, failures
+from hvdrecover.checkpoint.storage.remote import RemoteStorage
 
 _MOST_PARTS = 10_000  # https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html
-_MIB = 1 << 20  # bytes
 _PATIENCE = 60.0  # seconds
-_SLOWEST = 1 << 18  # bytes per second; a link that is slower is taken to be dead
-
-
-class Place(NamedTuple):
-    """The place of an object."""
-
-    bucket: str
-    key: str
-
-
-def part_size(nbytes: int, least: int = PIECE) -> int:
-    """Return how large the parts of an upload are, so that no more are needed than an object may have.
-
-    Args:
-        nbytes: the size of the file.
-        least: what to return at least; S3 takes nothing below 5 MiB.
-
-    Returns:
-        The size of every part but the last: ``least``, or some whole MiB.
-    """
-    return max(least, -(-nbytes // (_MOST_PARTS * _MIB)) * _MIB)
+_SLOWEST = 1 << 18  # bytes per second; a slower link is assumed to be dead
 
 
 class S3Storage(RemoteStorage):
-    """A prefix of an S3 bucket, which must exist. A file that has been put is whole and durable.
-
-    A piece, as a part of an upload, must have 5 MiB at least.
-    """
+    """A prefix of an S3 bucket, which must exist. `piece` is the size of parts, at least 5 MiB."""
 
     def write(self, path: str, buffer: Bytes) -> str:
-        """Write a file that is durable on return, and is there either whole or not at all."""
+        """Write a file and return its digest; readers see all of it or nothing."""
         with failures(self.url, path, "write the file"):
-            size = part_size(len(buffer), self._piece)
-            if len(buffer) > size:
-                return self._upload(self._place(path), buffer, size)
-            self._fs.pipe_file(self._path(path), buffer.tobytes(), timeout=_limit(len(buffer)))
+            part = max(self._piece, -(-len(buffer) // _MOST_PARTS))
+            # s3fs uploads a file of at least two parts in parts; a smaller one must be bytes.
+            data = _Slices(buffer) if len(buffer) >= 2 * part else buffer.tobytes()
+            timeout = _PATIENCE + len(buffer) / _SLOWEST  # s3fs limits the time of reads only
+            self._fs.pipe_file(self._path(path), data, chunksize=part, timeout=timeout)
             return digest(buffer)
 
-    def _upload(self, place: Place, buffer: Bytes, size: int) -> str:
-        """Upload a file in parts of ``size`` bytes; return its digest."""
-        upload: dict[str, Any] = {"Bucket": place.bucket, "Key": place.key}
-        upload["UploadId"] = self._fs.call_s3("create_multipart_upload", **upload)["UploadId"]
-
-        def send(piece: Bytes, start: int) -> str:
-            part = {"PartNumber": start // size + 1, "timeout": _limit(size * AT_ONCE)}
-            tag: str = self._fs.call_s3("upload_part", **upload, **part, Body=piece.tobytes())["ETag"]
-            return tag
-
-        content, tags = Digest(), list[str]()
-        try:
-            for piece, tag in transferred(buffer, size, AT_ONCE, send):
-                content.update(piece)
-                tags.append(tag)
-            parts = [{"PartNumber": number, "ETag": tag} for number, tag in enumerate(tags, 1)]
-            self._fs.call_s3("complete_multipart_upload", **upload, MultipartUpload={"Parts": parts})
-        except BaseException:
-            with suppress(Exception):  # the store may be away; the next job aborts the upload
-                self._abort(upload)
-            raise
-        return content.hex()
-
-    def _abort(self, upload: dict[str, Any]) -> None:
-        with suppress(FileNotFoundError):
-            self._fs.call_s3("abort_multipart_upload", **upload)
-
     def delete(self, folder: str) -> None:
-        """Delete a folder and all below it, if it exists."""
+        """Delete a folder with its content, if it exists."""
+        super().delete(folder)
         with failures(self.url, folder, "delete the folder"):
-            self._fs.invalidate_cache()
-            # One by one, because s3fs keeps to itself which files of many could not be deleted.
-            paths = self._fs.find(self._path(folder))
-            for path in paths:
-                self._fs.rm_file(path)
-            self._delete_folders(paths, self._path(folder))
-
-    def _delete_folders(self, paths: list[str], top: str) -> None:
-        """Delete the folders themselves, which SeaweedFS has and shows; on S3 that does nothing."""
-        folders = {top}
-        for path in paths:
-            while len(path := path.rpartition("/")[0]) > len(top):
-                folders.add(path)
-        for folder in sorted(folders, key=len, reverse=True):
-            bucket, key, _ = self._fs.split_path(folder)
+            # SeaweedFS has folders, and lists them when they are empty. On S3 this does nothing.
+            bucket, key, _ = self._fs.split_path(self._path(folder))
             self._fs.call_s3("delete_object", Bucket=bucket, Key=f"{key}/")
 
     def temporaries(self) -> list[Temporary]:
-        """The unfinished uploads: their parts can't be seen, but are paid for."""
+        """Return the unfinished uploads, up to 1000 of them and of the parts of each."""
         with failures(self.url, "", "look for unfinished uploads"):
-            return [
-                Temporary(self._below(upload), self._below(upload).split("/")[0], self._size_of_parts(upload))
-                for upload in self._unfinished()
-            ]
+            found = []
+            for path, upload in self._unfinished():
+                with suppress(FileNotFoundError):  # the upload has just ended
+                    parts = self._fs.call_s3("list_parts", **upload).get("Parts", ())
+                    nbytes = sum(int(part["Size"]) for part in parts)
+                    found.append(Temporary(path, path.partition("/")[0], nbytes))
+            return found
 
     def tidy(self, stale: Callable[[str], bool]) -> None:
         """Abort the uploads that killed processes left."""
-        with failures(self.url, "", "look for unfinished uploads"):
-            for upload in self._unfinished():
-                if stale(self._below(upload).split("/")[0]):
-                    self._abort(upload)
+        with failures(self.url, "", "abort unfinished uploads"):
+            for path, upload in self._unfinished():
+                if stale(path.partition("/")[0]):
+                    with suppress(FileNotFoundError):
+                        self._fs.call_s3("abort_multipart_upload", **upload)
+
+    def _unfinished(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return path and identity of the unfinished uploads of this root, not of roots below it."""
+        bucket, key, _ = self._fs.split_path(self._root)
+        prefix = f"{key}/" if key else ""
+        answer = self._fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix)
+        found = []
+        for upload in answer.get("Uploads", ()):
+            path = upload["Key"].removeprefix(prefix)
+            if CommitId.parse(path.rpartition("/")[0]) is not None:
+                identity = {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
+                found.append((path, identity))
+        return found
 
     def _make_folder(self, folder: str) -> None:
-        """Do nothing: prefixes need not be made, and a bucket is not made because of a misspelt name."""
-
-    def _unfinished(self) -> list[dict[str, str]]:
-        """The unfinished uploads of this root; below it may be other roots, and files of others."""
-        root = self._place("")
-        asked = {"Bucket": root.bucket, "Prefix": f"{root.key}/" if root.key else ""}
-        found: list[dict[str, str]] = []
-        marker: dict[str, str] = {}
-        while True:
-            answer = self._fs.call_s3("list_multipart_uploads", **asked, **marker)
-            found += [
-                {"Bucket": root.bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
-                for upload in answer.get("Uploads", ())
-                if self._is_ours(upload)
-            ]
-            if not answer.get("IsTruncated"):
-                return found
-            marker = {
-                "KeyMarker": answer["NextKeyMarker"],
-                "UploadIdMarker": answer["NextUploadIdMarker"],
-            }
-
-    def _is_ours(self, upload: dict[str, str]) -> bool:
-        folder, _, file = self._below(upload).partition("/")
-        ours = CommitId.parse(folder) is not None or folder.startswith(TEMPORARY)
-        return ours and "/" not in file
-
-    def _below(self, upload: dict[str, str]) -> str:
-        """An upload's path below the root."""
-        return upload["Key"].removeprefix(self._place("").key).strip("/")
-
-    def _size_of_parts(self, upload: dict[str, str]) -> int:
-        size, marker = 0, 0
-        while True:
-            try:
-                answer = self._fs.call_s3("list_parts", **upload, PartNumberMarker=marker)
-            except FileNotFoundError:  # it has come to its end
-                return size
-            size += sum(int(part["Size"]) for part in answer.get("Parts", ()))
-            if not answer.get("IsTruncated"):
-                return size
-            marker = answer["NextPartNumberMarker"]
-
-    def _place(self, path: str) -> Place:
-        bucket, key, _ = self._fs.split_path(self._path(path))
-        return Place(bucket, key)
+        """Do nothing: prefixes are not made, and no bucket is made because of a misspelt name."""
 
 
-def _limit(nbytes: int) -> float:
-    """For how long to wait until so many bytes are through, in seconds."""
-    return _PATIENCE + nbytes / _SLOWEST
+class _Slices:
+    """A buffer whose slices are bytes: the client accepts only these, and a whole copy doubles the memory."""
+
+    def __init__(self, buffer: Bytes) -> None:
+        self._buffer = buffer
+
+    def __len__(self) -> int:
+        return len(self._buffer)
+
+    def __getitem__(self, part: slice) -> bytes:
+        return self._buffer[part].tobytes()

@@ -1,4 +1,3 @@
-import contextlib
 import errno
 import os
 import subprocess
@@ -11,13 +10,22 @@ import pytest
 from hvdrecover.checkpoint.arena import allocate
 from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.layout import PAGE
-from hvdrecover.checkpoint.storage import direct
-from hvdrecover.checkpoint.storage.direct import PIECE
+from hvdrecover.checkpoint.storage import LocalStorage
+from hvdrecover.checkpoint.storage.local import PIECE
+from hvdrecover.errors import StorageError
 
 SIZES = [
     *(0, 1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE + 5),
     *(PIECE - 1, PIECE, PIECE + 1, PIECE + PAGE, 3 * PIECE + 2 * PAGE + 7),
 ]
+
+
+def write(path, data):
+    return LocalStorage(path.parent).write(path.name, data)
+
+
+def read(path, into):
+    return LocalStorage(path.parent).read_into(path.name, into)
 
 
 def content(size, *, aligned=True):
@@ -29,10 +37,10 @@ def content(size, *, aligned=True):
 
 def check_there_and_back(path, size, *, aligned=True):
     data = content(size, aligned=aligned)
-    assert direct.write(path, data) == digest(data)
+    assert write(path, data) == digest(data)
     assert path.read_bytes() == data.tobytes()
     back = allocate(size + 1)[:size] if aligned else allocate(size + 1)[1:]
-    assert direct.read(path, back) == (size, digest(data))
+    assert read(path, back) == (size, digest(data))
     assert np.array_equal(back, data)
 
 
@@ -110,9 +118,9 @@ def test_whole_pages_go_past_the_page_cache_and_only_the_rest_through_it(
 @pytest.mark.parametrize("size", [PAGE, 5 * PAGE, 2 * PIECE + PAGE])
 def test_a_file_shorter_than_the_buffer_is_read_to_its_end(tmp_path, size, missing):
     data = content(max(0, size - missing))
-    direct.write(tmp_path / "file", data)
+    write(tmp_path / "file", data)
     longer = allocate(size)
-    assert direct.read(tmp_path / "file", longer) == (len(data), digest(data))
+    assert read(tmp_path / "file", longer) == (len(data), digest(data))
     assert np.array_equal(longer[: len(data)], data)
     assert not longer[len(data) :].any()
 
@@ -148,8 +156,8 @@ def test_where_o_direct_is_refused_early_or_late_the_page_cache_is_used(tmp_path
 def test_any_other_error_is_raised_and_no_descriptor_is_left(tmp_path, calls, call, size):
     calls.fail = {call: errno.EIO}
     before = len(open_files())
-    with pytest.raises(OSError, match="Input/output error"):
-        direct.write(tmp_path / "file", content(size))
+    with pytest.raises(StorageError, match="Input/output error"):
+        write(tmp_path / "file", content(size))
     assert len(open_files()) == before
 
 
@@ -165,18 +173,19 @@ def test_a_file_is_on_the_disk_when_the_write_returns(tmp_path, monkeypatch):
     fsync = os.fsync
 
     def note(descriptor):
-        synced.append(Path(f"/proc/self/fd/{descriptor}").read_bytes())
+        synced.append(Path(f"/proc/self/fd/{descriptor}"))
+        synced[-1] = synced[-1].read_bytes() if synced[-1].is_file() else "folder"
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", note)
     data = content(2 * PAGE + 1)
-    direct.write(tmp_path / "file", data)
-    assert synced == [data.tobytes()]
+    write(tmp_path / "file", data)
+    assert synced == [data.tobytes(), "folder"]
 
 
 def test_a_link_to_elsewhere_is_not_written_through(tmp_path):
     (tmp_path / "other").write_bytes(b"theirs")
     (tmp_path / "file").symlink_to(tmp_path / "other")
-    with contextlib.suppress(OSError):
-        direct.write(tmp_path / "file", content(PAGE))
+    with pytest.raises(StorageError):
+        write(tmp_path / "file", content(PAGE))
     assert (tmp_path / "other").read_bytes() == b"theirs"

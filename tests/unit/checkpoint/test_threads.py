@@ -6,7 +6,6 @@ import sys
 HANGING = """
 import threading
 import numpy as np
-from hvdrecover.checkpoint.storage.direct import PIECE, _transferred
 from hvdrecover.checkpoint.storage.pieces import transferred
 
 begun = threading.Semaphore(0)
@@ -19,10 +18,9 @@ def run(pieces):
     for _ in pieces:
         pass
 
-buffer = np.zeros(4 * PIECE, np.uint8)
-for pieces in transferred(buffer, PIECE, 2, hang), _transferred(buffer, PIECE, 2, hang):
-    threading.Thread(target=run, args=(pieces,), daemon=True).start()
-for _ in range(4):
+pieces = transferred(np.zeros(400, np.uint8), 100, 2, hang)
+threading.Thread(target=run, args=(pieces,), daemon=True).start()
+for _ in range(2):
     begun.acquire()
 print("the program ends")
 """
