@@ -46,8 +46,8 @@ def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
         "diff",
         _diff,
         "show what differs between two commits of a root",
-        "For tensors of the same dtype and shape, the change is max|b - a| / max|a| over the elements that "
-        "are finite in both. Elements that became or ceased to be NaN or infinite are counted apart.",
+        "For tensors whose elements differ, the largest difference is max|b - a| over the elements that are "
+        "finite in both.",
     )
     diff.add_argument("a", metavar="A", help="the commit to compare with")
     diff.add_argument("b", metavar="B", help="the commit that is compared with it")
@@ -193,11 +193,11 @@ def _ls(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from hvdrecover.checkpoint.inspection import catalog, contents
+    from hvdrecover.checkpoint.inspection import catalog
     from hvdrecover.cli import printer, results
 
     storage = _open_root(arguments)
-    found = contents.look_into(storage, catalog.find(storage, arguments.commit))
+    found = catalog.look_into(storage, catalog.find(storage, arguments.commit))
     printer.put(results.Content.of_root(storage.url, found), as_json=arguments.json)
     return 0
 
@@ -224,8 +224,8 @@ def _diff(arguments: argparse.Namespace) -> int:
     storage = _open_root(arguments)
     a, b = catalog.find(storage, arguments.a), catalog.find(storage, arguments.b)
     with printer.progress("comparing", verify.total_bytes(storage, (a, b))) as advance:
-        difference = compare.compare(storage, a, b, advance)
-    printer.put(results.Comparison.of(storage.url, a.name, b.name, difference), as_json=arguments.json)
+        found, unchanged = compare.compare(storage, a, b, advance)
+    printer.put(results.Comparison.of(storage.url, a.name, b.name, found, unchanged), as_json=arguments.json)
     return 0
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import datetime
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.console import Console
 from rich.text import Text
 
 from hvdrecover.checkpoint.inspection import readable
-from hvdrecover.checkpoint.inspection.catalog import Entry
+from hvdrecover.checkpoint.inspection.catalog import Contents, Entry
 from hvdrecover.checkpoint.inspection.compare import Difference
-from hvdrecover.checkpoint.inspection.contents import Contents
 from hvdrecover.checkpoint.inspection.prune import Plan
 from hvdrecover.checkpoint.inspection.verify import Verdict
 from hvdrecover.checkpoint.layout import TensorSpec
@@ -196,9 +193,9 @@ class Tensor:
     bytes: Annotated[int, Fact("size", size, right=True)]
 
     @classmethod
-    def of(cls, spec: TensorSpec, name: str | None = None) -> Tensor:
-        """Return a tensor, with the name in its file unless another one is given."""
-        return cls(spec.name if name is None else name, spec.dtype, list(spec.shape), spec.nbytes)
+    def of(cls, spec: TensorSpec) -> Tensor:
+        """Return a tensor with the name in its file."""
+        return cls(spec.name, spec.dtype, list(spec.shape), spec.nbytes)
 
 
 @dataclass(frozen=True)
@@ -217,14 +214,12 @@ class File(Result):
 
 def _objects(values: Mapping[str, Any]) -> str:
     """Return a line for each value but tensors, which the tables of files show."""
-    width = Console().width - 2 if sys.stdout.isatty() else None
     shown = {name: value for name, value in values.items() if not readable.only_tensors(value)}
-    return "\n".join(readable.text(value, f"{name} = ", width) for name, value in shown.items())
+    return "\n".join(f"{name} = {readable.text(value)}" for name, value in shown.items())
 
 
 def _random(value: Any) -> str:
-    width = Console().width - 2 if sys.stdout.isatty() else None
-    return "" if value is None else readable.text(value, "", width)
+    return "" if value is None else readable.text(value)
 
 
 @dataclass(frozen=True)
@@ -267,40 +262,12 @@ class Content(Commit, Result):
 
 
 @dataclass(frozen=True)
-class Reshaped:
-    """A tensor whose dtype or shape differs."""
-
-    name: Annotated[str, Fact("tensor")]
-    a: Annotated[str, Fact("in A")]
-    b: Annotated[str, Fact("in B")]
-
-
-def _relative(value: float) -> str:
-    return "from 0" if value == float("inf") else f"{value:.2g}"
-
-
-@dataclass(frozen=True)
 class Changed:
-    """A tensor whose elements differ."""
+    """One difference between two commits; see `compare.Difference`."""
 
-    name: Annotated[str, Fact("tensor")]
-    dtype: Annotated[str, Fact("dtype")]
-    shape: Annotated[list[int], Fact("shape")]
-    bytes: int
-    relative_change: Annotated[float, Fact("change", _relative, right=True)]
-    elements_changed: Annotated[int, Fact("elements", right=True)]
-    non_finite: Annotated[int, Fact("not finite", lambda count: str(count or ""), right=True)]
-    largest_change: float
-    largest_value: float
-
-
-@dataclass(frozen=True)
-class Object:
-    """A plain object that differs."""
-
-    path: Annotated[str, Fact("object")]
-    a: Annotated[str | None, Fact("in A", none="(none)")]
-    b: Annotated[str | None, Fact("in B", none="(none)")]
+    name: Annotated[str, Fact("name")]
+    change: Annotated[str, Fact("change")]
+    largest: Annotated[float | None, Fact("largest difference", "{:.3g}".format, right=True)]
 
 
 @dataclass(frozen=True)
@@ -310,40 +277,13 @@ class Comparison(Result):
     root: str
     a: str
     b: str
-    added: Annotated[list[Tensor], Rows("added tensors")]
-    removed: Annotated[list[Tensor], Rows("removed tensors")]
-    reshaped: Annotated[list[Reshaped], Rows("tensors with another dtype or shape")]
-    changed: Annotated[list[Changed], Rows("changed tensors: max|b - a| / max|a|")]
-    unchanged: list[str]
-    objects: Annotated[list[Object], Rows("changed objects")]
+    differences: Annotated[list[Changed], Rows()]
+    unchanged: int
 
     @classmethod
-    def of(cls, url: str, a: str, b: str, found: Difference) -> Comparison:
+    def of(cls, url: str, a: str, b: str, found: Sequence[Difference], unchanged: int) -> Comparison:
         """Return the result of ``diff``."""
-        return cls(
-            root=url,
-            a=a,
-            b=b,
-            added=[Tensor.of(spec, name) for name, spec in found.added.items()],
-            removed=[Tensor.of(spec, name) for name, spec in found.removed.items()],
-            reshaped=[Reshaped(name, str(a), str(b)) for name, (a, b) in found.reshaped.items()],
-            changed=[
-                Changed(
-                    name=each.tensor,
-                    dtype=each.spec.dtype,
-                    shape=list(each.spec.shape),
-                    bytes=each.spec.nbytes,
-                    relative_change=each.relative,
-                    elements_changed=each.changed,
-                    non_finite=each.non_finite,
-                    largest_change=each.largest,
-                    largest_value=each.scale,
-                )
-                for each in found.changes
-            ],
-            unchanged=found.unchanged,
-            objects=[Object(path, *texts) for path, texts in found.objects.items()],
-        )
+        return cls(url, a, b, [Changed(**vars(each)) for each in found], unchanged)
 
     def title(self) -> str:
         """Return the names of both commits."""
@@ -351,7 +291,7 @@ class Comparison(Result):
 
     def notes(self) -> Iterable[Shown]:
         """Return the number of tensors that are equal."""
-        yield f"{counted(len(self.unchanged), 'tensor')} unchanged"
+        yield f"{counted(self.unchanged, 'tensor')} unchanged"
 
 
 # -- prune and export ----------------------------------------------------------------------------------

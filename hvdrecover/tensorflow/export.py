@@ -10,7 +10,7 @@ from pathlib import Path
 import keras
 
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.inspection import contents, readable
+from hvdrecover.checkpoint.inspection import catalog, readable
 from hvdrecover.checkpoint.inspection.export import chosen, written_aside
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.storage import Storage
@@ -61,7 +61,7 @@ def to_keras(
     with written_aside(path, force=force) as aside:
         snapshot = read_commit(storage, commit, {name})
         chosen(snapshot.state, [name], url)
-        structures = contents.attributes(snapshot.state, url)
+        structures = catalog.attributes(snapshot.state, url)
         if not readable.only_tensors(structures.get(name)):
             raise ExportError(url, f"the commit's '{name}' is not a model; name one with --only")
         state = {"attributes": {name: structures[name]}, "samplers": {}}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.inspection import contents
+from hvdrecover.checkpoint.inspection import catalog
 from hvdrecover.checkpoint.inspection.export import chosen, written_aside
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.snapshot import Snapshot
@@ -59,7 +59,7 @@ def to_torch(
 
 
 def _exported(snapshot: Snapshot, names: Sequence[str], url: str) -> dict[str, Any]:
-    cursors, structures = contents.samplers(snapshot.state, url), contents.attributes(snapshot.state, url)
+    cursors, structures = catalog.samplers(snapshot.state, url), catalog.attributes(snapshot.state, url)
     framework, exported, refused = TorchFramework(), {}, []
     for name in names:
         try:

@@ -63,7 +63,7 @@ def test_show_names_each_tensor_of_a_commit(root: Path) -> None:
 def test_diff_names_what_has_changed(root: Path) -> None:
     newest, *_, oldest = names(root)
     compared = call_json("diff", root, oldest, newest)
-    assert {f"model.{name}" for name in MODEL} <= {each["name"] for each in compared["changed"]}
+    assert {f"model.{name}" for name in MODEL} <= {each["name"] for each in compared["differences"]}
     assert (compared["a"], compared["b"]) == (oldest, newest)
 
 

@@ -5,23 +5,19 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from hvdrecover.checkpoint import layout
-from hvdrecover.checkpoint.arena import Bytes
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.inspection import contents, readable
-from hvdrecover.checkpoint.layout import Layout, TensorSpec
+from hvdrecover.checkpoint.inspection import catalog, readable
+from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.checkpoint.manifest import Manifest
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.root import read_manifest
 from hvdrecover.checkpoint.storage import Storage, failures
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.errors import ExportError
-
-Sources = Mapping[str, Mapping[str, TensorSpec]]
-"""By attribute: what each of its tensors will be called, and what it is."""
 
 
 def to_safetensors(
@@ -53,27 +49,30 @@ def to_safetensors(
     _refuse_other_than_tensors(storage, manifest, names)
     sources = _sources(storage, manifest, names)
     planned = layout.plan([spec for named in sources.values() for spec in named.values()])
-    with written_aside(path, force=force) as aside, _Sparse(aside, planned) as file:
+    with written_aside(path, force=force) as aside, aside.open("xb") as file:
+        file.truncate(planned.nbytes)
+        file.write(planned.header)
         for attribute, named in sources.items():
             arena = read_commit(storage, commit, {attribute}).arenas[attribute]
             for name, spec in named.items():
-                file.put(spec.name, arena.bytes_of(name))
+                file.seek(planned.offsets[spec.name])
+                file.write(arena.bytes_of(name).data)
     return names
 
 
 def chosen(state: Mapping[str, Json], only: Sequence[str], url: str) -> list[str]:
-    """The attributes that a user wants of a commit, in the order of the commit; all, if none is named.
+    """Return the attributes that a user names, in the order of the commit; all, if none is named.
 
     Args:
         state: the commit's.
         only: their names; empty for all.
-        url: what to call the commit in an error.
+        url: the commit, for errors.
 
     Raises:
         ExportError: the commit has no attribute of that name.
-        CorruptCheckpointError: the state is nonsense.
+        CorruptCheckpointError: the state is malformed.
     """
-    there = [*contents.attributes(state, url), *contents.samplers(state, url)]
+    there = [*catalog.attributes(state, url), *catalog.samplers(state, url)]
     for name in only:
         if name not in there:
             raise ExportError(url, f"the commit has no attribute '{name}'; it has {', '.join(there)}")
@@ -82,11 +81,11 @@ def chosen(state: Mapping[str, Json], only: Sequence[str], url: str) -> list[str
 
 @contextmanager
 def written_aside(path: Path, *, force: bool) -> Iterator[Path]:
-    """A name beside a file's, for what takes the file's place at the end, if all goes well.
+    """Yield a temporary path beside a file; at the end, fsync it and rename it to the file.
 
     Args:
-        path: the file; the name has the same suffix.
-        force: whether it may be replaced.
+        path: the file; the temporary path has the same suffix.
+        force: whether the file may be replaced.
 
     Raises:
         ExportError: the file exists.
@@ -105,40 +104,13 @@ def written_aside(path: Path, *, force: bool) -> Iterator[Path]:
             aside.unlink(missing_ok=True)
 
 
-class _Sparse:
-    """A safetensors file whose tensors are written in any order."""
-
-    def __init__(self, path: Path, planned: Layout) -> None:
-        self._path = path
-        self._planned = planned
-        self._stack = ExitStack()
-
-    def __enter__(self) -> _Sparse:
-        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        self._stack.callback(os.close, self._descriptor)
-        os.ftruncate(self._descriptor, self._planned.nbytes)
-        self._write(memoryview(self._planned.header), 0)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-    def put(self, name: str, data: Bytes) -> None:
-        """Write one tensor."""
-        self._write(data.data, self._planned.offsets[name])
-
-    def _write(self, data: memoryview, start: int) -> None:
-        done = 0
-        while done < len(data):
-            done += os.pwrite(self._descriptor, data[done:], start + done)
-
-
-def _sources(storage: Storage, manifest: Manifest, names: Sequence[str]) -> Sources:
+def _sources(storage: Storage, manifest: Manifest, names: Sequence[str]) -> dict[str, dict[str, TensorSpec]]:
+    """Return, by attribute and tensor, the name in the file, the dtype and the shape."""
     entries = manifest.by_attribute
     sources: dict[str, dict[str, TensorSpec]] = {}
     for attribute in names:
         prefix = f"{attribute}." if len(names) > 1 else ""
-        specs = contents.layout_of(storage, manifest.id, entries[attribute]).specs
+        specs = catalog.layout_of(storage, manifest.id, entries[attribute]).specs
         sources[attribute] = {
             spec.name: TensorSpec(prefix + spec.name, spec.dtype, spec.shape) for spec in specs
         }
@@ -147,7 +119,7 @@ def _sources(storage: Storage, manifest: Manifest, names: Sequence[str]) -> Sour
 
 def _refuse_other_than_tensors(storage: Storage, manifest: Manifest, names: Sequence[str]) -> None:
     url = f"{storage.url}/{manifest.id.name}"
-    attributes = contents.attributes(manifest.state, url)
+    attributes = catalog.attributes(manifest.state, url)
     others = [name for name in names if not readable.only_tensors(attributes.get(name))]
     if others:
         pure = [name for name in attributes if readable.only_tensors(attributes[name])]

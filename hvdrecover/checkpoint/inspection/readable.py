@@ -1,8 +1,8 @@
 """The plain objects of a commit as text, without making them.
 
-`hvdrecover.checkpoint.values.decode` makes them again, for which the program has to define their classes.
-Here nothing has to be defined, nothing is imported and no malformed value is an error: this is for people who
-look at a commit, also one that somebody else wrote. Characters that a terminal would obey are escaped.
+`hvdrecover.checkpoint.values.decode` makes them, for which the program has to define their classes. Here
+nothing is imported and no malformed value is an error: this is for people who look at a commit, also one that
+another user wrote. Control characters, which a terminal would execute, are escaped.
 """
 
 from __future__ import annotations
@@ -20,40 +20,53 @@ from hvdrecover.redaction import printable
 _TENSOR = "$tensor"
 _DEPTH = 120  # containers; `values.encode` goes no deeper than 100
 _FEW = 16  # elements of an array that are shown
-_INDENT = "    "
-
-Node = str | tuple[str, list["Node"], str]
-"""A text, or what opens a container, its items, and what closes it."""
+_SEQUENCES = {"$tuple": "({})", "$set": "{{{}}}", "$frozenset": "frozenset({{{}}})"}
+_MAPPINGS = {"$dict": "{{{}}}", "$ordereddict": "OrderedDict({{{}}})", "$counter": "Counter({{{}}})"}
 
 
-def text(value: Json, prefix: str = "", width: int | None = None) -> str:
-    """A value as Python would write it, more or less.
+def text(value: Json, depth: int = 0) -> str:
+    """Return an encoded value, or any JSON, as Python would write it, on one line.
 
     Args:
-        value: what `hvdrecover.checkpoint.values.encode` gave, or any JSON.
-        prefix: what to begin with, such as ``epoch = ``.
-        width: how many characters a line may have, where that can be kept; None for one line.
+        value: `hvdrecover.checkpoint.values.encode` gave it.
+        depth: how many containers it lies in.
     """
-    return "\n".join(_lines(_prefixed(prefix, _node(value, 0)), "", width))
+    if depth == _DEPTH:
+        return "…"
+    if not isinstance(value, list | dict):
+        return repr(value)
+    if isinstance(value, dict) and list(value) == [_TENSOR]:
+        return f"<tensor {printable(str(value[_TENSOR]))}>"
+    if count := _count_tensors(value, 0):
+        return f"<{count} tensors>"
+
+    def inner(item: Json) -> str:
+        return text(item, depth + 1)
+
+    if isinstance(value, list):
+        return f"[{', '.join(map(inner, value))}]"
+    tag = next(iter(value), "")
+    if tag.startswith("$") and len(value) == 1:
+        try:
+            return _tagged(tag, value[tag], inner)
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
+            pass  # malformed: show the JSON
+    return "{" + ", ".join(f"{key!r}: {inner(item)}" for key, item in value.items()) + "}"
 
 
 def shortened(value: Json, limit: int = 60) -> str:
-    """A value on one line of at most ``limit`` characters."""
+    """Return a value on one line of at most ``limit`` characters."""
     line = text(value)
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def differences(a: Json, b: Json) -> dict[str, tuple[str | None, str | None]]:
-    """Return where two values differ, apart from tensors.
-
-    Returns:
-        Path to the texts of both; None where there is no value.
-    """
+    """Return where two values differ, apart from tensors: path to both texts, None for a missing value."""
     return {path.lstrip("."): texts for path, texts in _differences(a, b, "", 0)}
 
 
 def only_tensors(value: Json) -> bool:
-    """Return whether a value is a tensor, or containers of tensors and nothing else."""
+    """Return whether a value is a tensor, or containers that hold only tensors."""
     return bool(_count_tensors(value, 0))
 
 
@@ -76,39 +89,40 @@ def _count_tensors(value: Json, depth: int) -> int | None:
     if isinstance(value, dict) and list(value) == [_TENSOR]:
         return 1
     items = _items(value) if depth < _DEPTH else None
-    counts = [] if items is None else [_count_tensors(item, depth + 1) for item in items.values()]
-    known = [count for count in counts if count is not None]
-    return sum(known) if items is not None and len(known) == len(counts) else None
+    if items is None:
+        return None
+    total = 0
+    for item in items.values():
+        count = _count_tensors(item, depth + 1)
+        if count is None:
+            return None
+        total += count
+    return total
 
 
 def _differences(
     a: Json, b: Json, path: str, depth: int
 ) -> Iterator[tuple[str, tuple[str | None, str | None]]]:
-    pairs = [_items(side) for side in (a, b)]
-    if depth == _DEPTH or pairs[0] is None or pairs[1] is None:
+    before, after = _items(a), _items(b)
+    if depth == _DEPTH or before is None or after is None:
         if a != b or type(a) is not type(b):
             yield path, (shortened(a), shortened(b))
         return
-    for step in {**pairs[0], **pairs[1]}:
-        inner = path + step
-        if step not in pairs[0]:
-            if not only_tensors(pairs[1][step]):
-                yield inner, (None, shortened(pairs[1][step]))
-        elif step not in pairs[1]:
-            if not only_tensors(pairs[0][step]):
-                yield inner, (shortened(pairs[0][step]), None)
-        else:
-            yield from _differences(pairs[0][step], pairs[1][step], inner, depth + 1)
+    for step in {**before, **after}:
+        if step in before and step in after:
+            yield from _differences(before[step], after[step], path + step, depth + 1)
+        elif not only_tensors({**before, **after}[step]):
+            texts = [shortened(side[step]) if step in side else None for side in (before, after)]
+            yield path + step, (texts[0], texts[1])
 
 
 def _items(value: Json) -> dict[str, Json] | None:
-    """The items of a list or a dict by the way that leads to each; None for what has none to compare."""
+    """Return the items of a list or a dict by their step of the path; None for values without items."""
     if isinstance(value, list):
         return {f"[{number}]": item for number, item in enumerate(value)}
     if not isinstance(value, dict):
         return None
-    tag = next(iter(value), "")
-    if not tag.startswith("$"):
+    if not next(iter(value), "").startswith("$"):
         return {f".{printable(key)}": item for key, item in value.items()}
     pairs = value.get("$dict")
     if isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
@@ -116,58 +130,27 @@ def _items(value: Json) -> dict[str, Json] | None:
     return None
 
 
-def _node(value: Json, depth: int) -> Node:
-    if depth == _DEPTH:
-        return "…"
-    if not isinstance(value, list | dict):
-        return repr(value)
-    if isinstance(value, dict) and list(value) == [_TENSOR]:
-        return f"<tensor {printable(str(value[_TENSOR]))}>"
-    if count := _count_tensors(value, depth):
-        return f"<{count} tensors>"
-    if isinstance(value, list):
-        return "[", [_node(item, depth + 1) for item in value], "]"
-    tag = next(iter(value), "")
-    if tag.startswith("$") and len(value) == 1:
-        try:
-            return _tagged(tag, value[tag], lambda item: _node(item, depth + 1))
-        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
-            pass  # malformed, so it is shown as it is
-    return "{", [_prefixed(f"{key!r}: ", _node(item, depth + 1)) for key, item in value.items()], "}"
-
-
-def _tagged(tag: str, payload: Any, inner: Callable[[Json], Node]) -> Node:
+def _tagged(tag: str, payload: Any, inner: Callable[[Json], str]) -> str:
     if tag in _SEQUENCES:
-        opening, closing = _SEQUENCES[tag]
-        if tag == "$tuple" and len(payload) == 1:
-            closing = ",)"
-        return opening, [inner(item) for item in _list(payload)], closing
+        comma = "," if tag == "$tuple" and len(payload) == 1 else ""
+        return _SEQUENCES[tag].format(", ".join(map(inner, _list(payload))) + comma)
     if tag in _MAPPINGS:
-        opening, closing = _MAPPINGS[tag]
-        return opening, [_prefixed(f"{_flat(inner(key))}: ", inner(item)) for key, item in payload], closing
+        return _MAPPINGS[tag].format(", ".join(f"{inner(key)}: {inner(item)}" for key, item in payload))
     if tag == "$deque":
         items, longest = payload
-        return "deque([", [inner(item) for item in _list(items)], f"], maxlen={longest!r})"
+        return f"deque([{', '.join(map(inner, _list(items)))}], maxlen={longest!r})"
     if tag == "$enum":
         return f"{_class(payload[0])}.{printable(payload[1])}"
     if tag == "$namedtuple":
-        return f"{_class(payload[0])}(", [inner(item) for item in _list(payload[1])], ")"
+        return f"{_class(payload[0])}({', '.join(map(inner, _list(payload[1])))})"
     if tag == "$dataclass":
         name, fields, others = payload
         pairs = itertools.chain(fields.items(), others.items())
-        return f"{_class(name)}(", [_prefixed(f"{printable(key)}=", inner(item)) for key, item in pairs], ")"
-    return _leaf(values.decode({tag: payload}))
-
-
-_SEQUENCES = {"$tuple": ("(", ")"), "$set": ("{", "}"), "$frozenset": ("frozenset({", "})")}
-_MAPPINGS = {"$dict": ("{", "}"), "$ordereddict": ("OrderedDict({", "})"), "$counter": ("Counter({", "})")}
-
-
-def _leaf(value: Any) -> str:
-    """A value that `values.decode` made without looking for a class."""
-    if isinstance(value, np.ndarray) and value.size > _FEW:
-        return f"<array {value.dtype.str}{list(value.shape)}>"
-    return printable(" ".join(repr(value).split()))
+        return f"{_class(name)}({', '.join(f'{printable(key)}={inner(item)}' for key, item in pairs)})"
+    made = values.decode({tag: payload})  # of the other kinds, none looks for a class
+    if isinstance(made, np.ndarray) and made.size > _FEW:
+        return f"<array {made.dtype.str}{list(made.shape)}>"
+    return printable(" ".join(repr(made).split()))
 
 
 def _list(payload: Any) -> list[Json]:
@@ -179,24 +162,3 @@ def _list(payload: Any) -> list[Json]:
 def _class(name: str) -> str:
     """``module:Outer.Inner`` as ``Inner``."""
     return printable(name.rpartition(":")[2].rpartition(".")[2])
-
-
-def _prefixed(prefix: str, node: Node) -> Node:
-    return prefix + node if isinstance(node, str) else (prefix + node[0], node[1], node[2])
-
-
-def _flat(node: Node) -> str:
-    return node if isinstance(node, str) else node[0] + ", ".join(map(_flat, node[1])) + node[2]
-
-
-def _lines(node: Node, indent: str, width: int | None) -> Iterator[str]:
-    line = indent + _flat(node)
-    if isinstance(node, str) or not node[1] or width is None or len(line) <= width:
-        yield line
-        return
-    yield indent + node[0]
-    for child in node[1]:
-        *others, last = _lines(child, indent + _INDENT, width - 1)
-        yield from others
-        yield last + ","
-    yield indent + node[2]

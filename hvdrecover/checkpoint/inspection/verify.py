@@ -1,7 +1,7 @@
-"""Reading every byte of a commit and comparing it with the manifest's digests.
+"""Reading every byte of commits and comparing it with the manifest's digests.
 
-Files are read through a buffer of a fixed size, so verifying takes little memory however large a commit is.
-Nothing at the root is changed: whether to quarantine a broken commit is the business of the job that owns it.
+Files are read through a buffer of a fixed size, so verifying takes little memory. It changes nothing at the
+root: only the job that owns a root quarantines its commits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hvdrecover.checkpoint import root
 from hvdrecover.checkpoint.arena import allocate
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import Digest
-from hvdrecover.checkpoint.inspection import catalog, contents
+from hvdrecover.checkpoint.inspection import catalog
 from hvdrecover.checkpoint.manifest import FileEntry
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.errors import CorruptCheckpointError, FormatVersionError
@@ -27,11 +27,11 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Verdict:
-    """The findings of verifying a commit.
+    """The result of verifying a commit.
 
     Attributes:
         id: the commit.
-        problems: file name to what is wrong with it; empty if the commit is intact.
+        problems: file name to its problem; empty if the commit is intact.
         nbytes: how many bytes of data files were read.
     """
 
@@ -46,54 +46,55 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        """Return what is wrong, on one line."""
+        """Return the problems on one line."""
         return "; ".join(f"{file}: {problem}" for file, problem in self.problems.items())
 
 
 def verify(storage: Storage, commit: CommitId, advance: Advance) -> Verdict:
-    """Read a commit through and compare it with its digests.
+    """Read a commit and compare it with its digests.
 
     Raises:
         StorageError: the storage failed, which says nothing about the commit.
     """
-    try:
-        manifest = root.read_manifest(storage, commit)
-    except (CorruptCheckpointError, FormatVersionError) as error:
-        return Verdict(commit, dict([_problem(storage, commit, error)]), 0)
     problems: dict[str, str] = {}
-    for entry in manifest.files:
+
+    def note(error: Exception) -> None:
+        file, _, problem = root.reason(storage, commit, error).partition(": ")
+        problems[file] = problem
+
+    try:
+        files = root.read_manifest(storage, commit).files
+    except (CorruptCheckpointError, FormatVersionError) as error:
+        note(error)
+        return Verdict(commit, problems, 0)
+    for file in files:
         try:
-            _verify_file(storage, commit, entry, advance)
+            _verify_file(storage, commit, file, advance)
         except CorruptCheckpointError as error:
-            problems.update([_problem(storage, commit, error)])
-    return Verdict(commit, problems, sum(entry.size for entry in manifest.files))
+            note(error)
+    return Verdict(commit, problems, sum(file.size for file in files))
 
 
-def _verify_file(storage: Storage, commit: CommitId, entry: FileEntry, advance: Advance) -> None:
-    path = f"{commit.name}/{entry.name}"
-    contents.layout_of(storage, commit, entry)  # the file's size, and its header
-    buffer, found, position = allocate(min(PIECE, entry.size)), Digest(), 0
-    while position < entry.size:
-        piece = buffer[: entry.size - position]
+def _verify_file(storage: Storage, commit: CommitId, file: FileEntry, advance: Advance) -> None:
+    path = f"{commit.name}/{file.name}"
+    catalog.layout_of(storage, commit, file)  # checks size and header
+    buffer, found, position = allocate(min(PIECE, file.size)), Digest(), 0
+    while position < file.size:
+        piece = buffer[: file.size - position]
         count = storage.read_into(path, piece, position).size
         if count < len(piece):
             raise CorruptCheckpointError(f"{storage.url}/{path}", "the file became shorter while it was read")
         found.update(piece)
         position += count
         advance(count)
-    if found.hex() != entry.digest:
+    if found.hex() != file.digest:
         raise CorruptCheckpointError(
             f"{storage.url}/{path}", "the file's content does not match the manifest's digest"
         )
 
 
-def _problem(storage: Storage, commit: CommitId, error: Exception) -> tuple[str, str]:
-    file, _, problem = root.reason(storage, commit, error).partition(": ")
-    return file, problem
-
-
 def due(storage: Storage, wanted: Sequence[str]) -> list[CommitId]:
-    """The commits to verify: those that a user names, or all complete ones, newest first.
+    """Return the commits that a user names, or all complete ones, newest first.
 
     Raises:
         UnknownCommitError: the root has no commit of a name, or is not a checkpoint root.
@@ -105,23 +106,19 @@ def due(storage: Storage, wanted: Sequence[str]) -> list[CommitId]:
 
 
 def verify_all(storage: Storage, commits: Sequence[CommitId], advance: Advance) -> dict[CommitId, Verdict]:
-    """Verify commits, in the order given; those that a running job has deleted meanwhile are left out.
+    """Verify commits in the given order; skip those that a running job deletes meanwhile.
 
     Raises:
         StorageError: the storage failed.
     """
-    verdicts = {}
-    for commit in commits:
-        verdict = verify(storage, commit, advance)
-        if verdict.intact or storage.names(commit.name):
-            verdicts[commit] = verdict
-    return verdicts
+    verdicts = {commit: verify(storage, commit, advance) for commit in commits}
+    return {commit: each for commit, each in verdicts.items() if each.intact or storage.names(commit.name)}
 
 
 def total_bytes(storage: Storage, commits: Sequence[CommitId]) -> int:
-    """The size of the data files of some commits; those whose manifest can't be read count for nothing."""
+    """Return the size of the data files of commits, without those whose manifest cannot be read."""
     total = 0
     for commit in commits:
         with suppress(CorruptCheckpointError, FormatVersionError):
-            total += sum(entry.size for entry in root.read_manifest(storage, commit).files)
+            total += sum(file.size for file in root.read_manifest(storage, commit).files)
     return total

@@ -10,7 +10,6 @@ from typing import Any
 from hvdrecover.checkpoint import values
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.inspection import catalog, readable
-from hvdrecover.checkpoint.inspection import contents as parts
 from hvdrecover.checkpoint.reader import read_commit, read_newest
 from hvdrecover.checkpoint.retrying import retrying
 from hvdrecover.checkpoint.snapshot import Snapshot
@@ -87,7 +86,7 @@ def load(
     storage = open_storage(url)
     snapshot = _read(storage, commit, set(wanted))
     where = f"{storage.url}/{snapshot.id}"
-    structures, cursors = parts.attributes(snapshot.state, where), parts.samplers(snapshot.state, where)
+    structures, cursors = catalog.attributes(snapshot.state, where), catalog.samplers(snapshot.state, where)
     chosen = {name: structures[name] for name in wanted if name in structures}
     contents = Contents(framework, wanted, set())
     state = {"attributes": chosen, "samplers": {}, "own": snapshot.state.get("own", {})}

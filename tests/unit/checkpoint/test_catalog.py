@@ -6,7 +6,7 @@ import pytest
 
 from hvdrecover.checkpoint import root
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.inspection import catalog, contents
+from hvdrecover.checkpoint.inspection import catalog
 from hvdrecover.checkpoint.manifest import FILE_NAME
 from hvdrecover.errors import CorruptCheckpointError, FormatVersionError, UnknownCommitError
 from tests.fakes.clock import FakeClock
@@ -112,7 +112,7 @@ def test_a_commits_tensors_and_objects_are_known_without_reading_the_tensors(sto
         return read_into(path, buffer, start)
 
     monkeypatch.setattr(storage, "read_into", note)
-    found = contents.look_into(storage, CommitId(2, 2))
+    found = catalog.look_into(storage, CommitId(2, 2))
     assert [str(spec) for spec in found.layouts["model.safetensors"].specs] == ["F32[1000]", "U8[0]"]
     assert found.attributes == make_snapshot(2, 2).state["attributes"]
     assert (found.samplers, found.entry.state) == ({}, "finished")
@@ -122,17 +122,17 @@ def test_a_commits_tensors_and_objects_are_known_without_reading_the_tensors(sto
 def test_looking_into_a_broken_commit_is_an_error_that_names_the_file(storage):
     storage.publish("g0001-c00000001/model.safetensors", b"short")
     with pytest.raises(CorruptCheckpointError, match=r"model\.safetensors: .* 5 bytes"):
-        contents.look_into(storage, CommitId(1, 1))
+        catalog.look_into(storage, CommitId(1, 1))
     storage.remove("g0001-c00000002/model.safetensors")
     with pytest.raises(CorruptCheckpointError, match=r"g0001-c00000002/model\.safetensors: .*missing"):
-        contents.look_into(storage, CommitId(1, 2))
+        catalog.look_into(storage, CommitId(1, 2))
     storage.publish(f"g0001-c00000002/{FILE_NAME}", NEWER_FORMAT)
     with pytest.raises(FormatVersionError):
-        contents.look_into(storage, CommitId(1, 2))
+        catalog.look_into(storage, CommitId(1, 2))
 
 
 @pytest.mark.parametrize("part", ["attributes", "samplers"])
 @pytest.mark.parametrize("nonsense", [None, 1, [], "x"])
 def test_a_state_that_is_nonsense_is_a_corrupt_commit(part, nonsense):
     with pytest.raises(CorruptCheckpointError, match=f"^url: .*{part}"):
-        getattr(contents, part)({part: nonsense}, "url")
+        getattr(catalog, part)({part: nonsense}, "url")
