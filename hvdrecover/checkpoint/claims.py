@@ -3,18 +3,19 @@
 A claim is a file ``claims/g0003.json``, created by the one process that writes generation 3, and never by
 two. It names its job, its start, and the generation under which that start *took* the root, `Claim.first`:
 
-- The root belongs to the start that took it last: of all claims, to that with the highest `Claim.first`. A
-  start takes it under a number above all claims. A recovery never takes it: it resumes from claims of its own
-  start. So a claim that is made late, by what was replaced, means nothing, under however high a number.
-- Within a start, the highest generation writes. Processes of earlier ones were left behind by a recovery.
-- A start has claimed only once it has seen its claim as the newest of all. Else it claims again, above those.
-- A job that was replaced by another one never takes the root back: its next start is refused.
+- The root belongs to the start that took it last, which is the start whose claim has the highest
+  `Claim.first`. A start takes the root under a number above all claims. A recovery does not take it: it
+  continues the claims of its own start. So a late claim of a replaced process has no effect, however high
+  its number is.
+- Within a start, the highest generation writes. A recovery left the processes of earlier ones behind.
+- A start has claimed the root when it has seen its own claim as the newest. Else it claims again, above that.
+- A job that another job has replaced never takes the root back: its next start is refused.
 
-Each process looks before it claims, after that, and before each publication. At least one of two that claim
-at the same time sees the other's claim, and all judge alike.
+Each process reads the claims before it claims, after that, and before each publication. Of two processes that
+claim at the same time, at least one sees the other's claim, and all processes judge alike.
 
-A claim also records whether a commit of its generation has been acknowledged, so that a root whose commits
-have all vanished is told from one whose first commit was never completed.
+A claim also records whether a commit of its generation has been acknowledged: that distinguishes a root whose
+commits have all vanished from one whose first commit was never completed.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hvdrecover.checkpoint import root
+from hvdrecover.checkpoint.manifest import FORMAT, READERS, unknown_format
 from hvdrecover.checkpoint.root import CLAIMS
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.clock import Clock
@@ -36,24 +37,30 @@ from hvdrecover.errors import EmptiedRootError, FencedError, OvertakenError, Sto
 from hvdrecover.process_identity import identity
 
 _NAME = re.compile(r"g([0-9]{4,9})\.json")
+_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("job", "maker", "host", "start", "process"), (str,)),
+    **dict.fromkeys(("generation", "first", "after", "pid"), (int,)),
+    "acknowledged": (bool,),
+    "time": (float, int, type(None)),
+}
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A job's word that it writes a generation.
+    """The claim of one generation. The earliest versions wrote only job, host, pid, time and acknowledged.
 
     Attributes:
         generation: the generation.
         job: identity of the job; empty if the claim is damaged.
         acknowledged: whether a commit of this generation has become durable.
         first: the generation under which the job's start took the root.
-        after: the newest claim that there was when this one was made. Its maker has judged all up to it.
-        maker: identity of the process's `Claims` that made it; empty in claims of earlier versions.
+        after: the newest earlier claim when this one was made. Its maker has judged all up to it.
+        maker: identity of the process's `Claims` that made it.
         host: name of the maker's host.
         pid: the maker's process number there.
         time: when it was made, in seconds since the Unix epoch.
-        start: identity of the job's start; in claims of earlier versions, each start was a job.
-        process: the maker's `hvdrecover.process_identity.identity`; empty if that is not known.
+        start: identity of the job's start.
+        process: the maker's `hvdrecover.process_identity.identity`; empty if unknown.
     """
 
     generation: int
@@ -69,12 +76,12 @@ class Claim:
     process: str = ""
 
     def text(self, *, acknowledged: bool) -> bytes:
-        """The claim's file."""
+        """Return the content of the claim's file."""
         fields = {name: value for name, value in vars(self).items() if name != "generation"}
-        return json.dumps({**fields, "acknowledged": acknowledged}).encode()
+        return json.dumps({"format": FORMAT, **fields, "acknowledged": acknowledged}).encode()
 
     def describe(self, since: float | None) -> str:
-        """The job and its process, for messages; ``since`` is when its start took the root."""
+        """Return the job and its process, for messages; ``since`` is when its start took the root."""
         if not self.job:
             return f"a job whose claim {_path(self.generation)} can't be read"
         job, host = (re.sub(r"[^\w.:-]", "?", text) for text in (self.job[:8], self.host[:255]))
@@ -83,39 +90,37 @@ class Claim:
 
 
 def among(names: Iterable[str]) -> list[int]:
-    """The generations whose claims have these names, newest first."""
+    """Return the generations whose claims have these names, newest first."""
     found = {int(match[1]): match[0] for match in map(_NAME.fullmatch, names) if match}
     return sorted((claim for claim, name in found.items() if name == _name(claim)), reverse=True)
 
 
 def read(storage: Storage, generation: int) -> Claim:
-    """One claim. One that is damaged is nobody's, and may have had commits.
+    """Read one claim. A damaged claim belongs to no job, and its generation may have had commits.
 
     Raises:
+        FormatVersionError: it is of a format that this version does not know.
         StorageError: the storage failed.
     """
     try:
         fields = json.loads(root.read_note(storage, _path(generation)))
-        return Claim(
-            generation,
-            str(fields["job"]),
-            bool(fields["acknowledged"]),
-            # Earlier versions did not say; the claim counts as one that took the root.
-            first=_count(fields.get("first"), generation, most=generation),
-            after=_count(fields.get("after"), 0, most=generation - 1),
-            maker=str(fields.get("maker", "")),
-            host=str(fields.get("host", "")),
-            pid=_count(fields.get("pid"), 0),
-            time=_time(fields.get("time")),
-            start=str(fields.get("start", fields["job"])),
-            process=str(fields.get("process", "")),
-        )
+        version = fields.get("format", 1)
+        if type(version) is int and version not in READERS:
+            raise unknown_format(f"{storage.url}/{_path(generation)}", version)
+        known = {name: value for name, value in fields.items() if name in _TYPES}
+        defaults = {"first": generation, "start": fields["job"]}
+        claim = Claim(**{**defaults, **known, "generation": generation})
+        if any(type(value) not in _TYPES[name] for name, value in vars(claim).items()):
+            raise TypeError("a field is of the wrong type")
+        if not 0 <= claim.first <= generation or not 0 <= claim.after < generation:
+            raise ValueError("a claim follows earlier ones")
+        return claim
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return Claim(generation, "", True, first=generation)
 
 
 def deciding(storage: Storage, claimed: Sequence[int]) -> list[Claim]:
-    """The claims, newest first, without those that can't decide any more to whom the root belongs.
+    """Return the claims that can still decide which start owns the root, newest first.
 
     Args:
         storage: the root.
@@ -132,12 +137,16 @@ def deciding(storage: Storage, claimed: Sequence[int]) -> list[Claim]:
 
 
 def owner(found: Iterable[Claim]) -> Claim | None:
-    """Of `deciding` claims, the newest one of the start that took the root last; None if there are none."""
+    """Return the newest claim of the start that took the root last; None without claims.
+
+    Args:
+        found: claims from `deciding`.
+    """
     return max(found, key=lambda claim: (claim.first, claim.generation), default=None)
 
 
 class Claims:
-    """The claims of one root, as a process sees them that may make some.
+    """The claims of one root, for a process that may make some.
 
     Args:
         storage: the root.
@@ -387,17 +396,6 @@ class Claims:
             f"{what}, so the root was deleted, emptied or unmounted, and is not made anew. Bring it back, or "
             "start the job again.",
         )
-
-
-def _count(value: Any, default: int, most: int | None = None) -> int:
-    """A number of a claim; the default for what can't be one."""
-    if type(value) is not int or value < 0 or (most is not None and value > most):
-        return default
-    return value
-
-
-def _time(value: Any) -> float | None:
-    return float(value) if type(value) in (int, float) else None
 
 
 def _date(seconds: float) -> str:

@@ -11,31 +11,21 @@ import dataclasses
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest
 from hvdrecover.errors import CorruptCheckpointError, FormatVersionError, UnsupportedValueError
+from hvdrecover.redaction import printable
 
-FORMAT = 1
+FORMAT = 1  # of what this version writes
 FILE_NAME = "MANIFEST.json"
-MAX_BYTES = 1 << 28  # of a manifest; what claims to be larger is not read into memory
+MAX_BYTES = 1 << 28  # of a manifest; a larger file is not read into memory
 TENSORS = ".safetensors"
 _DATA_FILE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.safetensors")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
-_KINDS: dict[str, tuple[type, ...]] = {
-    "generation": (int,),
-    "commit": (int,),
-    "time": (float, int),
-    "writer": (dict,),
-    "world_size": (int,),
-    "versions": (dict,),
-    "files": (list,),
-    "state": (dict,),
-    "dataset": (dict, type(None)),
-    "finished": (bool,),
-}
 
 
 @dataclass(frozen=True)
@@ -88,7 +78,7 @@ class Manifest:
 
 
 def dumps(manifest: Manifest) -> bytes:
-    """The manifest as the bytes of its file.
+    """Return the bytes of a manifest's file.
 
     Raises:
         UnsupportedValueError: the state's plain objects take more than `MAX_BYTES`.
@@ -111,57 +101,92 @@ def loads(data: bytes, url: str, expected: CommitId | None = None) -> Manifest:
 
     Args:
         data: the file's bytes.
-        url: what to call it in an error.
-        expected: the commit whose folder it lies in, if it must be that one's.
+        url: the file, for errors.
+        expected: the commit whose folder holds the file; None for any commit.
 
     Raises:
-        CorruptCheckpointError: it is truncated, altered or nonsense.
-        FormatVersionError: it is of a newer format.
+        CorruptCheckpointError: it is truncated, altered or malformed.
+        FormatVersionError: it is of a format that `READERS` lacks.
     """
     try:
-        fields = json.loads(data.decode())  # or it would guess at other encodings
+        fields = json.loads(data.decode())  # from bytes, json would guess at other encodings
         if not isinstance(fields, dict):
-            raise CorruptCheckpointError(url, "the manifest is not a JSON object")
+            raise ValueError("not a JSON object")
         claimed, version = fields.pop("digest", None), fields.get("format")
-        found = digest(_canonical(fields))
-        # A newer format may make its digest in another way. Ours with just the number altered is damage.
-        ours = digest(_canonical({**fields, "format": FORMAT}))
-    except (ValueError, RecursionError) as error:
-        raise CorruptCheckpointError(url, f"the manifest is not JSON ({error})") from error
-    if type(version) is int and version > FORMAT and claimed != ours:
-        raise FormatVersionError(
-            url, f"it is of format {version}, and this hvdrecover reads up to {FORMAT}; upgrade hvdrecover"
-        )
-    if claimed != found:
-        raise CorruptCheckpointError(url, "the manifest's digest does not match its content")
-    try:
-        manifest = _build(fields)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise CorruptCheckpointError(url, f"the manifest is malformed ({error!r})") from error
+        # Another format may make its digest in another way. Format 1 with just the number altered is damage.
+        if type(version) is int and version not in READERS and claimed != _digest({**fields, "format": 1}):
+            raise unknown_format(url, version, fields.get("versions"))
+        if claimed != _digest(fields):
+            raise CorruptCheckpointError(url, "the manifest's digest does not match its content")
+        manifest = READERS[version](fields)
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise CorruptCheckpointError(url, f"the manifest is not valid JSON of format 1 ({error})") from error
     if expected not in (None, manifest.id):
         raise CorruptCheckpointError(url, f"the manifest is that of {manifest.id}")
     return manifest
+
+
+def unknown_format(url: str, version: int, versions: Any = None) -> FormatVersionError:
+    """Return the error for a file of a format that `READERS` lacks.
+
+    Args:
+        url: the file.
+        version: its format.
+        versions: the versions of the packages that wrote it, if known.
+    """
+    writer = versions.get("hvdrecover") if isinstance(versions, dict) else None
+    wanted = f"hvdrecover>={writer}" if isinstance(writer, str) else "hvdrecover"
+    known = ", ".join(map(str, READERS))
+    return FormatVersionError(
+        url,
+        f"it is of format {version}, and this hvdrecover reads format {known}. It was left as it is. Install "
+        f"a version that reads it: pip install --upgrade '{printable(wanted)}'",
+    )
+
+
+def _digest(fields: dict[str, Any]) -> str:
+    return digest(_canonical(fields))
 
 
 def _canonical(fields: dict[str, Any]) -> bytes:
     return json.dumps(fields, separators=(",", ":"), default=dict).encode()
 
 
-def _build(fields: dict[str, Any]) -> Manifest:
-    if type(fields["format"]) is not int or fields["format"] != FORMAT:
-        raise ValueError(f"there is no format {fields['format']!r}")
-    for name, kind in _KINDS.items():
-        if type(fields[name]) not in kind:
-            raise TypeError(f"{name} is not of the right type")
-    if not math.isfinite(fields["time"]):
-        raise ValueError("the time can't be")
-    files = tuple(FileEntry(**entry) for entry in fields["files"])
+def _read_1(fields: dict[str, Any]) -> Manifest:
+    # Unknown fields are ignored, and a field with a default may be missing: so a field can be added without a
+    # new format.
+    values = {}
+    for field in dataclasses.fields(Manifest):
+        if field.name in fields or field.default is dataclasses.MISSING:
+            values[field.name] = fields[field.name]
+            if type(values[field.name]) not in _TYPES[field.name]:
+                raise TypeError(f"{field.name} is of the wrong type")
+    if not math.isfinite(values["time"]):
+        raise ValueError("the time is not finite")
+    files = values["files"] = tuple(
+        FileEntry(entry["name"], entry["size"], entry["digest"]) for entry in values["files"]
+    )
     for file in files:
         if not _DATA_FILE.fullmatch(file.name):
             raise ValueError(f"{file.name!r} is not the name of a data file")
         if type(file.size) is not int or file.size < 0 or not _DIGEST.fullmatch(file.digest):
-            raise ValueError(f"the size or digest of {file.name} can't be")
+            raise ValueError(f"size or digest of {file.name} is invalid")
     if len({file.name for file in files}) != len(files):
         raise ValueError("a data file is listed twice")
-    names = {field.name for field in dataclasses.fields(Manifest)}
-    return Manifest(**{**{name: fields[name] for name in names}, "files": files})
+    return Manifest(**values)
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "generation": (int,),
+    "commit": (int,),
+    "time": (float, int),
+    "writer": (dict,),
+    "world_size": (int,),
+    "versions": (dict,),
+    "files": (list,),
+    "state": (dict,),
+    "dataset": (dict, type(None)),
+    "finished": (bool,),
+}
+READERS: dict[int, Callable[[dict[str, Any]], Manifest]] = {1: _read_1}
+"""Format version to the function that makes a manifest of the JSON object."""

@@ -7,7 +7,7 @@ import pytest
 from hvdrecover.checkpoint.claims import Claims
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.root import commits
-from hvdrecover.errors import FencedError, OvertakenError, StorageError
+from hvdrecover.errors import FencedError, FormatVersionError, OvertakenError, StorageError
 from tests.fakes.clock import FakeClock
 from tests.fakes.root import FakeRoot, FakeStorage
 from tests.unit.checkpoint.roots import Wrapped, content, make_snapshot, make_store
@@ -94,7 +94,7 @@ def test_a_job_that_an_earlier_version_began_continues(root):
         {"pid": []},
     ],
 )
-def test_nonsense_in_a_claim_counts_as_nothing_said(root, odd):
+def test_a_malformed_claim_belongs_to_no_job(root, odd):
     root.publish("claims/g0003.json", json.dumps({**OLD, **odd}).encode())
     claim = claims_at(root, "new").read(3)
     assert (claim.first, claim.after) == (3, 0)
@@ -102,6 +102,19 @@ def test_nonsense_in_a_claim_counts_as_nothing_said(root, odd):
     claims.take_after(0)
     root.publish("claims/g0007.json", json.dumps({**OLD, **odd}).encode())
     assert not stands(claims, 4)
+
+
+def test_a_claim_of_an_unknown_format_stops_the_job_and_is_left_as_it_is(root):
+    claims = claims_at(root, "old")
+    claims.take_after(0)
+    assert json.loads(root.read("claims/g0001.json"))["format"] == 1
+    root.publish("claims/g0002.json", text := b'{"format": 2, "owner": {"job": "new"}}')
+    for look in (lambda: claims.check(1), lambda: claims_at(root, "next").take_after(0)):
+        with pytest.raises(FormatVersionError, match=r"claims/g0002\.json: .*format 2.*pip install"):
+            look()
+    assert root.read("claims/g0002.json") == text
+    root.publish("claims/g0002.json", json.dumps({**OLD, "format": 1, "later": "field"}).encode())
+    assert claims.read(2).job == OLD["job"]
 
 
 # -- a job that was replaced stays so ------------------------------------------------------------------
