@@ -1,6 +1,6 @@
-"""Checkpoints made to do harm: reading them gives an error of ours, and nothing else happens.
+"""Damaged and malicious checkpoints: reading them gives an error of ours, runs no code and touches no file.
 
-Whoever can write to a root can make digests that match; so these do, and what is tested is what lies behind.
+An attacker can make digests that match. So these do, and the tests reach the checks behind the digests.
 """
 
 import contextlib
@@ -16,13 +16,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, assume, example, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from hvdrecover.checkpoint import values
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest
-from hvdrecover.checkpoint.layout import ITEM_BYTES
 from hvdrecover.checkpoint.manifest import FILE_NAME
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.storage import LocalStorage
@@ -35,8 +34,6 @@ from tests.unit.checkpoint.roots import make_snapshot, make_store
 ID = CommitId(1, 2)
 SPARE = 256 << 20  # bytes of address space; threads' stacks and heaps take most of it
 TEMPORARY = Path(tempfile.gettempdir())
-KINDS = (golden.Access, golden.Phase, golden.Point, golden.Schedule)
-CLASSES = [f"{kind.__module__}:{kind.__qualname__}" for kind in KINDS]
 REFUSED = (CorruptCheckpointError, FormatVersionError)
 
 
@@ -185,26 +182,17 @@ def deep(levels, kind=list):
     return value
 
 
-SCALARS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.sampled_from([-1, 0, 1, 2, 255, 2**31, 2**63 - 1, 2**63, 2**64, -(2**63), 10**400, 10**4000]),
-    st.sampled_from([-1.0, 0.5, -0.0, 1e308, math.nan, math.inf, -math.inf]),
-    st.sampled_from(["", "..", "../../x", "/etc/passwd", "a\0b", "\ud800", "x" * 5000, "9" * 5000, "model"]),
-    st.text(max_size=8),
+HOSTILE = st.one_of(
+    st.sampled_from([None, True, -1, 0, 2**31, 2**63, 2**64, 10**400, 1e308, math.nan, math.inf]),
+    st.sampled_from(["", "../../x", "/etc/passwd", "a\0b", "\ud800", "x" * 5000, "9" * 5000, "model"]),
+    st.sampled_from(["os:system", "antigravity:x", "enum:Flag", "builtins:eval", "READ|8", "<U0", "|O"]),
+    st.sampled_from([[], {}, [[]], [10**9, 2**40], {"$set": [[1]]}, {"$enum": ["subprocess:Popen", "x"]}]),
+    st.sampled_from([deep(90), deep(500), deep(900, dict), deep(3000)]),
 )
-JSON = st.recursive(
-    SCALARS,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=5), inner, max_size=4)
-    ),
-    max_leaves=12,
-)
-ANYTHING = st.one_of(SCALARS, JSON, st.sampled_from([deep(90), deep(500), deep(900, dict), deep(3000)]))
 
 
 def places(value, path=()):
-    """Every place in a JSON value."""
+    """Yield the path to every place in a JSON value."""
     yield path
     if isinstance(value, dict | list):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
@@ -213,49 +201,44 @@ def places(value, path=()):
 
 @st.composite
 def altered(draw, value):
-    """A JSON value with a few of its parts replaced or removed, or with more."""
+    """A JSON value of which a few parts are replaced or removed."""
     value = copy.deepcopy(value)
-    chosen = draw(st.lists(st.sampled_from(list(places(value))), min_size=1, max_size=3, unique=True))
-    for path in sorted(chosen, key=len, reverse=True):  # the innermost first: what is put in stays as it is
-        if not path:
-            return draw(ANYTHING)
-        *way, last = path
+    inner = [path for path in places(value) if path]
+    chosen = draw(st.lists(st.sampled_from(inner), min_size=1, max_size=3, unique=True))
+    for path in sorted(chosen, key=len, reverse=True):  # the innermost first, so all paths stay valid
         holder = value
-        for key in way:
+        for key in path[:-1]:
             holder = holder[key]
-        match draw(st.sampled_from(["replace", "replace", "remove", "add"])):
-            case "replace":
-                holder[last] = draw(ANYTHING)
-            case "remove":
-                del holder[last]
-            case "add":
-                value[draw(st.sampled_from(["digest", "x", "__class__"]))] = draw(ANYTHING)
+        if draw(st.integers(0, 2)):
+            holder[path[-1]] = draw(HOSTILE)
+        elif isinstance(holder, dict):
+            del holder[path[-1]]
     return value
+
+
+def made(fields):
+    """Return the bytes of a manifest; skip fields that JSON cannot hold."""
+    try:
+        return signed(json.dumps(fields))
+    except (ValueError, RecursionError):
+        assume(False)
 
 
 # -- manifests --------------------------------------------------------------------------------------------
 
 
-@cases(100)
-@given(text=st.one_of(st.binary(max_size=200), st.text(max_size=100).map(str.encode)))
-@example(text=b"[" * 100_000)
-@example(text=b'{"a":' * 50_000)
-@example(text=b"9" * 100_000)
-@example(text=b'{"digest": NaN}')
-@example(text=b"\xff\xfe{\x00}\x00")
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"null", b"[" * 100_000, b'{"a":' * 50_000, b"9" * 100_000, b'{"digest": NaN}', b"\xff\xfe{\0"],
+)
 def test_any_bytes_as_a_manifest_are_refused(roots, text):
     assert read(write(roots, text)) is None
 
 
-@cases(250)
+@cases(40)
 @given(fields=altered(valid_fields()))
-def test_a_manifest_altered_and_signed_anew_is_refused_or_harmless(roots, fields):
-    try:
-        text = json.dumps(fields)
-        manifest = signed(text) if isinstance(fields, dict) and "digest" not in fields else text.encode()
-    except (ValueError, RecursionError):
-        assume(False)
-    root = write(roots, manifest, {"model.safetensors": safetensors({})})
+def test_an_altered_manifest_with_a_matching_digest_is_refused_or_harmless(roots, fields):
+    root = write(roots, made(fields), {"model.safetensors": safetensors({})})
     snapshot = read(root)
     if snapshot is not None:
         assert snapshot.id == ID
@@ -263,269 +246,124 @@ def test_a_manifest_altered_and_signed_anew_is_refused_or_harmless(roots, fields
         load(snapshot, root, strict=False)
 
 
-NAMES = st.sampled_from(
-    [
-        *("../x.safetensors", "/etc/passwd", "/etc/x.safetensors", "a/../../b.safetensors", "..safetensors"),
-        *("a\0.safetensors", "model.safetensors\0", "model.safetensors\n", "MODEL.safetensors", "m.pt", ""),
-        *(FILE_NAME, "QUARANTINE.json", "\ud800.safetensors", "ü.safetensors", "x" * 300 + ".safetensors"),
-        *("model.safetensors", "model.safetensors/.", ".", "..", "~root.safetensors", "C:\\x.safetensors"),
-    ]
-)
-FILE_ENTRIES = st.fixed_dictionaries(
-    {"name": st.one_of(NAMES, ANYTHING)},
-    optional={"size": st.one_of(st.just(72), ANYTHING), "digest": ANYTHING, "x": ANYTHING},
-)
+NAMES = [
+    *("../x.safetensors", "/etc/passwd", "/etc/x.safetensors", "a/../../b.safetensors", "..safetensors"),
+    *("a\0.safetensors", "model.safetensors\n", "m.pt", "", FILE_NAME, "\ud800.safetensors", "ü.safetensors"),
+    *("model.safetensors/.", "..", "~root.safetensors", "C:\\x.safetensors"),
+]
 
 
-@cases(150)
-@given(entries=st.lists(st.one_of(FILE_ENTRIES, ANYTHING), max_size=3), alike=st.booleans())
-def test_files_that_a_manifest_must_not_name_are_not_touched(roots, entries, alike):
+def test_a_file_with_another_name_is_not_touched(roots):
     data = safetensors({})
-    if alike:  # right in all but the name
-        facts = {"size": len(data), "digest": digest(data)}
-        entries = [{**entry, **facts} if isinstance(entry, dict) else entry for entry in entries]
-    try:
-        text = json.dumps({**valid_fields(), "files": entries})
-        manifest = signed(text)
-    except (ValueError, RecursionError):
-        assume(False)
     (roots / "x.safetensors").write_bytes(data)
-    snapshot = read(write(roots, manifest, {"model.safetensors": data}))
-    assert snapshot is None or set(snapshot.arenas) <= {"model"}
-
-
-@pytest.mark.parametrize("key", list(valid_fields()))
-def test_a_key_that_is_there_twice_counts_once(roots, key):
-    data = safetensors({})
-    text = json.dumps(valid_fields())
-    doubled = text[:-1] + f', "{key}": [[["hostile"]]]}}'
-    snapshot = read(write(roots, signed(doubled), {"model.safetensors": data}))
-    assert snapshot is None
+    for name in [*NAMES, None, 3, ["model.safetensors"]]:
+        entry = {"name": name, "size": len(data), "digest": digest(data)}
+        manifest = signed(json.dumps({**valid_fields(), "files": [entry]}))
+        assert read(write(roots, manifest, {"model.safetensors": data})) is None
 
 
 # -- tensors' headers --------------------------------------------------------------------------------------
 
-OFFSETS = st.one_of(st.integers(-2, 40), st.sampled_from([2**31, 2**63 - 1, 2**63, 2**64, 10**30]), ANYTHING)
-HEADER_ENTRIES = st.fixed_dictionaries(
-    {
-        "dtype": st.one_of(st.sampled_from(sorted(ITEM_BYTES)), ANYTHING),
-        "shape": st.one_of(st.lists(st.integers(0, 4), max_size=3), st.lists(OFFSETS, max_size=70), ANYTHING),
-        "data_offsets": st.one_of(st.tuples(OFFSETS, OFFSETS).map(list), ANYTHING),
-    }
-)
-HEADER = st.dictionaries(
-    st.one_of(st.text(max_size=5), st.sampled_from(["weight", "__metadata__", "a\0b", "\ud800", "../x"])),
-    st.one_of(HEADER_ENTRIES, ANYTHING),
-    max_size=4,
-)
+HEADER = {
+    "weight": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]},
+    "bias": {"dtype": "I64", "shape": [1], "data_offsets": [16, 24]},
+}
+STATE = {"attributes": {"model": {name: {"$tensor": name} for name in HEADER}}, "samplers": {}}
 
 
-@st.composite
-def nearly_right_headers(draw):
-    """Tensors that lie one after the other, but for a byte or an odd number here and there."""
-    entries, position = {}, 0
-    for index in range(draw(st.integers(1, 4))):
-        dtype = draw(st.sampled_from(sorted(ITEM_BYTES)))
-        shape = draw(st.lists(st.integers(0, 3), max_size=3))
-        start = max(0, position + draw(st.sampled_from([0, 0, 0, 0, -1, 1])))
-        end = start + ITEM_BYTES[dtype] * math.prod(shape) + draw(st.sampled_from([0, 0, 0, 0, 0, -1, 1]))
-        offsets: list[object] = [start, end]
-        for numbers in (shape, offsets):
-            if numbers and draw(st.integers(0, 9)) == 0:
-                number = numbers[0]
-                numbers[0] = draw(
-                    st.sampled_from([float(number), bool(number), -1, str(number), [number], None])
-                )
-        entries[str(index)] = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
-        position = end
-    return entries, max(0, position + draw(st.sampled_from([0, 0, 0, -1, 1])))
-
-
-def check_header(roots, data, state=None):
+def check_header(roots, data):
     files = {"model.safetensors": data}
-    root = write(roots, signed(json.dumps(valid_fields(files, state))), files)
+    root = write(roots, signed(json.dumps(valid_fields(files, STATE))), files)
     snapshot = read(root)
-    if snapshot is None:
-        return
-    layout = snapshot.arenas["model"].layout
-    ends = [layout.offsets[spec.name] + spec.nbytes for spec in layout.specs]
-    assert [*(layout.offsets[spec.name] for spec in layout.specs), len(data)] == [len(layout.header), *ends]
-    for spec in layout.specs:
-        assert layout.offsets[spec.name] % ITEM_BYTES[spec.dtype] == 0
-        assert snapshot.arenas["model"].bytes_of(spec.name).size == spec.nbytes
-    load(snapshot, root, strict=False)
+    if snapshot is not None:
+        layout = snapshot.arenas["model"].layout
+        ends = [layout.offsets[spec.name] + spec.nbytes for spec in layout.specs]
+        assert [*(layout.offsets[spec.name] for spec in layout.specs), len(data)] == [
+            len(layout.header), *ends
+        ]  # fmt: skip
+        load(snapshot, root, strict=False)
+    return snapshot
 
 
-@cases(150)
-@given(entries=HEADER, body=st.binary(max_size=40))
-def test_a_header_of_nonsense_is_refused(roots, entries, body):
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data_offsets": [15, 24]},
+        {"data_offsets": [17, 24]},
+        {"data_offsets": [16, 25]},
+        {"data_offsets": [0, 8]},
+        {"data_offsets": [16.0, 24.0]},
+        {"data_offsets": [-8, 0]},
+        {"data_offsets": [2**64, 2**64 + 8]},
+        {"shape": [2]},
+        {"shape": [True]},
+        {"shape": [2**62, 2**62]},
+        {"shape": [1] * 70},
+        {"dtype": "X9"},
+        {"dtype": None},
+    ],
+    ids=str,
+)
+def test_tensors_that_overlap_leave_gaps_or_cannot_be_are_refused(roots, change):
+    entries = {**HEADER, "bias": {**HEADER["bias"], **change}}
+    assert check_header(roots, safetensors(HEADER, bytes(24))) is not None
+    assert check_header(roots, safetensors(entries, bytes(24))) is None
+
+
+@cases(30)
+@given(entries=altered(HEADER))
+def test_an_altered_header_is_refused_or_harmless(roots, entries):
     try:
-        data = safetensors(entries, body)
+        data = safetensors(entries, bytes(24))
     except (ValueError, RecursionError):
         assume(False)
     check_header(roots, data)
 
 
-@cases(150)
-@given(header=nearly_right_headers())
-def test_tensors_that_overlap_leave_gaps_or_end_elsewhere_are_refused(roots, header):
-    entries, nbytes = header
-    state = {"attributes": {"model": {name: {"$tensor": name} for name in entries}}, "samplers": {}}
-    check_header(roots, safetensors(entries, bytes(nbytes)), state)
-
-
-@cases(75)
-@given(data=st.binary(max_size=120), length=st.one_of(st.none(), st.integers(0, 2**64 - 1)))
-@example(data=b"[" * 50_000, length=50_000)
-@example(data=b'{"a":' * 20_000, length=100_000)
-@example(data=b"", length=2**64 - 1)
-def test_any_bytes_as_a_data_file_are_refused(roots, data, length):
-    check_header(roots, data if length is None else length.to_bytes(8, "little") + data)
+@pytest.mark.parametrize(
+    ("length", "data"),
+    [
+        (0, b""),
+        (2**64 - 1, b""),
+        (50_000, b"[" * 50_000),
+        (100_000, b'{"a":' * 20_000),
+        (2, b"\xff\xfe"),
+        (2, b"[]"),
+    ],
+    ids=str,
+)
+def test_any_bytes_as_a_data_file_are_refused(roots, length, data):
+    assert check_header(roots, length.to_bytes(8, "little") + data) is None
 
 
 # -- states -----------------------------------------------------------------------------------------------
 
-TAGS = [*values._UNPACK, "$tensor", "$unknown", "$"]
-DTYPES = ["<f4", ">i2", "|b1", "|S0", "<U0", "|S1", "<U1", "<U2", "<M8[s]", "<m8[ns]", "|O", "|V8", "<f4,<f4"]
-LITTLE = ["", "AAAA", "AAAAAAAAAAA=", "/////w==", "AAAAPw==", "!"]
-NUMPY = st.tuples(
-    st.one_of(st.sampled_from([*DTYPES, "<M8[x]", "f3", "S2147483647", "S" + "9" * 30, "<i٣"]), ANYTHING),
-    st.one_of(
-        st.just([]),
-        st.lists(st.sampled_from([0, 1, 2, 10**9, 2**40, 2**62, -1, True, 1.0, "a"]), max_size=5),
-        ANYTHING,
-    ),
-    st.one_of(st.sampled_from(LITTLE), ANYTHING),
-    st.one_of(st.booleans(), ANYTHING),
-).map(list)
-CLASS_NAMES = st.one_of(
-    st.sampled_from(
-        [
-            *CLASSES,
-            *("os:system", "builtins:eval", "subprocess:Popen", "enum:Enum", "enum:Flag", "enum:IntFlag"),
-            *("antigravity:x", "this:x", "os:", ":", "", "builtins:tuple", "signal:Signals", "re:RegexFlag"),
-            *("collections:OrderedDict", "hvdrecover.checkpoint.arena:Arena", "typing:NamedTuple", "x.y:z"),
-            *("hvdrecover.checkpoint.snapshot:Snapshot", "hvdrecover.config:Config", "builtins:type"),
-        ]
-    ),
-    ANYTHING,
-)
-PARTS = st.one_of(
-    st.sampled_from(["TRAIN", "READ|WRITE", "READ|8", "0", "-1", "9" * 5000, "|", "__class__", "mro", "x"]),
-    ANYTHING,
-)
-TIMES = st.tuples(
-    st.one_of(
-        st.sampled_from(["2024-02-30", "2024-01-01T00:00:00", "01:02:03", "9999-12-31T23:59:59"]), ANYTHING
-    ),
-    st.one_of(
-        st.sampled_from([None, "UTC", "../../etc/passwd", "/etc/passwd", "Europe", "", "a\0b", "x" * 5000]),
-        ANYTHING,
-    ),
-    st.one_of(st.sampled_from([0, 1, 2, -1]), ANYTHING),
-).map(list)
+OBJECTS = values.encode(golden.OBJECTS, "objects")  # each kind of value
 
 
-ANY_TAG = st.sampled_from(TAGS)
+@cases(80)
+@given(objects=altered(OBJECTS))
+def test_a_value_of_any_kind_made_to_do_harm_is_a_value_error_or_harmless(objects):
+    with watched(TEMPORARY), contextlib.suppress(ValueError):
+        values.decode(objects)
 
 
-def tagged(inner, tags=ANY_TAG):
-    """Values of some kinds, with what belongs there, nearly belongs there, or does not."""
-    fields = st.dictionaries(
-        st.sampled_from(["rate", "steps", "x", "__class__", "__dict__"]), inner, max_size=3
-    )
-    pairs = st.lists(st.lists(inner, min_size=1, max_size=3), max_size=3)
-    known = {
-        "$numpy": NUMPY,
-        "$enum": st.tuples(CLASS_NAMES, PARTS).map(list),
-        "$namedtuple": st.tuples(CLASS_NAMES, st.lists(inner, max_size=3)).map(list),
-        "$dataclass": st.tuples(CLASS_NAMES, st.one_of(fields, inner), st.one_of(fields, inner)).map(list),
-        "$datetime": TIMES,
-        "$time": TIMES,
-        "$deque": st.tuples(st.lists(inner, max_size=3), SCALARS).map(list),
-        "$dict": pairs,
-        "$ordereddict": pairs,
-        "$counter": pairs,
-        "$timedelta": st.lists(SCALARS, max_size=8),
-        "$complex": st.lists(SCALARS, max_size=3),
-    }
-    return tags.flatmap(
-        lambda tag: st.one_of(known.get(tag, inner), inner, ANYTHING).map(lambda payload: {tag: payload})
-    )
-
-
-TREES = st.recursive(
-    st.one_of(SCALARS, st.just({"$tensor": "weight"}), tagged(SCALARS)),
-    lambda inner: st.one_of(
-        tagged(inner),
-        st.lists(inner, max_size=3),
-        st.dictionaries(st.sampled_from(["weight", "$set", "a", ""]), inner, max_size=3),
-    ),
-    max_leaves=8,
-)
-ATTRIBUTES = st.sampled_from(["model", "step", "sampler", "x"])
-CURSORS = st.one_of(
-    st.fixed_dictionaries({"epoch": SCALARS, "processed_num": SCALARS}, optional={"length": SCALARS}),
-    ANYTHING,
-)
-STATES = st.one_of(
-    st.fixed_dictionaries(
-        {
-            "attributes": st.dictionaries(ATTRIBUTES, TREES, max_size=3),
-            "samplers": st.dictionaries(ATTRIBUTES, CURSORS, max_size=2),
-        }
-    ),
-    st.fixed_dictionaries({"attributes": st.one_of(TREES, ANYTHING), "samplers": ANYTHING}),
-    st.dictionaries(st.text(max_size=3), ANYTHING, max_size=2),
-)
-WEIGHT = safetensors({"weight": {"dtype": "F64", "shape": [2], "data_offsets": [0, 16]}}, bytes(16))
-
-
-@cases(350)
-@example(
-    state={
-        "attributes": {"sampler": [], "model": {"$numpy": ["|b1", [0], "", False]}},
-        "samplers": {"sampler": "", "model": {}},
-    },
-    strict=False,
-)
-@given(state=STATES, strict=st.booleans())
-@example(
-    state={"attributes": {"model": {"$numpy": ["<U0", [10**8], "", False]}}, "samplers": {}}, strict=True
+@cases(40)
+@given(
+    state=altered({**STATE, "samplers": {"sampler": {"epoch": 1, "processed_num": 2, "length": 10}}}),
+    strict=st.booleans(),
 )
 def test_a_state_made_to_do_harm_is_refused_or_harmless(roots, state, strict):
-    files = {"model.safetensors": WEIGHT}
-    try:
-        manifest = signed(json.dumps(valid_fields(files, state)))
-    except (ValueError, RecursionError):
-        assume(False)
-    root = write(roots, manifest, files)
+    files = {"model.safetensors": safetensors(HEADER, bytes(24))}
+    root = write(roots, made(valid_fields(files, state)), files)
     snapshot = read(root)
     if snapshot is not None:
         load(snapshot, root, strict=strict)
 
 
-@pytest.mark.parametrize("kind", [list, dict])
-@pytest.mark.parametrize("levels", [90, 300, 480, 900])
-def test_a_state_of_any_depth_is_refused_or_harmless(roots, levels, kind):
-    files = {"model.safetensors": WEIGHT}
-    state = {"attributes": {"model": deep(levels, kind)}, "samplers": {"sampler": deep(levels, kind)}}
-    root = write(roots, signed(json.dumps(valid_fields(files, state))), files)
-    snapshot = read(root)
-    if snapshot is not None:
-        load(snapshot, root, strict=True)
-
-
-@pytest.mark.parametrize("tag", TAGS)
-@cases(25)
-@given(data=st.data())
-def test_a_value_of_any_kind_made_to_do_harm_is_a_value_error_or_harmless(tag, data):
-    value = data.draw(tagged(TREES, st.just(tag)))
-    with watched(TEMPORARY), contextlib.suppress(ValueError):
-        values.decode(value)
-
-
-ACCESS, _, POINT, SCHEDULE = CLASSES
+ACCESS, POINT, SCHEDULE = (
+    f"{kind.__module__}:{kind.__qualname__}" for kind in (golden.Access, golden.Point, golden.Schedule)
+)
 
 
 @pytest.mark.parametrize(
@@ -585,7 +423,7 @@ def _numbers_of(commit):
     return commit.generation, commit.commit
 
 
-@cases(200)
+@cases(30)
 @given(choice=st.data())
 def test_a_commit_with_a_flipped_bit_or_a_lost_end_is_refused(roots, whole, choice):
     files = dict(whole)
