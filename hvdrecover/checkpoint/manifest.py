@@ -20,7 +20,7 @@ from hvdrecover.checkpoint.digest import digest
 from hvdrecover.errors import CorruptCheckpointError, FormatVersionError, UnsupportedValueError
 from hvdrecover.redaction import printable
 
-FORMAT = 1  # of what this version writes
+FORMAT = 1  # the format that this version writes
 FILE_NAME = "MANIFEST.json"
 MAX_BYTES = 1 << 28  # of a manifest; a larger file is not read into memory
 TENSORS = ".safetensors"

@@ -1,7 +1,7 @@
 """A checkpoint root in an S3 bucket, or in another store with S3's protocol, by s3fs.
 
-A large file is uploaded in parts, several at a time, and appears with the last request. What a killed process
-uploaded of it stays in the bucket, invisible and paid for, until the upload is aborted.
+A large file is uploaded in parts, several at a time, and appears with the last request. The parts of a killed
+process stay in the bucket, invisible and paid for, until the upload is aborted.
 """
 
 from __future__ import annotations

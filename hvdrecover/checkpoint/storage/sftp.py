@@ -35,6 +35,7 @@ CONFIG = "~/.ssh/config"
 KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2", "/etc/ssh/ssh_known_hosts")
 _FSYNC = "fsync@openssh.com"
 _PIECE = 1 << 23  # bytes
+_REQUEST = paramiko.SFTPFile.MAX_REQUEST_SIZE  # bytes
 _WINDOW = 1 << 24  # bytes that the server may send before it must wait for this process
 _KEEPALIVE = 30  # seconds
 # Without these, paramiko waits for an hour, or as long as TCP does.
@@ -92,10 +93,13 @@ class SftpStorage:
             wanted, digest = buffer[: max(file.stat().st_size - start, 0)], Digest()
             for at in range(0, len(wanted), self._piece):
                 piece = wanted[at : at + self._piece]
-                [data] = file.readv([(start + at, len(piece))])  # sends all requests before it reads answers
-                if len(data) < len(piece):
-                    raise EOFError("the file became shorter while it was read")
-                piece[:] = np.frombuffer(data, dtype=np.uint8)
+                parts = [piece[done : done + _REQUEST] for done in range(0, len(piece), _REQUEST)]
+                # All requests are sent before the first answer is read. One large read took 4 times longer.
+                requests = [(start + at + number * _REQUEST, len(part)) for number, part in enumerate(parts)]
+                for part, data in zip(parts, file.readv(requests), strict=True):
+                    if len(data) < len(part):
+                        raise EOFError("the file became shorter while it was read")
+                    part[:] = np.frombuffer(data, dtype=np.uint8)
                 digest.update(piece)
             return ReadBytes(len(wanted), digest.hex())
 
@@ -356,7 +360,7 @@ class StrictSftpFileSystem(SFTPFileSystem):  # type: ignore[misc]
             raise
 
     def _as_configured(self) -> tuple[str, dict[str, Any]]:
-        """Return the server's address and paramiko's options; those of the URL override ``~/.ssh/config``."""
+        """Return the server's address and paramiko's options; the URL overrides ``~/.ssh/config``."""
         file = Path(CONFIG).expanduser()
         told = paramiko.SSHConfig.from_path(str(file)).lookup(self.host) if file.is_file() else {}
         keys = [name for name in told.get("identityfile", ()) if Path(name).expanduser().is_file()]
