@@ -113,8 +113,10 @@ def loads(data: bytes, url: str, expected: CommitId | None = None) -> Manifest:
         if not isinstance(fields, dict):
             raise ValueError("not a JSON object")
         claimed, version = fields.pop("digest", None), fields.get("format")
+        if type(version) is not int:
+            raise ValueError(f"format {version!r} is not a number")
         # Another format may make its digest in another way. Format 1 with just the number altered is damage.
-        if type(version) is int and version not in READERS and claimed != _digest({**fields, "format": 1}):
+        if version not in READERS and claimed != _digest({**fields, "format": 1}):
             raise unknown_format(url, version, fields.get("versions"))
         if claimed != _digest(fields):
             raise CorruptCheckpointError(url, "the manifest's digest does not match its content")

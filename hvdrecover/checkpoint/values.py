@@ -24,6 +24,7 @@ import operator
 import pathlib
 import re
 import sys
+import types
 import zoneinfo
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -31,7 +32,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hvdrecover.checkpoint import class_names
 from hvdrecover.errors import UnsupportedValueError
 
 Json = Any
@@ -167,16 +167,16 @@ def _numpy(value: Any, path: str, inner: Callable[[Any, str], Json]) -> list[Jso
 def _enum(value: Any, path: str, inner: Callable[[Any, str], Json]) -> list[Json]:
     # Flags of no known bit have no name.
     name = value._name_ if value._name_ is not None else str(value._value_)
-    return [class_names.name_of(type(value), path), name]
+    return [_class_name(type(value), path), name]
 
 
 def _named_tuple(value: Any, path: str, inner: Callable[[Any, str], Json]) -> list[Json]:
-    return [class_names.name_of(type(value), path), _items(value, path, inner)]
+    return [_class_name(type(value), path), _items(value, path, inner)]
 
 
 def _dataclass(value: Any, path: str, inner: Callable[[Any, str], Json]) -> list[Json]:
     kind = type(value)
-    name = class_names.name_of(kind, path)
+    name = _class_name(kind, path)
     try:
         object.__new__(kind)
     except TypeError as error:
@@ -251,6 +251,42 @@ _KINDS: tuple[tuple[Callable[[Any], bool], str, Callable[..., Json]], ...] = (
         lambda v, *_: [v.days, v.seconds, v.microseconds],
     ),
 )
+
+
+def _class_name(kind: type, path: str) -> str:
+    """Return the name of a class, if `_find_class` finds it again."""
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    if _class_or_none(name) is not kind:
+        raise UnsupportedValueError(
+            path, f"the class {name} can't be found by its name. Define it at the top level of a module."
+        )
+    return name
+
+
+def _class_or_none(name: str) -> Any:
+    """Return the class ``module:Outer.Inner`` if its module is imported, else None; run none of its code."""
+    module_name, _, qualname = name.partition(":")
+    found: Any = sys.modules.get(module_name)
+    for part in qualname.split("."):
+        # Read the dictionaries themselves: an attribute of a lazy module or of a metaclass could run code.
+        if issubclass(type(found), types.ModuleType):
+            attributes = object.__getattribute__(found, "__dict__")
+        elif issubclass(type(found), type):
+            attributes = type.__getattribute__(found, "__dict__")
+        else:
+            return None
+        found = attributes.get(part)
+    return found if isinstance(found, type) else None
+
+
+def _find_class(name: str, fits: Callable[[type], bool]) -> Any:
+    """Return the class of a name; raise ValueError if this program does not define it, or it does not fit."""
+    kind = _class_or_none(name)
+    if kind is None or not fits(kind):
+        raise ValueError(
+            f"this program does not define the class {name}; import or define it before resuming"
+        )
+    return kind
 
 
 def decode(value: Json, resolve: Resolve | None = None) -> Any:
@@ -330,7 +366,7 @@ def _count(shape: Any) -> int:
 
 def _unpack_enum(payload: Any, inner: Callable[[Any], Any]) -> Any:
     kind_name, name = payload
-    kind = class_names.find(kind_name, lambda kind: issubclass(kind, enum.Enum))
+    kind = _find_class(kind_name, lambda kind: issubclass(kind, enum.Enum))
     members = kind.__members__
     if name in members or not issubclass(kind, enum.Flag):
         return members[name]
@@ -341,7 +377,7 @@ def _unpack_enum(payload: Any, inner: Callable[[Any], Any]) -> Any:
 
 def _unpack_dataclass(payload: Any, inner: Callable[[Any], Any]) -> Any:
     name, values, others = payload
-    kind = class_names.find(name, dataclasses.is_dataclass)
+    kind = _find_class(name, dataclasses.is_dataclass)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     if unknown := values.keys() - fields.keys():
         raise ValueError(f"the class {name} has no field '{min(unknown)}' any more, which the commit has")
@@ -359,7 +395,7 @@ def _unpack_dataclass(payload: Any, inner: Callable[[Any], Any]) -> Any:
 
 def _unpack_named_tuple(payload: Any, inner: Callable[[Any], Any]) -> Any:
     name, values = payload
-    kind = class_names.find(name, lambda kind: issubclass(kind, tuple) and hasattr(kind, "_fields"))
+    kind = _find_class(name, lambda kind: issubclass(kind, tuple) and hasattr(kind, "_fields"))
     if len(values) != len(kind._fields):
         raise ValueError(
             f"the named tuple {name} has {len(kind._fields)} fields, and the commit has {len(values)}"
