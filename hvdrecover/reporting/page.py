@@ -11,7 +11,7 @@ from pathlib import Path
 from hvdrecover.errors import ConfigError
 from hvdrecover.redaction import printable
 from hvdrecover.reporting import text, timeline
-from hvdrecover.reporting.history import History, trace
+from hvdrecover.reporting.history import Lanes, trace
 from hvdrecover.reporting.summary import PHASES, Fault, Report, Run
 from hvdrecover.version import __version__
 
@@ -43,11 +43,12 @@ def write(title: str, run: Run, path: Path) -> None:
 
 def page(title: str, run: Run) -> str:
     """Return the page of a run as HTML."""
-    report, history = run.report(), trace(run)
+    report = run.report()
+    lanes = trace(run, report)
     tone, state = _STATES[report.ending.outcome]
     last = text.moment(report.end).isoformat(" ", "seconds")
     facts = {**text.facts(report, f"at {last}"), **text.surroundings(report)}
-    sections = [_section("Time line", timeline.draw(history))]
+    sections = [_section("Time line", timeline.draw(run, report, lanes))]
     if report.faults:
         sections.append(_section("Time to recover", _recoveries(report)))
     sections.append(_section("Faults", _faults(report)))
@@ -70,7 +71,7 @@ def page(title: str, run: Run) -> str:
 <header>
 <p class="kicker">hvdrecover report {_badge(state, tone)}</p>
 <h1>{_e(title)}</h1>
-<p class="about">{_e(f"{_when(report)}, {_who(history)}")}</p>
+<p class="about">{_e(f"{_when(report)}, {_who(lanes)}")}</p>
 </header>
 <main>
 {_figures(report)}{"".join(sections)}</main>
@@ -89,10 +90,10 @@ def _when(report: Report) -> str:
     return f"{begin:%Y-%m-%d %H:%M:%S} to {until} ({begin:%Z})"
 
 
-def _who(history: History) -> str:
-    hosts = {stretch.host for lane in history.lanes.values() for stretch in lane}
+def _who(lanes: Lanes) -> str:
+    hosts = {stretch.host for lane in lanes.values() for stretch in lane}
     where = next(iter(hosts)) if len(hosts) == 1 else f"{len(hosts)} hosts"
-    return f"{text.counted(len(history.lanes), 'rank')} on {where}"
+    return f"{text.counted(len(lanes), 'rank')} on {where}"
 
 
 def _figures(report: Report) -> str:
@@ -197,10 +198,7 @@ def _facts(facts: Mapping[str, str]) -> str:
 
 
 def _table(
-    caption: str,
-    columns: Mapping[str, str],
-    rows: Iterable[Sequence[str]],
-    details: Sequence[str] = (),
+    caption: str, columns: Mapping[str, str], rows: Iterable[Sequence[str]], details: Sequence[str] = ()
 ) -> str:
     """Return a table.
 
@@ -208,28 +206,20 @@ def _table(
         caption: what it shows.
         columns: name to style: ``number`` or empty.
         rows: cells as HTML.
-        details: for each row a text as HTML that stands below it, over the whole width. With details, each
-            row is a card on narrow screens.
+        details: for each row a text as HTML that stands below it, over the whole width.
     """
     kinds = [f' class="{style}"' if style else "" for style in columns.values()]
-    # The roles are for browsers that do not take a table for one when it is laid out as cards.
-    heads = "".join(
-        f'<th scope="col" role="columnheader"{kind}>{name}</th>'
-        for name, kind in zip(columns, kinds, strict=True)
-    )
+    heads = "".join(f'<th scope="col"{kind}>{name}</th>' for name, kind in zip(columns, kinds, strict=True))
     lines = []
     for row, detail in itertools.zip_longest(rows, details, fillvalue=""):
-        cells = zip(columns, kinds, row, strict=True)
-        texts = [f'<td role="cell" data-name="{name}"{kind}>{cell}</td>' for name, kind, cell in cells]
-        more = ' class="more"' if detail else ""
-        lines.append(f'<tr role="row"{more}>{"".join(texts)}</tr>\n')
+        cells = "".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(kinds, row, strict=True))
         if detail:
-            cell = f'<td role="cell" data-name="detail" colspan="{len(columns)}">{detail}</td>'
-            lines.append(f'<tr role="row" class="detail">{cell}</tr>\n')
-    layout = ' class="cards"' if details else ""
+            below = f'<tr class="detail"><td colspan="{len(columns)}">{detail}</td></tr>'
+            lines.append(f'<tr class="more">{cells}</tr>\n{below}\n')
+        else:
+            lines.append(f"<tr>{cells}</tr>\n")
     return (
         f'<div class="scroll" role="region" aria-label="{caption}" tabindex="0">\n'
-        f'<table role="table"{layout}>\n<caption>{caption}</caption>\n'
-        f'<thead role="rowgroup"><tr role="row">{heads}</tr></thead>\n'
-        f'<tbody role="rowgroup">\n{"".join(lines)}</tbody>\n</table>\n</div>\n'
+        f"<table>\n<caption>{caption}</caption>\n<thead><tr>{heads}</tr></thead>\n"
+        f"<tbody>\n{''.join(lines)}</tbody>\n</table>\n</div>\n"
     )

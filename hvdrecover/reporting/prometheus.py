@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry, start_http_server, write_to_textfile
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
@@ -22,15 +23,9 @@ from hvdrecover.reporting.summary import RECENT, Report
 
 _PREFIX = "hvdrecover_"
 _ACTIVITIES = ("starting", "training", "recovering", "finished", "ended")
-_FAULTS = (
-    "crash",
-    "hang",
-    "out_of_memory",
-    "preemption",
-    "lost_host",
-    "launcher_lost",
-    "script_error",
-    "early_exit",
+_KINDS = (
+    *("crash", "hang", "out_of_memory", "preemption", "lost_host", "launcher_lost", "script_error"),
+    *("early_exit", "other"),
 )
 
 
@@ -63,30 +58,24 @@ class Exporter:
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics; called at each scrape, by another thread."""
-        yield _gauge("run_info", "The run whose status these are.", {self._run: 1}, "run")
+        yield _family(GaugeMetricFamily, "run_info", "The run whose status these are.", {self._run: 1}, "run")
         if (report := self._report) is None:
             return
-        for name, help, values, label in _totals(report):
-            yield self._total(name, help, values, label)
-        yield from _gauges(report)
-        if self._clock is not None:
-            yield from _of_the_moment(report, self._clock.now())
-        yield self._recoveries(report)
-        if report is self._report:
-            self._seen.set()
-
-    def _total(self, name: str, help: str, values: Mapping[str, float], label: str) -> Metric:
-        family = CounterMetricFamily(_PREFIX + name, help, labels=[label] if label else [])
-        for key, value in values.items():
-            family.add_metric([key] if label else [], self._grown(name, key, value))
-        return family
-
-    def _recoveries(self, report: Report) -> Metric:
+        for name, (help, value, *label) in _totals(report).items():
+            values = value if isinstance(value, Mapping) else {"": value}
+            grown = {key: self._grown(name, key, number) for key, number in values.items()}
+            yield _family(CounterMetricFamily, name, help, grown, *label)
+        now = None if self._clock is None else self._clock.now()
+        for name, (help, value, *label) in _gauges(report, now).items():
+            if value is not None:
+                yield _family(GaugeMetricFamily, name, help, value, *label)
         help = "From a fault until all ranks were stepping again; one for each fault that was recovered from."
         seconds = [fault.recovery.seconds for fault in report.faults if fault.recovery is not None]
         count = int(self._grown("recovery", "count", len(seconds)))
         total = self._grown("recovery", "sum", sum(seconds))
-        return SummaryMetricFamily(f"{_PREFIX}recovery_seconds", help, count_value=count, sum_value=total)
+        yield SummaryMetricFamily(f"{_PREFIX}recovery_seconds", help, count_value=count, sum_value=total)
+        if report is self._report:
+            self._seen.set()
 
     def _grown(self, name: str, key: str, value: float) -> float:
         """A late event may take back a recovery. Prometheus would take a smaller total for a restart."""
@@ -94,73 +83,69 @@ class Exporter:
         return grown
 
 
-def _totals(report: Report) -> Iterator[tuple[str, str, Mapping[str, float], str]]:
-    """Yield name, help, values by label value, and label of each total; without a label both are ''."""
-    plain: tuple[tuple[str, str, float], ...] = (
-        ("commits", "Commits that the job has made, those made again included.", report.commits),
-        ("durable_commits", "Commits that have become durable.", report.durables),
-        ("durable_bytes", "Bytes of the commits that have become durable.", report.durable_bytes),
-        ("durable_write_seconds", "Time spent on writing these commits.", report.durable_seconds),
-        ("write_failures", "Attempts to write a commit that failed.", report.write_failures),
-        ("storage_outages", "Outages of the storage that have begun.", report.outages),
-        ("storage_outage_seconds", "Length of the outages that are over.", report.outage_seconds),
-        ("job_starts", "Starts of the whole job.", report.starts),
-        ("given_up", "Slots and jobs that were given up.", len(report.given_up)),
-        ("repeated_steps", "Steps done again, as no commit held them.", report.steps_repeated),
-    )
-    for name, help, value in plain:
-        yield name, help, {"": value}, ""
-    restarts = {"true": report.warm, "false": report.restarts - report.warm}
-    yield "process_restarts", "Restarts of one process in its place; warm if by a standby.", restarts, "warm"
+def _totals(report: Report) -> dict[str, tuple[Any, ...]]:
+    """Return help and value of each total by name; or help, a value for each label value, and the label."""
     # All kinds are there from the beginning, so the first fault of a kind is an increase.
-    kinds = Counter(fault.kind if fault.kind in _FAULTS else "other" for fault in report.faults)
-    yield "faults", "Faults by kind.", {kind: kinds[kind] for kind in (*_FAULTS, "other")}, "kind"
+    kinds = Counter(fault.kind if fault.kind in _KINDS else "other" for fault in report.faults)
     hosts = Counter(fault.host for fault in report.faults)
     by_host = {host: hosts[host] for host in report.hosts}
-    yield "host_faults", "Faults by the host that told of them.", by_host, "host"
+    restarts = {"true": report.warm, "false": report.restarts - report.warm}
+    return {
+        "commits": ("Commits that the job has made, those made again included.", report.commits),
+        "durable_commits": ("Commits that have become durable.", report.durables),
+        "durable_bytes": ("Bytes of the commits that have become durable.", report.durable_bytes),
+        "durable_write_seconds": ("Time spent on writing these commits.", report.durable_seconds),
+        "write_failures": ("Attempts to write a commit that failed.", report.write_failures),
+        "storage_outages": ("Outages of the storage that have begun.", report.outages),
+        "storage_outage_seconds": ("Length of the outages that are over.", report.outage_seconds),
+        "job_starts": ("Starts of the whole job.", report.starts),
+        "given_up": ("Slots and jobs that were given up.", len(report.given_up)),
+        "repeated_steps": ("Steps done again, as no commit held them.", report.steps_repeated),
+        "process_restarts": ("Restarts of one process in its place; warm if by a standby.", restarts, "warm"),
+        "faults": ("Faults by kind.", {kind: kinds[kind] for kind in _KINDS}, "kind"),
+        "host_faults": ("Faults by the host that told of them.", by_host, "host"),
+    }
 
 
-def _gauges(report: Report) -> Iterator[Metric]:
-    """Yield the metrics that hold until the next event, except unknown ones."""
+def _gauges(report: Report, now: float | None) -> dict[str, tuple[Any, ...]]:
+    """Return help and value of each metric that may fall, as `_totals` does; unknown values are None.
+
+    Without ``now``, metrics are left out that change without any event: they would grow old in a file.
+    """
     activity = {each: float(each == report.activity) for each in _ACTIVITIES}
-    yield _gauge("activity", "1 for what the run is at, 0 for what it is not.", activity, "activity")
-    yield _gauge("begin_timestamp_seconds", "When the run began.", report.begin)
-    yield _gauge("last_event_timestamp_seconds", "When the last event happened.", report.end)
-    yield _gauge(
-        "storage_outage", "1 while commits cannot be made durable.", float(report.outage is not None)
-    )
-    if (agreement := report.agreement) is not None:
-        yield _gauge("ranks", "Ranks of the last rendezvous.", agreement.ranks)
-        yield _gauge("generation", "Generation that the ranks are in.", agreement.generation)
-    if report.epoch is not None:
-        help = "Newest epoch that events name, which they do if its last batch is padded or cut."
-        yield _gauge("epoch", help, report.epoch)
-    if (commit := report.commit) is not None:
-        yield _gauge("last_commit", "Number of the newest commit.", commit.number)
-        yield _gauge("last_commit_timestamp_seconds", "When it was made.", commit.time)
-    if (durable := report.durable) is not None:
-        yield _gauge("last_durable_commit", "Number of the newest durable commit.", durable.number)
-        help = "When the writing of the newest durable commit began."
-        yield _gauge("last_durable_commit_timestamp_seconds", help, durable.time)
+    agreement, commit, durable = report.agreement, report.commit, report.durable
+    of_the_epoch = "Newest epoch that events name, which they do if its last batch is padded or cut."
+    since_durable = "the writing of the newest durable commit began."
+    found: dict[str, tuple[Any, ...]] = {
+        "activity": ("1 for what the run is at, 0 for what it is not.", activity, "activity"),
+        "begin_timestamp_seconds": ("When the run began.", report.begin),
+        "last_event_timestamp_seconds": ("When the last event happened.", report.end),
+        "storage_outage": ("1 while commits cannot be made durable.", float(report.outage is not None)),
+        "ranks": ("Ranks of the last rendezvous.", agreement and agreement.ranks),
+        "generation": ("Generation that the ranks are in.", agreement and agreement.generation),
+        "epoch": (of_the_epoch, report.epoch),
+        "last_commit": ("Number of the newest commit.", commit and commit.number),
+        "last_commit_timestamp_seconds": ("When it was made.", commit and commit.time),
+        "last_durable_commit": ("Number of the newest durable commit.", durable and durable.number),
+        "last_durable_commit_timestamp_seconds": (f"When {since_durable}", durable and durable.time),
+    }
+    if now is not None:
+        recently = f"Commits per second since the oldest of the newest {RECENT}."
+        ages = {
+            "last_event": ("the last event.", report.end),
+            "last_commit": ("the newest commit was made.", commit and commit.time),
+            "last_durable_commit": (since_durable, durable and durable.time),
+        }
+        for name, (since, time) in ages.items():
+            found[f"{name}_age_seconds"] = (f"Time since {since}", time and max(now - time, 0.0))
+        found["commits_per_second"] = (recently, report.rate(now))
+    return found
 
 
-def _of_the_moment(report: Report, now: float) -> Iterator[Metric]:
-    """Yield the metrics that change without any event, and so are of no use in a file."""
-    ages = [("last_event_age_seconds", "Time since the last event.", report.end)]
-    if report.commit is not None:
-        ages.append(("last_commit_age_seconds", "Time since the newest commit was made.", report.commit.time))
-    if report.durable is not None:
-        help = "Time since the writing of the newest durable commit began."
-        ages.append(("last_durable_commit_age_seconds", help, report.durable.time))
-    for name, help, time in ages:
-        yield _gauge(name, help, max(now - time, 0.0))
-    if (rate := report.rate(now)) is not None:
-        help = f"Commits per second since the oldest of the newest {RECENT}."
-        yield _gauge("commits_per_second", help, rate)
-
-
-def _gauge(name: str, help: str, value: float | Mapping[str, float], label: str = "") -> Metric:
-    family = GaugeMetricFamily(_PREFIX + name, help, labels=[label] if label else [])
+def _family(
+    kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, help: str, value: Any, label: str = ""
+) -> Metric:
+    family = kind(_PREFIX + name, help, labels=[label] if label else [])
     for key, number in value.items() if isinstance(value, Mapping) else [("", value)]:
         family.add_metric([key] if label else [], number)
     return family

@@ -1,6 +1,7 @@
-"""A run, as its record describes it: rendezvous, faults, recoveries, commits and storage.
+"""A run as its record describes it: rendezvous, faults, recoveries, commits and storage.
 
 `Run` takes one event after the other, so a run can be followed. `Run.report` draws the conclusions.
+Times are seconds since the Unix epoch.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import itertools
 import math
 import statistics
 from array import array
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -28,50 +28,30 @@ _TOLERANCE = 1.0  # seconds by which an event may seem to be before its cause, a
 
 @dataclass
 class Stint:
-    """The work of one process from one rendezvous to the next.
-
-    Attributes:
-        rank: its rank.
-        host: its host.
-        synced: when it had agreed with the others.
-        recovered: its first step, if that followed a recovery.
-        finished: when its training function had returned.
-        lost: how many steps it rolled back for the next rendezvous.
-        left: when it set out for that.
-    """
+    """The work of one process from one rendezvous to the next."""
 
     rank: int
     host: str
-    synced: float
-    recovered: Event | None = None
-    finished: float | None = None
-    lost: int = 0
-    left: float | None = None
+    synced: float  # when it had agreed with the others
+    recovered: Event | None = None  # its first step, if that followed a recovery
+    finished: float | None = None  # when its training function had returned
+    lost: int = 0  # steps that it rolled back for the next rendezvous
+    left: float | None = None  # when it set out for that rendezvous
 
 
 @dataclass
 class Rendezvous:
-    """Ranks that agreed on a commit to resume from, and their work until the next rendezvous.
-
-    Attributes:
-        generation: the generation that it began.
-        commit: the commit that it resumed from.
-        size: number of ranks.
-        source: where the state came from: ``memory``, ``near``, ``durable`` or ``initial``.
-        stints: of those ranks that have recorded it; at least one.
-        numbers: the commits, in order; each once.
-        times: when the first rank had made them, as many.
-        durable: the commits that became durable.
-    """
+    """Ranks that agreed on a commit to resume from, and their work until the next rendezvous."""
 
     generation: int
-    commit: int
-    size: int
-    source: str
-    stints: list[Stint] = field(default_factory=list)
+    commit: int  # the commit that it resumed from
+    size: int  # number of ranks
+    source: str  # where the state came from: memory, near, durable or initial
+    stints: list[Stint] = field(default_factory=list)  # of those ranks that have recorded it; at least one
+    # Weeks of commits take 16 bytes each: the numbers in order, and when the first rank had made each.
     numbers: array[int] = field(default_factory=lambda: array("q"))
     times: array[float] = field(default_factory=lambda: array("d"))
-    durable: set[int] = field(default_factory=set)
+    durable: set[int] = field(default_factory=set)  # commits that became durable
 
     @property
     def place(self) -> tuple[int, int, int]:
@@ -135,95 +115,53 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class Recovery:
-    """A recovery from a fault.
+    """A recovery from a fault."""
 
-    Attributes:
-        generation: the generation in which all ranks stepped again.
-        commit: the commit that they resumed from.
-        seconds: from the fault to the last rank's first step.
-        rank: the rank that stepped last; None if no rank has recorded its first step.
-        phases: how many seconds that rank spent on each of `PHASES`; empty if it has not recorded them.
-    """
-
-    generation: int
-    commit: int
-    seconds: float
-    rank: int | None
-    phases: Mapping[str, float]
+    generation: int  # in which all ranks stepped again
+    commit: int  # that they resumed from
+    seconds: float  # from the fault to the last rank's first step
+    rank: int | None  # that stepped last; None if no rank has recorded its first step
+    phases: Mapping[str, float]  # seconds of that rank in each of `PHASES`; empty if it recorded none
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault.
+    """One fault."""
 
-    Attributes:
-        time: when it was noticed, in seconds since the Unix epoch.
-        began: when it began; a hang when its process fell silent.
-        kind: crash, hang, out_of_memory, preemption, lost_host, launcher_lost, script_error or early_exit.
-        host: the host whose guardian, or supervisor, noticed it.
-        rank: the rank that had it; -1 if it had none yet, None if the whole job had the fault.
-        exit: the lost process's exit code, negative for a signal, or None.
-        steps: steps that the lost process had done since its last commit, or None if that is not known.
-        detail: a text.
-        recovery: the recovery from it, or None.
-        continued: whether no recovery was necessary: the ranks continued without a rendezvous.
-    """
-
-    time: float
-    began: float
-    kind: str
-    host: str
-    rank: int | None
-    exit: int | None
-    steps: int | None
+    time: float  # when it was noticed
+    began: float  # when it began; a hang when its process fell silent
+    kind: str  # as in docs/events.md
+    host: str  # of the guardian, or supervisor, that noticed it
+    rank: int | None  # -1 if the process had none yet, None if the whole job had the fault
+    exit: int | None  # the lost process's exit code, negative for a signal
+    steps: int | None  # that the lost process had done since its last commit, if known
     detail: str
     recovery: Recovery | None
-    continued: bool = False
+    continued: bool = False  # whether the ranks trained on without a rendezvous
 
 
 @dataclass(frozen=True)
 class Tally:
-    """The faults of one kind.
-
-    Attributes:
-        count: number of faults.
-        recovered: number of those that were recovered from, or after which training continued.
-        median: seconds to recover, or None if there was no recovery.
-        worst: the same, of the slowest recovery.
-    """
+    """The faults of one kind."""
 
     count: int
-    recovered: int
-    median: float | None
-    worst: float | None
+    recovered: int  # faults that were recovered from, or after which training continued
+    median: float | None  # seconds to recover, or None if there was no recovery
+    worst: float | None  # seconds of the slowest recovery
 
 
 @dataclass(frozen=True)
 class Ending:
-    """The end of the run.
+    """The end of the run."""
 
-    Attributes:
-        outcome: ``finished``, if the training function returned on all ranks; ``ended``, if the supervisor
-            left otherwise; ``open``, if the run is under way or everything was killed.
-        code: the supervisor's exit code, if it left.
-        reason: why it left.
-    """
-
-    outcome: str
-    code: int | None
-    reason: str
+    outcome: str  # "finished"; "ended" if the supervisor left before; "open" if neither is known
+    code: int | None  # the supervisor's exit code, if it left
+    reason: str  # why it left
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The last agreement of the ranks.
-
-    Attributes:
-        time: when, in seconds since the Unix epoch.
-        generation: the generation that began.
-        commit: the commit that it resumed from.
-        ranks: their number.
-    """
+    """The last agreement of the ranks: the generation that began, and the commit that it resumed from."""
 
     time: float
     generation: int
@@ -233,13 +171,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit.
-
-    Attributes:
-        time: when it was made, in seconds since the Unix epoch.
-        generation: its generation.
-        number: its number.
-    """
+    """A commit, and when it was made."""
 
     time: float
     generation: int
@@ -248,96 +180,63 @@ class Commit:
 
 @dataclass(frozen=True)
 class Outage:
-    """Commits cannot be made durable.
+    """Commits cannot be made durable."""
 
-    Attributes:
-        since: the first failure, in seconds since the Unix epoch.
-        error: the last one.
-    """
-
-    since: float
-    error: str
+    since: float  # the first failure
+    error: str  # the last one
 
 
-@dataclass(frozen=True)
-class Report:
-    """What there is to say of a run, whether it is over or not. Times are seconds since the Unix epoch.
+@dataclass(kw_only=True)
+class Storage:
+    """What has become durable so far."""
 
-    Attributes:
-        begin: the first ``start``, or the first event if there is none.
-        end: the last event.
-        activity: ``starting``, ``training``, ``recovering``, ``finished`` or ``ended``, which is before it
-            was finished.
-        ending: how the run ended, as far as it has.
-        starts: how often the whole job was started.
-        restarts: how often one process was restarted in place.
-        warm: how many of those restarts a standby made.
-        given_up: why slots or jobs were given up.
-        standbys: how many slots have a standby that is ready.
-        faults: in order of time.
-        steps_repeated: steps that were done again, as no commit held them.
-        commits_repeated: commits that were made again, as the job resumed from an earlier one.
-        goodput: share of the time that was spent between commits that were kept, from 0 to 1; None if no time
-            has passed.
-        machine: host of the newest start, its system and its processors; empty if there was none.
-        versions: package to its version on that host.
-        agreement: the last rendezvous of the ranks, or None if there was none.
-        commit: the newest commit, or the one that the ranks resumed from; None before the first rendezvous.
-        epoch: the newest that events name, or None. They name epochs whose last batch is padded or cut.
-        commits: number of commits that rank 0 has made, repeated ones included.
-        recent: when it made the newest `RECENT` of them, in order.
-        durable: the newest durable commit with the time at which its writing began, or None.
-        durables: number of commits that have become durable.
-        durable_bytes: their size.
-        durable_seconds: the time that was spent on writing them.
-        write_failures: number of attempts to write that failed.
-        outage: why no commits become durable, or None if they do.
-        outages: number of outages that have begun.
-        outage_seconds: the length of those that are over.
-        hosts: those that have recorded anything.
-    """
+    durable: Commit | None = None  # the newest, with the time at which its writing began
+    durables: int = 0  # number of commits that have become durable
+    durable_bytes: int = 0
+    durable_seconds: float = 0.0  # spent on writing them
+    write_failures: int = 0  # attempts to write that failed
+    outage: Outage | None = None  # the outage under way
+    outages: int = 0  # that have begun
+    outage_seconds: float = 0.0  # of the outages that are over
 
-    begin: float
-    end: float
-    activity: str
+
+@dataclass(kw_only=True)
+class Report(Storage):
+    """All conclusions from a run's events, whether the run is over or not."""
+
+    begin: float  # the first `start`, or the first event if there is none
+    end: float  # the last event
+    activity: str  # starting, training, recovering, finished, or ended (before it was finished)
     ending: Ending
-    starts: int
-    restarts: int
-    warm: int
-    given_up: tuple[str, ...]
-    standbys: int
-    faults: tuple[Fault, ...]
-    steps_repeated: int
-    commits_repeated: int
-    goodput: float | None
-    machine: str
-    versions: Mapping[str, str]
+    starts: int  # of the whole job
+    restarts: int  # of one process in place
+    warm: int  # restarts that a standby made
+    given_up: tuple[str, ...]  # why slots or jobs were given up
+    standbys: int  # slots whose standby is ready
+    faults: tuple[Fault, ...]  # in order of time
+    steps_repeated: int  # steps that were done again, as no commit held them
+    commits_repeated: int  # commits that were made again, as the job resumed from an earlier one
+    goodput: float | None  # share of the time between commits that were kept; None if no time has passed
+    machine: str  # host of the newest start, its system and its processors; may be empty
+    versions: Mapping[str, str]  # of packages on that host
     agreement: Agreement | None
-    commit: Commit | None
-    epoch: int | None
-    commits: int
-    recent: tuple[float, ...]
-    durable: Commit | None
-    durables: int
-    durable_bytes: int
-    durable_seconds: float
-    write_failures: int
-    outage: Outage | None
-    outages: int
-    outage_seconds: float
-    hosts: tuple[str, ...]
+    commit: Commit | None  # the newest, or the one that the ranks resumed from
+    epoch: int | None  # the newest that events name: those whose last batch is padded or cut
+    commits: int  # that the job has made, those made again included
+    recent: tuple[float, ...]  # when the newest `RECENT` of them were made, in order
+    hosts: tuple[str, ...]  # that have recorded anything
 
     @property
     def kinds(self) -> dict[str, Tally]:
-        """Kind of fault to what there was of it, the most frequent first."""
+        """The faults of each kind, the most frequent kind first."""
         names = [fault.kind for fault in self.faults]
         order = sorted(set(names), key=lambda name: (-names.count(name), name))
-        return {name: tally(fault for fault in self.faults if fault.kind == name) for name in order}
+        return {name: _tally([fault for fault in self.faults if fault.kind == name]) for name in order}
 
     @property
     def overall(self) -> Tally:
-        """What there was of all kinds together."""
-        return tally(self.faults)
+        """The faults of all kinds together."""
+        return _tally(self.faults)
 
     @property
     def over(self) -> bool:
@@ -354,13 +253,12 @@ class Report:
         return (len(self.recent) - 1) / passed if passed > 0 else None
 
 
-def tally(faults: Iterable[Fault]) -> Tally:
-    """Count faults, and the time to recover from them."""
-    all_faults = list(faults)
-    seconds = [fault.recovery.seconds for fault in all_faults if fault.recovery is not None]
-    median = statistics.median(seconds) if seconds else None
-    recovered = len(seconds) + sum(fault.continued for fault in all_faults)
-    return Tally(len(all_faults), recovered, median, max(seconds, default=None))
+def _tally(faults: Sequence[Fault]) -> Tally:
+    seconds = [fault.recovery.seconds for fault in faults if fault.recovery is not None]
+    recovered = len(seconds) + sum(fault.continued for fault in faults)
+    return Tally(
+        len(faults), recovered, statistics.median(seconds) if seconds else None, max(seconds, default=None)
+    )
 
 
 def summarise(events: Iterable[Event]) -> Report:
@@ -374,17 +272,11 @@ def summarise(events: Iterable[Event]) -> Report:
 class Run:
     """All facts of a run so far; it takes events in the order of the record.
 
-    Weeks of commits take 16 bytes each, and no time when a report is made.
-
-    Args:
-        events: the first events.
-
     Attributes:
         rendezvouses: in order.
         starts: the events ``start``.
         ends: the events ``end``.
         faults: the events ``fault``.
-        begin: time of the first event.
         end: time of the last event.
     """
 
@@ -393,26 +285,22 @@ class Run:
         self.starts: list[Event] = []
         self.ends: list[Event] = []
         self.faults: list[Event] = []
-        self.begin, self.end = math.inf, -math.inf
+        self.end = -math.inf
+        self._begin = math.inf
         self._joinable = 0  # the first rendezvous that ranks may still join: a new start begins others
         self._stints: dict[tuple[str, int], tuple[Rendezvous, Stint]] = {}  # of each process, the last
         self._restarts: list[Event] = []
         self._given_up: list[str] = []
         self._standbys: dict[tuple[str, int | None], bool] = {}
-        self._recent: deque[float] = deque(maxlen=RECENT)
         self._epochs: dict[str, int] = {}
-        self._commits = self._durables = self._durable_bytes = 0
-        self._durable_seconds = self._outage_seconds = 0.0
-        self._write_failures = self._outages = 0
-        self._durable: Commit | None = None
-        self._outage: Outage | None = None
+        self._storage = Storage()
         self._hosts: set[str] = set()
         for event in events:
             self.take(event)
 
     def take(self, event: Event) -> None:
         """Take the next event."""
-        self.begin, self.end = min(self.begin, event.time), max(self.end, event.time)
+        self._begin, self.end = min(self._begin, event.time), max(self.end, event.time)
         self._hosts.add(event.host)
         generation, commit = event.whole("generation"), event.whole("commit")
         at = self._stints.get((event.host, event.pid))
@@ -428,13 +316,17 @@ class Run:
             case "restart" if event.word("scope") == "slot":
                 self._restarts.append(event)
             case "gave_up":
-                self._given_up.append(_given_up(event))
+                rank = f"rank {event.rank}" if event.rank >= 0 else "a process without a rank"
+                what = f"{rank} on {event.host}" if event.word("scope") == "slot" else "the job"
+                self._given_up.append(f"{what}: {event.word('reason')}")
             case "standby":
                 self._standbys[event.host, event.whole("slot")] = event.facts.get("ready") is True
             case "sync":
                 self._join(event, generation or 0, commit or 0)
-            case "commit" if commit is not None:
-                self._committed(event, commit, at)
+            case "commit" if at is not None and commit is not None:
+                if not at[0].numbers or commit > at[0].numbers[-1]:
+                    at[0].numbers.append(commit)
+                    at[0].times.append(event.time)
             case "recovered" if at is not None and generation == at[0].generation:
                 at[1].recovered = at[1].recovered or event
             case "reset" if at is not None:
@@ -443,8 +335,17 @@ class Run:
                 at[1].finished = event.time
             case "tail" if (epoch := event.whole("epoch")) is not None:
                 self._epochs[event.word("sampler")] = epoch
-            case "durable" | "write_failed" | "outage" | "outage_over":
-                self._stored(event, generation, commit)
+            case "durable" if generation is not None and commit is not None:
+                self._became_durable(event, generation, commit)
+            case "write_failed" if commit is not None:
+                self._storage.write_failures += 1
+                self._failing(event)
+            case "outage":
+                self._storage.outages += 1
+                self._failing(event)
+            case "outage_over":
+                self._storage.outage_seconds += event.number("seconds") or 0.0
+                self._storage.outage = None
 
     def _join(self, event: Event, generation: int, commit: int) -> None:
         """Let a rank join a rendezvous: ranks that name the same place, each once, are together."""
@@ -458,48 +359,33 @@ class Run:
         rendezvous.stints.append(stint)
         self._stints[event.host, event.pid] = rendezvous, stint
 
-    def _committed(self, event: Event, commit: int, at: tuple[Rendezvous, Stint] | None) -> None:
-        if event.rank == 0:
-            self._commits += 1
-            self._recent.append(event.time)
-        if at is not None and (not at[0].numbers or commit > at[0].numbers[-1]):
-            at[0].numbers.append(commit)
-            at[0].times.append(event.time)
+    def _became_durable(self, event: Event, generation: int, commit: int) -> None:
+        storage, seconds = self._storage, event.number("seconds") or 0.0
+        storage.durable = Commit(event.time - seconds, generation, commit)
+        storage.durables += 1
+        storage.durable_bytes += event.whole("bytes") or 0
+        storage.durable_seconds += seconds
+        storage.outage = None
+        # While the commit was written, there may have been another rendezvous.
+        of_generation = (each for each in reversed(self.rendezvouses) if each.generation == generation)
+        if (rendezvous := next(of_generation, None)) is not None:
+            rendezvous.durable.add(commit)
 
-    def _stored(self, event: Event, generation: int | None, commit: int | None) -> None:
-        error = event.word("error")
-        match event.kind:
-            case "durable" if generation is not None and commit is not None:
-                seconds = max(event.number("seconds") or 0.0, 0.0)
-                self._durable = Commit(event.time - seconds, generation, commit)
-                self._durables += 1
-                self._durable_bytes += max(event.whole("bytes") or 0, 0)
-                self._durable_seconds += seconds
-                self._outage = None
-                # While the commit was written, there may have been another rendezvous.
-                for rendezvous in reversed(self.rendezvouses):
-                    if rendezvous.generation == generation:
-                        rendezvous.durable.add(commit)
-                        break
-            case "write_failed" if generation is not None and commit is not None:
-                self._write_failures += 1
-                self._outage = Outage(self._outage.since if self._outage else event.time, error)
-            case "outage":
-                self._outages += 1
-                self._outage = Outage(self._outage.since if self._outage else event.time, error)
-            case "outage_over":
-                self._outage_seconds += max(event.number("seconds") or 0.0, 0.0)
-                self._outage = None
+    def _failing(self, event: Event) -> None:
+        outage = self._storage.outage
+        self._storage.outage = Outage(outage.since if outage else event.time, event.word("error"))
 
     def report(self) -> Report:
-        """Return what there is to say of the run; it has at least one event."""
-        begin = min((start.time for start in self.starts), default=self.begin)
+        """Return the conclusions; the run has at least one event."""
+        begin = min((start.time for start in self.starts), default=self._begin)
         faults, ending = tuple(map(self._fault, self.faults)), self._ending()
         last = self.rendezvouses[-1] if self.rendezvouses else None
-        agreement = Agreement(last.agreed, *last.place) if last else None
-        newest = Commit(last.reached(last.newest), last.generation, last.newest) if last else None
         start = self.starts[-1] if self.starts else None
+        machine = (start.host, start.word("machine")) if start else ()
+        versions = start.facts.get("versions", {}) if start else {}
+        newest_first = (time for each in reversed(self.rendezvouses) for time in reversed(each.times))
         return Report(
+            **vars(self._storage),
             begin=begin,
             end=self.end,
             activity=self._activity(faults, ending),
@@ -513,21 +399,13 @@ class Run:
             steps_repeated=self._steps_repeated(),
             commits_repeated=self._commits_repeated(),
             goodput=min(self._kept_seconds() / (self.end - begin), 1.0) if self.end > begin else None,
-            machine=", ".join(filter(None, (start.host, start.word("machine")))) if start else "",
-            versions=_versions(start) if start else {},
-            agreement=agreement,
-            commit=newest,
+            machine=", ".join(filter(None, machine)),
+            versions={package: version for package, version in versions.items() if isinstance(version, str)},
+            agreement=Agreement(last.agreed, *last.place) if last else None,
+            commit=Commit(last.reached(last.newest), last.generation, last.newest) if last else None,
             epoch=max(self._epochs.values(), default=None),
-            commits=self._commits,
-            recent=tuple(sorted(self._recent)),
-            durable=self._durable,
-            durables=self._durables,
-            durable_bytes=self._durable_bytes,
-            durable_seconds=self._durable_seconds,
-            write_failures=self._write_failures,
-            outage=self._outage,
-            outages=self._outages,
-            outage_seconds=self._outage_seconds,
+            commits=sum(len(each.numbers) for each in self.rendezvouses),
+            recent=tuple(sorted(itertools.islice(newest_first, RECENT))),
             hosts=tuple(sorted(self._hosts)),
         )
 
@@ -573,8 +451,9 @@ class Run:
 
     def _steps_repeated(self) -> int:
         """All ranks train in step, so of each rendezvous the rank that lost the most steps counts for all."""
-        places = enumerate(self.rendezvouses)
-        lost = {place: max(stint.lost for stint in each.stints) for place, each in places}
+        lost = {
+            place: max(stint.lost for stint in each.stints) for place, each in enumerate(self.rendezvouses)
+        }
         for fault in self.faults:
             place = self.broken_by(fault)
             lost[place] = max(lost.get(place, 0), fault.whole("steps") or 0)
@@ -599,11 +478,13 @@ class Run:
     def _ending(self) -> Ending:
         started = self.starts[-1].time if self.starts else -math.inf
         left = self.ends[-1] if self.ends and self.ends[-1].time >= started else None
-        code, reason = (left.whole("code"), left.word("reason")) if left else (None, "")
-        # A script can fail after its training function has returned, such as in a second training function.
-        if self.rendezvouses and self.rendezvouses[-1].finished and code in (None, 0):
-            return Ending("finished", code, reason)
-        return Ending("ended" if left else "open", code, reason)
+        if left is None:
+            finished = bool(self.rendezvouses) and self.rendezvouses[-1].finished
+            return Ending("finished" if finished else "open", None, "")
+        # The exit code decides. A script may fail after its training function has returned, and a script
+        # with Horovod's own elastic state has none of ours that could return.
+        code = left.whole("code")
+        return Ending("finished" if code == 0 else "ended", code, left.word("reason"))
 
     def _activity(self, faults: Sequence[Fault], ending: Ending) -> str:
         if ending.outcome != "open":
@@ -617,7 +498,7 @@ class Run:
 def began(fault: Event) -> float:
     """Return when a fault began. A hang is noticed only when its process has been silent for long."""
     silent = fault.number("silent") if fault.word("fault") == "hang" else None
-    return fault.time - max(silent or 0.0, 0.0)
+    return fault.time - (silent or 0.0)
 
 
 def phases(recovered: Event) -> dict[str, float]:
@@ -633,15 +514,3 @@ def _recovery(rendezvous: Rendezvous, seconds: float) -> Recovery:
         spent = {"start": max(seconds - sum(spent.values()), 0.0), **spent}
     rank = steps[-1].rank if steps else None
     return Recovery(rendezvous.generation, rendezvous.commit, seconds, rank, spent)
-
-
-def _versions(start: Event) -> dict[str, str]:
-    found = start.facts.get("versions")
-    known = found if isinstance(found, dict) else {}
-    return {package: version for package, version in known.items() if isinstance(version, str)}
-
-
-def _given_up(event: Event) -> str:
-    rank = f"rank {event.rank}" if event.rank >= 0 else "a process without a rank"
-    what = f"{rank} on {event.host}" if event.word("scope") == "slot" else "the job"
-    return f"{what}: {event.word('reason')}"

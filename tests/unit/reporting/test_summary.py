@@ -242,6 +242,13 @@ def test_a_job_that_fails_after_its_training_function_has_returned_is_not_finish
     assert report_of(run).ending.outcome == outcome
 
 
+def test_a_script_with_horovods_own_state_is_finished_by_exit_code_0(tmp_path):
+    run = Run(tmp_path)
+    run.report(0, "start", pid=5, attempt=1, command=["python"])
+    run.report(36, "end", pid=5, code=0, reason="the command has ended")
+    assert (report_of(run).ending.outcome, report_of(run).over) == ("finished", True)
+
+
 def test_a_single_event_takes_no_time(tmp_path):
     run = Run(tmp_path)
     run.report(1, "start", attempt=1, command=[])
