@@ -8,9 +8,10 @@ from hvdrecover.elastic.guard.missing import Missing
 from hvdrecover.elastic.interfaces import StepObserver
 from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.torch import missing_gradients as missing_gradients
-from hvdrecover.torch import steps, witness
+from hvdrecover.torch import witness
 from hvdrecover.torch.bad_steps import Gradients
 from hvdrecover.torch.names import Names
+from hvdrecover.torch.scalars import watch
 
 
 class Reports:
@@ -26,7 +27,7 @@ class Reports:
 
     def report_times(self, contents: Contents, scalars: Scalars) -> None:
         """Report the time of each step, and the norm of its gradients."""
-        steps.watch(contents.components(), scalars)
+        watch(contents.components(), scalars)
 
     def report_missing(self, contents: Contents, missing: Missing) -> None:
         """Report parameters that had no gradient at a step."""

@@ -1,4 +1,4 @@
-"""Scalars for TensorBoard, written by ``torch.utils.tensorboard``."""
+"""Scalars of training: times of steps and norms of gradients, and the writer for TensorBoard."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
+import torch
+
+from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.errors import ConfigError
+from hvdrecover.torch.names import parameters_of
+from hvdrecover.torch.stepping import stepping
 
 FLUSH_SECONDS = 10
 QUEUE = 1000  # events, before a step waits for the file system
+_WIDE = (torch.float32, torch.float64)
 
 
 class TorchWriter:
@@ -48,3 +54,59 @@ def require_tensorboard() -> None:
             "tensorboard", "the package tensorboard, which writes its logs, is not installed; pip install it"
         )
     import torch.utils.tensorboard  # noqa: F401
+
+
+# -- the steps of optimizers ---------------------------------------------------------------------------
+
+
+def watch(components: Mapping[str, Any], scalars: Scalars) -> None:
+    """Report the steps of optimizers to the scalars. A step of the job ends when the first one has stepped.
+
+    Args:
+        components: by attribute name.
+        scalars: the rank's scalars.
+    """
+    optimizers = {name: each for name, each in components.items() if isinstance(each, torch.optim.Optimizer)}
+    norms: dict[str, torch.Tensor] = {}  # of the step under way
+    for name, optimizer in optimizers.items():
+        tag = "norm/averaged_gradient" + (f"/{name}" if len(optimizers) > 1 else "")
+        _watch(optimizer, scalars, norms, tag)
+    if optimizers:
+
+        def ended() -> None:
+            scalars.stepped(norms)
+            norms.clear()
+
+        stepping(next(iter(optimizers.values()))).ended.append(ended)
+
+
+def _watch(optimizer: Any, scalars: Scalars, norms: dict[str, torch.Tensor], tag: str) -> None:
+    def begins() -> None:
+        # The guard may exchange votes from here on, and this rank waits for the others in them as well.
+        if getattr(optimizer, "_handles", None):
+            scalars.waiting()
+
+    def averaged() -> None:
+        """Take the norm of the averages before the script clips them."""
+        scalars.arrived()
+        if hasattr(optimizer, "_starting_models"):
+            return  # Adasum averages no gradients
+        averages = [each.grad for each in parameters_of(optimizer) if each.grad is not None]
+        # One fused call takes all dense gradients whose squares cannot overflow.
+        plain = [each.dtype in _WIDE and not each.is_sparse for each in averages]
+        parts = [each if alike else _norm(each) for each, alike in zip(averages, plain, strict=True)]
+        if parts:
+            norms[tag] = torch.nn.utils.get_total_norm(parts)
+
+    steps = stepping(optimizer)
+    steps.begins.append(begins)
+    steps.averaging.append(scalars.waiting)
+    # A plain optimizer averages nothing: its gradients are those that it applies.
+    (steps.averaged if hasattr(optimizer, "synchronize") else steps.applying).append(averaged)
+
+
+def _norm(gradient: torch.Tensor) -> torch.Tensor:
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    wide = None if values.dtype in _WIDE else torch.float32
+    norm: torch.Tensor = torch.linalg.vector_norm(values, dtype=wide)
+    return norm

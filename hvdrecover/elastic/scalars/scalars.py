@@ -17,8 +17,7 @@ from hvdrecover.elastic.companions import Kept, Moment, Observer, Table, Voter
 from hvdrecover.elastic.context import Context
 from hvdrecover.elastic.interfaces import Framework
 from hvdrecover.elastic.lifecycle import stalls
-from hvdrecover.elastic.scalars.log import Log, Number
-from hvdrecover.elastic.scalars.tracked import Tracked
+from hvdrecover.elastic.scalars.sinks import Log, Number, Tracked
 from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.errors import ConfigError
 

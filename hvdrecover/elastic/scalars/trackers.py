@@ -11,8 +11,6 @@ from typing import Any
 from hvdrecover.errors import ConfigError
 
 _AT_ONCE = 1000  # most metrics in one request to an MLflow server
-# Seconds between W&B's writes to its file, 15 by default. A killed process loses rows that are not written.
-_FLUSH = "x_transaction_log_flush_interval"
 
 
 @dataclass(frozen=True)
@@ -48,9 +46,6 @@ class Tracker:
         ...         self._file.close()
     """
 
-    def check(self) -> None:
-        """Raise `ConfigError` if the tracker cannot be used; each rank calls this when it makes its state."""
-
     def open(self, run: str) -> int:
         """Start a run or continue it.
 
@@ -83,22 +78,23 @@ class WandB(Tracker):
     Args:
         options: arguments of ``wandb.init``, such as ``project`` and ``config``, or the ``id`` of a run.
 
+    Raises:
+        ConfigError: the package is missing.
+
     Examples:
         >>> tracker = recover.WandB(project="digits", config={"lr": 0.1})  # for the state: tracker=tracker
     """
 
     def __init__(self, **options: Any) -> None:
-        self._options = options
-
-    def check(self) -> None:
-        """Raise `ConfigError` if the package is missing."""
         _require("wandb", "WandB")
+        self._options = options
 
     def open(self, run: str) -> int:
         """Start or continue the run."""
         import wandb
 
-        soon = {_FLUSH: 1.0} if _FLUSH in wandb.Settings.model_fields else {}
+        # W&B writes to its file every 15 s by default. A killed process loses rows that are not written.
+        soon = {"x_transaction_log_flush_interval": 1.0}
         options = {"id": run, "resume": "allow", "settings": soon, **self._options}
         self._run = wandb.init(**options)
         # An offline run does not know the steps of earlier processes; this file beside their folders does.
@@ -137,6 +133,9 @@ class MLflow(Tracker):
         params: parameters of a new run.
         tracking_uri: the server or store; None takes ``MLFLOW_TRACKING_URI``.
 
+    Raises:
+        ConfigError: the package is missing.
+
     Examples:
         >>> tracker = recover.MLflow("digits", params={"lr": 0.1})  # for the state: tracker=tracker
     """
@@ -150,12 +149,9 @@ class MLflow(Tracker):
         params: Mapping[str, Any] | None = None,
         tracking_uri: str | None = None,
     ) -> None:
+        _require("mlflow", "MLflow")
         self._experiment, self._name, self._params = experiment, run_name, dict(params or {})
         self._uri = tracking_uri
-
-    def check(self) -> None:
-        """Raise `ConfigError` without the package."""
-        _require("mlflow", "MLflow")
 
     def open(self, run: str) -> int:
         """Begin or continue the run."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.elastic.interfaces import Writer
-from hvdrecover.elastic.scalars.log import KEPT_SECONDS, KEPT_STEPS, Log
+from hvdrecover.elastic.scalars.sinks import KEPT_SECONDS, KEPT_STEPS, Log
 from tests.fakes.clock import FakeClock
 from tests.fakes.framework import FakeWriter, read_run
 

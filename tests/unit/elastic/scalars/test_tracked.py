@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from hvdrecover.elastic.run import run
-from hvdrecover.elastic.scalars.tracked import Tracked
-from hvdrecover.elastic.scalars.trackers import Row, Tracker
+from hvdrecover.elastic.scalars.sinks import Tracked
+from hvdrecover.elastic.scalars.trackers import MLflow, Row, Tracker, WandB
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import ConfigError
 from hvdrecover.heartbeat import Page
@@ -233,8 +233,8 @@ def tracked_by(tracker: Tracker) -> Tracked:
 def test_a_tracker_that_hangs_is_waited_for_at_the_end(
     hanging: Hanging, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("hvdrecover.elastic.scalars.tracked.PATIENCE", 0.01)
-    monkeypatch.setattr("hvdrecover.elastic.scalars.tracked.HANDOVER", 1e6)
+    monkeypatch.setattr("hvdrecover.elastic.scalars.sinks.PATIENCE", 0.01)
+    monkeypatch.setattr("hvdrecover.elastic.scalars.sinks.HANDOVER", 1e6)
     tracked = tracked_by(hanging)
     tracked.finish()
     tracked.close()
@@ -244,8 +244,8 @@ def test_a_tracker_that_hangs_is_waited_for_at_the_end(
 def test_the_other_ranks_wait_less_for_a_tracker_that_hangs(
     hanging: Hanging, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("hvdrecover.elastic.scalars.tracked.PATIENCE", 1e6)
-    monkeypatch.setattr("hvdrecover.elastic.scalars.tracked.HANDOVER", 0.01)
+    monkeypatch.setattr("hvdrecover.elastic.scalars.sinks.PATIENCE", 1e6)
+    monkeypatch.setattr("hvdrecover.elastic.scalars.sinks.HANDOVER", 0.01)
     tracked_by(hanging).begin(1)
     assert "Hanging has not answered" in caplog.text
 
@@ -276,11 +276,10 @@ def test_who_waits_for_a_tracker_at_the_end_is_not_taken_for_hanging(server: Ser
 def test_a_tracker_that_has_failed_is_handed_nothing_more(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("hvdrecover.elastic.scalars.tracked.MOST_DUE", 1)
+    monkeypatch.setattr("hvdrecover.elastic.scalars.sinks.MOST_DUE", 1)
     tracked = tracked_by(Broken(server))
-    sender = tracked._thread
-    assert sender is not None
-    sender._thread.join()
+    assert tracked._thread is not None
+    tracked._thread.join()
     for step in range(2, 6):
         tracked.row(step)["loss"] = 1.0
         tracked.captured(step)
@@ -289,16 +288,13 @@ def test_a_tracker_that_has_failed_is_handed_nothing_more(
     assert "keep up" not in caplog.text
 
 
-def test_without_its_package_a_tracker_is_refused_when_the_state_is_made(server: Server) -> None:
-    class Missing(Memory):
-        def check(self) -> None:
-            raise ConfigError("tracker=Missing()", "its package is missing")
-
-    def body(process: Process) -> None:
-        with pytest.raises(ConfigError, match="missing"):
-            process.state(tracker=Missing(server), step=0)
-
-    FakeJob(initialised(body), 1).results()
+@pytest.mark.parametrize("tracker", [WandB, MLflow])
+def test_without_its_package_a_tracker_is_refused(
+    tracker: type[Tracker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hvdrecover.elastic.scalars.trackers.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=rf"^tracker={tracker.__name__}\(\): .* is not installed"):
+        tracker()
 
 
 def test_who_leaves_sends_what_commits_hold_and_does_not_end_the_run(server: Server) -> None:
