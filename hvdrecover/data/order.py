@@ -15,8 +15,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -49,9 +49,6 @@ def permutation(length: int, seed: int, epoch: int) -> Indices:
 
 def share(order: Indices, start: int, rank: int, size: int, tail: Tail, gaps: Sequence[Gap] = ()) -> Indices:
     """A rank's part of the samples from ``start`` on, equally long on all ranks.
-
-    The start of the epoch's order fills up an incomplete last round. The start of this pass does not matter:
-    a resumed epoch repeats the same samples as an undisturbed one.
 
     Args:
         order: the epoch's samples, int64 of shape ``[length]``.
@@ -90,35 +87,6 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int | np.integer) and int(value) >= 0
 
 
-def _stretches(cursor: dict[str, Any], length: int) -> list[Stretch]:
-    """Return the stretches that a cursor leaves out of this pass and later ones.
-
-    Raises:
-        ValueError, TypeError: the stretches are not in order and apart.
-    """
-    place = [cursor["epoch"], cursor.get("passes", 0)]
-    listed = [[*place, *gap] for gap in cursor.get("left_out", [])] + cursor.get("left_out_later", [])
-    found: list[Stretch] = []
-    for epoch, passes, first, end in listed:
-        if not all(map(_is_count, (epoch, passes, first, end))) or not first < end <= length:
-            raise ValueError(f"[{first}, {end}] is not a range of {length} samples")
-        if found and (epoch, passes, first) < (*found[-1][:2], found[-1][3]):
-            raise ValueError(f"[{first}, {end}] begins within, or before, {list(found[-1][2:])}")
-        found.append((epoch, passes, first, end))
-    return found
-
-
-def _merged(stretches: Iterable[Stretch]) -> list[Stretch]:
-    """Return stretches in order, joined where they overlap or touch: no sample may count twice."""
-    found: list[Stretch] = []
-    for epoch, passes, first, end in sorted(stretches):
-        if found and (epoch, passes) == found[-1][:2] and first <= found[-1][3]:
-            *_, first, before = found.pop()
-            end = max(before, end)
-        found.append((epoch, passes, first, end))
-    return found
-
-
 _PLACE = ("epoch", "passes", "done", "_left_out", "_start", "_iterated", "_handed_out")
 _REMEDY = "Call sampler.set_epoch(state.epoch) at the top of each epoch."
 _AGAIN = (
@@ -137,18 +105,6 @@ _BACK = (
 )
 
 
-class DealtTo(Protocol):
-    """The ranks of this process, and of how many."""
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The ranks."""
-
-    @property
-    def size(self) -> int:
-        """The number of all ranks."""
-
-
 class SampleOrder:
     """The sample order and cursor of one data set, as one rank sees it.
 
@@ -157,18 +113,6 @@ class SampleOrder:
         shuffle: whether each epoch has an order of its own; otherwise samples come in their own order.
         seed: seed of the shuffling; the same on all ranks.
         tail: see `share`.
-
-    Attributes:
-        epoch: the epoch under way.
-        passes: number of earlier passes over this epoch without `set_epoch` to another one.
-        done: the cursor: samples of this pass that all ranks together have done, or left out.
-        batch_size: samples in one rank's batch, if the loader has set it; 0 if only `record` tells.
-        stepped: whether an optimizer has stepped, so that the next batch recorded is the last of that step.
-        unstepped: position of the first batch that is not part of a step yet.
-        begun: serial number of the last iteration among all orders of this process; 0 before the first.
-        on_iterate: called when an iteration begins, after what the data loader itself draws from generators.
-        on_record: called with this order and how many samples every rank has done, before they count.
-        dealt_to: if samples are dealt out to virtual ranks, returns which of them this process carries out.
 
     Raises:
         ConfigError: a negative length, a seed that is not an integer, or an unknown ``tail``.
@@ -185,35 +129,41 @@ class SampleOrder:
         self.shuffle = bool(shuffle)
         self.seed = int(seed)  # a numpy integer would not go into JSON
         self.tail: Tail = tail
-        self.epoch = self.passes = 0
-        self.done = 0
-        self.batch_size = 0
-        self.stepped, self.unstepped = False, 0
-        self.begun = 0
+        self.size = 1  # number of ranks
+        self.epoch = 0
+        self.passes = 0  # earlier passes over this epoch, without `set_epoch` to another one
+        self.done = 0  # the cursor: samples of this pass that all ranks together have done, or left out
+        self.batch_size = 0  # samples in one rank's batch, if the loader has set it; else 0
+        self.stepped = False  # an optimizer has stepped: the next batch recorded is the last of that step
+        self.unstepped = 0  # position of the first batch that is not part of a step yet
+        self.begun = 0  # serial number of the last iteration among all orders of this process; 0 before
+        # Called when an iteration begins, after the data loader itself has drawn from generators.
         self.on_iterate: Callable[[], None] | None = None
+        # Called with this order and how many samples every rank has done, before they count.
         self.on_record: Callable[[SampleOrder, int], None] | None = None
-        self.dealt_to: Callable[[], DealtTo] | None = None
+        # Returns the virtual ranks of this process and the number of all, if samples are dealt out to them.
+        self.dealt_to: Callable[[], tuple[tuple[int, ...], int]] | None = None
+        self._ranks: tuple[int, ...] = (0,)
+        self._start = 0  # the cursor when the iteration, or its place, was last begun
         self._iterated = self._handed_out = False
         self._largest = 0  # number of samples that were recorded at once
         self._left_out: list[Stretch] = []  # of this pass, and of later ones
         self._named: list[int] = []  # epochs that `set_epoch` was given since the last iteration began
         self._before: dict[str, Any] = {}  # the place before it was given the first of them
         self._warned: set[str] = set()
-        self._start = 0
-        self._ranks: tuple[int, ...] = (0,)
-        self.size = 1
+
+    # -- the place ---------------------------------------------------------------------------------------
 
     def place(self, rank: int, size: int) -> None:
         """Take a place among the ranks (virtual ranks have their own), and deal the rest out again."""
-        self._ranks, self.size, self._named = (rank,), size, []
-        if self.dealt_to is not None:
-            self._ranks, self.size = self.dealt_to().ranks, self.dealt_to().size
+        self._ranks, self.size = ((rank,), size) if self.dealt_to is None else self.dealt_to()
+        self._named = []
         self._begin()
 
     @property
-    def gaps(self) -> list[Gap]:
-        """Return the gaps of this pass, in order."""
-        return [each[2:] for each in self._left_out if each[:2] == (self.epoch, self.passes)]
+    def rank(self) -> int:
+        """The rank that samples are dealt out to; of virtual ranks the first of this process."""
+        return next(iter(self._ranks), 0)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to an epoch. Naming the epoch under way changes nothing, so that a resumed one continues.
@@ -235,6 +185,54 @@ class SampleOrder:
             self._enter(highest, 0)
             self._begin()
 
+    def begin(self) -> Indices:
+        """Begin an iteration: this rank's samples from the cursor on.
+
+        An epoch that has been gone through and is begun again without `set_epoch` starts from its first
+        sample; but the first iteration after a restore resumes from the cursor, even if nothing is left. What
+        a data loader leaves out as it would be less than a batch (``drop_last``) has been gone through.
+        """
+        least = self.size if self.tail == "drop" else 1
+        if self._handed_out:
+            least = max(least, self._largest * self.size)
+        before = self._before if self._named else {"epoch": 0, "done": 0}
+        if self.epoch < before["epoch"] and 0 < before["done"] < self.length:
+            facts = self.epoch, before["epoch"], before["done"], self.length
+            self._say("back", _BACK.format(*facts), everywhere=True)  # it may happen to one rank alone
+        if self._iterated and self.left < least:
+            if self.done:
+                self._say("again", _AGAIN.format(self.epoch))
+            self._enter(self.epoch, self.passes + 1)
+        elif self.done and self.left < least and (self.passes or not self._named):
+            self._say("empty", _EMPTY.format(self.epoch))
+        self._begin()
+        self._iterated, self._named = True, []
+        self.begun = next(_iterations)
+        return self.share_of(self.rank)
+
+    def end(self) -> None:
+        """Note that an iteration has handed out all of this rank's samples."""
+        self._handed_out = True
+
+    def _enter(self, epoch: int, passes: int) -> None:
+        """Go to the beginning of a pass."""
+        ahead = (epoch, passes) > (self.epoch, self.passes)
+        self._left_out = [each for each in self._left_out if ahead and each[:2] >= (epoch, passes)]
+        self.epoch, self.passes = epoch, passes
+        self.done = int(past(np.array(0), 0, self.gaps))
+
+    def _begin(self) -> None:
+        self._start = self.unstepped = self.done
+        self._iterated = self._handed_out = self.stepped = False
+
+    def _say(self, kind: str, message: str, *, everywhere: bool = False) -> None:
+        """Warn once, on rank 0 or everywhere."""
+        if kind not in self._warned and (everywhere or 0 in self._ranks):
+            logger.warning("%s", message)
+        self._warned.add(kind)
+
+    # -- what is done ------------------------------------------------------------------------------------
+
     def record(self, count: int) -> None:
         """Note that every rank has done ``count`` more samples.
 
@@ -252,6 +250,15 @@ class SampleOrder:
             self.stepped, self.unstepped = False, self.done
         heartbeat.recorded()
 
+    @property
+    def recorded(self) -> bool:
+        """Whether samples were ever recorded, in this process or before the commit it resumed from."""
+        return self._largest > 0
+
+    def position(self, start: int, count: int) -> int:
+        """Return the cursor after every rank has done ``count`` samples from ``start`` on."""
+        return min(self.length, int(past(np.array(start + count * self.size), start, self.gaps)))
+
     def stretch(self, start: int, count: int) -> Stretch:
         """Return the samples from a position to the end of a batch of which each rank has ``count``."""
         return self.epoch, self.passes, start, self.position(self.done, count)
@@ -262,88 +269,75 @@ class SampleOrder:
         Args:
             stretch: of this pass or, as the cursor may have gone back beyond its beginning, of a later one.
         """
-        if stretch[2] < stretch[3]:
-            self._left_out = _merged([*self._left_out, stretch])
+        stretches = sorted([*self._left_out, stretch] if stretch[2] < stretch[3] else self._left_out)
+        self._left_out = []
+        for epoch, passes, first, end in stretches:
+            # Join stretches that overlap or touch: no sample may count twice.
+            if (
+                self._left_out
+                and (epoch, passes) == self._left_out[-1][:2]
+                and first <= self._left_out[-1][3]
+            ):
+                *_, first, before = self._left_out.pop()
+                end = max(before, end)
+            self._left_out.append((epoch, passes, first, end))
         self.done = int(past(np.array(self.done), self.done, self.gaps))
         self._begin()
 
     @property
-    def recorded(self) -> bool:
-        """Return whether samples were ever recorded, in this process or before the commit it resumed from."""
-        return self._largest > 0
+    def gaps(self) -> list[Gap]:
+        """The gaps of this pass, in order."""
+        return [each[2:] for each in self._left_out if each[:2] == (self.epoch, self.passes)]
 
-    def present(self) -> list[int]:
-        """The samples of this process that are being done; one of each rank if the batch size is unknown."""
-        count = self.batch_size or self._largest or 1
-        return [int(each) for rank in self._ranks for each in self.share_of(rank)[:count]]
-
-    @property
-    def rank(self) -> int:
-        """The rank that samples are dealt out to; of virtual ranks the first of this process."""
-        return next(iter(self._ranks), 0)
-
-    def position(self, start: int, count: int) -> int:
-        """Return the cursor after every rank has done ``count`` samples from ``start`` on."""
-        return min(self.length, int(past(np.array(start + count * self.size), start, self.gaps)))
+    # -- what is left ------------------------------------------------------------------------------------
 
     @property
     def left(self) -> int:
-        """Return how many samples of this epoch all ranks together have not done."""
+        """How many samples of this epoch all ranks together have not done."""
         return count_left(self.length, self.done, self.gaps)
-
-    @property
-    def rounds(self) -> int:
-        """Return how many samples this rank was given when the iteration, or its place, was last begun."""
-        return rounds(self._given, self.size, self.tail)
-
-    @property
-    def padding(self) -> int:
-        """Return how many samples the ranks together repeat at the end of this pass over the epoch."""
-        return max(0, self.rounds * self.size - self._given)
-
-    @property
-    def dropped(self) -> int:
-        """Return how many samples at the end of this pass over the epoch no rank sees."""
-        return max(0, self._given - self.rounds * self.size)
-
-    def tail_report(self) -> dict[str, int]:
-        """Return how the end of this pass over the epoch is evened out."""
-        return {"epoch": self.epoch, "padding": self.padding, "dropped": self.dropped}
 
     def remaining(self) -> Indices:
         """The samples that no rank has done: int64, in order."""
         left = np.arange(self.done, self.done + self.left)
         return self._order()[past(left, self.done, self.gaps)]
 
-    def begin(self) -> Indices:
-        """Begin an iteration: this rank's samples from the cursor on.
-
-        An epoch that has been gone through and is begun again without `set_epoch` starts from its first
-        sample; but the first iteration after a restore resumes from the cursor, even if nothing is left. What
-        a data loader leaves out as it would be less than a batch (``drop_last``) has been gone through.
-        """
-        least = self.size if self.tail == "drop" else 1
-        if self._handed_out:
-            least = max(least, self._largest * self.size)
-        self._say_lost()
-        if self._iterated and self.left < least:
-            if self.done:
-                self._say("again", _AGAIN.format(self.epoch))
-            self._enter(self.epoch, self.passes + 1)
-        elif self.done and self.left < least and (self.passes or not self._named):
-            self._say("empty", _EMPTY.format(self.epoch))
-        self._begin()
-        self._iterated, self._named = True, []
-        self.begun = next(_iterations)
-        return self.share_of(self.rank)
-
-    def end(self) -> None:
-        """Note that an iteration has handed out all of this rank's samples."""
-        self._handed_out = True
-
     def share_of(self, rank: int) -> Indices:
         """Return a rank's samples from the cursor on: int64."""
         return share(self._order(), self.done, rank, self.size, self.tail, self.gaps)
+
+    def present(self) -> list[int]:
+        """The samples of this process that are being done; one of each rank if the batch size is unknown."""
+        count = self.batch_size or self._largest or 1
+        return [int(each) for rank in self._ranks for each in self.share_of(rank)[:count]]
+
+    def _order(self) -> Indices:
+        if self.shuffle:
+            return permutation(self.length, self.seed, self.epoch)
+        return np.arange(self.length, dtype=np.int64)
+
+    @property
+    def _given(self) -> int:
+        """How many samples were left when the iteration, or its place, was last begun."""
+        return count_left(self.length, self._start, self.gaps)
+
+    @property
+    def rounds(self) -> int:
+        """How many samples this rank was given when the iteration, or its place, was last begun."""
+        return rounds(self._given, self.size, self.tail)
+
+    @property
+    def padding(self) -> int:
+        """How many samples the ranks together repeat at the end of this pass over the epoch."""
+        return max(0, self.rounds * self.size - self._given)
+
+    @property
+    def dropped(self) -> int:
+        """How many samples at the end of this pass over the epoch no rank sees."""
+        return max(0, self._given - self.rounds * self.size)
+
+    def tail_report(self) -> dict[str, int]:
+        """Return how the end of this pass over the epoch is evened out."""
+        return {"epoch": self.epoch, "padding": self.padding, "dropped": self.dropped}
 
     def runs(self) -> list[tuple[int, int]]:
         """Return what all ranks are dealt in this pass, as runs of positions: from where, and how many."""
@@ -357,6 +351,8 @@ class SampleOrder:
                 count, start = count - number, max(start, end)
             start = 0
         return runs
+
+    # -- in commits --------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the cursor, and the facts of the order in which it counts."""
@@ -385,7 +381,8 @@ class SampleOrder:
             raise MismatchError(name, differences)
         self.epoch, self.passes = int(state["epoch"]), int(state.get("passes", 0))
         self.done = min(self.length, int(state["processed_num"]))
-        self._left_out = _stretches(state, self.length)
+        gaps = [(self.epoch, self.passes, *gap) for gap in state.get("left_out", [])]
+        self._left_out = [*gaps, *map(tuple, state.get("left_out_later", []))]
         self._largest = int(state.get("largest", 0))
         self._named = []
         self._begin()
@@ -399,53 +396,13 @@ class SampleOrder:
             for fact, mine in self.counts_in().items()
             if state.get(fact, mine) != mine
         ]
-        counts = [state.get("epoch"), state.get("processed_num"), state.get("largest", 0)]
-        try:
-            valid = all(map(_is_count, [*counts, state.get("passes", 0)]))
-            _stretches(state, self.length)
-        except (ValueError, TypeError, KeyError):
-            valid = False
-        if not valid:
+        if not all(_is_count(state.get(each)) for each in ("epoch", "processed_num")):
             differences.append(f"{name}: the commit holds {state}, which is not a cursor")
         return differences
 
     def counts_in(self) -> dict[str, Any]:
         """Return the facts of the order in which the cursor counts; in another order it has no meaning."""
         return {"length": self.length, "shuffle": self.shuffle, "seed": self.seed}
-
-    @property
-    def _given(self) -> int:
-        """Return how many samples were left when the iteration, or its place, was last begun."""
-        return count_left(self.length, self._start, self.gaps)
-
-    def _enter(self, epoch: int, passes: int) -> None:
-        """Go to the beginning of a pass."""
-        ahead = (epoch, passes) > (self.epoch, self.passes)
-        self._left_out = [each for each in self._left_out if ahead and each[:2] >= (epoch, passes)]
-        self.epoch, self.passes = epoch, passes
-        self.done = int(past(np.array(0), 0, self.gaps))
-
-    def _begin(self) -> None:
-        self._start = self.unstepped = self.done
-        self._iterated = self._handed_out = self.stepped = False
-
-    def _say_lost(self) -> None:
-        """Warn if `set_epoch` has gone back, and an epoch was not over."""
-        before = self._before if self._named else {"epoch": 0, "done": 0}
-        if self.epoch < before["epoch"] and 0 < before["done"] < self.length:
-            facts = self.epoch, before["epoch"], before["done"], self.length
-            self._say("back", _BACK.format(*facts), everywhere=True)
-
-    def _say(self, kind: str, message: str, *, everywhere: bool = False) -> None:
-        """Warn once; on rank 0, or on each rank that it may happen to alone."""
-        if kind not in self._warned and (everywhere or 0 in self._ranks):
-            logger.warning("%s", message)
-        self._warned.add(kind)
-
-    def _order(self) -> Indices:
-        if self.shuffle:
-            return permutation(self.length, self.seed, self.epoch)
-        return np.arange(self.length, dtype=np.int64)
 
 
 def is_sampler(value: Any) -> bool:

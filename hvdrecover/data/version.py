@@ -56,9 +56,8 @@ class DataVersion:
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str) or (not self.text and not self.files):
-            raise ConfigError(
-                "DataVersion", f"the version must be a text that is not empty, got {self.text!r}"
-            )
+            problem = f"the version must be a text that is not empty, got {self.text!r}"
+            raise ConfigError("DataVersion", problem)
         if "/" in self.text or os.path.lexists(self.text):
             raise ConfigError(
                 "DataVersion",
@@ -105,20 +104,6 @@ class DataVersion:
         return {**summary, "files": files} if len(listed) <= _MOST_JSON else summary
 
 
-def is_comparable(stored: Mapping[str, Any]) -> bool:
-    """Return whether a manifest holds a version, and not a fingerprint of an earlier release.
-
-    Raises:
-        ConfigError: a later release has written it, or it is nonsense.
-    """
-    found = stored.get("version")
-    if not isinstance(found, int) or found > FORMAT:
-        raise ConfigError(
-            "data", f"the commit's data version has format {found!r}, this hvdrecover knows {FORMAT}; upgrade"
-        )
-    return found == FORMAT
-
-
 def differences(stored: Mapping[str, Any], present: DataVersion) -> list[str]:
     """Return a line for each change of the data since a commit.
 
@@ -127,43 +112,40 @@ def differences(stored: Mapping[str, Any], present: DataVersion) -> list[str]:
         present: the version now.
 
     Raises:
-        ConfigError: the commit's version is invalid.
+        ConfigError: a later release has written the commit's version.
     """
+    if stored.get("version") != FORMAT:
+        found = stored.get("version")
+        raise ConfigError(
+            "data", f"the commit's data version has format {found!r}, this hvdrecover knows {FORMAT}; upgrade"
+        )
     now = present.as_json()
     if stored == now:
         return []
-    lines = []
-    if "files" in stored and "files" in now:
-        try:
-            lines = _file_differences(stored["files"], now["files"])
-        except (TypeError, AttributeError, LookupError) as error:
-            raise ConfigError("data", f"the commit's data version is invalid ({error!r})") from error
+    lines = _file_differences(stored["files"], now["files"]) if "files" in stored and "files" in now else []
     return lines or [f"the data version was {_shown(stored)}, and is {_shown(now)}"]
 
 
 def _shown(version: Mapping[str, Any]) -> str:
     if "text" in version:
         return f"'{version['text']}'"
-    count, nbytes, files_digest = (version.get(name) for name in ("count", "bytes", "digest"))
-    return f"{count} files of {nbytes} bytes (digest {str(files_digest)[:8]})"
+    return f"{version['count']} files of {version['bytes']} bytes (digest {version['digest'][:8]})"
 
 
 def _file_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     changed = [name for name in old if name in new and list(old[name]) != list(new[name])]
     resized = [name for name in changed if old[name][0] != new[name][0]]
+    touched = [name for name in changed if old[name][0] == new[name][0]]
     found = {
         "removed": [name for name in old if name not in new],
         "added": [name for name in new if name not in old],
         "resized": [f"{name} (from {old[name][0]} to {new[name][0]} bytes)" for name in resized],
-        "modified": [
-            f"{name} (from {old[name][1]} to {new[name][1]})" for name in changed if name not in resized
-        ],
+        "modified": [f"{name} (from {old[name][1]} to {new[name][1]})" for name in touched],
     }
     lines = []
     for what, names in found.items():
         lines += [f"{what}: {name}" for name in names[:_MOST_LINES]]
-        if len(names) > _MOST_LINES:
-            lines.append(f"{what}: {len(names) - _MOST_LINES} more")
+        lines += [f"{what}: {len(names) - _MOST_LINES} more"] if len(names) > _MOST_LINES else []
     return lines
 
 
@@ -187,7 +169,7 @@ def _list(url: str, clock: Clock) -> dict[str, FileFacts]:
 def _local(root: Path) -> Iterator[tuple[str, FileFacts]]:
     if not root.is_dir():
         if root.exists():
-            yield root.name, _facts(root)
+            yield root.name, (root.stat().st_size, _stamp(root.stat().st_mtime))
         return
 
     def fail(error: OSError) -> None:
@@ -201,12 +183,9 @@ def _local(root: Path) -> Iterator[tuple[str, FileFacts]]:
         seen.update(below.values())
         for name in names:
             file = Path(folder) / name
-            yield _printable(file.relative_to(root).as_posix()), _facts(file)
-
-
-def _facts(file: Path) -> FileFacts:
-    status = file.stat()
-    return status.st_size, _stamp(status.st_mtime)
+            status = file.stat()
+            name = _printable(file.relative_to(root).as_posix())
+            yield name, (status.st_size, _stamp(status.st_mtime))
 
 
 def _remote(filesystem: Any, root: str, shown: str) -> Iterator[tuple[str, FileFacts]]:
@@ -221,11 +200,8 @@ def _remote(filesystem: Any, root: str, shown: str) -> Iterator[tuple[str, FileF
     for name, info in found.items():
         if info["type"] != "directory" and not name.endswith("/"):
             relative = name.removeprefix(root).strip("/") or name.rpartition("/")[2]
-            yield _printable(relative), (int(info["size"] or 0), _stamp_of(info))
-
-
-def _stamp_of(info: Mapping[str, Any]) -> str:
-    return next((_stamp(info[name]) for name in _STAMPS if info.get(name)), "")
+            stamp = next((_stamp(info[field]) for field in _STAMPS if info.get(field)), "")
+            yield _printable(relative), (int(info["size"] or 0), stamp)
 
 
 def _stamp(value: Any) -> str:

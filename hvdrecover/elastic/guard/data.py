@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.data.version import differences, is_comparable
+from hvdrecover.data.version import differences
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.events import logger
 
@@ -14,7 +14,7 @@ def changes(guard: Guard | None, stored: Snapshot, where: str) -> list[str]:
     """Return a line for each change since a durable commit; none if either version is unknown."""
     if guard is None or guard.data is None or stored.dataset is None:
         return []
-    if not is_comparable(stored.dataset):
+    if stored.dataset.get("version") == 1:
         logger.warning(
             "%s: an earlier hvdrecover saved a fingerprint of the training data, which cannot be compared "
             "with their version now; continuing without the comparison",

@@ -135,7 +135,7 @@ class VirtualRanks(Ranks, Kept, Voter):
 
     def deal(self, order: SampleOrder) -> None:
         """Let the samples of an order be dealt out to these ranks."""
-        order.dealt_to = lambda: self.carried
+        order.dealt_to = lambda: (self.carried.ranks, self.carried.size)
 
     def carried_by(self, rank: int, size: int) -> Carried:
         """Return those that a process carries out, by its rank, whatever the number of processes is."""

@@ -546,12 +546,3 @@ def test_every_state_loads_again_and_each_sample_is_seen_once_or_left_out(length
             SampleOrder(length, shuffle=shuffle, seed=1).misfits(json.loads(json.dumps(states[0])), "") == []
         )
         finish(orders, seen)
-
-
-@pytest.mark.parametrize(
-    "gaps", ["x", [[1]], [[2, 1]], [[1, 1]], [[0, 5]], [[2, 3], [0, 1]], [[0, 2], [1, 3]], [[0.5, 1]]]
-)
-def test_nonsense_that_is_left_out_is_refused(gaps):
-    order = SampleOrder(4)
-    with pytest.raises(MismatchError, match="'left_out'"):
-        order.load_state_dict({"epoch": 0, "processed_num": 0, "left_out": gaps})

@@ -129,9 +129,3 @@ def test_a_text_and_files_are_different_versions(data: Path) -> None:
     assert changes(DataVersion("v1"), DataVersion("v1")) == []
     (line,) = changes(files, DataVersion("v1"))
     assert line.startswith("the data version was 3 files of 60 bytes") and line.endswith("and is 'v1'")
-
-
-@pytest.mark.parametrize("files", [{"a.bin": 3}, {"a.bin": []}, {"a.bin": None}])
-def test_an_invalid_version_in_a_commit_is_an_error(data: Path, files: object) -> None:
-    with pytest.raises(ConfigError, match=r"^data: .*invalid"):
-        differences({"version": 2, "files": files}, DataVersion.of_files(data))

@@ -50,7 +50,7 @@ class Ranks:
 
 def sampler_of(dataset: Any) -> ElasticSampler:
     sampler = ElasticSampler(dataset, seed=3)
-    sampler.order.dealt_to = lambda: Carried((0,), SIZE)
+    sampler.order.dealt_to = lambda: ((0,), SIZE)
     sampler.order.place(0, 1)
     return sampler
 
