@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from hvdrecover.launch.job import Job
+from tests.support.jobs import Job
 
 CHROMIUM = shutil.which("chromium")
 PATIENCE = 120.0  # seconds

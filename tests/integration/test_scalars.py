@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.drill.jobs import PATIENCE, ROOT_MAY_USE_MPI, static
-from hvdrecover.launch.job import Job
 from tests.integration import tensorboard_page
 from tests.integration.conftest import LONG
 from tests.integration.scalars import Run, read
+from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, Job, static
+
+pytestmark = pytest.mark.acceptance
 
 SCRIPTS = Path(__file__).with_name("scripts")
 WAYS = {"torch": [], "loop": ["loop"], "fit": ["fit"]}

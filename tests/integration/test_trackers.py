@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.drill.jobs import PATIENCE, ROOT_MAY_USE_MPI
-from hvdrecover.launch.job import Job
 from tests.integration.conftest import LONG
 from tests.integration.scripts.tracked import KILLED, STEPS, STOPPED
 from tests.integration.wandb_files import records
+from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, Job
+
+pytestmark = pytest.mark.acceptance
 
 SCRIPT = Path(__file__).with_name("scripts") / "tracked.py"
 ENVIRON = {
