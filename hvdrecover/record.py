@@ -219,14 +219,7 @@ def read(place: Path) -> list[Event]:
     """
     events = Follower(place).look()
     if not events:
-        folder = place.parent if place.suffix == ".jsonl" else place
-        if not (folder / FILE).exists() and any(folder.glob("*-*.jsonl")):
-            problem = (
-                f"'{folder}' holds one event file for each process (HOST-PID.jsonl), as hvdrecover wrote "
-                f"before there was {FILE}; read it with the version that wrote it"
-            )
-            raise ConfigError("FOLDER", problem)
-        problem = f"'{folder}' holds no events: {FILE} is missing or empty; name the folder of a run"
+        problem = f"'{place}' holds no events: {FILE} is missing or empty; name the folder of a run"
         raise ConfigError("FOLDER", problem)
     return sorted(events, key=lambda event: event.time)
 

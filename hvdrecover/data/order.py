@@ -231,7 +231,7 @@ class SampleOrder:
             logger.warning("%s", message)
         self._warned.add(kind)
 
-    # -- what is done ------------------------------------------------------------------------------------
+    # -- samples done ------------------------------------------------------------------------------------
 
     def record(self, count: int) -> None:
         """Note that every rank has done ``count`` more samples.
@@ -289,7 +289,7 @@ class SampleOrder:
         """The gaps of this pass, in order."""
         return [each[2:] for each in self._left_out if each[:2] == (self.epoch, self.passes)]
 
-    # -- what is left ------------------------------------------------------------------------------------
+    # -- samples left ------------------------------------------------------------------------------------
 
     @property
     def left(self) -> int:

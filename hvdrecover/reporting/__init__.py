@@ -1,6 +1,4 @@
-"""Reports from a run's events: its faults, its recoveries, and what they have cost.
+"""Reports from a run's events: its faults, its recoveries, and their cost.
 
-The way of the events: `reading` takes files apart, `clocks` sets the hosts' clocks against each other,
-`rendezvous` finds out which ranks were together, and `summary` draws the conclusions. All but `reading` are
-pure functions.
+`summary` draws the conclusions and `history` follows each rank. The other modules show them.
 """

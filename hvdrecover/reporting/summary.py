@@ -188,7 +188,7 @@ class Outage:
 
 @dataclass(kw_only=True)
 class Storage:
-    """What has become durable so far."""
+    """The durable commits and the outages so far."""
 
     durable: Commit | None = None  # the newest, with the time at which its writing began
     durables: int = 0  # number of commits that have become durable

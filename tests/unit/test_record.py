@@ -137,11 +137,6 @@ def refused(folder):
     return str(caught.value)
 
 
-def test_event_files_of_the_version_before_are_named_as_such(tmp_path):
-    (tmp_path / "node-1-42.jsonl").write_text(json.dumps(event()) + "\n")
-    assert "HOST-PID.jsonl" in refused(tmp_path)
-
-
 def test_an_unknown_schema_is_named(tmp_path):
     (tmp_path / FILE).write_text('{"schema": 2}\n')
     assert "schema 2" in refused(tmp_path)

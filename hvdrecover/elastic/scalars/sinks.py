@@ -211,7 +211,7 @@ class Tracked(Rows):
             self._thread = None
 
     def _send(self) -> None:
-        due = self._due  # a later thread has a queue of its own
+        due = self._due  # `close` may give up this thread, and the next thread gets another queue
         try:
             known = sent = self._tracker.open(self.run)
             while (rows := due.get()) is not None:
