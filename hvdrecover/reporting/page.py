@@ -12,7 +12,7 @@ from hvdrecover.errors import ConfigError
 from hvdrecover.redaction import printable
 from hvdrecover.reporting import text, timeline
 from hvdrecover.reporting.history import Lanes, trace
-from hvdrecover.reporting.summary import PHASES, Fault, Report, Run
+from hvdrecover.reporting.summary import PHASES, Report, Run
 from hvdrecover.version import __version__
 
 SHOWN = 500  # faults
@@ -134,27 +134,27 @@ def _faults(report: Report) -> str:
     phases = {phase.replace("_", " "): "number" for phase in PHASES}
     columns = {"no.": "number", "time": "", "fault": "", "host": "", "rank": "number", "steps": "number"}
     columns |= {"to recover": "number", **phases}
-    rows = [_row(number, fault) for number, fault in numbered]
+    rows = []
+    for number, fault in numbered:
+        recovery, seconds = fault.recovery, text.to_recover(fault)
+        spent = recovery.phases if recovery else {}
+        rows.append(
+            [
+                str(number),
+                text.clock_time(fault.time),
+                _e(fault.kind),
+                _e(fault.host),
+                text.rank(fault.rank),
+                "" if fault.steps is None else str(fault.steps),
+                seconds if recovery or fault.continued else _badge(seconds, "bad"),
+                *(f"{spent[phase]:.2f}" if phase in spent else "" for phase in PHASES),
+            ]
+        )
     details = [_e(text.one_line(fault.detail)) for _, fault in numbered]
     title = "Faults, with the seconds of each phase of the recovery"
     left_out = len(report.faults) - len(numbered)
     note = f"<p>The last {len(numbered)} of {len(report.faults)}.</p>\n" if left_out else ""
     return note + _table(title, columns, rows, details) + f"<p>{_EXPLAINED}</p>\n"
-
-
-def _row(number: int, fault: Fault) -> list[str]:
-    recovery, seconds = fault.recovery, text.to_recover(fault)
-    spent = recovery.phases if recovery else {}
-    return [
-        str(number),
-        text.clock_time(fault.time),
-        _e(fault.kind),
-        _e(fault.host),
-        text.rank(fault.rank),
-        "" if fault.steps is None else str(fault.steps),
-        seconds if recovery or fault.continued else _badge(seconds, "bad"),
-        *(f"{spent[phase]:.2f}" if phase in spent else "" for phase in PHASES),
-    ]
 
 
 def _storage(report: Report) -> dict[str, str]:

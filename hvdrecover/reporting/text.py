@@ -7,11 +7,6 @@ from collections import Counter
 
 from hvdrecover.reporting.summary import RECENT, Fault, Report, Tally
 
-_OUTCOMES = {
-    "finished": "finished",
-    "ended": "ended before it was finished",
-    "open": "no end yet: it is under way, or all was killed",
-}
 CONTINUED = "training continued"  # in place of a time to recover, where ranks had no rendezvous
 _UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"))
 
@@ -38,11 +33,9 @@ def facts(report: Report, last_event: str) -> dict[str, str]:
 
 def outcome(report: Report, last_event: str) -> str:
     """Return how a run ended; arguments as of `facts`."""
-    ending = report.ending
-    text = _OUTCOMES[ending.outcome]
-    if ending.outcome == "open":
-        return f"{text} (last event {last_event})"
-    return f"{text}, with code {ending.code}: {ending.reason}" if ending.outcome == "ended" else text
+    if report.ending.outcome == "open":
+        return f"no end yet: it is under way, or all was killed (last event {last_event})"
+    return state(report)
 
 
 def surroundings(report: Report) -> dict[str, str]:
@@ -84,10 +77,10 @@ def status(report: Report, now: float) -> dict[str, str]:
 
 
 def state(report: Report) -> str:
-    """Return what a run is at, or how it ended."""
+    """Return the activity of a run, or how it ended."""
     ending = report.ending
     if ending.outcome == "ended":
-        return f"{_OUTCOMES['ended']}, with code {ending.code}: {ending.reason}"
+        return f"ended before it was finished, with code {ending.code}: {ending.reason}"
     return report.activity
 
 
