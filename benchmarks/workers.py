@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from benchmarks.states import Setting
-from hvdrecover.drill.jobs import static
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.launch.job import Job
+from tests.support.jobs import static
 
 WORKERS = 2
 

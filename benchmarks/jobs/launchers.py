@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hvdrecover.drill.jobs import supervised
+from tests.support.jobs import supervised
 
 WORKERS = 2
 FAULTS = 3  # that a job survives

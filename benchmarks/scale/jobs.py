@@ -9,7 +9,7 @@ from benchmarks.rows import Curve, Fact, Found
 from benchmarks.scale import PAGE
 from benchmarks.states import Setting
 from hvdrecover import host_memory
-from hvdrecover.drill.jobs import supervised
+from tests.support.jobs import supervised
 
 _WORKERS = {"full": (2, 4, 8, 16), "small": (2,)}
 _NEED = 0.6e9  # bytes of a training process and its standby

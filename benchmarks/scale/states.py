@@ -18,9 +18,9 @@ from benchmarks.scale.one_state import NEAR, Figures
 from benchmarks.states import Shape
 from benchmarks.workers import WORKERS
 from hvdrecover import host_memory
-from hvdrecover.drill.jobs import static
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.launch.job import Job
+from tests.support.jobs import static
 
 _PATIENCE = 300.0
 _SHARED = Path("/dev/shm")

@@ -17,9 +17,9 @@ from benchmarks.jobs.near_state import EVERY_SECONDS
 from benchmarks.jobs.running import Running
 from benchmarks.rows import MEMORY, Goal, Row
 from benchmarks.states import Setting
-from hvdrecover.drill.jobs import ROOT_MAY_USE_MPI, supervised
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.launch.job import Job
+from tests.support.jobs import ROOT_MAY_USE_MPI, supervised
 
 _PATIENCE, _LOOK = 600.0, 0.5  # seconds for all commits, and between looks
 _OFF = "the near tier off"

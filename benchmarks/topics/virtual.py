@@ -15,9 +15,8 @@ from benchmarks.jobs.virtual_shares import RESULT as SHARES
 from benchmarks.measure import by_turns, stopwatch
 from benchmarks.rows import Goal, Row
 from benchmarks.states import Setting
-from hvdrecover.drill.jobs import elastic
-from hvdrecover.examples.digits_run import DigitsRun
 from hvdrecover.launch.processes import kill
+from tests.support.jobs import DigitsRun, elastic
 
 _PATIENCE = 600.0  # seconds
 _STEP = Goal(1.05, 1.02)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from hvdrecover.drill.lab import Lab
+    from hvdrecover.drill.run import Command
     from hvdrecover.drill.verdict import Outcome
 
 DRILLS = Path("hvdrecover-drills")  # takes the folders of drills by default
@@ -105,7 +106,7 @@ def _drill(arguments: argparse.Namespace, folder: Path) -> Outcome:
     from hvdrecover.drill import schedule
     from hvdrecover.drill.drill import Drill
     from hvdrecover.drill.faults import FAULTS, RESIZING, find
-    from hvdrecover.drill.script_run import Command
+    from hvdrecover.drill.run import Command
 
     replayed = schedule.load(arguments.replay) if arguments.replay is not None else None
     usual = RESIZING if arguments.resize else tuple(FAULTS)
@@ -116,10 +117,11 @@ def _drill(arguments: argparse.Namespace, folder: Path) -> Outcome:
     command = Command(
         tuple(arguments.command), arguments.processes, tuple(arguments.others), arguments.resize
     )
-    with _lab(arguments) as lab:
+    with _lab(arguments.lab, command) as lab:
         drill = Drill(folder, command, duration=arguments.duration, lab=lab)
-        possible, skipped = drill.available(faults)
-        if skipped and (replayed is not None or not possible):
+        skipped = {fault.name: why for fault in faults if (why := fault.lacks(command, lab))}
+        chosen = [fault.name for fault in faults if fault.name not in skipped]
+        if skipped and (replayed is not None or not chosen):
             option = "--faults" if replayed is None else "--replay"
             reasons = "; ".join(f"{fault} needs {why}" for fault, why in skipped.items())
             raise ConfigError(option, f"these faults can't strike here: {reasons}")
@@ -131,7 +133,6 @@ def _drill(arguments: argparse.Namespace, folder: Path) -> Outcome:
             "commits": commits,
             "repeat": arguments.repeat,
         }
-        chosen = [fault.name for fault in possible]
         if replayed is not None:
             plan = replayed
         elif arguments.rate is None:
@@ -141,7 +142,7 @@ def _drill(arguments: argparse.Namespace, folder: Path) -> Outcome:
         return drill.strike(plan, skipped)
 
 
-def _lab(arguments: argparse.Namespace) -> AbstractContextManager[Lab | None]:
+def _lab(hosts: int | None, command: Command) -> AbstractContextManager[Lab | None]:
     """Return the hosts that ``--lab`` asks for.
 
     Raises:
@@ -149,14 +150,13 @@ def _lab(arguments: argparse.Namespace) -> AbstractContextManager[Lab | None]:
         LabError: making them has failed.
     """
     from hvdrecover.drill import lab
-    from hvdrecover.drill.script_run import placing
 
-    if (hosts := arguments.lab) is None:
+    if hosts is None:
         return nullcontext()
-    if hosts <= (ranks := arguments.processes):
+    if hosts <= (ranks := command.processes):
         why = f"a rank is on each, and one more must be spare; write --lab {ranks + 1}"
         raise ConfigError("--lab", f"{hosts} hosts are too few for -np {ranks}: {why}")
-    if conflicting := placing(arguments.others):
+    if conflicting := command.conflicts_with_lab:
         raise ConfigError("--lab", f"it decides where the script runs; leave out {', '.join(conflicting)}")
     if lacking := lab.lacks():
         raise ConfigError("--lab", lacking)

@@ -1,9 +1,9 @@
-"""The harness for jobs with faults: the drill, the demo, the benchmarks and the integration tests use it.
+"""The harness for jobs with faults: the drill, the benchmarks and the integration tests use it.
 
-- `jobs` starts a job, waits for it and ends it.
-- `faults` lists the faults and does them to a job.
+- `run` starts a job, waits for it and ends it.
+- `faults` lists the faults and does them to a job; `schedule` plans them.
 - `witness` runs inside each training process and records commits, steps and batches.
-- `records` reads what the witnesses wrote; `check` compares two runs by it.
-- `drill` runs a script undisturbed, then with faults; `verdict` says what came out.
+- `records` reads the lines of the witnesses; `check` compares two runs by them.
+- `drill` runs a script undisturbed, then with faults; `verdict` reports the result.
 - `lab` makes several hosts on this machine; `storage` is a file system that fails on demand.
 """

@@ -17,18 +17,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.storage import LocalStorage
-from hvdrecover.checkpoint.values import Json
 from hvdrecover.drill.faults import complete, damaged
-from hvdrecover.drill.records import Batch, Commit, Line, Records, Step
-from hvdrecover.drill.script_run import ScriptRun
+from hvdrecover.drill.records import Batch, Commit, Records
+from hvdrecover.drill.run import ScriptRun
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.launch import processes
-
-L = TypeVar("L", bound=Line)
 
 _SHOWN = 3  # names in a list
 _MOST = 6  # differences in a message
@@ -38,8 +34,6 @@ _SHARED = "/dev/shm/"
 TRAINS_AGAIN = "every rank trains again"
 SAME_COMMITS = "commits equal those of the undisturbed run"
 STEP_FIRST = "each commit comes after its step"
-NOTHING_RESET = "nothing is reset after a recovery"
-SAME_BATCHES = "batches are those of the undisturbed run"
 SAMPLES_ONCE = "each sample exactly once"
 REPRODUCIBLE = "the script is reproducible"
 NOTHING_LEFT = "nothing is left behind"
@@ -50,16 +44,13 @@ RANK_LOCAL = "rank-local state"
 REMEDIES = {
     TRAINS_AGAIN: "Look at the run's log and at `hvdrecover report` of its events.",
     SAME_COMMITS: "Make everything that a step depends on (counter, schedule, scaler, optimizer) an "
-    "attribute of the state.",
+    "attribute of the state, set it before the function that recover.run decorates, and let an "
+    "ElasticSampler (TensorFlow: elastic_dataset) with a constant seed choose the samples.",
     STEP_FIRST: "Call optimizer.step() first, then record_batch, and state.commit() last.",
-    NOTHING_RESET: "Set it before the function that recover.run decorates: that function is called again "
-    "after each fault, with the state of the last commit.",
-    SAME_BATCHES: "Let an ElasticSampler (TensorFlow: elastic_dataset) with a constant seed choose the "
-    "samples, from a data set whose order is the same in each process.",
     SAMPLES_ONCE: "Call record_batch with the size of the batch right after optimizer.step(), and set_epoch "
     "with the epoch of the state.",
-    REPRODUCIBLE: "Use deterministic algorithms, a fixed number of threads, and only the global random "
-    "generators of the framework: this difference came before any fault.",
+    REPRODUCIBLE: "Use deterministic algorithms, a fixed number of threads, a constant seed for the order of "
+    "samples, and only the global random generators: this difference came before any fault.",
     NOTHING_LEFT: "Have whatever starts processes or makes shared memory end with its parent "
     "(PR_SET_PDEATHSIG, memfd).",
     ROOT_INTACT: "Look at `hvdrecover verify` of the run's checkpoint root.",
@@ -86,118 +77,137 @@ class Finding:
         """What to do, in one sentence."""
         return REMEDIES[self.check]
 
-
-# -- the script --------------------------------------------------------------------------------------------
-
-
-def script(clean: Records, faulty: Records) -> list[Finding]:
-    """Return how the recoveries of a script differ from an undisturbed run; the likely causes first."""
-    causes = [
-        *_step_first(clean),
-        *_reset(clean, faulty),
-        *_batches(clean, faulty),
-        *samples(clean, faulty),
-    ]
-    return [*causes, *_commits(clean, faulty, explained=bool(causes))]
+    def facts(self) -> dict[str, str]:
+        """Return the finding for JSON."""
+        return {"check": self.check, "message": self.message, "remedy": self.remedy}
 
 
-def _step_first(clean: Records) -> list[Finding]:
-    """Find commits that hold a recorded batch before the optimizer has stepped on it.
+class Comparison:
+    """A run with faults beside the undisturbed run.
 
-    A job that resumes from such a commit never does the step. All commits are then one batch ahead of the
-    steps, but for the last one, which the end of the training function makes.
+    Attributes:
+        findings: the differences.
+        compared: number of commits that were compared.
+        not_compared: from which commit on the runs could not be compared, and why; '' if all commits were.
+        samples_miscounted: number of samples that were lost or repeated, in all epochs.
+        rank_local: names of the rank-local state that was another rank's after a recovery.
+        note: a finding that names this state; None if there is none.
     """
-    made = [line for line in clean.commits if line.rank == 0]
-    if not any(line.steps for line in made) or not any(line.batches for line in made):
-        return []  # the script records no batches, or the framework reports no steps
-    ahead = list(itertools.accumulate(line.batches - line.steps for line in made))[:-1]
-    if len(ahead) > 1 and set(ahead) == {1}:
-        counts = f"{made[0].batches} recorded batches, but {made[0].steps} steps"
-        return [Finding(STEP_FIRST, f"commit {made[0].made} holds {counts}, and so on for each commit")]
-    return []
 
+    def __init__(self, clean: Records, faulty: Records) -> None:
+        self._clean, self._faulty = clean, faulty
+        self.findings: list[Finding] = []
+        self.rank_local: list[str] = []
+        self.note: Finding | None = None
+        self.compared = 0
+        self.samples_miscounted = 0
+        self._compare_samples()
+        self._compare_steps()
+        self._compare_commits()
+        self.not_compared = self._not_compared()
 
-def _reset(clean: Records, faulty: Records) -> list[Finding]:
-    """Find state that the script sets again after a recovery and does not set without one.
+    def _pair_commits(self) -> Iterator[tuple[Commit, Commit]]:
+        """Yield the commits of both runs that one rank made after the same amount of work."""
+        clean, faulty = self._clean, self._faulty
+        known = {(line.rank, clean.progress[line.made]): line for line in clean.kept(clean.commits)}
+        for line in faulty.kept(faulty.commits):
+            if line.size != clean.size and not clean.virtual:
+                return
+            if (same := known.get((line.rank, faulty.progress[line.made]))) is not None:
+                yield same, line
 
-    A number may fall if another rises: a new epoch begins with its first batch.
-    """
-    usual = {
-        (name, tensor) for line in clean.changed for name, each in line.tensors.items() for tensor in each
-    }
-    usual |= {(name, "") for line in clean.changed for name in line.values}
-    for line in faulty.changed:
-        found = []
-        for name, tensors in line.tensors.items():
-            if unusual := [tensor for tensor in tensors if (name, tensor) not in usual]:
-                found.append(f"{_count(unusual)} of state.{name} ({_some(unusual)})")
-        risen = any(_falls(after, before) for before, after in line.values.values())
-        for name, (before, after) in line.values.items():
-            if (name, "") not in usual and _falls(before, after) and not risen:
-                found.append(f"state.{name} from {before} to {after}")
-        if found:
-            where = f"after the recovery from commit {line.commit}, before the first step"
-            return [Finding(NOTHING_RESET, f"{where}, rank {line.rank} has changed {'; '.join(found)}")]
-    return []
+    def _not_compared(self) -> str:
+        ranks = self._clean.size
+        for line in () if self._clean.virtual else self._faulty.kept(self._faulty.commits):
+            if line.size != ranks:
+                why = f"{line.size} of {ranks} ranks went on; virtual ranks make it possible"
+                return f"from commit {line.made} on nothing was compared, as {why}"
+        return ""
 
+    def _compare_samples(self) -> None:
+        """Find the epochs with lost or repeated samples."""
+        expected, found = _trained(self._clean), _trained(self._faulty)
+        complete_run = self._faulty.newest >= self._clean.newest  # else it was stopped within an epoch
+        ahead = self._faulty.newest > self._clean.newest  # it went further into the other's last epoch
+        last = max((epoch for _, epoch in found), default=0)
+        ended = max((epoch for _, epoch in expected), default=0)
+        for (name, epoch), count in sorted(expected.items()):
+            mine = found.get((name, epoch), Counter())
+            lost = count - mine if complete_run or epoch < last else Counter[int]()
+            once = count | Counter(dict.fromkeys(mine, 1)) if ahead and epoch == ended else count
+            repeated = mine - once
+            if (lost or repeated) and not self.findings:
+                words = f"{lost.total()} samples were lost ({_some(lost)})"
+                words += f", {repeated.total()} were trained on again ({_some(repeated)})"
+                self.findings.append(Finding(SAMPLES_ONCE, f"epoch {epoch} of state.{name}: {words}"))
+            self.samples_miscounted += lost.total() + repeated.total()
 
-def _batches(clean: Records, faulty: Records) -> list[Finding]:
-    """Find a batch that differs: as the model is given it (torch) or the data set returns it (TensorFlow)."""
-    if clean.virtual:
-        return []  # the samples of a process depend on its share of the virtual ranks
+    def _compare_steps(self) -> None:
+        """Find a lost step: a commit held a recorded batch on which the optimizer had not stepped yet.
 
-    def at_step(records: Records, line: Step) -> tuple[object, ...]:
-        steps, _, _ = records.progress[line.commit]
-        return steps + line.number, line.rank, line.size
+        A job that resumes from such a commit never does the step.
+        """
+        steps: dict[int, set[int]] = {}
+        for done, batches, _ in self._clean.progress.values():
+            steps.setdefault(batches, set()).add(done)
+        for commit, (done, batches, _) in self._faulty.progress.items():
+            if batches and done not in steps.get(batches, {done}):
+                usual = f"{done} steps instead of {max(steps[batches])}"
+                what = f"commit {commit} comes after {batches} recorded batches, but {usual}"
+                self.findings.append(Finding(STEP_FIRST, what))
+                return
 
-    def at_place(_: Records, line: Batch) -> tuple[object, ...]:
-        return line.sampler, line.epoch, line.at, line.rank, line.size, tuple(line.samples)
+    def _compare_commits(self) -> None:
+        """Find the first commit that differs from the undisturbed run's in any bit, and what differs."""
+        local = self._find_rank_local()
+        names: dict[str, None] = {}
+        last = replaced = 0  # commits
+        for expected, line in self._pair_commits():
+            self.compared += line.rank == 0
+            found = _differences(expected, line)
+            before_faults = self._faulty.rendezvous_of(line) == 0
+            serious = [name for name in found if before_faults or not _within(name, local)]
+            if serious and line.rank == 0:
+                what = (
+                    f"commit {line.made} differs, and commit {last} was still equal: {_told(found, serious)}"
+                )
+                if replaced:
+                    what += (
+                        f"; rank-local state was another rank's from commit {replaced} on, which explains "
+                        "the difference if a step depends on it"
+                    )
+                self.findings.append(Finding(REPRODUCIBLE if before_faults else SAME_COMMITS, what))
+                break
+            last = line.made if line.rank == 0 else last
+            if not before_faults and (here := [name for name in found if _within(name, local)]):
+                names.update(dict.fromkeys(here))
+                if self.note is None:
+                    what = f"from commit {line.made} on, rank {line.rank} has another rank's {_some(here)}"
+                    self.note, replaced = Finding(RANK_LOCAL, what), line.made
+        self.rank_local = list(names)
 
-    given = {at_step(clean, line): line.inputs for line in clean.steps}
-    for step in _comparable(faulty.kept(faulty.steps), clean):
-        if _differs(given.get(at_step(faulty, step)), step.inputs):
-            where = f"in step {step.number} after commit {step.commit} of generation {step.generation}"
-            return [Finding(SAME_BATCHES, f"{where}, the model of rank {step.rank} was given another batch")]
-    returned = {at_place(clean, line): line.inputs for line in clean.batches}
-    for batch in _comparable(faulty.kept(faulty.batches), clean):
-        if _differs(returned.get(at_place(faulty, batch)), batch.inputs):
-            where = f"at place {batch.at} of epoch {batch.epoch}, after commit {batch.commit}"
-            what = f"state.{batch.sampler} gave rank {batch.rank} another batch of the same samples"
-            return [Finding(SAME_BATCHES, f"{where}, {what}")]
-    return []
+    def _find_rank_local(self) -> frozenset[str]:
+        """Return the state that differs between ranks at one commit of the undisturbed run.
 
-
-def samples(clean: Records, faulty: Records) -> list[Finding]:
-    """Find the first epoch with samples that were lost or repeated."""
-    for place, lost, repeated in _miscounted(clean, faulty):
-        words = f"{lost.total()} samples were lost ({_some(lost)}), {repeated.total()} were trained on again"
-        return [Finding(SAMPLES_ONCE, f"{place}: {words} ({_some(repeated)})")]
-    return []
-
-
-def miscounted(clean: Records, faulty: Records) -> int:
-    """Return how many samples were lost or repeated, in all epochs."""
-    return sum(lost.total() + repeated.total() for _, lost, repeated in _miscounted(clean, faulty))
-
-
-def _miscounted(clean: Records, faulty: Records) -> Iterator[tuple[str, Counter[int], Counter[int]]]:
-    """Yield the epochs with lost or repeated samples, and these samples."""
-    expected, found = _trained(clean), _trained(faulty)
-    complete_run = faulty.newest >= clean.newest  # else it was stopped in the middle of its last epoch
-    ahead = faulty.newest > clean.newest  # it went further into the epoch in which the other was stopped
-    last = max((epoch for _, epoch in found), default=0)
-    ended = max((epoch for _, epoch in expected), default=0)
-    for (name, epoch), count in sorted(expected.items()):
-        mine = found.get((name, epoch), Counter())
-        lost = count - mine if complete_run or epoch < last else Counter[int]()
-        once = count | Counter(dict.fromkeys(mine, 1)) if ahead and epoch == ended else count
-        if lost or mine - once:
-            yield f"epoch {epoch} of state.{name}", lost, mine - once
+        A name such as ``losses`` stands for everything below it: lists differ in length.
+        """
+        by_commit: dict[int, list[Commit]] = {}
+        for line in self._clean.kept(self._clean.commits):
+            by_commit.setdefault(line.made, []).append(line)
+        names: set[str] = set()
+        for first, *others in by_commit.values():
+            for other in others:
+                for name, values in _differences(first, other, samplers=False).items():
+                    attribute, _, tensor = name.partition(".")
+                    trained = attribute in first.buffers and tensor not in first.buffers[attribute]
+                    if values or not trained:
+                        names.add(_up_to_a_list(name))
+        return frozenset(names)
 
 
 def _trained(records: Records) -> dict[tuple[str, int], Counter[int]]:
     """Return, for each sampler and epoch, how often each sample was trained on."""
-    kept = records.kept(records.batches)  # all ranks record the same samples of one batch
+    kept = records.kept(records.of(Batch))  # all ranks record the same samples of one batch
     once = {(line.generation, line.commit, line.sampler, line.epoch, line.at): line for line in kept}
     found: dict[tuple[str, int], Counter[int]] = {}
     for line in once.values():
@@ -205,109 +215,8 @@ def _trained(records: Records) -> dict[tuple[str, int], Counter[int]]:
     return found
 
 
-# -- commits -----------------------------------------------------------------------------------------------
-
-Differences = Mapping[str, str]
-"""For each tensor or value that differs, such as ``model.0.weight`` or ``stats.loss``, a description."""
-
-
-def _commits(clean: Records, faulty: Records, *, explained: bool) -> list[Finding]:
-    """Find the first commit of rank 0 that differs from the undisturbed run's in any bit."""
-    local = _rank_local(clean, faulty)
-    last = replaced = 0  # commits
-    for expected, line in _pairs(clean, faulty):
-        if line.rank != 0:
-            continue
-        found, before_faults = _differences(expected, line), faulty.rendezvous_of(line) == 0
-        if serious := [name for name in found if before_faults or not _within(name, local)]:
-            message = (
-                f"commit {line.made} differs, and commit {last} was still equal: {_told(found, serious)}"
-            )
-            if replaced:
-                message += (
-                    f"; rank-local state was another rank's from commit {replaced} on, which explains the "
-                    "difference if a step depends on it"
-                )
-            return [Finding(REPRODUCIBLE if before_faults and not explained else SAME_COMMITS, message)]
-        last = line.made
-        replaced = replaced or (line.made if found else 0)
-    return []
-
-
-def compared(clean: Records, faulty: Records) -> int:
-    """Return how many commits were compared."""
-    return sum(line.rank == 0 for _, line in _pairs(clean, faulty))
-
-
-def not_compared(clean: Records, faulty: Records) -> str:
-    """Return from which commit on the runs could not be compared, and why; '' if all commits were."""
-    if clean.virtual:
-        return ""
-    for line in faulty.kept(faulty.commits):
-        if line.size != clean.agreed[0].size:
-            why = f"{line.size} of {clean.agreed[0].size} ranks went on"
-            return (
-                f"from commit {line.made} on nothing was compared, as {why}; virtual ranks make it possible"
-            )
-    return ""
-
-
-def rank_local(clean: Records, faulty: Records) -> tuple[list[str], Finding | None]:
-    """Return the rank-local state that was another rank's after a recovery, and a finding that names it."""
-    local = _rank_local(clean, faulty)
-    names: dict[str, None] = {}
-    first: Finding | None = None
-    for expected, line in _pairs(clean, faulty):
-        if faulty.rendezvous_of(line) == 0:
-            continue
-        here = [name for name in _differences(expected, line) if _within(name, local)]
-        if here and first is None:
-            message = f"from commit {line.made} on, rank {line.rank} has another rank's {_some(here)}"
-            first = Finding(RANK_LOCAL, message)
-        names.update(dict.fromkeys(here))
-    return list(names), first
-
-
-def _rank_local(clean: Records, faulty: Records) -> frozenset[str]:
-    """Return the state that differs between ranks at one commit of the undisturbed run.
-
-    A name such as ``losses`` stands for everything below it: lists differ in length.
-    """
-    by_commit: dict[int, list[Commit]] = {}
-    for line in clean.kept(clean.commits):
-        by_commit.setdefault(line.made, []).append(line)
-    names: set[str] = set()
-    for first, *others in by_commit.values():
-        for other in others:
-            for name, values in _differences(first, other, samplers=False).items():
-                attribute, _, tensor = name.partition(".")
-                trained = attribute in first.buffers and tensor not in first.buffers[attribute]
-                if values or not trained:
-                    names.add(_up_to_a_list(name))
-    # Values that the script itself sets after a recovery are its own doing.
-    usual = {name for line in clean.changed for name in line.values}
-    after = (line for line in faulty.changed if faulty.rendezvous_of(line) > 0)
-    reset = {name for line in after for name in line.values} - usual
-    return frozenset(name for name in names if name.split(".")[0] not in reset)
-
-
-def _pairs(clean: Records, faulty: Records) -> Iterator[tuple[Commit, Commit]]:
-    """Yield the commits of both runs that one rank made after the same amount of work."""
-    known = {(line.rank, clean.progress[line.made]): line for line in clean.kept(clean.commits)}
-    for line in _comparable(faulty.kept(faulty.commits), clean):
-        if (same := known.get((line.rank, faulty.progress[line.made]))) is not None:
-            yield same, line
-
-
-def _comparable(lines: Sequence[L], clean: Records) -> Iterable[L]:
-    """Yield lines up to the first that comes from another number of ranks."""
-    for line in lines:
-        if line.size != clean.agreed[0].size and not clean.virtual:
-            return
-        yield line
-
-
 def _differences(expected: Commit, found: Commit, *, samplers: bool = True) -> dict[str, str]:
+    """Return each tensor (``model.0.weight``) and value (``stats.loss``) that differs; values in words."""
     differing: dict[str, str] = {}
     for name, tensors in expected.tensors.items():
         others = found.tensors.get(name, {})
@@ -333,7 +242,7 @@ def _unlike(expected: object, found: object, path: str) -> dict[str, str]:
     return differing
 
 
-def _told(found: Differences, names: Sequence[str]) -> str:
+def _told(found: Mapping[str, str], names: Sequence[str]) -> str:
     """Return differences in words: first the values, which are often the cause, then the tensors."""
     values = [f"{name} is {found[name]}" for name in names if found[name]]
     tensors: dict[str, list[str]] = {}
@@ -352,16 +261,7 @@ def _within(path: str, places: Set[str]) -> bool:
 
 def _up_to_a_list(path: str) -> str:
     attribute, *parts = path.split(".")
-    number = next((place for place, part in enumerate(parts) if part.isdigit()), len(parts))
-    return ".".join([attribute, *parts[:number]])
-
-
-def _differs(expected: str | None, found: str | None) -> bool:
-    return expected is not None and found is not None and expected != found
-
-
-def _falls(before: Json, after: Json) -> bool:
-    return type(before) in (int, float) and type(after) in (int, float) and bool(after < before)
+    return ".".join([attribute, *itertools.takewhile(lambda part: not part.isdigit(), parts)])
 
 
 def _count(tensors: Sequence[str]) -> str:
@@ -393,7 +293,16 @@ def machine(run: ScriptRun, left: Sequence[int], mapped: Set[int], expected_code
         findings.append(Finding(NOTHING_LEFT, f"/dev/shm still holds {_some(names)}"))
     if run.codes[-1] != expected_code:
         findings.append(Finding(EXIT_CODE, f"the job ended with {run.codes[-1]} instead of {expected_code}"))
-    return findings + _root(run)
+    # All commits of the root must be readable, apart from those that the drill itself damaged.
+    commits = [commit for commit in complete(run) if commit.name not in damaged(run)]
+    try:
+        for commit in commits:
+            read_commit(LocalStorage(run.root), commit)
+    except HvdrecoverError as error:
+        findings.append(Finding(ROOT_INTACT, str(error)))
+    if not commits:
+        findings.append(Finding(ROOT_INTACT, f"{run.root} holds no complete commit"))
+    return findings
 
 
 def shared_memory(process: int) -> set[int]:
@@ -408,15 +317,3 @@ def _inode(path: Path) -> int:
     with suppress(OSError):  # it has just been removed
         return path.stat().st_ino
     return 0
-
-
-def _root(run: ScriptRun) -> list[Finding]:
-    """Read all commits of the root, apart from those that the drill itself damaged."""
-    root, spoilt = LocalStorage(run.root), damaged(run)
-    commits = [commit for commit in complete(run) if commit.name not in spoilt]
-    for commit in commits:
-        try:
-            read_commit(root, commit)
-        except HvdrecoverError as error:
-            return [Finding(ROOT_INTACT, str(error))]
-    return [] if commits else [Finding(ROOT_INTACT, f"{run.root} holds no complete commit")]

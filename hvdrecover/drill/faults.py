@@ -21,7 +21,7 @@ from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.config import PREEMPTED
 from hvdrecover.drill import storage
 from hvdrecover.drill.lab import Lab
-from hvdrecover.drill.script_run import Command, ScriptRun
+from hvdrecover.drill.run import Command, ScriptRun
 from hvdrecover.errors import ConfigError
 from hvdrecover.launch import processes
 
@@ -35,18 +35,6 @@ RESTART = "the job is started again, and resumes from the newest durable commit"
 CONTINUES = "training continues with commits in memory; durable commits follow when it is over"
 
 
-def _nothing(command: Command, lab: Lab | None) -> str:
-    return ""
-
-
-def _at_any_time(run: ScriptRun) -> bool:
-    return True
-
-
-def _no_options(run: ScriptRun) -> list[str]:
-    return []
-
-
 @dataclass(frozen=True)
 class Fault:
     """One kind of fault.
@@ -58,7 +46,6 @@ class Fault:
         of_rank: whether it strikes one rank.
         end: ends a fault that lasts; None if the fault is over at once.
         lacks: returns what it needs and a drill with this command and lab lacks, with the remedy; or ''.
-        ready: whether it can strike now, as far as earlier faults are concerned.
         options: options of ``hvdrecover run`` with which a run starts that it is going to strike.
     """
 
@@ -67,20 +54,19 @@ class Fault:
     strike: Callable[[ScriptRun, int], None]
     of_rank: bool = False
     end: Callable[[ScriptRun], None] | None = None
-    lacks: Callable[[Command, Lab | None], str] = _nothing
-    ready: Callable[[ScriptRun], bool] = _at_any_time
-    options: Callable[[ScriptRun], list[str]] = _no_options
+    lacks: Callable[[Command, Lab | None], str] = lambda command, lab: ""
+    options: Callable[[ScriptRun], list[str]] = lambda run: []
 
 
 # -- processes ---------------------------------------------------------------------------------------------
 
 
 def _kill(run: ScriptRun, rank: int) -> None:
-    processes.kill(run.process_of(rank))
+    processes.kill(run.ranks()[rank])
 
 
 def _kill_all(run: ScriptRun, rank: int = 0) -> None:
-    for process in run.training_processes():
+    for process in run.ranks().values():
         processes.kill(process)
 
 
@@ -91,7 +77,7 @@ def _kill_supervisor(run: ScriptRun, rank: int) -> None:
 
 def _stop(run: ScriptRun, rank: int) -> None:
     with suppress(ProcessLookupError):  # it has just ended
-        os.kill(run.process_of(rank), signal.SIGSTOP)
+        os.kill(run.ranks()[rank], signal.SIGSTOP)
 
 
 def _preempt(run: ScriptRun, rank: int) -> None:
@@ -100,25 +86,28 @@ def _preempt(run: ScriptRun, rank: int) -> None:
         raise run.failure(f"the run left with exit code {code} instead of {PREEMPTED}")
 
 
-def _order(action: str) -> Callable[[ScriptRun, int], None]:
-    return lambda run, rank: run.order(rank, action)
+def _failing(action: str) -> Fault:
+    hangs = "the guardian kills the process; " if action == "loop" else ""
+    return Fault(action, hangs + IN_PLACE, lambda run, rank: run.order(rank, action), of_rank=True)
 
 
 # -- the storage -------------------------------------------------------------------------------------------
 
 
-def _behave(behaviour: storage.Behaviour) -> Callable[..., None]:
-    return lambda run, *_: storage.set_behaviour(run.root, behaviour)
+def _failing_storage(name: str, behaviour: storage.Behaviour) -> Fault:
+    def lacks(command: Command, lab: Lab | None) -> str:
+        if storage.PROTOCOL in {*known_implementations, *registry}:
+            return ""
+        return f"an installed hvdrecover: fsspec does not know '{storage.PROTOCOL}'; run pip install ."
 
-
-def _lacks_storage(command: Command, lab: Lab | None) -> str:
-    if storage.PROTOCOL in {*known_implementations, *registry}:
-        return ""
-    return f"an installed hvdrecover: fsspec does not know '{storage.PROTOCOL}'; run pip install ."
-
-
-def _storage_options(run: ScriptRun) -> list[str]:
-    return ["--checkpoint", storage.url(run.root)]
+    return Fault(
+        name,
+        CONTINUES,
+        lambda run, rank: storage.set_behaviour(run.root, behaviour),
+        end=lambda run: storage.set_behaviour(run.root, "well"),
+        lacks=lacks,
+        options=lambda run: ["--checkpoint", storage.url(run.root)],
+    )
 
 
 def _corrupt_commit(run: ScriptRun, rank: int) -> None:
@@ -165,10 +154,7 @@ def complete(run: ScriptRun) -> list[CommitId]:
 
 def damaged(run: ScriptRun) -> set[str]:
     """Return the names of the commits that this drill has damaged; some may be deleted by now."""
-    try:
-        return set(_damaged(run).read_text().split())
-    except FileNotFoundError:
-        return set()
+    return set(_damaged(run).read_text().split()) if _damaged(run).exists() else set()
 
 
 def _damaged(run: ScriptRun) -> Path:
@@ -177,7 +163,7 @@ def _damaged(run: ScriptRun) -> Path:
 
 def _stop_all(run: ScriptRun) -> None:
     deadline = time.monotonic() + _STOPPED
-    for process in run.training_processes():
+    for process in run.ranks().values():
         with suppress(ProcessLookupError):  # it has just ended
             os.kill(process, signal.SIGSTOP)
             while not processes.is_stopped(process) and time.monotonic() < deadline:
@@ -190,21 +176,16 @@ def _stop_all(run: ScriptRun) -> None:
 
 def _cut_off(run: ScriptRun, rank: int) -> None:
     of_ranks = {pid: host for host in run.hosts for pid in host.processes()}
-    used = [of_ranks[pid] for pid in run.training_processes() if pid in of_ranks]
+    used = [of_ranks[pid] for pid in run.ranks().values() if pid in of_ranks]
     if not used:
         raise run.failure("no rank is on a host that 'host-cut-off' can strike")
-    host = used[rank % len(used)]
-    (run.folder / f"cut-off-{host.name}").touch()
-    host.cut_off()
+    used[(rank - 1) % len(used)].cut_off()
 
 
 def _join(run: ScriptRun) -> None:
     for host in run.hosts:
-        note = run.folder / f"cut-off-{host.name}"
-        if note.exists():
-            host.join()
-            note.unlink()
-            run.repaired()
+        host.join()
+    run.repaired = time.time()
 
 
 def _lacks_hosts(command: Command, lab: Lab | None) -> str:
@@ -259,26 +240,12 @@ _ALL = (
     Fault("kill-all", "standbys take over, and resume from the newest near or durable commit", _kill_all),
     Fault("kill-supervisor", f"{RESTART}; no process outlives the supervisor", _kill_supervisor),
     Fault("stop", f"the guardian kills the process; {IN_PLACE}", _stop, of_rank=True),
-    Fault("loop", f"the guardian kills the process; {IN_PLACE}", _order("loop"), of_rank=True),
-    Fault("out-of-memory", IN_PLACE, _order("out-of-memory"), of_rank=True),
-    Fault("script-error", IN_PLACE, _order("script-error"), of_rank=True),
+    _failing("loop"),
+    _failing("out-of-memory"),
+    _failing("script-error"),
     Fault("preempt", f"the run makes a durable commit and leaves with exit code 75; {RESTART}", _preempt),
-    Fault(
-        "storage-away",
-        CONTINUES,
-        _behave("away"),
-        end=_behave("well"),
-        lacks=_lacks_storage,
-        options=_storage_options,
-    ),
-    Fault(
-        "disk-full",
-        CONTINUES,
-        _behave("full"),
-        end=_behave("well"),
-        lacks=_lacks_storage,
-        options=_storage_options,
-    ),
+    _failing_storage("storage-away", "away"),
+    _failing_storage("disk-full", "full"),
     Fault(
         "corrupt-commit", "the run quarantines the commit and resumes from the one before", _corrupt_commit
     ),
@@ -289,7 +256,6 @@ _ALL = (
         of_rank=True,
         end=_join,
         lacks=_lacks_hosts,
-        ready=ScriptRun.hosts_are_well,
     ),
     Fault(
         "resize",

@@ -35,6 +35,7 @@ PACKAGES = {
     "ssh-keygen": "openssh-client",
 }
 _PATIENCE = 30.0  # seconds to wait for anything
+_PRIVILEGED = "the machine, or its container, must let root change networks (--privileged)"
 _NETNS_FILES = Path("/etc/netns")  # `ip netns exec NAME` mounts the files of NAME in here over those of /etc
 _NAMESPACES = Path("/run/netns")
 _NUMBERS = range(1, 255)  # the third byte of a lab's addresses
@@ -51,9 +52,7 @@ def lacks() -> str:
     if absent := missing_packages():
         return f"it needs missing programs; apt-get install {' '.join(absent)}"
     if complaint := _trial():
-        return (
-            f"this machine does not let root make hosts: {complaint}; start the container with --privileged"
-        )
+        return f"this machine does not let root make hosts: {complaint}; {_PRIVILEGED}"
     return ""
 
 
@@ -74,10 +73,8 @@ def program(name: str) -> str:
     Raises:
         LabError: the program is missing.
     """
-    path = find(name)
-    if path is None:
-        remedy = f"apt-get install {PACKAGES[name]}" if name in PACKAGES else "install it"
-        raise LabError(name, f"the program is missing; {remedy}")
+    if (path := find(name)) is None:
+        raise LabError(name, f"the program is missing; apt-get install {PACKAGES.get(name, name)}")
     return path
 
 
@@ -92,8 +89,7 @@ def _trial() -> str:
 def _ip(*arguments: str) -> None:
     done = subprocess.run([program("ip"), *arguments], capture_output=True, text=True)
     if done.returncode != 0:
-        remedy = "the machine, or its container, must let root change networks (--privileged)"
-        raise LabError(f"ip {' '.join(arguments)}", f"{done.stderr.strip()}; {remedy}")
+        raise LabError(f"ip {' '.join(arguments)}", f"{done.stderr.strip()}; {_PRIVILEGED}")
 
 
 # -- the lab -----------------------------------------------------------------------------------------------
@@ -105,15 +101,11 @@ class Lab:
     Any number of labs may exist at the same time. A lab is removed when it is closed, and when its process is
     killed, by a janitor process. If the janitor was killed too, the next lab removes the rest.
 
-    Args:
-        hosts: how many.
-
     Attributes:
         number: the number of the lab; part of all names and addresses.
         hosts: the hosts, switched on.
         key: file of the private ssh key that lets root in everywhere.
         folder: keys, logs and settings; only root may read it.
-        home: the home folder of root on all hosts.
         janitor: id of the janitor process.
 
     Raises:
@@ -133,7 +125,6 @@ class Lab:
         )
         self.janitor = self._janitor.pid
         self.folder = _folder(self.number)
-        self.home = self.folder / "home"
         self.key = self.folder / "key"
         self.hosts = [Host(self.number, number) for number in range(1, hosts + 1)]
         try:
@@ -145,10 +136,8 @@ class Lab:
     @property
     def ssh_options(self) -> list[str]:
         """Return the options with which ssh logs in from one host to another."""
-        return [
-            *("-o", "PasswordAuthentication=no", "-o", "StrictHostKeyChecking=no"),
-            *("-i", os.fspath(self.key)),
-        ]
+        options = ["-o", "PasswordAuthentication=no", "-o", "StrictHostKeyChecking=no"]
+        return [*options, "-i", os.fspath(self.key)]
 
     def close(self) -> None:
         """Remove everything that the lab made, running processes included.
@@ -161,8 +150,8 @@ class Lab:
         for host in self.hosts:
             host.reap()
         if self._janitor.returncode != 0:
-            remedy = "the next lab removes the rest"
-            raise LabError(f"lab {self.number}", f"not completely removed; {remedy}:\n{complaint.decode()}")
+            problem = f"not completely removed; the next lab removes the rest:\n{complaint.decode()}"
+            raise LabError(f"lab {self.number}", problem)
 
     def __enter__(self) -> Lab:
         return self
@@ -173,7 +162,7 @@ class Lab:
     def _make(self) -> None:
         self.folder.mkdir(mode=0o700)
         _make_key(self.key)
-        settings = self.home / ".ssh"
+        settings = self.folder / "home" / ".ssh"
         settings.mkdir(mode=0o700, parents=True)
         (settings / "config").write_text(
             "Host *\nIdentityAgent none\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n"
@@ -183,22 +172,15 @@ class Lab:
         _ip("-n", switch, "link", "add", "switch", "type", "bridge")
         _ip("-n", switch, "link", "set", "switch", "up")
         for host in self.hosts:
-            others = [other for other in self.hosts if other is not host]
-            lines = "".join(f"{other.address} {other.name}\n" for other in others)
-            host.install(lines, self.home, self.key.with_suffix(".pub"))
+            host.install([other for other in self.hosts if other is not host])
             host.power_on()
 
 
 class Host:
-    """A host of a lab. It shares files, process ids and root with the machine, but not the network.
-
-    Attributes:
-        name: the name of its network namespace.
-        address: its IPv4 address in the lab.
-    """
+    """A host of a lab. It shares files, process ids and root with the machine, but not the network."""
 
     def __init__(self, lab: int, number: int) -> None:
-        self.name = _namespace(lab, f"h{number}")
+        self.name = _namespace(lab, f"h{number}")  # of its network namespace
         self.address = f"10.77.{lab}.{number}"
         self._switch = _namespace(lab, "switch")
         self._port = f"port{number}"
@@ -213,20 +195,10 @@ class Host:
         return [program("ip"), "netns", "exec", self.name, *command]
 
     def run(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        """Start a process on the host, with pipes to its three standard streams.
-
-        Args:
-            command: the program and its arguments.
-            environ: variables on top of this process's own.
-        """
-        return subprocess.Popen(
-            self.command(command),
-            env={**os.environ, **(environ or {})},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        """Start a process on the host, with pipes to its standard streams and more environment variables."""
+        pipe, environ = subprocess.PIPE, {**os.environ, **(environ or {})}
+        words = self.command(command)
+        return subprocess.Popen(words, env=environ, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
     def processes(self) -> list[int]:
         """Return the ids of the running processes on the host, its ssh server included."""
@@ -250,11 +222,7 @@ class Host:
         self.reap()
 
     def power_on(self) -> None:
-        """Start the network and the ssh server of the host, which answers when this returns.
-
-        Raises:
-            LabError: the ssh server does not start.
-        """
+        """Start the network and the ssh server of the host, which answers when this returns."""
         _ip("netns", "add", self.name)
         _ip("-n", self.name, "link", "set", "lo", "up")
         peer = ["peer", "name", INTERFACE, "address", self._card, "netns", self.name]
@@ -269,27 +237,23 @@ class Host:
         if self._sshd is not None:
             self._sshd.wait(_PATIENCE)
 
-    def install(self, hosts_file: str, home: Path, authorized: Path) -> None:
-        """Write the files that the host needs, once.
-
-        Args:
-            hosts_file: the lines of the other hosts for ``/etc/hosts``.
-            home: the home of root here; ssh ignores ``$HOME`` and would use the machine's ``~/.ssh``.
-            authorized: file of the public key that may log in.
-        """
+    def install(self, others: Sequence[Host]) -> None:
+        """Write the files that the host needs, once."""
         files = _NETNS_FILES / self.name
         files.mkdir(parents=True)
         local = f"127.0.0.1 localhost\n{self.address} {os.uname().nodename} {self.name}\n"
-        (files / "hosts").write_text(local + hosts_file)
-        users = Path("/etc/passwd").read_text().splitlines()
-        others = [line for line in users if line.split(":")[2:3] != ["0"]]
-        (files / "passwd").write_text("\n".join([f"root:x:0:0:root:{home}:/bin/sh", *others, ""]))
+        (files / "hosts").write_text(local + "".join(f"{each.address} {each.name}\n" for each in others))
+        # The home of root here: ssh ignores $HOME, and would use the machine's ~/.ssh.
+        users = [f"root:x:0:0:root:{self._folder / 'home'}:/bin/sh"]
+        users += [line for line in Path("/etc/passwd").read_text().splitlines() if line.split(":")[2] != "0"]
+        (files / "passwd").write_text("\n".join([*users, ""]))
         (files / "shadow").write_text("root:*:::::::\n")  # sshd refuses a root that is locked with a "!"
         (files / "shadow").chmod(0o600)
         key = self._folder / f"{self.name}.key"
         _make_key(key)
         (self._folder / f"{self.name}.conf").write_text(
-            f"ListenAddress {self.address}\nPort 22\nHostKey {key}\nAuthorizedKeysFile {authorized}\n"
+            f"ListenAddress {self.address}\nPort 22\nHostKey {key}\n"
+            f"AuthorizedKeysFile {self._folder / 'key.pub'}\n"
             "PidFile none\nStrictModes no\nUsePAM no\nPermitRootLogin prohibit-password\n"
             "PasswordAuthentication no\nKbdInteractiveAuthentication no\nMaxSessions 100\nMaxStartups 100\n"
         )
@@ -319,11 +283,8 @@ def _make_key(path: Path) -> None:
 
 def traces(number: int | str) -> list[Path]:
     """Return what exists of a lab: names of namespaces, files and folders. ``*`` is any lab."""
-    patterns = [
-        _NAMESPACES / _namespace(number, "*"),
-        _NETNS_FILES / _namespace(number, "*"),
-        _folder(number),
-    ]
+    names = _namespace(number, "*")
+    patterns = [_NAMESPACES / names, _NETNS_FILES / names, _folder(number)]
     return sorted(path for pattern in patterns for path in pattern.parent.glob(pattern.name))
 
 
@@ -367,10 +328,9 @@ def _sweep() -> None:
 
 
 def _remove(number: int) -> None:
-    """Remove the processes, namespaces, interfaces and files of a lab."""
     for path in traces(number):
         if path.parent == _NAMESPACES:
-            _remove_namespace(path.name)
+            _remove_namespace(path.name)  # with its processes and interfaces
         else:
             shutil.rmtree(path)
 

@@ -1,22 +1,22 @@
-"""The lines of one run's witnesses, and which of them count; see `hvdrecover.drill.witness`."""
+"""The lines that the witnesses of one run have written, and which of them count; see `drill.witness`."""
 
 from __future__ import annotations
 
 import bisect
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from hvdrecover.checkpoint.values import Json
 
 
 @dataclass(frozen=True)
 class Line:
-    """The facts that each line has.
+    """A line of a witness. The table in `drill.witness` describes the fields.
 
     Attributes:
         time: seconds of the monotonic clock, which all processes of a host share.
@@ -37,60 +37,31 @@ class Line:
 
 @dataclass(frozen=True)
 class Agreed(Line):
-    """The ranks have agreed on a commit; ``source`` is ``initial``, ``memory`` or another."""
+    """The ranks have agreed on a commit to resume from."""
 
     source: str
 
 
 @dataclass(frozen=True)
-class Changed(Line):
-    """The changes that the script made between a rendezvous and its first step.
-
-    Attributes:
-        tensors: attribute to the names of its changed tensors.
-        values: attribute to its value before and after.
-    """
-
-    tensors: Mapping[str, Sequence[str]]
-    values: Mapping[str, Sequence[Json]]
-
-
-@dataclass(frozen=True)
 class Step(Line):
-    """The ``number``-th step since the commit begins; ``inputs`` is the digest of the batch, if known."""
+    """The ``number``-th step since the commit begins."""
 
     number: int
-    inputs: str | None
 
 
 @dataclass(frozen=True)
 class Batch(Line):
-    """All ranks together train on ``samples``, which begin at place ``at`` of the epoch's order.
-
-    ``inputs`` is the digest of the part that this rank's data set returned, if known.
-    """
+    """All ranks together train on samples."""
 
     sampler: str
     epoch: int
     at: int
     samples: Sequence[int]
-    inputs: str | None = None
 
 
 @dataclass(frozen=True)
 class Commit(Line):
-    """A commit was made.
-
-    Attributes:
-        made: its number.
-        steps: steps since the last commit.
-        batches: recorded batches since the last commit.
-        tensors: attribute to tensor to digest.
-        values: attribute to its value, tensors left out.
-        buffers: attribute of a model to the names of its rank-local tensors.
-        samplers: attribute to cursor; empty on ranks other than 0.
-        virtual: number of virtual ranks, or None.
-    """
+    """A commit was made."""
 
     made: int
     steps: int
@@ -103,30 +74,19 @@ class Commit(Line):
 
 
 L = TypeVar("L", bound=Line)
-_KINDS: dict[str, type[Line]] = {
-    "agreed": Agreed,
-    "changed": Changed,
-    "step": Step,
-    "batch": Batch,
-    "commit": Commit,
-}
+_KINDS = {"agreed": Agreed, "step": Step, "batch": Batch, "commit": Commit}
 
 
 class Reader:
-    """Reads the files of a folder of witnesses; each look reads only lines that are new.
-
-    Attributes:
-        lines: all lines so far, in order of time.
-    """
+    """Reads the witnesses' files in a folder; each look reads only lines that are new."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._offsets: dict[Path, int] = {}
-        self.lines: list[Line] = []
+        self._lines: list[Line] = []
 
     def look(self) -> Records:
         """Read the new lines, and return all of them."""
-        before = len(self.lines)
         for path in self._folder.glob("*.jsonl"):
             with path.open("rb") as file:
                 file.seek(self._offsets.get(path, 0))
@@ -134,36 +94,32 @@ class Reader:
             complete = data[: data.rfind(b"\n") + 1]  # the writer may be in the middle of a line
             self._offsets[path] = self._offsets.get(path, 0) + len(complete)
             pid = int(path.stem.rpartition("-")[2])
-            self.lines += [_line(pid, json.loads(each)) for each in complete.splitlines()]
-        if len(self.lines) > before:
-            self.lines.sort(key=lambda line: line.time)
-        return Records.of(self.lines)
-
-
-def _line(pid: int, facts: dict[str, Any]) -> Line:
-    return _KINDS[facts.pop("what")](pid=pid, **facts)
+            for each in complete.splitlines():
+                facts = json.loads(each)
+                self._lines.append(_KINDS[facts.pop("what")](pid=pid, **facts))
+        self._lines.sort(key=lambda line: line.time)
+        return Records(tuple(self._lines))
 
 
 @dataclass(frozen=True)
 class Records:
-    """All lines of a run by kind, each kind in order of time."""
+    """All lines of a run, in order of time."""
 
-    agreed: tuple[Agreed, ...]
-    changed: tuple[Changed, ...]
-    steps: tuple[Step, ...]
-    batches: tuple[Batch, ...]
-    commits: tuple[Commit, ...]
+    lines: tuple[Line, ...] = ()
 
-    @classmethod
-    def of(cls, lines: Sequence[Line]) -> Records:
-        """Sort lines by kind."""
-        return cls(
-            tuple(line for line in lines if isinstance(line, Agreed)),
-            tuple(line for line in lines if isinstance(line, Changed)),
-            tuple(line for line in lines if isinstance(line, Step)),
-            tuple(line for line in lines if isinstance(line, Batch)),
-            tuple(line for line in lines if isinstance(line, Commit)),
-        )
+    def of(self, kind: type[L]) -> list[L]:
+        """Return the lines of one kind."""
+        return [line for line in self.lines if isinstance(line, kind)]
+
+    @cached_property
+    def commits(self) -> list[Commit]:
+        """The lines of all commits."""
+        return self.of(Commit)
+
+    @property
+    def size(self) -> int:
+        """The number of ranks at the start."""
+        return self.rendezvouses[0][0].size
 
     @property
     def virtual(self) -> bool:
@@ -178,9 +134,15 @@ class Records:
     @property
     def steps_repeated(self) -> int:
         """How many steps the job did again, as their commit was lost."""
-        kept = {id(line) for line in self.kept(self.steps)}
-        lost = {(each.generation, each.commit, each.number) for each in self.steps if id(each) not in kept}
-        return len(lost)
+        steps = self.of(Step)
+        kept = {id(line) for line in self.kept(steps)}
+        return len({(each.generation, each.commit, each.number) for each in steps if id(each) not in kept})
+
+    @property
+    def present(self) -> list[Line]:
+        """The lines of the ranks of the last rendezvous, since it began."""
+        since = {line.pid: line.time for line in self.rendezvouses[-1]} if self.rendezvouses else {}
+        return [line for line in self.lines if line.time >= since.get(line.pid, math.inf)]
 
     @cached_property
     def rendezvouses(self) -> list[list[Agreed]]:
@@ -189,9 +151,13 @@ class Records:
         The generation alone does not identify a rendezvous: a job that was started again may count from an
         earlier one. All ranks of one rendezvous name the same generation, commit and size, each rank once.
         """
+
+        def identity(line: Agreed) -> tuple[int, int, int]:
+            return line.generation, line.commit, line.size
+
         found: list[list[Agreed]] = []
-        for line in self.agreed:
-            same = (ranks for ranks in reversed(found) if _identity(ranks[0]) == _identity(line))
+        for line in self.of(Agreed):
+            same = (ranks for ranks in reversed(found) if identity(ranks[0]) == identity(line))
             ranks = next(same, None)
             if ranks is None or any(line.rank == other.rank for other in ranks):
                 found.append(ranks := [])
@@ -240,33 +206,24 @@ class Records:
             found[number] = far
         return found
 
-    def stepped(self, rendezvous: Sequence[Agreed]) -> float | None:
-        """Return when all ranks had begun a step after a rendezvous; None if a rank has not."""
-        if len(rendezvous) < rendezvous[0].size:
-            return None
-        first = [self._first_step(line) for line in rendezvous]
-        return None if None in first else max(filter(None, first))
+    def train_since(self, since: float) -> bool:
+        """Return whether the last rendezvous began after a time, and all its ranks have begun a step."""
+        return any(_began(ranks) > since and self.stepped(ranks) for ranks in self.rendezvouses[-1:])
 
     def stepped_since(self, since: float) -> float | None:
         """Return when all ranks had begun a step after the first complete rendezvous since a time."""
-        later = (each for each in self.rendezvouses if min(line.time for line in each) > since)
-        return next(filter(None, map(self.stepped, later)), None)
+        later = (self.stepped(ranks) for ranks in self.rendezvouses if _began(ranks) > since)
+        return next(filter(None, later), None)
 
-    def train_since(self, since: float) -> bool:
-        """Return whether the last rendezvous began after a time, and all its ranks have begun a step."""
-        if not self.rendezvouses:
-            return False
-        last = self.rendezvouses[-1]
-        return min(line.time for line in last) > since and self.stepped(last) is not None
-
-    def _first_step(self, since: Line) -> float | None:
-        lines: list[Iterable[Line]] = [self.steps, self.batches]
-        first = (
-            next((each.time for each in kind if each.pid == since.pid and each.time > since.time), None)
-            for kind in lines
-        )
-        return min(filter(None, first), default=None)
+    def stepped(self, rendezvous: Sequence[Agreed]) -> float | None:
+        """Return when all ranks had begun a step after a rendezvous; None if a rank has not."""
+        first: dict[int, float] = {}
+        since = {line.pid: line.time for line in rendezvous}
+        for line in self.lines:
+            if isinstance(line, Step | Batch) and line.time > since.get(line.pid, math.inf):
+                first.setdefault(line.pid, line.time)
+        return max(first.values()) if len(first) == rendezvous[0].size else None
 
 
-def _identity(line: Agreed) -> tuple[int, int, int]:
-    return line.generation, line.commit, line.size
+def _began(rendezvous: Sequence[Agreed]) -> float:
+    return min(line.time for line in rendezvous)

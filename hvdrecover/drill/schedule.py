@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ class Strike:
 
     Attributes:
         fault: its name.
-        rank: the rank that it strikes, if it strikes one.
+        rank: the rank that it strikes, if it strikes one rank.
         commit: the number of commits after which it strikes.
     """
 
@@ -32,13 +32,12 @@ class Strike:
     rank: int
     commit: int
 
-    def whom(self, size: int) -> str:
-        """Return whom it strikes, of so many ranks; '' if it strikes no single rank."""
-        if not FAULTS[self.fault].of_rank:
-            return ""
-        if self.fault == "host-cut-off":  # the first host, which has rank 0, is never struck
-            return f"the host of rank {1 + self.rank % (size - 1)}" if size > 1 else ""
-        return f"rank {self.rank % size}"
+    def __str__(self) -> str:
+        if self.fault == "host-cut-off":
+            who = f" (the host of rank {self.rank})"
+        else:
+            who = f" (rank {self.rank})" if FAULTS[self.fault].of_rank else ""
+        return f"{self.fault}{who} at commit {self.commit}"
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,9 @@ class Schedule:
     processes: int
     runs: tuple[tuple[Strike, ...], ...]
 
-    def dumps(self) -> str:
-        """Return the schedule as JSON."""
-        return json.dumps(asdict(self), indent=1) + "\n"
+    def store(self, path: Path) -> None:
+        """Write the schedule as JSON."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
 
 def each_once(names: Sequence[str], *, seed: int, processes: int, commits: int, repeat: int = 1) -> Schedule:
@@ -73,10 +72,10 @@ def each_once(names: Sequence[str], *, seed: int, processes: int, commits: int, 
     chance = random.Random(seed)
     order = [name for name in names for _ in range(repeat)]
     chance.shuffle(order)
-    room = max(1, (commits - 1) // SPACE - 1)
-    count = -(-len(order) // room)
-    parts = [order[place::count] for place in range(count)]
-    return Schedule(seed, processes, tuple(_spread(part, chance, processes, commits) for part in parts))
+    count = -(-len(order) // max(1, (commits - 1) // SPACE - 1))  # runs
+    strikes = [Strike(name, _rank(name, chance, processes), 0) for name in order]
+    runs = (spread(strikes[place::count], commits, chance) for place in range(count))
+    return Schedule(seed, processes, tuple(runs))
 
 
 def at_random(
@@ -100,25 +99,23 @@ def at_random(
         place = 1 + chance.expovariate(1 / mean)
         while place < commits - 1:
             left = left or chance.sample(names, len(names))
-            strikes.append(Strike(left.pop(), chance.randrange(processes), int(place)))
+            name = left.pop()
+            strikes.append(Strike(name, _rank(name, chance, processes), int(place)))
             place += chance.expovariate(1 / mean)
         runs.append(tuple(strikes))
     return Schedule(seed, processes, tuple(runs))
 
 
-def again(strikes: Sequence[Strike], commits: int) -> tuple[Strike, ...]:
-    """Plan faults for which a run ended too early for another run, at equal distances."""
-    width = (commits - 1) / (len(strikes) + 1)
-    return tuple(replace(strike, commit=max(1, round(n * width))) for n, strike in enumerate(strikes, 1))
-
-
-def described(strikes: Sequence[Strike], size: int) -> str:
-    """Return in words which faults will strike which ranks, and when."""
-    words = []
-    for strike in strikes:
-        whom = strike.whom(size)
-        words.append(f"{strike.fault}{f' ({whom})' if whom else ''} at commit {strike.commit}")
-    return ", ".join(words)
+def spread(
+    strikes: Sequence[Strike], commits: int, chance: random.Random | None = None
+) -> tuple[Strike, ...]:
+    """Have faults strike at nearly equal distances; the last one leaves room for a recovery."""
+    width, placed = (commits - 1) / (len(strikes) + 1), []
+    for number, strike in enumerate(strikes, 1):
+        offset = chance.uniform(-width / 4, width / 4) if chance else 0.0
+        commit = max(1, min(round(number * width + offset), commits - 2))
+        placed.append(Strike(strike.fault, strike.rank, commit))
+    return tuple(placed)
 
 
 def load(path: Path) -> Schedule:
@@ -135,11 +132,6 @@ def load(path: Path) -> Schedule:
         raise ConfigError("--replay", f"'{path}' holds no schedule of a drill: {error}") from error
 
 
-def _spread(names: Sequence[str], chance: random.Random, processes: int, commits: int) -> tuple[Strike, ...]:
-    """Plan faults at nearly equal distances; the last one leaves room for a recovery."""
-    width = (commits - 1) / (len(names) + 1)
-    strikes = []
-    for number, name in enumerate(names, 1):
-        commit = round(number * width + chance.uniform(-width / 4, width / 4))
-        strikes.append(Strike(name, chance.randrange(processes), max(1, min(commit, commits - 2))))
-    return tuple(strikes)
+def _rank(fault: str, chance: random.Random, processes: int) -> int:
+    # The first host of a lab has the supervisor, and rank 0 at the start: it is never cut off.
+    return chance.randrange(fault == "host-cut-off", processes)

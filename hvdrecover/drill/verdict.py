@@ -22,14 +22,12 @@ class Struck:
 
     Attributes:
         strike: the fault as planned.
-        begun: when it struck, in seconds of the monotonic clock.
         commit: the number of commits at that time.
         recovered: whether training continued, and in case of a lasting fault, also after its end.
         seconds: time until all ranks trained again; None if they never stopped.
     """
 
     strike: Strike
-    begun: float
     commit: int
     recovered: bool = False
     seconds: float | None = None
@@ -63,6 +61,25 @@ class Result:
     samples_miscounted: int = 0
     steps_repeated: int = 0
 
+    def facts(self) -> dict[str, Any]:
+        """Return the result for JSON."""
+        struck = [
+            {
+                **asdict(each.strike),
+                "struck_at": each.commit,
+                "recovered": each.recovered,
+                "seconds": each.seconds,
+            }
+            for each in self.struck
+        ]
+        return {
+            **asdict(self),
+            "folder": self.folder.name,
+            "struck": struck,
+            "missed": [strike.fault for strike in self.missed],
+            "findings": [finding.facts() for finding in self.findings],
+        }
+
 
 @dataclass
 class Outcome:
@@ -80,7 +97,7 @@ class Outcome:
     schedule: Schedule
     results: list[Result]
     skipped: Mapping[str, str]
-    notes: list[Finding]
+    notes: Sequence[Finding]
 
     @property
     def findings(self) -> list[Finding]:
@@ -105,18 +122,20 @@ class Outcome:
 
     def kinds(self) -> dict[str, dict[str, Any]]:
         """For each fault that struck: how often, how often the run recovered, and the seconds it took."""
-        found: dict[str, dict[str, Any]] = {}
-        struck = [each for result in self.results for each in result.struck]
-        for name in dict.fromkeys(each.strike.fault for each in struck):
-            mine = [each for each in struck if each.strike.fault == name]
-            seconds = [each.seconds for each in mine if each.seconds is not None]
-            found[name] = {
-                "count": len(mine),
-                "recovered": sum(each.recovered for each in mine),
+        by_name: dict[str, list[Struck]] = {}
+        for result in self.results:
+            for each in result.struck:
+                by_name.setdefault(each.strike.fault, []).append(each)
+        kinds = {}
+        for name, struck in by_name.items():
+            seconds = [each.seconds for each in struck if each.seconds is not None]
+            kinds[name] = {
+                "count": len(struck),
+                "recovered": sum(each.recovered for each in struck),
                 "median_seconds": statistics.median(seconds) if seconds else None,
                 "worst_seconds": max(seconds, default=None),
             }
-        return found
+        return kinds
 
     def json(self) -> str:
         """Return everything as JSON; ``docs/drill.md`` describes it."""
@@ -127,29 +146,24 @@ class Outcome:
             "verdict": self.verdict,
             "seed": self.schedule.seed,
             "processes": self.schedule.processes,
-            "findings": _findings(self.findings),
-            "rank_local": _findings(self.notes),
+            "findings": [finding.facts() for finding in self.findings],
+            "rank_local": [finding.facts() for finding in self.notes],
             "skipped": dict(self.skipped),
             "kinds": self.kinds(),
-            "runs": [_run(result) for result in self.results],
+            "runs": [result.facts() for result in self.results],
         }
         return json.dumps(document, indent=1) + "\n"
 
     def text(self) -> str:
         """Return the verdict as text for a person."""
-        commits, steps, miscounted = (
-            sum(getattr(result, name) for result in self.results)
-            for name in ("compared", "steps_repeated", "samples_miscounted")
-        )
+        commits = sum(result.compared for result in self.results)
+        steps = sum(result.steps_repeated for result in self.results)
+        miscounted = sum(result.samples_miscounted for result in self.results)
         lines = [f"verdict: the script {self.verdict}", ""]
         for finding in [*self.findings, *self.notes]:
             mark = "ok, but" if finding in self.notes else "FAILED"
-            lines += [
-                f"{mark}: {finding.check}",
-                f"  {finding.message}",
-                f"  What to do: {finding.remedy}",
-                "",
-            ]
+            what = [finding.message, f"What to do: {finding.remedy}"]
+            lines += [f"{mark}: {finding.check}", *(f"  {line}" for line in what), ""]
         lines.append(f"{'fault':16} {'struck':>6} {'recovered':>9}  training again after")
         for name, kind in self.kinds().items():
             lines.append(f"{name:16} {kind['count']:6} {kind['recovered']:9}  {_time(kind)}")
@@ -167,22 +181,3 @@ def _time(kind: Mapping[str, Any]) -> str:
         return "it never stopped" if kind["recovered"] == kind["count"] else "it did not"
     words = f"{kind['median_seconds']:.1f} s"
     return words if kind["count"] == 1 else f"{words} (median; worst {kind['worst_seconds']:.1f} s)"
-
-
-def _findings(findings: Sequence[Finding]) -> list[dict[str, str]]:
-    return [{"check": each.check, "message": each.message, "remedy": each.remedy} for each in findings]
-
-
-def _run(result: Result) -> dict[str, Any]:
-    facts = {**asdict(result), "folder": result.folder.name, "findings": _findings(result.findings)}
-    facts["missed"] = [strike.fault for strike in result.missed]
-    facts["struck"] = [
-        {
-            **asdict(each.strike),
-            "struck_at": each.commit,
-            "recovered": each.recovered,
-            "seconds": each.seconds,
-        }
-        for each in result.struck
-    ]
-    return facts

@@ -1,21 +1,19 @@
 """The witness: records commits, steps and batches of a training process, and makes it fail on demand.
 
-``HVDRECOVER_INSTRUMENTS`` names this module in the processes of a drill; the layers below know no drill. A
-witness appends lines of JSON to ``FOLDER/witness/HOST-PID.jsonl``. Each line has ``what``, ``time`` (seconds
-of the monotonic clock, which all processes of a host share), ``rank``, ``size``, and ``generation`` and
-``commit`` of the last commit before it:
+``HVDRECOVER_INSTRUMENTS`` names this module in the processes of a drill. The layers below do not know the
+drill. A witness appends lines of JSON to ``FOLDER/witness/HOST-PID.jsonl``. Each line has ``what``, ``time``
+(seconds of the monotonic clock, which all processes of a host share), ``rank``, ``size``, and ``generation``
+and ``commit`` of the last commit before it:
 
 =========== =============================================================================================
 ``agreed``  ``source``; the ranks have agreed on a commit to resume from
-``changed`` ``tensors`` (attribute to names), ``values`` (attribute to before and after): what the script
-            changed between that and its first step
-``step``    ``number`` since the commit, ``inputs``: digest of the inputs of the models, or null
+``step``    ``number`` since the commit
 ``batch``   ``sampler``, ``epoch``, ``at``, ``samples``: the batch of all ranks together, and its
-            place in the epoch's order; ``inputs``: digest of what this rank's data set returned, or null
+            place in the epoch's order
 ``commit``  ``made``: its number; ``steps``, ``batches`` since the last commit; ``tensors`` (attribute to name
             to digest), ``values`` (attribute to the rest of it), ``buffers`` (attribute of a model to the
             names of its rank-local tensors), ``virtual``: number of virtual ranks, or null; on rank 0
-            ``samplers``
+            ``samplers`` (attribute to cursor)
 =========== =============================================================================================
 
 To make rank R fail at its next step, the drill writes ``loop``, ``out-of-memory`` or ``script-error`` to
@@ -27,18 +25,15 @@ from __future__ import annotations
 import json
 import os
 import resource
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from hvdrecover.checkpoint.arena import Arena
-from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.checkpoint.store import Store
-from hvdrecover.checkpoint.values import Json
 from hvdrecover.data.order import SampleOrder
 from hvdrecover.elastic.agreement.transfer import Agreement
 from hvdrecover.elastic.companions import Observer
@@ -47,15 +42,9 @@ from hvdrecover.events import Events
 
 _PIECE = 1 << 26  # bytes that a process takes at a time until it has no memory left
 
-Digests = dict[str, dict[str, str]]
-
 
 def observers(context: Context) -> tuple[Observer, ...]:
-    """Return the witness of a state.
-
-    Args:
-        context: the state's surroundings.
-    """
+    """Return the witness of a state."""
     return (Witness(context),)
 
 
@@ -64,27 +53,20 @@ class Witness(Observer):
 
     Args:
         context: the state's surroundings; its settings name the drill's folder, and the host.
-
-    Attributes:
-        agreements: how often this process has agreed with the others.
     """
 
     def __init__(self, context: Context) -> None:
         assert context.config.drill is not None
         self._folder = context.config.drill
         self._context = context
-        self._config = context.config
         self._contents = context.contents
         self._world = context.world
-        self._clock = context.clock
         self._descriptor: int | None = None
-        self.agreements = 0
         self._at = (0, 0)
         self._steps = self._batches = 0
-        self._adopted: tuple[Digests, dict[str, Json]] | None = None
 
     def attach(self) -> None:
-        """Have data sets and the framework report batches and steps."""
+        """Have samplers and the framework report batches and steps."""
         self._contents.on_record.append(self.recorded)
         self._context.framework.report_steps(self._contents, self)
 
@@ -93,34 +75,21 @@ class Witness(Observer):
         snapshot, source = agreement.snapshot, agreement.source
         if source == "initial" and self._world.rank() == 0:
             self._store(snapshot)
-        self.agreements += 1
         self._stand_at(snapshot)
-        self._adopted = self._present()
         self._write("agreed", source=source)
 
-    def step_begins(self, inputs: str | None = None) -> None:
-        """Record a step of the optimizer, and before the first one the changes of the script."""
-        if self._adopted is not None:
-            tensors, values = self._adopted
-            self._adopted = None
-            now, present = self._present()
-            changed = {name: _differ(tensors.get(name, {}), now.get(name, {})) for name in {**tensors, **now}}
-            others = {
-                name: [values.get(name), value]
-                for name, value in present.items()
-                if values.get(name) != value
-            }
-            self._write("changed", tensors={k: v for k, v in changed.items() if v}, values=others)
+    def step_begins(self) -> None:
+        """Record a step of the optimizer."""
         self._steps += 1
-        self._write("step", number=self._steps, inputs=inputs)
+        self._write("step", number=self._steps)
         self._follow_order()
 
-    def recorded(self, order: SampleOrder, count: int, inputs: str | None = None) -> None:
+    def recorded(self, order: SampleOrder, count: int) -> None:
         """Record a batch that is about to be counted as done."""
         self._batches += 1
         name = next((name for name, each in self._contents.orders.items() if each is order), "")
         samples = order.remaining()[: count * order.size].tolist()
-        self._write("batch", sampler=name, epoch=order.epoch, at=order.done, samples=samples, inputs=inputs)
+        self._write("batch", sampler=name, epoch=order.epoch, at=order.done, samples=samples)
         self._follow_order()
 
     def captured(self, snapshot: Snapshot) -> None:
@@ -143,17 +112,10 @@ class Witness(Observer):
         self._at = (snapshot.id.generation, snapshot.id.commit)
         self._steps = self._batches = 0
 
-    def _present(self) -> tuple[Digests, dict[str, Json]]:
-        present = self._contents.take_apart({})  # without rank-local state
-        arenas = self._contents.copy(present, {})
-        tensors = {name: _digests(arena) for name, arena in arenas.items()}
-        return tensors, present.state()["attributes"]
-
     def _store(self, snapshot: Snapshot) -> None:
-        settings = Checkpoint(os.fspath(self._folder / "initial"))
-        storage = open_storage(settings.url)
-        events = Events(None, self._config.host, self._clock)
-        store = Store(storage, keep=1, job="drill", host=self._config.host, events=events, clock=self._clock)
+        storage, host = open_storage(os.fspath(self._folder / "initial")), self._context.config.host
+        clock = self._context.clock
+        store = Store(storage, keep=1, job="drill", host=host, events=Events(None, host, clock), clock=clock)
         store.claims.take_after(snapshot.id.generation - 1)
         store.write(snapshot, 0)
 
@@ -161,7 +123,7 @@ class Witness(Observer):
         generation, commit = self._at
         line = {
             "what": what,
-            "time": self._clock.monotonic(),
+            "time": self._context.clock.monotonic(),
             "rank": self._world.rank(),
             "size": self._world.size(),
             "generation": generation,
@@ -169,7 +131,7 @@ class Witness(Observer):
             **facts,
         }
         if self._descriptor is None:
-            path = self._folder / "witness" / f"{self._config.host}-{os.getpid()}.jsonl"
+            path = self._folder / "witness" / f"{self._context.config.host}-{os.getpid()}.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         os.write(self._descriptor, f"{json.dumps(line)}\n".encode())
@@ -182,39 +144,23 @@ class Witness(Observer):
             order.unlink()  # first, or the next process of this rank would fail, too
         except FileNotFoundError:
             return
-        _ACTIONS[action]()
+        fail(action)
+
+
+def fail(action: str) -> None:
+    """Loop forever, run out of memory, or raise an error as a training script might."""
+    if action == "script-error":
+        raise RuntimeError("an error in the training script, raised by hvdrecover drill")
+    taken = []
+    if action == "out-of-memory":
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        limit = used + 4 * _PIECE
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    while True:
+        if action == "out-of-memory":
+            taken.append(b"x" * _PIECE)
 
 
 def _digests(arena: Arena) -> dict[str, str]:
-    return {
-        spec.name: xxhash.xxh3_64_hexdigest(arena.bytes_of(spec.name).data) for spec in arena.layout.specs
-    }
-
-
-def _differ(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
-
-
-def _loop() -> None:
-    while True:
-        pass
-
-
-def _run_out_of_memory() -> None:
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    limit = used + 4 * _PIECE
-    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    taken = []
-    while True:
-        taken.append(b"x" * _PIECE)
-
-
-def _raise() -> None:
-    raise RuntimeError("an error in the training script, raised by hvdrecover drill")
-
-
-_ACTIONS: dict[str, Callable[[], None]] = {
-    "loop": _loop,
-    "out-of-memory": _run_out_of_memory,
-    "script-error": _raise,
-}
+    specs = arena.layout.specs
+    return {spec.name: xxhash.xxh3_64_hexdigest(arena.bytes_of(spec.name).data) for spec in specs}

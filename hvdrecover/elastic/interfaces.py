@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from hvdrecover.checkpoint.arena import Arena, Bytes
 from hvdrecover.checkpoint.layout import TensorSpec
-from hvdrecover.data.order import SampleOrder
 
 if TYPE_CHECKING:
     from hvdrecover.elastic.commits.contents import Contents
@@ -169,7 +168,7 @@ class Framework(Protocol):
     # The reports of steps that companions ask for, each at most once for a state.
 
     def report_steps(self, contents: Contents, observer: StepObserver) -> None:
-        """Report each step of an optimizer before it begins, and batches, to an instrument."""
+        """Report each step of an optimizer, before it begins, to an instrument."""
 
     def report_times(self, contents: Contents, scalars: Scalars) -> None:
         """Report the time of each step, and the norm of its gradients."""
@@ -182,19 +181,10 @@ class Framework(Protocol):
 
 
 class StepObserver(Protocol):
-    """An instrument that looks at each step.
+    """An instrument that looks at each step."""
 
-    Attributes:
-        agreements: how often this process has agreed on a state with the others.
-    """
-
-    agreements: int
-
-    def step_begins(self, inputs: str | None = None) -> None:
-        """An optimizer is about to step; with a digest of what models were given, if that is known."""
-
-    def recorded(self, order: SampleOrder, count: int, inputs: str | None = None) -> None:
-        """A batch is about to be recorded as done; with a digest of it, if that is known."""
+    def step_begins(self) -> None:
+        """An optimizer is about to step."""
 
 
 class HiddenAttribute(Protocol):

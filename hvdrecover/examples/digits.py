@@ -19,7 +19,7 @@ class Digits(NamedTuple):
     Attributes:
         images: float32 of shape ``[N, 64]``, from 0 to 1.
         labels: int64 of shape ``[N]``.
-        indices: int64 of shape ``[N]``, the samples' own numbers.
+        indices: int64 of shape ``[N]``, the numbers of the samples.
     """
 
     images: npt.NDArray[np.float32]
@@ -28,51 +28,35 @@ class Digits(NamedTuple):
 
 
 def digits() -> tuple[Digits, Digits]:
-    """1,437 samples to train with, and 360 to test with."""
-    # As load_digits() does; but to import scikit-learn takes a second, whenever a process starts.
+    """Return 1,437 samples for training, and 360 for the test."""
+    # As load_digits() does. Importing scikit-learn would take each process another second.
     file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
     table = np.loadtxt(str(file), delimiter=",")
-    images = (table[:, :-1] / 16).astype(np.float32)
-    labels = table[:, -1].astype(np.int64)
-    indices = np.arange(len(images))
-    train, test = slice(None, -TEST_SAMPLES), slice(-TEST_SAMPLES, None)
-    return (
-        Digits(images[train], labels[train], indices[train]),
-        Digits(images[test], labels[test], indices[test]),
-    )
+    images, labels = (table[:, :-1] / 16).astype(np.float32), table[:, -1].astype(np.int64)
+    indices, n = np.arange(len(images)), -TEST_SAMPLES
+    return Digits(images[:n], labels[:n], indices[:n]), Digits(images[n:], labels[n:], indices[n:])
 
 
 def options(framework: str, description: str | None, arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line of one of the examples."""
     parser = argparse.ArgumentParser(
-        prog=f"python -m hvdrecover.examples.{framework}_digits", description=description
+        prog=f"python -m hvdrecover.examples.{framework}_digits",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument(
-        "--checkpoint", metavar="URL", help="checkpoint root; default: HVDRECOVER_CHECKPOINT, or none"
-    )
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=16, help="samples in one worker's batch")
-    parser.add_argument(
-        "--virtual-ranks",
-        type=int,
-        metavar="N",
-        help="have the work of N virtual ranks done, by however many workers there are",
-    )
-    parser.add_argument("--commit-every", type=int, default=5, metavar="BATCHES")
+    add = parser.add_argument
+    add("--checkpoint", metavar="URL", help="checkpoint root; default: HVDRECOVER_CHECKPOINT, or none")
+    add("--epochs", type=int, default=10)
+    add("--batch-size", type=int, default=16, help="samples in one rank's batch")
+    add("--virtual-ranks", type=int, metavar="N", help="train with N virtual ranks")
+    add("--commit-every", type=int, default=5, metavar="BATCHES")
     adam = "adamw" if framework == "torch" else "adam"
-    parser.add_argument("--optimizer", choices=(adam, "sgd"), default=adam)
-    parser.add_argument(
-        "--step-seconds", type=float, default=0.0, help="pretend that a step takes this much longer"
-    )
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write the final weights here")
-    parser.add_argument(
-        "--ledger", type=Path, metavar="FOLDER", help="write down each batch here, for the demo and tests"
-    )
+    add("--optimizer", choices=(adam, "sgd"), default=adam)
+    add("--step-seconds", type=float, default=0.0, help="sleep this long after each step")
+    add("--save", type=Path, metavar="FILE", help="write the final weights to this file")
+    add("--ledger", type=Path, metavar="FOLDER", help="record the samples of each batch here, for tests")
     if framework == "torch":
-        parser.add_argument(
-            "--loader-workers", type=int, default=0, help="processes that load data, per worker"
-        )
+        add("--loader-workers", type=int, default=0, help="processes that load data, for each rank")
     else:
-        parser.add_argument("--fit", action="store_true", help="train by model.fit, not in a loop of its own")
+        add("--fit", action="store_true", help="train by model.fit instead of a training loop")
     return parser.parse_args(arguments)

@@ -1,18 +1,16 @@
-r"""Train a small network on scikit-learn's handwritten digits, so that nothing can stop it.
+r"""Train a small network on scikit-learn's handwritten digits, in a job that recovers from faults.
 
 ::
 
-    horovodrun -np 2 --min-np 1 --host-discovery-script 'discover-hosts file hosts' \
-        python -m hvdrecover.examples.tensorflow_digits --checkpoint file:///data/digits
+    hvdrecover run -np 2 --checkpoint file:///data/digits -- python -m hvdrecover.examples.tensorflow_digits
 
-Kill any of it and start it again: it resumes where it was.
+Kill any process and start the job again: it resumes from its last commit.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
 from typing import Any
 
 from hvdrecover import config
@@ -28,38 +26,32 @@ import hvdrecover.tensorflow as recover  # noqa: E402
 from hvdrecover.examples.digits import Digits, digits, options  # noqa: E402
 from hvdrecover.examples.ledger import Ledger  # noqa: E402
 
-Step = Callable[[tf.Tensor, tf.Tensor], None]
-"""Trains on images and labels."""
-Gradients = Callable[[tf.Tensor, tf.Tensor], list[tf.Tensor]]
-"""Returns gradients by images and labels."""
-
 
 class Network(keras.Sequential):  # type: ignore[misc]
     """Two hidden layers with dropout; float32 ``[N, 64]`` to float32 ``[N, 10]``.
 
     Attributes:
-        ledger: where to write down what ``fit`` trains on.
+        ledger: records the samples that ``fit`` trains on.
     """
 
     ledger: Ledger | None = None
-    epoch = 0
 
     def train_step(self, data: Any) -> Any:
-        """One step of ``fit``; the samples' numbers come along with them."""
+        """Train one step of ``fit`` on images, labels and the numbers of the samples."""
         images, labels, indices = data
-        # Before the step: a worker that is killed after it may be part of a commit of the others.
-        tf.numpy_function(self._write_down, [indices], [])
+        # Before the step: if this rank is killed after it, the others may already have committed.
+        tf.numpy_function(self._record, [indices], [])
         return super().train_step((images, labels))
 
-    def _write_down(self, indices: Any) -> None:
+    def _record(self, indices: Any) -> None:
         if self.ledger is not None:
             self.ledger.batch(hvd.rank(), hvd.size(), indices.tolist())
 
 
 def network() -> Network:
-    """A fresh network."""
+    """Return a new network."""
     layers = keras.layers
-    made = Network(
+    model = Network(
         [
             layers.Dense(128, activation="relu", name="hidden_1"),
             layers.Dropout(0.2),
@@ -69,19 +61,23 @@ def network() -> Network:
         ],
         name="network",
     )
-    made.build((None, 64))
-    return made
+    model.build((None, 64))
+    return model
 
 
 def optimizer_for(name: str) -> keras.optimizers.Optimizer:
-    """Adam, or SGD with momentum."""
-    if name == "adam":
-        return keras.optimizers.Adam(2e-3)
-    return keras.optimizers.SGD(0.05, momentum=0.9)
+    """Return Adam, or SGD with momentum."""
+    return keras.optimizers.Adam(2e-3) if name == "adam" else keras.optimizers.SGD(0.05, momentum=0.9)
+
+
+def accuracy(model: keras.Model, samples: Digits) -> float:
+    """Return the share of images that the model classifies correctly."""
+    named = np.asarray(model(samples.images, training=False)).argmax(axis=1)
+    return float((named == samples.labels).mean())
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train to the end, from wherever the checkpoint root says."""
+    """Train from the newest commit of the checkpoint root to the end."""
     chosen = options("tensorflow", __doc__, arguments)
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.experimental.enable_op_determinism()
@@ -103,110 +99,85 @@ def main(arguments: list[str] | None = None) -> None:
         checkpoint=chosen.checkpoint,
         virtual_ranks=chosen.virtual_ranks,
     )
-    ledger = Ledger(chosen.ledger, state)
-    model.ledger = ledger
-    if chosen.virtual_ranks is not None and not chosen.fit:
-        recover.run(by_virtual_ranks)(state, ledger, gradients_of(model, loss), chosen)
+    model.ledger = Ledger(chosen.ledger, state)
+    if chosen.fit:
+        recover.run(fit)(state, chosen)
     else:
-        train = by_fit if chosen.fit else by_steps
-        recover.run(train)(state, ledger, step_of(model, optimizer, loss), chosen)
+        train_in_loop(state, model.ledger, loss, chosen)
     if hvd.rank() == 0:
-        right = accuracy(model, test)
-        print(f"test accuracy {right:.4f} after {state.epoch} epochs", flush=True)
+        share = accuracy(model, test)
+        print(f"test accuracy {share:.4f} after {state.epoch} epochs", flush=True)
         if chosen.save:
             variables = [*model.trainable_variables, *optimizer.variables]
             arrays = {f"{place} {each.path}": each.numpy() for place, each in enumerate(variables)}
-            np.savez(chosen.save, accuracy=right, **arrays)
+            np.savez(chosen.save, accuracy=share, **arrays)
 
 
-def step_of(model: keras.Model, optimizer: keras.optimizers.Optimizer, loss: keras.losses.Loss) -> Step:
-    """A step of a loop of our own.
+def train_in_loop(
+    state: recover.TensorFlowKerasState,
+    ledger: Ledger,
+    loss: keras.losses.Loss,
+    chosen: argparse.Namespace,
+) -> None:
+    """Train in a loop. With virtual ranks, the result is the same on any number of ranks."""
+    model, optimizer, virtual = state.model, state.optimizer, chosen.virtual_ranks is not None
 
-    It is made once, before training: a process that survives a fault need not trace it again.
-    """
-
+    # Both functions are made before training: a process that survives a fault need not trace them again.
     @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
-    def step(images: tf.Tensor, labels: tf.Tensor) -> None:
+    def step_on(images: tf.Tensor, labels: tf.Tensor) -> None:
         with recover.DistributedGradientTape(tf.GradientTape()) as tape:
             value = loss(labels, model(images, training=True))
         optimizer.apply(tape.gradient(value, model.trainable_variables), model.trainable_variables)
 
-    made: Step = step
-    return made
-
-
-def by_steps(
-    state: recover.TensorFlowKerasState, ledger: Ledger, step: Step, chosen: argparse.Namespace
-) -> None:
-    """Train in a loop of our own."""
-    while state.epoch < chosen.epochs:
-        state.data.set_epoch(state.epoch)
-        for images, labels, indices in state.data:
-            ledger.batch(hvd.rank(), hvd.size(), indices.numpy().tolist())
-            step(images, labels)
-            state.data.record_batch()
-            state.batch += 1
-            if state.batch % chosen.commit_every == 0:
-                state.commit()
-            time.sleep(chosen.step_seconds)
-        state.epoch += 1
-        state.batch = 0
-
-
-def gradients_of(model: keras.Model, loss: keras.losses.Loss) -> Gradients:
-    """The gradients of one virtual rank's batch; made once, as a step is."""
-
     @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
-    def gradients(images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
+    def gradients(images: tf.Tensor, labels: tf.Tensor) -> Any:
         with tf.GradientTape() as tape:
             value = loss(labels, model(images, training=True))
-        found: list[tf.Tensor] = tape.gradient(value, model.trainable_variables)
-        return found
+        return tape.gradient(value, model.trainable_variables)
 
-    made: Gradients = gradients
-    return made
+    def do_virtual_step(step: Any) -> None:
+        for images, labels, indices in step:
+            ledger.batch(recover.virtual_rank(), recover.virtual_size(), indices.numpy().tolist())
+            step.add(gradients(images, labels))
+        optimizer.apply(step.gradients(), model.trainable_variables)
+
+    def do_step(batch: Any) -> None:
+        images, labels, indices = batch
+        ledger.batch(hvd.rank(), hvd.size(), indices.numpy().tolist())
+        step_on(images, labels)
+        state.data.record_batch()
+
+    do = do_virtual_step if virtual else do_step
+
+    @recover.run
+    def train(state: recover.TensorFlowKerasState) -> None:
+        while state.epoch < chosen.epochs:
+            state.data.set_epoch(state.epoch)
+            for step in state.steps(state.data) if virtual else state.data:
+                do(step)
+                state.batch += 1
+                if state.batch % chosen.commit_every == 0:
+                    state.commit()
+                time.sleep(chosen.step_seconds)
+            state.epoch += 1
+            state.batch = 0
+
+    train(state)
 
 
-def by_virtual_ranks(
-    state: recover.TensorFlowKerasState, ledger: Ledger, gradients: Gradients, chosen: argparse.Namespace
-) -> None:
-    """Train in a loop of our own, with one result on any number of workers."""
-    while state.epoch < chosen.epochs:
-        state.data.set_epoch(state.epoch)
-        for step in state.steps(state.data):
-            for images, labels, indices in step:
-                ledger.batch(recover.virtual_rank(), recover.virtual_size(), indices.numpy().tolist())
-                step.add(gradients(images, labels))
-            state.optimizer.apply(step.gradients(), state.model.trainable_variables)
-            state.batch += 1
-            if state.batch % chosen.commit_every == 0:
-                state.commit()
-            time.sleep(chosen.step_seconds)
-        state.epoch += 1
-        state.batch = 0
-
-
-def by_fit(
-    state: recover.TensorFlowKerasState, ledger: Ledger, step: Step, chosen: argparse.Namespace
-) -> None:
+def fit(state: recover.TensorFlowKerasState, chosen: argparse.Namespace) -> None:
     """Train by ``model.fit``."""
-    slower = keras.callbacks.LambdaCallback(
+    sleep = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: time.sleep(chosen.step_seconds)
     )
     state.model.fit(
         state.data,
         epochs=chosen.epochs,
         initial_epoch=state.epoch,
-        callbacks=[*recover.fit_callbacks(state, commit_every_batches=chosen.commit_every), slower],
-        shuffle=False,  # the data set sees to that, and Keras would warn that it can't
+        callbacks=[*recover.fit_callbacks(state, commit_every_batches=chosen.commit_every), sleep],
+        shuffle=False,  # the data set shuffles; Keras would warn that it cannot
         verbose=0,
     )
-
-
-def accuracy(model: keras.Model, samples: Digits) -> float:
-    """The part of the images that the model names right."""
-    named = np.asarray(model(samples.images, training=False)).argmax(axis=1)
-    return float((named == samples.labels).mean())
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-r"""Train a small network on scikit-learn's handwritten digits, so that nothing can stop it.
+r"""Train a small network on scikit-learn's handwritten digits, in a job that recovers from faults.
 
 ::
 
-    horovodrun -np 2 --min-np 1 --host-discovery-script 'discover-hosts file hosts' \
-        python -m hvdrecover.examples.torch_digits --checkpoint file:///data/digits
+    hvdrecover run -np 2 --checkpoint file:///data/digits -- python -m hvdrecover.examples.torch_digits
 
-Kill any of it and start it again: it resumes where it was.
+Kill any process and start the job again: it resumes from its last commit.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from hvdrecover.examples.ledger import Ledger
 
 
 def network() -> torch.nn.Module:
-    """Two hidden layers with dropout; float32 [N, 64] to float32 [N, 10]."""
+    """Return two hidden layers with dropout; float32 [N, 64] to float32 [N, 10]."""
     return torch.nn.Sequential(
         torch.nn.Linear(64, 128),
         torch.nn.ReLU(),
@@ -36,14 +35,14 @@ def network() -> torch.nn.Module:
 
 
 def optimizer_for(name: str, parameters: Any) -> torch.optim.Optimizer:
-    """AdamW, or SGD with momentum."""
+    """Return AdamW, or SGD with momentum."""
     if name == "adamw":
         return torch.optim.AdamW(parameters, lr=2e-3)
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
 def accuracy(model: torch.nn.Module, samples: Digits) -> float:
-    """The part of the images that the model names right."""
+    """Return the share of images that the model classifies correctly."""
     model.eval()
     with torch.no_grad():
         named = model(torch.from_numpy(samples.images)).argmax(1)
@@ -52,7 +51,7 @@ def accuracy(model: torch.nn.Module, samples: Digits) -> float:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train to the end, from wherever the checkpoint root says."""
+    """Train from the newest commit of the checkpoint root to the end."""
     chosen = options("torch", __doc__, arguments)
     torch.set_num_threads(1)
     torch.manual_seed(1)
@@ -87,7 +86,7 @@ def main(arguments: list[str] | None = None) -> None:
             for step in state.steps(loader) if virtual else ([batch] for batch in loader):
                 optimizer.zero_grad()
                 for images, labels, indices in step:
-                    # Before the step: a worker that is killed after it may be part of a commit of the others.
+                    # Before the step: if this rank is killed after it, the others may already have committed.
                     ledger.batch(rank(), size(), indices.tolist())
                     loss = torch.nn.functional.cross_entropy(model(images), labels)
                     loss.backward()  # type: ignore[no-untyped-call]
@@ -103,13 +102,11 @@ def main(arguments: list[str] | None = None) -> None:
 
     train(state)
     if hvd.rank() == 0:
-        right = accuracy(model, test)
-        print(f"test accuracy {right:.4f} after {state.epoch} epochs", flush=True)
+        share = accuracy(model, test)
+        print(f"test accuracy {share:.4f} after {state.epoch} epochs", flush=True)
         if chosen.save:
-            torch.save(
-                {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "accuracy": right},
-                chosen.save,
-            )
+            final = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "accuracy": share}
+            torch.save(final, chosen.save)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from hvdrecover import config
 from hvdrecover.data.order import SampleOrder, Tail, rounds
 from hvdrecover.errors import ConfigError, StepError
 from hvdrecover.tensorflow.dealing import Dealing, draws, takes_seed
-from hvdrecover.tensorflow.dealt import Dealt
 
 Indices = npt.NDArray[np.int64]
 
@@ -62,10 +60,7 @@ def elastic_dataset(
     dealing = Dealing(order, batch_size)
     pipeline = (_of_dataset if isinstance(data, tf.data.Dataset) else _of_arrays)(data, dealing)
     transformed = _transformed(pipeline, transform)
-    dealt = Dealt() if config.read().instruments is not None else None
-    pipeline = transformed if dealt is None else dealt.follow(transformed)
-    made = ElasticDataset(pipeline.prefetch(tf.data.AUTOTUNE).with_options(_untuned()), dealing)
-    made.dealt = dealt
+    made = ElasticDataset(transformed.prefetch(tf.data.AUTOTUNE).with_options(_untuned()), dealing)
     made.draws = functools.partial(draws, transformed)
     return made
 
@@ -81,11 +76,9 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
     Attributes:
         order: the sample order and the cursor.
         batch_size: samples in one rank's batch; the last one of an epoch may have fewer.
-        dealt: what it has dealt; None if no instruments look at it.
         draws: returns an operation of its transform that draws from a random stream of its own, if one does.
     """
 
-    dealt: Dealt | None = None
     draws: Callable[[], str | None]
 
     def __init__(self, pipeline: tf.data.Dataset, dealing: Dealing) -> None:

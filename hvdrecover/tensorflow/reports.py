@@ -9,7 +9,7 @@ from hvdrecover.elastic.guard.judge import Judge
 from hvdrecover.elastic.guard.missing import Missing
 from hvdrecover.elastic.interfaces import StepObserver
 from hvdrecover.elastic.scalars.scalars import Scalars
-from hvdrecover.tensorflow import bad_steps, check_numerics, faults, witness
+from hvdrecover.tensorflow import bad_steps, check_numerics, faults
 from hvdrecover.tensorflow.steps import Steps
 
 
@@ -30,9 +30,8 @@ class Reports:
         return faults.original(error)
 
     def report_steps(self, contents: Contents, observer: StepObserver) -> None:
-        """Report each step of ``model.fit``, and batches with a digest of what data sets dealt."""
+        """Report each step of ``model.fit``."""
         self.step_observers.append(observer)
-        witness.watch(contents, observer)
 
     def report_times(self, contents: Contents, scalars: Scalars) -> None:
         """Report the time of each step, and the norm of its gradients."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import torch
+
 from hvdrecover.elastic.commits.contents import Contents
 from hvdrecover.elastic.guard.judge import Judge
 from hvdrecover.elastic.guard.missing import Missing
 from hvdrecover.elastic.interfaces import StepObserver
 from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.torch import missing_gradients as missing_gradients
-from hvdrecover.torch import witness
 from hvdrecover.torch.bad_steps import Gradients
 from hvdrecover.torch.names import Names
 from hvdrecover.torch.scalars import watch
+from hvdrecover.torch.stepping import stepping
 
 
 class Reports:
@@ -23,7 +25,9 @@ class Reports:
 
     def report_steps(self, contents: Contents, observer: StepObserver) -> None:
         """Report each step of an optimizer before it begins."""
-        witness.watch(contents.components(), observer)
+        for component in contents.components().values():
+            if isinstance(component, torch.optim.Optimizer):
+                stepping(component).begins.append(observer.step_begins)
 
     def report_times(self, contents: Contents, scalars: Scalars) -> None:
         """Report the time of each step, and the norm of its gradients."""

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.drill.jobs import supervised
-from hvdrecover.examples.digits_run import DigitsRun
+from tests.support.jobs import DigitsRun, supervised
 
 SCRIPT = Path(__file__).with_name("digits.py")
 EPOCHS = 2

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hvdrecover.examples import ledger
 from tests.integration import test_kill_and_resume, test_tensorflow
 from tests.integration.conftest import EPOCHS
+from tests.support import ledger
 from tests.support.jobs import Batch, DigitsRun, Job, durable, supervised
 
 SCRIPTS = Path(__file__).with_name("scripts")

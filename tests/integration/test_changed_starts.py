@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.drill.jobs import PATIENCE, supervised
 from hvdrecover.launch.job import Job
 from tests.integration.conftest import WHOLE
+from tests.support.jobs import PATIENCE, supervised
 
 SCRIPT = Path(__file__).with_name("scripts") / "changed_starts.py"
 ONE_THEN_ALL = [[5, 1], [9, 0, 1]]

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hvdrecover.drill.jobs import PATIENCE
+from tests.support.jobs import PATIENCE
 from tests.unit.deploy.queries import RULES, of_alerts, of_dashboard
 from tests.unit.reporting.runs import REPLACED, TWO, Run
 from tests.waiting import wait_until

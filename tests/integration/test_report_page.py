@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.drill.jobs import supervised
 from hvdrecover.launch.processes import kill
 from tests.integration.browser import CUT, PHONE, Browser
 from tests.integration.faults import FaultyRun, wait_until_all_train
+from tests.support.jobs import supervised
 from tests.unit.reporting.runs import Ranks, Run
 
 KILLED_AT = 8  # commits

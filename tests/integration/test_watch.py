@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from hvdrecover.drill.jobs import PATIENCE
 from hvdrecover.launch.processes import kill
 from tests.integration.conftest import EPOCHS, WHOLE, Start
 from tests.integration.faults import FaultyRun, wait_until_all_train
+from tests.support.jobs import PATIENCE
 
 _CODES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvdrecover.drill.jobs import PATIENCE, read_events
 from hvdrecover.drill.lab import traces
 from tests.integration.conftest import LONG
 from tests.lab.conftest import SLOW_HOSTS
+from tests.support.jobs import PATIENCE, read_events
 from tests.waiting import wait_until
 
 FAULTS = {"host-cut-off", "kill"}

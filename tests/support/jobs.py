@@ -9,26 +9,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdrecover.drill.jobs import (
-    GUARDIAN,
-    PATIENCE,
-    ROOT_MAY_USE_MPI,
-    STANDBY,
-    elastic,
-    mpi,
-    mpirun,
-    read_events,
-    running,
-    static,
-    supervised,
-)
-from hvdrecover.examples.digits_run import TRAINING_SAMPLES, DigitsRun
-from hvdrecover.examples.ledger import Batch
+from hvdrecover.drill.run import ROOT_MAY_USE_MPI, Run, supervised, wait_until
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import command, kill, parent
+from tests.support.digits_run import PATIENCE, TRAINING_SAMPLES, DigitsRun, read_events
+from tests.support.ledger import Batch
 
 __all__ = [
     "DRIVER",
@@ -45,6 +35,7 @@ __all__ = [
     "Commit",
     "DigitsRun",
     "Job",
+    "Run",
     "command",
     "commits",
     "durable",
@@ -60,6 +51,7 @@ __all__ = [
     "running",
     "static",
     "supervised",
+    "wait_until",
 ]
 
 # Exit codes of `hvdrecover run`, as docs/commands.md lists them.
@@ -69,6 +61,8 @@ FENCED = 77
 SHARED_MEMORY = Path("/dev/shm")
 
 # The first words of processes of a job; see `running`.
+GUARDIAN = ("hvdrecover", "worker")
+STANDBY = ("hvdrecover.launch.standby",)
 SUPERVISOR = ("hvdrecover", "run")
 DRIVER = ("hvdrecover.launch.run_horovodrun",)  # of Horovod
 
@@ -85,6 +79,45 @@ class Commit(NamedTuple):
     def name(self) -> str:
         """The name of its folder."""
         return f"g{self.generation:04}-c{self.number:08}"
+
+
+def static(workers: int) -> list[str]:
+    """Return the command of ``horovodrun`` with a fixed number of workers on this host."""
+    return [_program("horovodrun"), "--gloo", "-np", str(workers)]
+
+
+def mpi(workers: int) -> list[str]:
+    """Return the command of ``horovodrun --mpi``."""
+    return [_program("horovodrun"), "--mpi", "-np", str(workers), "--mpi-args=--oversubscribe"]
+
+
+def mpirun(workers: int) -> list[str]:
+    """Return the command of ``mpirun``."""
+    return [_program("mpirun"), "--oversubscribe", "-np", str(workers)]
+
+
+def elastic(hosts: Path, workers: int = 2) -> list[str]:
+    """Return the command of elastic ``horovodrun`` with at least one worker.
+
+    Args:
+        hosts: file with a line ``host:slots`` for each host; it may change while the job runs.
+        workers: number of workers to start with.
+    """
+    discovery = shlex.join([sys.executable, "-m", "hvdrecover", "discover", "file", os.fspath(hosts)])
+    words = [_program("horovodrun"), "-np", str(workers), "--min-np", "1"]
+    return [*words, "--host-discovery-script", discovery, "--network-interface", "lo"]
+
+
+def _program(name: str) -> str:
+    """Return the path of a program of this Python environment."""
+    return os.fspath(Path(sys.executable).with_name(name))
+
+
+def running(job: Job, *module: str) -> list[int]:
+    """Return the ids of the job's processes that run a Python module, named with its first arguments."""
+    words = ["-m", *module]
+    commands = {process: command(process) for process in job.processes()}
+    return [process for process, found in commands.items() if found[1 : 1 + len(words)] == words]
 
 
 def commits(root: Path) -> list[Commit]:

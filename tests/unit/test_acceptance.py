@@ -16,7 +16,7 @@ TESTS = Path(__file__).parents[1]
 SCRIPTS = TESTS / "integration" / "scripts"
 # The examples are the jobs that the tests start; tests/support is the one place that may use the harness.
 PUBLIC = re.compile(r"hvdrecover\.examples\b")
-HARNESS = re.compile(r"hvdrecover\.(examples|launch\.(job|processes)|drill)\b")
+HARNESS = re.compile(r"hvdrecover\.(examples|launch\.(job|processes)|drill|record)\b")
 IMPORT = re.compile(
     r"^\s*(?:from\s+(hvdrecover[\w.]*|tests[\w.]*)\s+)?import\s+(\([^)]*\)|.*)$", re.MULTILINE
 )

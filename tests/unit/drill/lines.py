@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hvdrecover.drill.records import Agreed, Batch, Changed, Commit, Line, Records, Step
+from hvdrecover.drill.records import Agreed, Batch, Commit, Line, Records, Step
 
 
 class Story:
@@ -27,23 +27,11 @@ class Story:
         self._steps = 0
         return self._add(Agreed, source="memory")
 
-    def changed(self, tensors: dict[str, Any] | None = None, values: dict[str, Any] | None = None) -> Story:
-        """They had changed something before their first step."""
-        return self._add(Changed, tensors=tensors or {}, values=values or {})
-
-    def step(
-        self,
-        inputs: str | None = "",
-        samples: tuple[int, ...] = (),
-        epoch: int = 0,
-        at: int = 0,
-        dealt: str | None = None,
-    ) -> Story:
+    def step(self, samples: tuple[int, ...] = (), epoch: int = 0, at: int = 0) -> Story:
         """They step on a batch."""
         self._steps += 1
-        given = f"{self._at[1]}.{self._steps}" if inputs == "" else inputs
-        self._add(Step, number=self._steps, inputs=given)
-        return self._add(Batch, sampler="sampler", epoch=epoch, at=at, samples=samples, inputs=dealt)
+        self._add(Step, number=self._steps)
+        return self._add(Batch, sampler="sampler", epoch=epoch, at=at, samples=samples)
 
     def commit(
         self,
@@ -75,7 +63,7 @@ class Story:
     @property
     def records(self) -> Records:
         """Return everything that the witnesses wrote."""
-        return Records.of(self.lines)
+        return Records(tuple(self.lines))
 
     def _add(self, kind: type[Line], by_rank: Sequence[Mapping[str, Any]] = (), **facts: Any) -> Story:
         self._now += 1.0

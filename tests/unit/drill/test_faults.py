@@ -17,7 +17,7 @@ from hvdrecover.checkpoint.reader import load_newest
 from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.drill import faults
 from hvdrecover.drill.faults import FAULTS
-from hvdrecover.drill.script_run import Command, ScriptRun
+from hvdrecover.drill.run import Command, ScriptRun
 from hvdrecover.errors import ConfigError
 from tests.unit.checkpoint.roots import assert_is, make_snapshot, make_store
 from tests.unit.launch.children import environment

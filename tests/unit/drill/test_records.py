@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.drill.records import Agreed, Reader, Records
+from hvdrecover.drill.records import Agreed, Reader, Records, Step
 from tests.unit.drill.lines import Story
 
 
@@ -16,22 +16,22 @@ def line(what: str, **facts: object) -> str:
 
 def test_what_is_appended_is_read_once_and_half_a_line_when_it_is_whole(tmp_path: Path) -> None:
     reader = Reader(tmp_path / "witness")
-    assert reader.look() == Records.of([])
+    assert reader.look() == Records()
     (tmp_path / "witness").mkdir()
     file = tmp_path / "witness" / "host-1-42.jsonl"
-    text = line("agreed", source="initial") + line("step", number=1, inputs=None)
+    text = line("agreed", source="initial") + line("step", number=1)
     file.write_text(text[:-20])
-    assert [type(each) for each in reader.look().agreed] == [Agreed] and len(reader.lines) == 1
+    assert [type(each) for each in reader.look().lines] == [Agreed]
     with file.open("a") as appended:
         appended.write(text[-20:])
-    assert [len(reader.look().steps), len(reader.look().steps)] == [1, 1]
-    assert [each.pid for each in reader.lines] == [42, 42]
+    assert [len(reader.look().of(Step)), len(reader.look().of(Step))] == [1, 1]
+    assert [each.pid for each in reader.look().lines] == [42, 42]
 
 
 def test_lines_of_all_processes_are_in_order_of_time(tmp_path: Path) -> None:
     for pid, time in ((1, 5.0), (2, 3.0)):
         (tmp_path / f"host-{pid}.jsonl").write_text(line("agreed", time=time, source="memory"))
-    assert [each.pid for each in Reader(tmp_path).look().agreed] == [2, 1]
+    assert [each.pid for each in Reader(tmp_path).look().lines] == [2, 1]
 
 
 def test_a_rendezvous_is_identified_by_generation_commit_and_size() -> None:
@@ -52,18 +52,19 @@ def test_what_was_done_after_the_commit_that_a_later_rendezvous_continued_from_i
     records = story.rendezvous(2, again, 0).step().commit().records
     made = sorted({each.made for each in records.kept(records.commits)})
     assert made == kept[: len(made)] == list(range(1, again + 2))
-    lost = [each for each in records.steps if each not in records.kept(records.steps)]
+    steps = records.of(Step)
+    lost = [each for each in steps if each not in records.kept(steps)]
     assert {each.commit for each in lost} == set(range(again, 4))
 
 
 def test_a_later_generation_of_the_same_number_loses_what_the_earlier_one_did() -> None:
-    records = Story().rendezvous(2, 5).step("lost").rendezvous(2, 5, 0, 1).step("kept").records
-    assert {each.inputs for each in records.kept(records.steps)} == {"kept"}
+    records = Story().rendezvous(2, 5).step().rendezvous(2, 5, 0, 1).step().step().records
+    assert [each.number for each in records.kept(records.of(Step))] == [1, 1, 2, 2]
 
 
 def test_the_newest_commit_counts_whether_it_was_lost_or_not() -> None:
     assert Story().rendezvous(1, 0).commit().commit().rendezvous(2, 0).records.newest == 2
-    assert Records.of([]).newest == 0
+    assert Records().newest == 0
 
 
 def test_ranks_have_stepped_since_when_the_last_of_the_next_rendezvous_has() -> None:
@@ -89,7 +90,7 @@ def test_a_rendezvous_at_which_a_rank_was_lost_or_missing_did_not_step() -> None
     assert [broken_off.stepped(each) for each in broken_off.rendezvouses] == [2.01, None, 6.01]
     assert broken_off.stepped_since(3.5) == 6.01
     story = Story().rendezvous(1, 0).step()
-    without = Records.of([each for each in story.lines if each.rank == 0])
+    without = Records(tuple(each for each in story.lines if each.rank == 0))
     assert without.stepped(without.rendezvouses[0]) is None
 
 

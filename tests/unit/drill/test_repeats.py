@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +12,10 @@ import pytest
 from hvdrecover.drill import check
 from hvdrecover.drill.check import Finding
 from hvdrecover.drill.drill import Drill
+from hvdrecover.drill.run import Command
 from hvdrecover.drill.schedule import Schedule, Strike
-from hvdrecover.drill.script_run import Command
 from hvdrecover.drill.verdict import Result
+from tests.unit.drill.lines import Story
 
 COMMITS = 21
 KILL, STOP = Strike("kill", 0, 15), Strike("stop", 1, 19)
@@ -39,10 +39,10 @@ def struck_in(
         struck: list[Any] = list(strikes[:count])
         return Result(folder, struck, list(strikes[count:]), list(findings))
 
-    records = SimpleNamespace(newest=COMMITS)
     monkeypatch.setattr(Drill, "_run", run)
-    monkeypatch.setattr(Drill, "_clean", SimpleNamespace(records=lambda: records))
-    outcome = Drill(folder, Command(("train",), 2)).strike(Schedule(0, 2, tuple(runs)), {})
+    drill = Drill(folder, Command(("train",), 2))
+    drill.clean = Story().rendezvous(1, COMMITS - 1).commit().records
+    outcome = drill.strike(Schedule(0, 2, tuple(runs)), {})
     assert outcome.schedule.runs == tuple(planned)
     assert len(json.loads((folder / "schedule.json").read_text())["runs"]) == len(planned)
     assert list(number) == []

@@ -66,7 +66,7 @@ def test_of_faults_at_random_all_come_before_one_comes_again() -> None:
 @given(st.integers(1, 20), st.integers(3, 500))
 def test_what_a_run_was_too_short_for_strikes_the_same_ranks_in_another(count: int, commits: int) -> None:
     missed = [Strike(name, place, 400) for place, name in enumerate(NAMES[:count])]
-    strikes = schedule.again(missed, commits)
+    strikes = schedule.spread(missed, commits)
     assert [(each.fault, each.rank) for each in strikes] == [(each.fault, each.rank) for each in missed]
     assert all(1 <= each.commit < commits for each in strikes)
     assert [each.commit for each in strikes] == sorted(each.commit for each in strikes)
@@ -74,7 +74,7 @@ def test_what_a_run_was_too_short_for_strikes_the_same_ranks_in_another(count: i
 
 def test_a_stored_schedule_is_the_same(tmp_path: Path) -> None:
     plan = schedule.each_once(NAMES, **FACTS)
-    (tmp_path / "schedule.json").write_text(plan.dumps())
+    plan.store(tmp_path / "schedule.json")
     assert schedule.load(tmp_path / "schedule.json") == plan
 
 
@@ -85,9 +85,18 @@ def test_what_is_no_schedule_is_an_error_that_names_the_file(text: str, tmp_path
         schedule.load(tmp_path / "s.json")
 
 
-def test_it_is_told_what_strikes_whom_and_when() -> None:
-    names = ("kill", "kill-all", "host-cut-off")
-    strikes = [Strike(name, 3, 5 * place) for place, name in enumerate(names, 1)]
-    assert schedule.described(strikes, 4) == (
-        "kill (rank 3) at commit 5, kill-all at commit 10, host-cut-off (the host of rank 1) at commit 15"
-    )
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("kill", "kill (rank 3) at commit 5"),
+        ("kill-all", "kill-all at commit 5"),
+        ("host-cut-off", "host-cut-off (the host of rank 3) at commit 5"),
+    ],
+)
+def test_it_is_told_what_strikes_whom_and_when(fault: str, words: str) -> None:
+    assert str(Strike(fault, 3, 5)) == words
+
+
+def test_the_first_host_is_never_cut_off() -> None:
+    plan = schedule.each_once(["host-cut-off"] * 50, **FACTS)
+    assert {strike.rank for run in plan.runs for strike in run} == {1, 2, 3}

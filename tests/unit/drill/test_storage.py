@@ -10,7 +10,6 @@ import pytest
 
 from hvdrecover.checkpoint.storage import Storage, open_storage
 from hvdrecover.drill import storage
-from hvdrecover.drill.storage import Behaviour, DrillFileSystem
 from hvdrecover.errors import StorageError
 from tests.unit.processes import answer
 
@@ -72,21 +71,6 @@ def test_a_full_storage_can_only_be_read_and_tidied_up(opened: Storage, root: Pa
     storage.set_behaviour(root, "well")
     opened.publish("new", b"x")
     assert opened.names() == ["new", "old"]
-
-
-@pytest.mark.parametrize("behaviour", ["away", "full"])
-def test_a_file_that_is_being_written_fails_with_the_storage(
-    opened: Storage, root: Path, behaviour: Behaviour
-) -> None:
-    filesystem = DrillFileSystem(str(root), skip_instance_cache=True)
-    with filesystem.open(str(root / "file"), "wb") as file:
-        file.write(b"1")
-        storage.set_behaviour(root, behaviour)
-        with pytest.raises(OSError):
-            file.write(b"2")
-        storage.set_behaviour(root, "well")
-        file.write(b"3")
-    assert (root / "file").read_bytes() == b"13"
 
 
 def test_a_failed_publication_leaves_everything_as_it_was(opened: Storage, root: Path) -> None:

@@ -91,7 +91,7 @@ class Process:
 
 
 def in_drill(config: Config, folder: Path, checkpoint: str) -> Config:
-    """Return the settings of a process of a drill; `hvdrecover.drill.script_run` sets them by variables."""
+    """Return the settings of a process of a drill; `hvdrecover.drill.run` sets them by variables."""
     module = "hvdrecover.drill.witness"
     return dataclasses.replace(
         config, drill=folder, instruments=module, rehearsal=True, checkpoint=checkpoint

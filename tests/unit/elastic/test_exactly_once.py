@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from hvdrecover.examples.ledger import committed
 from tests.fakes.world import FakeJob, Fault, change_at, fail_at
+from tests.support.ledger import committed
 from tests.unit.elastic.training import Training
 
 SAMPLES = 48

@@ -69,7 +69,7 @@ def test_a_commit_is_told_with_digests_values_and_what_was_done_for_it(
 ) -> None:
     sampler = FakeSampler(8, shuffle=False)
     state = drilled(process, folder, sampler=sampler)
-    process.framework.step_observer.step_begins("given")
+    process.framework.step_observer.step_begins()
     sampler.order.record(2)
     state.batch = 1
     state.commit()
@@ -104,39 +104,15 @@ def test_steps_are_counted_from_a_commit_and_batches_tell_their_samples(
 ) -> None:
     sampler = FakeSampler(8, shuffle=False)
     state = drilled(process, folder, sampler=sampler)
-    for inputs in ("a", "b"):
-        process.framework.step_observer.step_begins(inputs)
+    for _ in range(2):
+        process.framework.step_observer.step_begins()
         sampler.order.record(3)
     state.commit()
-    process.framework.step_observer.step_begins("c")
+    process.framework.step_observer.step_begins()
     sampler.order.record(3)
-    assert [(line["number"], line["inputs"]) for line in told(folder, "step")] == [
-        (1, "a"),
-        (2, "b"),
-        (1, "c"),
-    ]
+    assert [line["number"] for line in told(folder, "step")] == [1, 2, 1]
     batches = [(line["epoch"], line["at"], line["samples"]) for line in told(folder, "batch")]
     assert batches == [(0, 0, [0, 1, 2]), (0, 3, [3, 4, 5]), (0, 6, [6, 7])]
-
-
-def test_what_is_changed_between_an_agreement_and_the_first_step_is_told_once(
-    process: Process, folder: Path
-) -> None:
-    state = drilled(process, folder, other=FakeModel(weight=[1.0]))
-    state.model.weights["weight"][1] = 9.0
-    state.batch = 4
-    process.framework.step_observer.step_begins()
-    state.batch = 5
-    process.framework.step_observer.step_begins()
-    (line,) = told(folder, "changed")
-    assert (line["tensors"], line["values"]) == ({"model": ["weight"]}, {"batch": [0, 4]})
-
-
-def test_tensors_that_are_gone_have_changed(process: Process, folder: Path) -> None:
-    state = drilled(process, folder)
-    del state.model.weights["weight"]
-    process.framework.step_observer.step_begins()
-    assert told(folder, "changed")[0]["tensors"] == {"model": ["weight"]}
 
 
 def test_without_a_drill_there_is_no_witness(process: Process, tmp_path: Path) -> None:

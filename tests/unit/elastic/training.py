@@ -12,9 +12,9 @@ from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.elastic.commits.randomness import Randomness
 from hvdrecover.elastic.run import run
 from hvdrecover.elastic.state import State
-from hvdrecover.examples.ledger import Batch
 from tests.fakes.framework import FakeLoader, FakeModel, FakeOptimizer, FakeSampler
 from tests.fakes.world import FakeWorld
+from tests.support.ledger import Batch
 from tests.unit.elastic.jobs import Process, initialised
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.examples.ledger import Batch, Ledger, committed, read
+from hvdrecover.examples.ledger import Ledger
+from tests.support.ledger import Batch, committed, read
 
 
 def batch(generation: int, commit: int, *indices: int, time: float = 0.0) -> Batch:

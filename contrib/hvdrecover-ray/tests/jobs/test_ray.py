@@ -16,14 +16,13 @@ from typing import Any
 import pytest
 
 from hvdrecover.config import PREEMPTED
-from hvdrecover.drill.jobs import running
 from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import command, kill, parent
 from raylets import Raylets, environment, raylets
 from tests.integration.conftest import LONG, Start
 from tests.integration.faults import FaultyRun, wait_until_all_train
 from tests.integration.test_kill_and_resume import assert_each_sample_once, durable
-from tests.support.jobs import read_events
+from tests.support.jobs import read_events, running
 from tests.waiting import wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "example.py"

@@ -1,36 +1,97 @@
-"""The user's script in its own folder: started by ``hvdrecover run`` with a witness in each process."""
+"""One run of a training script: started in its own folder, followed by its witnesses' lines, and ended."""
 
 from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from hvdrecover import config
 from hvdrecover.checkpoint.near import place
 from hvdrecover.discovery.history import HistoryFile
-from hvdrecover.drill.jobs import Run, wait_until
 from hvdrecover.drill.lab import INTERFACE, Host, Lab
-from hvdrecover.drill.records import Line, Reader, Records
+from hvdrecover.drill.records import Reader, Records
 from hvdrecover.errors import DrillError, HvdrecoverError
 from hvdrecover.launch import processes
 from hvdrecover.launch.job import Job
 
+PATIENCE = 300.0  # seconds without any progress until a run counts as stuck
+ROOT_MAY_USE_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _COOLDOWN = ("1", "3")  # seconds for which Horovod avoids a lost host of a lab; it is soon back
+# Options of `hvdrecover run` that say where a script runs, and how its hosts are reached.
 _NAMING_HOSTS = {"-H", "--hosts", "-hostfile", "--hostfile", "--host-discovery-script", "--discover"}
 _REACHING_HOSTS = {
     *("--network-interface", "--network-interfaces", "-p", "--ssh-port", "-i", "--identity"),
     *("--ssh-identity-file", "--max-np", "--max-num-proc", "--mpi"),
 }
+_LOOK = 0.05  # seconds between looks
+_SHARE = 10.0  # wait this many times as long as a look took to compute: the job needs the processor
 _ANSWERS = 3.0  # seconds for the guardians to log where their ranks are
 _LEAVE = 120.0  # seconds for a run to leave, and for its processes to end after the supervisor was killed
+
+T = TypeVar("T")
+
+
+def supervised(*options: str, workers: int = 2) -> list[str]:
+    """Return the command of ``hvdrecover run`` with options; the words of the script come next."""
+    return [sys.executable, "-m", "hvdrecover", "run", "-np", str(workers), *options, "--"]
+
+
+def wait_until(job: Job, reached: Callable[[], T], what: str = "progress", patience: float = PATIENCE) -> T:
+    """Wait until a function returns something true, and return that.
+
+    Args:
+        job: the job that makes it come true.
+        reached: the function.
+        what: a name for it, for the error.
+        patience: seconds.
+
+    Raises:
+        HvdrecoverError: the job ended before, or it took too long. The message holds the end of the log.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        # Before the look: a job may record something and end between the look and this question.
+        running, computed = job.running, time.thread_time()
+        if found := reached():
+            return found
+        if not running or time.monotonic() > deadline:
+            why = f"after {patience:.0f} s" if running else "and the job has ended"
+            raise HvdrecoverError(f"no {what} {why}; the job's log ends with\n{job.tail()}")
+        time.sleep(max(_LOOK, _SHARE * (time.thread_time() - computed)))
+
+
+class Run:
+    """One run of a training script in its own folder, through any number of starts.
+
+    Args:
+        folder: takes the log, the events and whatever else the run writes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.root = folder / "checkpoint"
+
+    def launch(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> Job:
+        """Start a command as a job of this run.
+
+        Args:
+            command: the launcher, and the script with its arguments.
+            environ: variables on top of this process's own.
+        """
+        settings = {"HVDRECOVER_EVENTS": os.fspath(self.folder / "events"), **ROOT_MAY_USE_MPI}
+        # As in an activated environment: horovodrun looks for mpirun on the path.
+        programs = os.fspath(Path(sys.executable).parent)
+        settings["PATH"] = os.pathsep.join([programs, config.environment()["PATH"]])
+        return Job(command, self.folder / "log.txt", {**settings, **(environ or {})})
 
 
 @dataclass(frozen=True)
@@ -50,13 +111,19 @@ class Command:
     resizes: bool = False
 
     @property
-    def names_hosts(self) -> bool:
-        """Return whether the options say where the script runs."""
-        return bool(_among(self.options, _NAMING_HOSTS))
+    def names_hosts(self) -> list[str]:
+        """The options that say where the script runs."""
+        return [name for option in self.options if (name := option.partition("=")[0]) in _NAMING_HOSTS]
+
+    @property
+    def conflicts_with_lab(self) -> list[str]:
+        """The options that conflict with a lab, which itself decides where the script runs."""
+        names = _NAMING_HOSTS | _REACHING_HOSTS
+        return [name for option in self.options if (name := option.partition("=")[0]) in names]
 
 
 class ScriptRun(Run):
-    """One run of the user's script, through any number of starts.
+    """One run of the user's script under ``hvdrecover run``, with a witness in each process.
 
     Args:
         folder: takes everything that belongs to the run.
@@ -67,6 +134,8 @@ class ScriptRun(Run):
         size: number of ranks at the start.
         hosts: the hosts that a fault may strike: all of the lab but the first, which has the supervisor.
         codes: the exit codes of the starts that have ended.
+        options: more options of ``hvdrecover run`` for the next start.
+        repaired: when a host was last repaired, in seconds since the Unix epoch.
     """
 
     def __init__(self, folder: Path, command: Command, lab: Lab | None = None) -> None:
@@ -74,10 +143,10 @@ class ScriptRun(Run):
         self.size = command.processes
         self.hosts: Sequence[Host] = lab.hosts[1:] if lab else ()
         self.codes: list[int] = []
+        self.options: list[str] = []
+        self.repaired = 0.0
         self._command = command
         self._lab = lab
-        self._options: list[str] = []
-        self._repaired = 0.0
         self._reader = Reader(folder / "witness")
         self._job: Job | None = None
         for name in ("events", "orders", "tmp"):
@@ -85,18 +154,16 @@ class ScriptRun(Run):
 
     # -- starting and ending ---------------------------------------------------------------------------
 
-    def begin_like(self, other: ScriptRun) -> None:
-        """Have this run begin with the same initial state as another run."""
-        shutil.copytree(other.folder / "initial", self.root)
-
-    def add_options(self, words: Sequence[str]) -> None:
-        """Start the run with more options of ``hvdrecover run``."""
-        self._options += [word for word in words if word not in self._options]
+    @property
+    def job(self) -> Job:
+        """The present start."""
+        assert self._job is not None
+        return self._job
 
     def start(self) -> None:
         """Start the run, or start it again."""
-        command = [sys.executable, "-m", "hvdrecover", "run", "-np", str(self.size)]
-        command += [*self._place(), *self._command.options, *self._options, "--", *self._command.script]
+        options = [*self._place(), *self._command.options, *self.options]
+        command = [*supervised(*options, workers=self.size), *self._command.script]
         if self._lab is not None:
             command = self._lab.hosts[0].command(command)
         environ = {
@@ -114,15 +181,10 @@ class ScriptRun(Run):
             return []
         listing = self.folder / "hosts.txt"
         listing.write_text("".join(f"{host.address}:1\n" for host in self._lab.hosts))
-        discover = shlex.join(["file", "--cache", os.fspath(self._cache), os.fspath(listing)])
+        discover = shlex.join(["file", "--cache", os.fspath(self.folder / "hosts"), os.fspath(listing)])
         words = ["--network-interface", INTERFACE, "-i", os.fspath(self._lab.key), "--discover", discover]
-        words += ["--min-np", "1", "--max-np", str(self.size)]
-        return [*words, "--blacklist-cooldown-range", *_COOLDOWN]
-
-    @property
-    def _cache(self) -> Path:
-        """The folder in which host discovery keeps its findings."""
-        return self.folder / "hosts"
+        sizes = ["--min-np", "1", "--max-np", str(self.size)]
+        return [*words, *sizes, "--blacklist-cooldown-range", *_COOLDOWN]
 
     def leave(self) -> None:
         """Ask the run to leave after a durable commit, if it still runs, and wait for its end."""
@@ -141,7 +203,7 @@ class ScriptRun(Run):
         while left := self.job.processes():
             if time.monotonic() > deadline:
                 raise self.failure(f"{processes.named(left)} outlived the supervisor")
-            time.sleep(0.05)
+            time.sleep(_LOOK)
         self.start()
         return code
 
@@ -165,17 +227,6 @@ class ScriptRun(Run):
             with suppress(OSError):
                 place.remove(path)
 
-    @property
-    def job(self) -> Job:
-        """The present start."""
-        assert self._job is not None
-        return self._job
-
-    @property
-    def running(self) -> bool:
-        """Return whether the supervisor runs."""
-        return self.job.running
-
     def failure(self, what: str) -> DrillError:
         """Return an error about this run, with the end of its log."""
         return DrillError(os.fspath(self.folder), f"{what}; its log ends with\n{self.job.tail()}")
@@ -186,17 +237,14 @@ class ScriptRun(Run):
         found = place.roots(near) if near != "off" else ()
         return [each.path for each in found if each.url.endswith(f"://{self.root}")]
 
-    def repaired(self) -> None:
-        """Note that a host has just been repaired."""
-        self._repaired = time.time()
-
     def hosts_are_well(self) -> bool:
-        """Return whether host discovery has found all hosts healthy since the last repair."""
-        memories = [HistoryFile(path).read() for path in self._cache.glob("*.json")]
-        addresses = [host.address for host in self._lab.hosts] if self._lab else []
-        found = [memory.health.get(address) for memory in memories for address in addresses]
+        """Return whether host discovery has found all hosts of the lab healthy since the last repair."""
+        if self._lab is None:
+            return True
+        memories = [HistoryFile(path).read() for path in (self.folder / "hosts").glob("*.json")]
+        found = [memory.health.get(host.address) for memory in memories for host in self._lab.hosts]
         return bool(found) and all(
-            each is not None and each.healthy and each.checked >= self._repaired for each in found
+            each is not None and each.healthy and each.checked >= self.repaired for each in found
         )
 
     # -- following -------------------------------------------------------------------------------------
@@ -208,9 +256,9 @@ class ScriptRun(Run):
     @property
     def newest(self) -> int:
         """The newest commit of the present ranks."""
-        return max((line.commit for line in self._present()), default=0)
+        return max((line.commit for line in self.records().present), default=0)
 
-    def wait_until(self, true: Callable[[Records], bool], patience: float) -> bool:
+    def wait_until(self, true: Callable[[Records], bool]) -> bool:
         """Wait until something is true of the records; False if the run ended before.
 
         Raises:
@@ -218,56 +266,31 @@ class ScriptRun(Run):
         """
 
         def look() -> str:
-            ended = not self.running  # before the look: the last lines count
+            ended = not self.job.running  # before the look: the last lines count
             return "true" if true(self.records()) else "ended" if ended else ""
 
         try:
-            return wait_until(self.job, look, patience=patience) == "true"
+            return wait_until(self.job, look) == "true"
         except HvdrecoverError:
             os.kill(self.job.pid, signal.SIGQUIT)  # the guardians log where their ranks are
             time.sleep(_ANSWERS)
-            raise self.failure(f"no progress for {patience:.0f} s") from None
+            raise self.failure(f"no progress for {PATIENCE:.0f} s") from None
 
-    def follow(self, patience: float) -> None:
-        """Wait for one more commit, or the end.
+    def follow_to(self, commit: int) -> None:
+        """Wait until a commit is made, or the run ends.
 
         Raises:
-            DrillError: it took too long.
+            DrillError: a next commit took too long.
         """
-        before = self.newest
-        self.wait_until(lambda _: self.newest > before, patience)
+        while self.job.running and (before := self.newest) < commit:
+            self.wait_until(lambda _, before=before: self.newest > before)  # type: ignore[misc]
 
-    # -- processes -------------------------------------------------------------------------------------
-
-    def ranks(self) -> list[int]:
-        """Return the ranks that train now, in order."""
-        return sorted({line.rank for line in self._present()})
-
-    def process_of(self, rank: int) -> int:
-        """Return the id of the training process that has a rank now."""
-        return next(line.pid for line in reversed(self._present()) if line.rank == rank)
-
-    def training_processes(self) -> list[int]:
-        """Return the ids of all training processes, by rank."""
-        return [self.process_of(rank) for rank in self.ranks()]
+    def ranks(self) -> dict[int, int]:
+        """Return the ranks that train now, in order, each with the id of its training process."""
+        return dict(sorted({line.rank: line.pid for line in self.records().present}.items()))
 
     def order(self, rank: int, action: str) -> None:
-        """Have a training process do something at its next step; see `hvdrecover.drill.witness`."""
+        """Have a training process fail at its next step; see `hvdrecover.drill.witness`."""
         path = self.folder / "orders" / str(rank)
         path.with_suffix(".new").write_text(action)
         path.with_suffix(".new").rename(path)
-
-    def _present(self) -> list[Line]:
-        """Return the lines of the ranks of the last rendezvous since it began."""
-        rendezvouses = self.records().rendezvouses
-        since = {line.pid: line.time for line in rendezvouses[-1]} if rendezvouses else {}
-        return [line for line in self._reader.lines if line.time >= since.get(line.pid, float("inf"))]
-
-
-def placing(options: Sequence[str]) -> list[str]:
-    """Return the options that conflict with a lab, which itself decides where the script runs."""
-    return _among(options, _NAMING_HOSTS | _REACHING_HOSTS)
-
-
-def _among(options: Sequence[str], names: Set[str]) -> list[str]:
-    return [name for name in (option.partition("=")[0] for option in options) if name in names]

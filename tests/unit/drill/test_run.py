@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.drill.jobs import Run, running, wait_until
+from hvdrecover.drill.run import Run, wait_until
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.launch.job import Job
-from hvdrecover.record import Record
+from tests.support.jobs import running
 
 
 @pytest.fixture
@@ -18,15 +18,6 @@ def waiting(tmp_path: Path) -> Iterator[Job]:
     job = Run(tmp_path).launch([sys.executable, "-m", "http.server", "0", "--bind", "127.0.0.1"])
     yield job
     job.kill()
-
-
-def test_generations_and_events_are_read_from_the_record(tmp_path: Path) -> None:
-    assert Run(tmp_path).events() == []
-    record = Record(tmp_path / "events")
-    for kind, generation, commit in (("sync", 1, 0), ("commit", 1, 9), ("sync", 1, 0), ("sync", 2, 4)):
-        record.add({"time": 0.0, "kind": kind, "host": "h", "generation": generation, "commit": commit})
-    assert Run(tmp_path).generations() == {1: 0, 2: 4}
-    assert [event["commit"] for event in Run(tmp_path).events("commit")] == [9]
 
 
 def test_a_wait_returns_what_was_found_and_processes_are_known_by_their_module(waiting: Job) -> None:
