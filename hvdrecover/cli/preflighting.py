@@ -12,10 +12,8 @@ from hvdrecover.cli import discovering
 from hvdrecover.cli.discovering import Request
 from hvdrecover.clock import Clock
 from hvdrecover.config import Config
-from hvdrecover.doctor import preflight
 from hvdrecover.doctor.examination import Settings, examine
-from hvdrecover.doctor.findings import Finding
-from hvdrecover.doctor.preflight import Selection
+from hvdrecover.doctor.findings import Finding, Selection, select
 from hvdrecover.errors import ConfigError
 from hvdrecover.events import Events, recorded
 from hvdrecover.launch import horovodrun
@@ -55,7 +53,7 @@ def selected(options: Options, request: Request | None, read: Config, clock: Clo
     with printer.checking() as notify:
         findings = examine(settings, clock, notify, hosts_only=True).findings
     warnings = [str(finding) for finding in findings if finding.outcome == "warning"]
-    selection = preflight.select(hosts, findings, least)
+    selection = select(hosts, findings, least)
     if selection.excluded:
         options = _without(options, selection, request)
     events, seconds = recorded(read, clock), clock.monotonic() - began

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hvdrecover.errors import HvdrecoverError, LaunchError
+from hvdrecover.errors import LaunchError
 
 Outcome = Literal["ok", "warning", "failure", "skipped"]
 RUN_AGAIN = "Repair this host, then run `hvdrecover doctor` again."
@@ -66,15 +66,35 @@ def host_failure(check: str, error: LaunchError, remedy: str = RUN_AGAIN) -> Fin
     return failure(check, f"{error.program}: {what}", last, [error.program])
 
 
-def checked(check: str, look: Callable[[], Finding | Iterable[Finding]]) -> Iterator[Finding]:
-    """Yield a check's findings. If the check raises, its error is the last finding."""
-    try:
-        found = look()
-        yield from [found] if isinstance(found, Finding) else found
-    except LaunchError as error:
-        yield host_failure(check, error)
-    except HvdrecoverError as error:
-        yield failure(check, str(error), "Follow the message, then run `hvdrecover doctor` again.")
-    except Exception as error:  # the other checks still have to be made
-        what = f"the check itself failed: {type(error).__name__}: {error}"
-        yield failure(check, what, "This is a bug in hvdrecover; report it with this line.")
+@dataclass(frozen=True)
+class Selection:
+    """The hosts of a job with ``--preflight`` after the checks.
+
+    Attributes:
+        hosts: host to its slots, for the hosts on which the job starts.
+        excluded: host to the failure for which it is left out.
+    """
+
+    hosts: Mapping[str, int]
+    excluded: Mapping[str, Finding]
+
+
+def select(hosts: Mapping[str, int], findings: Sequence[Finding], least: int) -> Selection:
+    """Leave out the hosts at fault of a job that needs at least so many slots.
+
+    Raises:
+        LaunchError: too few slots are left, or a failure concerns all hosts.
+    """
+    excluded: dict[str, Finding] = {}
+    for finding in (each for each in findings if each.outcome == "failure"):
+        at_fault = [host for host in finding.at_fault if host in hosts]
+        if not at_fault:
+            raise LaunchError("--preflight", str(finding))
+        for host in at_fault:
+            excluded.setdefault(host, finding)
+    left = {host: slots for host, slots in hosts.items() if host not in excluded}
+    if sum(left.values()) < least:
+        slots = f"{sum(left.values())} of {sum(hosts.values())} slots are left, and the job needs {least}"
+        lines = "".join(f"\n  {host}: {finding}" for host, finding in excluded.items())
+        raise LaunchError("--preflight", f"too few hosts passed the checks: {slots}{lines}")
+    return Selection(left, excluded)

@@ -1,4 +1,4 @@
-"""The checks of hosts: versions, Horovod's build, ssh, names, network, clocks and memory.
+"""The checks of hosts: versions, Horovod's build, ssh, network, clocks and memory.
 
 Each check is a function from answers to findings; it does not ask hosts.
 """
@@ -9,52 +9,43 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from hvdrecover.checkpoint.near.room import size
 from hvdrecover.doctor.findings import Finding, failure, ok, skipped, warning
-from hvdrecover.doctor.host import Facts
+from hvdrecover.doctor.host import FRAMEWORKS, Facts
 
-VERSIONS, HOROVOD, SSH, NAMES = "versions", "horovod", "ssh", "names"
+VERSIONS, HOROVOD, SSH = "versions", "horovod", "ssh"
 NETWORK, CLOCKS, MEMORY = "network", "clocks", "host memory"
-FRAMEWORKS = ("torch", "tensorflow")
 FEATURES = {"gloo": "Gloo", "mpi": "MPI", "nccl": "NCCL", "cuda": "CUDA"}
 MOST_SKEW = 1.0  # seconds; with more, reports of a run show events of different hosts in the wrong order
 REFUSED_SKEW = 300.0  # seconds; servers refuse such clients: Kerberos from 5 minutes on, S3 from 15
 BUFFERS = 2  # copies of the state on each rank, at most: the newest commit, and one that is being written
 
 # Patterns of ssh's complaints, and what to do; the first that fits counts.
-_SSH_REMEDIES = (
-    (
-        r"Could not resolve|not known|Temporary failure in name",
-        "Correct the name, or add the host to DNS, /etc/hosts or ~/.ssh/config.",
-    ),
-    (
-        r"Permission denied|Too many authentication",
-        "Set up a login without a password: ssh-copy-id, or name the key with -i.",
-    ),
-    (r"Connection refused", "Start an ssh server on the host, or name its port with -p."),
-    (
-        r"timed out|No route|unreachable|no answer|closed by remote|reset by peer",
-        "Check that the host is up, and that no firewall blocks ssh.",
-    ),
-    (
-        r"No module named '?hvdrecover",
-        "Install hvdrecover on the host, in an environment at the same path as here.",
-    ),
-    (
-        r"No such file|not found|cannot execute",
-        "Provide the same environment at the same path on all hosts: a shared folder, or one image.",
-    ),
-)
-_ANY_REMEDY = "Log in with `ssh -o BatchMode=yes HOST true`, and repair the reported problem."
+_SSH_REMEDIES = {
+    "Could not resolve|not known|Temporary failure in name": "Correct the name, or add the host to DNS, "
+    "/etc/hosts or ~/.ssh/config.",
+    "Permission denied|Too many authentication": "Set up a login without a password: ssh-copy-id, or name "
+    "the key with -i.",
+    "Connection refused": "Start an ssh server on the host, or name its port with -p.",
+    "timed out|No route|unreachable|no answer|closed by remote|reset by peer": "Check that the host is up, "
+    "and that no firewall blocks ssh.",
+    "No module named '?hvdrecover": "Install hvdrecover on the host, in an environment at the same path as "
+    "here.",
+    "No such file|not found|cannot execute": "Provide the same environment at the same path on all hosts: a "
+    "shared folder, or one image.",
+    "": "Log in with `ssh -o BatchMode=yes HOST true`, and repair the reported problem.",
+}
 _INSTALL = "Run `hvdrecover install-horovod`"
 _REBUILD = "Run `hvdrecover install-horovod --rebuild`"
 
+Hosts = Mapping[str, Facts]
 
-def check_versions(hosts: Mapping[str, Facts]) -> Finding:
+
+def check_versions(hosts: Hosts) -> Finding:
     """All hosts must have the same packages, among them a framework."""
     host, usual = _usual(hosts)
-    if differences := _differences({host: each.versions for host, each in hosts.items()}):
+    if differences := _differences(hosts):
         others = [name for name, each in hosts.items() if each.versions != usual.versions]
         return failure(VERSIONS, "; ".join(differences), "Install the same versions on all hosts.", others)
     if not any(usual.versions[framework] for framework in FRAMEWORKS):
@@ -65,45 +56,36 @@ def check_versions(hosts: Mapping[str, Facts]) -> Finding:
     return ok(VERSIONS, shown + everywhere)
 
 
-def _usual(hosts: Mapping[str, Facts]) -> tuple[str, Facts]:
+def _usual(hosts: Hosts) -> tuple[str, Facts]:
     """Return the first host whose versions most hosts have."""
-    same = {
-        host: sum(each.versions == other.versions for other in hosts.values()) for host, each in hosts.items()
-    }
-    return max(hosts.items(), key=lambda item: same[item[0]])
+    every = [each.versions for each in hosts.values()]
+    return max(hosts.items(), key=lambda item: every.count(item[1].versions))
 
 
-def _differences(versions: Mapping[str, Mapping[str, str | None]]) -> list[str]:
+def _differences(hosts: Hosts) -> list[str]:
     """Return a line for each package whose version is not the same on all hosts."""
     lines = []
-    for package in dict.fromkeys(package for each in versions.values() for package in each):
+    for package in dict.fromkeys(package for each in hosts.values() for package in each.versions):
         where: dict[str | None, list[str]] = {}
-        for host, each in versions.items():
-            where.setdefault(each.get(package), []).append(host)
+        for host, each in hosts.items():
+            where.setdefault(each.versions.get(package), []).append(host)
         if len(where) > 1:
             parts = (f"{version or 'none'} on {', '.join(names)}" for version, names in where.items())
             lines.append(f"{package}: {', '.join(parts)}")
     return lines
 
 
-Loaded = Mapping[str, Mapping[str, Mapping[str, Any]]]  # host to framework to ``built`` and ``error``
-
-
-def check_horovod(hosts: Mapping[str, Facts], loaded: Loaded) -> Iterator[Finding]:
-    """All hosts must be able to import Horovod, and it should have all features and our edits.
-
-    Args:
-        hosts: host to its facts.
-        loaded: host to the answer of `hvdrecover.doctor.host.Host.load`.
-    """
+def check_horovod(hosts: Hosts) -> Iterator[Finding]:
+    """All hosts must be able to import Horovod, and it should have all features and our edits."""
     host, usual = _usual(hosts)
     version = usual.versions["horovod"]
     if version is None:
         yield failure(HOROVOD, f"Horovod is not installed on {host}", f"{_INSTALL}.")
         return
-    well = {by: each for answers in loaded.values() for by, each in answers.items() if not each["error"]}
-    has = {name: yes for each in well.values() for name, yes in each["built"].items()}
-    found = list(_import_errors(loaded, bool(well)))
+    loaded = [(by, each) for facts in hosts.values() for by, each in facts.horovod.items()]
+    well = {by: each["built"] for by, each in loaded if not each["error"]}
+    has = {name: yes for built in well.values() for name, yes in built.items()}
+    found = list(_import_errors(hosts, bool(well)))
     if not has.get("gloo", True):
         what = "built without Gloo, so jobs cannot be elastic: a lost process or host restarts the whole job"
         found.append(warning(HOROVOD, what, f"Use `hvdrecover run --mpi`. {_INSTALL} to get Gloo."))
@@ -122,10 +104,10 @@ def check_horovod(hosts: Mapping[str, Facts], loaded: Loaded) -> Iterator[Findin
     yield from found
 
 
-def _import_errors(loaded: Loaded, any_well: bool) -> Iterator[Finding]:
+def _import_errors(hosts: Hosts, any_well: bool) -> Iterator[Finding]:
     """Yield a finding for each framework for which Horovod cannot be imported."""
-    for by in dict.fromkeys(by for answers in loaded.values() for by in answers):
-        answers = {host: answers[by]["error"] for host, answers in loaded.items() if by in answers}
+    for by in FRAMEWORKS:
+        answers = {host: each.horovod[by]["error"] for host, each in hosts.items() if by in each.horovod}
         errors = {host: error for host, error in answers.items() if error}
         reasons = "; ".join(f"{host}: {error}" for host, error in errors.items())
         what = f"it cannot be imported for {by}: {reasons}"
@@ -149,42 +131,8 @@ def check_ssh(problems: Mapping[str, str], local: Sequence[str]) -> Iterator[Fin
         yield skipped(SSH, "this host only")
     for host, problem in problems.items():
         if problem:
-            yield failure(SSH, f"{host}: {problem}", ssh_remedy(problem), [host])
-
-
-def ssh_remedy(problem: str) -> str:
-    """Return what to do if a login fails."""
-    fitting = (remedy for pattern, remedy in _SSH_REMEDIES if re.search(pattern, problem, re.IGNORECASE))
-    return next(fitting, _ANY_REMEDY)
-
-
-Resolved = Mapping[str, Mapping[str, str | None]]  # host to the address that each name has there
-
-
-def check_names(resolved: Resolved) -> Finding:
-    """All hosts should know each other's names."""
-    unknown = [
-        f"{host} does not know {', '.join(lacking)}"
-        for host, names in resolved.items()
-        if (lacking := [name for name, address in names.items() if address is None])
-    ]
-    if unknown:
-        remedy = "Add the names to DNS, or to /etc/hosts on these hosts. mpirun needs them."
-        return warning(NAMES, "; ".join(unknown), remedy)
-    return ok(NAMES, f"all {len(resolved)} hosts know each other's names")
-
-
-def addresses(resolved: Resolved) -> dict[str, str]:
-    """Return the address by which other hosts know each host, if they know any.
-
-    A host's own view does not count, since it may be 127.0.1.1; loopback addresses do not count either.
-    """
-    found: dict[str, str] = {}
-    for host, names in resolved.items():
-        for name, address in names.items():
-            if name != host and address is not None and not address.startswith("127."):
-                found.setdefault(name, address)
-    return found
+            fits = (remedy for pattern, remedy in _SSH_REMEDIES.items() if re.search(pattern, problem, re.I))
+            yield failure(SSH, f"{host}: {problem}", next(fits), [host])
 
 
 @dataclass(frozen=True)
@@ -201,27 +149,23 @@ class Reached:
     address: str
     peers: Mapping[str, float | str]
 
-    @property
-    def problems(self) -> dict[str, str]:
-        """Other host to the error."""
-        return {host: told for host, told in self.peers.items() if isinstance(told, str)}
-
 
 def check_network(reached: Mapping[str, Reached]) -> Finding:
     """All hosts must connect to each other by interfaces with one name, since Horovod only takes names."""
     shown = ", ".join(f"{host} {each.interface} {each.address}" for host, each in reached.items())
-    broken = [
-        f"{host} ({each.interface}) cannot connect to {other} ({reached[other].address}): {problem}"
+    broken = {
+        (host, other): f"{host} ({each.interface}) cannot connect to {other} ({reached[other].address}): {it}"
         for host, each in reached.items()
-        for other, problem in each.problems.items()
-    ]
+        for other, it in each.peers.items()
+        if isinstance(it, str)
+    }
     usual = Counter(each.interface for each in reached.values()).most_common()[0][0]
     if without := [host for host, each in reached.items() if not each.interface]:
         what = f"no interface of {', '.join(without)} leads to the other hosts"
         return failure(NETWORK, what, "Name the right one with --network-interface.", without)
     if broken:
         remedy = "Allow connections between the hosts on all ports, or name another --network-interface."
-        return failure(NETWORK, "; ".join(broken), remedy, _to_leave_out(reached))
+        return failure(NETWORK, "; ".join(broken.values()), remedy, _to_leave_out([*reached], set(broken)))
     if others := [host for host, each in reached.items() if each.interface != usual]:
         what = f"the interfaces that connect the hosts have different names: {shown}"
         return failure(NETWORK, what, "Give the interface the same name on all hosts.", others)
@@ -229,53 +173,26 @@ def check_network(reached: Mapping[str, Reached]) -> Finding:
     return ok(NETWORK, f"all connect to all within {slowest * 1e3:.1f} ms: {shown}")
 
 
-def _to_leave_out(reached: Mapping[str, Reached]) -> list[str]:
+def _to_leave_out(hosts: Sequence[str], broken: set[tuple[str, str]]) -> list[str]:
     """Return hosts without which all hosts connect to all.
 
     That is, repeatedly, the host with the most broken connections. Of several hosts it is the last one, since
     rank 0 is on the first.
     """
-    broken = {(host, other) for host, each in reached.items() for other in each.problems}
     found = []
     while broken:
         counts = Counter(host for pair in broken for host in pair)
-        worst = max(reversed(list(reached)), key=lambda host: counts[host])
+        worst = max(reversed(hosts), key=lambda host: counts[host])
         found.append(worst)
         broken = {pair for pair in broken if worst not in pair}
     return found
-
-
-@dataclass(frozen=True)
-class Reading:
-    """One look at another host's clock.
-
-    Attributes:
-        asked: time of the question by this host's clock, in seconds.
-        read: the other clock's time.
-        answered: time of the answer by this host's clock.
-    """
-
-    asked: float
-    read: float
-    answered: float
-
-
-def offset(readings: Sequence[Reading]) -> tuple[float, float]:
-    """Return how many seconds another clock is ahead, and the largest possible error.
-
-    The clock was read somewhere between question and answer, so their middle is wrong by at most half of the
-    time between them. The quickest reading is the most exact (F. Cristian, Probabilistic clock
-    synchronization, Distributed Computing 3, 1989).
-    """
-    best = min(readings, key=lambda reading: reading.answered - reading.asked)
-    return best.read - (best.asked + best.answered) / 2, (best.answered - best.asked) / 2
 
 
 def check_clocks(offsets: Mapping[str, tuple[float, float]]) -> Finding:
     """All clocks should agree.
 
     Args:
-        offsets: host to its clock's `offset`.
+        offsets: host to the seconds that its clock is ahead of another one, and the largest possible error.
     """
     first = next(iter(offsets))
     ahead = {host: seconds - offsets[first][0] for host, (seconds, _) in offsets.items()}
@@ -290,20 +207,16 @@ def check_clocks(offsets: Mapping[str, tuple[float, float]]) -> Finding:
     remedy = "Synchronise all clocks with the same time server (chrony, systemd-timesyncd)."
     if spread <= REFUSED_SKEW:
         return warning(CLOCKS, what, remedy)
-    return failure(CLOCKS, what, remedy, _wrong_clocks(ahead))
-
-
-def _wrong_clocks(ahead: Mapping[str, float]) -> list[str]:
-    """Return the hosts whose clocks are far from the clock that most clocks are close to."""
+    # At fault are the clocks that are far from the one that most clocks are close to.
     close = {
         host: [other for other in ahead if abs(ahead[other] - seconds) <= REFUSED_SKEW / 2]
         for host, seconds in ahead.items()
     }
-    usual = max(close, key=lambda host: len(close[host]))
-    return [host for host in ahead if host not in close[usual]]
+    usual = max(close.values(), key=len)
+    return failure(CLOCKS, what, remedy, [host for host in ahead if host not in usual])
 
 
-def check_memory(hosts: Mapping[str, Facts], ranks: Mapping[str, int], state: int | None) -> Finding:
+def check_memory(hosts: Hosts, ranks: Mapping[str, int], state: int | None) -> Finding:
     """All hosts need memory for the copies of the state in commits.
 
     Args:
@@ -312,18 +225,13 @@ def check_memory(hosts: Mapping[str, Facts], ranks: Mapping[str, int], state: in
         state: size of the training state in bytes, or None if unknown.
     """
     largest = {host: each.memory // (BUFFERS * ranks[host]) for host, each in hosts.items()}
-    shown = ", ".join(f"{gigabytes(size)} on {host}" for host, size in largest.items())
+    shown = ", ".join(f"{size(nbytes)} on {host}" for host, nbytes in largest.items())
     what = f"enough for a state of {shown}: a commit takes up to {BUFFERS} copies of the state on each rank"
-    tight = [host for host, size in largest.items() if state is not None and size < state]
+    tight = [host for host, nbytes in largest.items() if state is not None and nbytes < state]
     if state is None or not tight:
         return ok(MEMORY, what)
-    limited = [host for host in tight if hosts[host].limited]
-    what += f"; a cgroup limits {', '.join(limited)}" if limited else ""
+    if limited := [host for host in tight if hosts[host].limited]:
+        what += f"; a cgroup limits {', '.join(limited)}"
     remedy = f"Free memory on {', '.join(tight)}, or use fewer slots, larger hosts or a larger cgroup."
     too_small = [host for host in tight if hosts[host].memory < state * ranks[host]]
     return failure(MEMORY, what, remedy, too_small) if too_small else warning(MEMORY, what, remedy)
-
-
-def gigabytes(nbytes: float) -> str:
-    """Return a size for people."""
-    return f"{nbytes / 1e9:.3g} GB"

@@ -1,6 +1,6 @@
 """The checks of storage: the checkpoint root, and the near tier of each host.
 
-`Trial` and `near` run on the host that would use the storage; the ``check_`` functions judge their answers.
+`root` and `near` run on the host that would use the storage; the ``check_`` functions judge their answers.
 A trial writes only to a folder that jobs ignore, and removes it. Commits and claims are only read.
 """
 
@@ -11,7 +11,7 @@ import shutil
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -30,8 +30,8 @@ from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.checkpoint.storage.interface import TEMPORARY
 from hvdrecover.checkpoint.store import check_is_ours
 from hvdrecover.clock import SYSTEM_CLOCK
-from hvdrecover.doctor.findings import Finding, failure, ok, skipped, warning
-from hvdrecover.errors import UnknownCommitError
+from hvdrecover.doctor.findings import Finding, failure, host_failure, ok, skipped, warning
+from hvdrecover.errors import LaunchError, StorageError, UnknownCommitError
 
 ROOT, WRITING, CLAIMS = "checkpoint root", "root: writing", "root: claims"
 SHARED, SPACE, CLEANING, NEAR = "root: shared", "root: space", "root: cleaning", "near tier"
@@ -45,9 +45,11 @@ class Trial:
 
     Args:
         url: the root.
+        folder: the folder of an earlier trial at the root, to close that; by default a new one.
 
     Attributes:
         url: the root as messages show it.
+        folder: the folder of all test files.
         path: the file that `write` leaves for other hosts to look for, until `close`.
 
     Raises:
@@ -56,23 +58,15 @@ class Trial:
         ForeignRootError: the root holds other files.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, folder: str = "") -> None:
         self._storage = open_storage(url)
         self.url = self._storage.url
-        self._folder = f"{TEMPORARY}doctor-{uuid.uuid4().hex}"
-        self.path = f"{self._folder}/written"
-        self._created = f"{self._folder}/created"
+        self.folder = folder or f"{TEMPORARY}doctor-{uuid.uuid4().hex}"
+        self.path = f"{self.folder}/written"
         check_is_ours(self._storage)
-        self._made = [folder for folder in self._local_folders() if not folder.exists()]
 
     def look(self) -> dict[str, Any]:
-        """Return the contents of the root.
-
-        Returns:
-            ``url``, ``path``; ``commits``: state to number; ``broken``: number of broken commits; ``newest``:
-            name, time, host and size of the newest usable commit, or None; ``claim``: the newest claimed
-            generation, or 0; ``free``: bytes, or None if unknown.
-        """
+        """Return the contents of the root; ``docs/doctor.md`` describes the keys."""
         try:
             entries = catalog.entries(self._storage)
         except UnknownCommitError:  # the root does not exist yet
@@ -80,21 +74,20 @@ class Trial:
         usable = next((entry for entry in entries if entry.is_whole and entry.manifest), None)
         newest = None
         if usable is not None and (manifest := usable.manifest) is not None:
-            newest = {
-                "commit": usable.id.name,
-                "time": manifest.time,
-                "host": manifest.writer.get("host"),
-                "bytes": usable.nbytes,
-            }
-        existing = next((folder for folder in self._local_folders() if folder.exists()), None)
+            newest = {"commit": usable.id.name, "time": manifest.time, "bytes": usable.nbytes}
+        root = Path(self.url.removeprefix("file://"))
+        local = [root, *root.parents] if self.url.startswith("file://") else []
+        existing = next((folder for folder in local if folder.exists()), None)
         return {
             "url": self.url,
+            "folder": self.folder,
             "path": self.path,
             "commits": Counter(entry.state for entry in entries),
             "broken": sum(not entry.is_whole and entry.state != "incomplete" for entry in entries),
             "newest": newest,
             "claim": Claims(self._storage, job="", host="", clock=SYSTEM_CLOCK).newest(),
             "free": shutil.disk_usage(existing).free if existing is not None else None,
+            "made": [str(folder) for folder in local if not folder.exists()],
         }
 
     def write(self, nbytes: int = NBYTES) -> dict[str, Any]:
@@ -127,37 +120,30 @@ class Trial:
         Raises:
             StorageError: the storage refused.
         """
-        texts = [f"writer {number}".encode() for number in range(_WRITERS)]
+        created, texts = f"{self.folder}/created", [f"writer {number}".encode() for number in range(_WRITERS)]
         with ThreadPoolExecutor(_WRITERS) as pool:
-            won = list(pool.map(lambda text: self._storage.create(self._created, text), texts))
-        late = self._storage.create(self._created, b"late")
+            won = list(pool.map(lambda text: self._storage.create(created, text), texts))
+        late = self._storage.create(created, b"late")
         winners = [text for text, mine in zip(texts, won, strict=True) if mine]
-        kept = not late and self._storage.read(self._created) in winners
+        kept = not late and self._storage.read(created) in winners
         return {"writers": _WRITERS, "winners": sum(won), "kept": kept}
 
-    def close(self) -> None:
-        """Remove everything that the trial created."""
-        self._storage.delete(self._folder)
-        for folder in self._made:
+    def close(self, made: Sequence[str] = ()) -> None:
+        """Remove everything that the trial created; ``made`` are folders that did not exist before it."""
+        self._storage.delete(self.folder)
+        for folder in made:
             with contextlib.suppress(OSError):  # a job has started to use it
-                folder.rmdir()
-
-    def _local_folders(self) -> list[Path]:
-        """Return the root's folder and those above it, the root first; empty if the root is not local."""
-        if not self.url.startswith("file://"):
-            return []
-        root = Path(self.url.removeprefix("file://"))
-        return [root, *root.parents]
+                Path(folder).rmdir()
 
 
-def sees(url: str, path: str) -> bool:
-    """Return whether this host sees a file of a root.
-
-    Raises:
-        ConfigError: the URL names a storage that is unknown on this host.
-        StorageError: the storage cannot be reached.
-    """
-    return open_storage(url).size(path) is not None
+def root(url: str) -> dict[str, Any]:
+    """Return the contents of a root, and what came of a trial; its file is left for other hosts to see."""
+    trial = Trial(url)
+    found = trial.look()
+    try:
+        return {**found, **trial.write(), **trial.create(), "refused": ""}
+    except StorageError as error:
+        return {**found, "refused": str(error)}
 
 
 def check_root(found: Mapping[str, Any], now: float) -> Finding:
@@ -177,37 +163,32 @@ def check_root(found: Mapping[str, Any], now: float) -> Finding:
     return ok(ROOT, what)
 
 
-def check_writing(found: Mapping[str, Any], host: str) -> Finding:
-    """The root must return the bytes that were written."""
+def check_writing(found: Mapping[str, Any], host: str) -> Iterator[Finding]:
+    """The root must return the bytes that were written, and let only one writer create a file."""
+    if found["refused"]:
+        remedy = "Check the root, the permissions and the storage."
+        yield host_failure(WRITING, LaunchError(host, found["refused"]), remedy)
+        return
     if not found["same"]:
         remedy = "Do not keep commits there. Look for a fault of the disk, the server or the network."
-        return failure(WRITING, f"{host} reads other bytes than it wrote", remedy)
-    speeds = (
-        f"{name} {found['bytes'] / found[f'{name}_seconds'] / 1e6:.0f} MB/s" for name in ("write", "read")
-    )
-    what = f"{host} wrote {found['bytes'] / 1e6:.0f} MB and read the same bytes: {', '.join(speeds)}"
-    return ok(WRITING, what)
-
-
-def check_creating(found: Mapping[str, Any]) -> Finding:
-    """A file must have one creator, or two jobs could write to the root at the same time."""
+        yield failure(WRITING, f"{host} reads other bytes than it wrote", remedy)
+    else:
+        write, read = (found["bytes"] / found[f"{name}_seconds"] / 1e6 for name in ("write", "read"))
+        speeds = f"write {write:.0f} MB/s, read {read:.0f} MB/s"
+        yield ok(WRITING, f"{host} wrote {found['bytes'] / 1e6:.0f} MB and read the same bytes: {speeds}")
     what = f"of {found['writers']} writers that created one file, {found['winners']} succeeded"
     if found["winners"] == 1 and found["kept"]:
-        return ok(CLAIMS, what)
-    what += "" if found["kept"] else "; a later writer replaced the file"
-    return failure(CLAIMS, what, "Use a storage with conditional writes: S3, Azure, GCS, SFTP, POSIX.")
+        yield ok(CLAIMS, what)
+    else:  # two jobs could write to the root at the same time
+        what += "" if found["kept"] else "; a later writer replaced the file"
+        yield failure(CLAIMS, what, "Use a storage with conditional writes: S3, Azure, GCS, SFTP, POSIX.")
 
 
-def check_shared(seen: Mapping[str, bool | str], writer: str) -> Finding:
-    """All hosts should see the same root, since rank 0 may move to any host.
-
-    Args:
-        seen: other host to whether it sees the writer's file, or to its error.
-        writer: the host that wrote the file.
-    """
+def check_shared(seen: Mapping[str, bool | LaunchError], writer: str) -> Finding:
+    """All hosts should see the file that the writer wrote, since rank 0 may move to any host."""
     if not seen:
         return skipped(SHARED, "no other host answers")
-    if broken := [f"{host}: {problem}" for host, problem in seen.items() if isinstance(problem, str)]:
+    if broken := [str(error) for error in seen.values() if isinstance(error, LaunchError)]:
         remedy = "Give these hosts the same access to the root: packages, credentials, mounts."
         return failure(SHARED, f"not all hosts can open the root: {'; '.join(broken)}", remedy)
     if blind := [host for host, sees in seen.items() if not sees]:
@@ -218,12 +199,7 @@ def check_shared(seen: Mapping[str, bool | str], writer: str) -> Finding:
 
 
 def check_space(free: int | None, state: int | None) -> Finding:
-    """The root needs space for the commits that it keeps.
-
-    Args:
-        free: bytes, or None if unknown.
-        state: size of the training state in bytes, or None if unknown.
-    """
+    """The root needs space for the commits that it keeps."""
     if free is None:
         return skipped(SPACE, "this storage does not report free space")
     fits = (
@@ -246,7 +222,6 @@ def near(checkpoint: str | None) -> dict[str, Any] | None:
 
     Raises:
         StorageError: the folder belongs to another user, or other users can write to it.
-        OSError: the file system cannot be read.
     """
     setting = config.read().near
     if setting == "off":
@@ -278,9 +253,8 @@ def check_near(found: Mapping[str, Mapping[str, Any] | None], state: int | None)
         free, held = Room(**each["room"]), each["held"]
         line = f"{host} has space for a state of {room.size(room.largest(free, held))}"
         if each["roots"]:
-            line += (
-                f" beside {each['roots']} near roots ({room.size(each['bytes'])}, {each['in_use']} in use)"
-            )
+            in_use = f"{room.size(each['bytes'])}, {each['in_use']} in use"
+            line += f" beside {each['roots']} near roots ({in_use})"
         lines.append(line)
         if state is not None and (refusal := room.refusal(free, state, held)):
             refusals.append(f"{host}: {refusal}, so the near tier would be off")

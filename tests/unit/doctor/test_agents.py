@@ -1,18 +1,18 @@
-"""Questions to hosts: this one, where a real process answers."""
+"""Questions to hosts: this one, where real processes answer."""
 
 from __future__ import annotations
 
-import os
-import signal
+import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hvdrecover.checkpoint.storage.interface import TEMPORARY
+from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.doctor.agents import Agents
-from hvdrecover.doctor.examination import Settings
+from hvdrecover.doctor.examination import Settings, examine
+from hvdrecover.doctor.host import interfaces, reach
 from hvdrecover.errors import ConfigError, LaunchError
 
 PATIENCE = 60.0  # seconds
@@ -20,9 +20,13 @@ HERE = "localhost"
 
 
 @pytest.fixture
-def agents() -> Iterator[Agents]:
-    with Agents([HERE], None, None) as agents:
-        yield agents
+def agents() -> Agents:
+    return Agents([HERE], None, None)
+
+
+def free_ports() -> tuple[int, int]:
+    with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as other:
+        return one.getsockname()[1], other.getsockname()[1]
 
 
 def ask(agents: Agents, question: str, *about: object) -> object:
@@ -31,59 +35,57 @@ def ask(agents: Agents, question: str, *about: object) -> object:
 
 def test_this_host_answers_without_ssh(agents: Agents) -> None:
     assert agents.local == [HERE]
-    facts = agents.require("facts", {HERE: ()}, PATIENCE)[HERE]
-    assert facts["interfaces"]["lo"] == "127.0.0.1"
-    assert facts["memory"] > 0 and facts["versions"]["hvdrecover"]
-    names = {"localhost": "127.0.0.1", "nowhere.invalid": None}
-    assert ask(agents, "resolve", list(names)) == names
-    assert ask(agents, "route", "127.0.0.1") == ["lo", "127.0.0.1"]
-    assert ask(agents, "route", "255.255.255.255") == ["", ""]
-    peers = {"itself": ("127.0.0.1", facts["port"]), "nobody": ("127.0.0.1", 1)}
-    reached = agents.require("reach", {HERE: (peers,)}, PATIENCE)[HERE]
-    assert 0 < reached["itself"] < PATIENCE and reached["nobody"] == "Connection refused"
-    assert agents.answers["reach"] == {HERE: reached}
+    before = time.time()
+    now = float(str(ask(agents, "clock")))
+    assert before <= now <= time.time()
+    assert agents.answers == {"clock": {HERE: now}}
 
 
-def test_the_question_after_an_error_is_answered(agents: Agents, tmp_path: Path) -> None:
+def test_hosts_connect_to_each_other_and_nobody_to_a_port_without_a_listener() -> None:
+    other, (mine, theirs) = "127.0.0.1", free_ports()
+    asked = {HERE: (mine, {other: (other, theirs)}), other: (theirs, {HERE: (other, mine)})}
+    found = Agents([HERE, other], None, None).require("reach", asked, PATIENCE)
+    for name, reached in found.items():
+        assert [type(seconds) for seconds in reached.values()] == [float], name
+    assert reach(mine, {"nobody": (other, 1)}) == {"nobody": "Connection refused"}
+    assert interfaces()["lo"] == "127.0.0.1"
+
+
+def test_the_error_of_a_question_is_the_hosts(agents: Agents, tmp_path: Path) -> None:
     (tmp_path / "other").touch()
     with pytest.raises(LaunchError, match=r"^localhost: .*'other'"):
         ask(agents, "root", str(tmp_path))
-    before = time.time()
-    assert before <= float(str(ask(agents, "clock"))) <= time.time()
 
 
 def test_a_process_that_does_not_answer_in_time_is_ended(agents: Agents) -> None:
-    ask(agents, "clock")
-    process = agents._agents[HERE]._process
-    os.kill(process.pid, signal.SIGSTOP)
     with pytest.raises(LaunchError, match=r"^localhost: no answer in 0 s$"):
-        agents.require("clock", {HERE: ()}, 0.1)
-    assert process.poll() == -signal.SIGKILL
-    with pytest.raises(LaunchError, match=r"^localhost: no answer in 0 s$"):
-        ask(agents, "clock")
+        agents.require("clock", {HERE: ()}, 0.0)
 
 
 def test_a_host_without_an_ssh_server_is_an_error() -> None:
-    with Agents(["127.0.0.2"], 1, None) as agents:
-        (found,) = agents.ask("facts", {"127.0.0.2": ()}, PATIENCE).values()
+    agents = Agents(["127.0.0.2"], 1, None)
+    (found,) = agents.ask("clock", {"127.0.0.2": ()}, PATIENCE).values()
     assert isinstance(found, LaunchError)
     assert "Connection refused" in found.problem
-    assert agents.answers == {"facts": {"127.0.0.2": {"error": found.problem}}}
+    assert agents.answers == {"clock": {"127.0.0.2": {"error": found.problem}}}
 
 
-def test_an_agent_removes_its_test_files(tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    with Agents([HERE], None, None) as agents:
-        ask(agents, "root", str(root))
-        ask(agents, "write")
-        (left,) = root.iterdir()
-        assert left.name.startswith(TEMPORARY)
-    assert not root.exists()
+def test_a_trial_leaves_its_file_to_be_seen_until_it_is_cleaned(agents: Agents, tmp_path: Path) -> None:
+    url = str(tmp_path / "not" / "yet")
+    found = agents.require("root", {HERE: (url,)}, PATIENCE)[HERE]
+    (left,) = Path(url).iterdir()
+    assert left.name.startswith(TEMPORARY)
+    assert ask(agents, "see", url, found["path"]) is True
+    ask(agents, "clean", url, found["folder"], found["made"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_with_too_few_slots_is_refused_before_any_process_starts() -> None:
+    with pytest.raises(ConfigError, match=r"^-np: 7 .* 6 slots$"):
+        examine(Settings({"h1": 2, "h2": 2, "h3": 2}, 7), SYSTEM_CLOCK, lambda topic: None)
 
 
 def test_ranks_fill_one_host_before_the_next() -> None:
     hosts = {"h1": 2, "h2": 2, "h3": 2}
     assert Settings(hosts, 6).ranks() == hosts
     assert Settings(hosts, 3).ranks() == {"h1": 2, "h2": 1}
-    with pytest.raises(ConfigError, match=r"^-np: 7 .* 6 slots$"):
-        Settings(hosts, 7).ranks()

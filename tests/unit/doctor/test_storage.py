@@ -10,9 +10,9 @@ import pytest
 from hvdrecover.checkpoint.near import place
 from hvdrecover.checkpoint.near.place import Keeper
 from hvdrecover.checkpoint.storage import LocalStorage
-from hvdrecover.doctor import storage
+from hvdrecover.doctor import host, storage
 from hvdrecover.doctor.storage import Trial
-from hvdrecover.errors import ForeignRootError, StorageError
+from hvdrecover.errors import ForeignRootError, LaunchError, StorageError
 from tests.unit.checkpoint.roots import make_snapshot, make_store
 
 GB = 10**9
@@ -31,9 +31,9 @@ def test_a_trial_removes_the_root_that_it_created(tmp_path: Path) -> None:
     assert (found["commits"], found["newest"], found["claim"]) == ({}, None, 0)
     assert found["free"] > 0
     assert trial.write(NBYTES)["same"]
-    assert storage.sees(str(tmp_path / "a" / "b"), trial.path)
+    assert host.see(str(tmp_path / "a" / "b"), trial.path)
     assert trial.create() == {"writers": 4, "winners": 1, "kept": True}
-    trial.close()
+    host.clean(str(tmp_path / "a" / "b"), trial.folder, found["made"])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -62,15 +62,14 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
 def test_a_storage_that_changes_bytes_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def write(self: LocalStorage, path: str, buffer: Any) -> str:
         changed = buffer.copy()
-        changed[NBYTES // 2] ^= 1
+        changed[changed.size // 2] ^= 1
         (tmp_path / path).parent.mkdir()
         (tmp_path / path).write_bytes(changed)
         return "the digest of the right bytes"
 
     monkeypatch.setattr(LocalStorage, "write", write)
-    trial = Trial(str(tmp_path))
-    assert storage.check_writing(trial.write(NBYTES), "h1").outcome == "failure"
-    trial.close()
+    found = storage.root(str(tmp_path))
+    assert [each.outcome for each in storage.check_writing(found, "h1")] == ["failure", "ok"]
 
 
 def test_a_storage_where_every_writer_succeeds_is_a_failure(
@@ -81,11 +80,9 @@ def test_a_storage_where_every_writer_succeeds_is_a_failure(
         return True
 
     monkeypatch.setattr(LocalStorage, "create", create)
-    trial = Trial(str(tmp_path))
-    found = storage.check_creating(trial.create())
-    trial.close()
-    assert found.outcome == "failure"
-    assert "4 succeeded; a later writer replaced the file" in found.what
+    written, created = storage.check_writing(storage.root(str(tmp_path)), "h1")
+    assert (written.outcome, created.outcome) == ("ok", "failure")
+    assert "4 succeeded; a later writer replaced the file" in created.what
 
 
 def test_a_storage_that_refuses_to_create_is_an_error(
@@ -95,8 +92,8 @@ def test_a_storage_that_refuses_to_create_is_an_error(
         raise StorageError("file:///root", "it is full")
 
     monkeypatch.setattr(LocalStorage, "create", create)
-    with pytest.raises(StorageError, match="it is full"):
-        Trial(str(tmp_path)).create()
+    (found,) = storage.check_writing(storage.root(str(tmp_path)), "h1")
+    assert (found.outcome, found.what) == ("failure", "h1: file:///root: it is full")
 
 
 @pytest.mark.parametrize(
@@ -137,7 +134,7 @@ def test_all_hosts_have_to_see_the_same_root() -> None:
     assert storage.check_shared({"h2": True}, "h1").outcome == "ok"
     blind = storage.check_shared({"h2": True, "h3": False}, "h1")
     assert (blind.outcome, blind.what) == ("warning", "h3 cannot see the file that h1 wrote")
-    broken = storage.check_shared({"h2": "no credentials", "h3": False}, "h1")
+    broken = storage.check_shared({"h2": LaunchError("h2", "no credentials"), "h3": False}, "h1")
     assert broken.outcome == "failure"
     assert "h2: no credentials" in broken.what
 
