@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,12 +19,9 @@ from typing import Any
 import fsspec
 import pytest
 
-from hvdrecover.checkpoint.storage import LocalStorage
-from hvdrecover.launch import processes
-from tests.contracts import storages
 from tests.contracts.servers import HOST, S3Server
 from tests.integration.mounts import mounted
-from tests.unit.checkpoint.roots import make_snapshot, make_store
+from tests.support.jobs import kill_marked, marked
 
 PATIENCE = 600.0  # seconds; on a busy machine, TensorFlow alone takes half a minute to import
 DOCS = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
@@ -31,6 +29,10 @@ FRAMEWORKS = [name for name in ("torch", "tensorflow") if importlib.util.find_sp
 # Hosts without a login, in two ways.
 NOWHERE = ["-H", "localhost:1,nowhere.invalid:1"]
 REFUSED = ["-H", "localhost:1,127.0.0.2:1", "-p", "1"]
+GOLDEN = Path(__file__).parents[1] / "golden" / "format-1"  # a root with the commit g0001-c00000120
+SECRET = "a-secret-of-the-bucket"
+
+pytestmark = pytest.mark.acceptance
 
 
 def as_from_a_terminal() -> None:
@@ -71,7 +73,7 @@ class Doctor:
         return process.returncode, {finding["check"]: finding for finding in document["findings"]}
 
     def processes(self) -> list[int]:
-        return processes.marked(self.mark)
+        return marked(self.mark)
 
     def assert_nothing_is_left(self) -> None:
         assert self.processes() == []
@@ -83,7 +85,7 @@ def doctor(tmp_path: Path) -> Iterator[Doctor]:
     (tmp_path / "tmp").mkdir()
     made = Doctor(tmp_path / "tmp")
     yield made
-    processes.kill_marked(made.mark)
+    kill_marked(made.mark)
 
 
 def test_a_healthy_machine_passes_and_nothing_is_left(doctor: Doctor, tmp_path: Path) -> None:
@@ -95,12 +97,12 @@ def test_a_healthy_machine_passes_and_nothing_is_left(doctor: Doctor, tmp_path: 
     assert not (tmp_path / "not").exists()
     document = json.loads(output)
     found = {finding["check"]: finding for finding in document["findings"]}
-    alone = {"ssh", "names", "network", "clocks", "root: shared"}
+    alone = {"ssh", "network", "clocks", "root: shared"}
     assert {check for check, each in found.items() if each["outcome"] == "skipped"} == alone
     assert {each["outcome"] for check, each in found.items() if check not in alone} == {"ok"}, output
     assert (document["ok"], document["ranks"]) == (True, {"localhost": 2})
     for framework in FRAMEWORKS:
-        assert document["answers"]["load"]["localhost"][framework]["built"]["gloo"]
+        assert document["answers"]["facts"]["localhost"]["horovod"][framework]["built"]["gloo"]
     named = [*found, *document, *document["findings"][0], *document["answers"]]
     assert [name for name in named if name not in DOCS] == []
 
@@ -132,14 +134,12 @@ def test_a_root_that_is_full_and_a_port_without_an_ssh_server(doctor: Doctor, tm
 
 
 def test_commits_and_other_files_stay_as_they_are(doctor: Doctor, tmp_path: Path) -> None:
-    store = make_store(LocalStorage(tmp_path / "root"), keep=9)
-    store.claim_next()
-    store.write(make_snapshot(1, 7), rank=0)
+    shutil.copytree(GOLDEN, tmp_path / "root")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "thesis.txt").write_text("the only copy")
     before = everything(tmp_path / "root"), everything(tmp_path / "foreign")
     _, found = doctor.run(*NOWHERE, "--checkpoint", str(tmp_path / "root"))
-    assert "g0001-c00000007" in found["checkpoint root"]["what"]
+    assert "g0001-c00000120" in found["checkpoint root"]["what"]
     assert {found[check]["outcome"] for check in ("checkpoint root", "root: writing", "root: claims")} == {
         "ok"
     }
@@ -158,7 +158,7 @@ def test_a_bucket_that_is_there_and_one_that_is_not(doctor: Doctor, monkeypatch:
     server = S3Server()
     server.start()
     try:
-        options = storages.s3_options(server.port)
+        options = {"key": "user", "secret": SECRET, "endpoint_url": f"http://{HOST}:{server.port}"}
         monkeypatch.setitem(fsspec.config.conf, "s3", options)
         filesystem, bucket = fsspec.filesystem("s3"), f"bucket-{uuid.uuid4().hex}"
         filesystem.mkdir(bucket)
@@ -175,7 +175,7 @@ def test_a_bucket_that_is_there_and_one_that_is_not(doctor: Doctor, monkeypatch:
     assert code == 1
     assert found["root: writing"]["outcome"] == "failure"
     assert "bucket does not exist" in found["root: writing"]["what"]
-    assert storages.SECRET not in json.dumps(found) and HOST not in found["root: writing"]["what"]
+    assert SECRET not in json.dumps(found) and HOST not in found["root: writing"]["what"]
 
 
 def test_a_horovod_that_cannot_be_imported_is_a_failure(doctor: Doctor, tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from hvdrecover.launch.processes import kill
 from tests.integration.conftest import EPOCHS, WHOLE, Start
 from tests.integration.faults import FaultyRun, wait_until_all_train
-from tests.support.jobs import PATIENCE
+from tests.support.jobs import PATIENCE, kill
+
+pytestmark = pytest.mark.acceptance
 
 _CODES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from hvdrecover.drill.run import ROOT_MAY_USE_MPI, Run, supervised, wait_until
 from hvdrecover.launch.job import Job
-from hvdrecover.launch.processes import command, kill, parent
+from hvdrecover.launch.processes import command, kill, kill_marked, marked, parent
 from tests.support.digits_run import PATIENCE, TRAINING_SAMPLES, DigitsRun, read_events
 from tests.support.ledger import Batch
 
@@ -42,6 +42,8 @@ __all__ = [
     "elastic",
     "failing_hosts",
     "kill",
+    "kill_marked",
+    "marked",
     "mpi",
     "mpirun",
     "near_folder",
