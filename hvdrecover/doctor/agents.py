@@ -48,16 +48,7 @@ class Agents:
         self._checks = Checks(ssh_port, identity, _command())
 
     def ask(self, question: str, about: Mapping[str, Sequence[Any]], seconds: float) -> dict[str, Any]:
-        """Ask several hosts at the same time.
-
-        Args:
-            question: the function of `hvdrecover.doctor.host` to call.
-            about: host to the function's arguments.
-            seconds: for all hosts together.
-
-        Returns:
-            Host to its answer, or to the LaunchError that came instead.
-        """
+        """Ask several hosts at the same time."""
         began, asked = time.monotonic(), self.answers.setdefault(question, {})
         agents: dict[str, tuple[processes.Child, IO[bytes], IO[bytes]]] = {}
         found: dict[str, Any] = {}

@@ -64,36 +64,18 @@ class Settings:
 
 @dataclass(frozen=True)
 class Report:
-    """The result of all checks.
-
-    Attributes:
-        ok: whether there is no failure.
-        ranks: host to its number of ranks.
-        findings: the result of each check, in the order of the checks.
-        answers: question to host to its answer, for programs.
-    """
+    """The result of all checks."""
 
     ok: bool
     ranks: Mapping[str, int]
     findings: Sequence[Finding]
-    answers: Mapping[str, Mapping[str, Any]]
+    answers: Mapping[str, Mapping[str, Any]]  # question to host to its answer, for programs
 
 
 def examine(
     settings: Settings, clock: Clock, notify: Callable[[str], None], *, hosts_only: bool = False
 ) -> Report:
-    """Make all checks.
-
-    Args:
-        settings: what to examine.
-        clock: the clock with which those of other hosts are compared.
-        notify: called with the topic of the next checks.
-        hosts_only: leave out storage and memory, as ``hvdrecover run --preflight`` does.
-
-    Raises:
-        ConfigError: the hosts have too few slots.
-        LaunchError: no process can be started on this host.
-    """
+    """Make all checks; ``hosts_only`` leaves out storage and memory, as ``run --preflight`` does."""
     ranks = settings.ranks()
     agents = Agents([*ranks], settings.ssh_port, settings.identity)
     with ended_by_exception():

@@ -68,12 +68,7 @@ class Facts:
 
 
 def facts(name: str, names: Sequence[str]) -> dict[str, Any]:
-    """Return the `Facts` about this host.
-
-    Args:
-        name: this host's name in the job.
-        names: the names of all hosts.
-    """
+    """Return the `Facts` about this host."""
     free, found = host_memory.available(), versions()
     frameworks = [each for each in FRAMEWORKS if found["horovod"] and found[each]]
     known = {each: address_of(each) for each in names if each != name}

@@ -119,12 +119,7 @@ def _import_errors(hosts: Hosts, any_well: bool) -> Iterator[Finding]:
 
 
 def check_ssh(problems: Mapping[str, str], local: Sequence[str]) -> Iterator[Finding]:
-    """All hosts must start this Python when ``horovodrun`` logs in.
-
-    Args:
-        problems: host to its problem, or to an empty string.
-        local: names of this host, for which there is no ssh.
-    """
+    """All hosts must start this Python when ``horovodrun`` logs in; hosts without a problem have ''."""
     if well := [host for host in problems if host not in local and not problems[host]]:
         yield ok(SSH, f"{', '.join(well)}: login works, and this Python starts there")
     elif not any(problems.values()):
@@ -189,11 +184,7 @@ def _to_leave_out(hosts: Sequence[str], broken: set[tuple[str, str]]) -> list[st
 
 
 def check_clocks(offsets: Mapping[str, tuple[float, float]]) -> Finding:
-    """All clocks should agree.
-
-    Args:
-        offsets: host to the seconds that its clock is ahead of another one, and the largest possible error.
-    """
+    """All clocks should agree, by the seconds that each is ahead of one clock, and the largest error."""
     first = next(iter(offsets))
     ahead = {host: seconds - offsets[first][0] for host, (seconds, _) in offsets.items()}
     # The spread that is certain, however slow the network was.
@@ -217,13 +208,7 @@ def check_clocks(offsets: Mapping[str, tuple[float, float]]) -> Finding:
 
 
 def check_memory(hosts: Hosts, ranks: Mapping[str, int], state: int | None) -> Finding:
-    """All hosts need memory for the copies of the state in commits.
-
-    Args:
-        hosts: host to its facts.
-        ranks: host to its number of ranks.
-        state: size of the training state in bytes, or None if unknown.
-    """
+    """All hosts need memory for the copies of the state in commits."""
     largest = {host: each.memory // (BUFFERS * ranks[host]) for host, each in hosts.items()}
     shown = ", ".join(f"{size(nbytes)} on {host}" for host, nbytes in largest.items())
     what = f"enough for a state of {shown}: a commit takes up to {BUFFERS} copies of the state on each rank"

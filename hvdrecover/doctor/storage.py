@@ -41,22 +41,7 @@ COMMITS = Keep().last + 1  # commits at a root by default, and one that is being
 
 
 class Trial:
-    """A checkpoint root that is tried out.
-
-    Args:
-        url: the root.
-        folder: the folder of an earlier trial at the root, to close that; by default a new one.
-
-    Attributes:
-        url: the root as messages show it.
-        folder: the folder of all test files.
-        path: the file that `write` leaves for other hosts to look for, until `close`.
-
-    Raises:
-        ConfigError: the URL names an unknown storage.
-        StorageError: the storage cannot be reached.
-        ForeignRootError: the root holds other files.
-    """
+    """A checkpoint root that is tried out; with the folder of an earlier trial, to close that."""
 
     def __init__(self, url: str, folder: str = "") -> None:
         self._storage = open_storage(url)
@@ -91,11 +76,7 @@ class Trial:
         }
 
     def write(self, nbytes: int = NBYTES) -> dict[str, Any]:
-        """Write a file and read it; returns ``bytes``, the times, and whether the content is the ``same``.
-
-        Raises:
-            StorageError: the storage refused.
-        """
+        """Write a file and read it; returns ``bytes``, the times, and whether the content is the ``same``."""
         buffer = allocate(nbytes)
         buffer[:] = np.random.default_rng().integers(0, 256, nbytes, dtype=np.uint8)  # cannot be compressed
         began = time.perf_counter()
@@ -111,15 +92,7 @@ class Trial:
         }
 
     def create(self) -> dict[str, Any]:
-        """Let several writers create one file at the same time, and one more writer afterwards.
-
-        Returns:
-            ``writers``: their number; ``winners``: how many of them created the file; ``kept``: whether the
-            file still has a winner's content after the last writer.
-
-        Raises:
-            StorageError: the storage refused.
-        """
+        """Let several writers create one file at the same time, and one more writer afterwards."""
         created, texts = f"{self.folder}/created", [f"writer {number}".encode() for number in range(_WRITERS)]
         with ThreadPoolExecutor(_WRITERS) as pool:
             won = list(pool.map(lambda text: self._storage.create(created, text), texts))
@@ -215,14 +188,7 @@ def check_space(free: int | None, state: int | None) -> Finding:
 
 
 def near(checkpoint: str | None) -> dict[str, Any] | None:
-    """Return the near roots of this host, and the space for another one; None if the near tier is off.
-
-    Args:
-        checkpoint: the checkpoint root of the job, or None. The job would take over this root's near root.
-
-    Raises:
-        StorageError: the folder belongs to another user, or other users can write to it.
-    """
+    """Return the near roots of this host, and the space for another one; None if the near tier is off."""
     setting = config.read().near
     if setting == "off":
         return None
@@ -239,12 +205,7 @@ def near(checkpoint: str | None) -> dict[str, Any] | None:
 
 
 def check_near(found: Mapping[str, Mapping[str, Any] | None], state: int | None) -> Finding:
-    """All hosts should have space for a near root.
-
-    Args:
-        found: host to its answer to `near`.
-        state: size of the training state in bytes, or None if unknown.
-    """
+    """All hosts should have space for a near root."""
     on = {host: each for host, each in found.items() if each is not None}
     if not on:
         return skipped(NEAR, "HVDRECOVER_NEAR is off")

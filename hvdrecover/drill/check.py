@@ -278,13 +278,10 @@ def _some(names: Iterable[object]) -> str:
 
 
 def machine(run: ScriptRun, left: Sequence[int], mapped: Set[int], expected_code: int) -> list[Finding]:
-    """Return what a run that has come to its end left behind, and what is wrong with that end.
+    """Return what a run left behind that has ended, and what is wrong with its end.
 
-    Args:
-        run: the run, after `ScriptRun.kill`.
-        left: the processes that still ran after the supervisor had ended.
-        mapped: inodes of the files in shared memory that its processes had mapped.
-        expected_code: the exit code of the undisturbed run.
+    ``left`` are the processes that still ran after the supervisor had ended; ``mapped`` are the inodes of the
+    files in shared memory that the run's processes had mapped.
     """
     findings = []
     if left:

@@ -96,14 +96,7 @@ class Drill:
         return (commits[-1].time - commits[0].time) / max(1, self.clean.newest - 1)
 
     def strike(self, schedule: Schedule, skipped: Mapping[str, str]) -> Outcome:
-        """Run the script with the faults of a schedule, which is stored before anything strikes.
-
-        Faults for which a run ended too early strike in one more run.
-
-        Args:
-            schedule: the faults.
-            skipped: for each fault that cannot strike, what it needs.
-        """
+        """Run the script with the faults of a schedule, which is stored before anything strikes."""
         results: list[Result] = []
         most = _MOST_RUNS * len(schedule.runs)
         schedule.store(self._folder / "schedule.json")
@@ -166,11 +159,7 @@ class Drill:
         self._notes += [comparison.note] if comparison.note else []
 
     def _strike(self, run: ScriptRun, strike: Strike, result: Result) -> None:
-        """Have a fault strike a run, and wait until training has continued for a few commits.
-
-        Raises:
-            DrillError: it does not continue.
-        """
+        """Have a fault strike a run, and wait until training has continued for a few commits."""
         fault = FAULTS[strike.fault]
         run.follow_to(strike.commit)
         due = run.wait_until(lambda records: records.train_since(0.0) and run.hosts_are_well())

@@ -68,11 +68,7 @@ def find(name: str) -> str | None:
 
 
 def program(name: str) -> str:
-    """Return the path of a program.
-
-    Raises:
-        LabError: the program is missing.
-    """
+    """Return the path of a program."""
     if (path := find(name)) is None:
         raise LabError(name, f"the program is missing; apt-get install {PACKAGES.get(name, name)}")
     return path
@@ -140,11 +136,7 @@ class Lab:
         return [*options, "-i", os.fspath(self.key)]
 
     def close(self) -> None:
-        """Remove everything that the lab made, running processes included.
-
-        Raises:
-            LabError: something could not be removed.
-        """
+        """Remove everything that the lab made, running processes included."""
         _, complaint = self._janitor.communicate(timeout=2 * _PATIENCE)  # closes its standard input
         self._claim.close()
         for host in self.hosts:

@@ -16,22 +16,13 @@ from hvdrecover.checkpoint.values import Json
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a witness. The table in `drill.witness` describes the fields.
+    """A line of a witness. The table in `drill.witness` describes the fields."""
 
-    Attributes:
-        time: seconds of the monotonic clock, which all processes of a host share.
-        pid: the process.
-        rank: its rank.
-        size: number of ranks.
-        generation: generation of the last commit before the line.
-        commit: number of that commit.
-    """
-
-    time: float
+    time: float  # seconds of the monotonic clock, which all processes of a host share
     pid: int
     rank: int
     size: int
-    generation: int
+    generation: int  # of the last commit before the line
     commit: int
 
 

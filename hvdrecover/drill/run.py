@@ -45,17 +45,7 @@ def supervised(*options: str, workers: int = 2) -> list[str]:
 
 
 def wait_until(job: Job, reached: Callable[[], T], what: str = "progress", patience: float = PATIENCE) -> T:
-    """Wait until a function returns something true, and return that.
-
-    Args:
-        job: the job that makes it come true.
-        reached: the function.
-        what: a name for it, for the error.
-        patience: seconds.
-
-    Raises:
-        HvdrecoverError: the job ended before, or it took too long. The message holds the end of the log.
-    """
+    """Wait until a function returns something true, and return that."""
     deadline = time.monotonic() + patience
     while True:
         # Before the look: a job may record something and end between the look and this question.
@@ -81,12 +71,7 @@ class Run:
         self.root = folder / "checkpoint"
 
     def launch(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> Job:
-        """Start a command as a job of this run.
-
-        Args:
-            command: the launcher, and the script with its arguments.
-            environ: variables on top of this process's own.
-        """
+        """Start a command as a job of this run."""
         settings = {"HVDRECOVER_EVENTS": os.fspath(self.folder / "events"), **ROOT_MAY_USE_MPI}
         # As in an activated environment: horovodrun looks for mpirun on the path.
         programs = os.fspath(Path(sys.executable).parent)
@@ -193,11 +178,7 @@ class ScriptRun(Run):
         self.wait(_LEAVE)
 
     def start_again(self) -> int:
-        """Wait until the run has ended, start it again as a scheduler would, and return its exit code.
-
-        Raises:
-            DrillError: it does not end, or a process of it stays.
-        """
+        """Wait until the run has ended, start it again as a scheduler would, and return its exit code."""
         code = self.wait(_LEAVE)
         deadline = time.monotonic() + _LEAVE
         while left := self.job.processes():
@@ -208,11 +189,7 @@ class ScriptRun(Run):
         return code
 
     def wait(self, timeout: float) -> int:
-        """Wait for the end of this start, and return its exit code.
-
-        Raises:
-            DrillError: it still runs.
-        """
+        """Wait for the end of this start, and return its exit code."""
         try:
             self.codes.append(self.job.wait(timeout))
         except HvdrecoverError:
@@ -259,11 +236,7 @@ class ScriptRun(Run):
         return max((line.commit for line in self.records().present), default=0)
 
     def wait_until(self, true: Callable[[Records], bool]) -> bool:
-        """Wait until something is true of the records; False if the run ended before.
-
-        Raises:
-            DrillError: it took too long.
-        """
+        """Wait until something is true of the records; False if the run ended before."""
 
         def look() -> str:
             ended = not self.job.running  # before the look: the last lines count
@@ -277,11 +250,7 @@ class ScriptRun(Run):
             raise self.failure(f"no progress for {PATIENCE:.0f} s") from None
 
     def follow_to(self, commit: int) -> None:
-        """Wait until a commit is made, or the run ends.
-
-        Raises:
-            DrillError: a next commit took too long.
-        """
+        """Wait until a commit is made, or the run ends."""
         while self.job.running and (before := self.newest) < commit:
             self.wait_until(lambda _, before=before: self.newest > before)  # type: ignore[misc]
 

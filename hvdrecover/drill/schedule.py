@@ -60,15 +60,7 @@ class Schedule:
 
 
 def each_once(names: Sequence[str], *, seed: int, processes: int, commits: int, repeat: int = 1) -> Schedule:
-    """Have each fault strike once, in as few runs as leave room between the faults.
-
-    Args:
-        names: the faults.
-        seed: decides on order, ranks and commits.
-        processes: number of ranks.
-        commits: number of commits of an undisturbed run.
-        repeat: how often each fault strikes.
-    """
+    """Have each fault strike once, in as few runs as leave room between the faults."""
     chance = random.Random(seed)
     order = [name for name in names for _ in range(repeat)]
     chance.shuffle(order)
@@ -81,16 +73,7 @@ def each_once(names: Sequence[str], *, seed: int, processes: int, commits: int, 
 def at_random(
     names: Sequence[str], *, seed: int, processes: int, commits: int, mean: float, repeat: int = 1
 ) -> Schedule:
-    """Have faults strike at random and independently; each strikes once before any strikes again.
-
-    Args:
-        names: the faults.
-        seed: decides on everything that is random.
-        processes: number of ranks.
-        commits: number of commits of an undisturbed run.
-        mean: mean number of commits between faults.
-        repeat: number of runs.
-    """
+    """Have faults strike at random and independently; each strikes once before any strikes again."""
     chance = random.Random(seed)
     runs = []
     for _ in range(repeat):
@@ -119,11 +102,7 @@ def spread(
 
 
 def load(path: Path) -> Schedule:
-    """Read a stored schedule.
-
-    Raises:
-        ConfigError: the file holds none.
-    """
+    """Read a stored schedule."""
     try:
         facts: dict[str, Any] = json.loads(path.read_text())
         runs = tuple(tuple(Strike(**strike) for strike in run) for run in facts["runs"])

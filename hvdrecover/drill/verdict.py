@@ -18,46 +18,26 @@ SCHEMA = 1
 
 @dataclass
 class Struck:
-    """A fault that has struck.
-
-    Attributes:
-        strike: the fault as planned.
-        commit: the number of commits at that time.
-        recovered: whether training continued, and in case of a lasting fault, also after its end.
-        seconds: time until all ranks trained again; None if they never stopped.
-    """
+    """A fault that has struck."""
 
     strike: Strike
-    commit: int
-    recovered: bool = False
-    seconds: float | None = None
+    commit: int  # the number of commits when it struck
+    recovered: bool = False  # training continued; if the fault lasts, also after its end
+    seconds: float | None = None  # until all ranks trained again; None if they never stopped
 
 
 @dataclass
 class Result:
-    """The result of one run with faults.
-
-    Attributes:
-        folder: the folder of the run.
-        struck: the faults that struck.
-        missed: the faults for which the run ended too early.
-        findings: what differs from the undisturbed run.
-        rank_local: names of the rank-local state that was another rank's after a recovery.
-        codes: the exit codes of its starts.
-        compared: number of commits that were compared.
-        not_compared: why the others were not; '' if all were.
-        samples_miscounted: number of samples that were lost or repeated.
-        steps_repeated: number of steps that were done again.
-    """
+    """The result of one run with faults."""
 
     folder: Path
     struck: list[Struck] = field(default_factory=list)
-    missed: list[Strike] = field(default_factory=list)
+    missed: list[Strike] = field(default_factory=list)  # the run ended too early for these
     findings: list[Finding] = field(default_factory=list)
     rank_local: list[str] = field(default_factory=list)
-    codes: list[int] = field(default_factory=list)
-    compared: int = 0
-    not_compared: str = ""
+    codes: list[int] = field(default_factory=list)  # exit codes of its starts
+    compared: int = 0  # commits
+    not_compared: str = ""  # from which commit on, and why; '' if all commits were compared
     samples_miscounted: int = 0
     steps_repeated: int = 0
 
@@ -83,21 +63,13 @@ class Result:
 
 @dataclass
 class Outcome:
-    """The outcome of a drill.
-
-    Attributes:
-        folder: the folder of the drill.
-        schedule: the faults.
-        results: the results of the runs with faults.
-        skipped: for each fault that cannot strike here, the reason.
-        notes: findings about rank-local state, which do not count as failures.
-    """
+    """The outcome of a drill."""
 
     folder: Path
     schedule: Schedule
     results: list[Result]
-    skipped: Mapping[str, str]
-    notes: Sequence[Finding]
+    skipped: Mapping[str, str]  # for each fault that cannot strike here, the reason
+    notes: Sequence[Finding]  # about rank-local state; they do not count as failures
 
     @property
     def findings(self) -> list[Finding]:

@@ -49,11 +49,7 @@ def observers(context: Context) -> tuple[Observer, ...]:
 
 
 class Witness(Observer):
-    """The witness in one process.
-
-    Args:
-        context: the state's surroundings; its settings name the drill's folder, and the host.
-    """
+    """The witness in one process."""
 
     def __init__(self, context: Context) -> None:
         assert context.config.drill is not None
