@@ -278,7 +278,7 @@ def _some(names: Iterable[object]) -> str:
 
 
 def machine(run: ScriptRun, left: Sequence[int], mapped: Set[int], expected_code: int) -> list[Finding]:
-    """Return what a run left behind that has ended, and what is wrong with its end.
+    """Find leftovers of a run that has ended, and errors of its end.
 
     ``left`` are the processes that still ran after the supervisor had ended; ``mapped`` are the inodes of the
     files in shared memory that the run's processes had mapped.
