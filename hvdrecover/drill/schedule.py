@@ -113,4 +113,5 @@ def load(path: Path) -> Schedule:
 
 def _rank(fault: str, chance: random.Random, processes: int) -> int:
     # The first host of a lab has the supervisor, and rank 0 at the start: it is never cut off.
-    return chance.randrange(fault == "host-cut-off", processes)
+    first = 1 if fault == "host-cut-off" else 0
+    return chance.randrange(first, processes)
