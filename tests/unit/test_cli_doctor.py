@@ -63,7 +63,7 @@ def test_a_source_without_hosts_is_refused(asked: list[Settings], capsys: pytest
     with pytest.raises(SystemExit) as caught:
         cli.main(["doctor", "--discover", "file hosts"])
     assert (caught.value.code, asked) == (2, [])
-    assert "hosts: can't be read" in capsys.readouterr().err
+    assert "hosts: cannot be read" in capsys.readouterr().err
 
 
 def test_hosts_of_a_file(asked: list[Settings]) -> None:
